@@ -1,0 +1,49 @@
+# Every target makes its own environment: a fresh clone needs Python 3.11+ and a C compiler.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench generate verify lint format clean
+
+help: ## Show this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing Ballast and what it needs into $(VENV) (a few minutes the first time) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.ready ## Replay real online traffic with and without an offline job; ARGS='--help' lists options
+	@$(BIN)/ballast demo $(ARGS)
+
+test: $(VENV)/.ready ## Run every test that needs nothing but Python and a C compiler; ARGS='-k queue'
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.ready lint verify ## Lint, types, import directions, generated files, quick tests
+	@$(BIN)/python -m pytest -m 'not slow' $(ARGS)
+	@$(BIN)/python benchmarks/size.py
+
+lint: $(VENV)/.ready
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+
+format: $(VENV)/.ready ## Format and mend what can be mended
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+generate: $(VENV)/.ready ## Write the reference documentation from the code
+	@$(BIN)/python docs/generate.py
+
+verify: $(VENV)/.ready ## Fail where a generated file is not what the code says
+	@$(BIN)/python docs/generate.py --check
+
+bench: $(VENV)/.ready ## Run every benchmark and print both sides of each
+	@$(BIN)/python benchmarks/all.py $(ARGS)
+
+clean: ## Remove the environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,58 @@
+"""One step's work as flat arrays: the only thing that the executor sees of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ballast_engine.request import SamplingParams
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """A request of the batch whose next token is drawn from this step's logits."""
+
+    sampling: SamplingParams
+    position: int
+    """Index of the token to draw, counted from the start of the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A flat mixed batch: decode tokens and prefill chunks together, requests one behind the other.
+
+    n tokens in all, r requests, s of them sample. Requests are ordered so that decodes (one token) come first:
+    the first `num_decodes` requests have exactly one token each.
+    """
+
+    token_ids: Ints
+    """[n] input token ids."""
+    positions: Ints
+    """[n] position of each token in its request, from 0."""
+    slot_mapping: Ints
+    """[n] where each token's K and V are written: block id * block size + offset in the block."""
+    query_start: Ints
+    """[r + 1] first row of each request in the flat arrays."""
+    context_lens: Ints
+    """[r] tokens that each request attends to at the end of its rows: computed before plus computed now."""
+    block_table: Ints
+    """[r, widest] block ids of each request, padded with 0."""
+    sample_rows: Ints
+    """[s] rows of the flat arrays whose logits are sampled."""
+    samples: tuple[SampleRow, ...]
+    """[s] how each of them is sampled."""
+    num_decodes: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed in this step."""
+        return len(self.token_ids)
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that take part in this step."""
+        return len(self.context_lens)

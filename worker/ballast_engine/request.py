@@ -1,0 +1,82 @@
+"""What an engine is asked for, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import inf
+
+from ballast_policy.request import RequestClass
+
+
+class FinishReason(StrEnum):
+    """Why a request ended. The first two are OpenAI's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORTED = "aborted"
+    GIVEN_BACK = "given_back"
+    """Released by the worker (drain) with what it had generated; it goes on elsewhere."""
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen, as OpenAI and vLLM define it. `temperature` 0 is greedy; `seed` is always set."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 considers every token."""
+    min_p: float = 0.0
+    seed: int = 0
+    """A draw depends on (seed, position of the token) and on nothing else."""
+    max_tokens: int = 16
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop: bool = False
+    """Keep the stop string in the text."""
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One generation, in tokens. Seconds are on the engine's monotonic clock."""
+
+    request_id: str
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    request_class: RequestClass
+    tenant: str = "default"
+    priority: int = 0
+    arrival: float | None = None
+    """None: when the engine takes it in."""
+    ttft_seconds: float | None = None
+    """SLO of this request; None: the engine's configuration for its class."""
+    tpot_seconds: float | None = None
+    laxity: float = inf
+    prefix_group: int = 0
+    cache_salt: str = ""
+    """Requests with different salts never share prefix-cache blocks."""
+    generated: tuple[int, ...] = ()
+    """Tokens that an earlier attempt generated; generation goes on behind them (they count towards `max_tokens`)."""
+    stream: bool = True
+    """False: text is produced once, at the end."""
+
+
+@dataclass(slots=True)
+class Output:
+    """What one step produced for one request. `text` is the delta since the last output, never half a character."""
+
+    request_id: str
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    error: str = ""
+    """With FAILED: a sentence for the user."""
+    num_prompt: int = 0
+    num_output: int = 0
+    num_cached: int = 0
+    """Prompt tokens that came from the prefix cache (set once, on the first output)."""
+    generated: tuple[int, ...] = ()
+    """With GIVEN_BACK: everything generated so far, for the next attempt."""

@@ -1,0 +1,53 @@
+"""The decision for one step, as a value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ballast_policy.request import Request
+
+
+class Reason(StrEnum):
+    """Why a request was treated as it was in one step; the metric label and the answer of `ballast explain`."""
+
+    ONLINE_FIRST = "online_first"
+    OFFLINE_RESERVATION = "offline_reservation"
+    LENT = "lent"
+    """Took capacity that another class reserves and does not use."""
+    NO_SLOT = "no_slot"
+    NO_KV = "no_kv"
+    STEP_BUDGET = "step_budget"
+    CHUNK_SPENT = "chunk_spent"
+    SLOT_RECLAIMED = "slot_reclaimed"
+    KV_RECLAIMED = "kv_reclaimed"
+    PRIORITY = "priority"
+    TENANT_CAP = "tenant_cap"
+
+
+@dataclass(frozen=True, slots=True)
+class Because:
+    """One request and the reason for what the plan does with it."""
+
+    request: Request
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the engine does next, in this order: preempt, park, resume, admit, then compute `grants`.
+
+    Every request in `admit` or `resume`, and every resident that takes part, stands in `grants` exactly once with the
+    tokens it may compute (at least one). The KV blocks that `grants` need are free once `preempt` is carried out.
+    """
+
+    grants: tuple[tuple[Request, int], ...] = ()
+    admit: tuple[Request, ...] = ()
+    park: tuple[Request, ...] = ()
+    resume: tuple[Request, ...] = ()
+    preempt: tuple[Request, ...] = ()
+    because: tuple[Because, ...] = ()
+    predicted_seconds: float = 0.0
+    """What the cost model expects the step to take."""
+    budget_seconds: float = float("inf")
+    """What the step was allowed to take; inf while no online request is resident or waiting."""

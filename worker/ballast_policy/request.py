@@ -1,0 +1,82 @@
+"""What the policy knows of one request.
+
+The engine owns these records and updates them in place between two steps; `plan` only reads them. Nothing is copied
+into the snapshot, so its cost does not grow with what a request has already produced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from math import inf
+
+
+class RequestClass(StrEnum):
+    """Who waits for the answer: a person (online) or a job (offline)."""
+
+    ONLINE = "online"
+    OFFLINE = "offline"
+
+
+class Phase(IntEnum):
+    """Where a request stands. WAITING holds no KV; RUNNING holds KV and a slot; PARKED holds KV and no slot."""
+
+    WAITING = 0
+    RUNNING = 1
+    PARKED = 2
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request as the policy sees it. Times are seconds on the engine's monotonic clock, sizes are tokens or blocks.
+
+    `num_tokens - num_computed` is what a step may compute of it: 1 is a decode, more is prefill (a preempted request
+    prefills its prompt and what it had generated).
+    """
+
+    seq: int
+    """Submission order, unique in an engine; the last tie-break."""
+    request_class: RequestClass
+    arrival: float
+    num_prompt: int
+    max_output: int
+    """Tokens it may generate in all."""
+    tenant: str = "default"
+    priority: int = 0
+    """Band within the class: higher is more important, negative is sheddable."""
+    ttft: float = inf
+    """SLO: seconds from arrival to the first token."""
+    tpot: float = inf
+    """SLO: seconds for each token after the first."""
+    laxity: float = inf
+    """Seconds a job can still lose before its deadline is at risk, as of the claim."""
+    prefix_group: int = 0
+    """Requests with the same value share a prompt prefix; 0 is no group."""
+
+    phase: Phase = Phase.WAITING
+    num_tokens: int = 0
+    """Prompt and generated tokens known so far."""
+    num_computed: int = 0
+    """Tokens whose KV lies in this request's blocks."""
+    num_output: int = 0
+    num_blocks: int = 0
+    num_private_blocks: int = 0
+    """Blocks that nobody else uses: what preempting it would free."""
+    num_cached: int = 0
+    """Waiting: tokens the prefix cache would give on admission (whole blocks, fewer than `num_tokens`)."""
+    num_cached_idle: int = 0
+    """Waiting: how many of those cached blocks count as free now, and would not any more."""
+    steps_waited: int = 0
+    """Steps since it last held a slot while runnable; what fairness and `because` quote."""
+
+    @property
+    def remaining(self) -> int:
+        """Tokens of it still to compute."""
+        return self.num_tokens - self.num_computed
+
+    @property
+    def next_deadline(self) -> float:
+        """When its next token is due: `arrival + ttft + num_output * tpot` (inf without an SLO)."""
+        if self.num_output == 0:
+            return self.arrival + self.ttft
+        return self.arrival + self.ttft + self.num_output * self.tpot

@@ -1,0 +1,174 @@
+"""Jobs, items, claims and results: the values that travel between submitters, Redis and workers.
+
+Payloads in Redis are JSON of these models with a `version`. Times are Unix seconds by the Redis server's clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class JobState(StrEnum):
+    """Where a job stands: OpenAI's batch states, and `paused`. Each member says who moves it on."""
+
+    VALIDATING = "validating"
+    """Lines are still being taken in; intake moves it on at the job's end mark."""
+    IN_PROGRESS = "in_progress"
+    """Items wait or are leased; the last finish moves it on, or pause, cancel, the deadline."""
+    PAUSED = "paused"
+    """Nothing is claimed; leased items finish; `resume` moves it on."""
+    FINALIZING = "finalizing"
+    """All items are over and the summary is being written; never longer than one call."""
+    COMPLETED = "completed"
+    FAILED = "failed"
+    """No line of it could be taken."""
+    EXPIRED = "expired"
+    """The deadline passed; what was done is kept."""
+    CANCELLING = "cancelling"
+    """Nothing new is claimed; leased items are being let go by their workers."""
+    CANCELLED = "cancelled"
+
+    @property
+    def is_over(self) -> bool:
+        """True in the four states that nothing leaves (but `redrive`, from completed)."""
+        return self in {JobState.COMPLETED, JobState.FAILED, JobState.EXPIRED, JobState.CANCELLED}
+
+
+class ItemState(StrEnum):
+    """Where an item stands."""
+
+    WAITING = "waiting"
+    LEASED = "leased"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+
+class _Wire(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    version: int = 1
+
+
+class RequestCounts(_Wire):
+    """Items of a job by state; the sum of all but `total` is `total`."""
+
+    total: int = 0
+    waiting: int = 0
+    leased: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    expired: int = 0
+
+    @property
+    def done(self) -> int:
+        """Items that have their result."""
+        return self.succeeded + self.failed + self.cancelled + self.expired
+
+
+class Job(_Wire):
+    """A job as `ballast job` shows it."""
+
+    id: str
+    tenant: str
+    priority: int = 0
+    state: JobState
+    created: float
+    deadline: float | None = None
+    finished: float | None = None
+    counts: RequestCounts = RequestCounts()
+    tokens_in: int = 0
+    tokens_out: int = 0
+    reason: str = ""
+    """Why it failed, expired or is at risk: a sentence."""
+
+
+class Prefix(_Wire):
+    """What an attempt generated before its item was given back."""
+
+    token_ids: tuple[int, ...] = ()
+    seed: int = 0
+    model_revision: str = ""
+    """A worker whose revision differs discards the prefix."""
+
+
+class Claimed(_Wire):
+    """One item under lease."""
+
+    job_id: str
+    index: int
+    """Position of the item in its job, from 0; with `job_id` its identity."""
+    custom_id: str
+    method: str = "POST"
+    url: str
+    body: dict[str, Any]
+    tenant: str
+    priority: int = 0
+    attempt: int = Field(default=1, ge=1)
+    token: int
+    """Fencing token: larger than that of every earlier lease of this item."""
+    expires: float
+    seed: int
+    """Drawn at submission, so that every attempt samples the same."""
+    prefix: Prefix | None = None
+
+
+class Result(_Wire):
+    """The one visible outcome of an item, in the shape of OpenAI's batch output line."""
+
+    custom_id: str
+    status_code: int
+    """200 with `body`, else the HTTP status that an online client would have got."""
+    body: dict[str, Any] | None = None
+    error: dict[str, Any] | None = None
+    """`{"code": ..., "message": ...}`; None on success."""
+    tokens_in: int = 0
+    tokens_out: int = 0
+    worker: str = ""
+
+    def as_openai(self, job_id: str) -> dict[str, Any]:
+        """The line of OpenAI's batch output file."""
+        response = None
+        if self.error is None or self.body is not None:
+            response = {"status_code": self.status_code, "request_id": f"{job_id}:{self.custom_id}", "body": self.body}
+        return {
+            "id": f"batch_req_{job_id}_{self.custom_id}",
+            "custom_id": self.custom_id,
+            "response": response,
+            "error": self.error,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class JobHead:
+    """What the claim's decision needs of one job that has claimable items."""
+
+    job_id: str
+    tenant: str
+    priority: int
+    created: float
+    deadline: float | None
+    waiting: int
+    """Items that could be claimed now."""
+    remaining: int
+    """Items without a result."""
+    leased: int
+    prefix_group: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """What `submit` did."""
+
+    job_id: str
+    accepted: int
+    rejected: int
+    """Lines that became an error result at once."""
+    is_new: bool
+    """False: the idempotency key was known and nothing was added."""
