@@ -1,0 +1,76 @@
+"""What each token of a vocabulary contributes to the text, in bytes."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import tokenizers
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """The characters by which byte-level BPE writes the 256 bytes."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+class Pieces:
+    """Bytes by token id. Special tokens and ids that the tokenizer does not know contribute nothing.
+
+    Two kinds of vocabulary are read: byte-level BPE, and SentencePiece (blanks as U+2581, bytes as `<0xNN>`), in which
+    the first token of a text loses its leading blank. Any other decoder is asked for each token by itself.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        self._backend = backend
+        decoder = _decoder_of(backend)
+        kinds = {part.get("type") for part in decoder}
+        self._alphabet = _byte_level_alphabet() if "ByteLevel" in kinds else None
+        self._is_sentencepiece = self._alphabet is None and bool(kinds & {"ByteFallback", "Metaspace"})
+        self.strips_first_blank = self._is_sentencepiece and any(
+            (part["type"] == "Strip" and part.get("start")) or _strips_metaspace(part) for part in decoder
+        )
+        self._special = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
+        self._known: dict[int, bytes] = {}
+
+    def __getitem__(self, token_id: int) -> bytes:
+        """The token's bytes inside a text."""
+        piece = self._known.get(token_id)
+        if piece is None:
+            piece = self._known[token_id] = self._make(token_id)
+        return piece
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token stands for no text."""
+        return token_id in self._special
+
+    def _make(self, token_id: int) -> bytes:
+        token = self._backend.id_to_token(token_id)
+        if token is None or token_id in self._special:
+            return b""
+        if self._alphabet is not None:
+            found = [self._alphabet.get(character) for character in token]
+            known = bytes(byte for byte in found if byte is not None)
+            return known if len(known) == len(found) else token.encode()
+        if self._is_sentencepiece:
+            if match := _BYTE_TOKEN.fullmatch(token):
+                return bytes([int(match[1], 16)])
+            return token.replace("\u2581", " ").encode()
+        return self._backend.decode([token_id]).encode()
+
+
+def _decoder_of(backend: tokenizers.Tokenizer) -> list[dict[str, Any]]:
+    """The decoder's parts, from the tokenizer's own description without its vocabulary."""
+    if backend.decoder is None:
+        return []
+    found: dict[str, Any] = json.loads(backend.decoder.__getstate__())
+    parts: list[dict[str, Any]] = found["decoders"] if found["type"] == "Sequence" else [found]
+    return parts
+
+
+def _strips_metaspace(part: dict[str, Any]) -> bool:
+    return bool(part["type"] == "Metaspace" and part.get("prepend_scheme", "always") != "never")

@@ -1,0 +1,158 @@
+"""Text to tokens and back, from the files of a Hugging Face checkpoint directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers.processors import TemplateProcessing
+
+from ballast_engine.chat import ChatTemplate
+from ballast_engine.errors import InvalidChat, InvalidCheckpoint
+from ballast_engine.pieces import Pieces
+
+SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+class Tokenizer:
+    """The tokenizer of one checkpoint; safe to call from several threads.
+
+    Token for token what `transformers.AutoTokenizer` gives for a checkpoint that has a `tokenizer.json`.
+    """
+
+    def __init__(self, directory: Path | str) -> None:
+        """Read `tokenizer.json` and, where they exist, the configuration files beside it.
+
+        Raises:
+            InvalidCheckpoint: a file is missing or cannot be read.
+        """
+        self.directory = Path(directory)
+        self._config = {
+            **_read_json(self.directory / "special_tokens_map.json"),
+            **_read_json(self.directory / "tokenizer_config.json"),
+        }
+        self._backend = _load_backend(self.directory / "tokenizer.json")
+        self.special_tokens = {
+            name: text for name in SPECIAL_NAMES if (text := _special_text(self._config.get(name))) is not None
+        }
+        self._add_missing_special_tokens()
+        self._set_ends()
+
+    def _add_missing_special_tokens(self) -> None:
+        missing = [text for text in self.special_tokens.values() if self._backend.token_to_id(text) is None]
+        self._backend.add_special_tokens(list(dict.fromkeys(missing)))
+
+    def _set_ends(self) -> None:
+        """Put the begin and end tokens where `add_bos_token` and `add_eos_token` ask for them, as transformers does."""
+        is_said = "add_bos_token" in self._config or "add_eos_token" in self._config
+        if not is_said and self._backend.post_processor is not None:
+            return
+        bos, eos = self.special_tokens.get("bos_token"), self.special_tokens.get("eos_token")
+        ends = [bos if self._config.get("add_bos_token") else None, eos if self._config.get("add_eos_token") else None]
+        single = " ".join(part for part in (ends[0], "$A", ends[1]) if part)
+        used = [(text, self._backend.token_to_id(text)) for text in ends if text]
+        self._backend.post_processor = TemplateProcessing(single=single, special_tokens=used)
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that this tokenizer knows, added tokens included; the model's vocabulary may be padded beyond it."""
+        return self._backend.get_vocab_size()
+
+    def encode(self, text: str) -> list[int]:
+        """Turn a prompt into tokens, with the begin token where this tokenizer adds one."""
+        return self._backend.encode(text).ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Turn tokens into text at once, special tokens left out."""
+        return self._backend.decode(list(token_ids), skip_special_tokens=True)
+
+    def token_to_id(self, token: str) -> int | None:
+        """Find the id of a token by its text; None where there is none."""
+        return self._backend.token_to_id(token)
+
+    @cached_property
+    def pieces(self) -> Pieces:
+        """What each token contributes to the text, for streaming."""
+        return Pieces(self._backend)
+
+    @cached_property
+    def eos_ids(self) -> frozenset[int]:
+        """Tokens that end an answer: those of `generation_config.json`, `config.json` and the tokenizer together."""
+        ids: set[int] = set()
+        for name in ("generation_config.json", "config.json"):
+            found = _read_json(self.directory / name).get("eos_token_id")
+            ids.update(found if isinstance(found, list) else [] if found is None else [found])
+        if text := self.special_tokens.get("eos_token"):
+            eos = self._backend.token_to_id(text)
+            ids.update([] if eos is None else [eos])
+        return frozenset(ids)
+
+    @cached_property
+    def _template(self) -> ChatTemplate | None:
+        """The template file beats the configuration's, which may be one text or a list with names."""
+        file = self.directory / "chat_template.jinja"
+        if file.is_file():
+            return ChatTemplate(file.read_text(encoding="utf-8"), str(file), self.special_tokens)
+        found = self._config.get("chat_template")
+        if isinstance(found, list):
+            found = next((entry["template"] for entry in found if entry.get("name") == "default"), None)
+        if not isinstance(found, str):
+            return None
+        return ChatTemplate(found, str(self.directory / "tokenizer_config.json"), self.special_tokens)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `apply_chat_template` can work at all."""
+        return self._template is not None
+
+    def apply_chat_template(self, messages: Iterable[Mapping[str, Any]], **options: object) -> list[int]:
+        """Turn messages into the tokens of a prompt that asks for the assistant's next one.
+
+        Raises:
+            InvalidChat: the checkpoint has no template, or the template refuses these messages.
+        """
+        if self._template is None:
+            raise InvalidChat(
+                f"The model in {self.directory} has no chat template (neither chat_template.jinja nor chat_template in "
+                "tokenizer_config.json): use /v1/completions, or add the template that the model was trained with."
+            )
+        text = self._template.render(messages, options)
+        return self._backend.encode(text, add_special_tokens=False).ids
+
+
+def _load_backend(file: Path) -> tokenizers.Tokenizer:
+    if not file.is_file():
+        raise InvalidCheckpoint(
+            f"Found no {file.name} in {file.parent}: a checkpoint directory needs config.json, *.safetensors and "
+            "tokenizer.json; save the tokenizer with `AutoTokenizer.from_pretrained(...).save_pretrained(...)`."
+        )
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:
+        raise InvalidCheckpoint(f"{file} is not a tokenizer of the `tokenizers` library: {error}") from error
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    """Read a JSON object; a file that does not exist is an empty one."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise InvalidCheckpoint(f"{file} cannot be read: {error}; copy the checkpoint again.") from error
+    if not isinstance(found, dict):
+        raise InvalidCheckpoint(f"{file} holds {type(found).__name__}, wanted an object; copy the checkpoint again.")
+    return found
+
+
+def _special_text(value: object) -> str | None:
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
