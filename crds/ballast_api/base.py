@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic.alias_generators import to_camel
 
 
@@ -17,3 +20,15 @@ class ApiModel(BaseModel):
         frozen=True,
         use_attribute_docstrings=True,
     )
+
+    later: ClassVar[Mapping[str, str]] = {}
+    """Fields that the design names and this version cannot serve, each with what to do without it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_later(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            found = [name for name in cls.later if name in data or to_camel(name) in data]
+            if found:
+                raise ValueError("; ".join(f"{to_camel(name)}: {cls.later[name]}" for name in found))
+        return data

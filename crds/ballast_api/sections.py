@@ -6,7 +6,8 @@ says so by name when they change.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -35,6 +36,15 @@ class Model(ApiModel):
 
 class Engine(ApiModel):
     """How the engine computes."""
+
+    later: ClassVar[Mapping[str, str]] = {
+        "backend": "this version has one engine, its own; vLLM as a backend comes later. Remove the field",
+        "quantization": "quantized weights are not supported yet. Remove the field, or lower model.dtype",
+        "kv_dtype": "quantized KV is not supported yet. Remove the field",
+        "speculative": "speculative decoding is not supported yet. Remove the field",
+        "tensor_parallel": "the engine serves one device per worker; several GPUs need the vLLM backend, which comes "
+        "later. Remove the field and take a model that fits one device",
+    }
 
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """`auto` takes the first GPU, else the CPU."""

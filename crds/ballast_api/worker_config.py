@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
 import yaml
 from pydantic import Field, ValidationError
@@ -44,6 +45,10 @@ Slots = Annotated[int, Field(ge=1, le=4096)]
 
 class WorkerConfig(ApiModel):
     """Everything a worker is told. Sections `slo`, `offline`, `limits` and `cost` are hot (but for `offline.queue`)."""
+
+    later: ClassVar[Mapping[str, str]] = {
+        "ray": "serving under Ray Serve comes later; this version runs under its own server. Remove the section"
+    }
 
     model: Model
     engine: Engine = Engine()

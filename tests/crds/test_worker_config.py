@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ballast_api.errors import InvalidConfig
+from ballast_api.worker_config import WorkerConfig
+from hypothesis import given
+from hypothesis import strategies as st
+
+MINIMAL = "model:\n  uri: /models/tiny\n"
+
+
+def test_a_model_is_all_that_a_configuration_needs() -> None:
+    config = WorkerConfig.parse(MINIMAL, "here")
+
+    assert config.model.uri == "/models/tiny"
+    assert config.queue_name == "local/ballast"
+    assert config.offline.reserved_percent == 10
+
+
+@given(
+    slots=st.none() | st.integers(1, 4096),
+    reserved=st.floats(0, 50),
+    ttft=st.floats(1, 10_000),
+    tenants=st.lists(st.from_regex(r"\A[a-z]{1,8}\Z"), unique=True, max_size=4),
+)
+def test_a_dumped_configuration_reads_back_equal(
+    slots: int | None, reserved: float, ttft: float, tenants: list[str]
+) -> None:
+    config = WorkerConfig.model_validate(
+        {
+            "model": {"uri": "/models/tiny"},
+            "slots": slots,
+            "slo": {"ttftMilliseconds": ttft},
+            "offline": {"reservedPercent": reserved, "tenants": [{"name": name} for name in tenants]},
+        }
+    )
+
+    assert WorkerConfig.parse(config.dump(), "dump") == config
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        pytest.param("", "found NoneType, wanted a mapping", id="empty"),
+        pytest.param("model: [", "while parsing", id="not YAML"),
+        pytest.param("slots: 4", "model: Field required", id="no model"),
+        pytest.param(MINIMAL + "slots: many", "slots: Input should be a valid integer", id="wrong type"),
+        pytest.param(MINIMAL + "slot: 4", "slot: Extra inputs are not permitted (found 4)", id="unknown field"),
+        pytest.param(MINIMAL + "offline: {reservedPercent: 120}", "less than or equal to 100", id="over 100 %"),
+        pytest.param(
+            MINIMAL + "offline: {reservedPercent: 50, maxPercent: 20}",
+            "offline.reservedPercent (50) is above offline.maxPercent (20): lower",
+            id="reservation above the maximum",
+        ),
+        pytest.param(
+            MINIMAL + "offline: {tenants: [{name: a}, {name: a}]}", "names a more than once", id="tenant twice"
+        ),
+        pytest.param(MINIMAL + "engine: {backend: vllm}", "vLLM as a backend comes later", id="vllm"),
+        pytest.param(MINIMAL + "engine: {quantization: int8}", "quantized weights are not supported yet", id="int8"),
+        pytest.param(MINIMAL + "engine: {kvDtype: int8}", "quantized KV is not supported yet", id="int8 KV"),
+        pytest.param(MINIMAL + "engine: {speculative: {}}", "speculative decoding is not supported", id="speculation"),
+        pytest.param(MINIMAL + "engine: {tensorParallel: 2}", "one device per worker", id="several GPUs"),
+        pytest.param(MINIMAL + "engine: {device: tpu}", "engine.device", id="device"),
+        pytest.param(MINIMAL + "ray: {}", "under Ray Serve comes later", id="ray"),
+        pytest.param(MINIMAL + "runtime: {port: 99999}", "runtime.port", id="port"),
+    ],
+)
+def test_a_wrong_configuration_says_what_is_wrong(text: str, said: str) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        WorkerConfig.parse(text, "here.yaml")
+
+    assert said in str(caught.value)
+    assert "here.yaml" in str(caught.value)
+
+
+def test_all_wrong_fields_are_named_at_once() -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        WorkerConfig.parse(MINIMAL + "slots: 0\nslo: {ttftMilliseconds: -1}", "here")
+
+    assert len(caught.value.problems) == 2
+
+
+def test_a_missing_file_is_an_invalid_configuration(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="No such file"):
+        WorkerConfig.load(tmp_path / "none.yaml")

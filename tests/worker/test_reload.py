@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ballast_api.worker_config import WorkerConfig
+from ballast_worker.reload import Loaded, Watcher, content_hash
+
+START = "model: {uri: /models/tiny}\nslots: 8\noffline: {reservedPercent: 10}\nruntime: {generation: 1}\n"
+
+
+class Taken:
+    """What a watcher handed over."""
+
+    def __init__(self) -> None:
+        self.all: list[Loaded] = []
+        self.keys = 0
+
+    def take(self, loaded: Loaded) -> None:
+        self.all.append(loaded)
+
+    def keys_changed(self) -> None:
+        self.keys += 1
+
+
+def make_watcher(path: Path, taken: Taken, also: Path | None = None) -> Watcher:
+    path.write_text(START)
+    loaded = Loaded(WorkerConfig.load(path), content_hash(START))
+    return Watcher(path, loaded, taken.take, also=also, also_changed=taken.keys_changed)
+
+
+def rewrite(path: Path, text: str) -> None:
+    """Replace the file by a rename, as an editor or the kubelet does: the inode changes even within one clock tick."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    os.replace(new, path)
+
+
+def test_an_untouched_file_changes_nothing(tmp_path: Path) -> None:
+    taken = Taken()
+    watcher = make_watcher(tmp_path / "c.yaml", taken)
+
+    assert not watcher.check()
+    assert not watcher.check()
+    assert taken.all == []
+
+
+def test_a_hot_field_is_taken_up_with_generation_and_hash(tmp_path: Path) -> None:
+    taken = Taken()
+    watcher = make_watcher(tmp_path / "c.yaml", taken)
+    text = START.replace("reservedPercent: 10", "reservedPercent: 25").replace("generation: 1", "generation: 2")
+
+    rewrite(tmp_path / "c.yaml", text)
+
+    assert watcher.check()
+    [loaded] = taken.all
+    assert loaded.config.offline.reserved_percent == 25
+    assert loaded.config.runtime.generation == 2
+    assert loaded.content_hash == content_hash(text)
+    assert loaded.restart_required == ()
+
+
+def test_a_cold_field_is_named_and_stays_as_it_was_while_hot_ones_are_taken(tmp_path: Path) -> None:
+    taken = Taken()
+    watcher = make_watcher(tmp_path / "c.yaml", taken)
+    text = (
+        START.replace("slots: 8", "slots: 16").replace("generation: 1", "generation: 2")
+        + "slo: {ttftMilliseconds: 50}\nengine: {blockTokens: 32, prefillChunkTokens: 64}\n"
+    ).replace("offline: {", "offline: {queue: other, ")
+
+    rewrite(tmp_path / "c.yaml", text)
+    watcher.check()
+
+    [loaded] = taken.all
+    assert loaded.restart_required == ("engine.blockTokens", "slots", "offline.queue")
+    assert loaded.config.slots == 8
+    assert loaded.config.offline.queue is None
+    assert loaded.config.slo.ttft_milliseconds == 50
+    assert loaded.config.engine.prefill_chunk_tokens == 64
+    assert loaded.config.engine.block_tokens == 16
+    assert loaded.config.runtime.generation == 1, "the new generation is not in force in full"
+    assert loaded.content_hash == content_hash(START)
+
+
+def test_a_cold_field_put_back_requires_no_restart_any_more(tmp_path: Path) -> None:
+    taken = Taken()
+    watcher = make_watcher(tmp_path / "c.yaml", taken)
+
+    rewrite(tmp_path / "c.yaml", START.replace("slots: 8", "slots: 16"))
+    watcher.check()
+    rewrite(tmp_path / "c.yaml", START)
+    watcher.check()
+
+    assert [bool(loaded.restart_required) for loaded in taken.all] == [True, False]
+    assert watcher.loaded.content_hash == content_hash(START)
+
+
+def test_an_invalid_file_leaves_the_old_configuration_and_is_told_until_mended(tmp_path: Path) -> None:
+    taken = Taken()
+    watcher = make_watcher(tmp_path / "c.yaml", taken)
+
+    rewrite(tmp_path / "c.yaml", START.replace("slots: 8", "slots: eight"))
+    assert not watcher.check()
+    assert watcher.is_invalid
+    assert watcher.loaded.config.slots == 8
+    rewrite(tmp_path / "c.yaml", START)
+    watcher.check()
+
+    assert not watcher.is_invalid
+
+
+def test_a_file_that_is_gone_for_a_moment_is_waited_for(tmp_path: Path) -> None:
+    taken = Taken()
+    watcher = make_watcher(tmp_path / "c.yaml", taken)
+
+    (tmp_path / "c.yaml").unlink()
+    assert not watcher.check()
+    assert not watcher.is_invalid
+    rewrite(tmp_path / "c.yaml", START.replace("reservedPercent: 10", "reservedPercent: 30"))
+
+    assert watcher.check()
+    assert watcher.loaded.config.offline.reserved_percent == 30
+
+
+def test_a_config_map_is_followed_through_its_symlinks(tmp_path: Path) -> None:
+    def publish(version: str, text: str) -> None:
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "config.yaml").write_text(text)
+        (tmp_path / "tmp").symlink_to(version)
+        os.replace(tmp_path / "tmp", tmp_path / "..data")
+
+    publish("v1", START)
+    path = tmp_path / "config.yaml"
+    path.symlink_to("..data/config.yaml")
+    taken = Taken()
+    watcher = Watcher(path, Loaded(WorkerConfig.load(path), content_hash(START)), taken.take)
+
+    publish("v2", START.replace("reservedPercent: 10", "reservedPercent: 40"))
+
+    assert watcher.check()
+    assert taken.all[0].config.offline.reserved_percent == 40
+
+
+def test_rotated_api_keys_are_noticed(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("a: team-a")
+    taken = Taken()
+    watcher = make_watcher(tmp_path / "c.yaml", taken, also=keys)
+
+    watcher.check()
+    rewrite(keys, "b: team-a")
+    watcher.check()
+
+    assert taken.keys == 1

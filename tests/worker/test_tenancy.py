@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ballast_api.sections import Tenant
+from ballast_policy.request import RequestClass
+from ballast_worker.errors import NotServed, Refused
+from ballast_worker.tenancy import ApiKeys, Tenancy
+
+OPEN = Tenancy((), None)
+
+
+def make_keys(tmp_path: Path, text: str) -> ApiKeys:
+    path = tmp_path / "keys.yaml"
+    path.write_text(text)
+    return ApiKeys.load(path)
+
+
+def test_without_headers_a_request_is_online_at_priority_0_of_the_default_tenant() -> None:
+    caller = OPEN.caller({}, None)
+
+    assert (caller.tenant, caller.request_class, caller.priority) == ("default", RequestClass.ONLINE, 0)
+    assert caller.ttft_seconds is None
+    assert caller.tpot_seconds is None
+
+
+def test_headers_name_tenant_class_and_slo() -> None:
+    headers = {
+        b"x-llm-d-inference-fairness-id": b"team-a",
+        b"x-ballast-class": b"Offline",
+        b"x-llm-d-slo-ttft-ms": b"250",
+        b"x-llm-d-slo-tpot-ms": b"12.5",
+    }
+
+    caller = OPEN.caller(headers, None)
+
+    assert caller.tenant == "team-a"
+    assert caller.request_class is RequestClass.OFFLINE
+    assert caller.ttft_seconds == 0.25
+    assert caller.tpot_seconds == 0.0125
+
+
+@pytest.mark.parametrize(
+    ("header", "body", "priority"),
+    [
+        pytest.param(None, None, 0, id="neither"),
+        pytest.param(None, -5, 5, id="the body's lower is our higher"),
+        pytest.param(None, 3, -3, id="the body's higher is sheddable"),
+        pytest.param(b"7", 3, 7, id="the header beats the body"),
+        pytest.param(b"-2", -9, -2, id="a negative header too"),
+        pytest.param(None, -(10**9), 1000, id="the body is clamped"),
+    ],
+)
+def test_priority_has_one_polarity_inside(header: bytes | None, body: int | None, priority: int) -> None:
+    headers = {} if header is None else {b"x-ballast-priority": header}
+
+    assert OPEN.caller(headers, body).priority == priority
+
+
+def test_a_tenants_priority_is_taken_down_to_its_band() -> None:
+    tenancy = Tenancy((Tenant(name="a", max_priority=2),), None)
+
+    caller = tenancy.caller({b"x-llm-d-inference-fairness-id": b"a", b"x-ballast-priority": b"50"}, None)
+
+    assert caller.priority == 2
+
+
+def test_an_api_key_beats_the_header(tmp_path: Path) -> None:
+    tenancy = Tenancy((), make_keys(tmp_path, "sk-1: team-a\n'22': team-b\n"))
+    headers = {b"authorization": b"Bearer 22", b"x-llm-d-inference-fairness-id": b"team-a"}
+
+    assert tenancy.caller(headers, None).tenant == "team-b"
+
+
+@pytest.mark.parametrize("authorization", [None, b"", b"Bearer ", b"Bearer wrong", b"Basic sk-1", b"sk-1"])
+def test_without_a_known_key_a_request_gets_401(tmp_path: Path, authorization: bytes | None) -> None:
+    tenancy = Tenancy((), make_keys(tmp_path, "sk-1: team-a"))
+    headers = {} if authorization is None else {b"authorization": authorization}
+
+    with pytest.raises(Refused) as caught:
+        tenancy.caller(headers, None)
+
+    assert (caught.value.status, caught.value.code) == (401, "invalid_api_key")
+    assert caught.value.headers == {"www-authenticate": "Bearer"}
+
+
+@pytest.mark.parametrize("name", [b"", b"stranger"])
+def test_where_tenants_are_declared_all_others_get_403(name: bytes) -> None:
+    tenancy = Tenancy((Tenant(name="a"),), None)
+
+    with pytest.raises(Refused) as caught:
+        tenancy.caller({b"x-llm-d-inference-fairness-id": name}, None)
+
+    assert (caught.value.status, caught.value.code) == (403, "unknown_tenant")
+
+
+@pytest.mark.parametrize(
+    ("header", "value", "code"),
+    [
+        (b"x-ballast-class", b"batch", "invalid_class"),
+        (b"x-ballast-priority", b"high", "invalid_priority"),
+        (b"x-ballast-priority", b"1001", "invalid_priority"),
+        (b"x-ballast-priority", b"1.5", "invalid_priority"),
+        (b"x-llm-d-slo-ttft-ms", b"soon", "invalid_slo"),
+        (b"x-llm-d-slo-ttft-ms", b"-1", "invalid_slo"),
+        (b"x-llm-d-slo-tpot-ms", b"nan", "invalid_slo"),
+        (b"x-llm-d-slo-tpot-ms", b"inf", "invalid_slo"),
+        (b"x-llm-d-inference-fairness-id", b"a b", "invalid_tenant"),
+        (b"x-llm-d-inference-fairness-id", b"\xff", "invalid_tenant"),
+        (b"x-llm-d-inference-fairness-id", b"a" * 254, "invalid_tenant"),
+    ],
+)
+def test_a_header_that_means_nothing_gets_400_and_says_what_was_wanted(header: bytes, value: bytes, code: str) -> None:
+    with pytest.raises(Refused) as caught:
+        OPEN.caller({header: value}, None)
+
+    assert (caught.value.status, caught.value.code) == (400, code)
+    assert header.decode() in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "holds no mapping"),
+        ("[a]", "holds no mapping"),
+        ("a: [secret-key", "cannot be read (ParserError)"),
+        ("1: team", "Entry 1"),
+        ("ok: team\nkey: 5", "Entry 2"),
+        ("key: 'a b'", "Entry 1"),
+    ],
+)
+def test_a_broken_keys_file_is_refused_without_showing_a_key(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(NotServed) as caught:
+        make_keys(tmp_path, text)
+
+    assert said in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_missing_keys_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotServed, match="No such file"):
+        ApiKeys.load(tmp_path / "none")

@@ -1,0 +1,208 @@
+"""Take up a changed configuration file: hot fields at once, the others named until the next start.
+
+A file that cannot be taken leaves the configuration in force as it was. Polls, because a mounted ConfigMap changes by
+swapping a symlink two directories up, of which inotify on the file sees nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from ballast_api.errors import InvalidConfig
+from ballast_api.worker_config import WorkerConfig
+from pydantic import BaseModel
+from pydantic.alias_generators import to_camel
+
+from ballast_worker.log import Log
+
+log = Log(__name__)
+
+HOT = frozenset(
+    {
+        "slo",
+        "offline",
+        "limits",
+        "cost",
+        "engine.prefill_chunk_tokens",
+        "runtime.generation",
+        "runtime.created",
+        "runtime.drain_seconds",
+    }
+)
+COLD = frozenset({"offline.queue"})
+"""Exceptions inside a hot section."""
+POLL_SECONDS = 1.0
+
+M = TypeVar("M", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A configuration in force."""
+
+    config: WorkerConfig
+    content_hash: str
+    """Of the file whose every field is in force; unchanged while a restart is required."""
+    restart_required: tuple[str, ...] = ()
+    """Fields of the file that differ from what is in force, as a user writes them."""
+
+
+def content_hash(text: str) -> str:
+    """Hash of a configuration file; the operator computes the same of what it rendered."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def take_up(current: Loaded, wanted: WorkerConfig, text_hash: str) -> Loaded:
+    """The configuration in force after `wanted` was read: its hot fields, and the current cold ones."""
+    cold: list[str] = []
+    config = _merge(current.config, wanted, "", cold)
+    if cold:
+        # Generation and hash say that the whole file is in force, which it is not before the restart.
+        runtime = config.runtime.model_copy(update={"generation": current.config.runtime.generation})
+        config = config.model_copy(update={"runtime": runtime})
+        return Loaded(config, current.content_hash, tuple(cold))
+    return Loaded(config, text_hash)
+
+
+def _merge(current: M, wanted: M, path: str, cold: list[str]) -> M:
+    """`current` with the hot fields of `wanted`; what stays behind is added to `cold`."""
+    update: dict[str, object] = {}
+    for name in type(current).model_fields:
+        here, there = getattr(current, name), getattr(wanted, name)
+        if here == there:
+            continue
+        full = f"{path}{name}"
+        if isinstance(here, BaseModel) and type(here) is type(there):
+            update[name] = _merge(here, there, f"{full}.", cold)
+        elif _is_hot(full):
+            update[name] = there
+        else:
+            cold.append(".".join(to_camel(part) for part in full.split(".")))
+    return current.model_copy(update=update)
+
+
+def _is_hot(full: str) -> bool:
+    return full not in COLD and (full in HOT or full.partition(".")[0] in HOT)
+
+
+class Watcher:
+    """Looks at one file (and files beside it, such as API keys) once a second, on a thread of its own.
+
+    `apply` is called on that thread with what is now in force; `Watcher` calls it one at a time.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        loaded: Loaded,
+        apply: Callable[[Loaded], None],
+        *,
+        also: Path | None = None,
+        also_changed: Callable[[], None] | None = None,
+    ) -> None:
+        self.loaded = loaded
+        self.is_invalid = False
+        """True while the file holds something that cannot be taken."""
+        self._path = path
+        self._apply = apply
+        self._also = also
+        self._also_changed = also_changed
+        self._seen: tuple[int, int, int] | None = None
+        self._also_seen = _stamp(also)
+        self._text_hash = loaded.content_hash
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ballast-reload", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop watching and wait for a turn in progress."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5)
+
+    def check(self) -> bool:
+        """Look once; True where something was taken up."""
+        self._check_also()
+        stamp = _stamp(self._path)
+        if stamp is None or stamp == self._seen:
+            return False  # a file that is gone for a moment is being replaced
+        try:
+            text = self._path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            self._text_hash = ""
+            self._refuse(str(error))
+            return False
+        self._seen = stamp
+        text_hash = content_hash(text)
+        if text_hash == self._text_hash:
+            return False
+        self._text_hash = text_hash
+        try:
+            wanted = WorkerConfig.parse(text, str(self._path))
+        except InvalidConfig as error:
+            self._refuse(str(error))
+            return False
+        self._take(wanted, text_hash)
+        return True
+
+    def _take(self, wanted: WorkerConfig, text_hash: str) -> None:
+        before = self.loaded.config
+        loaded = take_up(self.loaded, wanted, text_hash)
+        self._apply(loaded)
+        self.loaded = loaded
+        self.is_invalid = False
+        if loaded.restart_required:
+            log.warning("configuration needs a restart", fields=", ".join(loaded.restart_required))
+        log.info(
+            "configuration taken up",
+            generation=loaded.config.runtime.generation,
+            changed=", ".join(_changed(before, loaded.config)) or "nothing",
+        )
+
+    def _refuse(self, why: str) -> None:
+        if not self.is_invalid:
+            log.error("configuration not taken up, the old one stays in force", because=why)
+        self.is_invalid = True
+
+    def _check_also(self) -> None:
+        stamp = _stamp(self._also)
+        if stamp is not None and stamp != self._also_seen:
+            self._also_seen = stamp
+            if self._also_changed is not None:
+                self._also_changed()
+
+    def _run(self) -> None:
+        while not self._stop.wait(POLL_SECONDS):
+            try:
+                self.check()
+            except Exception:  # noqa: BLE001 - a defect in taking up must not end the watch
+                log.exception("configuration not taken up")
+
+
+def _changed(before: BaseModel, after: BaseModel, path: str = "") -> list[str]:
+    names: list[str] = []
+    for name in type(before).model_fields:
+        here, there = getattr(before, name), getattr(after, name)
+        if isinstance(here, BaseModel) and isinstance(there, BaseModel):
+            names += _changed(here, there, f"{path}{to_camel(name)}.")
+        elif here != there:
+            names.append(f"{path}{to_camel(name)}")
+    return names
+
+
+def _stamp(path: Path | None) -> tuple[int, int, int] | None:
+    if path is None:
+        return None
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino, status.st_size

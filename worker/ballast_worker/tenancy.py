@@ -1,0 +1,191 @@
+"""Who asks, how important it is, and what it is promised: API key, headers and body in one place.
+
+The API key beats the header; where tenants are declared, all others are refused; a tenant's priority is capped. The
+body's `priority` has vLLM's polarity (lower is more urgent) and is turned round here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from ballast_api.sections import Tenant
+from ballast_policy.request import RequestClass
+
+from ballast_worker.errors import NotServed, Refused
+
+TENANT_HEADER = b"x-llm-d-inference-fairness-id"
+PRIORITY_HEADER = b"x-ballast-priority"
+CLASS_HEADER = b"x-ballast-class"
+TTFT_HEADER = b"x-llm-d-slo-ttft-ms"
+TPOT_HEADER = b"x-llm-d-slo-tpot-ms"
+
+DEFAULT_TENANT = "default"
+LOWEST_PRIORITY, HIGHEST_PRIORITY = -1000, 1000
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,251}[A-Za-z0-9])?")
+
+Headers = Mapping[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """What the headers and the configuration say about a request."""
+
+    tenant: str
+    request_class: RequestClass
+    priority: int
+    ttft_seconds: float | None
+    tpot_seconds: float | None
+
+
+class ApiKeys:
+    """The keys file: YAML from API key to tenant. Keys are kept as hashes, so that none stands in a dump or a trace."""
+
+    def __init__(self, tenants: Mapping[bytes, str]) -> None:
+        self._tenants = dict(tenants)
+
+    @classmethod
+    def load(cls, path: Path) -> ApiKeys:
+        """Read the file.
+
+        Raises:
+            NotServed: says what is wrong with it.
+        """
+        try:
+            data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            # A YAML error quotes the line it fell over, which may be a key.
+            shown = error.strerror if isinstance(error, OSError) else type(error).__name__
+            raise NotServed(f"The API keys file {path} cannot be read ({shown}): write `key: tenant` lines") from error
+        if not isinstance(data, dict) or not data:
+            raise NotServed(f"The API keys file {path} holds no mapping: write one `key: tenant` line per key")
+        tenants: dict[bytes, str] = {}
+        for line, (key, tenant) in enumerate(data.items(), 1):
+            if not isinstance(key, str) or not isinstance(tenant, str) or not _NAME.fullmatch(tenant):
+                raise NotServed(
+                    f"Entry {line} of the API keys file {path} is not `key: tenant` with both as text "
+                    "(quote them) and a tenant of letters, digits and ._/-"
+                )
+            tenants[_digest(key)] = tenant
+        return cls(tenants)
+
+    def tenant_of(self, headers: Headers) -> str:
+        """The tenant of the request's `Authorization: Bearer` key; 401 where there is none."""
+        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() != b"bearer" or not key:
+            raise _unauthorized("This worker asks for an API key: send `Authorization: Bearer <key>`.")
+        tenant = self._tenants.get(hashlib.sha256(key.strip()).digest())
+        if tenant is None:
+            raise _unauthorized("The API key is not known to this worker: check it, or ask the operator for one.")
+        return tenant
+
+
+class Tenancy:
+    """Resolves callers under one configuration; replaced as a whole when the configuration changes."""
+
+    def __init__(self, tenants: Sequence[Tenant], keys: ApiKeys | None) -> None:
+        self._declared = {tenant.name: tenant for tenant in tenants}
+        self._keys = keys
+
+    def check_key(self, headers: Headers) -> None:
+        """Refuse a request without a known key, where keys are asked for."""
+        if self._keys is not None:
+            self._keys.tenant_of(headers)
+
+    def caller(self, headers: Headers, body_priority: int | None) -> Caller:
+        """Everything about the caller, or `Refused` with what was found and what was wanted."""
+        tenant = self._tenant(headers)
+        return Caller(
+            tenant=tenant,
+            request_class=_request_class(headers),
+            priority=self.capped(tenant, _priority(headers, body_priority)),
+            ttft_seconds=_milliseconds(headers, TTFT_HEADER),
+            tpot_seconds=_milliseconds(headers, TPOT_HEADER),
+        )
+
+    def capped(self, tenant: str, priority: int) -> int:
+        """The priority, taken down to the tenant's band where it is above."""
+        declared = self._declared.get(tenant)
+        return priority if declared is None else min(priority, declared.max_priority)
+
+    def _tenant(self, headers: Headers) -> str:
+        if self._keys is not None:
+            tenant = self._keys.tenant_of(headers)
+        else:
+            tenant = _text(headers, TENANT_HEADER) or DEFAULT_TENANT
+            if not _NAME.fullmatch(tenant):
+                raise Refused(
+                    400,
+                    f"Header {TENANT_HEADER.decode()} holds {tenant!r:.80}: a tenant's name has letters, digits "
+                    "and ._/- and at most 253 characters.",
+                    code="invalid_tenant",
+                )
+        if self._declared and tenant not in self._declared:
+            known = TENANT_HEADER.decode()
+            raise Refused(
+                403,
+                f"Tenant '{tenant}' is not declared in this deployment: name a declared one in the header {known}, "
+                "or add it under offline.tenants.",
+                code="unknown_tenant",
+                kind="permission_error",
+            )
+        return tenant
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()
+
+
+def _unauthorized(message: str) -> Refused:
+    return Refused(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+
+
+def _text(headers: Headers, name: bytes) -> str:
+    return headers.get(name, b"").decode("latin-1").strip()
+
+
+def _request_class(headers: Headers) -> RequestClass:
+    text = _text(headers, CLASS_HEADER).lower() or "online"
+    try:
+        return RequestClass(text)
+    except ValueError:
+        raise Refused(
+            400,
+            f"Header {CLASS_HEADER.decode()} is {text!r:.80}: send 'online' or 'offline'.",
+            code="invalid_class",
+        ) from None
+
+
+def _priority(headers: Headers, body_priority: int | None) -> int:
+    text = _text(headers, PRIORITY_HEADER)
+    if not text:
+        value = -(body_priority or 0)
+        return max(LOWEST_PRIORITY, min(HIGHEST_PRIORITY, value))
+    if re.fullmatch(r"[+-]?\d{1,4}", text) and LOWEST_PRIORITY <= int(text) <= HIGHEST_PRIORITY:
+        return int(text)
+    raise Refused(
+        400,
+        f"Header {PRIORITY_HEADER.decode()} is {text!r:.80}: send a whole number from {LOWEST_PRIORITY} to "
+        f"{HIGHEST_PRIORITY}; higher is more important, 0 is the default.",
+        code="invalid_priority",
+    )
+
+
+def _milliseconds(headers: Headers, name: bytes) -> float | None:
+    text = _text(headers, name)
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise Refused(
+            400, f"Header {name.decode()} is {text!r:.80}: send milliseconds, a number above 0.", code="invalid_slo"
+        )
+    return value / 1000

@@ -1,0 +1,159 @@
+"""One HTTP exchange on bare ASGI: body with a limit, JSON out, SSE out, and the client's going away.
+
+Bare because Starlette's responses start a task group for every stream, which costs more than a step's worth of tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import NoReturn
+from uuid import uuid4
+
+from starlette.types import Receive, Scope, Send
+
+from ballast_worker.errors import Refused
+
+JSON = (b"content-type", b"application/json")
+EVENT_STREAM = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would gather the tokens
+)
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+
+
+class ClientGone(Exception):
+    """The client closed the connection; nobody reads an answer."""
+
+
+class Call:
+    """One request and its response."""
+
+    __slots__ = ("_receive", "_send", "headers", "is_started", "method", "request_id")
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+        self.method: str = scope["method"]
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        found = self.headers.get(b"x-request-id", b"")
+        self.request_id = found if _REQUEST_ID.fullmatch(found) else uuid4().hex.encode()
+        self.is_started = False
+
+    async def body(self, limit: int) -> bytes:
+        """The whole body.
+
+        Raises:
+            Refused: 413 as soon as it is seen to be larger than `limit` bytes.
+            ClientGone: it never came in full.
+        """
+        length = self.headers.get(b"content-length", b"")
+        if length.isdigit() and int(length) > limit:
+            _too_large(limit, f"of {int(length)} bytes")
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            part: bytes = message.get("body", b"")
+            size += len(part)
+            if size > limit:
+                _too_large(limit, f"of more than {limit} bytes")
+            parts.append(part)
+            if not message.get("more_body", False):
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def json(self, limit: int) -> dict[str, object]:
+        """The body as a JSON object; see `body`."""
+        raw = await self.body(limit)
+        try:
+            text = raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise Refused(
+                400,
+                f"The body is not UTF-8: byte {error.start} is 0x{raw[error.start]:02x}. Send JSON encoded as UTF-8.",
+                code="invalid_utf8",
+            ) from None
+        try:
+            value = json.loads(text, parse_constant=_no_constant)
+        except RecursionError:
+            raise Refused(400, "The body is nested too deeply to read.", code="invalid_json") from None
+        except ValueError as error:
+            found = f"{text[:40]!r}" if text.strip() else "an empty body"
+            raise Refused(
+                400, f"The body is not JSON: {error}; found {found}. Send one JSON object.", code="invalid_json"
+            ) from None
+        if not isinstance(value, dict):
+            raise Refused(
+                400, f"The body is a JSON {type(value).__name__}, wanted an object: {{...}}.", code="invalid_json"
+            )
+        return value
+
+    async def gone(self) -> None:
+        """Return when the client has closed the connection; call it once the body is read."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def answer(self, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = (JSON,)) -> None:
+        """Send a whole response."""
+        length = (b"content-length", b"%d" % len(body))
+        await self._start(status, [*headers, length])
+        await self._send({"type": "http.response.body", "body": b"" if self.method == "HEAD" else body})
+
+    async def refuse(self, refused: Refused) -> None:
+        """Send an error in OpenAI's format."""
+        extra = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in refused.headers.items()]
+        await self.answer(refused.status, refused.as_openai(), [JSON, *extra])
+
+    async def start_events(self) -> None:
+        """Begin a stream of server-sent events."""
+        await self._start(200, list(EVENT_STREAM))
+
+    async def event(self, data: bytes, *, is_last: bool = False) -> None:
+        """Send bytes of the stream at once; they are whole events."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
+
+    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.is_started = True
+        headers.append((b"x-request-id", self.request_id))
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+def event(data: Mapping[str, object]) -> bytes:
+    """One server-sent event."""
+    return b"data: " + compact(data) + b"\n\n"
+
+
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+
+
+def compact(value: object) -> bytes:
+    """JSON without blanks."""
+    return _encode(value).encode()
+
+
+def _too_large(limit: int, found: str) -> NoReturn:
+    raise Refused(
+        413,
+        f"The body is {found}, this worker takes {limit} bytes (limits.maxBodyKibibytes): send less, "
+        "or submit the work as a job.",
+        code="request_too_large",
+        headers={"connection": "close"},  # the rest of the body is not read
+    )
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+async def cancelled(task: asyncio.Task[None]) -> None:
+    """End a task that only waits, and see it off."""
+    task.cancel()
+    try:
+        await task
+    except asyncio.CancelledError:
+        pass
