@@ -16,20 +16,21 @@ class JobState(StrEnum):
     """Where a job stands: OpenAI's batch states, and `paused`. Each member says who moves it on."""
 
     VALIDATING = "validating"
-    """Lines are still being taken in; intake moves it on at the job's end mark."""
+    """Lines are still being taken in, and those that are in may run already; the job's end mark moves it on."""
     IN_PROGRESS = "in_progress"
     """Items wait or are leased; the last finish moves it on, or pause, cancel, the deadline."""
     PAUSED = "paused"
     """Nothing is claimed; leased items finish; `resume` moves it on."""
     FINALIZING = "finalizing"
-    """All items are over and the summary is being written; never longer than one call."""
+    """The deadline passed: nothing new is claimed, and what is left gets its error result; `reap` moves it on."""
     COMPLETED = "completed"
     FAILED = "failed"
     """No line of it could be taken."""
     EXPIRED = "expired"
     """The deadline passed; what was done is kept."""
     CANCELLING = "cancelling"
-    """Nothing new is claimed; leased items are being let go by their workers."""
+    """Nothing new is claimed, what waits gets its error result, leased items finish or are let go at the next
+    heartbeat; the last of them moves it on."""
     CANCELLED = "cancelled"
 
     @property
@@ -98,6 +99,10 @@ class Prefix(_Wire):
     """A worker whose revision differs discards the prefix."""
 
 
+Lease = tuple[str, int, int]
+"""Names one claim of one item: job id, index, fencing token."""
+
+
 class Claimed(_Wire):
     """One item under lease."""
 
@@ -115,8 +120,13 @@ class Claimed(_Wire):
     """Fencing token: larger than that of every earlier lease of this item."""
     expires: float
     seed: int
-    """Drawn at submission, so that every attempt samples the same."""
+    """The body's own, or drawn from job and index, so that every attempt samples the same."""
     prefix: Prefix | None = None
+
+    @property
+    def lease(self) -> Lease:
+        """What a heartbeat names."""
+        return (self.job_id, self.index, self.token)
 
 
 class Result(_Wire):
@@ -145,6 +155,21 @@ class Result(_Wire):
         }
 
 
+class DeadLetter(_Wire):
+    """An item whose attempts are spent, or that no attempt can serve; `redrive` puts it back."""
+
+    job_id: str
+    index: int
+    custom_id: str
+    attempts: int
+    code: str
+    message: str
+    worker: str = ""
+    """Who held it last."""
+    at: float
+    """When it was given up."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobHead:
     """What the claim's decision needs of one job that has claimable items."""
@@ -171,4 +196,4 @@ class Submission:
     rejected: int
     """Lines that became an error result at once."""
     is_new: bool
-    """False: the idempotency key was known and nothing was added."""
+    """False: the idempotency key was known. Lines that were stored before are not stored again."""

@@ -1,8 +1,12 @@
-"""What a worker publishes about itself, with a time to live, for the operator, the CLI and routers."""
+"""What a worker publishes about itself, with a time to live, for the operator, the CLI and routers; and the figures
+of the queue.
+"""
 
 from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
+
+from ballast_queue.job import JobState, RequestCounts
 
 
 class ClassLoad(BaseModel):
@@ -52,3 +56,25 @@ class WorkerStatus(BaseModel):
     """Hash of the configuration file's content in force."""
     is_ready: bool = True
     is_draining: bool = False
+
+
+class QueueStats(BaseModel):
+    """The queue at one moment, over all jobs that it still keeps."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    version: int = 1
+    at: float
+    """The server's clock, Unix seconds."""
+    items: RequestCounts
+    inbox: int
+    """Entries that no worker has taken in yet; they count as depth."""
+    oldest_waiting_seconds: float
+    """Age of the oldest job with items that wait (or of the first inbox entry); 0 when nothing waits."""
+    dead_letters: int
+    jobs: dict[JobState, int]
+
+    @property
+    def depth(self) -> int:
+        """Items that wait for a worker, the inbox included."""
+        return self.items.waiting + self.inbox

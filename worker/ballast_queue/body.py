@@ -1,0 +1,292 @@
+"""Request bodies of `/v1/completions` and `/v1/chat/completions`, one source for HTTP and for jobs.
+
+A body is accepted whole or refused with the name of the field: unknown fields and values of the wrong type are errors,
+never ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from ballast_queue.errors import InvalidBody, Unsupported, describe
+from ballast_queue.refused import drop_neutral
+
+COMPLETIONS_URL = "/v1/completions"
+CHAT_URL = "/v1/chat/completions"
+_NOT_YET_URLS = {
+    "/v1/embeddings": "embeddings",
+    "/v1/responses": "the Responses API",
+    "/v1/moderations": "moderation",
+    "/v1/images/generations": "image generation",
+    "/v1/images/edits": "image editing",
+    "/v1/audio/transcriptions": "transcription",
+    "/v1/audio/speech": "speech",
+    "/v1/score": "scoring",
+    "/v1/rerank": "reranking",
+}
+MAX_STOPS = 16
+"""Stop strings in a request; OpenAI allows 4."""
+
+
+def _refuse(message: str, *, field: str | None = None) -> PydanticCustomError:
+    return PydanticCustomError("ballast", "{text}", {"text": message, "field": field})
+
+
+def _as_tuple(value: object) -> object:
+    # Strict mode takes no list for a tuple, and JSON has lists only.
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _check_unicode(text: str) -> str:
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise _refuse("found a lone surrogate, wanted text that can be written as UTF-8") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_check_unicode)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenIds = Annotated[tuple[TokenId, ...], BeforeValidator(_as_tuple), Field(max_length=64)]
+
+
+def _check_stop(value: object) -> object:
+    if value is None:
+        return ()
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise _refuse(f"found {describe(value)}, wanted a string or a list of strings")
+    if len(stops) > MAX_STOPS:
+        raise _refuse(f"found {len(stops)} stop strings, wanted at most {MAX_STOPS}")
+    if "" in stops:
+        raise _refuse("found an empty stop string, wanted at least one character")
+    return tuple(stops)
+
+
+def _check_prompt(value: object) -> object:
+    if isinstance(value, str):
+        return _check_unicode(value)
+    if not isinstance(value, list):
+        raise _refuse(f"found {describe(value)}, wanted a string or a list of token ids")
+    if not value:
+        raise _refuse("found an empty list, wanted a string or at least one token id")
+    if isinstance(value[0], str | list):
+        raise _refuse("found a list of prompts, wanted one prompt (text or token ids): send one request for each")
+    for token in value:
+        if type(token) is not int or not 0 <= token < 2**31:
+            raise _refuse(f"found {describe(token)} in the list, wanted token ids (integers from 0)")
+    return tuple(value)
+
+
+def _check_content(value: object) -> object:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise _refuse(f"found {describe(value)}, wanted a string or a list of text parts")
+    texts: list[str] = []
+    for part in value:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(part, dict) or not isinstance(kind, str):
+            raise _refuse(f"found {describe(part)}, wanted parts like {{'type': 'text', 'text': '...'}}")
+        if kind != "text":
+            raise _refuse(f"found a part of type {kind!r}, wanted text: other parts are not supported")
+        text = part.get("text")
+        if not isinstance(text, str) or len(part) != 2:
+            raise _refuse("found a text part with other fields, wanted {'type': 'text', 'text': '...'}")
+        texts.append(text)
+    return "".join(texts)
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class StreamOptions(_Strict):
+    """What a stream carries beside the text."""
+
+    include_usage: bool = False
+
+
+class Message(_Strict):
+    """One turn of a chat. Text parts arrive joined."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[Text, BeforeValidator(_check_content)]
+
+
+class Body(_Strict):
+    """What both kinds of request share."""
+
+    model: Annotated[Text, Field(min_length=1, max_length=512)]
+    temperature: float = Field(default=1.0, ge=0, le=2, allow_inf_nan=False)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=-1)
+    """0 and -1 consider every token."""
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    stop: Annotated[tuple[Text, ...], BeforeValidator(_check_stop)] = ()
+    stop_token_ids: TokenIds = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    priority: int = Field(default=0, ge=-1000, le=1000)
+    """vLLM's polarity: lower is more urgent. `band` is Ballast's."""
+    user: Annotated[Text, Field(max_length=512)] | None = None
+    """The client's name for its end user; kept with the request, not interpreted."""
+    metadata: dict[Text, Text] | None = None
+    """The client's notes; kept with the request, not interpreted."""
+
+    @property
+    def band(self) -> int:
+        """Priority in Ballast's polarity: higher is more important. The one place that converts."""
+        return -self.priority
+
+    @property
+    def includes_usage(self) -> bool:
+        """True when the stream ends with a usage chunk."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def num_output(self) -> int | None:
+        """Most tokens to generate; None: as many as the context takes."""
+        raise NotImplementedError
+
+    @property
+    def opening(self) -> str:
+        """The text that requests with the same instructions start with; names the prefix group."""
+        raise NotImplementedError
+
+    @model_validator(mode="after")
+    def _check_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise _refuse("found it without stream, wanted stream: true beside it", field="stream_options")
+        return self
+
+
+class CompletionBody(Body):
+    """Body of `/v1/completions`."""
+
+    prompt: Annotated[str | tuple[int, ...], BeforeValidator(_check_prompt)]
+    max_tokens: int = Field(default=16, ge=1)
+
+    @property
+    def num_output(self) -> int | None:
+        return self.max_tokens
+
+    @property
+    def opening(self) -> str:
+        return self.prompt[:256] if isinstance(self.prompt, str) else ",".join(map(str, self.prompt[:64]))
+
+
+class ChatBody(Body):
+    """Body of `/v1/chat/completions`."""
+
+    messages: Annotated[tuple[Message, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    """OpenAI's newer name of `max_tokens`."""
+
+    @property
+    def num_output(self) -> int | None:
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+    @property
+    def opening(self) -> str:
+        first = self.messages[0]
+        return f"{first.role}:{first.content[:1024]}"
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Self:
+        old, new = self.max_tokens, self.max_completion_tokens
+        if old is not None and new is not None and old != new:
+            raise _refuse(f"found {new} beside max_tokens {old}, wanted one of the two", field="max_completion_tokens")
+        return self
+
+
+_WANTED = {
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "int_type": "an integer",
+    "string_type": "a string",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "greater_than_equal": "{ge} or more",
+    "greater_than": "more than {gt}",
+    "less_than_equal": "{le} or less",
+    "less_than": "less than {lt}",
+    "string_too_short": "at least {min_length} character",
+    "string_too_long": "at most {max_length} characters",
+    "too_short": "at least {min_length} entry",
+    "too_long": "at most {max_length} entries",
+    "literal_error": "{expected}",
+}
+"""pydantic's error type -> what was wanted."""
+
+
+def _path(location: tuple[int | str, ...]) -> str | None:
+    text = ""
+    for part in location:
+        # A field's name comes from the client: it may be long, or no Unicode.
+        text += f"[{part}]" if isinstance(part, int) else f".{part[:80].encode(errors='replace').decode()}"
+    return text.removeprefix(".") or None
+
+
+def _translate(error: ErrorDetails) -> InvalidBody:
+    """Say in one sentence what pydantic found wrong."""
+    field = _path(error["loc"])
+    match error["type"]:
+        case "ballast":
+            context = error.get("ctx", {})
+            field = context.get("field") or field
+            return InvalidBody(field, f"{field}: {context['text']}")
+        case "missing":
+            return InvalidBody(
+                field, f"{field}: found nothing, wanted a value: it is required", "missing_required_parameter"
+            )
+        case "extra_forbidden":
+            return InvalidBody(
+                field,
+                f"{field}: found an unknown field, wanted only known ones: leave it out or check its name",
+                "unknown_parameter",
+            )
+    template = _WANTED.get(error["type"])
+    wanted = template.format(**error.get("ctx", {})) if template else error["msg"]
+    code = "invalid_type" if error["type"].endswith("_type") else "invalid_value"
+    return InvalidBody(field, f"{field}: found {describe(error['input'])}, wanted {wanted}", code)
+
+
+def parse_body(url: str, body: object) -> CompletionBody | ChatBody:
+    """Read the decoded JSON body of a request to `url`.
+
+    Raises:
+        InvalidBody: names the field, what was found there and what was wanted.
+        Unsupported: the URL, or a field's value, is known and not served yet.
+    """
+    kind = _KINDS.get(url)
+    if kind is None:
+        if url in _NOT_YET_URLS:
+            raise Unsupported(
+                None, f"url: {_NOT_YET_URLS[url]} ({url}) is not supported yet: use {CHAT_URL} or {COMPLETIONS_URL}"
+            )
+        raise InvalidBody("url", f"url: found {url[:100]!r}, wanted {CHAT_URL} or {COMPLETIONS_URL}", "invalid_url")
+    if not isinstance(body, dict):
+        raise InvalidBody(None, f"body: found {describe(body)}, wanted a JSON object", "invalid_type")
+    fields = dict(body)
+    drop_neutral(url, fields)
+    known = kind.model_fields
+    # OpenAI's clients send null for what they leave open.
+    given = {name: value for name, value in fields.items() if value is not None or name not in known}
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        raise _translate(error.errors(include_url=False)[0]) from None
+
+
+_KINDS: dict[str, type[CompletionBody | ChatBody]] = {COMPLETIONS_URL: CompletionBody, CHAT_URL: ChatBody}
