@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
+from ballast_policy.backlog import Backlog, Ledgers
 from ballast_policy.cost import CostModel
-from ballast_policy.request import Request
+from ballast_policy.request import Phase, Request, RequestClass
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,22 @@ class PolicyConfig:
     """SLO of online requests that bring none of their own."""
     tpot: float = inf
     tenants: Mapping[str, TenantShare] = field(default_factory=dict)
+    slack_safety: float = 0.5
+    """Share of the online slack (reserve left out) that offline may spend in one step."""
+    slack_reserve: float = 0.2
+    """Share of TTFT kept back from every online slack, for a burst to use."""
+    tpot_share: float = 0.95
+    """A step with online decodes takes at most this share of their TPOT because of offline work."""
+    newcomer_share: float = 0.25
+    """A step takes at most this share of the TTFT that a newcomer has left beside its own prefill."""
+    quiet_seconds: float = 30.0
+    """How long after the last online request the next one is still provided for."""
+    static_share: float = 0.25
+    """Share of slots and of the prefill chunk lent to offline beside online while the cost model is untrusted."""
+    guard_share: float = 0.05
+    """Share of KV blocks that lent offline admissions leave free for online, while online is present or recent."""
+    tail_tokens: int = 64
+    """KV that an offline admission leaves each resident to grow by (less where it will not grow so far)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +64,64 @@ class Snapshot:
     residents: Sequence[Request]
     """RUNNING and PARKED requests, in any order."""
     waiting: Sequence[Request]
-    """The first that wait, in the order of `Backlog`; at least `slots` of each class where there are as many."""
+    """The first that wait, in the order of `Backlog`: of each class one more than it could be given slots."""
     free_blocks: int
     """Blocks that nobody uses, cached ones among them."""
     config: PolicyConfig
     cost: CostModel
+    ledgers: Ledgers = field(default_factory=dict)
+    """Service of the tenants of each class; a class without one treats its tenants as equal."""
+    last_online: float = -inf
+    """When an online request last came in, waited or was resident, on the clock of `now`."""
+    typical_prompt: int = 0
+    """Tokens that an online prompt usually has to compute; 0 while nothing is known."""
+    ceiling: int | None = None
+    """`CostModel.batch_ceiling`, computed whenever the model is fitted anew; None until it is trusted."""
+
+
+def take_snapshot(
+    *,
+    now: float,
+    residents: Sequence[Request],
+    backlog: Backlog,
+    free_blocks: int,
+    config: PolicyConfig,
+    cost: CostModel,
+    ledgers: Ledgers | None = None,
+    last_online: float = -inf,
+    typical_prompt: int = 0,
+    ceiling: int | None = None,
+) -> Snapshot:
+    """Put a snapshot together, with as much of the backlog as one step can need and no more."""
+    ledgers = ledgers or {}
+    return Snapshot(
+        now=now,
+        residents=residents,
+        waiting=first_waiting(residents, backlog, config, ledgers),
+        free_blocks=free_blocks,
+        config=config,
+        cost=cost,
+        ledgers=ledgers,
+        last_online=last_online,
+        typical_prompt=typical_prompt,
+        ceiling=ceiling,
+    )
+
+
+def first_waiting(
+    residents: Sequence[Request], backlog: Backlog, config: PolicyConfig, ledgers: Ledgers
+) -> list[Request]:
+    """Give what a step could admit of the backlog, in its order, and the next of each class behind it."""
+    if not len(backlog):
+        return []
+    held = dict.fromkeys(RequestClass, 0)
+    room = {name: share.max_slots for name, share in config.tenants.items() if share.max_slots is not None}
+    for request in residents:
+        if request.phase is Phase.RUNNING:
+            held[request.request_class] += 1
+            if request.tenant in room and request.request_class is RequestClass.OFFLINE:
+                room[request.tenant] -= 1
+    limit = config.slots - min(
+        (held[request_class] for request_class in RequestClass if backlog.count(request_class)), default=0
+    )
+    return backlog.head(limit + 1, ledgers, room)

@@ -1,0 +1,165 @@
+"""What waits, always in policy order."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Mapping
+from heapq import heapify, heappop, heapreplace
+from itertools import islice
+
+from ballast_policy.fairness import EMPTY, INPUT_COST, Ledger
+from ballast_policy.order import Place, place
+from ballast_policy.request import Request, RequestClass
+
+Ledgers = Mapping[RequestClass, Ledger]
+
+
+class _Queue:
+    """Requests of one tenant and priority, sorted by their place. Both ends are cheap; what left the front is a gap."""
+
+    __slots__ = ("places", "requests", "start")
+
+    def __init__(self) -> None:
+        self.places: list[Place] = []
+        self.requests: list[Request] = []
+        self.start = 0
+
+    def __len__(self) -> int:
+        return len(self.places) - self.start
+
+    def add(self, request: Request) -> None:
+        key = place(request)
+        index = bisect_left(self.places, key, self.start)
+        self.places.insert(index, key)
+        self.requests.insert(index, request)
+
+    def remove(self, request: Request) -> None:
+        index = bisect_left(self.places, place(request), self.start)
+        if index >= len(self.requests) or self.requests[index] is not request:
+            raise KeyError(f"request {request.seq} does not wait, or its order changed while it waited")
+        if index > self.start:
+            del self.places[index], self.requests[index]
+            return
+        self.start += 1
+        if self.start * 2 > len(self.places):
+            del self.places[: self.start], self.requests[: self.start]
+            self.start = 0
+
+
+class Backlog:
+    """Waiting requests of both classes: `class > priority > tenant > laxity > prefix group > submission`.
+
+    Adding, removing and looking at the head cost the same whatever the length. The fields that order a request
+    (`request_class`, `priority`, `tenant`, `laxity`, `prefix_group`, `seq`) stay as they are while it waits; a
+    preempted request comes back through `add` with the `seq` it had, and so to where it stood.
+    """
+
+    __slots__ = ("_bands", "_counts", "_priorities")
+
+    def __init__(self) -> None:
+        self._bands: dict[RequestClass, dict[int, dict[str, _Queue]]] = {c: {} for c in RequestClass}
+        self._priorities: dict[RequestClass, list[int]] = {c: [] for c in RequestClass}
+        """The bands in use, negated, so that the highest comes first."""
+        self._counts: dict[RequestClass, int] = dict.fromkeys(RequestClass, 0)
+
+    def __len__(self) -> int:
+        return sum(self._counts.values())
+
+    def __iter__(self) -> Iterator[Request]:
+        """Go through everything that waits, band by band; for shutdown and inspection, not for planning."""
+        for request_class in RequestClass:
+            for negated in self._priorities[request_class]:
+                for queue in self._bands[request_class][-negated].values():
+                    yield from islice(queue.requests, queue.start, None)
+
+    def count(self, request_class: RequestClass) -> int:
+        """Give how many requests of a class wait."""
+        return self._counts[request_class]
+
+    def tenants(self, request_class: RequestClass) -> set[str]:
+        """Give the tenants of a class that wait (for `Ledger.lift`)."""
+        return {tenant for band in self._bands[request_class].values() for tenant in band}
+
+    def add(self, request: Request) -> None:
+        """Let a request wait."""
+        bands = self._bands[request.request_class]
+        band = bands.get(request.priority)
+        if band is None:
+            band = bands[request.priority] = {}
+            insort(self._priorities[request.request_class], -request.priority)
+        queue = band.get(request.tenant)
+        if queue is None:
+            queue = band[request.tenant] = _Queue()
+        queue.add(request)
+        self._counts[request.request_class] += 1
+
+    def remove(self, request: Request) -> None:
+        """Take a request out, at any time: admitted, aborted or given back. KeyError if it does not wait."""
+        bands = self._bands[request.request_class]
+        queue = bands.get(request.priority, {}).get(request.tenant)
+        if queue is None:
+            raise KeyError(f"request {request.seq} does not wait: nothing of its tenant and priority does")
+        queue.remove(request)
+        self._counts[request.request_class] -= 1
+        if not queue:
+            del bands[request.priority][request.tenant]
+            if not bands[request.priority]:
+                del bands[request.priority]
+                self._priorities[request.request_class].remove(-request.priority)
+
+    def head(
+        self, limit_per_class: int, ledgers: Ledgers | None = None, room: Mapping[str, int] | None = None
+    ) -> list[Request]:
+        """Give the first that wait, online before offline, at most so many of each class.
+
+        Tenants take turns as they would if each request were admitted as it is listed: its input is charged to a
+        copy of the ledger. `room` limits how many offline requests of a tenant are worth listing (slots it may still
+        take): one more than that is listed, which says why it waits, and does not count.
+        """
+        ledgers = ledgers or {}
+        out: list[Request] = []
+        for request_class in RequestClass:
+            left = limit_per_class
+            quota = dict(room) if room and request_class is RequestClass.OFFLINE else None
+            for negated in self._priorities[request_class]:
+                if left <= 0:
+                    break
+                queues = self._bands[request_class][-negated]
+                ledger = ledgers.get(request_class, EMPTY)
+                if len(queues) == 1 and quota is None:
+                    (queue,) = queues.values()
+                    taken = queue.requests[queue.start : queue.start + left]
+                    out += taken
+                    left -= len(taken)
+                else:
+                    left = _take_turns(queues, ledger, left, quota, out)
+        return out
+
+
+def _take_turns(
+    queues: Mapping[str, _Queue], ledger: Ledger, left: int, quota: dict[str, int] | None, out: list[Request]
+) -> int:
+    """List the requests of one band, the least served tenant first; give how many more may be listed."""
+    turns = [
+        (ledger.service(tenant), queue.places[queue.start], queue.start, tenant) for tenant, queue in queues.items()
+    ]
+    heapify(turns)
+    while turns and left > 0:
+        service, _, index, tenant = turns[0]
+        queue = queues[tenant]
+        request = queue.requests[index]
+        out.append(request)
+        left -= 1
+        if quota is not None and tenant in quota:
+            quota[tenant] -= 1
+            if quota[tenant] < 0:
+                left += 1
+                heappop(turns)
+                continue
+        index += 1
+        if index == len(queue.requests):
+            heappop(turns)
+            continue
+        service += INPUT_COST * (request.num_tokens - request.num_cached) / ledger.weight(tenant)
+        heapreplace(turns, (service, queue.places[index], index, tenant))
+    return left

@@ -1,0 +1,81 @@
+"""Tenant fairness: weighted virtual token counters (VTC).
+
+A tenant's service is what it was given over its weight: `(uncached input * 1 + output * 2) / weight`. The waiting
+tenant with the least service goes first. A tenant that was away is lifted to those that were not, so that absence
+earns nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+INPUT_COST = 1.0
+OUTPUT_COST = 2.0
+
+
+def token_cost(num_input: int, num_output: int) -> float:
+    """Give what tokens cost a tenant: input that the prefix cache did not give once, output twice."""
+    return INPUT_COST * num_input + OUTPUT_COST * num_output
+
+
+class Ledger:
+    """Service of the tenants of one class, in tokens over weight.
+
+    The engine charges each token when it is computed for the first time (what a preemption computes again is nobody's
+    bill) and lifts a tenant whenever its first request comes in after none waited or ran.
+    """
+
+    __slots__ = ("_last", "_service", "_unposted", "_weights")
+
+    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
+        self._weights = dict(weights or {})
+        self._service: dict[str, float] = {}
+        self._unposted: dict[str, float] = {}
+        self._last = 0.0
+
+    def service(self, tenant: str) -> float:
+        """Give what the tenant received so far, over its weight."""
+        return self._service.get(tenant, 0.0)
+
+    def weight(self, tenant: str) -> float:
+        """Give the tenant's weight, 1 unless it was declared."""
+        return self._weights.get(tenant, 1.0)
+
+    def reweigh(self, weights: Mapping[str, float]) -> None:
+        """Use these weights from now on; what was charged stays as it was charged."""
+        self._weights = dict(weights)
+
+    def charge(self, tenant: str, cost: float) -> None:
+        """Add a cost (`token_cost`) to the tenant's service."""
+        weighted = cost / self._weights.get(tenant, 1.0)
+        self._last = self._service[tenant] = self._service.get(tenant, 0.0) + weighted
+        self._unposted[tenant] = self._unposted.get(tenant, 0.0) + weighted
+
+    def lift(self, tenant: str, active_tenants: Iterable[str]) -> None:
+        """Raise a tenant that returns from idle to the least served of the tenants that wait or run.
+
+        With nobody active it is raised to the one charged last: neither has a claim from before.
+        """
+        level = min((self.service(other) for other in active_tenants if other != tenant), default=self._last)
+        if level > self.service(tenant):
+            self._service[tenant] = level
+
+    def forget_idle(self, active_tenants: Iterable[str]) -> None:
+        """Drop idle tenants whose return would lift them anyway, so that names do not pile up."""
+        active = set(active_tenants)
+        level = min((self.service(tenant) for tenant in active), default=self._last)
+        self._service = {tenant: s for tenant, s in self._service.items() if tenant in active or s > level}
+
+    def take_charges(self) -> dict[str, float]:
+        """Give the service charged since the last call, for a ledger shared by several engines."""
+        charges, self._unposted = self._unposted, {}
+        return charges
+
+    def absorb(self, services: Mapping[str, float]) -> None:
+        """Take the shared ledger's totals as the truth, and add what was charged here and not posted yet."""
+        for tenant, service in services.items():
+            self._service[tenant] = service + self._unposted.get(tenant, 0.0)
+
+
+EMPTY = Ledger()
+"""Nobody was served anything: all tenants are equal. Never charged."""
