@@ -1,0 +1,57 @@
+"""What every attention backend is built from and what it offers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from ballast_engine.batch import Batch
+
+Prepared = TypeVar("Prepared")
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """The sizes of a model's attention and of its paged KV."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    windows: tuple[int | None, ...]
+    """Per layer: how many of the last tokens a token attends to, itself included; None is all of them."""
+    num_blocks: int
+    block_tokens: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the model."""
+        return len(self.windows)
+
+    @property
+    def scale(self) -> float:
+        """What scores are multiplied with before the softmax."""
+        return float(self.head_dim**-0.5)
+
+
+class Attention(Protocol[Prepared]):
+    """A backend with its KV pages. What `prepare` gives is a value, so that one step can be nested in another."""
+
+    keys: Tensor
+    """`[layers, blocks, kv heads, ...]`; the rest is the backend's own layout."""
+    values: Tensor
+
+    def prepare(self, batch: Batch) -> Prepared:
+        """Work out, once per step, what every layer needs to know of the batch."""
+        ...
+
+    def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Prepared) -> Tensor:
+        """Write the step's k and v `[n, kv heads, head dim]` to their slots, then attend with q `[n, heads, head dim]`.
+
+        Returns `[n, heads * head dim]`. Row i of a request sees the positions up to its own.
+        """
+        ...

@@ -1,0 +1,197 @@
+"""Checkpoint directory -> weights in memory, or a sentence that says what is wrong with it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ballast_engine.device import Dtype, resolve_device, resolve_dtype, set_threads
+from ballast_engine.errors import InvalidCheckpoint
+from ballast_engine.models.config import ModelConfig, load_config, read_json
+from ballast_engine.models.weights import DecoderWeights, Shape, assemble, expected_tensors
+
+log = logging.getLogger(__name__)
+
+LoadFormat = Literal["auto", "dummy"]
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_HARMLESS = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")
+"""Buffers that old checkpoints carry and that are computed here."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that is ready to be executed, without KV."""
+
+    config: ModelConfig
+    model: DecoderWeights
+    dtype: torch.dtype
+    device: torch.device
+    attention: str
+    threads: int
+    weight_bytes: int
+    num_params: int
+
+
+def load(
+    directory: Path,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    load_format: LoadFormat = "auto",
+    attention: str = "auto",
+    threads: int = 0,
+) -> LoadedModel:
+    """Load a checkpoint directory. `dummy` reads `config.json` alone and draws seeded random weights."""
+    if not directory.is_dir():
+        raise InvalidCheckpoint(
+            f"{directory} is not a directory: give one with config.json, model.safetensors and tokenizer.json."
+        )
+    started = time.perf_counter()
+    config = load_config(directory)
+    where = resolve_device(device)
+    kind = resolve_dtype(dtype, device=where, checkpoint=config.dtype)
+    used_threads = set_threads(threads)
+    if load_format == "dummy":
+        weights = _dummy(config, kind, where)
+    else:
+        _need_tokenizer(directory)
+        with ExitStack() as stack:
+            weights = _Checkpoint(directory, config, stack).weights(kind, where)
+    tensors = list(weights.tensors())
+    loaded = LoadedModel(
+        config=config,
+        model=weights,
+        dtype=kind,
+        device=where,
+        attention=attention,
+        threads=used_threads,
+        weight_bytes=sum(tensor.nbytes for tensor in tensors),
+        num_params=sum(tensor.numel() for tensor in tensors),
+    )
+    log.info(
+        "model loaded: directory=%s architecture=%s parameters=%d dtype=%s device=%s seconds=%.2f",
+        directory, config.architecture, loaded.num_params, kind, where, time.perf_counter() - started,
+    )  # fmt: skip
+    return loaded
+
+
+def _need_tokenizer(directory: Path) -> None:
+    if not (directory / "tokenizer.json").is_file():
+        raise InvalidCheckpoint(
+            f"{directory} has no tokenizer.json: copy it from the model's page, or save it with transformers' "
+            f"AutoTokenizer.from_pretrained(...).save_pretrained({str(directory)!r})."
+        )
+
+
+class _Checkpoint:
+    """The safetensors files of a directory, checked against what the model needs before anything is read."""
+
+    def __init__(self, directory: Path, config: ModelConfig, stack: ExitStack) -> None:
+        self._directory = directory
+        self._config = config
+        self._files = {name: self._open(name, stack) for name in self._file_names()}
+        self._holder = {tensor: name for name, file in self._files.items() for tensor in file.keys()}  # noqa: SIM118  (not a dict)
+        self._check()
+
+    def weights(self, dtype: torch.dtype, device: torch.device) -> DecoderWeights:
+        """Read and fuse all tensors."""
+
+        def take(name: str, _shape: Shape) -> Tensor:
+            file_name = self._holder[name]
+            try:
+                tensor: Tensor = self._files[file_name].get_tensor(name)
+            except (SafetensorError, RuntimeError, ValueError) as error:
+                raise InvalidCheckpoint(
+                    f"{self._directory / file_name}: tensor {name} is not readable ({error}): download the file again."
+                ) from error
+            if not tensor.is_floating_point():
+                raise InvalidCheckpoint(
+                    f"{self._directory / file_name}: tensor {name} is of type {tensor.dtype}; quantized weights are not "
+                    f"supported: use the original checkpoint."
+                )
+            return tensor.to(device=device, dtype=dtype).clone() if tensor.dtype == dtype else tensor.to(device, dtype)
+
+        return assemble(self._config, take)
+
+    def _file_names(self) -> list[str]:
+        directory = self._directory
+        if (directory / _SINGLE).is_file():
+            return [_SINGLE]
+        if not (directory / _INDEX).is_file():
+            others = sorted(path.name for path in directory.iterdir() if path.suffix in {".bin", ".pt", ".pth", ".gguf"})
+            found = f" (found {', '.join(others[:3])}, which this engine does not read)" if others else ""
+            raise InvalidCheckpoint(
+                f"{directory} has neither {_SINGLE} nor {_INDEX}{found}: give a checkpoint in safetensors format, or "
+                f"use the load format 'dummy' for random weights."
+            )
+        mapping = read_json(directory / _INDEX).get("weight_map")
+        if not isinstance(mapping, dict) or not mapping:
+            raise InvalidCheckpoint(f"{directory / _INDEX} has no weight_map: download the model again.")
+        names = sorted({str(name) for name in mapping.values()})
+        missing = [name for name in names if not (directory / name).is_file()]
+        if missing:
+            raise InvalidCheckpoint(
+                f"{directory} lacks {len(missing)} of {len(names)} weight files ({_some(missing)}): download them."
+            )
+        return names
+
+    def _open(self, name: str, stack: ExitStack) -> safe_open:
+        path = self._directory / name
+        try:
+            return stack.enter_context(safe_open(path, framework="pt"))
+        except (SafetensorError, OSError) as error:
+            raise InvalidCheckpoint(
+                f"{path} ({path.stat().st_size} bytes) is not a whole safetensors file ({error}): download it again."
+            ) from error
+
+    def _check(self) -> None:
+        expected = expected_tensors(self._config)
+        missing = [name for name in expected if name not in self._holder]
+        if missing:
+            raise InvalidCheckpoint(
+                f"{self._directory} lacks {len(missing)} of the {len(expected)} tensors of a "
+                f"{self._config.architecture} ({_some(missing)}): download the weights that belong to this config.json."
+            )
+        unknown = [name for name in self._holder if name not in expected and not self._is_harmless(name)]
+        if unknown:
+            raise InvalidCheckpoint(
+                f"{self._directory} holds {len(unknown)} tensors that a {self._config.architecture} of this config.json "
+                f"does not use ({_some(unknown)}): results would be wrong; give the config.json of these weights."
+            )
+        for name, shape in expected.items():
+            found = tuple(self._files[self._holder[name]].get_slice(name).get_shape())
+            if found != shape:
+                raise InvalidCheckpoint(
+                    f"{self._directory / self._holder[name]}: tensor {name} has shape {list(found)}; config.json asks "
+                    f"for {list(shape)}: give the config.json of these weights."
+                )
+
+    def _is_harmless(self, name: str) -> bool:
+        return name.endswith(_HARMLESS) or (name == "lm_head.weight" and self._config.tie_embeddings)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (" ..." if len(names) > 3 else "")
+
+
+def _dummy(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> DecoderWeights:
+    generators: Iterator[int] = iter(range(1 << 62))
+
+    def take(name: str, shape: Shape) -> Tensor:
+        if len(shape) == 1:
+            return torch.full(shape, 0.0 if name.endswith("bias") else 1.0, dtype=dtype, device=device)
+        generator = torch.Generator(device).manual_seed(next(generators))
+        bound = math.sqrt(3 / shape[1])
+        return torch.empty(shape, dtype=dtype, device=device).uniform_(-bound, bound, generator=generator)
+
+    return assemble(config, take)

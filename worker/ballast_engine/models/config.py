@@ -1,0 +1,248 @@
+"""A model's shape, read from the `config.json` of a Hugging Face checkpoint. What is not supported is refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from ballast_engine.errors import InvalidCheckpoint
+
+SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+SUPPORTED_ROPE = ("default", "linear", "llama3")
+
+RopeKind = Literal["default", "linear", "llama3"]
+Json = Mapping[str, object]
+_T = TypeVar("_T", int, float, bool, str)
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary position embedding. The last three fields belong to `llama3`."""
+
+    kind: RopeKind = "default"
+    theta: float = 10_000.0
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_positions: int = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Everything that the computation depends on, apart from the weights."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_positions: int
+    norm_eps: float
+    rope: Rope
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    tie_embeddings: bool
+    windows: tuple[int | None, ...]
+    """Per layer: how many of the last tokens a token attends to, itself included; None is all of them."""
+    dtype: str
+    """The checkpoint's own."""
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+
+    @property
+    def q_size(self) -> int:
+        """Width of all query heads."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Width of all key (or value) heads."""
+        return self.num_kv_heads * self.head_dim
+
+
+class _Fields:
+    """Typed access to a JSON object; every complaint names the file and the field."""
+
+    def __init__(self, fields: Json, where: str) -> None:
+        self.fields = fields
+        self.where = where
+
+    def get(self, name: str, default: _T) -> _T:
+        value = self.fields.get(name)
+        if value is None:
+            return default
+        return self._checked(name, value, type(default))
+
+    def need(self, name: str, kind: type[_T]) -> _T:
+        value = self.fields.get(name)
+        if value is None:
+            raise InvalidCheckpoint(f"{self.where} has no {name!r}: give a complete Hugging Face config.json.")
+        return self._checked(name, value, kind)
+
+    def count(self, name: str, default: int | None = None) -> int:
+        value = self.need(name, int) if default is None else self.get(name, default)
+        if value < 1:
+            raise InvalidCheckpoint(f"{self.where}: {name} is {value}, which must be at least 1.")
+        return value
+
+    def _checked(self, name: str, value: object, kind: type[_T]) -> _T:
+        fits = isinstance(value, (int, float)) if kind is float else isinstance(value, kind)
+        if not fits or (kind is not bool and isinstance(value, bool)):
+            raise InvalidCheckpoint(f"{self.where}: {name} is {value!r}, which must be of type {kind.__name__}.")
+        return kind(value)
+
+
+def load_config(directory: Path) -> ModelConfig:
+    """Read `config.json` (and `generation_config.json`, whose end tokens win) of a checkpoint directory."""
+    config = read_json(directory / "config.json")
+    generation = directory / "generation_config.json"
+    if generation.exists():
+        config = {**config, **{k: v for k, v in read_json(generation).items() if k == "eos_token_id" and v is not None}}
+    return parse_config(config, where=str(directory / "config.json"))
+
+
+def read_json(path: Path) -> Json:
+    """Read one JSON object of a checkpoint."""
+    if not path.is_file():
+        raise InvalidCheckpoint(f"{path} does not exist: a checkpoint directory needs it; download the model again.")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise InvalidCheckpoint(f"{path} is not readable JSON ({error}): download the model again.") from error
+    if not isinstance(content, dict):
+        raise InvalidCheckpoint(f"{path} holds a JSON {type(content).__name__}, not an object: download the model again.")
+    return content
+
+
+def parse_config(config: Json, *, where: str = "config.json") -> ModelConfig:
+    """Turn the fields of `config.json`, as transformers 4 or 5 spells them, into a ModelConfig."""
+    fields = _Fields(config, where)
+    architecture = _architecture(config, where)
+    _refuse_unsupported(config, where)
+    qwen = architecture.startswith("Qwen")
+    hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
+    kv_heads = fields.count("num_key_value_heads", heads if architecture == "LlamaForCausalLM" else None)
+    head_dim = fields.count("head_dim", 128 if architecture == "Qwen3ForCausalLM" else max(1, hidden // heads))
+    if heads % kv_heads:
+        raise InvalidCheckpoint(f"{where}: {heads} attention heads cannot share {kv_heads} key/value heads evenly.")
+    if head_dim % 2:
+        raise InvalidCheckpoint(f"{where}: head_dim is {head_dim}; rotary embeddings need an even one.")
+    attention_bias = not qwen and architecture == "LlamaForCausalLM" and fields.get("attention_bias", default=False)
+    qwen3_bias = architecture == "Qwen3ForCausalLM" and fields.get("attention_bias", default=False)
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=fields.count("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=fields.count("intermediate_size"),
+        num_layers=fields.count("num_hidden_layers"),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        max_positions=fields.count("max_position_embeddings"),
+        norm_eps=fields.get("rms_norm_eps", 1e-6),
+        rope=_rope(config, where, max_positions=fields.count("max_position_embeddings")),
+        qkv_bias=architecture == "Qwen2ForCausalLM" or attention_bias or qwen3_bias,
+        output_bias=attention_bias or qwen3_bias,
+        mlp_bias=architecture == "LlamaForCausalLM" and fields.get("mlp_bias", default=False),
+        qk_norm=architecture == "Qwen3ForCausalLM",
+        tie_embeddings=fields.get("tie_word_embeddings", default=False),
+        windows=_windows(fields, architecture),
+        dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
+        eos_token_ids=_token_ids(config.get("eos_token_id"), where),
+        bos_token_id=next(iter(_token_ids(config.get("bos_token_id"), where)), None),
+    )
+
+
+def _architecture(config: Json, where: str) -> str:
+    named = config.get("architectures")
+    found = [str(name) for name in named] if isinstance(named, list) else []
+    for name in found:
+        if name in SUPPORTED_ARCHITECTURES:
+            return name
+    raise InvalidCheckpoint(
+        f"{where} names the architecture {', '.join(found) or 'nothing'}; this engine runs "
+        f"{', '.join(SUPPORTED_ARCHITECTURES)}: choose such a model."
+    )
+
+
+def _refuse_unsupported(config: Json, where: str) -> None:
+    if config.get("quantization_config") is not None:
+        raise InvalidCheckpoint(f"{where} is of a quantized checkpoint, which this engine does not read: use the original.")
+    act = config.get("hidden_act", "silu")
+    if act not in {"silu", "swish"}:
+        raise InvalidCheckpoint(f"{where}: hidden_act is {act!r}; this engine computes silu.")
+    partial = config.get("partial_rotary_factor", 1.0)
+    if partial not in {None, 1, 1.0}:
+        raise InvalidCheckpoint(f"{where}: partial_rotary_factor is {partial!r}; this engine rotates whole heads (1.0).")
+
+
+def _rope(config: Json, where: str, *, max_positions: int) -> Rope:
+    """Both spellings: `rope_parameters` (transformers 5), `rope_theta` with `rope_scaling` (transformers 4)."""
+    merged: dict[str, object] = {"rope_theta": config.get("rope_theta")}
+    for name in ("rope_scaling", "rope_parameters"):
+        given = config.get(name)
+        if given is None:
+            continue
+        if not isinstance(given, dict):
+            raise InvalidCheckpoint(f"{where}: {name} is {given!r}, which must be an object or null.")
+        if any(isinstance(value, dict) for value in given.values()):
+            raise InvalidCheckpoint(f"{where}: {name} differs by layer type; this engine has one for all layers.")
+        merged.update({key: value for key, value in given.items() if value is not None})
+    kind = merged.get("rope_type") or merged.get("type") or "default"
+    fields = _Fields(merged, f"{where} ({'rope_parameters' if 'rope_parameters' in config else 'rope_scaling'})")
+    theta = fields.get("rope_theta", 10_000.0)
+    partial = fields.get("partial_rotary_factor", 1.0)
+    if partial != 1.0:
+        raise InvalidCheckpoint(f"{where}: partial_rotary_factor is {partial:g}; this engine rotates whole heads (1.0).")
+    match kind:
+        case "default":
+            return Rope(theta=theta)
+        case "linear":
+            return Rope(kind="linear", theta=theta, factor=fields.need("factor", float))
+        case "llama3":
+            return Rope(
+                kind="llama3",
+                theta=theta,
+                factor=fields.need("factor", float),
+                low_freq_factor=fields.need("low_freq_factor", float),
+                high_freq_factor=fields.need("high_freq_factor", float),
+                original_max_positions=fields.get("original_max_position_embeddings", max_positions),
+            )
+    raise InvalidCheckpoint(
+        f"{where}: rotary embedding of type {kind!r}; this engine computes {', '.join(SUPPORTED_ROPE)}: choose a model "
+        f"with one of these, or remove the scaling from config.json and stay within the original context."
+    )
+
+
+def _windows(fields: _Fields, architecture: str) -> tuple[int | None, ...]:
+    layers = fields.count("num_hidden_layers")
+    everything: tuple[int | None, ...] = (None,) * layers
+    if architecture == "LlamaForCausalLM":
+        return everything
+    if architecture == "MistralForCausalLM":
+        explicit_none = "sliding_window" in fields.fields and fields.fields["sliding_window"] is None
+        return everything if explicit_none else (fields.count("sliding_window", 4096),) * layers
+    if not fields.get("use_sliding_window", default=False):
+        return everything
+    window = fields.count("sliding_window", 4096)
+    kinds = fields.fields.get("layer_types")
+    if isinstance(kinds, list) and len(kinds) == layers:
+        return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    first = fields.get("max_window_layers", 28)
+    return tuple(window if layer >= first else None for layer in range(layers))
+
+
+def _token_ids(value: object, where: str) -> tuple[int, ...]:
+    given = value if isinstance(value, list) else [] if value is None else [value]
+    ids = tuple(token for token in given if isinstance(token, int) and not isinstance(token, bool))
+    if len(ids) != len(given):
+        raise InvalidCheckpoint(f"{where}: {value!r} is not a token id or a list of them.")
+    return ids

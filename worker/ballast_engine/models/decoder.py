@@ -1,0 +1,61 @@
+"""The decoder in plain torch: on every device, in every dtype; the reference for the compiled one."""
+
+from __future__ import annotations
+
+from typing import Generic
+
+from torch import Tensor
+from torch.nn.functional import embedding, linear, rms_norm, silu
+
+from ballast_engine.attention.base import Attention, Prepared
+from ballast_engine.models.config import ModelConfig
+from ballast_engine.models.rope import RopeTable, rotate
+from ballast_engine.models.weights import DecoderWeights, LayerWeights
+
+
+class Decoder(Generic[Prepared]):
+    """A decoder over one attention backend. Rows are tokens of any mix of requests; only attention knows which."""
+
+    def __init__(self, config: ModelConfig, weights: DecoderWeights, attention: Attention[Prepared]) -> None:
+        self._config = config
+        self._weights = weights
+        self._attention = attention
+        self._rope = RopeTable(config, weights.embedding.device)
+        self._dtype = weights.embedding.dtype
+
+    def hidden(self, token_ids: Tensor, positions: Tensor, *, longest: int, step: Prepared) -> Tensor:
+        """The hidden states `[n, hidden]` behind the last layer, before the final norm."""
+        self._rope.reserve(longest)
+        cos = self._rope.cos[positions].unsqueeze(1).to(self._dtype)
+        sin = self._rope.sin[positions].unsqueeze(1).to(self._dtype)
+        x = embedding(token_ids, self._weights.embedding)
+        for index, layer in enumerate(self._weights.layers):
+            x = x + self._attend(index, layer, x, (cos, sin), step)
+            x = x + self._mlp(layer, x)
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The logits `[s, vocabulary]` of some rows of `hidden`."""
+        config = self._config
+        return linear(rms_norm(hidden, (config.hidden_size,), self._weights.norm, config.norm_eps), self._weights.head)
+
+    def _attend(
+        self, index: int, layer: LayerWeights, x: Tensor, angles: tuple[Tensor, Tensor], step: Prepared
+    ) -> Tensor:
+        config = self._config
+        normed = rms_norm(x, (config.hidden_size,), layer.input_norm, config.norm_eps)
+        heads = linear(normed, layer.qkv, layer.qkv_bias).view(len(x), -1, config.head_dim)
+        q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q = rms_norm(q, (config.head_dim,), layer.q_norm, config.norm_eps)
+            k = rms_norm(k, (config.head_dim,), layer.k_norm, config.norm_eps)
+        seen = self._attention.forward(index, rotate(q, *angles), rotate(k, *angles), v, step)
+        return linear(seen, layer.output, layer.output_bias)
+
+    def _mlp(self, layer: LayerWeights, x: Tensor) -> Tensor:
+        config = self._config
+        normed = rms_norm(x, (config.hidden_size,), layer.mlp_norm, config.norm_eps)
+        gate, up = linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
+        return linear(silu(gate) * up, layer.down, layer.down_bias)
+
+

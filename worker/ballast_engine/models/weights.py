@@ -1,0 +1,110 @@
+"""A decoder's weights: which tensors a checkpoint must hold, and how they are fused.
+
+Names and shapes are those of Hugging Face checkpoints; the projections of q, k and v become one matrix, those of gate
+and up another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ballast_engine.models.config import ModelConfig
+
+Shape = tuple[int, ...]
+Take = Callable[[str, Shape], Tensor]
+"""Gives the tensor of a name, in the dtype and on the device of the computation."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer. A bias or a q/k norm is None where the architecture has none."""
+
+    input_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    output: Tensor
+    output_bias: Tensor | None
+    mlp_norm: Tensor
+    gate_up: Tensor
+    gate_up_bias: Tensor | None
+    down: Tensor
+    down_bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    """All of a decoder. With tied embeddings `head` is `embedding`."""
+
+    embedding: Tensor
+    layers: tuple[LayerWeights, ...]
+    norm: Tensor
+    head: Tensor
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor once."""
+        yield self.embedding
+        yield self.norm
+        if self.head is not self.embedding:
+            yield self.head
+        for layer in self.layers:
+            for name in LayerWeights.__slots__:
+                tensor = getattr(layer, name)
+                if tensor is not None:
+                    yield tensor
+
+
+def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
+    """Name and shape of every tensor that a checkpoint of this model holds."""
+    shapes: dict[str, Shape] = {}
+
+    def take(name: str, shape: Shape) -> Tensor:
+        shapes[name] = shape
+        return torch.empty(shape, device="meta")
+
+    assemble(config, take)
+    return shapes
+
+
+def assemble(config: ModelConfig, take: Take) -> DecoderWeights:
+    """Build the weights from single tensors, layer by layer, so that never more than one layer exists twice."""
+    hidden = config.hidden_size
+    embedding = take("model.embed_tokens.weight", (config.vocab_size, hidden))
+    layers = tuple(_layer(config, f"model.layers.{index}.", take) for index in range(config.num_layers))
+    norm = take("model.norm.weight", (hidden,))
+    head = embedding if config.tie_embeddings else take("lm_head.weight", (config.vocab_size, hidden))
+    return DecoderWeights(embedding=embedding, layers=layers, norm=norm, head=head)
+
+
+def _layer(config: ModelConfig, prefix: str, take: Take) -> LayerWeights:
+    hidden, inner, q, kv = config.hidden_size, config.intermediate_size, config.q_size, config.kv_size
+
+    def fused(names: tuple[str, ...], rows: tuple[int, ...], *, bias: bool) -> tuple[Tensor, Tensor | None]:
+        weight = torch.cat([take(f"{prefix}{n}.weight", (r, hidden)) for n, r in zip(names, rows, strict=True)])
+        if not bias:
+            return weight, None
+        return weight, torch.cat([take(f"{prefix}{n}.bias", (r,)) for n, r in zip(names, rows, strict=True)])
+
+    qkv, qkv_bias = fused(
+        ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), (q, kv, kv), bias=config.qkv_bias
+    )
+    gate_up, gate_up_bias = fused(("mlp.gate_proj", "mlp.up_proj"), (inner, inner), bias=config.mlp_bias)
+    return LayerWeights(
+        input_norm=take(f"{prefix}input_layernorm.weight", (hidden,)),
+        qkv=qkv,
+        qkv_bias=qkv_bias,
+        q_norm=take(f"{prefix}self_attn.q_norm.weight", (config.head_dim,)) if config.qk_norm else None,
+        k_norm=take(f"{prefix}self_attn.k_norm.weight", (config.head_dim,)) if config.qk_norm else None,
+        output=take(f"{prefix}self_attn.o_proj.weight", (hidden, q)),
+        output_bias=take(f"{prefix}self_attn.o_proj.bias", (hidden,)) if config.output_bias else None,
+        mlp_norm=take(f"{prefix}post_attention_layernorm.weight", (hidden,)),
+        gate_up=gate_up,
+        gate_up_bias=gate_up_bias,
+        down=take(f"{prefix}mlp.down_proj.weight", (hidden, inner)),
+        down_bias=take(f"{prefix}mlp.down_proj.bias", (hidden,)) if config.mlp_bias else None,
+    )
