@@ -1,0 +1,77 @@
+"""Assert, at every step, what Ballast promises of it (G1 and G2; G8 is `Kv.check`).
+
+They look at the world after the plan was carried out, and share no code with the policy but the formulas of shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ballast_policy.plan import Plan, Reason
+from ballast_policy.request import Phase, RequestClass
+from ballast_policy.shares import reserved_slots
+from ballast_policy.snapshot import Snapshot
+from ballast_sim.errors import IllegalPlan
+
+_EXCUSES = frozenset({Reason.NO_KV, Reason.CHUNK_SPENT, Reason.NO_SLOT, Reason.PRIORITY})
+
+
+@dataclass
+class Guarantees:
+    """Checks one replica's plans; `steps_to_fill` bounds how long offline may take to come to its reservation."""
+
+    steps_to_fill: int = 4000
+    """A reserved slot may wait for a full prompt to go through the reserved part of the chunk."""
+    short_steps: int = 0
+    """Steps in a row in which offline held less than its reservation while its work waited."""
+    missing: int = 0
+    """Reserved slots not held while offline work waited, summed over steps."""
+    owed: int = 0
+    """Reserved slots that offline work was there for, summed over steps."""
+
+    def check(self, snapshot: Snapshot, plan: Plan, running: Mapping[RequestClass, int]) -> None:
+        """Raise IllegalPlan where a guarantee does not hold."""
+        config = snapshot.config
+        reserved = reserved_slots(config.offline_share, config.slots, snapshot.ceiling or config.slots)
+        self._online_first(snapshot, plan, running, reserved)
+        self._offline_floor(snapshot, plan, running, reserved)
+
+    def _online_first(self, snapshot: Snapshot, plan: Plan, running: Mapping[RequestClass, int], reserved: int) -> None:
+        """G1: while online waits, offline holds no slot beyond its reservation that online could use."""
+        if not snapshot.waiting or snapshot.waiting[0].request_class is RequestClass.OFFLINE:
+            return
+        left = [
+            request
+            for request in snapshot.waiting
+            if request.request_class is RequestClass.ONLINE and request.phase is Phase.WAITING
+        ]
+        if not left:
+            return
+        offline = running[RequestClass.OFFLINE]
+        free = snapshot.config.slots - running[RequestClass.ONLINE] - offline
+        if free == 0 and offline > reserved:
+            found = f"{offline} slots are held by offline, {reserved} are reserved"
+            raise IllegalPlan(f"G1: online request {left[0].seq} waits for a slot while {found}")
+        reasons = {because.request.seq: because.reason for because in plan.because}
+        if free > 0 and reasons.get(left[0].seq) not in _EXCUSES:
+            raise IllegalPlan(f"G1: {free} slots are free and online request {left[0].seq} waits without a reason")
+
+    def _offline_floor(
+        self, snapshot: Snapshot, plan: Plan, running: Mapping[RequestClass, int], reserved: int
+    ) -> None:
+        """G2: with offline work at hand, offline holds its reservation after a bounded number of steps."""
+        resident = sum(1 for request in snapshot.residents if request.request_class is RequestClass.OFFLINE)
+        waiting = sum(1 for request in snapshot.waiting if request.request_class is RequestClass.OFFLINE)
+        wanted = min(reserved, resident + waiting)
+        if not wanted:
+            self.short_steps = 0
+            return
+        short = max(0, wanted - running[RequestClass.OFFLINE])
+        self.owed += wanted
+        self.missing += short
+        self.short_steps = self.short_steps + 1 if short else 0
+        if self.short_steps > self.steps_to_fill:
+            raise IllegalPlan(f"G2: offline held less than {wanted} slots for {self.short_steps} steps in a row")
+        if not short and not any(request.request_class is RequestClass.OFFLINE for request, _ in plan.grants):
+            raise IllegalPlan("G2: offline holds slots, but no offline request takes part in the step")

@@ -1,0 +1,159 @@
+"""KV blocks of a simulated replica: counts instead of memory, with the prefix cache's reuse and LRU."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ballast_sim.errors import IllegalPlan
+from ballast_sim.item import Item
+
+
+@dataclass(slots=True)
+class _Entry:
+    blocks: int
+    users: int = 0
+
+
+@dataclass
+class Kv:
+    """Counts the blocks of one replica. `free` is what nobody uses, cached blocks among them."""
+
+    num_blocks: int
+    block_tokens: int
+    has_prefix_cache: bool = False
+    free: int = field(init=False)
+    _groups: dict[int, _Entry] = field(init=False, default_factory=dict)
+    _idle: OrderedDict[tuple[str, int], _Entry] = field(init=False, default_factory=OrderedDict)
+    """Cached blocks that nobody uses, oldest first: group prefixes and what preempted requests left."""
+    _num_idle: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self.free = self.num_blocks
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that hold so many tokens."""
+        return -(-tokens // self.block_tokens)
+
+    def look_up(self, item: Item) -> None:
+        """Tell the policy what the cache would give a waiting request now."""
+        request = item.request
+        shared, own = self._hit(item)
+        request.num_cached = (shared + own) * self.block_tokens
+        is_idle = shared > 0 and self._groups[request.prefix_group].users == 0
+        request.num_cached_idle = (shared if is_idle else 0) + own
+
+    def admit(self, item: Item) -> None:
+        """Give a waiting request the blocks that the cache holds for it."""
+        request = item.request
+        shared, own = self._hit(item)
+        if shared:
+            self._share(item, shared)
+        if own:
+            self._num_idle -= self._idle.pop(("own", request.seq)).blocks
+            self.free -= own
+        request.num_blocks = shared + own
+        request.num_private_blocks = own
+        request.num_computed = (shared + own) * self.block_tokens
+        if request.num_output == 0 and item.peak_computed == 0:
+            item.prompt_cached = request.num_computed
+
+    def extend(self, item: Item, tokens: int) -> None:
+        """Allocate the blocks for computing so many more tokens.
+
+        Raises:
+            IllegalPlan: there are not enough.
+        """
+        request = item.request
+        needed = self.blocks_for(request.num_computed + tokens) - request.num_blocks
+        if needed <= 0:
+            return
+        if needed > self.free:
+            raise IllegalPlan(f"request {request.seq} needs {needed} KV blocks, {self.free} are free")
+        self._take(needed)
+        request.num_blocks += needed
+        request.num_private_blocks += needed
+
+    def publish(self, item: Item) -> None:
+        """After a step: a group's prefix that is now computed enters the cache."""
+        request = item.request
+        blocks = item.prefix_tokens // self.block_tokens
+        if not self.has_prefix_cache or item.shared_blocks or not blocks or request.prefix_group in self._groups:
+            return
+        if request.num_computed >= blocks * self.block_tokens:
+            self._groups[request.prefix_group] = _Entry(blocks, users=1)
+            item.shared_blocks = blocks
+            request.num_private_blocks -= blocks
+
+    def release(self, item: Item, *, is_preempted: bool) -> None:
+        """Take all blocks back; what a preempted request computed stays cached until the blocks are needed."""
+        request = item.request
+        if item.shared_blocks:
+            self._unshare(item)
+        self.free += request.num_private_blocks
+        kept = request.num_computed // self.block_tokens - (request.num_blocks - request.num_private_blocks)
+        if is_preempted and self.has_prefix_cache and kept > 0:
+            self._idle[("own", request.seq)] = _Entry(kept)
+            self._num_idle += kept
+        request.num_blocks = request.num_private_blocks = request.num_computed = 0
+
+    def forget(self, seq: int) -> None:
+        """A request has ended: what it left in the cache under its own name is of no use."""
+        entry = self._idle.pop(("own", seq), None)
+        if entry:
+            self._num_idle -= entry.blocks
+
+    def check(self, residents: Iterable[Item]) -> None:
+        """Raise where the books do not balance (G8)."""
+        private = sum(item.request.num_private_blocks for item in residents)
+        shared = sum(entry.blocks for entry in self._groups.values() if entry.users)
+        if private + shared + self.free != self.num_blocks:
+            raise IllegalPlan(f"{private} private, {shared} shared and {self.free} free KV blocks of {self.num_blocks}")
+        if self._num_idle != sum(entry.blocks for entry in self._idle.values()) or self._num_idle > self.free:
+            raise IllegalPlan(f"{self._num_idle} cached KV blocks counted, {self.free} free")
+
+    def _hit(self, item: Item) -> tuple[int, int]:
+        if not self.has_prefix_cache:
+            return 0, 0
+        request = item.request
+        most = (request.num_tokens - 1) // self.block_tokens
+        prefix = item.prefix_tokens // self.block_tokens
+        entry = self._groups.get(request.prefix_group) if prefix else None
+        shared = entry.blocks if entry and entry.blocks <= most else 0
+        left = self._idle.get(("own", request.seq))
+        own = min(left.blocks, most - shared) if left and shared == min(prefix, most) else 0
+        return shared, own
+
+    def _share(self, item: Item, blocks: int) -> None:
+        group = item.request.prefix_group
+        entry = self._groups[group]
+        if entry.users == 0:
+            self._num_idle -= self._idle.pop(("group", group)).blocks
+            self.free -= entry.blocks
+        entry.users += 1
+        item.shared_blocks = blocks
+
+    def _unshare(self, item: Item) -> None:
+        group = item.request.prefix_group
+        entry = self._groups[group]
+        entry.users -= 1
+        item.shared_blocks = 0
+        if entry.users == 0:
+            self.free += entry.blocks
+            self._idle[("group", group)] = entry
+            self._num_idle += entry.blocks
+
+    def _take(self, blocks: int) -> None:
+        missing = blocks - (self.free - self._num_idle)
+        while missing > 0:
+            (kind, key), entry = next(iter(self._idle.items()))
+            taken = min(missing, entry.blocks)
+            entry.blocks -= taken
+            self._num_idle -= taken
+            missing -= taken
+            if entry.blocks == 0:
+                del self._idle[(kind, key)]
+                if kind == "group":
+                    del self._groups[key]
+        self.free -= blocks

@@ -1,0 +1,345 @@
+"""An engine in virtual time: it carries out the plans of a policy exactly as they are, and asserts that they can be.
+
+The backlog, the ledgers and the decision are those of `ballast_policy`; only the step's duration and the tokens are
+made up, by a step model and by the trace's lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from math import exp
+from random import Random
+from typing import NamedTuple, Protocol
+
+from ballast_policy.backlog import Backlog
+from ballast_policy.cost import attended
+from ballast_policy.fairness import INPUT_COST, OUTPUT_COST, Ledger
+from ballast_policy.plan import Plan
+from ballast_policy.request import Phase, Request, RequestClass
+from ballast_policy.snapshot import PolicyConfig, Snapshot, take_snapshot
+from ballast_sim.clock import Clock
+from ballast_sim.errors import IllegalPlan
+from ballast_sim.fairness import Samples
+from ballast_sim.guarantees import Guarantees
+from ballast_sim.item import Item
+from ballast_sim.knowledge import Knowledge
+from ballast_sim.kv import Kv
+from ballast_sim.step_model import StepModel, Work
+
+CHECK_EVERY = 512
+"""Steps between two audits of the KV books; they are audited whenever a replica falls idle, too."""
+
+STALLED = 1000
+"""Looks in a row that find work and run none of it: the policy has forgotten it (G3)."""
+LOOK_AGAIN_SECONDS = 0.001
+SAMPLE_EVERY = 16
+"""Steps between two looks at the tenants' service."""
+
+
+class Policy(Protocol):
+    """What decides: Ballast's `plan`, or one of the baselines."""
+
+    def plan(self, snapshot: Snapshot) -> Plan:
+        """Decide the next step."""
+
+
+class Step(NamedTuple):
+    """What one step was: its time, who held slots, and the tokens computed by class and phase."""
+
+    start: float
+    seconds: float
+    predicted: float
+    online_slots: int
+    offline_slots: int
+    parked: int
+    online_waiting: int
+    offline_at_hand: int
+    """Offline requests that wait, run or are parked here."""
+    online_prefill: int
+    offline_prefill: int
+    online_decode: int
+    offline_decode: int
+
+
+@dataclass
+class Replica:
+    """One engine. `receive` gives it work; it steps as long as it has any."""
+
+    name: str
+    clock: Clock
+    config: PolicyConfig
+    policy: Policy
+    model: StepModel
+    known: Knowledge
+    random: Random
+    noise: float = 0.0
+    """Standard deviation of the logarithm of a step's time around the model's."""
+    has_prefix_cache: bool = False
+    guarantees: Guarantees | None = None
+    refill: Callable[[Replica], None] = lambda _: None
+    """Asked before each step to top up the offline work at hand."""
+    on_admit: Callable[[Item], None] = lambda _: None
+    """An offline request got its first slot."""
+    on_finish: Callable[[Item], None] = lambda _: None
+    kv: Kv = field(init=False)
+    backlog: Backlog = field(init=False, default_factory=Backlog)
+    ledgers: dict[RequestClass, Ledger] = field(init=False)
+    items: dict[int, Item] = field(init=False, default_factory=dict)
+    """Everything here that has not finished, by `seq`."""
+    residents: dict[int, Request] = field(init=False, default_factory=dict)
+    steps: list[Step] = field(init=False, default_factory=list)
+    num_preempted: int = field(init=False, default=0)
+    num_parked: int = field(init=False, default=0)
+    """Park decisions carried out."""
+    num_running: dict[RequestClass, int] = field(init=False)
+    is_busy: bool = field(init=False, default=False)
+    _stalled: int = field(init=False, default=0)
+    samples: dict[RequestClass, Samples] = field(init=False)
+    """Service of tenants over time, by class."""
+    _active: dict[RequestClass, dict[str, int]] = field(init=False)
+    """Requests of each tenant that wait or run."""
+
+    def __post_init__(self) -> None:
+        weights = {tenant: share.weight for tenant, share in self.config.tenants.items()}
+        self.kv = Kv(self.config.num_blocks, self.config.block_tokens, self.has_prefix_cache)
+        self.ledgers = {request_class: Ledger(weights) for request_class in RequestClass}
+        self.num_running = dict.fromkeys(RequestClass, 0)
+        self.samples = {request_class: Samples() for request_class in RequestClass}
+        self._active = {request_class: {} for request_class in RequestClass}
+
+    @property
+    def load(self) -> int:
+        """Online requests that wait or run here: what the router compares."""
+        return self.backlog.count(RequestClass.ONLINE) + self.num_running[RequestClass.ONLINE]
+
+    def receive(self, items: Iterable[Item]) -> None:
+        """Take requests in; an idle replica begins a step once everything due at this time has arrived."""
+        self.take(items)
+        self.wake()
+
+    def take(self, items: Iterable[Item]) -> None:
+        """Let requests wait."""
+        for item in items:
+            request = item.request
+            active = self._active[request.request_class]
+            if request.tenant not in active:
+                self.ledgers[request.request_class].lift(request.tenant, active)
+            active[request.tenant] = active.get(request.tenant, 0) + 1
+            self.items[request.seq] = item
+            self.backlog.add(request)
+            if request.request_class is RequestClass.ONLINE:
+                self.known.arrived(self.clock.now, request.num_prompt)
+
+    def wake(self) -> None:
+        """Begin a step as soon as nothing else is due at this time."""
+        if not self.is_busy:
+            self.is_busy = True
+            self.clock.at(self.clock.now, self._begin, rank=1)
+
+    def _begin(self) -> None:
+        self.refill(self)
+        snapshot = self._snapshot()
+        plan = self.policy.plan(snapshot)
+        work, log = self._apply(plan)
+        if self.guarantees:
+            self.guarantees.check(snapshot, plan, self.num_running)
+        if not plan.grants:
+            self._rest()
+            return
+        self._stalled = 0
+        seconds = self.model.seconds(work)
+        if self.noise:
+            seconds *= exp(self.random.gauss(0.0, self.noise))
+        self.steps.append(Step(self.clock.now, seconds, plan.predicted_seconds, *log))
+        self.clock.at(self.clock.now + seconds, lambda: self._finish(plan, work, seconds), rank=1)
+
+    def _rest(self) -> None:
+        """Nothing to compute: sleep until work comes, or look again soon where the policy lets work wait."""
+        if not self.items:
+            self.is_busy = False
+            self.kv.check(())
+            return
+        self._stalled += 1
+        if self._stalled > STALLED:
+            raise IllegalPlan(f"{len(self.items)} requests wait or are resident, and no plan runs any of them")
+        self.clock.at(self.clock.now + LOOK_AGAIN_SECONDS, self._begin, rank=1)
+
+    def _snapshot(self) -> Snapshot:
+        now, known = self.clock.now, self.known
+        residents = list(self.residents.values())
+        if self.num_running[RequestClass.ONLINE] or self.backlog.count(RequestClass.ONLINE):
+            known.last_online = now
+        snapshot = take_snapshot(
+            now=now,
+            residents=residents,
+            backlog=self.backlog,
+            free_blocks=self.kv.free,
+            config=self.config,
+            cost=known.cost,
+            ledgers=self.ledgers,
+            last_online=known.last_online,
+            typical_prompt=known.typical_prompt,
+            ceiling=known.ceiling,
+        )
+        if self.has_prefix_cache:
+            for request in snapshot.waiting:
+                self.kv.look_up(self.items[request.seq])
+        return snapshot
+
+    def _apply(self, plan: Plan) -> tuple[Work, tuple[int, ...]]:
+        """Carry out the decisions, allocate KV, and sum up the step's work."""
+        running = self.num_running
+        for request in plan.preempt:
+            self._preempt(request)
+        for request in plan.park:
+            _expect(request, Phase.RUNNING, "park")
+            request.phase = Phase.PARKED
+            running[request.request_class] -= 1
+            self.num_parked += 1
+        for request in plan.resume:
+            _expect(request, Phase.PARKED, "resume")
+            request.phase = Phase.RUNNING
+            running[request.request_class] += 1
+        for request in plan.admit:
+            self._admit(request)
+        num_running = sum(running.values())
+        if num_running > self.config.slots:
+            raise IllegalPlan(f"{num_running} requests hold a slot, there are {self.config.slots}")
+        work, tokens = self._grant(plan)
+        parked = len(self.residents) - num_running
+        online, offline = running[RequestClass.ONLINE], running[RequestClass.OFFLINE]
+        waiting = self.backlog.count(RequestClass.ONLINE)
+        at_hand = len(self.items) - waiting - online
+        return work, (online, offline, parked, waiting, at_hand, *tokens)
+
+    def _grant(self, plan: Plan) -> tuple[Work, tuple[int, int, int, int]]:
+        kv, items, block_tokens = self.kv, self.items, self.config.block_tokens
+        prefill = {RequestClass.ONLINE: 0, RequestClass.OFFLINE: 0}
+        decode = {RequestClass.ONLINE: 0, RequestClass.OFFLINE: 0}
+        pairs, before, context, chunks = 0.0, 0, 0, 0
+        for request, tokens in plan.grants:
+            computed = request.num_computed
+            remaining = request.num_tokens - computed
+            item = items[request.seq]
+            if request.phase is not Phase.RUNNING or not 0 < tokens <= remaining or item.num_granted:
+                raise IllegalPlan(f"{tokens} tokens granted to {request}, {item.num_granted} before in this plan")
+            item.num_granted = tokens
+            if computed + tokens > request.num_blocks * block_tokens:
+                kv.extend(item, tokens)
+            if remaining == 1:
+                decode[request.request_class] += 1
+                context += computed + 1
+            else:
+                prefill[request.request_class] += tokens
+                pairs += attended(computed, tokens)
+                before += computed
+                chunks += 1
+        num_prefill = prefill[RequestClass.ONLINE] + prefill[RequestClass.OFFLINE]
+        num_decode = decode[RequestClass.ONLINE] + decode[RequestClass.OFFLINE]
+        work = Work(num_prefill, pairs, before, num_decode, context, chunks)
+        return work, (
+            prefill[RequestClass.ONLINE],
+            prefill[RequestClass.OFFLINE],
+            decode[RequestClass.ONLINE],
+            decode[RequestClass.OFFLINE],
+        )
+
+    def _admit(self, request: Request) -> None:
+        _expect(request, Phase.WAITING, "admit")
+        self.backlog.remove(request)
+        item = self.items[request.seq]
+        self.kv.admit(item)
+        request.phase = Phase.RUNNING
+        self.residents[request.seq] = request
+        self.num_running[request.request_class] += 1
+        if item.admitted > self.clock.now:
+            item.admitted = self.clock.now
+            if request.request_class is RequestClass.OFFLINE:
+                self.on_admit(item)
+
+    def _preempt(self, request: Request) -> None:
+        if request.seq not in self.residents:
+            raise IllegalPlan(f"preempts {request}, which holds no KV")
+        if request.phase is Phase.RUNNING:
+            self.num_running[request.request_class] -= 1
+        self.kv.release(self.items[request.seq], is_preempted=True)
+        del self.residents[request.seq]
+        request.phase = Phase.WAITING
+        request.steps_waited = 0
+        self.backlog.add(request)
+        self.num_preempted += 1
+
+    def _finish(self, plan: Plan, work: Work, seconds: float) -> None:
+        now = self.clock.now
+        items = self.items
+        charges: dict[tuple[RequestClass, str], float] = {}
+        for request, tokens in plan.grants:
+            item = items[request.seq]
+            item.num_granted = 0
+            computed = request.num_computed + tokens
+            request.num_computed = computed
+            cost = 0.0
+            if computed > item.peak_computed:
+                first = max(item.peak_computed, computed - tokens)
+                item.num_recomputed += tokens - (computed - first)
+                if first < request.num_prompt:
+                    cost = INPUT_COST * (min(computed, request.num_prompt) - first)
+                item.peak_computed = computed
+            else:
+                item.num_recomputed += tokens
+            if item.prefix_tokens:
+                self.kv.publish(item)
+            if computed == request.num_tokens:
+                cost += OUTPUT_COST
+                self._emit(item, now)
+            if cost:
+                key = (request.request_class, request.tenant)
+                charges[key] = charges.get(key, 0.0) + cost
+        for (request_class, tenant), cost in charges.items():
+            self.ledgers[request_class].charge(tenant, cost)
+        self.known.stepped(work, seconds, self.config)
+        if len(self.steps) % SAMPLE_EVERY == 0:
+            self._sample()
+        if len(self.steps) % CHECK_EVERY == 0:
+            self.kv.check(self._resident_items())
+        self._begin()
+
+    def _emit(self, item: Item, now: float) -> None:
+        """One more token; the last one ends the request."""
+        request = item.request
+        if request.num_output == 0:
+            item.first_token = now
+        if now > request.next_deadline:
+            item.num_late += 1
+        request.num_output += 1
+        if request.num_output < item.num_output:
+            request.num_tokens += 1
+            return
+        item.last_token = now
+        self.kv.release(item, is_preempted=False)
+        self.kv.forget(request.seq)
+        del self.residents[request.seq], self.items[request.seq]
+        self.num_running[request.request_class] -= 1
+        active = self._active[request.request_class]
+        active[request.tenant] -= 1
+        if not active[request.tenant]:
+            del active[request.tenant]
+        self.on_finish(item)
+
+    def _sample(self) -> None:
+        """Note the service of the tenants that wait, where several do."""
+        for request_class, samples in self.samples.items():
+            waiting = self.backlog.tenants(request_class)
+            if len(waiting) > 1:
+                ledger = self.ledgers[request_class]
+                samples.times.append(self.clock.now)
+                samples.service.append({tenant: ledger.service(tenant) for tenant in waiting})
+
+    def _resident_items(self) -> list[Item]:
+        return [self.items[seq] for seq in self.residents]
+
+
+def _expect(request: Request, phase: Phase, verb: str) -> None:
+    if request.phase is not phase:
+        raise IllegalPlan(f"would {verb} {request}, which is {request.phase.name}")

@@ -1,0 +1,176 @@
+"""What a run comes to, in the figures that the evidence and the planner print."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import nan
+
+from ballast_policy.request import RequestClass
+from ballast_policy.shares import reserved_slots
+from ballast_sim.fairness import jain, service_gap
+from ballast_sim.item import Item
+from ballast_sim.replica import Step
+from ballast_sim.simulation import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Of a latency, in seconds; nan where nothing was measured."""
+
+    p50: float
+    p95: float
+    p99: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Percentiles:
+        """Nearest-rank percentiles."""
+        ordered = sorted(values)
+        if not ordered:
+            return cls(nan, nan, nan)
+        return cls(*(ordered[min(len(ordered) - 1, int(len(ordered) * share))] for share in (0.50, 0.95, 0.99)))
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Tokens per second of requests that were completed in the run; recomputed and cached ones are left out."""
+
+    prefill: float = 0.0
+    decode: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Both."""
+        return self.prefill + self.decode
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A run's figures. Shares are fractions of 1."""
+
+    seconds: float
+    """Measured part of the run."""
+    num_online: int
+    ttft: Percentiles
+    tpot: Percentiles
+    """Of a request's mean time per output token."""
+    ttft_attainment: float
+    tpot_attainment: float
+    envelope_attainment: float
+    """Requests whose every token came by `arrival + ttft + j * tpot`."""
+    goodput: float
+    """Online requests per second that met both."""
+    online: Tokens
+    offline: Tokens
+    wasted_tokens: int
+    """Computed again after a preemption."""
+    wasted_share: float
+    """Of all tokens computed."""
+    busy_share: float
+    """Time in steps."""
+    online_slots: float
+    """Share of slots held by online, over time."""
+    offline_slots: float
+    parked: float
+    """Parked requests, on average."""
+    num_steps: int
+    mean_step: float
+    prediction_error: float
+    """Mean of |predicted - actual| over actual step time, for the steps that the policy predicted."""
+    num_preempted: int
+    jain: float
+    service_gap: float
+    reservation_shortfall: float
+    """Share of the reserved slot-seconds that waiting offline work did not get."""
+    deadline_hits: float
+    """Share of the jobs with a deadline that were done by it; nan without such jobs."""
+
+    @property
+    def total_tokens(self) -> float:
+        """Tokens per second of both classes."""
+        return self.online.total + self.offline.total
+
+
+def report(run: Run) -> Report:
+    """Sum up a run over `[warmup, end]`."""
+    start, end = run.scenario.warmup_seconds, run.seconds
+    seconds = max(end - start, 1e-9)
+    replicas = len(run.replicas)
+    config = run.scenario.config
+    online = _measured(run.online, start, end, config.ttft)
+    answered = [item for item in online if item.last_token <= end and item.num_output > 1]
+    tpots = [(item.last_token - item.first_token) / (item.num_output - 1) for item in answered]
+    met_ttft = [item.first_token - item.request.arrival <= config.ttft for item in online]
+    met_tpot = [tpot <= config.tpot for tpot in tpots]
+    steps = [step for replica in run.replicas for step in replica.steps if step.start >= start]
+    computed = sum(s.online_prefill + s.offline_prefill + s.online_decode + s.offline_decode for s in steps)
+    wasted = sum(item.num_recomputed for item in (*run.online, *run.offline))
+    busy = sum(step.seconds for step in steps)
+    slot_seconds = seconds * replicas * config.slots
+    samples = [replica.samples[c].after(start) for replica in run.replicas for c in RequestClass]
+    return Report(
+        seconds=seconds,
+        num_online=len(online),
+        ttft=Percentiles.of(min(item.first_token, end) - item.request.arrival for item in online),
+        tpot=Percentiles.of(tpots),
+        ttft_attainment=_share(met_ttft),
+        tpot_attainment=_share(met_tpot),
+        envelope_attainment=_share([item.num_late == 0 for item in answered]),
+        goodput=sum(1 for item in answered if _met_both(item, config.ttft, config.tpot)) / seconds,
+        online=_tokens(run.online, start, end),
+        offline=_tokens(run.offline, start, end),
+        wasted_tokens=wasted,
+        wasted_share=wasted / max(computed, 1),
+        busy_share=busy / (seconds * replicas),
+        online_slots=sum(s.online_slots * s.seconds for s in steps) / slot_seconds,
+        offline_slots=sum(s.offline_slots * s.seconds for s in steps) / slot_seconds,
+        parked=sum(s.parked * s.seconds for s in steps) / (seconds * replicas),
+        num_steps=len(steps),
+        mean_step=busy / max(len(steps), 1),
+        prediction_error=_prediction_error(steps),
+        num_preempted=sum(replica.num_preempted for replica in run.replicas),
+        jain=min((jain(sample) for sample in samples), default=1.0),
+        service_gap=max((service_gap(sample) for sample in samples), default=0.0),
+        reservation_shortfall=_shortfall(run, steps),
+        deadline_hits=_share([job.finished_at <= job.deadline for job in run.jobs if job.deadline is not None]),
+    )
+
+
+def _measured(items: Sequence[Item], start: float, end: float, ttft: float) -> list[Item]:
+    """Online requests of the measured part whose first token came or should have come within it."""
+    return [
+        item
+        for item in items
+        if item.request.arrival >= start and (item.first_token <= end or item.request.arrival + ttft < end)
+    ]
+
+
+def _met_both(item: Item, ttft: float, tpot: float) -> bool:
+    took = (item.last_token - item.first_token) / (item.num_output - 1)
+    return item.first_token - item.request.arrival <= ttft and took <= tpot
+
+
+def _tokens(items: Iterable[Item], start: float, end: float) -> Tokens:
+    done = [item for item in items if start <= item.last_token <= end]
+    prefill = sum(item.request.num_prompt - item.prompt_cached for item in done)
+    return Tokens(prefill / max(end - start, 1e-9), sum(item.num_output for item in done) / max(end - start, 1e-9))
+
+
+def _prediction_error(steps: Sequence[Step]) -> float:
+    errors = [abs(step.predicted - step.seconds) / step.seconds for step in steps if step.predicted > 0]
+    return sum(errors) / len(errors) if errors else nan
+
+
+def _shortfall(run: Run, steps: Sequence[Step]) -> float:
+    config = run.scenario.config
+    ceilings = [replica.known.ceiling or config.slots for replica in run.replicas]
+    reserved = reserved_slots(config.offline_share, config.slots, min(ceilings))
+    if not run.jobs or not reserved:
+        return 0.0
+    owed = sum(min(reserved, step.offline_at_hand) * step.seconds for step in steps)
+    missing = sum(max(0, min(reserved, step.offline_at_hand) - step.offline_slots) * step.seconds for step in steps)
+    return missing / owed if owed else 0.0
+
+
+def _share(met: Sequence[bool]) -> float:
+    return sum(met) / len(met) if met else nan
