@@ -1,0 +1,148 @@
+"""Step models agree where they should, and say what a step may never do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ballast_policy.cost import CostModel
+from ballast_sim.errors import BadInput
+from ballast_sim.hardware import GPUS, gpu
+from ballast_sim.shape import SHAPES, Quantization, from_config, shape
+from ballast_sim.step_model import (
+    REFIT_A100,
+    Efficiency,
+    Linear,
+    PublishedA100,
+    Roofline,
+    Work,
+    profile,
+    sample_steps,
+)
+
+
+def mean_error(model, reference, steps):
+    return sum(abs(model.seconds(work) / reference.seconds(work) - 1) for work in steps) / len(steps)
+
+
+def test_the_published_pieces_do_not_meet():
+    published = PublishedA100()
+
+    below = published.seconds(Work(num_prefill=412, num_decode=100, decode_context=130_000))
+    above = published.seconds(Work(num_prefill=413, num_decode=100, decode_context=130_000))
+
+    assert (round(below, 4), round(above, 4)) == (0.0724, 0.0648)
+
+
+def test_the_refit_is_what_least_squares_finds_on_the_published_pieces():
+    again = profile(PublishedA100(), seed=1, num_steps=4000)
+
+    for name in ("k0", "k1", "k3", "k4"):
+        assert getattr(again, name) == pytest.approx(getattr(REFIT_A100.cost, name), rel=0.1)
+
+
+def test_the_refit_is_within_three_percent_of_the_published_times_on_average():
+    steps = sample_steps(Random(7), 4000)
+
+    assert mean_error(REFIT_A100, PublishedA100(), steps) < 0.03
+
+
+def test_the_roofline_of_an_a100_is_within_five_percent_of_the_published_refit():
+    roofline = Roofline(SHAPES["llama-3-8b"], GPUS["a100"])
+
+    assert mean_error(roofline, REFIT_A100, sample_steps(Random(7), 2000)) < 0.05
+
+
+works = st.builds(
+    Work,
+    num_prefill=st.integers(0, 4096),
+    prefill_context=st.integers(0, 10_000_000),
+    prefill_before=st.integers(0, 16_000),
+    num_decode=st.integers(0, 256),
+    decode_context=st.integers(0, 1_000_000),
+    num_chunks=st.integers(0, 8),
+)
+models = st.sampled_from([REFIT_A100, *(Roofline(SHAPES["qwen2.5-7b"], chip) for chip in GPUS.values())])
+
+
+@given(models, works, st.sampled_from(Work._fields))
+def test_doing_more_never_takes_less_time(model, work, field):
+    more = work._replace(**{field: getattr(work, field) * 2 + 1})
+
+    assert model.seconds(more) >= model.seconds(work)
+
+
+@pytest.mark.parametrize("chip", GPUS)
+def test_a_profile_of_a_roofline_predicts_it(chip):
+    roofline = Roofline(SHAPES["llama-3-8b"], GPUS[chip])
+
+    assert mean_error(Linear(profile(roofline)), roofline, sample_steps(Random(9), 500)) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("quantization", "share"), [(Quantization.FP8, 0.5), (Quantization.INT8, 0.5), (Quantization.INT4, 0.28)]
+)
+def test_quantized_weights_are_read_in_their_share_of_the_time(quantization, share):
+    bare = Efficiency(step_seconds=0.0, sequence_seconds=0.0)
+    usual = Roofline(SHAPES["llama-2-7b"], GPUS["h100"], efficiency=bare)
+
+    one = Work(num_decode=1, decode_context=1)
+    quantized = replace(usual, quantization=quantization).seconds(one)
+
+    assert quantized / usual.seconds(one) == pytest.approx(share, abs=0.03)
+
+
+def test_parameters_and_kv_bytes_follow_from_the_shape():
+    llama = SHAPES["llama-3-8b"]
+
+    assert llama.parameters == pytest.approx(8.03e9, rel=0.001)
+    assert llama.kv_bytes_per_token == 2 * 32 * 8 * 128 * 2
+    assert SHAPES["llama-3-70b"].parameters == pytest.approx(70.55e9, rel=0.001)
+    assert SHAPES["bge-base"].parameters == pytest.approx(109e6, rel=0.01)
+    assert SHAPES["bge-base"].kv_bytes_per_token == 0
+
+
+def test_the_model_that_ships_is_read_from_its_own_configuration(tmp_path):
+    config = {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 128,
+        "vocab_size": 1000,
+        "tie_word_embeddings": True,
+    }
+    (tmp_path / "config.json").write_text(__import__("json").dumps(config))
+
+    tiny = shape(str(tmp_path))
+
+    assert tiny.head_dim == 16
+    assert tiny.parameters == 2 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 128) + 64_000
+
+
+@pytest.mark.parametrize(
+    ("ask", "found"),
+    [
+        (lambda: gpu("b9000"), "unknown GPU 'b9000'; known are a100, h100, h200, l4"),
+        (lambda: shape("gpt-9"), "unknown model 'gpt-9'; known are llama-3-8b"),
+        (lambda: from_config({"model_type": "mixtral"}, "m"), "model_type is 'mixtral'"),
+        (lambda: from_config({"model_type": "llama"}, "m"), "num_attention_heads is None; wanted"),
+        (lambda: Roofline(SHAPES["mistral-7b"], GPUS["l4"], efficiency=Efficiency(compute=0)), "above 0"),
+    ],
+)
+def test_unknown_names_and_sizes_are_refused(ask, found):
+    with pytest.raises(BadInput) as error:
+        ask()
+
+    assert found in str(error.value)
+
+
+def test_a_given_cost_model_is_its_own_step_model():
+    cost = CostModel(0.01, 1e-4, 1e-9, 1e-4, 1e-7)
+
+    assert Linear(cost).seconds(Work(100, 5050.0, 0, 10, 1000, 1)) == pytest.approx(0.01 + 0.01 + 5.05e-6 + 1e-3 + 1e-4)

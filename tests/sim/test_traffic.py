@@ -1,0 +1,156 @@
+"""Traces are read as they are, and refused with the line that is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ballast_sim.arrivals import ClosedLoop, bursts, constant, generate, ramp
+from ballast_sim.errors import BadInput, BadTrace
+from ballast_sim.traffic import Arrival, at_rate, first_seconds, read, read_lengths, tokens_per_second
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text: str, name: str = "trace.csv") -> Path:
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+def test_the_azure_trace_is_read_from_its_first_request_on(write):
+    path = write(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:15:46.6805900,374,44\n"
+        "2023-11-16 18:15:50.9951690,396,109\n"
+    )
+
+    first, second = read(path)
+
+    assert (first.seconds, first.num_prompt, first.num_output) == (0.0, 374, 44)
+    assert second.seconds == pytest.approx(4.314579)
+
+
+def test_the_arena_trace_names_its_tenants(write):
+    path = write("req_time_s,client,prompt_len,output_len\n0.0,alice,13,199\n0.2,bob,36,137\n")
+
+    assert [arrival.tenant for arrival in read(path)] == ["alice", "bob"]
+
+
+def test_a_table_of_lengths_is_an_offline_pool_and_no_trace(write):
+    path = write("num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio\n3772,54,3826,69.8\n")
+
+    assert [(a.num_prompt, a.num_output) for a in read_lengths(path)] == [(3772, 54)]
+    with pytest.raises(BadTrace, match="missing: arrival_seconds or req_time_s"):
+        read(path)
+
+
+def test_mooncake_requests_share_the_blocks_that_all_of_their_group_start_with(write):
+    path = write(
+        '{"timestamp": 0, "input_length": 2000, "output_length": 5, "hash_ids": [0, 1, 2, 3]}\n'
+        '{"timestamp": 1500, "input_length": 1600, "output_length": 7, "hash_ids": [0, 1, 9, 10]}\n'
+        '{"timestamp": 1600, "input_length": 600, "output_length": 7, "hash_ids": [5, 6]}\n',
+        "trace.jsonl",
+    )
+
+    first, second, alone = read(path)
+
+    assert second.seconds == 1.5
+    assert first.prefix_group == second.prefix_group != 0
+    assert first.prefix_tokens == second.prefix_tokens == 2 * 512
+    assert alone.prefix_group == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", "holds no request"),
+        ("arrival_seconds,prompt_tokens,output_tokens\n", "holds no request"),
+        ("when,prompt_tokens,output_tokens\n0,1,1\n", "found the columns when, prompt_tokens, output_tokens; missing:"),
+        ("arrival_seconds,in,output_tokens\n0,1,1\n", "missing: prompt_tokens or ContextTokens"),
+        ("arrival_seconds,prompt_tokens,output_tokens\n0,1,1\n0.5,-3,1\n", "line 3: prompt_tokens is '-3'; wanted"),
+        ("arrival_seconds,prompt_tokens,output_tokens\n0,1,0\n", "line 2: output_tokens is '0'; wanted"),
+        ("arrival_seconds,prompt_tokens,output_tokens\n0,1.5,1\n", "line 2: prompt_tokens is '1.5'; wanted"),
+        ("arrival_seconds,prompt_tokens,output_tokens\n0,1\n", "line 2: output_tokens is None; wanted"),
+        ("arrival_seconds,prompt_tokens,output_tokens\nnan,1,1\n", "line 2: arrival_seconds is 'nan'; wanted"),
+        ("arrival_seconds,prompt_tokens,output_tokens\n5,1,1\n3,1,1\n", "line 3: the request arrives 2 s before"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,1\n", "line 2: TIMESTAMP is 'yesterday'; wanted a date"),
+        ('{"arrival_seconds": 0, "prompt_tokens": 1,\n', "line 1: is not JSON"),
+        ('{"arrival_seconds": 0, "prompt_tokens": 1, "output_tokens": 1}\n[1]\n', "line 2: found list, wanted"),
+    ],
+)
+def test_a_bad_trace_is_refused_with_its_line(write, text, found):
+    with pytest.raises(BadTrace) as error:
+        read(write(text))
+
+    assert found in str(error.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(BadTrace, match="cannot be read"):
+        read(tmp_path / "nothing.csv")
+
+
+def test_a_trace_is_stretched_to_a_rate():
+    trace = [Arrival(second, 90, 10) for second in (0.0, 1.0, 2.0)]
+
+    slower = at_rate(trace, tokens_per_second(trace) / 4)
+
+    assert [arrival.seconds for arrival in slower] == [0.0, 4.0, 8.0]
+    assert len(first_seconds(slower, 4.0)) == 2
+    with pytest.raises(BadInput, match="above 0"):
+        at_rate(trace, 0)
+    with pytest.raises(BadInput, match="two requests"):
+        tokens_per_second(trace[:1])
+
+
+POOL = [Arrival(0.0, 100, 10), Arrival(0.0, 200, 20)]
+
+
+@pytest.mark.parametrize(
+    ("rate", "expected"),
+    [(constant(5.0), 5.0), (ramp(0.0, 10.0, 1000.0), 5.0), (bursts(1.0, 9.0, every=10.0, lasting=5.0), 5.0)],
+)
+def test_generated_arrivals_follow_their_rate_and_seed(rate, expected):
+    arrivals = generate(rate, peak=10.0, seconds=1000.0, lengths=POOL, seed=3)
+
+    assert arrivals == generate(rate, peak=10.0, seconds=1000.0, lengths=POOL, seed=3)
+    assert arrivals != generate(rate, peak=10.0, seconds=1000.0, lengths=POOL, seed=4)
+    assert len(arrivals) / 1000 == pytest.approx(expected, rel=0.05)
+    assert all(a.seconds <= b.seconds for a, b in zip(arrivals, arrivals[1:], strict=False))
+
+
+def test_bursts_arrive_in_bursts():
+    rate = bursts(1.0, 20.0, every=10.0, lasting=2.0)
+
+    arrivals = generate(rate, peak=20.0, seconds=500.0, lengths=POOL, seed=1)
+
+    inside = sum(1 for arrival in arrivals if arrival.seconds % 10.0 < 2.0)
+    assert inside / len(arrivals) == pytest.approx(40 / 48, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ({"lengths": []}, "pool of lengths is empty"),
+        ({"peak": 0.0}, "must be above 0"),
+        ({"peak": 1.0}, "above the stated peak of 1"),
+        ({"rate": constant(0.0)}, "no request arrives"),
+    ],
+)
+def test_impossible_generators_are_refused(arguments, found):
+    usual = {"rate": constant(5.0), "peak": 10.0, "seconds": 10.0, "lengths": POOL, "seed": 0}
+
+    with pytest.raises(BadInput, match=found):
+        generate(**{**usual, **arguments})
+
+
+def test_a_closed_loop_sends_the_next_request_after_the_answer():
+    loop = ClosedLoop(users=3, think_seconds=2.0, lengths=POOL, seed=0, until=100.0)
+
+    assert len(loop.start()) == 3
+    assert loop.after(50.0).seconds > 50.0
+    assert loop.after(200.0) is None
