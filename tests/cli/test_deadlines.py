@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ballast_cli.deadlines import parse_deadline
+from ballast_cli.errors import Usage
+
+NOW = datetime(2030, 1, 1, 12, 0, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("24h", 86400),
+        ("+30m", 1800),
+        ("1h30m", 5400),
+        ("90s", 90),
+        ("2d", 172800),
+        ("1w", 604800),
+        ("1.5h", 5400),
+        (" 24H ", 86400),
+        ("2030-01-01T13:00Z", 3600),
+        ("2030-01-01T15:00+02:00", 3600),
+    ],
+)
+def test_a_deadline_is_a_span_or_a_moment(text: str, seconds: float):
+    deadline = parse_deadline(text, NOW)
+
+    assert deadline.at == NOW.timestamp() + seconds
+
+
+@pytest.mark.parametrize(("text", "utc_hour"), [("2030-01-15T16:00", 15), ("2030-07-15T16:00", 14)])
+def test_a_moment_without_a_zone_is_local_time_summer_time_included(
+    text: str, utc_hour: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        found = datetime.fromtimestamp(parse_deadline(text, NOW).at, UTC)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+    assert found.hour == utc_hour
+
+
+def test_it_says_how_it_understood_the_deadline():
+    assert parse_deadline("+30m", NOW).spoken == "2030-01-01 12:30:00 UTC (in 30m)"
+
+
+@pytest.mark.parametrize("text", ["", "soon", "24", "h", "-3h", "3 h", "2030-13-01", "99999999999999d"])
+def test_what_is_no_deadline_is_refused_with_what_was_wanted(text: str):
+    with pytest.raises(Usage, match="wanted a span such as 24h"):
+        parse_deadline(text, NOW)
+
+
+@pytest.mark.parametrize("text", ["2029-12-31", "0s", "2030-01-01T12:00Z"])
+def test_a_deadline_in_the_past_is_refused_by_name(text: str):
+    with pytest.raises(Usage, match="has passed"):
+        parse_deadline(text, NOW)
+
+
+@given(st.lists(st.tuples(st.integers(1, 99), st.sampled_from("wdhms")), min_size=1, max_size=4))
+def test_the_parts_of_a_span_add_up(parts: list[tuple[int, str]]):
+    units = {"w": 604800, "d": 86400, "h": 3600, "m": 60, "s": 1}
+    deadline = parse_deadline("".join(f"{n}{unit}" for n, unit in parts), NOW)
+
+    assert deadline.at == NOW.timestamp() + sum(n * units[unit] for n, unit in parts)

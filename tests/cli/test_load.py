@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import time
+
+import pytest
+
+from ballast_cli.demo.load import Call, Client, call
+from ballast_cli.demo.traffic import Arrival
+
+EVENT = b'data: {"choices": [{"text": "a"}]}\n\n'
+END = (
+    b'data: {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2, "prompt_tokens_details": '
+    b'{"cached_tokens": 1}}}\n\ndata: [DONE]\n\n'
+)
+
+
+class Worker:
+    """A real HTTP server on loopback that answers as its script says."""
+
+    def __init__(self, *parts: bytes, status: int = 200, gate: asyncio.Event | asyncio.Barrier | None = None) -> None:
+        self.parts, self.status, self.gate = parts, status, gate
+        self.connections = 0
+        self.bodies: list[bytes] = []
+
+    async def __aenter__(self) -> Client:
+        self.server = await asyncio.start_server(self.answer, "127.0.0.1", 0)
+        self.client = Client(*self.server.sockets[0].getsockname()[:2])
+        return self.client
+
+    async def __aexit__(self, *_: object) -> None:
+        self.client.close()
+        self.server.close()
+        await self.server.wait_closed()
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
+                self.bodies.append(await reader.readexactly(length))
+                if self.gate:
+                    await self.gate.wait()
+                writer.write(f"HTTP/1.1 {self.status} x\r\ntransfer-encoding: chunked\r\n\r\n".encode())
+                for part in (*self.parts, b""):
+                    writer.write(f"{len(part):x}\r\n".encode() + part + b"\r\n")
+                    await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+
+def make_call(at: float = 0.0) -> Call:
+    return call(Arrival(at, 3, 2), {"prompt": "x"})
+
+
+def test_an_answer_gives_its_times_and_its_counts():
+    async def scene():
+        async with Worker(EVENT, EVENT, END) as client:
+            return await client.replay([make_call()])
+
+    (sample,) = asyncio.run(scene())
+
+    assert sample.failure == ""
+    assert (sample.prompt_tokens, sample.output_tokens, sample.cached_tokens) == (3, 2, 1)
+    assert 0 < sample.ttft <= sample.last
+    assert sample.tpot == sample.last - sample.first
+
+
+def test_connections_are_kept_and_used_again():
+    worker = Worker(EVENT, END)
+
+    async def scene():
+        async with worker as client:
+            for _ in range(5):
+                await client.replay([make_call()])
+
+    asyncio.run(scene())
+
+    assert worker.connections == 1
+    assert [json.loads(body) for body in worker.bodies] == [{"prompt": "x"}] * 5
+
+
+def test_calls_go_out_at_their_time_though_none_was_answered_yet():
+    async def scene():
+        # Nobody gets an answer before all ten have asked.
+        async with Worker(EVENT, END, gate=asyncio.Barrier(10)) as client:
+            return await client.replay([make_call(0.001 * i) for i in range(10)])
+
+    samples = asyncio.run(scene())
+
+    assert [sample.failure for sample in samples] == [""] * 10
+
+
+def test_time_counts_from_the_scheduled_send_and_not_from_the_late_one():
+    async def scene():
+        async with Worker(EVENT, END) as client:
+            return await client.send(make_call(), time.perf_counter() - 5)
+
+    sample = asyncio.run(scene())
+
+    assert sample.late > 5
+    assert sample.ttft > 5
+
+
+def test_a_comment_that_keeps_the_connection_alive_is_no_first_token():
+    async def scene():
+        async with Worker(b": keepalive\n\n") as client:
+            return await client.replay([make_call()])
+
+    (sample,) = asyncio.run(scene())
+
+    assert sample.first is None
+    assert "does not end with an event" in sample.failure
+
+
+@pytest.mark.parametrize(
+    ("parts", "status", "said"),
+    [
+        ((b'{"error": {"message": "full"}}',), 429, "HTTP 429"),
+        ((EVENT, b'data: {"error": {"message": "broken"}}\n\ndata: [DONE]\n\n'), 200, "stream ended with an error"),
+        ((EVENT, b"data: [DONE]\n\n"), 200, "no usage"),
+        ((EVENT, b"data: {oops\n\n"), 200, "does not end with an event"),
+    ],
+)
+def test_a_failed_answer_says_why_and_counts_no_time(parts: tuple[bytes, ...], status: int, said: str):
+    async def scene():
+        async with Worker(*parts, status=status) as client:
+            return await client.replay([make_call()])
+
+    (sample,) = asyncio.run(scene())
+
+    assert said in sample.failure
+    assert sample.ttft is None
+    assert sample.tpot is None
+
+
+def test_a_worker_that_is_gone_is_a_failure_of_each_call():
+    samples = asyncio.run(Client("127.0.0.1", 1).replay([make_call(), make_call()]))
+
+    assert all("ConnectionRefusedError" in sample.failure for sample in samples)
+
+
+def test_an_answer_that_never_comes_ends_with_the_patience():
+    async def scene():
+        async with Worker(EVENT, gate=asyncio.Event()) as client:
+            return await client.replay([make_call()], grace=0.01)
+
+    (sample,) = asyncio.run(scene())
+
+    assert sample.failure == "no answer within the time to wait"
+
+
+def test_saturation_keeps_so_many_under_way_and_no_more():
+    worker = Worker(EVENT, END)
+
+    async def scene():
+        async with worker as client:
+            return await client.saturate(itertools.repeat(make_call()), width=3, seconds=0.05)
+
+    samples = asyncio.run(scene())
+
+    assert worker.connections == 3
+    assert len(samples) >= 3
+    assert all(sample.failure == "" for sample in samples)
+
+
+def test_a_page_of_the_worker_is_fetched_whole():
+    async def scene():
+        async with Worker(b"one ", b"two") as client:
+            return await client.get("/metrics")
+
+    assert asyncio.run(scene()) == b"one two"
+
+
+def test_a_page_that_is_not_there_is_an_error():
+    async def scene():
+        async with Worker(b"no", status=404) as client:
+            await client.get("/nothing")
+
+    with pytest.raises(OSError, match="404"):
+        asyncio.run(scene())

@@ -1,0 +1,40 @@
+"""`ballast`, and `python -m ballast_cli`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from ballast_cli.app import app
+from ballast_cli.console import say
+from ballast_cli.errors import CliError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a verb; give its exit code. A user's mistake is a sentence on stderr, never a traceback."""
+    try:
+        code = app(
+            args=list(sys.argv[1:] if arguments is None else arguments), prog_name="ballast", standalone_mode=False
+        )
+        sys.stdout.flush()
+    except CliError as error:
+        say(f"ballast: {error}")
+        return error.exit_code
+    except typer.TyperException as error:
+        if message := error.format_message():  # none where the help was printed instead
+            say(f"ballast: {message.rstrip('.')}. `ballast --help` and `ballast VERB --help` say what there is.")
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except BrokenPipeError:
+        # The reader (`head`) has what it wants; the interpreter's own flush at exit must not complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code if isinstance(code, int) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

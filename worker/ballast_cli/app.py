@@ -1,0 +1,68 @@
+"""The verbs, in the order in which a person meets them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ballast_cli import (
+    cancel,
+    job,
+    jobs,
+    pause,
+    redrive,
+    results,
+    resume,
+    serve,
+    submit,
+    top,
+    up,
+    version,
+)
+from ballast_cli.console import examples
+from ballast_cli.demo import verb as demo
+from ballast_cli.errors import EXIT_CODES
+
+app = typer.Typer(
+    name="ballast",
+    help="Serve online requests and offline jobs on one machine: offline fills the slots that online leaves empty.",
+    epilog=examples(
+        "ballast up                          # Valkey and a worker on this machine",
+        "ballast submit items.jsonl --watch  # offline work, in the OpenAI batch format",
+        "ballast top                         # slots by class, rates, queue",
+    )
+    + f"\n\n{EXIT_CODES}",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def ballast(
+    *,
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=version.print_and_exit)
+    ] = False,
+) -> None:
+    """Serve online requests and offline jobs on the same machine."""
+
+
+_LOCAL, _WORK, _LOOK = "On this machine", "Offline work", "Look"
+for _name, _run, _panel, _examples in (
+    ("up", up.up, _LOCAL, up.EXAMPLES),
+    ("serve", serve.serve, _LOCAL, serve.EXAMPLES),
+    ("demo", demo.demo, _LOCAL, demo.EXAMPLES),
+    ("submit", submit.submit, _WORK, submit.EXAMPLES),
+    ("results", results.results, _WORK, results.EXAMPLES),
+    ("cancel", cancel.cancel, _WORK, cancel.EXAMPLES),
+    ("pause", pause.pause, _WORK, pause.EXAMPLES),
+    ("resume", resume.resume, _WORK, resume.EXAMPLES),
+    ("redrive", redrive.redrive, _WORK, redrive.EXAMPLES),
+    ("jobs", jobs.jobs, _LOOK, jobs.EXAMPLES),
+    ("job", job.job, _LOOK, job.EXAMPLES),
+    ("top", top.top, _LOOK, top.EXAMPLES),
+    ("version", version.version, _LOOK, version.EXAMPLES),
+):
+    app.command(_name, rich_help_panel=_panel, epilog=_examples)(_run)

@@ -1,0 +1,73 @@
+"""What is printed: data on stdout, progress and errors on stderr, colour and bars only on a terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def stdout() -> Console:
+    """Console for data."""
+    return Console(file=sys.stdout, highlight=False)
+
+
+def stderr() -> Console:
+    """Console for progress; a pipe gets plain lines that are never wrapped."""
+    return Console(file=sys.stderr, highlight=False, soft_wrap=True)
+
+
+def say(sentence: str) -> None:
+    """Tell the person at the terminal something that is not data."""
+    sys.stderr.write(f"{sentence}\n")
+    sys.stderr.flush()
+
+
+def print_json(value: Any) -> None:
+    """Write one JSON document to stdout."""
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
+    """Write a table: drawn on a terminal, aligned plain text (nothing cut off) elsewhere.
+
+    Columns named in `right` hold numbers.
+    """
+    console = stdout()
+    if console.is_terminal:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for column in columns:
+            table.add_column(column, justify="right" if column in right else "left", no_wrap=True)
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+        return
+    widths = [max(len(row[i]) for row in (columns, *rows)) for i in range(len(columns))]
+    for row in (columns, *rows):
+        cells = [
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, cell, width in zip(columns, row, widths, strict=True)
+        ]
+        sys.stdout.write("  ".join(cells).rstrip() + "\n")
+
+
+def duration(seconds: float) -> str:
+    """Say a span in its two largest units: `90` is `1m30s`."""
+    left = round(seconds)
+    if left < 1:
+        return "0s"
+    parts = []
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m"), (1, "s")):
+        count, left = divmod(left, size)
+        if count:
+            parts.append(f"{count}{unit}")
+    return "".join(parts[:2])
+
+
+def examples(*lines: str) -> str:
+    """Format the examples at the end of a verb's help."""
+    return "\n".join(("Examples:", *(f"  {line}" for line in lines)))

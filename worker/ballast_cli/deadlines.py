@@ -1,0 +1,49 @@
+"""Read a deadline as people write it: a span from now, or a moment."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from ballast_cli.console import duration
+from ballast_cli.errors import Usage
+
+_UNITS = {"w": 604800, "d": 86400, "h": 3600, "m": 60, "s": 1}
+_SPAN = re.compile(r"\+?((?:\d+(?:\.\d+)?[wdhms])+)")
+_WANTED = "wanted a span such as 24h, 1h30m or +30m, or a moment such as 2030-01-31T18:00Z"
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """A moment, and the sentence that says how it was understood."""
+
+    at: float
+    """Unix seconds."""
+    spoken: str
+
+
+def parse_deadline(text: str, now: datetime) -> Deadline:
+    """Read `24h`, `+1h30m`, `2030-01-31`, `2030-01-31T18:00` (local time) or with an offset (`Z`, `+02:00`).
+
+    Raises:
+        Usage: the text is neither, or the moment has passed.
+    """
+    cleaned = text.strip()
+    if span := _SPAN.fullmatch(cleaned.lower()):
+        parts = re.findall(r"(\d+(?:\.\d+)?)([wdhms])", span[1])
+        at = now.timestamp() + sum(float(count) * _UNITS[unit] for count, unit in parts)
+    else:
+        try:
+            moment = datetime.fromisoformat(cleaned)
+        except ValueError:
+            raise Usage(f"--deadline: found {text!r}, {_WANTED}.") from None
+        at = moment.timestamp()  # without an offset: local time, summer time included
+    if at <= now.timestamp():
+        shown = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        raise Usage(f"--deadline: {text!r} is {shown}, which has passed; {_WANTED} in the future.")
+    try:
+        shown = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OSError, OverflowError, ValueError):
+        raise Usage(f"--deadline: {text!r} lies beyond the year 9999; {_WANTED}.") from None
+    return Deadline(at, f"{shown} (in {duration(at - now.timestamp())})")

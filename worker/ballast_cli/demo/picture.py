@@ -1,0 +1,75 @@
+"""The picture of a demo: slots over time by class, and the TTFT of both sides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ballast_cli.demo.run import Record
+
+ONLINE, OFFLINE, ALONE = "#1f6feb", "#2da44e", "#8250df"
+
+
+def draw(record: Record, found: dict[str, Any], path: Path) -> None:
+    """Write the PNG."""
+    import matplotlib as mpl  # noqa: PLC0415  a second of import, for the demo only
+
+    mpl.use("Agg")
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    figure = Figure(figsize=(11, 7.5), layout="constrained")
+    grid = figure.add_gridspec(2, 2, height_ratios=(1.2, 1))
+    _slots(figure.add_subplot(grid[0, :]), record)
+    _latency(figure.add_subplot(grid[1, 0]), found, column=1, name="TTFT", slo=found["slo"]["ttft_ms"])
+    _latency(figure.add_subplot(grid[1, 1]), found, column=2, name="TPOT", slo=found["slo"]["tpot_ms"])
+    figure.suptitle(found["verdict"], fontsize=10)
+    figure.savefig(path, dpi=130)
+
+
+def _slots(axes: Any, record: Record) -> None:
+    moments = np.array(record.looks, dtype=float)
+    # Half-second means: single looks are too fine to see.
+    bins = np.floor(moments[:, 0] * 2).astype(int)
+    times = np.unique(bins)
+    means = np.array([moments[bins == one, 1:].mean(axis=0) for one in times])
+    axes.stackplot(
+        times / 2,
+        means[:, 0],
+        means[:, 1],
+        labels=("online", "offline"),
+        colors=(ONLINE, OFFLINE),
+        alpha=0.85,
+        step="post",
+    )
+    axes.axhline(record.plan.slots, color="black", linewidth=0.8)
+    for block in record.blocks:
+        if block.side == "mixed":
+            axes.axvspan(block.began, block.ended, color=OFFLINE, alpha=0.08, linewidth=0)
+    marks = [(block, "alone" if block.side == "online_only" else "mixed") for block in record.blocks]
+    if record.warmup:
+        marks.append((record.warmup, "warm-up"))
+    if record.floor:
+        marks.append((record.floor, "flood"))
+    for block, label in marks:
+        middle = (block.began + block.ended) / 2
+        axes.text(middle, record.plan.slots * 1.03, label, ha="center", va="bottom", fontsize=8)
+    axes.set_ylim(0, record.plan.slots * 1.15)
+    axes.set_xlim(0, record.looks[-1][0])
+    axes.set_ylabel(f"slots in use, of {record.plan.slots}")
+    axes.set_xlabel("seconds")
+    axes.legend(loc="upper left", ncols=2, frameon=True, fontsize=8)
+
+
+def _latency(axes: Any, found: dict[str, Any], *, column: int, name: str, slo: float) -> None:
+    for side, label, colour in (("online_only", "online alone", ALONE), ("mixed", "with the offline job", OFFLINE)):
+        values = np.sort([row[column] for row in found["requests"][side] if row[column] is not None])
+        axes.plot(values, np.arange(1, len(values) + 1) / len(values) * 100, label=label, color=colour, linewidth=1.5)
+    axes.axvline(slo, color="black", linestyle=":", linewidth=1, label=f"SLO {slo:.0f} ms")
+    axes.set_xscale("log")
+    axes.set_xlabel(f"online {name}, ms")
+    axes.set_ylabel("% of requests at most")
+    axes.set_ylim(0, 101)
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend(fontsize=8)

@@ -1,0 +1,282 @@
+"""The order of events: warm-up, the SLO from it, online alone and mixed in turn, then a flood of online."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from ballast_cli.demo.figures import percentiles
+from ballast_cli.demo.load import Call, Client, Sample, call
+from ballast_cli.demo.record import Block, Watcher
+from ballast_cli.demo.stage import TENANT, Stage, status
+from ballast_cli.demo.traffic import Arrival, Words, completion, cut, read_offline, read_online, scale
+from ballast_cli.errors import CliError
+from ballast_cli.worker_file import DEMO_MODEL_NAME
+
+SLO_FACTOR = 1.25
+_SETTLE_SECONDS = 15.0
+_MOST_RATE = 60.0
+"""Online requests/s that the client is asked for at most: it shares the cores with the worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How long and how much."""
+
+    seed: int = 0
+    pairs: int = 4
+    block_seconds: float = 18.0
+    warmup_seconds: float = 20.0
+    calibration_seconds: float = 8.0
+    floor_seconds: float = 15.0
+    min_requests: int = 300
+    """Online requests a side; blocks grow where the machine is too slow for them."""
+    online_load: float = 0.45
+    """Share of the measured capacity that the online traffic takes."""
+    length_factor: float = 1 / 16
+    """Lengths of both traces are multiplied by it, so that they fit the small model."""
+    slots: int = 16
+    threads: int = 1
+
+    @property
+    def total_seconds(self) -> float:
+        """About how long it takes, starts and pauses included."""
+        blocks = 2 * self.pairs * (self.block_seconds + 2.5)
+        return 20 + 2 * self.calibration_seconds + self.warmup_seconds + blocks + self.floor_seconds
+
+
+@dataclass(slots=True)
+class Record:
+    """Everything that was measured."""
+
+    plan: Plan
+    capacity: float = 0.0
+    """Online requests/s that the worker can take of this traffic."""
+    ceiling: float = 0.0
+    """Offline output tokens/s of the same engine with no online request."""
+    speed: float = 1.0
+    """Times of the online trace are divided by it."""
+    trace_start: float = 0.0
+    """Where in the trace the slice begins, seconds."""
+    block_seconds: float = 0.0
+    slo: dict[str, float] = field(default_factory=dict)
+    warmup: Block | None = None
+    blocks: list[Block] = field(default_factory=list)
+    floor: Block | None = None
+    reserved: int = 0
+    """Slots that the worker says offline keeps."""
+    looks: list[tuple[float, int, int]] = field(default_factory=list)
+    """Moment, online slots, offline slots: the whole demo."""
+    client_cpu: float = 0.0
+    """Share of a core that the load generator took while blocks ran."""
+
+    def of(self, side: str) -> list[Block]:
+        """The blocks of a side, in order."""
+        return [block for block in self.blocks if block.side == side]
+
+
+class Show:
+    """Runs the demo on a stage that is up."""
+
+    def __init__(self, stage: Stage, plan: Plan, words: Words, tell: Callable[[str], None]) -> None:
+        self._stage = stage
+        self._plan = plan
+        self._words = words
+        self._tell = tell
+        self._random = Random(plan.seed)
+        self._online = scale(read_online(), length=plan.length_factor)
+        self._client: Client = stage.client()
+        self._watcher = Watcher(stage.client(), time.perf_counter())
+        self._record = Record(plan)
+        self._job = ""
+
+    async def run(self) -> Record:
+        """Do all of it."""
+        watcher = self._watcher
+        self._job = self._submit()
+        watcher.start()
+        try:
+            await self._settle()
+            await self._measure_ceiling()
+            await self._measure_capacity()
+            await self._warm_up()
+            await self._alternate()
+            await self._flood()
+        finally:
+            await watcher.stop()
+            self._client.close()
+        self._record.looks = [(look.at, look.online, look.offline) for look in watcher.all_looks]
+        return self._record
+
+    # The steps, in order.
+
+    async def _measure_ceiling(self) -> None:
+        self._tell("Offline alone: what this machine can harvest at most")
+        self._stage.queue.resume(self._job)
+        await asyncio.sleep(2)
+        block = await self._watcher.open("offline_only")
+        await asyncio.sleep(self._plan.calibration_seconds - 2)
+        await self._watcher.close(block)
+        self._record.ceiling = block.gained("offline_tokens") / block.seconds
+        if not self._record.ceiling:
+            raise CliError(f"The worker took up no offline work. {self._stage.worker.last_words()}")
+        await self._pause()
+
+    async def _measure_capacity(self) -> None:
+        self._tell("Online alone, as much as it can take: the capacity")
+        plan = self._plan
+        samples = await self._client.saturate(self._endless(), width=2 * plan.slots, seconds=plan.calibration_seconds)
+        good = [s for s in samples if not s.failure and s.last is not None]
+        if len(good) < len(samples):
+            raise CliError(f"{len(samples) - len(good)} calibration requests failed: {_first_failure(samples)}")
+        half = plan.calibration_seconds / 2
+        ended = [s for s in good if s.last is not None and half <= s.at + s.last < plan.calibration_seconds]
+        self._record.capacity = len(ended) / half
+        trace_seconds = self._online[-1].at
+        rate = min(plan.online_load * self._record.capacity, _MOST_RATE)
+        self._record.speed = rate / (len(self._online) / trace_seconds)
+        self._record.block_seconds = max(plan.block_seconds, math.ceil(1.1 * plan.min_requests / plan.pairs / rate))
+        wanted = self._record.speed * (plan.warmup_seconds + plan.pairs * self._record.block_seconds)
+        if wanted > trace_seconds:
+            self._record.speed *= trace_seconds / wanted * 0.999
+            wanted = trace_seconds * 0.999
+        self._record.trace_start = self._random.uniform(0, trace_seconds - wanted)
+
+    async def _warm_up(self) -> None:
+        plan, record = self._plan, self._record
+        self._tell(f"Online alone, warm-up of {plan.warmup_seconds:.0f} s: the SLO is {SLO_FACTOR}x its p99")
+        block = await self._online_block("warm_up", 0, plan.warmup_seconds, 0.0)
+        record.warmup = block
+        ttft = percentiles([s.ttft * 1000 for s in block.samples if s.ttft is not None])["p99"]
+        tpot = percentiles([s.tpot * 1000 for s in block.samples if s.tpot is not None])["p99"]
+        if ttft is None or tpot is None:
+            raise CliError(f"No warm-up request succeeded: {_first_failure(block.samples)}")
+        record.slo = {"ttft_ms": round(SLO_FACTOR * ttft, 3), "tpot_ms": round(SLO_FACTOR * tpot, 3)}
+        wanted = self._stage.set_slo(**record.slo)
+        began = time.monotonic()
+        while (await status(self._client)).config_hash != wanted:
+            if time.monotonic() - began > _SETTLE_SECONDS:
+                raise CliError(f"The worker did not take the SLO up. {self._stage.worker.last_words()}")
+            await asyncio.sleep(0.2)
+
+    async def _alternate(self) -> None:
+        record, plan = self._record, self._plan
+        for pair in range(plan.pairs):
+            offset = plan.warmup_seconds + pair * record.block_seconds
+            for side in ("online_only", "mixed"):
+                self._stage.require_alive()
+                self._tell(f"Pair {pair + 1} of {plan.pairs}: {_SIDES[side]}")
+                if side == "mixed":
+                    await self._resume()
+                before = self._stage.counts(self._job).counts.succeeded
+                cpu = time.process_time()
+                block = await self._online_block(side, pair, record.block_seconds, offset)
+                record.client_cpu += (time.process_time() - cpu) / block.seconds / (2 * plan.pairs)
+                block.items_completed = self._stage.counts(self._job).counts.succeeded - before
+                record.blocks.append(block)
+                if side == "mixed":
+                    await self._pause()
+
+    async def _flood(self) -> None:
+        plan = self._plan
+        self._tell("More online than it can take: offline keeps its reservation")
+        await self._resume()
+        flood = asyncio.ensure_future(
+            self._client.saturate(self._endless(), width=3 * plan.slots, seconds=plan.floor_seconds + 1)
+        )
+        await asyncio.sleep(1)
+        before = self._stage.counts(self._job).counts.succeeded
+        self._record.reserved = (await status(self._client)).offline.reserved
+        block = await self._watcher.open("floor")
+        await asyncio.sleep(plan.floor_seconds)
+        await self._watcher.close(block)
+        block.items_completed = self._stage.counts(self._job).counts.succeeded - before
+        block.samples = await flood
+        self._record.floor = block
+
+    # What the steps are made of.
+
+    async def _online_block(self, side: str, pair: int, seconds: float, offset: float) -> Block:
+        speed = self._record.speed
+        slice_ = cut(self._online, start=self._record.trace_start + offset * speed, seconds=seconds * speed)
+        calls = [self._call(arrival) for arrival in scale(slice_, length=1, speed=speed)]
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        try:
+            block = await self._watcher.open(side, pair)
+            block.samples = await self._client.replay(calls)
+            await self._watcher.close(block)
+        finally:
+            gc.enable()
+            gc.unfreeze()
+        return block
+
+    def _call(self, arrival: Arrival) -> Call:
+        return call(arrival, completion(arrival, self._words, self._random, model=DEMO_MODEL_NAME, stream=True))
+
+    def _endless(self) -> Iterator[Call]:
+        start = self._random.randrange(len(self._online))
+        for arrival in itertools.cycle(self._online[start:] + self._online[:start]):
+            yield self._call(arrival)
+
+    def _submit(self) -> str:
+        """Submit the offline job, more than enough of it, and hold it."""
+        plan = self._plan
+        lengths = scale(read_offline(), length=plan.length_factor)
+        random = Random(plan.seed + 1)
+        count = int(_OFFLINE_ITEMS_PER_SECOND * plan.total_seconds)
+        self._tell(f"Submitting an offline job of {count:,} items")
+
+        def lines() -> Iterator[str]:
+            for index in range(count):
+                arrival = lengths[(index + plan.seed * 389) % len(lengths)]
+                body = completion(arrival, self._words, random, model=DEMO_MODEL_NAME, stream=False)
+                yield json.dumps(
+                    {"custom_id": f"item-{index}", "method": "POST", "url": "/v1/completions", "body": body}
+                )
+
+        job_id = self._stage.queue.submit(lines(), tenant=TENANT).job_id
+        self._stage.queue.pause(job_id)
+        return job_id
+
+    async def _pause(self) -> None:
+        """Hold the offline job and wait until it holds no slot."""
+        self._stage.pause(self._job)
+        await self._settle()
+
+    async def _settle(self) -> None:
+        began = time.monotonic()
+        while (look := await self._watcher.look()).offline or look.parked or look.online:
+            if time.monotonic() - began > _SETTLE_SECONDS:
+                raise CliError(
+                    f"{look.offline} offline items (and {look.parked} parked, {look.online} online requests) still run "
+                    f"{_SETTLE_SECONDS:.0f} s after the job was paused. {self._stage.worker.last_words()}"
+                )
+            await asyncio.sleep(0.1)
+
+    async def _resume(self) -> None:
+        """Let the offline job go on and wait until it holds slots."""
+        self._stage.queue.resume(self._job)
+        began = time.monotonic()
+        while not (await self._watcher.look()).offline:
+            if time.monotonic() - began > _SETTLE_SECONDS:
+                raise CliError(f"The worker took up no offline work. {self._stage.worker.last_words()}")
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(0.5)
+
+
+_OFFLINE_ITEMS_PER_SECOND = 100
+"""More than the small model can do on a few cores, so that the job outlasts the demo."""
+_SIDES = {"online_only": "online alone", "mixed": "online with the offline job"}
+
+
+def _first_failure(samples: Sequence[Sample]) -> str:
+    return next((sample.failure for sample in samples if sample.failure), "none of them said why")

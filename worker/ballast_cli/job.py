@@ -1,0 +1,59 @@
+"""`ballast job`: one job in full."""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import UTC, datetime
+
+from ballast_cli.connection import AsJson, JobId, PasswordFile, Place, QueueName, RedisUrl, open_queue
+from ballast_cli.console import examples, print_json
+from ballast_cli.jobs import deadline
+from ballast_queue.job import Job
+
+EXAMPLES = examples("ballast job job-1f3a", "ballast job job-1f3a --json | jq .job.counts")
+
+
+def job(
+    *,
+    job_id: JobId,
+    redis_url: RedisUrl = None,
+    queue: QueueName = None,
+    password_file: PasswordFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show one job: its state, its items by state, its tokens."""
+    place = Place.of(redis_url, queue, password_file)
+    with open_queue(place) as connected:
+        found = connected.job(job_id)
+    if as_json:
+        print_json({"version": 1, "queue": place.queue, "job": found.model_dump(mode="json")})
+        return
+    for label, value in _fields(found, time.time()):
+        sys.stdout.write(f"{label:<12}{value}\n")
+
+
+def _fields(one: Job, now: float) -> list[tuple[str, str]]:
+    counts = one.counts
+    by_state = ("waiting", "leased", "succeeded", "failed", "cancelled", "expired")
+    fields = [
+        ("id", one.id),
+        ("tenant", one.tenant),
+        ("priority", str(one.priority)),
+        ("state", one.state.value),
+        ("items", f"{counts.done:,} of {counts.total:,} done"),
+        ("", ", ".join(f"{getattr(counts, state):,} {state}" for state in by_state if getattr(counts, state))),
+        ("tokens", f"{one.tokens_in:,} in, {one.tokens_out:,} out"),
+        ("created", _moment(one.created)),
+    ]
+    if one.deadline is not None:
+        fields.append(("deadline", f"{_moment(one.deadline)} ({deadline(one, now)})"))
+    if one.finished is not None:
+        fields.append(("finished", _moment(one.finished)))
+    if one.reason:
+        fields.append(("reason", one.reason))
+    return [(label, value) for label, value in fields if value]
+
+
+def _moment(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

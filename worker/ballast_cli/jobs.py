@@ -1,0 +1,64 @@
+"""`ballast jobs`: the jobs of a queue."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from ballast_cli.connection import AsJson, PasswordFile, Place, QueueName, RedisUrl, open_queue
+from ballast_cli.console import duration, examples, print_json, print_table, say
+from ballast_queue.job import Job
+
+EXAMPLES = examples("ballast jobs", "ballast jobs --active --tenant research", "ballast jobs --json | jq '.jobs[].id'")
+COLUMNS = ("ID", "TENANT", "PRIORITY", "STATE", "DONE", "FAILED", "TOKENS OUT", "AGE", "DEADLINE")
+RIGHT = ("PRIORITY", "DONE", "FAILED", "TOKENS OUT", "AGE")
+
+
+def jobs(
+    *,
+    redis_url: RedisUrl = None,
+    queue: QueueName = None,
+    password_file: PasswordFile = None,
+    tenant: Annotated[str | None, typer.Option(help="Only the jobs of this tenant.", show_default=False)] = None,
+    active: Annotated[bool, typer.Option("--active", help="Only jobs that are not over.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the jobs of a queue, newest first."""
+    place = Place.of(redis_url, queue, password_file)
+    with open_queue(place) as connected:
+        found = sorted(connected.jobs(), key=lambda one: (-one.created, one.id))
+    shown = [one for one in found if (tenant is None or one.tenant == tenant) and not (active and one.state.is_over)]
+    if as_json:
+        print_json({"version": 1, "queue": place.queue, "jobs": [one.model_dump(mode="json") for one in shown]})
+    elif not shown:
+        say(f"No {'active ' if active else ''}jobs in queue {place.queue}.")
+    else:
+        now = time.time()
+        print_table(COLUMNS, [row(one, now) for one in shown], right=RIGHT)
+
+
+def row(one: Job, now: float) -> tuple[str, ...]:
+    """A job as a line of the table."""
+    return (
+        one.id,
+        one.tenant,
+        str(one.priority),
+        one.state.value,
+        f"{one.counts.done:,}/{one.counts.total:,}",
+        f"{one.counts.failed:,}",
+        f"{one.tokens_out:,}",
+        duration(max(0.0, now - one.created)),
+        deadline(one, now),
+    )
+
+
+def deadline(one: Job, now: float) -> str:
+    """Say how far away the deadline is."""
+    if one.deadline is None:
+        return "-"
+    if one.state.is_over:
+        return "over"
+    left = one.deadline - now
+    return f"in {duration(left)}" if left > 0 else f"{duration(-left)} ago"

@@ -1,0 +1,70 @@
+"""A file of results that appears whole: written beside its place, moved there at the end, continued after a break."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ballast_cli.errors import Usage
+
+
+class OutFile:
+    """Collects lines in `NAME.part` and moves it to `NAME` at the end.
+
+    A `NAME.part` that an interrupted call left behind is gone on with: its whole lines count as written, a torn last
+    line is dropped.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if path.is_dir():
+            raise Usage(f"--output: {path} is a directory, wanted a file such as {path / 'out.jsonl'}.")
+        self.path = path
+        self.part = path.with_name(f"{path.name}.part")
+
+    def write(self, lines: Iterable[dict[str, Any]], *, job_id: str) -> int:
+        """Append the lines whose `id` is not there yet, then move the file to its place; give the number in it."""
+        try:
+            seen, whole = self._recover(job_id)
+            with self.part.open("r+b" if self.part.exists() else "wb") as file:
+                file.truncate(whole)
+                file.seek(whole)
+                for line in lines:
+                    if line["id"] in seen:
+                        continue
+                    seen.add(line["id"])
+                    file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+                    file.flush()
+                os.fsync(file.fileno())
+            self.part.replace(self.path)
+        except OSError as error:
+            raise Usage(f"--output: {self.path} cannot be written ({error.strerror}).") from None
+        return len(seen)
+
+    def _recover(self, job_id: str) -> tuple[set[str], int]:
+        """Read what is there: the ids, and the length up to the last whole line.
+
+        Raises:
+            Usage: the part belongs to another job.
+        """
+        if not self.part.exists():
+            return set(), 0
+        seen, whole = set(), 0
+        with self.part.open("rb") as file:
+            for line in file:
+                try:
+                    one = json.loads(line)["id"] if line.endswith(b"\n") else None
+                except (ValueError, KeyError, TypeError):
+                    one = None
+                if not isinstance(one, str):
+                    break
+                if not one.startswith(f"batch_req_{job_id}_"):
+                    raise Usage(
+                        f"--output: {self.part} is the unfinished output of another job ({one!r}): remove it, or "
+                        "choose another file."
+                    )
+                seen.add(one)
+                whole += len(line)
+        return seen, whole

@@ -1,0 +1,46 @@
+"""`ballast redrive`: give the dead letters of a job another round of attempts."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ballast_cli.connection import AsJson, JobId, PasswordFile, Place, QueueName, RedisUrl, open_queue
+from ballast_cli.console import examples, print_json, print_table, say
+
+EXAMPLES = examples(
+    "ballast redrive job-1f3a --dry-run   # the dead letters and their reasons", "ballast redrive job-1f3a"
+)
+COLUMNS = ("ITEM", "ATTEMPTS", "CODE", "REASON")
+
+
+def redrive(
+    *,
+    job_id: JobId,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the dead letters.")] = False,
+    redis_url: RedisUrl = None,
+    queue: QueueName = None,
+    password_file: PasswordFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put the items of a job whose attempts are spent back into the queue; their error results go away."""
+    place = Place.of(redis_url, queue, password_file)
+    with open_queue(place) as connected:
+        connected.job(job_id)
+        if dry_run:
+            letters = list(connected.dead_letters(job_id))
+            if as_json:
+                shown = [letter.model_dump(mode="json") for letter in letters]
+                print_json({"version": 1, "queue": place.queue, "dead_letters": shown})
+            elif letters:
+                rows = [(letter.custom_id, str(letter.attempts), letter.code, letter.message) for letter in letters]
+                print_table(COLUMNS, rows, right=("ATTEMPTS",))
+            else:
+                say(f"{job_id} has no dead letters.")
+            return
+        count = connected.redrive(job_id)
+    if as_json:
+        print_json({"version": 1, "queue": place.queue, "redriven": count})
+    else:
+        say(f"{count:,} items of {job_id} are back in the queue." if count else f"{job_id} has no dead letters.")

@@ -1,0 +1,182 @@
+"""`ballast top`: what the workers of a queue are doing now."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from ballast_cli.connection import AsJson, PasswordFile, Place, QueueName, RedisUrl, open_queue
+from ballast_cli.console import duration, examples, print_json, stdout
+from ballast_cli.jobs import COLUMNS, RIGHT, row
+from ballast_queue.job import Job
+from ballast_queue.status import ClassLoad, QueueStats, WorkerStatus
+
+if TYPE_CHECKING:
+    from ballast_queue.redis_store import Queue
+
+EXAMPLES = examples("ballast top", "ballast top --once", "ballast top --json | jq '.workers[].offline.running'")
+_MOST_JOBS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Everything that is shown, read at one moment."""
+
+    queue: str
+    stats: QueueStats
+    workers: tuple[WorkerStatus, ...]
+    jobs: tuple[Job, ...]
+    """Those that are not over."""
+
+    @classmethod
+    def read(cls, queue: Queue, name: str) -> View:
+        """Ask Redis once."""
+        active = tuple(job for job in queue.jobs() if not job.state.is_over)
+        workers = tuple(sorted(queue.workers(), key=lambda worker: worker.worker_id))
+        return cls(name, queue.stats(), workers, active)
+
+    def as_json(self) -> dict[str, Any]:
+        """The stable form."""
+        return {
+            "version": 1,
+            "queue": self.queue,
+            "at": self.stats.at,
+            "stats": self.stats.model_dump(mode="json"),
+            "workers": [worker.model_dump(mode="json") for worker in self.workers],
+            "jobs": [job.model_dump(mode="json") for job in self.jobs],
+        }
+
+
+def top(
+    *,
+    once: Annotated[bool, typer.Option("--once", help="Print once and end; so does a pipe.")] = False,
+    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 1.0,
+    redis_url: RedisUrl = None,
+    queue: QueueName = None,
+    password_file: PasswordFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show slots by class, rates, latencies and the queue; live on a terminal."""
+    place = Place.of(redis_url, queue, password_file)
+    console = stdout()
+    with open_queue(place) as connected:
+        view = View.read(connected, place.queue)
+        if as_json:
+            print_json(view.as_json())
+        elif once or not console.is_terminal:
+            for line in plain(view):
+                sys.stdout.write(f"{line}\n")
+        else:
+            with Live(rendered(view), console=console, screen=True, auto_refresh=False) as live:
+                while True:
+                    time.sleep(interval)
+                    live.update(rendered(View.read(connected, place.queue)), refresh=True)
+
+
+def plain(view: View) -> list[str]:
+    """The view as lines without colour."""
+    lines = [_queue_line(view)]
+    if not view.workers:
+        lines.append(_NO_WORKERS)
+    for worker in view.workers:
+        lines.append(_worker_line(worker))
+        lines.append(f"  slots    {bar(worker, 40)}  {_slots(worker)}")
+        lines.append(f"  online   {_class_line(worker.online)}{_latencies(worker)}")
+        lines.append(f"  offline  {_class_line(worker.offline)}")
+    now = view.stats.at
+    lines.extend(
+        f"job {job.id}  {job.tenant}  {job.state}  {job.counts.done:,}/{job.counts.total:,}  {row(job, now)[-1]}"
+        for job in view.jobs[:_MOST_JOBS]
+    )
+    return lines
+
+
+def rendered(view: View) -> RenderableType:
+    """The view for a terminal."""
+    parts: list[RenderableType] = [Text(_queue_line(view), style="bold")]
+    if not view.workers:
+        parts.append(Text(_NO_WORKERS, style="yellow"))
+    for worker in view.workers:
+        parts.append(Text(f"\n{_worker_line(worker)}"))
+        parts.append(Text("  slots    ").append_text(_coloured(worker, 48)).append(f"  {_slots(worker)}"))
+        parts.append(Text(f"  online   {_class_line(worker.online)}{_latencies(worker)}", style="cyan"))
+        parts.append(Text(f"  offline  {_class_line(worker.offline)}", style="green"))
+    if view.jobs:
+        table = Table(box=None, pad_edge=False, header_style="bold", title_justify="left")
+        for column in COLUMNS:
+            table.add_column(column, justify="right" if column in RIGHT else "left", no_wrap=True)
+        for job in view.jobs[:_MOST_JOBS]:
+            table.add_row(*row(job, view.stats.at))
+        parts += [Text(""), table]
+    parts.append(Text("\nCtrl-C ends.", style="dim"))
+    return Group(*parts)
+
+
+_NO_WORKERS = "No worker has published its status to this queue: what they do is unknown (not idle)."
+
+
+def bar(worker: WorkerStatus, width: int) -> str:
+    """Draw the slots: `#` online, `=` offline, `.` free."""
+    online, offline = _cells(worker, width)
+    return "[" + "#" * online + "=" * offline + "." * (width - online - offline) + "]"
+
+
+def _coloured(worker: WorkerStatus, width: int) -> Text:
+    online, offline = _cells(worker, width)
+    text = Text("█" * online, style="cyan").append("█" * offline, style="green")
+    return text.append("·" * (width - online - offline), style="dim")
+
+
+def _cells(worker: WorkerStatus, width: int) -> tuple[int, int]:
+    slots = max(1, worker.slots)
+    online = min(width, round(worker.online.running * width / slots))
+    offline = min(width - online, round(worker.offline.running * width / slots))
+    return online, offline
+
+
+def _queue_line(view: View) -> str:
+    stats, items = view.stats, view.stats.items
+    oldest = f", oldest {duration(stats.oldest_waiting_seconds)}" if stats.depth else ""
+    return (
+        f"queue {view.queue}: {stats.depth:,} waiting{oldest}, {items.leased:,} leased, {items.succeeded:,} succeeded, "
+        f"{items.failed:,} failed, {stats.dead_letters:,} dead letters"
+    )
+
+
+def _worker_line(worker: WorkerStatus) -> str:
+    state = "draining" if worker.is_draining else "ready" if worker.is_ready else "not ready"
+    kv = worker.kv_blocks_total - worker.kv_blocks_free
+    return (
+        f"worker {worker.worker_id}  {worker.model}  {worker.address}  {state}  "
+        f"ceiling {worker.batch_ceiling}  KV {kv:,}/{worker.kv_blocks_total:,} blocks"
+    )
+
+
+def _slots(worker: WorkerStatus) -> str:
+    free = worker.slots - worker.online.running - worker.offline.running
+    return f"{worker.online.running} online, {worker.offline.running} offline, {free} free of {worker.slots}"
+
+
+def _class_line(load: ClassLoad) -> str:
+    return (
+        f"{load.running} running, {load.parked} parked, {load.waiting} waiting, {load.reserved} reserved, "
+        f"{load.lent} lent  {load.requests_per_second:.1f} requests/s  prefill {load.prefill_tokens_per_second:,.0f} "
+        f"decode {load.decode_tokens_per_second:,.0f} tokens/s"
+    )
+
+
+def _latencies(worker: WorkerStatus) -> str:
+    known = [
+        f"{name} p99 {seconds * 1000:.1f} ms"
+        for name, seconds in (("TTFT", worker.ttft_p99_seconds), ("TPOT", worker.tpot_p99_seconds))
+        if seconds is not None
+    ]
+    return "  " + ", ".join(known) if known else ""

@@ -1,0 +1,79 @@
+"""Progress: a bar on a terminal, now and then a plain line elsewhere; always on stderr."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from ballast_cli.console import say, stderr
+from ballast_cli.errors import CliError
+from ballast_queue.job import Job, JobState
+
+if TYPE_CHECKING:
+    from ballast_queue.redis_store import Queue
+
+_POLL_SECONDS = 0.5
+_PLAIN_SECONDS = 5.0
+
+
+@contextmanager
+def progress(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Show how far something is: call what this gives with the number done so far."""
+    console = stderr()
+    if console.is_terminal:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=console, transient=True) as bars:
+            task = bars.add_task(title, total=total)
+            yield lambda done: bars.update(task, completed=done)
+        return
+    said = time.monotonic()
+
+    def plain(done: int) -> None:
+        nonlocal said
+        if time.monotonic() - said >= _PLAIN_SECONDS:
+            said = time.monotonic()
+            say(f"{title}: {done:,}" + (f" of {total:,}" if total is not None else ""))
+
+    yield plain
+
+
+def watch(queue: Queue, job_id: str) -> None:
+    """Follow a job until it is over. Ctrl-C ends the watching, not the job.
+
+    Raises:
+        CliError: it ended otherwise than completed, or with failed items.
+    """
+    job = queue.job(job_id)
+    try:
+        with progress(job_id, job.counts.total) as advance:
+            while not job.state.is_over:
+                advance(job.counts.done)
+                time.sleep(_POLL_SECONDS)
+                job = queue.job(job_id)
+    except KeyboardInterrupt:
+        say(f"{job_id} goes on; `ballast job {job_id}` shows how far it is.")
+        raise
+    _judge(job)
+
+
+def _judge(job: Job) -> None:
+    counts = job.counts
+    summary = f"{job.id} is {job.state}: {counts.succeeded:,} of {counts.total:,} items succeeded"
+    if job.state is JobState.COMPLETED and counts.succeeded == counts.total:
+        say(f"{summary}, {job.tokens_out:,} tokens. `ballast results {job.id} -o out.jsonl` writes them.")
+        return
+    why = f" ({job.reason})" if job.reason else ""
+    raise CliError(
+        f"{summary}, {counts.failed:,} failed, {counts.cancelled:,} cancelled, {counts.expired:,} expired{why}: "
+        f"`ballast results {job.id}` has the reason of each, `ballast redrive {job.id}` tries dead letters again."
+    )

@@ -1,0 +1,78 @@
+"""The configuration that `up`, `serve` and `demo` hand to a worker: a file, or flags over the defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ballast_api.errors import InvalidConfig
+from ballast_api.worker_config import WorkerConfig
+from ballast_cli.errors import Usage
+
+DEMO_MODEL = Path(__file__).parent / "demo" / "model"
+DEMO_MODEL_NAME = "ballast-tiny"
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """What the command line says; None leaves what the file or the default says."""
+
+    model: str | None = None
+    host: str | None = None
+    port: int | None = None
+    slots: int | None = None
+    redis_url: str | None = None
+    redis_password_file: Path | None = None
+    queue: str | None = None
+
+
+def compose(file: Path | None, flags: Flags) -> WorkerConfig:
+    """Read the file, if any, and put the flags over it; without a model the small one that ships is served.
+
+    Raises:
+        Usage: the file or the result cannot be taken; the message has one line per field.
+    """
+    try:
+        base = WorkerConfig.load(file) if file else None
+        data: dict[str, Any] = base.model_dump(by_alias=True, exclude_unset=True) if base else {}
+        _put(data, "model", {"uri": flags.model})
+        if flags.model and base and flags.model != base.model.uri:
+            data["model"] = {"uri": flags.model}
+        if not data.get("model"):
+            data["model"] = {"uri": str(DEMO_MODEL), "servedName": DEMO_MODEL_NAME}
+        _put(data, "offline", {"queue": flags.queue})
+        runtime = {"host": flags.host, "port": flags.port, "redisUrl": flags.redis_url}
+        _put(data, "runtime", runtime | {"redisPasswordFile": flags.redis_password_file})
+        if flags.slots is not None:
+            data["slots"] = flags.slots
+        composed = WorkerConfig.model_validate(data)
+    except InvalidConfig as error:
+        raise Usage(str(error)) from None
+    except ValueError as error:
+        raise Usage(f"The options make no valid configuration: {error}") from None
+    _check_model(composed.model.uri)
+    return composed
+
+
+def write(config: WorkerConfig, file: Path) -> None:
+    """Write the file in one piece: a worker that watches it never reads half of it."""
+    part = file.with_name(f"{file.name}.part")
+    part.write_text(config.dump(), encoding="utf-8")
+    part.replace(file)
+
+
+def _put(data: dict[str, Any], section: str, values: dict[str, Any]) -> None:
+    given = {key: value for key, value in values.items() if value is not None}
+    if given:
+        data[section] = data.get(section, {}) | given
+
+
+def _check_model(uri: str) -> None:
+    """Catch a mistyped path before anything is started; what is inside is the loader's to judge."""
+    path = Path(uri.removeprefix("file://"))
+    if not (path / "config.json").is_file():
+        found = "a directory without config.json" if path.is_dir() else "no such directory"
+        raise Usage(
+            f"--model: {path} is {found}, wanted a checkpoint directory: config.json, *.safetensors, tokenizer.json."
+        )
