@@ -9,7 +9,7 @@ import numpy as np
 from ballast_engine.batch import Ints
 from ballast_engine.detokenizer import Detokenizer
 from ballast_engine.kv import Digest, chain_digest, root_digest
-from ballast_engine.request import FinishReason, GenerationRequest
+from ballast_engine.request import FinishReason, GenerationRequest, Output
 from ballast_policy.request import Request
 
 
@@ -23,6 +23,10 @@ class Sequence:
     tokens: Ints
     """Prompt and generated tokens; the first `request.num_tokens` count."""
     block_tokens: int
+    ends: frozenset[int] = frozenset()
+    """Tokens that end the answer."""
+    salt: str = ""
+    """Of the prefix cache."""
     blocks: list[int] = field(default_factory=list)
     row: int = -1
     """Row of the block tables while resident."""
@@ -34,10 +38,14 @@ class Sequence:
     """Furthest `num_computed` ever: what lies below is computed again."""
     num_cached: int | None = None
     """Prompt tokens that the prefix cache gave at the first admission; None before."""
-    num_text: int = 0
-    """Tokens that the text has seen."""
+    num_told: int = 0
+    """Generated tokens that stood in an output, or came with the request."""
+    num_read: int = 0
+    """Generated tokens that `text` has seen."""
+    settled: str = ""
+    """Text that `text` gave out and no output has told yet."""
     is_announced: bool = False
-    """`num_cached` stood in an output."""
+    """An output was told."""
     end: FinishReason | None = None
     """Set when the answer was complete before it began (a continuation of a finished one)."""
 
@@ -61,10 +69,57 @@ class Sequence:
         request.num_tokens += 1
         request.num_output += 1
 
+    def read(self) -> None:
+        """Let the text see what was generated, but not the token that ended the answer."""
+        request = self.request
+        upto = request.num_output
+        if upto and self.last_token in self.ends and not self.generation.sampling.include_stop:
+            upto -= 1
+        if upto > self.num_read:
+            new = self.tokens[request.num_prompt + self.num_read : request.num_prompt + upto].tolist()
+            self.settled += self.text.add(new)
+            self.num_read = upto
+
+    @property
+    def last_token(self) -> int:
+        """The newest token."""
+        return int(self.tokens[self.request.num_tokens - 1])
+
+    def find_end(self) -> FinishReason | None:
+        """Tell whether the answer is complete, and why; reads the text where a stop string may end it."""
+        if self.last_token in self.ends:
+            return FinishReason.STOP
+        if self.generation.sampling.stop:
+            self.read()
+            if self.text.is_stopped:
+                return FinishReason.STOP
+        return FinishReason.LENGTH if self.request.num_output >= self.request.max_output else None
+
+    def take_text(self) -> str:
+        """Give out the text that is settled since the last call."""
+        text, self.settled = self.settled, ""
+        return text
+
+    def tell(self, text: str) -> Output:
+        """Write an output with the tokens that none has told yet."""
+        request = self.request
+        output = Output(
+            request_id=self.generation.request_id,
+            token_ids=self.tokens[request.num_prompt + self.num_told : request.num_tokens].tolist(),
+            text=text,
+            num_prompt=request.num_prompt,
+            num_output=request.num_output,
+        )
+        if not self.is_announced:
+            output.num_cached = self.num_cached or 0
+            self.is_announced = True
+        self.num_told = request.num_output
+        return output
+
     def hash_blocks(self, num_tokens: int) -> None:
         """Compute the digests of the full blocks among the first tokens that have none yet."""
         size = self.block_tokens
         digests = self.digests
         for i in range(len(digests), num_tokens // size):
-            parent = digests[-1] if digests else root_digest(self.generation.cache_salt)
+            parent = digests[-1] if digests else root_digest(self.salt)
             digests.append(chain_digest(parent, self.tokens[i * size : (i + 1) * size]))

@@ -7,6 +7,7 @@ from collections.abc import Sequence as Items
 import numpy as np
 
 from ballast_engine.batch import Batch, SampleRow
+from ballast_engine.errors import IntegrityError
 from ballast_engine.sequence import Sequence
 
 
@@ -78,3 +79,14 @@ class Tables:
             ),
             num_decodes=len(decodes),
         )
+
+    def check(self, sequence: Sequence) -> None:
+        """Compare a request's row with its blocks.
+
+        Raises:
+            IntegrityError: they differ.
+        """
+        row = self._table[sequence.row]
+        num = len(sequence.blocks)
+        if row[:num].tolist() != sequence.blocks or row[num:].any():
+            raise IntegrityError(f"the table row of request {sequence.request.seq} is not its blocks")

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers.processors import TemplateProcessing
 
 from ballast_engine.chat import ChatTemplate
 from ballast_engine.errors import InvalidChat, InvalidCheckpoint
@@ -40,22 +39,10 @@ class Tokenizer:
             name: text for name in SPECIAL_NAMES if (text := _special_text(self._config.get(name))) is not None
         }
         self._add_missing_special_tokens()
-        self._set_ends()
 
     def _add_missing_special_tokens(self) -> None:
         missing = [text for text in self.special_tokens.values() if self._backend.token_to_id(text) is None]
         self._backend.add_special_tokens(list(dict.fromkeys(missing)))
-
-    def _set_ends(self) -> None:
-        """Put the begin and end tokens where `add_bos_token` and `add_eos_token` ask for them, as transformers does."""
-        is_said = "add_bos_token" in self._config or "add_eos_token" in self._config
-        if not is_said and self._backend.post_processor is not None:
-            return
-        bos, eos = self.special_tokens.get("bos_token"), self.special_tokens.get("eos_token")
-        ends = [bos if self._config.get("add_bos_token") else None, eos if self._config.get("add_eos_token") else None]
-        single = " ".join(part for part in (ends[0], "$A", ends[1]) if part)
-        used = [(text, self._backend.token_to_id(text)) for text in ends if text]
-        self._backend.post_processor = TemplateProcessing(single=single, special_tokens=used)
 
     @property
     def vocab_size(self) -> int:
@@ -63,7 +50,10 @@ class Tokenizer:
         return self._backend.get_vocab_size()
 
     def encode(self, text: str) -> list[int]:
-        """Turn a prompt into tokens, with the begin token where this tokenizer adds one."""
+        """Turn a prompt into tokens, with the begin token where the file's post-processor adds one.
+
+        `add_bos_token` beside a `tokenizer.json` is not read, as in transformers 5: the file says what is added.
+        """
         return self._backend.encode(text).ids
 
     def decode(self, token_ids: Sequence[int]) -> str:

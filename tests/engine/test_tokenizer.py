@@ -1,0 +1,303 @@
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from ballast_engine.detokenizer import Detokenizer
+from ballast_engine.errors import InvalidChat, InvalidCheckpoint
+from ballast_engine.tokenizer import Tokenizer
+
+TEXTS = ["", "Hello world", " a  b\n\nc\t", "naïve café 你好 🙂👩‍👩‍👧", "<s>x</s>", "x" * 50]
+SPECIAL = ["<unk>", "<s>", "</s>"]
+
+
+def byte_level() -> tokenizers.Tokenizer:
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(["Hello world, the naïve café 你好 🙂 and the rest of the words"] * 3, trainer)
+    return backend
+
+
+def sentencepiece() -> tokenizers.Tokenizer:
+    """Shaped like Llama 2: blanks as U+2581, unknown characters as bytes."""
+    words = ["▁", "▁Hello", "▁world", "H", "e", "l", "o", "w", "r", "d", "▁the", "x", "the", "c", "a", "f", "."]
+    vocab = {token: i for i, token in enumerate([*SPECIAL, *(f"<0x{b:02X}>" for b in range(256)), *words])}
+    merges = [("▁", "w")] if "▁w" in vocab else []
+    backend = tokenizers.Tokenizer(
+        models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    )
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    backend.add_special_tokens(SPECIAL)
+    return backend
+
+
+def save(directory: Path, backend: tokenizers.Tokenizer, **config: Any) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    backend.save(str(directory / "tokenizer.json"))
+    basic = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(basic | config))
+    return directory
+
+
+@pytest.fixture(scope="session")
+def byte_level_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tmp_path_factory.mktemp("bytes"), byte_level())
+
+
+@pytest.fixture(scope="session")
+def sentencepiece_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tmp_path_factory.mktemp("pieces"), sentencepiece())
+
+
+def bos_template() -> processors.TemplateProcessing:
+    return processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+
+
+@pytest.mark.parametrize("make", [byte_level, sentencepiece])
+@pytest.mark.parametrize("has_processor", [False, True])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"add_bos_token": True},
+        {"add_bos_token": False},
+        {"add_bos_token": True, "add_eos_token": True},
+        {"bos_token": {"__type": "AddedToken", "content": "<s>", "lstrip": False, "special": True}},
+        {"bos_token": None, "add_bos_token": True},
+    ],
+)
+def test_tokens_are_those_of_transformers(
+    tmp_path: Path, make: Callable[[], tokenizers.Tokenizer], has_processor: bool, config: dict[str, Any]
+) -> None:
+    from transformers import AutoTokenizer
+
+    backend = make()
+    if has_processor:
+        backend.post_processor = bos_template()
+    directory = save(tmp_path, backend, **config)
+    ours, theirs = Tokenizer(directory), AutoTokenizer.from_pretrained(directory)
+    for text in TEXTS:
+        assert ours.encode(text) == theirs.encode(text)
+
+
+def test_the_shipped_model_tokenizes_as_transformers_does(model_dir: Path) -> None:
+    from transformers import AutoTokenizer
+
+    ours, theirs = Tokenizer(model_dir), AutoTokenizer.from_pretrained(model_dir)
+    for text in TEXTS:
+        assert ours.encode(text) == theirs.encode(text)
+        assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text), skip_special_tokens=True)
+    assert ours.eos_ids
+    assert ours.vocab_size == len(theirs)
+
+
+def test_truncation_and_padding_of_the_file_do_not_touch_prompts(tmp_path: Path) -> None:
+    backend = byte_level()
+    backend.enable_truncation(4)
+    backend.enable_padding(length=32)
+
+    assert len(Tokenizer(save(tmp_path, backend)).encode("x y" * 20)) > 32
+
+
+CHAT = "{% for m in messages %}{{ bos_token }}[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+
+
+@pytest.mark.parametrize("where", ["config", "named", "file"])
+def test_a_chat_template_renders_as_in_transformers(tmp_path: Path, where: str) -> None:
+    from transformers import AutoTokenizer
+
+    config: dict[str, Any] = {}
+    if where == "config":
+        config["chat_template"] = CHAT
+    if where == "named":
+        config["chat_template"] = [{"name": "other", "template": "no"}, {"name": "default", "template": CHAT}]
+    directory = save(tmp_path, byte_level(), **config)
+    if where == "file":
+        (directory / "chat_template.jinja").write_text(CHAT)
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "Hello 你好"}]
+    theirs = AutoTokenizer.from_pretrained(directory)
+
+    assert Tokenizer(directory).apply_chat_template(messages) == theirs.apply_chat_template(
+        messages, add_generation_prompt=True, return_dict=False
+    )
+
+
+def chat_of(tmp_path: Path, template: str) -> Tokenizer:
+    return Tokenizer(save(tmp_path, byte_level(), chat_template=template))
+
+
+def test_text_parts_are_joined_and_training_marks_are_ignored(tmp_path: Path) -> None:
+    template = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    tokenizer = chat_of(tmp_path, template)
+    parts = [{"type": "text", "text": "Hello"}, {"type": "text", "text": "world"}]
+    chat = [{"role": "user", "content": parts}]
+
+    assert tokenizer.decode(tokenizer.apply_chat_template(chat)) == "Hello\nworld"
+
+
+@pytest.mark.parametrize(
+    ("template", "content", "sentence"),
+    [
+        (None, "hi", "has no chat template.*use /v1/completions"),
+        ("{{ raise_exception('roles must alternate') }}", "hi", "roles must alternate"),
+        ("{{ messages[0].content.nothing.there }}", "hi", "does not take these messages"),
+        ("{{ messages.__class__.__mro__ }}", "hi", "unsafe|does not take"),
+        (CHAT, [{"type": "image_url", "image_url": {}}], "'image_url'; this model takes text parts only"),
+        (CHAT, 3, "content is int"),
+    ],
+)
+def test_a_chat_that_cannot_be_rendered_gets_a_sentence(
+    tmp_path: Path, template: str | None, content: object, sentence: str
+) -> None:
+    tokenizer = Tokenizer(save(tmp_path, byte_level(), **({"chat_template": template} if template else {})))
+    with pytest.raises(InvalidChat, match=sentence):
+        tokenizer.apply_chat_template([{"role": "user", "content": content}])
+
+
+def test_a_template_that_is_no_jinja_is_a_broken_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(InvalidCheckpoint, match="cannot be compiled"):
+        chat_of(tmp_path, "{% for %}").apply_chat_template([])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("tokenizer.json", None, "Found no tokenizer.json"),
+        ("tokenizer.json", "{}", "is not a tokenizer"),
+        ("tokenizer_config.json", "{", "cannot be read"),
+        ("tokenizer_config.json", "[]", "holds list, wanted an object"),
+    ],
+)
+def test_a_broken_tokenizer_file_is_named(
+    tmp_path: Path, byte_level_dir: Path, name: str, content: str | None, sentence: str
+) -> None:
+    directory = Path(shutil.copytree(byte_level_dir, tmp_path / "copy"))
+    (directory / name).unlink()
+    if content is not None:
+        (directory / name).write_text(content)
+    with pytest.raises(InvalidCheckpoint, match=sentence):
+        Tokenizer(directory)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, {2}),
+        ({"config.json": {"eos_token_id": 7}}, {2, 7}),
+        ({"config.json": {"eos_token_id": None}, "generation_config.json": {"eos_token_id": [8, 9]}}, {2, 8, 9}),
+    ],
+)
+def test_every_place_that_names_an_end_token_counts(
+    tmp_path: Path, files: dict[str, dict[str, object]], expected: set[int]
+) -> None:
+    directory = save(tmp_path, byte_level())
+    for name, content in files.items():
+        (directory / name).write_text(json.dumps(content))
+
+    assert Tokenizer(directory).eos_ids == expected
+
+
+def stream(detokenizer: Detokenizer, tokens: list[int], cuts: list[int]) -> list[str]:
+    """Feed tokens in groups of the given sizes and collect the deltas."""
+    deltas, at = [], 0
+    for size in [*cuts, len(tokens)]:
+        deltas.append(detokenizer.add(tokens[at : at + size]))
+        at += size
+    return [*deltas, detokenizer.end()]
+
+
+@settings(max_examples=300)
+@given(data=st.data())
+def test_streamed_byte_level_text_is_the_decoded_text(byte_level_dir: Path, data: st.DataObject) -> None:
+    tokenizer = Tokenizer(byte_level_dir)
+    tokens = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=30))
+    cuts = data.draw(st.lists(st.integers(0, 3), max_size=20))
+
+    assert "".join(stream(Detokenizer(tokenizer.pieces), tokens, cuts)) == tokenizer.decode(tokens)
+
+
+@settings(max_examples=300)
+@given(text=st.text(max_size=30), cuts=st.lists(st.integers(0, 3), max_size=20))
+@pytest.mark.parametrize("kind", ["byte_level_dir", "sentencepiece_dir"])
+def test_no_delta_holds_half_a_character(
+    request: pytest.FixtureRequest, kind: str, text: str, cuts: list[int]
+) -> None:
+    tokenizer = Tokenizer(request.getfixturevalue(kind))
+    tokens = tokenizer.encode(text)
+    deltas = stream(Detokenizer(tokenizer.pieces), tokens, cuts)
+
+    assert "".join(deltas) == tokenizer.decode(tokens)
+    assert all("\ufffd" not in delta for delta in deltas) or "\ufffd" in text
+
+
+@pytest.mark.parametrize(("prompt", "expected"), [([], "Hello world"), ([1], "Hello world"), ([262], " Hello world")])
+def test_a_leading_blank_stays_behind_a_prompt_with_text(
+    sentencepiece_dir: Path, prompt: list[int], expected: str
+) -> None:
+    tokenizer = Tokenizer(sentencepiece_dir)
+    tokens = [tokenizer.token_to_id("▁Hello"), tokenizer.token_to_id("▁world")]
+    detokenizer = Detokenizer(tokenizer.pieces, prompt=prompt)
+
+    assert detokenizer.add([token for token in tokens if token is not None]) + detokenizer.end() == expected
+
+
+def test_a_decoder_of_another_kind_is_asked_token_by_token(tmp_path: Path) -> None:
+    backend = tokenizers.Tokenizer(models.WordLevel({"<unk>": 0, "ab": 1, "cd": 2}, unk_token="<unk>"))
+    tokenizer = Tokenizer(save(tmp_path, backend, bos_token=None, eos_token=None))
+
+    assert "".join(stream(Detokenizer(tokenizer.pieces), [1, 2], [1])) == "abcd"
+
+
+def cut_at_first_complete_stop(text: str, stops: list[str], keep: bool) -> str:
+    """The definition, character by character."""
+    for end in range(len(text) + 1):
+        begins = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
+        if begins:
+            return text[:end] if keep else text[: min(begins)]
+    return text
+
+
+@settings(max_examples=500)
+@given(
+    text=st.text(alphabet="abc", max_size=30),
+    stops=st.lists(st.text(alphabet="abc", min_size=1, max_size=4), min_size=1, max_size=3),
+    cuts=st.lists(st.integers(0, 3), max_size=20),
+    keep=st.booleans(),
+)
+def test_stop_strings_cut_the_same_however_tokens_arrive(
+    byte_level_dir: Path, text: str, stops: list[str], cuts: list[int], keep: bool
+) -> None:
+    tokenizer = Tokenizer(byte_level_dir)
+    tokens = [token for token in (tokenizer.token_to_id(c) for c in text) if token is not None]
+    detokenizer = Detokenizer(tokenizer.pieces, stop=stops, keep_stop=keep)
+    deltas = stream(detokenizer, tokens, cuts)
+
+    assert "".join(deltas) == cut_at_first_complete_stop(text, stops, keep)
+    assert detokenizer.is_stopped == any(stop in text for stop in stops)
+
+
+def test_text_that_may_become_a_stop_string_is_held_back(byte_level_dir: Path) -> None:
+    tokenizer = Tokenizer(byte_level_dir)
+    detokenizer = Detokenizer(tokenizer.pieces, stop=["END"])
+    ids = {c: tokenizer.token_to_id(c) or 0 for c in "xEND"}
+
+    assert [detokenizer.add([ids[c]]) for c in "xENEx"] == ["x", "", "", "EN", "Ex"]

@@ -1,0 +1,296 @@
+"""The continuous-batching engine: one step is `schedule() -> Batch`, `run`, `finish`.
+
+The policy decides who runs; the engine carries the plan out and says what came of it. One thread calls `step`; the
+other methods may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Items
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ballast_engine.batch import Batch
+from ballast_engine.errors import IntegrityError
+from ballast_engine.intake import Abort, Absorb, Configure, GiveBack, Inbox, Intake, Submit, Vocabulary
+from ballast_engine.kv import BlockPool
+from ballast_engine.meter import Meter
+from ballast_engine.options import EngineOptions
+from ballast_engine.request import FinishReason, GenerationRequest, Output
+from ballast_engine.residency import Residency
+from ballast_engine.scheduler import Scheduler, Step
+from ballast_engine.sequence import Sequence
+from ballast_engine.static import plan_static
+from ballast_engine.stats import NO_STEP, EngineStats, StepKind, StepRecord
+from ballast_engine.tables import Tables
+from ballast_policy.cost import Work, attended
+from ballast_policy.planner import plan
+from ballast_policy.request import RequestClass
+from ballast_policy.snapshot import PolicyConfig
+
+log = logging.getLogger(__name__)
+
+FAILURES_TO_BE_UNHEALTHY = 3
+
+
+class Runner(Protocol):
+    """The tensor half."""
+
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def block_tokens(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def max_model_len(self) -> int: ...
+    def run(self, batch: Batch) -> NDArray[np.int64]: ...
+
+
+class Engine:
+    """Requests in, tokens out, one step at a time."""
+
+    def __init__(
+        self,
+        *,
+        executor: Runner,
+        tokenizer: Vocabulary,
+        policy: PolicyConfig,
+        options: EngineOptions,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.last_step: StepRecord = NO_STEP
+        self.is_healthy = True
+        """False after several steps in a row failed; True again once one succeeds."""
+        self._executor = executor
+        self._clock = clock
+        capacity = min(executor.max_model_len, executor.num_blocks * executor.block_tokens)
+        self._intake = Intake(
+            tokenizer,
+            vocab_size=executor.vocab_size,
+            max_tokens=capacity if options.max_model_len is None else min(capacity, options.max_model_len),
+            block_tokens=executor.block_tokens,
+            has_prefix_cache=options.prefix_cache,
+            isolates_tenants=options.isolate_tenants,
+        )
+        self._inbox = Inbox()
+        self._by_id: dict[str, Sequence] = {}
+        self._scheduler = Scheduler(
+            Residency(
+                BlockPool(executor.num_blocks, executor.block_tokens, has_prefix_cache=options.prefix_cache),
+                Tables(executor.block_tokens, -(-capacity // executor.block_tokens)),
+            ),
+            plan if options.mode == "continuous" else plan_static,
+            policy,
+        )
+        self._meter = Meter()
+        self._failures_in_a_row = 0
+        self._is_stalled = False
+
+    @property
+    def max_tokens(self) -> int:
+        """Longest prompt and answer together."""
+        return self._intake.max_tokens
+
+    @property
+    def policy(self) -> PolicyConfig:
+        """What the policy is told now."""
+        return self._scheduler.policy
+
+    # From any thread
+
+    def submit(self, request: GenerationRequest) -> None:
+        """Take a request in; its outputs come from `step`.
+
+        Raises:
+            InvalidRequest: it can never be served as it stands; the message is for the user.
+        """
+        sequence = self._intake.make(request, self.policy, self._clock())
+        self._inbox.claim_id(request.request_id)
+        self._inbox.put(Submit(sequence))
+
+    def abort(self, request_id: str) -> None:
+        """End a request before the next plan; one that has ended already is left alone."""
+        self._inbox.put(Abort(request_id))
+
+    def give_back(self, request_ids: Items[str]) -> None:
+        """End requests with what they generated so far, to go on elsewhere."""
+        self._inbox.put(GiveBack(tuple(request_ids)))
+
+    def configure(self, policy: PolicyConfig) -> None:
+        """Tell the policy something new, in force from the next step on. Sizes of KV stay what they are."""
+        self._inbox.put(Configure(policy))
+
+    def absorb(self, request_class: RequestClass, services: Mapping[str, float]) -> None:
+        """Take over the totals of a ledger that several engines share, as of the next step."""
+        self._inbox.put(Absorb(request_class, dict(services)))
+
+    def wait(self, timeout: float) -> None:
+        """Sleep until there is something to do, at most `timeout` seconds."""
+        if self._inbox or (self._by_id and not self._is_stalled):
+            return
+        # A stalled engine has work that the policy holds back: time alone may let it go.
+        self._inbox.wait(min(timeout, 0.005) if self._by_id else timeout)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request came in that has not ended."""
+        return bool(self._inbox.num_ids)
+
+    def stats(self) -> EngineStats:
+        """Give all counters; cheap (two of them may be a step apart)."""
+        return self._meter.stats(self._scheduler)
+
+    # The engine's thread
+
+    def step(self) -> list[Output]:
+        """Do one step and say what it produced; nothing if nothing could run."""
+        started = self._clock()
+        outputs = self._take_in(started)
+        if not self._by_id:
+            return outputs
+        step = self._scheduler.schedule(started)
+        self._meter.note_plan(step)
+        members = step.members
+        self._is_stalled = not members
+        if not members:
+            return outputs
+        batch = self._scheduler.residency.assemble(step.decodes, step.chunks)
+        assembled = self._clock()
+        try:
+            tokens = self._run(batch)
+        except Exception as error:
+            log.exception("step failed", extra={"requests": len(members)})
+            return outputs + self._fail(members, error)
+        run_seconds = self._clock() - assembled
+        outputs += self._finish(step, tokens)
+        self._record(step, batch, started=started, run_seconds=run_seconds)
+        return outputs
+
+    def _take_in(self, now: float) -> list[Output]:
+        outputs = []
+        for command in self._inbox.take():
+            match command:
+                case Submit(sequence):
+                    outputs += self._enter(sequence, now)
+                case Abort(request_id):
+                    outputs += self._leave([request_id], FinishReason.ABORTED)
+                case GiveBack(request_ids):
+                    outputs += self._leave(request_ids, FinishReason.GIVEN_BACK)
+                case Configure(policy):
+                    self._scheduler.configure(policy)
+                case Absorb(request_class, services):
+                    self._scheduler.absorb(request_class, services)
+        return outputs
+
+    def _enter(self, sequence: Sequence, now: float) -> list[Output]:
+        self._scheduler.enter(sequence, now)
+        self._by_id[sequence.request_id] = sequence
+        return [] if sequence.end is None else [self._end(sequence, sequence.end)]
+
+    def _leave(self, request_ids: Iterable[str], reason: FinishReason) -> list[Output]:
+        found = [self._by_id[request_id] for request_id in request_ids if request_id in self._by_id]
+        return [self._end(sequence, reason) for sequence in dict.fromkeys(found)]
+
+    def _run(self, batch: Batch) -> list[int]:
+        tokens = self._executor.run(batch)
+        if len(tokens) != len(batch.samples):
+            raise RuntimeError(f"the executor gave {len(tokens)} tokens for {len(batch.samples)} requests")
+        if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._executor.vocab_size:
+            raise RuntimeError(f"the executor gave a token outside the vocabulary of {self._executor.vocab_size}")
+        drawn: list[int] = tokens.tolist()
+        return drawn
+
+    def _fail(self, members: Items[Sequence], error: Exception) -> list[Output]:
+        """End everything that took part: what the step left in its blocks is unknown."""
+        self._meter.failed_steps += 1
+        self._failures_in_a_row += 1
+        self.is_healthy = self._failures_in_a_row < FAILURES_TO_BE_UNHEALTHY
+        sentence = f"The engine failed while it computed this request ({type(error).__name__}: {error}); send it again."
+        return [self._end(sequence, FinishReason.FAILED, sentence) for sequence in members]
+
+    def _finish(self, step: Step, tokens: Items[int]) -> list[Output]:
+        """Take note of what was computed, and hand each drawn token to its request."""
+        self._failures_in_a_row = 0
+        self.is_healthy = True
+        outputs = []
+        drawn = iter(tokens)
+        residency, meter = self._scheduler.residency, self._meter
+        for sequence, num_tokens in [*((sequence, 1) for sequence in step.decodes), *step.chunks]:
+            request = sequence.request
+            residency.settle(sequence, num_tokens)
+            is_drawn = request.num_computed == request.num_tokens
+            meter.note_tokens(sequence, num_tokens, is_drawn=is_drawn)
+            if is_drawn:
+                sequence.append(next(drawn))
+                output = self._deliver(sequence)
+                if output is not None:
+                    outputs.append(output)
+        meter.settle_bills(self._scheduler)
+        return outputs
+
+    def _deliver(self, sequence: Sequence) -> Output | None:
+        """Say what the new token gave: always for a stream; else for the first token and at the end."""
+        reason = sequence.find_end()
+        if reason is not None:
+            return self._end(sequence, reason)
+        if sequence.generation.stream:
+            sequence.read()
+            return sequence.tell(sequence.take_text())
+        return None if sequence.is_announced else sequence.tell("")
+
+    def _end(self, sequence: Sequence, reason: FinishReason, error: str = "") -> Output:
+        """Take a request out wherever it stands, and write its last output."""
+        self._scheduler.leave(sequence)
+        del self._by_id[sequence.request_id]
+        self._inbox.free_id(sequence.request_id)
+        text = ""
+        if reason in {FinishReason.STOP, FinishReason.LENGTH}:
+            sequence.read()
+            text = sequence.take_text() + sequence.text.end()
+        output = sequence.tell(text)
+        output.finish_reason = reason
+        output.error = error
+        if reason is FinishReason.GIVEN_BACK:
+            output.generated = sequence.generated
+        return output
+
+    def _record(self, step: Step, batch: Batch, *, started: float, run_seconds: float) -> None:
+        self._meter.note_step(self._scheduler.residency)
+        num_decode = len(step.decodes)
+        contexts = batch.context_lens[num_decode:].tolist()
+        chunks = [(context - num, num) for context, (_, num) in zip(contexts, step.chunks, strict=True)]
+        work = Work(
+            num_prefill=sum(num for _, num in chunks),
+            prefill_context=sum(attended(before, num) for before, num in chunks),
+            num_decode=num_decode,
+            decode_context=int(batch.context_lens[:num_decode].sum()),
+        )
+        seconds = self._clock() - started
+        self._scheduler.observe(work, seconds)
+        self.last_step = StepRecord(
+            kind=StepKind.DECODE if not chunks else StepKind.MIXED if num_decode else StepKind.PREFILL,
+            seconds=seconds,
+            run_seconds=run_seconds,
+            predicted_seconds=step.plan.predicted_seconds,
+            budget_seconds=step.plan.budget_seconds,
+            num_prefill=work.num_prefill,
+            num_decode=num_decode,
+            admissions=step.admissions,
+            because=step.plan.because,
+        )
+
+    def check_integrity(self) -> None:
+        """Compare every book with every other one; call it between two steps, in the engine's thread.
+
+        Raises:
+            IntegrityError: says what does not balance.
+        """
+        self._scheduler.check_integrity()
+        if set(self._by_id) != {sequence.request_id for sequence in self._scheduler.live.values()}:
+            raise IntegrityError("requests by id and requests by number are not the same")

@@ -1,0 +1,238 @@
+"""The engine's front door: what callers in other threads ask for, checked before it is let in."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from itertools import count
+from math import inf
+from threading import Event, Lock
+from typing import Protocol
+
+import numpy as np
+
+from ballast_engine.batch import Ints
+from ballast_engine.detokenizer import Detokenizer
+from ballast_engine.errors import DuplicateRequest, InvalidRequest, RequestTooLong
+from ballast_engine.pieces import Pieces
+from ballast_engine.request import GenerationRequest, SamplingParams
+from ballast_engine.sequence import Sequence
+from ballast_policy.request import Request, RequestClass
+from ballast_policy.snapshot import PolicyConfig
+
+
+class Vocabulary(Protocol):
+    """What the engine needs of a tokenizer."""
+
+    @property
+    def pieces(self) -> Pieces: ...
+    @property
+    def eos_ids(self) -> frozenset[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """A request came in."""
+
+    sequence: Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """The caller went away."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBack:
+    """These go on elsewhere."""
+
+    request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Configure:
+    """The policy is told something new."""
+
+    policy: PolicyConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Absorb:
+    """The shared ledger's totals arrived."""
+
+    request_class: RequestClass
+    services: dict[str, float]
+
+
+Command = Submit | Abort | GiveBack | Configure | Absorb
+
+
+class Inbox:
+    """Commands in the order in which they were given; any thread puts, the engine's thread takes."""
+
+    def __init__(self) -> None:
+        self._commands: deque[Command] = deque()
+        self._event = Event()
+        self._ids: set[str] = set()
+        self._lock = Lock()
+
+    def __bool__(self) -> bool:
+        return bool(self._commands)
+
+    def put(self, command: Command) -> None:
+        """Hand a command to the engine and wake it."""
+        self._commands.append(command)
+        self._event.set()
+
+    def claim_id(self, request_id: str) -> None:
+        """Reserve an id until `free_id`.
+
+        Raises:
+            DuplicateRequest: it is in use.
+        """
+        with self._lock:
+            if request_id in self._ids:
+                raise DuplicateRequest(request_id)
+            self._ids.add(request_id)
+
+    def free_id(self, request_id: str) -> None:
+        """Let an id be used again."""
+        with self._lock:
+            self._ids.discard(request_id)
+
+    @property
+    def num_ids(self) -> int:
+        """Requests that came in and did not end."""
+        return len(self._ids)
+
+    def take(self) -> list[Command]:
+        """Take everything out."""
+        self._event.clear()
+        commands: list[Command] = []
+        while self._commands:
+            commands.append(self._commands.popleft())
+        return commands
+
+    def wait(self, timeout: float) -> None:
+        """Sleep until a command is there, at most `timeout` seconds."""
+        self._event.wait(timeout)
+
+
+class Intake:
+    """Turns a request into a sequence, in the caller's thread, or says why it cannot be served."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        *,
+        vocab_size: int,
+        max_tokens: int,
+        block_tokens: int,
+        has_prefix_cache: bool,
+        isolates_tenants: bool,
+    ) -> None:
+        self.max_tokens = max_tokens
+        """Longest prompt and answer together."""
+        self._vocabulary = vocabulary
+        self._vocab_size = vocab_size
+        self._block_tokens = block_tokens
+        self._has_prefix_cache = has_prefix_cache
+        self._isolates_tenants = isolates_tenants
+        self._numbers = count(1)
+
+    def make(self, generation: GenerationRequest, policy: PolicyConfig, now: float) -> Sequence:
+        """Check a request and lay it out.
+
+        Raises:
+            InvalidRequest: with a sentence for the user.
+        """
+        _check_sampling(generation.sampling)
+        num_prompt = len(generation.prompt)
+        if not num_prompt:
+            raise InvalidRequest("The prompt has no tokens: give at least one.")
+        if num_prompt >= self.max_tokens:
+            raise RequestTooLong(num_prompt, self.max_tokens)
+        max_output = min(generation.sampling.max_tokens, self.max_tokens - num_prompt)
+        generated = generation.generated[:max_output]
+        tokens = np.array([*generation.prompt, *generated], np.int64)
+        self._check_tokens(tokens)
+        num_tokens = len(tokens)
+        request = Request(
+            seq=next(self._numbers),
+            request_class=generation.request_class,
+            arrival=now if generation.arrival is None else generation.arrival,
+            num_prompt=num_prompt,
+            max_output=max_output,
+            tenant=generation.tenant,
+            priority=_priority(generation, policy),
+            laxity=generation.laxity,
+            prefix_group=generation.prefix_group,
+            num_tokens=num_tokens,
+            num_output=len(generated),
+        )
+        set_slo(request, generation, policy)
+        sampling = generation.sampling
+        sequence = Sequence(
+            generation=generation,
+            request=request,
+            text=Detokenizer(
+                self._vocabulary.pieces,
+                prompt=generation.prompt,
+                stop=sampling.stop,
+                keep_stop=sampling.include_stop,
+            ),
+            tokens=tokens,
+            block_tokens=self._block_tokens,
+            ends=self._ends(sampling),
+            salt=f"{generation.tenant}\0{generation.cache_salt}" if self._isolates_tenants else generation.cache_salt,
+            # An earlier attempt computed all of this but the last token.
+            most_computed=num_tokens - 1 if generated else 0,
+        )
+        if generated:
+            sequence.num_told = len(generated)
+            sequence.end = sequence.find_end()
+        if self._has_prefix_cache:
+            sequence.hash_blocks(num_tokens)
+        return sequence
+
+    def _ends(self, sampling: SamplingParams) -> frozenset[int]:
+        ends = frozenset() if sampling.ignore_eos else self._vocabulary.eos_ids
+        return ends.union(sampling.stop_token_ids) if sampling.stop_token_ids else ends
+
+    def _check_tokens(self, tokens: Ints) -> None:
+        wrong = tokens[(tokens < 0) | (tokens >= self._vocab_size)]
+        if len(wrong):
+            raise InvalidRequest(
+                f"Token id {wrong[0]} is outside this model's vocabulary of {self._vocab_size} tokens: encode the "
+                "prompt with this model's tokenizer."
+            )
+
+
+def set_slo(request: Request, generation: GenerationRequest, policy: PolicyConfig) -> None:
+    """Give a request the SLO it brought, else that of its class."""
+    is_online = request.request_class is RequestClass.ONLINE
+    ttft, tpot = generation.ttft_seconds, generation.tpot_seconds
+    request.ttft = ttft if ttft is not None else policy.ttft if is_online else inf
+    request.tpot = tpot if tpot is not None else policy.tpot if is_online else inf
+
+
+def _priority(generation: GenerationRequest, policy: PolicyConfig) -> int:
+    share = policy.tenants.get(generation.tenant)
+    return generation.priority if share is None else min(generation.priority, share.max_priority)
+
+
+def _check_sampling(sampling: SamplingParams) -> None:
+    checks: Items[tuple[bool, str, object, str]] = (
+        (sampling.max_tokens >= 1, "max_tokens", sampling.max_tokens, "1 or more"),
+        (0 <= sampling.temperature < inf, "temperature", sampling.temperature, "0 or more"),
+        (0 < sampling.top_p <= 1, "top_p", sampling.top_p, "above 0, at most 1"),
+        (sampling.top_k >= 0, "top_k", sampling.top_k, "0 (every token) or more"),
+        (0 <= sampling.min_p <= 1, "min_p", sampling.min_p, "from 0 to 1"),
+        (all(sampling.stop), "stop", "", "strings with at least one character"),
+    )
+    for is_right, name, found, wanted in checks:
+        if not is_right:
+            raise InvalidRequest(f"{name} is {found!r}; wanted {wanted}.")

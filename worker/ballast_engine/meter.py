@@ -1,0 +1,139 @@
+"""Counting what the engine does; only its thread writes, any thread may read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ballast_engine.residency import Residency
+from ballast_engine.scheduler import Scheduler, Step
+from ballast_engine.sequence import Sequence
+from ballast_engine.stats import ClassStats, EngineStats
+from ballast_policy.fairness import token_cost
+from ballast_policy.plan import Reason
+from ballast_policy.request import Phase, RequestClass
+
+Payer = tuple[RequestClass, str]
+
+
+@dataclass(slots=True)
+class ClassMeter:
+    """Counters of one class."""
+
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    wasted_tokens: int = 0
+    parked_steps: int = 0
+    preemptions: dict[Reason, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Meter:
+    """Counters of an engine."""
+
+    classes: dict[RequestClass, ClassMeter] = field(default_factory=lambda: {c: ClassMeter() for c in RequestClass})
+    service: dict[Payer, float] = field(default_factory=dict)
+    bills: dict[Payer, float] = field(default_factory=dict)
+    """What the step at hand charges; `settle_bills` empties it."""
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    steps: int = 0
+    failed_steps: int = 0
+    deferred_grants: int = 0
+    unused_positions: int = 0
+    """Summed over steps; with `held_positions` the mean waste."""
+    held_positions: int = 0
+    is_floor_met: bool = True
+
+    def note_plan(self, step: Step) -> None:
+        """Count what the plan did to requests, whether or not its computing succeeds."""
+        plan = step.plan
+        self.deferred_grants += step.num_deferred
+        self.is_floor_met = step.is_floor_met
+        if plan.preempt:
+            reasons = {because.request: because.reason for because in plan.because}
+            for request in plan.preempt:
+                reason = reasons.get(request, Reason.KV_RECLAIMED)
+                preemptions = self.classes[request.request_class].preemptions
+                preemptions[reason] = preemptions.get(reason, 0) + 1
+        for admission in step.admissions:
+            self.prefix_query_tokens += admission.num_tokens
+            self.prefix_hit_tokens += admission.num_cached
+
+    def note_tokens(self, sequence: Sequence, num_tokens: int, *, is_drawn: bool) -> None:
+        """Count tokens that were just computed, as new (billed to the tenant) or as computed again (nobody's bill)."""
+        request = sequence.request
+        meter = self.classes[request.request_class]
+        end = request.num_computed
+        start = end - num_tokens
+        before = sequence.most_computed
+        num_new = 0
+        if start < before:
+            meter.wasted_tokens += min(end, before) - start
+        if end > before:
+            sequence.most_computed = end
+            if start < request.num_prompt:
+                num_new = max(0, min(end, request.num_prompt) - max(start, before))
+                meter.prefill_tokens += num_new
+        meter.decode_tokens += is_drawn
+        if num_new or is_drawn:
+            payer = (request.request_class, request.tenant)
+            self.bills[payer] = self.bills.get(payer, 0.0) + token_cost(num_new, is_drawn)
+
+    def settle_bills(self, scheduler: Scheduler) -> None:
+        """Charge the step's bills to the tenants' ledgers."""
+        for payer, cost in self.bills.items():
+            request_class, tenant = payer
+            scheduler.ledgers[request_class].charge(tenant, cost)
+            self.service[payer] = self.service.get(payer, 0.0) + cost
+        self.bills.clear()
+
+    def note_step(self, residency: Residency) -> None:
+        """Count a step that was computed."""
+        self.steps += 1
+        for request_class, held in residency.held.items():
+            self.classes[request_class].parked_steps += held[Phase.PARKED]
+        self.unused_positions += residency.num_unused
+        self.held_positions += residency.pool.num_used * residency.pool.block_tokens
+
+    def stats(self, scheduler: Scheduler) -> EngineStats:
+        """Put the value together."""
+        residency = scheduler.residency
+        pool = residency.pool
+        used, cached = pool.num_used, pool.num_cached
+        slots, reserved = scheduler.policy.slots, scheduler.reserved
+        return EngineStats(
+            slots=slots,
+            online=self._class_stats(scheduler, RequestClass.ONLINE, slots - reserved),
+            offline=self._class_stats(scheduler, RequestClass.OFFLINE, reserved),
+            kv_used=used,
+            kv_cached=cached,
+            kv_free=pool.num_blocks - used - cached,
+            kv_waste_ratio=residency.num_unused / (used * pool.block_tokens) if used else 0.0,
+            kv_waste_mean_ratio=self.unused_positions / max(1, self.held_positions),
+            prefix_query_tokens=self.prefix_query_tokens,
+            prefix_hit_tokens=self.prefix_hit_tokens,
+            steps=self.steps,
+            failed_steps=self.failed_steps,
+            deferred_grants=self.deferred_grants,
+            batch_ceiling=scheduler.ceiling or slots,
+            cost=scheduler.fit.model,
+            cost_error_ratio=scheduler.fit.error,
+            is_floor_met=self.is_floor_met,
+            service=dict(self.service),
+        )
+
+    def _class_stats(self, scheduler: Scheduler, request_class: RequestClass, reserved: int) -> ClassStats:
+        held = scheduler.residency.held[request_class]
+        counts = self.classes[request_class]
+        return ClassStats(
+            running=held[Phase.RUNNING],
+            parked=held[Phase.PARKED],
+            waiting=scheduler.backlog.count(request_class),
+            reserved=reserved,
+            lent=max(0, held[Phase.RUNNING] - reserved),
+            prefill_tokens=counts.prefill_tokens,
+            decode_tokens=counts.decode_tokens,
+            wasted_tokens=counts.wasted_tokens,
+            preemptions=dict(counts.preemptions),
+            parked_steps=counts.parked_steps,
+        )
