@@ -70,8 +70,9 @@ class Valkey:
         line = keeper.stdout.readline()
         answer = json.loads(line) if line.strip() else {"error": "it ended without a word"}
         if "url" not in answer:
-            keeper.wait()
-            raise CliError(f"The embedded Valkey did not start in {directory}: {answer['error']}")
+            keeper.communicate()
+            last = "\n".join([f"  {text}" for text in answer["error"].splitlines() if text.strip()][-6:])
+            raise CliError(f"The embedded Valkey did not start in {directory}. Its last words:\n{last}")
         return cls(answer["url"], keeper)
 
     @property
@@ -104,7 +105,7 @@ class Worker:
             output.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} worker starts\n".encode())
             output.flush()
             process = subprocess.Popen(  # noqa: S603  our own module
-                worker_command(config),
+                [sys.executable, "-m", "ballast_cli.leash", str(os.getpid()), *worker_command(config)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

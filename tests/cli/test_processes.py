@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import redis
+
+from ballast_cli.errors import CliError
+from ballast_cli.processes import Valkey, Worker, take_port
+
+HOLDER = """
+import sys
+from pathlib import Path
+from ballast_cli.processes import Valkey
+valkey = Valkey.start(Path(sys.argv[1]))
+print(valkey.url, valkey.keeper.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def wait_until_gone(pid: int) -> None:
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.02)
+    pytest.fail(f"process {pid} is still there after 30 s")
+
+
+def test_the_embedded_valkey_refuses_to_evict_and_writes_a_log(tmp_path: Path):
+    valkey = Valkey.start(tmp_path)
+    try:
+        with redis.Redis.from_url(valkey.url, decode_responses=True) as client:
+            config = client.config_get("maxmemory-policy") | client.config_get("appendonly")
+    finally:
+        valkey.stop()
+
+    assert config == {"maxmemory-policy": "noeviction", "appendonly": "yes"}
+    assert not valkey.is_running
+
+
+def test_what_was_written_is_there_after_a_restart(tmp_path: Path):
+    for turn in range(2):
+        valkey = Valkey.start(tmp_path)
+        try:
+            with redis.Redis.from_url(valkey.url) as client:
+                assert client.incr("turns") == turn + 1
+        finally:
+            valkey.stop()
+
+
+def test_valkey_hears_no_interrupt_of_our_terminal(tmp_path: Path):
+    valkey = Valkey.start(tmp_path)
+    try:
+        assert os.getpgid(valkey.keeper.pid) != os.getpgid(0)
+        os.kill(valkey.keeper.pid, signal.SIGINT)
+        with redis.Redis.from_url(valkey.url) as client:
+            assert client.ping()
+            server = client.info("server")["process_id"]
+        assert os.getpgid(server) == os.getpgid(valkey.keeper.pid)
+    finally:
+        valkey.stop()
+
+
+def test_valkey_does_not_outlive_a_killed_parent(tmp_path: Path):
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    url, keeper = holder.stdout.readline().split()
+    with redis.Redis.from_url(url) as client:
+        server = client.info("server")["process_id"]
+        client.set("kept", "yes")
+
+    holder.kill()
+    holder.communicate()
+    wait_until_gone(int(keeper))
+    wait_until_gone(server)
+
+
+def test_a_valkey_that_cannot_start_says_why(tmp_path: Path):
+    (tmp_path / "appendonlydir").mkdir()
+    (tmp_path / "appendonlydir" / "appendonly.aof.manifest").write_text("nonsense\n")
+
+    with pytest.raises(CliError, match=r"(?s)did not start.*Invalid AOF manifest"):
+        Valkey.start(tmp_path)
+
+
+def test_a_taken_port_is_named_with_what_to_do():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(CliError, match=rf"Port {port} on 127.0.0.1 cannot be used .*--port"):
+            take_port("127.0.0.1", port)
+
+
+def test_port_0_picks_a_free_one():
+    assert take_port("127.0.0.1", 0) > 0
+
+
+def test_an_address_of_another_machine_is_refused():
+    with pytest.raises(CliError, match="cannot be used"):
+        take_port("203.0.113.1", 8000)
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("import sys; print('model is broken'); sys.exit(3)", "ended with exit code 3"),
+        ("import os; print('model is broken', flush=True); os.kill(os.getpid(), 9)", "was killed by SIGKILL"),
+    ],
+)
+def test_a_worker_that_dies_leaves_its_last_words(tmp_path: Path, program: str, said: str):
+    log = tmp_path / "worker.log"
+    log.write_text("--- worker starts\nan older line\n--- worker starts\n")
+    with log.open("ab") as output:
+        process = subprocess.Popen([sys.executable, "-c", program], stdout=output)
+    worker = Worker(process, log, "http://127.0.0.1:1")
+
+    with pytest.raises(CliError, match=rf"(?s){said}.*model is broken") as caught:
+        worker.wait_until_ready(seconds=30)
+    assert "an older line" not in str(caught.value)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells a child of its parent's death on Linux only")
+def test_a_leashed_process_does_not_outlive_a_killed_parent():
+    child = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    program = (
+        "import os, subprocess, sys; subprocess.Popen([sys.executable, '-m', 'ballast_cli.leash', str(os.getpid()), "
+        "sys.executable, '-c', sys.argv[1]], start_new_session=True).wait()"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program, child], stdout=subprocess.PIPE, text=True)
+    pid = int(parent.stdout.readline())
+
+    parent.kill()
+    parent.communicate()
+    wait_until_gone(pid)
+
+
+def test_a_worker_that_does_not_drain_is_killed_when_hurried(tmp_path: Path):
+    stubborn = "import signal; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); signal.pause()"
+    process = subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE)
+    process.stdout.readline()
+    worker = Worker(process, tmp_path / "log", "http://127.0.0.1:1")
+
+    assert not worker.stop(seconds=600, is_hurried=lambda: True)
+    assert process.returncode == -signal.SIGKILL
+    process.stdout.close()
+
+
+def test_the_note_of_a_gone_process_is_not_believed(tmp_path: Path):
+    from ballast_cli.connection import Running
+
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    Running("redis://x", "q", "http://x", gone.pid, 1).write(tmp_path)
+    assert Running.read(tmp_path) is None
+
+    Running("redis://x", "q", "http://x", os.getpid(), 1).write(tmp_path)
+    assert Running.read(tmp_path).redis_url == "redis://x"
+    assert json.loads((tmp_path / "up.json").read_text())["queue"] == "q"
