@@ -1,0 +1,814 @@
+#!lua name=ballast1
+-- The queue's transitions. Each function is atomic; it moves items and guards, and decides no policy.
+--
+-- Schema 1. The number is part of every function's name: a change that an older worker could not live beside gets the
+-- next one. REVISION counts changes that it can; the highest that connects is loaded.
+--
+-- A queue's keys, all in one hash slot (`keys.py` writes them, callers pass them in KEYS; nothing here builds a key):
+--   ballast:{<queue>}:inbox     stream   entries of submitters: item, job, tenant, priority, deadline, end
+--   ballast:{<queue>}:intake    string   who takes the inbox in just now (a short lock, an optimization only)
+--   ballast:{<queue>}:settings  hash     json, created, generation, and the numbers that functions here read
+--   ballast:{<queue>}:totals    hash     sums over the jobs below (waiting, leased, ..., dead), jobs:<state>,
+--                                        `sequence` (of jobs) and `token` (the last fencing token)
+--   ballast:{<queue>}:jobs      zset     job id -> sequence
+--   ballast:{<queue>}:ready     zset     rank -> 0, of jobs with claimable items; a rank sorts as
+--                                        <1000 - priority>|<tenant>|<deadline>|<sequence>|<job id>
+--   ballast:{<queue>}:backlog   zset     job id -> created, of jobs that run and have waiting items
+--   ballast:{<queue>}:timers    zset     <what>:<job id> -> when it is due: lease (no later than the earliest expiry),
+--                                        wake (the earliest backoff), deadline, sweep (an ending job's waiting items),
+--                                        forget (results kept long enough)
+--   ballast:{<queue>}:keys      hash     <tenant>\n<idempotency key> -> job id
+--   ballast:{<queue>}:service   hash     tenant -> service charged so far
+--   ballast:{<queue>}:workers   zset     worker id -> when its status expires
+--   ballast:{<queue>}:statuses  hash     worker id -> JSON of its status
+-- A job's keys, ballast:{<queue>}:job:<id> and behind it:
+--   (nothing)                   hash     the record: FIELDS below
+--   :items                      hash     index -> custom_id as JSON \n line; `=<token>` once succeeded, `!` once let go
+--   :live                       hash     index -> <token>:<attempts>:<worker> of a leased item; token 0: waits again
+--   :returned                   zset     index -> index, claimable before the items from `next` on
+--   :delayed                    zset     index -> when its backoff ends
+--   :leases                     zset     index -> when its lease expires
+--   :prefixes                   hash     index -> JSON of what an attempt generated before it was given back
+--   :dead                       hash     index -> attempts \n result's stream id \n token \n JSON of the dead letter
+--   :results                    stream   i: index (or -), r: JSON of the result; in order of completion
+--   :ids                        set      custom ids, until the job is closed
+-- The items from `next` to `stored` - 1 wait without an entry anywhere but in :items.
+
+local REVISION = 1
+
+local FIELDS = {
+  'id', 'tenant', 'state', 'rank', 'source', 'key', 'ending', 'reason',
+  'priority', 'created', 'deadline', 'finished', 'closed', 'lines', 'stored', 'next', 'delayed', 'prefix_group',
+  'tokens_in', 'tokens_out', 'total', 'waiting', 'leased', 'succeeded', 'failed', 'cancelled', 'expired', 'dead',
+}
+local NUM_TEXTS = 8 -- the first fields are text, the rest numbers
+local SUMMED = {'total', 'waiting', 'leased', 'succeeded', 'failed', 'cancelled', 'expired', 'dead'}
+local RUNS = {validating = true, in_progress = true}
+local OVER = {completed = true, failed = true, expired = true, cancelled = true}
+local MAX_PAGE_BYTES = 8 * 1024 * 1024
+
+-- redis.call itself is not there yet while the library loads.
+local function call(...)
+  return redis.call(...)
+end
+
+local function bind(keys)
+  return {
+    totals = keys[1], jobs = keys[2], ready = keys[3], backlog = keys[4], timers = keys[5], settings = keys[6],
+    keys = keys[7], inbox = keys[8],
+    job = keys[9], items = keys[10], live = keys[11], returned = keys[12], delayed = keys[13], leases = keys[14],
+    prefixes = keys[15], dead = keys[16], results = keys[17], ids = keys[18],
+  }
+end
+
+local function clock()
+  local time = call('TIME')
+  return tonumber(time[1]) + tonumber(time[2]) / 1000000
+end
+
+local function setting(k, name, default)
+  return tonumber(call('HGET', k.settings, name) or default)
+end
+
+-- A job's record: load it, change it, save it. Everything derived from it is kept in step by save_job alone.
+
+local function load_job(k)
+  local values = call('HMGET', k.job, unpack(FIELDS))
+  if not values[1] then return nil end
+  local job, was = {}, {}
+  for i, field in ipairs(FIELDS) do
+    local value = values[i]
+    if i <= NUM_TEXTS then value = value or '' else value = tonumber(value or 0) end
+    job[field], was[field] = value, value
+  end
+  job.was = was
+  return job
+end
+
+local function is_ready(job)
+  return RUNS[job.state] and job.waiting > job.delayed
+end
+
+local function is_backlog(job)
+  return RUNS[job.state] and job.waiting > 0
+end
+
+local function save_job(k, job)
+  local was, changed = job.was, {}
+  for _, field in ipairs(FIELDS) do
+    if job[field] ~= was[field] then
+      changed[#changed + 1] = field
+      changed[#changed + 1] = job[field]
+    end
+  end
+  if #changed == 0 then return end
+  call('HSET', k.job, unpack(changed))
+  for _, field in ipairs(SUMMED) do
+    local delta = job[field] - was[field]
+    if delta ~= 0 then call('HINCRBY', k.totals, field, delta) end
+  end
+  if job.state ~= was.state then
+    if was.state ~= '' then call('HINCRBY', k.totals, 'jobs:' .. was.state, -1) end
+    call('HINCRBY', k.totals, 'jobs:' .. job.state, 1)
+  end
+  local ready, backlog = is_ready(job), is_backlog(job)
+  if ready and not is_ready(was) then call('ZADD', k.ready, 0, job.rank) end
+  if not ready and is_ready(was) then call('ZREM', k.ready, job.rank) end
+  if backlog and not is_backlog(was) then call('ZADD', k.backlog, job.created, job.id) end
+  if not backlog and is_backlog(was) then call('ZREM', k.backlog, job.id) end
+end
+
+-- Moves a job on whose last item is over.
+local function settle(k, job, now)
+  if job.closed == 0 or job.waiting > 0 or job.leased > 0 or OVER[job.state] then return end
+  if job.ending ~= '' then
+    job.state = job.ending
+  elseif job.stored == 0 then
+    job.state = 'failed'
+    job.reason = job.total == 0 and 'it was closed without a single line'
+      or 'none of its ' .. job.total .. ' lines could be taken: each error result says why'
+  else
+    job.state = 'completed'
+  end
+  job.finished = now
+  call('UNLINK', k.live, k.returned, k.delayed, k.leases, k.prefixes, k.ids)
+  call('ZREM', k.timers, 'lease:' .. job.id, 'wake:' .. job.id, 'deadline:' .. job.id, 'sweep:' .. job.id)
+  call('ZADD', k.timers, now + setting(k, 'results_seconds', 604800), 'forget:' .. job.id)
+end
+
+-- Items
+
+local function publish(k, index, json)
+  return call('XADD', k.results, '*', 'i', index, 'r', json)
+end
+
+local function error_result(custom_id, status, error, worker)
+  return '{"version":1,"custom_id":' .. custom_id .. ',"status_code":' .. status .. ',"body":null,"error":' .. error
+    .. ',"tokens_in":0,"tokens_out":0,"worker":' .. cjson.encode(worker) .. '}'
+end
+
+local function error_of(code, message)
+  return '{"code":' .. cjson.encode(code) .. ',"message":' .. cjson.encode(message) .. '}'
+end
+
+local function custom_id_of(k, index)
+  return string.match(call('HGET', k.items, index), '^[^\n]*')
+end
+
+-- token, attempts, worker of a live item; token '0' when it waits.
+local function live_of(k, index)
+  local value = call('HGET', k.live, index)
+  if not value then return '0', 0, '' end
+  local token, attempts, worker = string.match(value, '^(%d+):(%d+):(.*)$')
+  return token, tonumber(attempts), worker
+end
+
+local function end_lease(k, job, index)
+  call('ZREM', k.leases, index)
+  job.leased = job.leased - 1
+end
+
+local function forget_item(k, index)
+  call('HDEL', k.live, index)
+  call('HDEL', k.prefixes, index)
+end
+
+-- The item's end in a job that ends before it.
+local function let_go(k, job, index)
+  local message = job.ending == 'expired' and 'the deadline of the job passed before this request was done'
+    or 'the job was cancelled before this request was done'
+  local status = job.ending == 'expired' and 408 or 499
+  publish(k, index, error_result(custom_id_of(k, index), status, error_of(job.ending, message), ''))
+  call('HSET', k.items, index, '!')
+  forget_item(k, index)
+  job[job.ending] = job[job.ending] + 1
+end
+
+-- The item's end as a dead letter; its line is kept for a redrive. `letter` has token, attempts, code, message, worker
+-- and either status or the whole result.
+local function bury(k, job, index, letter, now)
+  local custom_id = custom_id_of(k, index)
+  local result = letter.result
+    or error_result(custom_id, letter.status, error_of(letter.code, letter.message), letter.worker)
+  local id = publish(k, index, result)
+  local json = '{"version":1,"job_id":' .. cjson.encode(job.id) .. ',"index":' .. index .. ',"custom_id":' .. custom_id
+    .. ',"attempts":' .. letter.attempts .. ',"code":' .. cjson.encode(letter.code)
+    .. ',"message":' .. cjson.encode(letter.message) .. ',"worker":' .. cjson.encode(letter.worker)
+    .. ',"at":' .. string.format('%.6f', now) .. '}'
+  call('HSET', k.dead, index, letter.attempts .. '\n' .. id .. '\n' .. letter.token .. '\n' .. json)
+  forget_item(k, index)
+  job.failed = job.failed + 1
+  job.dead = job.dead + 1
+end
+
+-- The item waits again, with `spent` attempts behind it, not before `ready_at` (0: at once).
+local function release(k, job, index, spent, ready_at)
+  if spent > 0 then
+    call('HSET', k.live, index, '0:' .. spent .. ':')
+  else
+    call('HDEL', k.live, index)
+  end
+  if ready_at > 0 then
+    call('ZADD', k.delayed, ready_at, index)
+    call('ZADD', k.timers, 'LT', ready_at, 'wake:' .. job.id)
+    job.delayed = job.delayed + 1
+  else
+    call('ZADD', k.returned, index, index)
+  end
+  job.waiting = job.waiting + 1
+end
+
+-- What to tell a caller whose token is not the item's.
+local function outcome_of_loss(k, index, token)
+  local item = call('HGET', k.items, index)
+  if not item then return 'not_found' end
+  if item == '=' .. token then return 'already_done' end
+  if item == '!' then return 'cancelled' end
+  local dead = call('HGET', k.dead, index)
+  if dead and string.match(dead, '^%d+\n[^\n]*\n(%d+)\n') == token then return 'already_done' end
+  return 'lease_lost'
+end
+
+-- Submission
+
+-- ARGV: job id, tenant, priority, deadline (0: none), idempotency key, source, 1 to refuse a passed deadline.
+-- Reply: new | known, tenant, source, lines, accepted, rejected, 1 if closed; or other and the id the key belongs to; or
+-- passed and the time.
+local function open(keys, argv)
+  local k, now = bind(keys), clock()
+  local id, tenant, priority, deadline, key, source = argv[1], argv[2], argv[3], tonumber(argv[4]), argv[5], argv[6]
+  if key ~= '' then
+    local known = call('HGET', k.keys, tenant .. '\n' .. key)
+    if known and known ~= id then return {'other', known} end
+  end
+  local job, status = load_job(k), 'known'
+  if not job then
+    if argv[7] == '1' and deadline > 0 and deadline <= now then return {'passed', string.format('%.3f', now)} end
+    status = 'new'
+    local sequence = call('HINCRBY', k.totals, 'sequence', 1)
+    local due = deadline > 0 and string.format('%016.3f', deadline) or '~'
+    job = {was = {}}
+    for i, field in ipairs(FIELDS) do
+      job[field] = i <= NUM_TEXTS and '' or 0
+      job.was[field] = job[field]
+    end
+    job.id, job.tenant, job.priority, job.state, job.source, job.key = id, tenant, tonumber(priority), 'validating', source, key
+    job.created, job.deadline = now, deadline
+    job.rank = string.format('%04d|%s|%s|%015d|%s', 1000 - job.priority, tenant, due, sequence, id)
+    save_job(k, job)
+    call('ZADD', k.jobs, sequence, id)
+    if deadline > 0 then call('ZADD', k.timers, deadline, 'deadline:' .. id) end
+    if key ~= '' then call('HSET', k.keys, tenant .. '\n' .. key, id) end
+  end
+  return {status, job.tenant, job.source, job.lines, job.stored, job.total - job.stored, job.closed}
+end
+
+-- ARGV: job id, source, lines stored before (-1: whatever there is), 1 to close the job, prefix group; then for each
+-- line: kind (a: take, r: reject, b: blank), inbox entry or '', custom_id, custom_id as JSON, line or error as JSON.
+-- An inbox entry is deleted in the same breath; one that another worker has deleted is passed over.
+-- Reply: ok | missing | closed | elsewhere, lines, accepted, rejected.
+local function store(keys, argv)
+  local k, now = bind(keys), clock()
+  local job = load_job(k)
+  if not job or job.source ~= argv[2] then return {'missing'} end
+  local before, is_submit = tonumber(argv[3]), argv[2] == 'submit'
+  local rejected = job.total - job.stored
+  if is_submit and job.closed == 1 then return {'closed', job.lines, job.stored, rejected} end
+  if before >= 0 and before ~= job.lines then return {'elsewhere', job.lines, job.stored, rejected} end
+  local items = {}
+  for i = 6, #argv, 5 do
+    local kind, entry, custom_id, custom_id_json, text = argv[i], argv[i + 1], argv[i + 2], argv[i + 3], argv[i + 4]
+    if entry == '' or call('XDEL', k.inbox, entry) == 1 then
+      job.lines = job.lines + 1
+      local is_fresh = kind ~= 'b' and custom_id ~= '' and job.closed == 0 and call('SADD', k.ids, custom_id) == 1
+      if kind == 'a' and is_fresh then
+        items[#items + 1] = job.stored
+        items[#items + 1] = custom_id_json .. '\n' .. text
+        job.stored, job.total, job.waiting = job.stored + 1, job.total + 1, job.waiting + 1
+      elseif kind ~= 'b' then
+        local error = text
+        if kind == 'a' and job.closed == 1 then
+          error = error_of('job_closed', 'this line came after the end mark of its job: open another job for it')
+        elseif kind == 'a' then
+          error = error_of('duplicate_custom_id', 'custom_id: found ' .. custom_id_json
+            .. ' a second time, wanted each only once in a job: this line was left out')
+        end
+        if not is_fresh then custom_id_json = '"line:' .. job.lines .. '"' end
+        publish(k, '-', error_result(custom_id_json, 400, error, ''))
+        job.failed, job.total = job.failed + 1, job.total + 1
+      end
+    end
+  end
+  if #items > 0 then call('HSET', k.items, unpack(items)) end
+  if job.was.stored == 0 then job.prefix_group = tonumber(argv[5]) end
+  if argv[4] == '1' and job.closed == 0 then
+    job.closed = 1
+    call('UNLINK', k.ids)
+    if job.state == 'validating' then job.state = 'in_progress' end
+    settle(k, job, now)
+  end
+  save_job(k, job)
+  return {'ok', job.lines, job.stored, job.total - job.stored}
+end
+
+-- KEYS: inbox, intake. ARGV: owner, most entries, seconds that the lock holds. Reply: entries, at most some MiB.
+local function begin_intake(keys, argv)
+  local owner = call('GET', keys[2])
+  if owner and owner ~= argv[1] then return {} end
+  local entries, from, limit, bytes = {}, '-', tonumber(argv[2]), 0
+  while #entries < limit and bytes < MAX_PAGE_BYTES do
+    local page = call('XRANGE', keys[1], from, '+', 'COUNT', math.min(32, limit - #entries))
+    if #page == 0 then break end
+    for _, entry in ipairs(page) do
+      entries[#entries + 1] = entry
+      for _, value in ipairs(entry[2]) do bytes = bytes + #value end
+    end
+    from = '(' .. page[#page][1]
+  end
+  if #entries > 0 then call('SET', keys[2], argv[1], 'PX', math.floor(tonumber(argv[3]) * 1000)) end
+  return entries
+end
+
+-- KEYS: intake. ARGV: owner.
+local function end_intake(keys, argv)
+  if call('GET', keys[1]) == argv[1] then return call('DEL', keys[1]) end
+  return 0
+end
+
+-- The work
+
+local function group_of(rank)
+  return string.match(rank, '^%d+|[^|]*|')
+end
+
+-- KEYS: ready. ARGV: most jobs, most jobs of one tenant in one band. Reply: ranks, higher bands first.
+-- Every tenant of a band is represented before any has its second job; within a tenant the nearest deadline leads.
+local function look(keys, argv)
+  local limit = tonumber(argv[1])
+  local groups, from = {}, '-'
+  while #groups < limit do
+    local first = call('ZRANGE', keys[1], from, '+', 'BYLEX', 'LIMIT', 0, 1)[1]
+    if not first then break end
+    groups[#groups + 1] = group_of(first)
+    from = '(' .. groups[#groups] .. '\255'
+  end
+  if #groups == 0 then return {} end
+  local each = math.max(1, math.min(tonumber(argv[2]), math.floor(limit / #groups)))
+  local ranks = {}
+  for _, group in ipairs(groups) do
+    local page = call('ZRANGE', keys[1], '[' .. group, '(' .. group .. '\255', 'BYLEX', 'LIMIT', 0, each)
+    for _, rank in ipairs(page) do ranks[#ranks + 1] = rank end
+  end
+  return ranks
+end
+
+-- KEYS: jobs' records. Reply: their FIELDS, joined by the unit separator; '' for one that is gone.
+local function read(keys, _)
+  local records = {}
+  for i, key in ipairs(keys) do
+    local values = call('HMGET', key, unpack(FIELDS))
+    for j = 1, #FIELDS do values[j] = values[j] or (j <= NUM_TEXTS and '' or '0') end
+    records[i] = values[1] == '' and '' or table.concat(values, '\31')
+  end
+  return records
+end
+
+-- ARGV: job id, most items, worker. Reply: expiry, tenant, priority; then for each item its index, token, attempt,
+-- line and prefix ('' for none).
+local function claim(keys, argv)
+  local k, now = bind(keys), clock()
+  local job = load_job(k)
+  if not job or not is_ready(job) or (job.deadline > 0 and now >= job.deadline) then return {} end
+  local n = math.min(tonumber(argv[2]), job.waiting - job.delayed, 1000)
+  if n < 1 then return {} end
+  local popped = call('ZPOPMIN', k.returned, n)
+  local indexes, num_returned = {}, #popped / 2
+  for i = 1, #popped, 2 do indexes[#indexes + 1] = popped[i] end
+  while #indexes < n and job.next < job.stored do
+    indexes[#indexes + 1] = job.next
+    job.next = job.next + 1
+  end
+  local expires = now + setting(k, 'lease_seconds', 30)
+  local token = call('HINCRBY', k.totals, 'token', #indexes) - #indexes
+  local payloads = call('HMGET', k.items, unpack(indexes))
+  local reply = {string.format('%.6f', expires), job.tenant, job.priority}
+  local live, leases = {}, {}
+  for i, index in ipairs(indexes) do
+    local spent, prefix = 0, false
+    if i <= num_returned then
+      local _, attempts = live_of(k, index)
+      spent = attempts
+      prefix = call('HGET', k.prefixes, index)
+    end
+    live[#live + 1] = index
+    live[#live + 1] = string.format('%d:%d:%s', token + i, spent + 1, argv[3])
+    leases[#leases + 1] = expires
+    leases[#leases + 1] = index
+    local at = #reply
+    reply[at + 1], reply[at + 2], reply[at + 3], reply[at + 4], reply[at + 5] =
+      index, token + i, spent + 1, payloads[i], prefix or ''
+  end
+  call('HSET', k.live, unpack(live))
+  call('ZADD', k.leases, unpack(leases))
+  call('ZADD', k.timers, 'LT', expires, 'lease:' .. job.id)
+  job.waiting, job.leased = job.waiting - #indexes, job.leased + #indexes
+  save_job(k, job)
+  return reply
+end
+
+-- ARGV: job id, then for each lease its index and token. Reply: positions (from 1) of those lost; the rest is extended.
+-- In a job that ends, every lease is lost and its item let go.
+local function heartbeat(keys, argv)
+  local k, now = bind(keys), clock()
+  local job = load_job(k)
+  local lost, kept = {}, {}
+  local expires = now + setting(k, 'lease_seconds', 30)
+  for i = 2, #argv, 2 do
+    local index, token = argv[i], argv[i + 1]
+    if not job or live_of(k, index) ~= token then
+      lost[#lost + 1] = i / 2
+    elseif job.ending ~= '' then
+      end_lease(k, job, index)
+      let_go(k, job, index)
+      lost[#lost + 1] = i / 2
+    else
+      kept[#kept + 1] = expires
+      kept[#kept + 1] = index
+    end
+  end
+  if #kept > 0 then call('ZADD', k.leases, 'XX', unpack(kept)) end
+  if job then
+    settle(k, job, now)
+    save_job(k, job)
+  end
+  return lost
+end
+
+-- ARGV: job id, worker, then for each item: index, token, result, tokens in, tokens out, error code ('' for a success),
+-- error message. Reply: an outcome for each.
+local function finish(keys, argv)
+  local k, now = bind(keys), clock()
+  local job = load_job(k)
+  local outcomes = {}
+  for i = 3, #argv, 7 do
+    local index, token, result, code = argv[i], argv[i + 1], argv[i + 2], argv[i + 5]
+    local held, attempts, worker
+    if job then held, attempts, worker = live_of(k, index) end
+    if not job then
+      outcomes[#outcomes + 1] = 'not_found'
+    elseif held ~= token then
+      outcomes[#outcomes + 1] = outcome_of_loss(k, index, token)
+    else
+      end_lease(k, job, index)
+      if code == '' then
+        publish(k, index, result)
+        call('HSET', k.items, index, '=' .. token)
+        forget_item(k, index)
+        job.succeeded = job.succeeded + 1
+      else
+        local letter = {token = token, attempts = attempts, code = code, message = argv[i + 6], worker = worker}
+        letter.result = result
+        bury(k, job, index, letter, now)
+      end
+      job.tokens_in = job.tokens_in + tonumber(argv[i + 3])
+      job.tokens_out = job.tokens_out + tonumber(argv[i + 4])
+      outcomes[#outcomes + 1] = 'done'
+    end
+  end
+  if job then
+    settle(k, job, now)
+    save_job(k, job)
+  end
+  return outcomes
+end
+
+-- ARGV: job id, index, token, prefix ('' keeps the one there is). Spends no attempt.
+local function give_back(keys, argv)
+  local k, now = bind(keys), clock()
+  local job = load_job(k)
+  local index, token, prefix = argv[2], argv[3], argv[4]
+  if not job then return 'not_found' end
+  local held, attempts = live_of(k, index)
+  if held ~= token then return outcome_of_loss(k, index, token) end
+  end_lease(k, job, index)
+  local outcome = 'done'
+  if job.ending ~= '' then
+    let_go(k, job, index)
+    outcome = 'cancelled'
+  else
+    if prefix ~= '' then call('HSET', k.prefixes, index, prefix) end
+    release(k, job, index, attempts - 1, 0)
+  end
+  settle(k, job, now)
+  save_job(k, job)
+  return outcome
+end
+
+-- ARGV: job id, index, token, code, message, 1 where another attempt may help, HTTP status, a random number in [0, 1).
+local function retry(keys, argv)
+  local k, now = bind(keys), clock()
+  local job = load_job(k)
+  local index, token = argv[2], argv[3]
+  if not job then return 'not_found' end
+  local held, attempts, worker = live_of(k, index)
+  if held ~= token then return outcome_of_loss(k, index, token) end
+  end_lease(k, job, index)
+  local outcome
+  if job.ending ~= '' then
+    let_go(k, job, index)
+    outcome = 'cancelled'
+  elseif argv[6] == '1' and attempts < setting(k, 'max_attempts', 5) then
+    local most = setting(k, 'backoff_max_seconds', 60)
+    local backoff = math.min(most, setting(k, 'backoff_seconds', 1) * 2 ^ math.min(attempts - 1, 60))
+    -- Between half and all of it, so that what failed together does not come back together.
+    local wait = backoff * (1 + tonumber(argv[8])) / 2
+    call('HDEL', k.prefixes, index)
+    release(k, job, index, attempts, wait > 0 and now + wait or 0)
+    outcome = 'retried'
+  else
+    local letter = {token = token, attempts = attempts, code = argv[4], message = argv[5], worker = worker}
+    letter.status = argv[7]
+    bury(k, job, index, letter, now)
+    outcome = 'dead'
+  end
+  settle(k, job, now)
+  save_job(k, job)
+  return outcome
+end
+
+-- What time brings
+
+-- KEYS: timers. ARGV: most. Reply: what is due.
+local function due(keys, argv)
+  return call('ZRANGE', keys[1], '-inf', string.format('%.6f', clock()), 'BYSCORE', 'LIMIT', 0, argv[1])
+end
+
+local function set_timer(k, what, job_id, zset)
+  local first = call('ZRANGE', zset, 0, 0, 'WITHSCORES')
+  if first[2] then
+    call('ZADD', k.timers, first[2], what .. ':' .. job_id)
+  else
+    call('ZREM', k.timers, what .. ':' .. job_id)
+  end
+end
+
+-- ARGV: job id, most items. An expired lease spends its attempt. Reply: how many expired.
+local function expire_leases(keys, argv)
+  local k, now = bind(keys), clock()
+  local job = load_job(k)
+  if not job then return call('ZREM', k.timers, 'lease:' .. argv[1]) * 0 end
+  local indexes = call('ZRANGE', k.leases, '-inf', string.format('%.6f', now), 'BYSCORE', 'LIMIT', 0, argv[2])
+  local most = setting(k, 'max_attempts', 5)
+  for _, index in ipairs(indexes) do
+    local token, attempts, worker = live_of(k, index)
+    end_lease(k, job, index)
+    if job.ending ~= '' then
+      let_go(k, job, index)
+    elseif attempts >= most then
+      local message = string.format(
+        'no worker finished it: %d of %d attempts ended with an expired lease or an error, the last on worker %s',
+        attempts, most, worker)
+      local letter = {token = token, attempts = attempts, code = 'lease_expired', message = message, worker = worker}
+      letter.status = 504
+      bury(k, job, index, letter, now)
+    else
+      release(k, job, index, attempts, 0)
+    end
+  end
+  set_timer(k, 'lease', job.id, k.leases)
+  settle(k, job, now)
+  save_job(k, job)
+  return #indexes
+end
+
+-- ARGV: job id, most items. Items whose backoff is over stand in the usual order again. Reply: how many.
+local function wake(keys, argv)
+  local k = bind(keys)
+  local job = load_job(k)
+  if not job then return call('ZREM', k.timers, 'wake:' .. argv[1]) * 0 end
+  local indexes = call('ZRANGE', k.delayed, '-inf', string.format('%.6f', clock()), 'BYSCORE', 'LIMIT', 0, argv[2])
+  for _, index in ipairs(indexes) do
+    call('ZREM', k.delayed, index)
+    call('ZADD', k.returned, index, index)
+  end
+  job.delayed = job.delayed - #indexes
+  set_timer(k, 'wake', job.id, k.delayed)
+  save_job(k, job)
+  return #indexes
+end
+
+-- ARGV: job id, cancelled | expired. From here nothing is claimed; `sweep` gives what waits its error result.
+-- Reply: 1 where this call began the end.
+local function begin_end(keys, argv)
+  local k, now = bind(keys), clock()
+  local job = load_job(k)
+  if not job or OVER[job.state] or job.ending ~= '' then
+    call('ZREM', k.timers, 'deadline:' .. argv[1])
+    return 0
+  end
+  if argv[2] == 'expired' then
+    if job.deadline == 0 or now < job.deadline then return 0 end
+    job.reason = 'the deadline passed with ' .. (job.waiting + job.leased) .. ' of ' .. job.total .. ' items left'
+  end
+  job.ending = argv[2]
+  job.state = argv[2] == 'expired' and 'finalizing' or 'cancelling'
+  job.closed = 1
+  call('UNLINK', k.ids)
+  call('ZREM', k.timers, 'deadline:' .. job.id, 'wake:' .. job.id)
+  call('ZADD', k.timers, now, 'sweep:' .. job.id)
+  settle(k, job, now)
+  save_job(k, job)
+  return 1
+end
+
+-- ARGV: job id, most items. Reply: how many still wait.
+local function sweep(keys, argv)
+  local k, now = bind(keys), clock()
+  local job = load_job(k)
+  if not job or job.ending == '' or OVER[job.state] then return call('ZREM', k.timers, 'sweep:' .. argv[1]) * 0 end
+  local indexes, limit = {}, tonumber(argv[2])
+  for i, index in ipairs(call('ZPOPMIN', k.returned, limit)) do
+    if i % 2 == 1 then indexes[#indexes + 1] = index end
+  end
+  for i, index in ipairs(#indexes < limit and call('ZPOPMIN', k.delayed, limit - #indexes) or {}) do
+    if i % 2 == 1 then
+      indexes[#indexes + 1] = index
+      job.delayed = job.delayed - 1
+    end
+  end
+  while #indexes < limit and job.next < job.stored do
+    indexes[#indexes + 1] = job.next
+    job.next = job.next + 1
+  end
+  for _, index in ipairs(indexes) do let_go(k, job, index) end
+  job.waiting = job.waiting - #indexes
+  if job.waiting == 0 then call('ZREM', k.timers, 'sweep:' .. job.id) end
+  settle(k, job, now)
+  save_job(k, job)
+  return job.waiting
+end
+
+-- ARGV: job id. Deletes a job that is over and whose results were kept long enough. Reply: 1 where it did.
+local function forget(keys, argv)
+  local k, timer = bind(keys), 'forget:' .. argv[1]
+  local at, job = call('ZSCORE', k.timers, timer), load_job(k)
+  if not at or tonumber(at) > clock() then return 0 end
+  call('ZREM', k.timers, timer)
+  if not job or not OVER[job.state] then return 0 end
+  for _, field in ipairs(SUMMED) do call('HINCRBY', k.totals, field, -job[field]) end
+  call('HINCRBY', k.totals, 'jobs:' .. job.state, -1)
+  if job.key ~= '' then call('HDEL', k.keys, job.tenant .. '\n' .. job.key) end
+  call('ZREM', k.jobs, job.id)
+  call('UNLINK', k.job, k.items, k.live, k.returned, k.delayed, k.leases, k.prefixes, k.dead, k.results, k.ids)
+  return 1
+end
+
+-- What users ask for
+
+-- ARGV: job id, paused | resumed. Reply: ok | missing | conflict, the state.
+local function hold(keys, argv)
+  local k = bind(keys)
+  local job = load_job(k)
+  if not job then return {'missing', ''} end
+  if job.ending ~= '' or OVER[job.state] then return {'conflict', job.state} end
+  if argv[2] == 'paused' then
+    job.state = 'paused'
+  elseif job.state == 'paused' then
+    job.state = job.closed == 1 and 'in_progress' or 'validating'
+  end
+  save_job(k, job)
+  return {'ok', job.state}
+end
+
+-- ARGV: job id, about how many. Dead letters wait again with fresh attempts, and their error results are withdrawn.
+-- Reply: ok | missing | conflict | passed, how many (or the state), how many are left.
+local function redrive(keys, argv)
+  local k, now = bind(keys), clock()
+  local job = load_job(k)
+  if not job then return {'missing', 0, 0} end
+  if job.ending ~= '' or (OVER[job.state] and job.state ~= 'completed') then return {'conflict', job.state, 0} end
+  if job.dead == 0 then return {'ok', 0, 0} end
+  if job.deadline > 0 and now >= job.deadline then return {'passed', job.state, 0} end
+  local page, cursor = {}, '0'
+  repeat
+    local reply = call('HSCAN', k.dead, cursor, 'COUNT', argv[2])
+    cursor, page = reply[1], reply[2]
+  until #page > 0 or cursor == '0'
+  for i = 1, #page, 2 do
+    local index, id = page[i], string.match(page[i + 1], '^%d+\n([^\n]*)\n')
+    call('XDEL', k.results, id)
+    call('HDEL', k.dead, index)
+    release(k, job, index, 0, 0)
+  end
+  local n = #page / 2
+  job.failed, job.dead = job.failed - n, job.dead - n
+  if job.state == 'completed' then
+    job.state, job.finished = 'in_progress', 0
+    call('ZREM', k.timers, 'forget:' .. job.id)
+    if job.deadline > 0 then call('ZADD', k.timers, job.deadline, 'deadline:' .. job.id) end
+  end
+  save_job(k, job)
+  return {'ok', n, job.dead}
+end
+
+-- The queue as a whole
+
+-- KEYS: totals, inbox, backlog. Reply: now, inbox length, created of the oldest job that waits ('' for none), id of the
+-- first inbox entry, then the totals.
+local function stats(keys, _)
+  local oldest = call('ZRANGE', keys[3], 0, 0, 'WITHSCORES')
+  local first = call('XRANGE', keys[2], '-', '+', 'COUNT', 1)
+  local entry = first[1] and first[1][1] or ''
+  return {string.format('%.6f', clock()), call('XLEN', keys[2]), oldest[2] or '', entry, call('HGETALL', keys[1])}
+end
+
+-- KEYS: settings. ARGV: created, generation, JSON, then names and numbers. Reply: 1 where they are in force now.
+local function configure(keys, argv)
+  local known = call('HMGET', keys[1], 'created', 'generation')
+  local created, generation = tonumber(known[1] or -1), tonumber(known[2] or -1)
+  if tonumber(argv[1]) < created then return 0 end
+  if tonumber(argv[1]) == created and tonumber(argv[2]) < generation then return 0 end
+  call('HSET', keys[1], 'created', argv[1], 'generation', argv[2], 'json', argv[3], unpack(argv, 4))
+  return 1
+end
+
+-- KEYS: service. ARGV: tenants and costs. Reply: the ledger.
+local function charge(keys, argv)
+  for i = 1, #argv, 2 do call('HINCRBYFLOAT', keys[1], argv[i], argv[i + 1]) end
+  return call('HGETALL', keys[1])
+end
+
+-- KEYS: service. ARGV: tenants and the least that their service counts. Reply: the ledger.
+local function lift(keys, argv)
+  for i = 1, #argv, 2 do
+    local known = tonumber(call('HGET', keys[1], argv[i]) or 0)
+    if tonumber(argv[i + 1]) > known then call('HSET', keys[1], argv[i], argv[i + 1]) end
+  end
+  return call('HGETALL', keys[1])
+end
+
+-- KEYS: workers, statuses. ARGV: worker, seconds it holds, JSON. Statuses that expired go.
+local function publish_status(keys, argv)
+  local now = clock()
+  for _, worker in ipairs(call('ZRANGE', keys[1], '-inf', string.format('%.6f', now), 'BYSCORE', 'LIMIT', 0, 100)) do
+    call('ZREM', keys[1], worker)
+    call('HDEL', keys[2], worker)
+  end
+  if tonumber(argv[2]) > 0 then
+    call('ZADD', keys[1], now + tonumber(argv[2]), argv[1])
+    call('HSET', keys[2], argv[1], argv[3])
+  else
+    call('ZREM', keys[1], argv[1])
+    call('HDEL', keys[2], argv[1])
+  end
+  return 1
+end
+
+-- KEYS: workers, statuses. Reply: JSON of those that have not expired.
+local function statuses(keys, _)
+  local workers = call('ZRANGE', keys[1], string.format('(%.6f', clock()), '+inf', 'BYSCORE')
+  if #workers == 0 then return {} end
+  return call('HMGET', keys[2], unpack(workers))
+end
+
+local function now(_, _)
+  return string.format('%.6f', clock())
+end
+
+local function revision(_, _)
+  return REVISION
+end
+
+-- With `allow-oom` a server without memory still takes results in: finishing frees more than it costs. New work is
+-- refused there.
+local function register(name, callback, flags)
+  redis.register_function{function_name = 'ballast1_' .. name, callback = callback, flags = flags}
+end
+
+register('open', open, {})
+register('store', store, {})
+register('begin_intake', begin_intake, {'allow-oom'})
+register('end_intake', end_intake, {'allow-oom'})
+register('look', look, {'no-writes'})
+register('read', read, {'no-writes'})
+register('claim', claim, {'allow-oom'})
+register('heartbeat', heartbeat, {'allow-oom'})
+register('finish', finish, {'allow-oom'})
+register('give_back', give_back, {'allow-oom'})
+register('retry', retry, {'allow-oom'})
+register('due', due, {'no-writes'})
+register('expire_leases', expire_leases, {'allow-oom'})
+register('wake', wake, {'allow-oom'})
+register('begin_end', begin_end, {'allow-oom'})
+register('sweep', sweep, {'allow-oom'})
+register('forget', forget, {'allow-oom'})
+register('hold', hold, {'allow-oom'})
+register('redrive', redrive, {'allow-oom'})
+register('stats', stats, {'no-writes'})
+register('configure', configure, {'allow-oom'})
+register('charge', charge, {'allow-oom'})
+register('lift', lift, {'allow-oom'})
+register('publish_status', publish_status, {'allow-oom'})
+register('statuses', statuses, {'no-writes'})
+register('now', now, {'no-writes'})
+register('revision', revision, {'no-writes'})

@@ -1,0 +1,152 @@
+"""One typed stub per function of `ballast.lua`; what they do and answer stands there.
+
+A stub of a job's transition gives a `Call`, so that several go to the server in one round trip.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from ballast_queue.connection import Argument, Call
+from ballast_queue.keys import Keys
+
+FIELDS = (
+    *("id", "tenant", "state", "rank", "source", "key", "ending", "reason"),
+    *("priority", "created", "deadline", "finished", "closed", "lines", "stored", "next", "delayed", "prefix_group"),
+    *("tokens_in", "tokens_out"),
+    *("total", "waiting", "leased", "succeeded", "failed", "cancelled", "expired", "dead"),
+)
+"""A job's record, in the order of FIELDS in ballast.lua."""
+Source = Literal["submit", "inbox"]
+
+
+class Line(NamedTuple):
+    """One line on its way into a job."""
+
+    kind: Literal["a", "r", "b"]
+    """Accepted, rejected, blank."""
+    custom_id: str
+    """Empty where the line has none."""
+    text: bytes
+    """The line, or the error as JSON."""
+    entry: bytes = b""
+    """The inbox entry it came in."""
+
+
+class Finished(NamedTuple):
+    """One item that is over."""
+
+    item: int
+    """Its index in the job."""
+    token: int
+    result: str
+    tokens_in: int
+    tokens_out: int
+    code: str
+    """Of the error; empty for a success."""
+    message: str
+
+
+class Functions:
+    """Calls on one queue."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+
+    def _of_job(self, function: str, job_id: str, *arguments: Argument) -> Call:
+        return function, self._keys.of_job(job_id), (job_id, *arguments)
+
+    def open(
+        self, job_id: str, *, tenant: str, priority: int, deadline: float | None, key: str, source: Source
+    ) -> Call:
+        refuses_passed = 1 if source == "submit" else 0
+        return self._of_job("open", job_id, tenant, priority, deadline or 0, key, source, refuses_passed)
+
+    def store(
+        self, job_id: str, source: Source, before: int, lines: Sequence[Line], *, group: int, closes: bool
+    ) -> Call:
+        """`before`: lines stored before, -1 appends to whatever there is."""
+        arguments: list[Argument] = [source, before, int(closes), group]
+        for line in lines:
+            custom_id = json.dumps(line.custom_id, ensure_ascii=False) if line.custom_id else ""
+            arguments += (line.kind, line.entry, line.custom_id, custom_id, line.text)
+        return self._of_job("store", job_id, *arguments)
+
+    def begin_intake(self, owner: str, limit: int, seconds: float) -> Call:
+        return "begin_intake", (self._keys.inbox, self._keys.intake), (owner, limit, seconds)
+
+    def end_intake(self, owner: str) -> Call:
+        return "end_intake", (self._keys.intake,), (owner,)
+
+    def look(self, limit: int, each: int) -> Call:
+        return "look", (self._keys.ready,), (limit, each)
+
+    def read(self, job_ids: Sequence[str]) -> Call:
+        return "read", [self._keys.job(job_id) for job_id in job_ids], ()
+
+    def claim(self, job_id: str, n: int, worker: str) -> Call:
+        return self._of_job("claim", job_id, n, worker)
+
+    def heartbeat(self, job_id: str, leases: Sequence[tuple[int, int]]) -> Call:
+        """`leases`: index and token of each."""
+        return self._of_job("heartbeat", job_id, *(number for lease in leases for number in lease))
+
+    def finish(self, job_id: str, worker: str, finished: Sequence[Finished]) -> Call:
+        return self._of_job("finish", job_id, worker, *(value for item in finished for value in item))
+
+    def give_back(self, job_id: str, index: int, token: int, prefix: str) -> Call:
+        return self._of_job("give_back", job_id, index, token, prefix)
+
+    def retry(
+        self, job_id: str, index: int, token: int, *, code: str, message: str, again: bool, status: int, jitter: float
+    ) -> Call:
+        return self._of_job("retry", job_id, index, token, code, message, int(again), status, jitter)
+
+    def due(self, limit: int) -> Call:
+        return "due", (self._keys.timers,), (limit,)
+
+    def expire_leases(self, job_id: str, limit: int) -> Call:
+        return self._of_job("expire_leases", job_id, limit)
+
+    def wake(self, job_id: str, limit: int) -> Call:
+        return self._of_job("wake", job_id, limit)
+
+    def begin_end(self, job_id: str, ending: Literal["cancelled", "expired"]) -> Call:
+        return self._of_job("begin_end", job_id, ending)
+
+    def sweep(self, job_id: str, limit: int) -> Call:
+        return self._of_job("sweep", job_id, limit)
+
+    def forget(self, job_id: str) -> Call:
+        return self._of_job("forget", job_id)
+
+    def hold(self, job_id: str, how: Literal["paused", "resumed"]) -> Call:
+        return self._of_job("hold", job_id, how)
+
+    def redrive(self, job_id: str, limit: int) -> Call:
+        return self._of_job("redrive", job_id, limit)
+
+    def stats(self) -> Call:
+        return "stats", (self._keys.totals, self._keys.inbox, self._keys.backlog), ()
+
+    def configure(self, created: float, generation: int, text: str, numbers: dict[str, float]) -> Call:
+        pairs = [value for pair in numbers.items() for value in pair]
+        return "configure", (self._keys.settings,), (created, generation, text, *pairs)
+
+    def charge(self, costs: Sequence[tuple[str, float]]) -> Call:
+        return "charge", (self._keys.service,), [value for pair in costs for value in pair]
+
+    def lift(self, floors: Sequence[tuple[str, float]]) -> Call:
+        return "lift", (self._keys.service,), [value for pair in floors for value in pair]
+
+    def publish_status(self, worker: str, seconds: float, text: str) -> Call:
+        """`seconds` 0 takes it back."""
+        return "publish_status", (self._keys.workers, self._keys.statuses), (worker, seconds, text)
+
+    def statuses(self) -> Call:
+        return "statuses", (self._keys.workers, self._keys.statuses), ()
+
+    def now(self) -> Call:
+        return "now", (), ()

@@ -1,0 +1,154 @@
+"""What users ask of jobs: look, follow, cancel, pause, resume, redrive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import ValidationError
+
+from ballast_queue.errors import JobNotFound, JobStateConflict, QueueError
+from ballast_queue.job import DeadLetter, Job, JobState, Result
+from ballast_queue.record import counts_of, job_of
+from ballast_queue.status import QueueStats, WorkerStatus
+from ballast_queue.store import Store
+
+SWEEP_ITEMS = 500
+"""Items that get their error result in one call."""
+PAGE = 200
+"""Results read in one call."""
+
+
+class Jobs(Store):
+    """The side of whoever looks after jobs."""
+
+    def jobs(self, limit: int | None = None) -> list[Job]:
+        """Give the newest `limit` jobs (all where it is None), in the order of their submission."""
+        if limit is not None and limit < 1:
+            return []
+        return [job_of(record) for record in self._records(self._job_ids(-limit if limit else 0))]
+
+    def results(self, job_id: str, *, follow: bool = False, poll_seconds: float = 1.0) -> Iterator[Result]:
+        """Give the results so far in the order of completion, each custom_id once; with `follow` until the job is over.
+
+        A redrive withdraws the error results of the items it puts back: who had read those already gets the items'
+        new results as well.
+
+        Raises:
+            JobNotFound: there is no such job, or it was deleted meanwhile.
+        """
+        key, seen = self._keys.results(job_id), b"0"
+        self.job(job_id)
+        while True:
+            # Ask for the state first: what a job that is over has not shown by then, it has not.
+            is_over = follow and self.job(job_id).state.is_over
+            while page := self._connection.entries(key, seen, PAGE):
+                for entry_id, fields in page:
+                    seen = entry_id
+                    yield _result(fields, job_id)
+            if not follow or is_over:
+                return
+            self._connection.wait_for_entry(key, seen, poll_seconds)
+
+    def cancel(self, job_id: str) -> Job:
+        """End a job: what waits gets an error result with code `cancelled`, what runs is let go at its next heartbeat.
+
+        A job that is over stays as it is.
+        """
+        self.job(job_id)
+        self._run(self._functions.begin_end(job_id, "cancelled"))
+        while self._run(self._functions.sweep(job_id, SWEEP_ITEMS)):
+            pass
+        return self.job(job_id)
+
+    def pause(self, job_id: str) -> Job:
+        """Claim nothing more of a job; what runs goes on to its end.
+
+        Raises:
+            JobStateConflict: the job is over or ending.
+        """
+        return self._hold(job_id, "paused")
+
+    def resume(self, job_id: str) -> Job:
+        """Take a pause back; see `pause`."""
+        return self._hold(job_id, "resumed")
+
+    def _hold(self, job_id: str, how: Literal["paused", "resumed"]) -> Job:
+        status, state = self._run(self._functions.hold(job_id, how))
+        if status == b"missing":
+            raise JobNotFound(job_id, self.name)
+        if status == b"conflict":
+            raise JobStateConflict(f"job {job_id} is {state.decode()}: only a job that is not at its end can be {how}")
+        return self.job(job_id)
+
+    def redrive(self, job_id: str) -> int:
+        """Put a job's dead letters back, with fresh attempts; their error results are withdrawn. Give how many.
+
+        Raises:
+            JobStateConflict: the job was cancelled, failed or expired.
+        """
+        total, left = 0, 1
+        while left:
+            status, done, left = self._run(self._functions.redrive(job_id, SWEEP_ITEMS))
+            if status == b"missing":
+                raise JobNotFound(job_id, self.name)
+            if status == b"passed":
+                raise JobStateConflict(f"the deadline of job {job_id} has passed: submit its lines as another job")
+            if status == b"conflict":
+                state = JobState(done.decode())
+                raise JobStateConflict(f"job {job_id} is {state}: submit its lines as another job")
+            total += done
+        return total
+
+    def dead_letters(self, job_id: str | None = None) -> Iterator[DeadLetter]:
+        """Give the items of one job (or of all) whose attempts are spent or that no attempt can serve."""
+        if job_id is not None:
+            self.job(job_id)
+            job_ids = [job_id]
+        else:
+            job_ids = [record["id"] for record in self._records(self._job_ids()) if int(record["dead"])]
+        for name in job_ids:
+            cursor, seen = 0, set[bytes]()
+            while True:
+                cursor, page = self._connection.hash_page(self._keys.dead(name), cursor, PAGE)
+                for index, value in page.items():
+                    if index not in seen:  # a scan may give an entry twice while the table is resized
+                        seen.add(index)
+                        yield DeadLetter.model_validate_json(value.split(b"\n", 3)[3])
+                if not cursor:
+                    break
+
+    def stats(self) -> QueueStats:
+        """Sum the queue up."""
+        at, inbox, oldest, entry, pairs = self._run(self._functions.stats())
+        totals = {name.decode(): value.decode() for name, value in zip(pairs[::2], pairs[1::2], strict=True)}
+        since = [float(oldest)] if oldest else []
+        if entry:
+            since.append(int(entry.split(b"-")[0]) / 1000)
+        return QueueStats(
+            at=float(at),
+            items=counts_of(totals),
+            inbox=inbox,
+            oldest_waiting_seconds=max(0.0, float(at) - min(since)) if since else 0.0,
+            dead_letters=int(totals.get("dead", 0)),
+            jobs={state: int(totals.get(f"jobs:{state}", 0)) for state in JobState},
+        )
+
+    def workers(self) -> list[WorkerStatus]:
+        """Give the statuses that have not expired. A worker that is not among them is unknown, not idle."""
+        statuses = []
+        for text in self._run(self._functions.statuses()):
+            if text is None:
+                continue
+            try:
+                statuses.append(WorkerStatus.model_validate_json(text))
+            except ValidationError as error:
+                raise QueueError(f"found a worker status that this version cannot read ({error})") from error
+        return sorted(statuses, key=lambda status: status.worker_id)
+
+
+def _result(fields: dict[bytes, bytes], job_id: str) -> Result:
+    try:
+        return Result.model_validate_json(fields[b"r"])
+    except ValidationError as error:
+        raise QueueError(f"found a result of job {job_id} that this version cannot read ({error})") from error
