@@ -27,7 +27,7 @@ def non_negative_least_squares(rows: Floats) -> Floats:
             break
         active.append(max(entering, key=lambda i: float(gradient[i])))
         x = _settle(gram, target, x, active)
-    return x / scale
+    return np.asarray(x / scale, dtype=np.float64)
 
 
 def _settle(gram: Floats, target: Floats, x: Floats, active: list[int]) -> Floats:

@@ -1,0 +1,185 @@
+"""What offline gets beyond online and its own reservation: lent slots and KV, and time up to the budget."""
+
+from __future__ import annotations
+
+from math import floor, inf
+
+from ballast_policy.plan import Reason
+from ballast_policy.request import Phase, Request, RequestClass
+from ballast_policy.shares import most_slots
+from ballast_policy.slots import Slots
+from ballast_policy.step import Step, computed
+
+
+def lend(step: Step, budget: float, *, is_guarded: bool) -> None:
+    """Grant offline what is left: running decodes, parked decodes, prefill, admissions, while the budget allows.
+
+    The reverse of the order in which a smaller budget takes away: prefill goes first, then decodes are parked.
+    `is_guarded` tells that online is here or expected.
+    """
+    lending = _Lending(step, budget, is_guarded=is_guarded)
+    lending.cut_slots()
+    lending.cut_time()
+    lending.cut_blocks()
+    step.count_decodes(step.offline)
+    lending.fill()
+
+
+class _Lending:
+    def __init__(self, step: Step, budget: float, *, is_guarded: bool) -> None:
+        config = step.config
+        self.step = step
+        self.budget = budget
+        self.chunk = step.chunk - step.reserved_chunk
+        """Prefill tokens that may be lent."""
+        self.limit = min(
+            most_slots(config.offline_max_share, config.slots),
+            config.slots - step.online.num_running - step.num_started[RequestClass.ONLINE],
+        )
+        """Slots that offline may hold."""
+        if is_guarded and not step.cost.is_trusted and min(config.ttft, config.tpot) < inf:
+            self.limit = min(self.limit, step.num_reserved_held + floor(config.static_share * config.slots))
+            self.chunk = min(self.chunk, floor(config.static_share * config.chunk_tokens))
+        self.inside = step.num_reserved_held - step.num_started[RequestClass.OFFLINE]
+        """How many of those that run, the first in order, the reservation covers."""
+        self.guard = floor(config.guard_share * config.num_blocks) if is_guarded else 0
+        self.is_shut = False
+        self.tails: int | None = None
+
+    def cut_slots(self) -> None:
+        """Park who holds more slots than the tenant's cap, the maximum of the class and online leave."""
+        step = self.step
+        over = []
+        for request in reversed(
+            step.ranked(step.offline.running) if min(step.tenant_room.values(), default=0) < 0 else ()
+        ):
+            if step.tenant_room.get(request.tenant, 0) < 0:
+                step.tenant_room[request.tenant] += 1
+                over.append(request)
+        step.leave_slots(over, Reason.TENANT_CAP)
+        excess = step.offline.num_running + step.num_started[RequestClass.OFFLINE] - self.limit
+        if excess > 0:
+            step.leave_slots(step.ranked(step.offline.running)[-excess:], Reason.SLOT_RECLAIMED)
+
+    def cut_time(self) -> None:
+        """Park the last lent decodes until the rest fits the budget."""
+        step, offline, cost = self.step, self.step.offline, self.step.cost
+        seconds = step.seconds
+        if seconds + cost.k3 * len(offline.decodes) + cost.k4 * offline.context <= self.budget:
+            return
+        over: list[Request] = []
+        for index, request in enumerate(step.ranked(offline.running)):
+            if request.num_tokens - request.num_computed > 1:
+                continue
+            added = cost.decode(request.num_tokens)
+            if index >= self.inside and (over or seconds + added > self.budget):
+                over.append(request)
+            else:
+                seconds += added
+        step.leave_slots(over, Reason.STEP_BUDGET)
+
+    def cut_blocks(self) -> None:
+        """Find the blocks that decodes begin: preempt among offline, never the first in order, or else park."""
+        step, offline = self.step, self.step.offline
+        step.free += step.growth_blocks
+        if len(offline.growing) <= step.free:
+            return
+        first = step.ranked(offline.running)[0]
+        lent = [request for request in step.lent_kv if request is not first]
+        if not step.reclaim(lent, len(offline.growing)):
+            step.reclaim([request for request in offline.everyone if request is not first], len(offline.growing))
+        growing = [r for r in step.ranked(offline.growing) if r in step.protected]
+        growing += [r for r in step.ranked(offline.growing) if r not in step.protected]
+        step.leave_slots(growing[max(0, step.free) :], Reason.NO_KV)
+
+    def fill(self) -> None:
+        """Go on with prefill and give vacant slots out, decodes before prefill in each priority."""
+        step, offline = self.step, self.step.offline
+        running = offline.num_running + step.num_started[RequestClass.OFFLINE]
+        inside = set(step.ranked(offline.running)[: self.inside]) if offline.prefills else set()
+        slots = Slots(step, offline, self.limit - running)
+        self._resume_decodes(slots)
+        for request in step.turns(offline.prefills, step.candidates(offline.parked, step.offline_waiting)):
+            if request.phase is not Phase.RUNNING:
+                if not self.is_shut:
+                    self._start(request, slots)
+            elif request not in step.gone:
+                self._go_on(request, is_inside=request in inside)
+
+    def _resume_decodes(self, slots: Slots) -> None:
+        """Resume parked decodes up to the first whose turn is behind a waiting request."""
+        step = self.step
+        for request in step.candidates(step.offline.parked, step.offline_waiting[:1]):
+            if request.phase is Phase.WAITING or slots.num_vacant < 1 or self.is_shut:
+                return
+            if request.num_tokens - request.num_computed == 1:
+                self._start(request, slots)
+
+    def _go_on(self, request: Request, *, is_inside: bool) -> None:
+        """Prefill one that runs: first from the reserved chunk, then what is lent; it waits there or is parked."""
+        step = self.step
+        reserved = min(request.remaining, step.reserved_chunk) if is_inside else 0
+        seconds = self.budget - step.seconds - step.cost.prefill(request.num_computed, reserved)
+        lent = self._lent_tokens(request.remaining - reserved, seconds, request.num_computed + reserved)
+        tokens = min(reserved + lent, (request.num_blocks + step.free) * step.block_tokens - request.num_computed)
+        if tokens > 0:
+            step.reserved_chunk -= min(reserved, tokens)
+            self.chunk -= max(0, tokens - reserved)
+            step.grant(request, tokens)
+            return
+        reason = Reason.NO_KV if reserved + lent else Reason.STEP_BUDGET if self.chunk else Reason.CHUNK_SPENT
+        if is_inside:
+            step.explain(request, reason)
+        else:
+            step.leave_slots([request], reason)
+
+    def _start(self, request: Request, slots: Slots) -> None:
+        """Resume or admit one if everything allows it; otherwise say why not, and shut the door behind it."""
+        step = self.step
+        if not step.tenant_has_room(request):
+            step.explain(request, Reason.TENANT_CAP)
+            return
+        done = computed(request)
+        left = request.num_tokens - done
+        if left == 1:
+            fits = step.seconds + step.cost.decode(request.num_tokens) <= self.budget
+            tokens = int(fits)
+        else:
+            tokens = self._lent_tokens(left, self.budget - step.seconds, done)
+        reason = None
+        if not slots.has_one_for(request):
+            reason = Reason.NO_SLOT
+        elif tokens < 1:
+            reason = Reason.CHUNK_SPENT if left > 1 and self.chunk < 1 else Reason.STEP_BUDGET
+        elif not self._has_kv(request):
+            reason = Reason.NO_KV
+        if reason:
+            step.explain(request, reason)
+            self.is_shut = True
+            return
+        slots.take()
+        step.count_slot(request)
+        self.chunk -= tokens if left > 1 else 0
+        if self.tails is not None:
+            self.tails += step.tail_blocks(request)
+        step.start(request, tokens, Reason.LENT)
+
+    def _lent_tokens(self, wanted: int, seconds: float, num_computed: int) -> int:
+        return self.step.cost.largest_chunk(seconds, num_computed, min(wanted, self.chunk))
+
+    def _has_kv(self, request: Request) -> bool:
+        """Tell whether the blocks for the whole of a request are free, and some for everybody to grow by.
+
+        Whoever is alone needs no more than its own.
+        """
+        step = self.step
+        free = step.free - step.kept_blocks
+        if request.phase is not Phase.WAITING:
+            return step.whole(request) <= free
+        if self.tails is None:
+            self.tails = sum(map(step.tail_blocks, step.online.everyone + step.offline.everyone))
+            self.tails += sum(step.tail_blocks(request) for request in step.admit + step.resume)
+        if not (step.admit or step.resume or step.online.everyone or step.offline.everyone):
+            return step.whole(request) <= free
+        beside = self.tails + step.tail_blocks(request) + self.guard + step.hold_blocks
+        return step.whole(request) + beside <= free

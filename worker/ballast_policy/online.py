@@ -1,0 +1,69 @@
+"""Online's part of a step: prefill goes on, requests are resumed and admitted."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from ballast_policy.plan import Reason
+from ballast_policy.request import Phase, Request
+from ballast_policy.slots import Slots
+from ballast_policy.step import Step, computed
+
+
+def serve_online(step: Step) -> None:
+    """Grant prefill tokens in order of priority, to residents first among equals, then to who takes a slot.
+
+    Slots are vacant ones, lent ones (`lend` parks who holds them) and those of lower priorities. Once a request does
+    not get a slot, blocks or tokens, those behind it get no slot either: only residents go on.
+    """
+    online = step.online
+    slots = Slots(step, online, step.config.slots - step.num_reserved_held - online.num_running)
+    is_shut = out_of_tokens = False
+    step.kept_blocks += sum(step.whole(request) for request in online.prefills)
+    for request in step.turns(online.prefills, step.candidates(online.parked, step.online_waiting)):
+        if request.phase is Phase.RUNNING:
+            if request not in step.gone:
+                _go_on(step, request)
+            continue
+        if is_shut or (out_of_tokens and request.phase is Phase.WAITING):
+            continue
+        left = request.num_tokens - computed(request)
+        tokens = 1 if left == 1 else min(left, step.chunk - step.reserved_chunk)
+        if not slots.has_one_for(request):
+            step.explain(request, Reason.NO_SLOT)
+            is_shut = True
+        elif tokens < 1:
+            step.explain(request, Reason.CHUNK_SPENT)
+            out_of_tokens = True
+        elif not _find_kv(step, request):
+            step.explain(request, Reason.NO_KV)
+            is_shut = True
+        else:
+            slots.take()
+            step.start(request, tokens, Reason.ONLINE_FIRST)
+
+
+def _go_on(step: Step, request: Request) -> None:
+    tokens = min(request.remaining, step.chunk - step.reserved_chunk)
+    if tokens < 1:
+        step.explain(request, Reason.CHUNK_SPENT)
+        return
+    needed = step.needed(request, request.num_computed + tokens)
+    if needed > step.free and not step.reclaim(step.lent_kv, needed):
+        tokens = min(tokens, (request.num_blocks + step.free) * step.block_tokens - request.num_computed)
+    if tokens < 1:
+        step.explain(request, Reason.NO_KV)
+        return
+    free = step.free
+    step.grant(request, tokens)
+    step.kept_blocks -= free - step.free
+
+
+def _find_kv(step: Step, request: Request) -> bool:
+    """Have the blocks for the whole of a request free, and one beside them for each online request to grow by."""
+    beside = step.kept_blocks + step.hold_blocks + step.online.num_running
+    needed = step.whole(request) + beside
+    if step.free >= needed or step.reclaim(step.lent_kv, needed, request):
+        return True
+    lower = [other for other in step.online.everyone if other.priority < request.priority]
+    return bool(lower) and step.reclaim(chain(step.lent_kv, lower), needed, request)

@@ -1,0 +1,103 @@
+"""Decide who runs in the next step, in the order that the guarantees give.
+
+1. Online decodes grow: short KV comes from offline beyond its reservation, then from the last online request.
+2. The reservation of offline is filled: slots as they fall vacant, KV blocks, `ceil(share * chunk)` prefill tokens.
+   What online borrowed of it comes back as online requests end; nobody is stopped in the middle of an answer for it.
+3. Online prefill goes on, then online requests are resumed and admitted; they take lent slots and lent KV.
+4. What is left is lent to offline while the predicted time fits the budget: decodes first, then prefill, then
+   admissions. Who does not fit is parked.
+
+Who runs keeps its slot against its own priority; a vacant slot goes to the first in order, parked or waiting, and a
+request of a higher priority takes the slot of the lowest. Nobody overtakes within a class: the first that does not
+fit ends the admissions (one exception: an offline request larger than the whole KV reservation does not keep the
+others from filling it).
+
+A RUNNING request without a grant keeps its slot where it waits for prefill tokens and is online or within the
+reservation; any other is parked.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from math import inf
+
+from ballast_policy.budget import OnlineStep, is_provided_for, step_budget
+from ballast_policy.lending import lend
+from ballast_policy.online import serve_online
+from ballast_policy.plan import Plan, Reason
+from ballast_policy.request import RequestClass
+from ballast_policy.reservation import fill_reservation
+from ballast_policy.snapshot import Snapshot
+from ballast_policy.step import Step
+
+
+def plan(snapshot: Snapshot) -> Plan:
+    """Decide the next step. Pure: the same snapshot gives the same plan, and nothing in it is changed."""
+    step = Step(snapshot)
+    _grow_online(step)
+    fill_reservation(step)
+    serve_online(step)
+    is_guarded = is_provided_for(snapshot, has_online=step.has_online)
+    budget = _budget(step) if is_guarded else inf
+    lend(step, budget, is_guarded=is_guarded)
+    _break_deadlock(step)
+    return step.as_plan(budget)
+
+
+def _grow_online(step: Step) -> None:
+    """Take the blocks that online decodes begin, making room for them and for those of the reservation."""
+    online, offline = step.online, step.offline
+    num_reserved = min(len(offline.growing), step.reserved)
+    if len(online.growing) + len(offline.growing) > step.free:
+        num_reserved = sum(request in step.protected for request in offline.growing)
+        if len(online.growing) + num_reserved > step.free:
+            _make_room(step, num_reserved)
+        step.leave_slots(step.ranked(online.growing)[max(0, step.free) :], Reason.NO_KV)
+    step.count_decodes(online)
+    step.growth_blocks = min(step.free, num_reserved)
+    step.free -= step.growth_blocks
+
+
+def _make_room(step: Step, num_reserved: int) -> None:
+    """Preempt offline beyond its reservation if that suffices, else the last online requests but the first."""
+    online = step.online
+    if step.reclaim(step.lent_kv, len(online.growing) + num_reserved):
+        return
+    everyone = step.ranked(online.everyone)
+    while len(online.growing) + num_reserved > step.free and len(everyone) > 1:
+        step.give_up(everyone.pop(), Reason.NO_KV)
+    if len(online.growing) > step.free:
+        step.reclaim(step.offline.everyone, len(online.growing))
+
+
+def _budget(step: Step) -> float:
+    """Give what the step may cost, from what online and the reservation of offline cost in it."""
+    offline = step.offline
+    if not step.cost.is_trusted:
+        return inf
+    reserved = 0.0
+    if offline.decodes:
+        num_reserved = min(step.num_reserved_held, len(offline.decodes))
+        reserved = num_reserved * step.cost.decode(offline.context // len(offline.decodes))
+    resumed = [request for request in step.resume if request.request_class is RequestClass.ONLINE]
+    pending = chain(step.ranked(step.online.prefills), resumed, step.online_waiting)
+    fixed = step.fixed_seconds + reserved
+    return step_budget(step.snapshot, OnlineStep(step.online.decodes, pending, step.seconds + reserved, fixed))
+
+
+def _break_deadlock(step: Step) -> None:
+    """Where nobody can compute anything for want of KV, preempt the last resident in order.
+
+    Blocks that several residents share are freed by none of them alone, so `reclaim` may see nothing to gain.
+    """
+    if step.has_grants or not any(because.reason is Reason.NO_KV for because in step.because):
+        return
+    kept = [request for request in step.snapshot.residents if request not in step.preempt]
+    online = [request for request in kept if request.request_class is RequestClass.ONLINE]
+    offline = [request for request in kept if request.request_class is RequestClass.OFFLINE]
+    if len(kept) > 1:
+        last = step.ranked(offline or online)[-1]
+        if last in step.park:
+            step.park.remove(last)
+        step.preempt.append(last)
+        step.explain(last, Reason.NO_KV)

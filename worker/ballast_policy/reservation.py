@@ -1,0 +1,55 @@
+"""The reservation of offline: slots, KV blocks and prefill tokens that no online load takes away."""
+
+from __future__ import annotations
+
+from ballast_policy.plan import Reason
+from ballast_policy.request import Phase, Request
+from ballast_policy.shares import reserved_chunk
+from ballast_policy.step import Step, computed
+
+
+def fill_reservation(step: Step) -> None:
+    """Give vacant slots to offline until it holds its reserved ones, and keep prefill tokens for who prefills there.
+
+    A request that needs more KV than the reservation has left counts on lent KV, which `lend` decides; it does not
+    keep a smaller one behind it from the reservation.
+    """
+    offline, config = step.offline, step.config
+    tokens = min(reserved_chunk(config.offline_share, config.chunk_tokens), config.chunk_tokens)
+    if offline.prefills and step.reserved:
+        inside = set(step.ranked(offline.running)[: step.reserved])
+        wanted = sum(request.remaining for request in offline.prefills if request in inside)
+        step.reserved_chunk = min(tokens, wanted)
+        tokens -= step.reserved_chunk
+    held = min(step.reserved, offline.num_running)
+    vacant = min(step.reserved - held, config.slots - step.online.num_running - offline.num_running)
+    for request in step.candidates(offline.parked, step.offline_waiting):
+        if vacant <= 0:
+            break
+        left = request.num_tokens - computed(request)
+        granted = 1 if left == 1 else min(left, tokens)
+        if granted < 1 or not step.tenant_has_room(request):
+            continue
+        missing = _missing_blocks(step, request)
+        if missing is None:
+            continue
+        if missing > 0:
+            step.hold_blocks = step.whole(request)
+            break
+        offline.num_blocks += step.whole(request)
+        step.start(request, granted, Reason.OFFLINE_RESERVATION)
+        step.count_slot(request)
+        tokens -= granted if left > 1 else 0
+        vacant -= 1
+        held += 1
+    step.num_reserved_held = held
+
+
+def _missing_blocks(step: Step, request: Request) -> int | None:
+    """Give how many blocks are not free yet for the whole of a request; None if it does not fit the reservation."""
+    needed = step.whole(request)
+    left = step.reserved_kv - step.offline.num_blocks
+    tail = step.tail_blocks(request) if step.offline.num_blocks else 0
+    if request.phase is Phase.WAITING and needed + tail > left:
+        return None
+    return max(0, needed + step.kept_blocks - step.free)

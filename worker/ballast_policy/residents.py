@@ -1,0 +1,70 @@
+"""The residents of an engine, sorted into who decodes, who prefills and who is parked: one pass over the records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ballast_policy.request import Phase, Request, RequestClass
+
+
+@dataclass(slots=True)
+class Residents:
+    """Residents of one class, and what the planner sums up over them."""
+
+    decodes: list[Request] = field(default_factory=list)
+    """RUNNING with one token to compute."""
+    prefills: list[Request] = field(default_factory=list)
+    """RUNNING with more."""
+    parked: list[Request] = field(default_factory=list)
+    growing: list[Request] = field(default_factory=list)
+    """Decodes whose next token needs a new block."""
+    context: int = 0
+    """Sum of the contexts of `decodes`, their next token counted."""
+    is_counted: bool = False
+    """True once the planner has taken the blocks and the time of `decodes` into account."""
+    num_blocks: int = 0
+    """KV that the class holds; a block shared by two counts twice."""
+
+    @property
+    def num_running(self) -> int:
+        """Slots that the class holds."""
+        return len(self.decodes) + len(self.prefills)
+
+    @property
+    def running(self) -> list[Request]:
+        """Who holds a slot."""
+        return self.decodes + self.prefills
+
+    @property
+    def everyone(self) -> list[Request]:
+        """Who holds KV."""
+        return self.decodes + self.prefills + self.parked
+
+    def remove(self, gone: set[Request]) -> None:
+        """Take out those that take no further part in this step."""
+        self.parked = [request for request in self.parked if request not in gone]
+        self.prefills = [request for request in self.prefills if request not in gone]
+        self.growing = [request for request in self.growing if request not in gone]
+        self.context -= sum(request.num_tokens for request in self.decodes if request in gone)
+        self.decodes = [request for request in self.decodes if request not in gone]
+
+
+def sort_residents(residents: Iterable[Request], block_tokens: int) -> tuple[Residents, Residents]:
+    """Give the online and the offline residents."""
+    online, offline = Residents(), Residents()
+    is_online, is_parked = RequestClass.ONLINE, Phase.PARKED
+    for request in residents:
+        group = online if request.request_class is is_online else offline
+        num_blocks, num_computed = request.num_blocks, request.num_computed
+        group.num_blocks += num_blocks
+        if request.phase is is_parked:
+            group.parked.append(request)
+        elif request.num_tokens - num_computed > 1:
+            group.prefills.append(request)
+        else:
+            group.decodes.append(request)
+            group.context += num_computed + 1
+            if num_computed >= num_blocks * block_tokens:
+                group.growing.append(request)
+    return online, offline

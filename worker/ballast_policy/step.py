@@ -1,0 +1,306 @@
+"""One plan in the making: the blocks that are left, the tokens granted, and what changes hands."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from operator import attrgetter
+
+from ballast_policy.fairness import EMPTY
+from ballast_policy.order import rank
+from ballast_policy.plan import Because, Plan, Reason
+from ballast_policy.request import Phase, Request, RequestClass
+from ballast_policy.residents import Residents, sort_residents
+from ballast_policy.shares import most_slots, reserved_blocks, reserved_slots
+from ballast_policy.snapshot import Snapshot
+from ballast_policy.victims import choose
+
+_IN_PLACE = attrgetter("laxity", "prefix_group", "seq")
+
+
+def computed(request: Request) -> int:
+    """Give the tokens that need no computing if the request takes part in this step."""
+    return request.num_cached if request.phase is Phase.WAITING else request.num_computed
+
+
+class Step:
+    """What the planner has decided so far. `free` never goes below what the engine will have."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        config, waiting = snapshot.config, snapshot.waiting
+        self.snapshot, self.config, self.cost = snapshot, config, snapshot.cost
+        self.block_tokens = config.block_tokens
+        self.online, self.offline = sort_residents(snapshot.residents, config.block_tokens)
+        split = bisect_left(waiting, 1, key=lambda request: request.request_class is RequestClass.OFFLINE)
+        self.online_waiting, self.offline_waiting = waiting[:split], waiting[split:]
+        self.reserved = min(
+            reserved_slots(config.offline_share, config.slots, snapshot.ceiling or config.slots),
+            most_slots(config.offline_max_share, config.slots),
+            len(self.offline_waiting) + len(snapshot.residents) - len(self.online.everyone),
+        )
+        """Slots of the reservation that offline has work for."""
+        self.free = snapshot.free_blocks
+        self.chunk = config.chunk_tokens
+        """Prefill tokens not granted yet."""
+        self.seconds = snapshot.cost.k0
+        """Predicted time of what is granted so far."""
+        self.fixed_seconds = snapshot.cost.k0
+        """The part of it that is not prefill."""
+        self.kept_blocks = 0
+        """Free blocks promised to the rest of prompts that are being computed."""
+        self.decode_grants: list[tuple[Request, int]] = []
+        self.prefill_grants: dict[Request, int] = {}
+        self.admit: list[Request] = []
+        self.park: list[Request] = []
+        self.resume: list[Request] = []
+        self.preempt: list[Request] = []
+        self.because: list[Because] = []
+        self.num_started = dict.fromkeys(RequestClass, 0)
+        """Requests that were admitted or resumed."""
+        self.gone: set[Request] = set()
+        """Residents that were parked or preempted."""
+        self.num_reserved_held = 0
+        """Slots of the reservation in use in this step."""
+        self.reserved_chunk = 0
+        """Prefill tokens kept for offline residents within the reservation."""
+        self.growth_blocks = 0
+        """Blocks put aside for the decodes of offline that the reservation covers."""
+        self.hold_blocks = 0
+        """Free blocks that online admissions leave, for the next offline request within the reservation."""
+        self._borrowed = 0
+        """Cached blocks in use that admissions of this step share: a later preemption does not free those."""
+
+    def group(self, request: Request) -> Residents:
+        """Give the residents of the request's class."""
+        return self.online if request.request_class is RequestClass.ONLINE else self.offline
+
+    @property
+    def has_online(self) -> bool:
+        """Tell whether an online request is resident or waits."""
+        return bool(self.online_waiting or self.online.num_blocks or self.num_started[RequestClass.ONLINE])
+
+    # Order
+
+    def ranked(self, requests: Iterable[Request]) -> list[Request]:
+        """Sort requests of one class by policy order."""
+        listed = list(requests)
+        if len(listed) < 2:
+            return listed
+        if len({(request.priority, request.tenant) for request in listed}) == 1:
+            return sorted(listed, key=_IN_PLACE)
+        ledger = self.snapshot.ledgers.get(listed[0].request_class, EMPTY)
+        return sorted(listed, key=lambda request: rank(request, ledger))
+
+    def candidates(self, parked: Iterable[Request], waiting: Sequence[Request]) -> Iterator[Request]:
+        """Go through who could take a slot of one class, in policy order; among equal tenants parked ones first."""
+        left = self.ranked(parked)
+        if left:
+            ledger = self.snapshot.ledgers.get(left[0].request_class, EMPTY)
+            left.reverse()
+            for request in waiting:
+                while left and rank(left[-1], ledger)[:2] <= rank(request, ledger)[:2]:
+                    yield left.pop()
+                yield request
+            yield from reversed(left)
+        else:
+            yield from waiting
+
+    # Caps of tenants
+
+    @cached_property
+    def tenant_room(self) -> dict[str, int]:
+        """Slots that offline requests of capped tenants may still take; negative where a cap was lowered."""
+        room = {name: t.max_slots for name, t in self.config.tenants.items() if t.max_slots is not None}
+        if room:
+            for request in self.offline.running:
+                if request.tenant in room:
+                    room[request.tenant] -= 1
+        return room
+
+    def tenant_has_room(self, request: Request) -> bool:
+        """Tell whether the tenant of an offline request may take one more slot."""
+        return self.tenant_room.get(request.tenant, 1) > 0
+
+    def count_slot(self, request: Request) -> None:
+        """Count a slot that an offline request takes against its tenant's cap."""
+        if request.tenant in self.tenant_room:
+            self.tenant_room[request.tenant] -= 1
+
+    # KV
+
+    def blocks(self, num_tokens: int) -> int:
+        """Give the blocks that so many tokens fill or begin."""
+        return -(-num_tokens // self.block_tokens)
+
+    def whole(self, request: Request) -> int:
+        """Give the free blocks a request takes until all of its tokens known now are computed."""
+        return self.needed(request, request.num_tokens)
+
+    def needed(self, request: Request, num_tokens: int) -> int:
+        """Give the free blocks a request takes until its first `num_tokens` are computed.
+
+        Once anything is preempted in this step, all its cached blocks count as taken: they may be among those freed.
+        """
+        if request.phase is not Phase.WAITING:
+            return max(0, self.blocks(num_tokens) - request.num_blocks)
+        cached = request.num_cached // self.block_tokens
+        return self.blocks(num_tokens) - cached + (cached if self.preempt else request.num_cached_idle)
+
+    def tail_blocks(self, request: Request) -> int:
+        """Give the blocks that a request may grow by behind its prompt, as far as an admission looks ahead."""
+        return -(-min(self.config.tail_tokens, request.max_output - request.num_output) // self.block_tokens)
+
+    def reclaim(self, candidates: Iterable[Request], num_blocks: int, newcomer: Request | None = None) -> bool:
+        """Preempt the cheapest of `candidates` so that `num_blocks` are free; do nothing if they do not suffice.
+
+        `newcomer` will be admitted with them: the cached blocks it counted as used by others may be freed now.
+        """
+        extra = self._borrowed + (self._lookup(newcomer) if newcomer else 0)
+        short = num_blocks - self.free + (0 if self.preempt else extra)
+        chosen = choose(candidates, short, self.block_tokens) if short > 0 else []
+        if chosen is None:
+            return False
+        for request in chosen:
+            self.give_up(request, Reason.KV_RECLAIMED)
+        return True
+
+    def give_up(self, request: Request, reason: Reason) -> None:
+        """Preempt one resident."""
+        if not self.preempt:
+            self.free -= self._borrowed
+        self.free += request.num_private_blocks
+        self._take_out([request])
+        self.group(request).num_blocks -= request.num_blocks
+        self.preempt.append(request)
+        self.because.append(Because(request, reason))
+
+    @property
+    def lent_kv(self) -> list[Request]:
+        """Offline residents whose KV is not covered by the reservation: what online may reclaim."""
+        protected = self.protected
+        return [request for request in self.offline.everyone if request not in protected]
+
+    @cached_property
+    def protected(self) -> set[Request]:
+        """Offline residents within the KV reservation, the first in order; those that hold a slot come first."""
+        left, inside = self.reserved_kv, set()
+        for request in self.ranked(self.offline.running) + self.ranked(self.offline.parked):
+            if request.num_blocks <= left:
+                left -= request.num_blocks
+                inside.add(request)
+        return inside
+
+    @cached_property
+    def reserved_kv(self) -> int:
+        """KV blocks of offline's reservation, less where the largest online request would not fit beside it."""
+        config = self.config
+        largest = max((request.num_tokens for request in self.online.everyone), default=0)
+        if self.online_waiting:
+            largest = max(largest, self.online_waiting[0].num_tokens)
+        reserved = reserved_blocks(config.offline_share, config.num_blocks)
+        return max(0, min(reserved, config.num_blocks - self.blocks(largest + 1)))
+
+    # Grants
+
+    def start(self, request: Request, num_tokens: int, reason: Reason) -> None:
+        """Admit or resume a request and grant it tokens."""
+        if request.phase is Phase.WAITING:
+            if not self.preempt:
+                self._borrowed += self._lookup(request)
+            self.admit.append(request)
+        else:
+            self.group(request).parked.remove(request)
+            self.resume.append(request)
+        self.num_started[request.request_class] += 1
+        self.because.append(Because(request, reason))
+        free, whole = self.free, self.whole(request)
+        self.grant(request, num_tokens)
+        self.kept_blocks += whole - (free - self.free)
+
+    def grant(self, request: Request, num_tokens: int) -> None:
+        """Let a request compute tokens (more of them, if it may already), and take the blocks for them."""
+        done = self.prefill_grants.get(request, 0)
+        start = computed(request)
+        before = self.needed(request, start + done) if done else 0
+        self.free -= self.needed(request, start + done + num_tokens) - before
+        if request.num_tokens - start == 1:
+            self.decode_grants.append((request, 1))
+            self._add_decodes(1, request.num_tokens)
+        else:
+            self.prefill_grants[request] = done + num_tokens
+            self.chunk -= num_tokens
+            self.seconds += self.cost.prefill(start + done, num_tokens)
+
+    def count_decodes(self, group: Residents, sign: int = 1) -> None:
+        """Take the blocks and the time of a class's decodes; who is taken out later gives them back."""
+        self.free -= sign * len(group.growing)
+        self._add_decodes(sign * len(group.decodes), sign * group.context)
+        group.is_counted = sign > 0
+
+    def _add_decodes(self, num_decodes: int, context: int) -> None:
+        cost = self.cost.k3 * num_decodes + self.cost.k4 * context
+        self.seconds += cost
+        self.fixed_seconds += cost
+
+    def leave_slots(self, requests: Sequence[Request], reason: Reason) -> None:
+        """Park residents of one class that run."""
+        self._take_out(requests)
+        self.park += requests
+        self.because += [Because(request, reason) for request in requests]
+
+    def _take_out(self, requests: Sequence[Request]) -> None:
+        if not requests:
+            return
+        group = self.group(requests[0])
+        is_counted = group.is_counted
+        if is_counted:
+            self.count_decodes(group, -1)
+        group.remove(set(requests))
+        if is_counted:
+            self.count_decodes(group)
+        self.gone.update(requests)
+
+    def explain(self, request: Request, reason: Reason) -> None:
+        """Note why a request does not get what it waits for."""
+        self.because.append(Because(request, reason))
+
+    def turns(self, prefills: Iterable[Request], candidates: Iterable[Request]) -> Iterator[Request]:
+        """Go through who prefills and who could take a slot, in order of priority; running ones first among equals."""
+        left = deque(self.ranked(prefills))
+        for request in candidates:
+            while left and left[0].priority >= request.priority:
+                yield left.popleft()
+            yield request
+        yield from left
+
+    def _lookup(self, request: Request) -> int:
+        """Give the cached blocks of a waiting request that others use now."""
+        return request.num_cached // self.block_tokens - request.num_cached_idle
+
+    def grants(self) -> list[tuple[Request, int]]:
+        """Give everything granted, decodes first."""
+        decodes = [
+            (request, 1) for group in (self.online, self.offline) if group.is_counted for request in group.decodes
+        ]
+        return decodes + self.decode_grants + list(self.prefill_grants.items())
+
+    @property
+    def has_grants(self) -> bool:
+        """Tell whether anything is granted."""
+        return bool(self.decode_grants or self.prefill_grants or self.online.decodes or self.offline.decodes)
+
+    def as_plan(self, budget_seconds: float) -> Plan:
+        """Close the plan."""
+        grants = self.grants()
+        return Plan(
+            grants=tuple(grants),
+            admit=tuple(self.admit),
+            park=tuple(self.park),
+            resume=tuple(self.resume),
+            preempt=tuple(self.preempt),
+            because=tuple(self.because),
+            predicted_seconds=self.seconds if grants else 0.0,
+            budget_seconds=budget_seconds,
+        )

@@ -1,0 +1,37 @@
+"""Whose KV is given up when blocks are short."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ballast_policy.request import Request
+
+
+def unrecoverable(request: Request, block_tokens: int) -> int:
+    """Give the tokens to compute again after a preemption: those whose KV nobody else's blocks keep."""
+    shared = (request.num_blocks - request.num_private_blocks) * block_tokens
+    return max(0, request.num_computed - shared)
+
+
+def choose(candidates: Iterable[Request], num_blocks: int, block_tokens: int) -> list[Request] | None:
+    """Pick requests whose preemption frees at least `num_blocks`; None if all of them together do not.
+
+    Lower priority first, then the least unrecoverable work. Who turns out not to be needed, because a later and
+    larger one frees enough, is spared, the most expensive first.
+    """
+    usable = [request for request in candidates if request.num_private_blocks > 0]
+    if sum(request.num_private_blocks for request in usable) < num_blocks:
+        return None
+    usable.sort(key=lambda request: (request.priority, unrecoverable(request, block_tokens), -request.seq))
+    chosen: list[Request] = []
+    surplus = -num_blocks
+    for request in usable:
+        if surplus >= 0:
+            break
+        chosen.append(request)
+        surplus += request.num_private_blocks
+    for request in reversed(chosen.copy()):
+        if request.num_private_blocks <= surplus:
+            chosen.remove(request)
+            surplus -= request.num_private_blocks
+    return chosen
