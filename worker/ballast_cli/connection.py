@@ -152,7 +152,7 @@ def open_queue(place: Place) -> Iterator[Queue]:
     except JobStateConflict as error:
         raise NotNow(_sentence(error)) from error
     except InvalidSubmission as error:
-        raise Usage(_sentence(error)) from error
+        raise Usage(f"{error}.") from error  # it opens with the name of what is wrong
     except (QueueUnavailable, QueueForbidden) as error:
         raise Unreachable(
             f"{_sentence(error)} Asked: {place.shown_url}; `ballast up` starts one here, --redis-url or "
@@ -163,5 +163,5 @@ def open_queue(place: Place) -> Iterator[Queue]:
 
 
 def _sentence(error: Exception) -> str:
-    text = str(error)
-    return f"{text[:1].upper()}{text[1:]}".rstrip(".") + "."
+    said = (str(error), *getattr(error, "__notes__", ()))
+    return " ".join(f"{text[:1].upper()}{text[1:]}".rstrip(".") + "." for text in said)

@@ -36,15 +36,16 @@ def results(
     """Write the results of a job: one JSON line for each item that is over, in the order they ended."""
     if output is not None and not output.parent.is_dir():
         raise Usage(f"--output: there is no directory {output.parent}: make it first.")
+    file = OutFile(output) if output is not None else None
     with open_queue(Place.of(redis_url, queue, password_file)) as connected:
         before = connected.job(job_id)
         lines = (result.as_openai(before.id) for result in connected.results(before.id, follow=follow))
-        if output is None:
+        if file is None:
             for line in lines:
                 sys.stdout.write(json.dumps(line, ensure_ascii=False) + "\n")
                 sys.stdout.flush()
             return
-        written = OutFile(output).write(lines, job_id=before.id)
+        written = file.write(lines, job_id=before.id)
         after = connected.job(job_id)
     say(f"{written:,} results in {output}.")
     if written < after.counts.total:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from uuid import uuid4
 
 import typer
 
@@ -20,6 +21,7 @@ from ballast_cli.deadlines import Deadline, parse_deadline
 from ballast_cli.errors import CliError, Usage
 from ballast_cli.feasibility import Feasibility, Work, assess
 from ballast_cli.watch import progress, watch
+from ballast_queue.errors import QueueFull, QueueUnavailable
 
 if TYPE_CHECKING:
     from ballast_queue.job import Submission
@@ -86,13 +88,15 @@ def submit(
         connected.require_fit()
         ahead = _items_ahead(connected) if due else 0
         lines = _Lines(source, wants_tokens=due is not None)
-        with progress("Submitting", total) as advance:
+        # With a key of its own every submission can be gone on with, whatever breaks it.
+        own_key = key or f"cli-{uuid4().hex[:12]}"
+        with _resumable(own_key), progress("Submitting", total) as advance:
             done = connected.submit(
                 lines,
                 tenant=tenant,
                 priority=priority,
                 deadline=due.at if due else None,
-                key=key,
+                key=own_key,
                 on_progress=advance,
             )
         feasible = _feasible(connected, lines, due, ahead) if due else None
@@ -104,6 +108,16 @@ def submit(
             )
         if is_watched:
             watch(connected, done.job_id)
+
+
+@contextmanager
+def _resumable(key: str) -> Iterator[None]:
+    """Say how to go on with a submission that breaks."""
+    try:
+        yield
+    except (KeyboardInterrupt, QueueUnavailable, QueueFull):
+        say(f"Interrupted: the same command with --key {key} goes on where it stopped.")
+        raise
 
 
 @contextmanager
@@ -126,8 +140,11 @@ def _opened(file: str) -> Iterator[tuple[Iterable[bytes], int | None]]:
     except OSError as error:
         raise Usage(f"{file} cannot be read ({error.strerror}): name a JSONL file, or - for standard input.") from None
     with opened:
-        total = sum(1 for line in opened if line.strip())
-        if not total:
+        total, content = 0, False
+        for line in opened:
+            total += 1
+            content = content or bool(line.strip())
+        if not content:
             raise Usage(f"{file} is empty, wanted one request on each line: {{custom_id, method, url, body}}.")
         opened.seek(0)
         yield opened, total
@@ -165,7 +182,7 @@ def _report(
     sys.stdout.write(f"{done.job_id}\n")
     sys.stdout.flush()
     if not done.is_new:
-        say(f"The key was known: {done.job_id} is the job it named; nothing was added.")
+        say(f"The key was known: it names {done.job_id}, which has {done.accepted:,} items; none is stored twice.")
     else:
         rejected = f", {done.rejected:,} rejected (`ballast results {done.job_id}` says why)" if done.rejected else ""
         say(f"{done.accepted:,} items of {file} accepted{rejected}.")

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ballast_cli.app import app
+from ballast_cli.errors import EXIT_CODES
+
+VERBS = sorted(command.name or "" for command in app.registered_commands)
+READING = ("jobs", "top")
+ON_A_JOB = ("job", "results", "cancel", "pause", "resume", "redrive")
+NOWHERE = "redis://127.0.0.1:1"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_help_of_each_verb_has_examples(ballast, verb: str):
+    ran = ballast(verb, "--help")
+
+    assert ran.code == 0
+    assert f"ballast {verb}" in ran.out.split("Examples:")[1]
+
+
+def test_the_help_lists_the_verbs_and_the_exit_codes(ballast):
+    shown = " ".join(ballast("--help").out.split())
+
+    assert all(f" {verb} " in shown for verb in VERBS)
+    assert EXIT_CODES in shown
+
+
+def test_help_needs_neither_redis_nor_torch():
+    program = (
+        "import sys; sys.argv = ['ballast', '--help']\n"
+        "from ballast_cli.__main__ import main; main()\n"
+        "heavy = {'redis', 'torch', 'numpy', 'matplotlib', 'httptools', 'uvicorn'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("arguments", [(verb,) for verb in READING] + [(verb, "job-1") for verb in ON_A_JOB])
+def test_without_a_redis_a_verb_says_what_to_start(ballast, arguments: tuple[str, ...]):
+    ran = ballast(*arguments, "--redis-url", NOWHERE)
+
+    assert ran.code == 4
+    assert ran.out == ""
+    assert "127.0.0.1:1" in ran.err
+    assert "ballast up" in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_submitting_without_a_redis_says_what_to_start(ballast, items: Path):
+    assert ballast("submit", items, "--redis-url", NOWHERE).code == 4
+
+
+@pytest.mark.parametrize("verb", ON_A_JOB)
+def test_an_unknown_job_is_named(queued, verb: str):
+    ran = queued(verb, "job-nobody")
+
+    assert ran.code == 3
+    assert "job-nobody" in ran.err
+    assert "ballast jobs" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("submit", "nowhere.jsonl"), "No such file"),
+        (("submit", "."), "is a directory"),
+        (("submit", "empty.jsonl"), "is empty"),
+        (("submit", "blank.jsonl"), "is empty"),
+        (("submit", "items.jsonl", "--deadline", "soon"), "wanted a span such as 24h"),
+        (("submit", "items.jsonl", "--tenant", "a b"), "tenant"),
+        (("submit", "items.jsonl", "--key", "k" * 300), "300"),
+        (("submit",), "FILE"),
+        (("results", "job-1", "-o", "no/such/dir/out.jsonl"), "no directory"),
+        (("results", "job-1", "-o", "."), "directory"),
+        (("jobs", "--redis-url", "http://127.0.0.1"), "wanted redis://"),
+        (("jobs", "--queue", "a b"), "queue"),
+        (("jobs", "--redis-password-file", "nowhere"), "cannot be read"),
+        (("jobs", "--bogus"), "--bogus"),
+        (("bogus",), "bogus"),
+        (("demo", "--requests", "0"), "--requests"),
+        (("demo", "--json", "no/such/dir/x.json"), "no directory"),
+        (("up", "--model", "nowhere"), "no such directory"),
+        (("up", "--model", "."), "without config.json"),
+        (("up", "--config", "nowhere.yaml"), "nowhere.yaml"),
+        (("up", "--config", "bad.yaml"), "slots"),
+        (("serve", "--config", "items.jsonl"), "items.jsonl"),
+    ],
+)
+def test_a_users_mistake_is_a_sentence_and_not_a_traceback(
+    queued, items: Path, tmp_path: Path, arguments: tuple[str, ...], said: str
+):
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "blank.jsonl").write_text("\n \n")
+    (tmp_path / "bad.yaml").write_text("model: {uri: /m}\nslots: many\n")
+    ran = queued(*arguments)
+
+    assert ran.code == 2
+    assert said in ran.err
+    assert "Traceback" not in ran.err
+    assert ran.out == ""
+
+
+def test_a_reader_that_has_enough_is_no_error(queued):
+    command = [sys.executable, "-m", "ballast_cli", "version"]
+    done = subprocess.run(f"{' '.join(command)} | head -1", shell=True, capture_output=True, text=True, check=False)
+
+    assert done.stdout.startswith("ballast ")
+    assert done.stderr == ""
+
+
+def test_the_password_of_a_url_is_never_shown(ballast):
+    ran = ballast("jobs", "--redis-url", "redis://user:secret@127.0.0.1:1")
+
+    assert "secret" not in ran.err
+
+
+def test_the_version_names_the_parts(ballast):
+    assert ballast("version", "--json").json["versions"]["redis"]
+    assert ballast("--version").out.startswith("ballast ")
+
+
+def test_a_taken_port_stops_up_before_anything_starts(ballast, tmp_path: Path):
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ran = ballast("up", "--port", server.getsockname()[1])
+
+    assert ran.code == 1
+    assert "--port" in ran.err
+    assert not (tmp_path / ".ballast").exists()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_there_is_a_completion_for_each_shell(shell: str):
+    done = subprocess.run(
+        [sys.executable, "-c", "from ballast_cli.__main__ import main; main()"],
+        env={"_BALLAST_COMPLETE": f"source_{shell}", "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert "ballast" in done.stdout

@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+import io
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ballast_queue.job import Claimed, Result
+from ballast_queue.status import ClassLoad, WorkerStatus
+
+
+def make_result(claimed: Claimed, **fields: Any) -> Result:
+    return Result(custom_id=claimed.custom_id, status_code=200, body={"ok": claimed.custom_id}, tokens_out=4, **fields)
+
+
+def finish(queue: Any, job_id: str, count: int) -> list[str]:
+    claimed = queue.claim(job_id, count, "w1")
+    for one in claimed:
+        queue.finish("w1", one, make_result(one))
+    return [one.custom_id for one in claimed]
+
+
+def make_status(**offline: float) -> WorkerStatus:
+    return WorkerStatus(
+        worker_id="w1",
+        address="http://127.0.0.1:8000",
+        at=time.time(),
+        model="tiny",
+        slots=8,
+        batch_ceiling=6,
+        kv_blocks_total=100,
+        kv_blocks_free=40,
+        online=ClassLoad(running=2, waiting=1),
+        offline=ClassLoad(running=4, reserved=1, lent=3, **offline),
+        ttft_p99_seconds=0.0123,
+    )
+
+
+def submit(queued, items: Path, *options: object) -> str:
+    ran = queued("submit", items, *options)
+
+    assert ran.code == 0, ran.err
+    return ran.out.strip()
+
+
+def test_submit_prints_the_job_on_stdout_and_the_rest_on_stderr(queued, items: Path):
+    ran = queued("submit", items, "--tenant", "research", "--priority", 3)
+
+    assert ran.code == 0
+    assert ran.out.startswith("job-")
+    assert len(ran.out.split()) == 1
+    assert "3 items" in ran.err
+
+
+def test_submit_reads_standard_input(queued, items: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(items.read_bytes())))
+
+    assert queued("submit", "-", "--json").json["accepted"] == 3
+
+
+def test_submit_with_the_same_key_is_the_same_job(queued, items: Path):
+    first = queued("submit", items, "--key", "nightly", "--json").json
+    second = queued("submit", items, "--key", "nightly", "--json").json
+
+    assert (first["is_new"], second["is_new"]) == (True, False)
+    assert first["job_id"] == second["job_id"]
+    assert len(queued("jobs", "--json").json["jobs"]) == 1
+
+
+def test_a_bad_line_is_told_and_the_rest_goes_on(queued, items: Path):
+    with items.open("ab") as file:
+        file.write(b"{nonsense\n\xff\xfe\n")
+    ran = queued("submit", items)
+
+    assert ran.code == 0
+    assert "3 items" in ran.err
+    assert "2 rejected" in ran.err
+    written = [json.loads(line) for line in queued("results", ran.out.strip()).out.splitlines()]
+    assert [line["error"] is not None for line in written] == [True, True]
+
+
+def test_a_file_without_one_good_line_fails(queued, tmp_path: Path):
+    file = tmp_path / "photo.jsonl"
+    file.write_bytes(bytes(range(256)))
+    ran = queued("submit", file)
+
+    assert ran.code == 1
+    assert "No line of" in ran.err
+
+
+def test_a_deadline_is_repeated_as_it_was_understood(queued, items: Path):
+    ran = queued("submit", items, "--deadline", "24h")
+
+    assert "UTC (in 24h" in ran.err.replace("1d", "24h")
+    assert "unknown: no ready worker" in ran.err
+
+
+def test_a_deadline_that_cannot_be_met_is_told_at_submission(queued, items: Path, queue: Any):
+    queue.publish(make_status(decode_tokens_per_second=1.0, requests_per_second=1.0), 60)
+    at_risk = queued("submit", items, "--deadline", "10s", "--json").json["deadline"]
+    fine = queued("submit", items, "--deadline", "1h", "--json").json["deadline"]
+
+    assert at_risk["feasible"] == "no"
+    assert fine["feasible"] == "yes"
+    assert "12" not in fine["because"]
+
+
+def test_jobs_lists_newest_first_as_plain_text(queued, items: Path):
+    first, second = submit(queued, items, "--tenant", "a"), submit(queued, items, "--tenant", "b")
+    lines = queued("jobs").out.splitlines()
+
+    assert lines[0].split()[:3] == ["ID", "TENANT", "PRIORITY"]
+    assert [line.split()[0] for line in lines[1:]] == [second, first]
+    assert "\x1b" not in "".join(lines)
+
+
+def test_jobs_are_filtered_by_tenant_and_by_state(queued, items: Path):
+    first, second = submit(queued, items, "--tenant", "a"), submit(queued, items, "--tenant", "b")
+    queued("cancel", second)
+
+    assert [job["id"] for job in queued("jobs", "--tenant", "a", "--json").json["jobs"]] == [first]
+    assert [job["id"] for job in queued("jobs", "--active", "--json").json["jobs"]] == [first]
+
+
+def test_a_queue_without_jobs_says_so(queued):
+    ran = queued("jobs")
+
+    assert (ran.code, ran.out) == (0, "")
+    assert "No jobs in queue" in ran.err
+
+
+def test_a_job_is_shown_in_full(queued, items: Path, queue: Any):
+    job_id = submit(queued, items, "--deadline", "2h")
+    finish(queue, job_id, 2)
+    shown = queued("job", job_id).out
+
+    assert "2 of 3 done" in shown
+    assert "1 waiting, 2 succeeded" in shown
+    assert "8 out" in shown
+    assert "deadline" in shown
+    assert queued("job", job_id, "--json").json["job"]["counts"]["succeeded"] == 2
+
+
+def test_results_are_lines_of_openais_batch_output(queued, items: Path, queue: Any):
+    job_id = submit(queued, items)
+    names = finish(queue, job_id, 3)
+    lines = [json.loads(line) for line in queued("results", job_id).out.splitlines()]
+
+    assert sorted(line["custom_id"] for line in lines) == sorted(names)
+    assert set(lines[0]) == {"id", "custom_id", "response", "error"}
+    assert lines[0]["response"]["status_code"] == 200
+
+
+def test_results_go_to_a_file_that_says_what_is_missing(queued, items: Path, queue: Any, tmp_path: Path):
+    job_id = submit(queued, items)
+    finish(queue, job_id, 2)
+    ran = queued("results", job_id, "-o", tmp_path / "out.jsonl")
+
+    assert "2 results" in ran.err
+    assert "--follow waits for the rest" in ran.err
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2
+
+
+def test_results_follow_until_the_job_is_over(queued, items: Path, queue: Any, tmp_path: Path):
+    import threading
+
+    job_id = submit(queued, items)
+    finish(queue, job_id, 1)
+    last = threading.Thread(target=finish, args=(queue, job_id, 2))
+    last.start()
+    ran = queued("results", job_id, "-o", tmp_path / "out.jsonl", "--follow")
+    last.join()
+
+    assert ran.code == 0
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 3
+
+
+def test_pause_resume_and_cancel_say_where_the_job_stands(queued, items: Path):
+    job_id = submit(queued, items)
+
+    assert f"{job_id} is paused" in queued("pause", job_id).err
+    assert f"{job_id} is in_progress" in queued("resume", job_id).err
+    assert queued("cancel", job_id, "--json").json["job"]["state"] in {"cancelling", "cancelled"}
+
+
+def test_a_job_that_is_over_is_not_resumed(queued, items: Path, queue: Any):
+    job_id = submit(queued, items)
+    finish(queue, job_id, 3)
+    ran = queued("resume", job_id)
+
+    assert ran.code == 5
+    assert "completed" in ran.err
+
+
+def test_dead_letters_are_listed_and_redriven(queued, items: Path, queue: Any):
+    job_id = submit(queued, items)
+    (claimed,) = queue.claim(job_id, 1, "w1")
+    queue.retry("w1", claimed, "engine_error", "the engine broke", is_retryable=False)
+    listed = queued("redrive", job_id, "--dry-run")
+
+    assert "the engine broke" in listed.out
+    assert queued("redrive", job_id, "--dry-run", "--json").json["dead_letters"][0]["code"] == "engine_error"
+    assert "1 items" in queued("redrive", job_id).err
+    assert "no dead letters" in queued("redrive", job_id).err
+
+
+def test_watch_ends_with_the_job(queued, items: Path, queue: Any):
+    submit(queued, items, "--key", "k")
+    finish(queue, queued("submit", items, "--key", "k", "--json").json["job_id"], 3)
+    ran = queued("submit", items, "--key", "k", "--watch")
+
+    assert ran.code == 0
+    assert "3 of 3 items succeeded, 12 tokens" in ran.err
+
+
+def test_watching_a_job_that_ends_badly_fails(queued, items: Path):
+    job_id = submit(queued, items, "--key", "k")
+    queued("cancel", job_id)
+    ran = queued("submit", items, "--key", "k", "--watch")
+
+    assert ran.code == 1
+    assert "3 cancelled" in ran.err
+
+
+def test_top_shows_slots_by_class_once(queued, items: Path, queue: Any):
+    submit(queued, items)
+    queue.publish(make_status(decode_tokens_per_second=321.0), 60)
+    shown = queued("top", "--once").out
+
+    assert "[##########====================..........]" in shown
+    assert "2 online, 4 offline, 2 free of 8" in shown
+    assert "decode 321 tokens/s" in shown
+    assert "TTFT p99 12.3 ms" in shown
+    assert "3 waiting" in shown
+
+
+def test_top_without_a_worker_says_unknown_and_not_idle(queued):
+    assert "unknown (not idle)" in queued("top", "--once").out
+    assert queued("top", "--json").json["workers"] == []
+
+
+def test_the_json_of_top_is_that_of_the_models(queued, items: Path, queue: Any):
+    queue.publish(make_status(), 60)
+    found = queued("top", "--json").json
+
+    assert found["workers"][0]["offline"]["running"] == 4
+    assert set(found) == {"version", "queue", "at", "stats", "workers", "jobs"}
+
+
+def test_the_live_view_draws_what_the_plain_one_says(queued, items: Path, queue: Any):
+    from rich.console import Console
+
+    from ballast_cli.top import View, rendered
+
+    submit(queued, items)
+    queue.publish(make_status(), 60)
+    console = Console(file=io.StringIO(), width=160, force_terminal=True)
+    console.print(rendered(View.read(queue, "q")))
+
+    assert "2 online, 4 offline, 2 free of 8" in console.file.getvalue()
