@@ -157,3 +157,194 @@ def batch_of() -> Callable[[Sequence[Part], int], Batch]:
 @pytest.fixture(scope="session")
 def part() -> type[Part]:
     return Part
+
+
+class Letters:
+    """A vocabulary at the engine's edge: token i is a letter, token 0 ends an answer and has no text."""
+
+    eos_ids = frozenset({0})
+
+    def __init__(self) -> None:
+        from tokenizers import Tokenizer, models
+
+        from ballast_engine.pieces import Pieces
+
+        letters = {"<end>": 0} | {chr(ord("a") + i): i + 1 for i in range(24)}
+        backend = Tokenizer(models.WordLevel(letters, unk_token="<end>"))
+        backend.add_special_tokens(["<end>"])
+        self.pieces = Pieces(backend)
+
+
+@dataclass
+class Answer:
+    """What a request must get, whatever happens around it."""
+
+    tokens: list[int]
+    text: str
+    reason: str
+
+
+class TokenMemory:
+    """An executor without a model: it writes token ids where a model writes K and V, reads them back through the block
+    tables, and draws the next token from a hash of what it read. A wrong table, slot or length gives a wrong token.
+    """
+
+    vocab_size = 25
+
+    def __init__(self, num_blocks: int, block_tokens: int = 4, max_model_len: int = 64) -> None:
+        self.num_blocks, self.block_tokens, self.max_model_len = num_blocks, block_tokens, max_model_len
+        self.fails = 0
+        """How many of the next steps raise, after having spoilt what they would have written."""
+        self.batches: list[Batch] = []
+        self.tokens = np.full(num_blocks * block_tokens, -1)
+        self.positions = np.full(num_blocks * block_tokens, -1)
+
+    def run(self, batch: Batch) -> np.ndarray[Any, np.dtype[np.int64]]:
+        self.batches.append(batch)
+        self.check_shape(batch)
+        if self.fails:
+            self.fails -= 1
+            self.tokens[batch.slot_mapping] = -1
+            raise RuntimeError("the device is gone")
+        self.tokens[batch.slot_mapping] = batch.token_ids
+        self.positions[batch.slot_mapping] = batch.positions
+        drawn = []
+        for row, sample in zip(batch.sample_rows.tolist(), batch.samples, strict=True):
+            request = int(np.searchsorted(batch.query_start, row, side="right")) - 1
+            assert row == batch.query_start[request + 1] - 1
+            at = np.arange(batch.context_lens[request])
+            slots = batch.block_table[request][at // self.block_tokens] * self.block_tokens + at % self.block_tokens
+            assert (self.positions[slots] == at).all()
+            assert sample.position == len(at)
+            drawn.append(self.draw(self.tokens[slots].tolist(), sample.sampling))
+        return np.array(drawn, np.int64)
+
+    def check_shape(self, batch: Batch) -> None:
+        counts = np.diff(batch.query_start)
+        assert batch.query_start[0] == 0
+        assert batch.query_start[-1] == len(batch.token_ids) == len(batch.positions) == len(batch.slot_mapping)
+        assert (counts >= 1).all()
+        assert (counts[: batch.num_decodes] == 1).all()
+        assert (counts[batch.num_decodes :] > 1).all()
+        assert len(set(batch.slot_mapping.tolist())) == len(batch.slot_mapping)
+        ends = batch.positions[batch.query_start[1:] - 1] + 1
+        assert (ends == batch.context_lens).all()
+        assert batch.block_table.shape == (len(counts), -(-int(batch.context_lens.max()) // self.block_tokens))
+
+    def draw(self, tokens: list[int], sampling: SamplingParams) -> int:
+        from zlib import crc32
+
+        luck = f"{sampling.seed},{len(tokens)}" if sampling.temperature else ""
+        return crc32(f"{tokens}{luck}".encode()) % self.vocab_size
+
+    def answer(self, prompt: Sequence[int], sampling: SamplingParams, limit: int) -> Answer:
+        """Generate alone, in the plainest way."""
+        tokens: list[int] = []
+        text = ""
+        while True:
+            token = self.draw([*prompt, *tokens], sampling)
+            tokens.append(token)
+            is_end = token in sampling.stop_token_ids or (token == 0 and not sampling.ignore_eos)
+            if token and not (is_end and not sampling.include_stop):
+                text += chr(ord("a") + token - 1)
+            if is_end:
+                return Answer(tokens, text, "stop")
+            begins = [len(text) - len(stop) for stop in sampling.stop if text.endswith(stop)]
+            if begins:
+                return Answer(tokens, text if sampling.include_stop else text[: min(begins)], "stop")
+            if len(tokens) == min(sampling.max_tokens, limit - len(prompt)):
+                return Answer(tokens, text, "length")
+
+
+class Ticks:
+    """A clock that goes on by a millisecond whenever somebody looks."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        self.now += 0.001
+        return self.now
+
+
+@dataclass
+class Bench:
+    """An engine over a TokenMemory, and everything that came out of it by request."""
+
+    engine: Any
+    executor: TokenMemory
+    clock: Ticks
+    outputs: dict[str, list[Any]] = field(default_factory=dict)
+
+    def step(self, times: int = 1) -> None:
+        for _ in range(times):
+            for output in self.engine.step():
+                before = self.outputs.setdefault(output.request_id, [])
+                assert not before or before[-1].finish_reason is None, "an output behind the last one"
+                before.append(output)
+            self.engine.check_integrity()
+
+    def run(self, most: int = 2000) -> None:
+        """Step until everything has ended."""
+        for _ in range(most):
+            if not self.engine.has_work:
+                return
+            self.step()
+        raise AssertionError(f"requests did not end within {most} steps: {self.engine.stats()}")
+
+    def tokens(self, request_id: str) -> list[int]:
+        return [token for output in self.outputs.get(request_id, []) for token in output.token_ids]
+
+    def text(self, request_id: str) -> str:
+        return "".join(output.text for output in self.outputs.get(request_id, []))
+
+    def last(self, request_id: str) -> Any:
+        return self.outputs[request_id][-1]
+
+
+def make_bench(
+    *, num_blocks: int = 64, block_tokens: int = 4, max_model_len: int = 64, options: Any = None, **policy: Any
+) -> Bench:
+    """An engine whose policy is told what matters, with 8 slots and small chunks unless said."""
+    from ballast_engine.engine import Engine
+    from ballast_engine.options import EngineOptions
+    from ballast_policy.snapshot import PolicyConfig
+
+    executor, clock = TokenMemory(num_blocks, block_tokens, max_model_len), Ticks()
+    told = {"slots": 8, "chunk_tokens": 16, "num_blocks": num_blocks, "block_tokens": block_tokens}
+    engine = Engine(
+        executor=executor,
+        tokenizer=Letters(),
+        policy=PolicyConfig(**{**told, **policy}),
+        options=EngineOptions(directory=Path(), **(options or {})),
+        clock=clock,
+    )
+    return Bench(engine, executor, clock)
+
+
+@pytest.fixture(scope="session")
+def bench_of() -> Callable[..., Bench]:
+    return make_bench
+
+
+def make_generation(request_id: str, prompt: Sequence[int] = (1, 2, 3), online: bool = True, **changes: Any) -> Any:
+    """A request; sampling parameters and fields of the request by name, greedy unless said."""
+    from dataclasses import fields
+
+    from ballast_engine.request import GenerationRequest
+    from ballast_policy.request import RequestClass
+
+    names = {f.name for f in fields(SamplingParams)}
+    sampling = {"temperature": 0.0, "max_tokens": 8, **{k: v for k, v in changes.items() if k in names}}
+    return GenerationRequest(
+        request_id=request_id,
+        prompt=tuple(prompt),
+        sampling=SamplingParams(**sampling),
+        request_class=RequestClass.ONLINE if online else RequestClass.OFFLINE,
+        **{k: v for k, v in changes.items() if k not in names},
+    )
+
+
+@pytest.fixture(scope="session")
+def generation() -> Callable[..., Any]:
+    return make_generation

@@ -22,7 +22,9 @@ def resolve_device(name: str) -> torch.device:
     except RuntimeError as error:
         raise InvalidOptions(f"{name!r} is not a device: give auto, cpu, cuda or cuda:<number>.") from error
     if device.type not in {"cpu", "cuda"}:
-        raise InvalidOptions(f"{name!r} is a device this engine does not run on: give auto, cpu, cuda or cuda:<number>.")
+        raise InvalidOptions(
+            f"{name!r} is a device this engine does not run on: give auto, cpu, cuda or cuda:<number>."
+        )
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise InvalidOptions(f"{name!r} asked for, {torch.cuda.device_count()} GPUs found: give auto or cpu.")
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else torch.device("cpu")

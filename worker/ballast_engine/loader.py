@@ -5,20 +5,23 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ballast_engine.device import Dtype, resolve_device, resolve_dtype, set_threads
+from ballast_engine.attention.choice import Backend, choose
+from ballast_engine.device import resolve_device, resolve_dtype, set_threads
 from ballast_engine.errors import InvalidCheckpoint
 from ballast_engine.models.config import ModelConfig, load_config, read_json
-from ballast_engine.models.weights import DecoderWeights, Shape, assemble, expected_tensors
+from ballast_engine.models.packing import Packing
+from ballast_engine.models.weights import DecoderWeights, Shape, Take, assemble, expected_tensors
+from ballast_engine.native.library import kernels
 
 log = logging.getLogger(__name__)
 
@@ -33,13 +36,14 @@ class LoadedModel:
     """A model that is ready to be executed, without KV."""
 
     config: ModelConfig
-    model: DecoderWeights
+    weights: DecoderWeights
     dtype: torch.dtype
     device: torch.device
-    attention: str
+    attention: Backend
     threads: int
     weight_bytes: int
     num_params: int
+    """As the checkpoint counts them; a tied head counts once."""
 
 
 def load(
@@ -61,22 +65,23 @@ def load(
     where = resolve_device(device)
     kind = resolve_dtype(dtype, device=where, checkpoint=config.dtype)
     used_threads = set_threads(threads)
+    backend = choose(attention, config, dtype=kind, device=where)
+    packing = Packing(kernels().lanes) if backend == "cpu" and kind == torch.float32 else None
     if load_format == "dummy":
-        weights = _dummy(config, kind, where)
+        weights = assemble(config, _random(kind, where), packing)
     else:
         _need_tokenizer(directory)
         with ExitStack() as stack:
-            weights = _Checkpoint(directory, config, stack).weights(kind, where)
-    tensors = list(weights.tensors())
+            weights = assemble(config, _Checkpoint(directory, config, stack).reader(kind, where), packing)
     loaded = LoadedModel(
         config=config,
-        model=weights,
+        weights=weights,
         dtype=kind,
         device=where,
-        attention=attention,
+        attention=backend,
         threads=used_threads,
-        weight_bytes=sum(tensor.nbytes for tensor in tensors),
-        num_params=sum(tensor.numel() for tensor in tensors),
+        weight_bytes=sum(tensor.nbytes for tensor in weights.tensors()),
+        num_params=sum(math.prod(shape) for shape in expected_tensors(config).values()),
     )
     log.info(
         "model loaded: directory=%s architecture=%s parameters=%d dtype=%s device=%s seconds=%.2f",
@@ -93,6 +98,20 @@ def _need_tokenizer(directory: Path) -> None:
         )
 
 
+class _Slice(Protocol):
+    def get_shape(self) -> list[int]: ...
+
+
+class _File(Protocol):
+    """What is used of safetensors, which has no types."""
+
+    def keys(self) -> list[str]: ...
+
+    def get_tensor(self, name: str) -> Tensor: ...
+
+    def get_slice(self, name: str) -> _Slice: ...
+
+
 class _Checkpoint:
     """The safetensors files of a directory, checked against what the model needs before anything is read."""
 
@@ -100,16 +119,16 @@ class _Checkpoint:
         self._directory = directory
         self._config = config
         self._files = {name: self._open(name, stack) for name in self._file_names()}
-        self._holder = {tensor: name for name, file in self._files.items() for tensor in file.keys()}  # noqa: SIM118  (not a dict)
+        self._holder = {tensor: name for name, file in self._files.items() for tensor in list(file.keys())}
         self._check()
 
-    def weights(self, dtype: torch.dtype, device: torch.device) -> DecoderWeights:
-        """Read and fuse all tensors."""
+    def reader(self, dtype: torch.dtype, device: torch.device) -> Take:
+        """What reads one tensor after the other."""
 
         def take(name: str, _shape: Shape) -> Tensor:
             file_name = self._holder[name]
             try:
-                tensor: Tensor = self._files[file_name].get_tensor(name)
+                tensor = self._files[file_name].get_tensor(name)
             except (SafetensorError, RuntimeError, ValueError) as error:
                 raise InvalidCheckpoint(
                     f"{self._directory / file_name}: tensor {name} is not readable ({error}): download the file again."
@@ -119,16 +138,18 @@ class _Checkpoint:
                     f"{self._directory / file_name}: tensor {name} is of type {tensor.dtype}; quantized weights are not "
                     f"supported: use the original checkpoint."
                 )
-            return tensor.to(device=device, dtype=dtype).clone() if tensor.dtype == dtype else tensor.to(device, dtype)
+            return tensor.to(device=device, dtype=dtype)
 
-        return assemble(self._config, take)
+        return take
 
     def _file_names(self) -> list[str]:
         directory = self._directory
         if (directory / _SINGLE).is_file():
             return [_SINGLE]
         if not (directory / _INDEX).is_file():
-            others = sorted(path.name for path in directory.iterdir() if path.suffix in {".bin", ".pt", ".pth", ".gguf"})
+            others = sorted(
+                path.name for path in directory.iterdir() if path.suffix in {".bin", ".pt", ".pth", ".gguf"}
+            )
             found = f" (found {', '.join(others[:3])}, which this engine does not read)" if others else ""
             raise InvalidCheckpoint(
                 f"{directory} has neither {_SINGLE} nor {_INDEX}{found}: give a checkpoint in safetensors format, or "
@@ -145,10 +166,10 @@ class _Checkpoint:
             )
         return names
 
-    def _open(self, name: str, stack: ExitStack) -> safe_open:
+    def _open(self, name: str, stack: ExitStack) -> _File:
         path = self._directory / name
         try:
-            return stack.enter_context(safe_open(path, framework="pt"))
+            return cast("_File", stack.enter_context(safe_open(path, framework="pt")))
         except (SafetensorError, OSError) as error:
             raise InvalidCheckpoint(
                 f"{path} ({path.stat().st_size} bytes) is not a whole safetensors file ({error}): download it again."
@@ -184,14 +205,15 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (" ..." if len(names) > 3 else "")
 
 
-def _dummy(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> DecoderWeights:
-    generators: Iterator[int] = iter(range(1 << 62))
+def _random(dtype: torch.dtype, device: torch.device) -> Take:
+    """Seeded weights of unit gain: norms 1, biases 0, matrices uniform."""
+    seeds = count()
 
     def take(name: str, shape: Shape) -> Tensor:
         if len(shape) == 1:
             return torch.full(shape, 0.0 if name.endswith("bias") else 1.0, dtype=dtype, device=device)
-        generator = torch.Generator(device).manual_seed(next(generators))
+        generator = torch.Generator(device).manual_seed(next(seeds))
         bound = math.sqrt(3 / shape[1])
         return torch.empty(shape, dtype=dtype, device=device).uniform_(-bound, bound, generator=generator)
 
-    return assemble(config, take)
+    return take

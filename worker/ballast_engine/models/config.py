@@ -1,4 +1,4 @@
-"""A model's shape, read from the `config.json` of a Hugging Face checkpoint. What is not supported is refused by name."""
+"""A model's shape, read from a Hugging Face checkpoint's `config.json`. What is not supported is refused by name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, cast
 
 from ballast_engine.errors import InvalidCheckpoint
 
@@ -97,7 +97,7 @@ class _Fields:
         fits = isinstance(value, (int, float)) if kind is float else isinstance(value, kind)
         if not fits or (kind is not bool and isinstance(value, bool)):
             raise InvalidCheckpoint(f"{self.where}: {name} is {value!r}, which must be of type {kind.__name__}.")
-        return kind(value)
+        return cast("_T", float(value) if kind is float and isinstance(value, int) else value)
 
 
 def load_config(directory: Path) -> ModelConfig:
@@ -118,7 +118,9 @@ def read_json(path: Path) -> Json:
     except (ValueError, OSError) as error:
         raise InvalidCheckpoint(f"{path} is not readable JSON ({error}): download the model again.") from error
     if not isinstance(content, dict):
-        raise InvalidCheckpoint(f"{path} holds a JSON {type(content).__name__}, not an object: download the model again.")
+        raise InvalidCheckpoint(
+            f"{path} holds a JSON {type(content).__name__}, not an object: download the model again."
+        )
     return content
 
 
@@ -127,7 +129,6 @@ def parse_config(config: Json, *, where: str = "config.json") -> ModelConfig:
     fields = _Fields(config, where)
     architecture = _architecture(config, where)
     _refuse_unsupported(config, where)
-    qwen = architecture.startswith("Qwen")
     hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     kv_heads = fields.count("num_key_value_heads", heads if architecture == "LlamaForCausalLM" else None)
     head_dim = fields.count("head_dim", 128 if architecture == "Qwen3ForCausalLM" else max(1, hidden // heads))
@@ -135,8 +136,8 @@ def parse_config(config: Json, *, where: str = "config.json") -> ModelConfig:
         raise InvalidCheckpoint(f"{where}: {heads} attention heads cannot share {kv_heads} key/value heads evenly.")
     if head_dim % 2:
         raise InvalidCheckpoint(f"{where}: head_dim is {head_dim}; rotary embeddings need an even one.")
-    attention_bias = not qwen and architecture == "LlamaForCausalLM" and fields.get("attention_bias", default=False)
-    qwen3_bias = architecture == "Qwen3ForCausalLM" and fields.get("attention_bias", default=False)
+    has_bias_option = architecture in {"LlamaForCausalLM", "Qwen3ForCausalLM"}
+    attention_bias = has_bias_option and fields.get("attention_bias", default=False)
     return ModelConfig(
         architecture=architecture,
         vocab_size=fields.count("vocab_size"),
@@ -149,8 +150,8 @@ def parse_config(config: Json, *, where: str = "config.json") -> ModelConfig:
         max_positions=fields.count("max_position_embeddings"),
         norm_eps=fields.get("rms_norm_eps", 1e-6),
         rope=_rope(config, where, max_positions=fields.count("max_position_embeddings")),
-        qkv_bias=architecture == "Qwen2ForCausalLM" or attention_bias or qwen3_bias,
-        output_bias=attention_bias or qwen3_bias,
+        qkv_bias=architecture == "Qwen2ForCausalLM" or attention_bias,
+        output_bias=attention_bias,
         mlp_bias=architecture == "LlamaForCausalLM" and fields.get("mlp_bias", default=False),
         qk_norm=architecture == "Qwen3ForCausalLM",
         tie_embeddings=fields.get("tie_word_embeddings", default=False),
@@ -175,13 +176,17 @@ def _architecture(config: Json, where: str) -> str:
 
 def _refuse_unsupported(config: Json, where: str) -> None:
     if config.get("quantization_config") is not None:
-        raise InvalidCheckpoint(f"{where} is of a quantized checkpoint, which this engine does not read: use the original.")
+        raise InvalidCheckpoint(
+            f"{where} is of a quantized checkpoint, which this engine does not read: use the original."
+        )
     act = config.get("hidden_act", "silu")
     if act not in {"silu", "swish"}:
         raise InvalidCheckpoint(f"{where}: hidden_act is {act!r}; this engine computes silu.")
     partial = config.get("partial_rotary_factor", 1.0)
-    if partial not in {None, 1, 1.0}:
-        raise InvalidCheckpoint(f"{where}: partial_rotary_factor is {partial!r}; this engine rotates whole heads (1.0).")
+    if partial not in {None, 1.0}:
+        raise InvalidCheckpoint(
+            f"{where}: partial_rotary_factor is {partial!r}; this engine rotates whole heads (1.0)."
+        )
 
 
 def _rope(config: Json, where: str, *, max_positions: int) -> Rope:
@@ -201,7 +206,9 @@ def _rope(config: Json, where: str, *, max_positions: int) -> Rope:
     theta = fields.get("rope_theta", 10_000.0)
     partial = fields.get("partial_rotary_factor", 1.0)
     if partial != 1.0:
-        raise InvalidCheckpoint(f"{where}: partial_rotary_factor is {partial:g}; this engine rotates whole heads (1.0).")
+        raise InvalidCheckpoint(
+            f"{where}: partial_rotary_factor is {partial:g}; this engine rotates whole heads (1.0)."
+        )
     match kind:
         case "default":
             return Rope(theta=theta)

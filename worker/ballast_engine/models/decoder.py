@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Generic
 
+import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear, rms_norm, silu
 
 from ballast_engine.attention.base import Attention, Prepared
+from ballast_engine.batch import Batch, Ints
 from ballast_engine.models.config import ModelConfig
 from ballast_engine.models.rope import RopeTable, rotate
 from ballast_engine.models.weights import DecoderWeights, LayerWeights
@@ -22,10 +24,14 @@ class Decoder(Generic[Prepared]):
         self._attention = attention
         self._rope = RopeTable(config, weights.embedding.device)
         self._dtype = weights.embedding.dtype
+        self._device = weights.embedding.device
 
-    def hidden(self, token_ids: Tensor, positions: Tensor, *, longest: int, step: Prepared) -> Tensor:
+    def hidden(self, batch: Batch) -> Tensor:
         """The hidden states `[n, hidden]` behind the last layer, before the final norm."""
-        self._rope.reserve(longest)
+        step = self._attention.prepare(batch)
+        token_ids = torch.from_numpy(batch.token_ids).to(self._device)
+        positions = torch.from_numpy(batch.positions).to(self._device)
+        self._rope.reserve(int(batch.context_lens.max()))
         cos = self._rope.cos[positions].unsqueeze(1).to(self._dtype)
         sin = self._rope.sin[positions].unsqueeze(1).to(self._dtype)
         x = embedding(token_ids, self._weights.embedding)
@@ -34,10 +40,11 @@ class Decoder(Generic[Prepared]):
             x = x + self._mlp(layer, x)
         return x
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, rows: Ints) -> Tensor:
         """The logits `[s, vocabulary]` of some rows of `hidden`."""
         config = self._config
-        return linear(rms_norm(hidden, (config.hidden_size,), self._weights.norm, config.norm_eps), self._weights.head)
+        chosen = hidden[torch.from_numpy(rows).to(self._device)]
+        return linear(rms_norm(chosen, (config.hidden_size,), self._weights.norm, config.norm_eps), self._weights.head)
 
     def _attend(
         self, index: int, layer: LayerWeights, x: Tensor, angles: tuple[Tensor, Tensor], step: Prepared
@@ -45,7 +52,7 @@ class Decoder(Generic[Prepared]):
         config = self._config
         normed = rms_norm(x, (config.hidden_size,), layer.input_norm, config.norm_eps)
         heads = linear(normed, layer.qkv, layer.qkv_bias).view(len(x), -1, config.head_dim)
-        q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
+        q, k, v = torch.split(heads, (config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
             q = rms_norm(q, (config.head_dim,), layer.q_norm, config.norm_eps)
             k = rms_norm(k, (config.head_dim,), layer.k_norm, config.norm_eps)
@@ -57,5 +64,3 @@ class Decoder(Generic[Prepared]):
         normed = rms_norm(x, (config.hidden_size,), layer.mlp_norm, config.norm_eps)
         gate, up = linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
         return linear(silu(gate) * up, layer.down, layer.down_bias)
-
-

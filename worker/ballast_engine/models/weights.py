@@ -1,18 +1,19 @@
 """A decoder's weights: which tensors a checkpoint must hold, and how they are fused.
 
 Names and shapes are those of Hugging Face checkpoints; the projections of q, k and v become one matrix, those of gate
-and up another.
+and up another. Packed weights hold the same, laid out for the compiled kernels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ballast_engine.models.config import ModelConfig
+from ballast_engine.models.packing import Packing
 
 Shape = tuple[int, ...]
 Take = Callable[[str, Shape], Tensor]
@@ -39,12 +40,13 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """All of a decoder. With tied embeddings `head` is `embedding`."""
+    """All of a decoder. With tied embeddings `head` is `embedding`, unless it is packed."""
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
     norm: Tensor
     head: Tensor
+    is_packed: bool = False
 
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor once."""
@@ -71,14 +73,37 @@ def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
     return shapes
 
 
-def assemble(config: ModelConfig, take: Take) -> DecoderWeights:
+def assemble(config: ModelConfig, take: Take, packing: Packing | None = None) -> DecoderWeights:
     """Build the weights from single tensors, layer by layer, so that never more than one layer exists twice."""
     hidden = config.hidden_size
     embedding = take("model.embed_tokens.weight", (config.vocab_size, hidden))
-    layers = tuple(_layer(config, f"model.layers.{index}.", take) for index in range(config.num_layers))
+    layers = []
+    for index in range(config.num_layers):
+        layer = _layer(config, f"model.layers.{index}.", take)
+        layers.append(layer if packing is None else _packed(layer, packing))
     norm = take("model.norm.weight", (hidden,))
     head = embedding if config.tie_embeddings else take("lm_head.weight", (config.vocab_size, hidden))
-    return DecoderWeights(embedding=embedding, layers=layers, norm=norm, head=head)
+    return DecoderWeights(
+        embedding=embedding,
+        layers=tuple(layers),
+        norm=norm,
+        head=head if packing is None else packing.matrix(head),
+        is_packed=packing is not None,
+    )
+
+
+def _packed(layer: LayerWeights, packing: Packing) -> LayerWeights:
+    return replace(
+        layer,
+        qkv=packing.matrix(layer.qkv),
+        qkv_bias=None if layer.qkv_bias is None else packing.bias(layer.qkv_bias),
+        output=packing.matrix(layer.output),
+        output_bias=None if layer.output_bias is None else packing.bias(layer.output_bias),
+        gate_up=packing.gated(layer.gate_up),
+        gate_up_bias=None if layer.gate_up_bias is None else packing.gated_bias(layer.gate_up_bias),
+        down=packing.matrix(layer.down),
+        down_bias=None if layer.down_bias is None else packing.bias(layer.down_bias),
+    )
 
 
 def _layer(config: ModelConfig, prefix: str, take: Take) -> LayerWeights:

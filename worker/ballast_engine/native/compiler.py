@@ -1,0 +1,115 @@
+"""Compile the kernels of this package for this processor, once, and keep the result for the next process."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from ballast_engine.errors import EngineError
+
+log = logging.getLogger(__name__)
+
+_HERE = Path(__file__).parent
+_SOURCES = ("attention.c", "decoder.c", "matmul.c")
+_HEADERS = ("step.h", "vectors.h")
+# No -ffast-math: the order of sums is part of the kernels' contract. -march=native is not known on every platform.
+_FLAGS = ("-O3", "-std=gnu11", "-fopenmp", "-fPIC", "-shared", "-fno-math-errno", "-Wall", "-Wextra")
+_TUNING = (("-march=native",), ("-mcpu=native",), ())
+_SECONDS = 300
+
+
+class NoCompiler(EngineError):
+    """The kernels cannot be compiled here; the message says why, in words for the log."""
+
+
+def compiled() -> Path:
+    """Path of the shared library, compiled now unless the cache has it. Safe between processes."""
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if not compiler or shutil.which(compiler.split()[0]) is None:
+        raise NoCompiler(f"no C compiler found ({compiler or 'cc, gcc, clang'}): install one, for example gcc")
+    target = _cache() / f"kernels-{_key(compiler)}.so"
+    if target.exists():
+        return target
+    started = time.perf_counter()
+    _compile(compiler, target)
+    log.info("kernels compiled: compiler=%s path=%s seconds=%.1f", compiler, target, time.perf_counter() - started)
+    return target
+
+
+def _cache() -> Path:
+    chosen = os.environ.get("BALLAST_CACHE")
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    for folder in (
+        Path(chosen) if chosen else home / "ballast",
+        Path(tempfile.gettempdir()) / f"ballast-{os.getuid()}",
+    ):
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError:
+            continue
+        # A library is code: it is only taken from a folder that nobody else can write to.
+        if os.access(folder, os.W_OK) and folder.stat().st_uid == os.getuid() and not folder.stat().st_mode & 0o022:
+            return folder
+    raise NoCompiler("no cache folder of one's own can be written: set BALLAST_CACHE to a private folder")
+
+
+def _key(compiler: str) -> str:
+    """Everything that the result depends on: sources, flags, compiler, processor."""
+    digest = hashlib.sha256()
+    for name in (*_SOURCES, *_HEADERS):
+        digest.update((_HERE / name).read_bytes())
+    digest.update(repr((_FLAGS, _TUNING, compiler, _version(compiler), platform.machine(), _processor())).encode())
+    return digest.hexdigest()[:20]
+
+
+def _version(compiler: str) -> str:
+    try:
+        return _run([*compiler.split(), "--version"]).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NoCompiler(f"{compiler} does not run ({error})") from error
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)  # noqa: S603 -- the user's own compiler
+
+
+def _processor() -> str:
+    """What `-march=native` looks at: on x86 the flags, on Arm the features and part numbers."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n", 1)[0].splitlines()
+    except OSError:
+        return platform.processor()
+    wanted = ("flags", "model name", "cpu family", "model", "Features", "CPU implementer", "CPU part")
+    return "\n".join(line for line in lines if line.split(":")[0].strip() in wanted)
+
+
+def _compile(compiler: str, target: Path) -> None:
+    complaint = ""
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        built = Path(folder) / target.name
+        for tuning in _TUNING:
+            command = [
+                *compiler.split(),
+                *_FLAGS,
+                *tuning,
+                *(str(_HERE / name) for name in _SOURCES),
+                "-lm",
+                "-o",
+                str(built),
+            ]
+            try:
+                answer = _run(command)
+            except (OSError, subprocess.TimeoutExpired) as error:
+                raise NoCompiler(f"{compiler} does not run ({error})") from error
+            if answer.returncode == 0:
+                built.replace(target)
+                return
+            complaint = complaint or answer.stderr
+    raise NoCompiler(f"{compiler} failed: {complaint.strip().splitlines()[0] if complaint.strip() else 'no message'}")

@@ -1,0 +1,135 @@
+"""The compiled kernels as Python functions; the structures mirror `step.h` and `decoder.c` field by field."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, byref, c_double, c_int64, c_void_p
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ballast_engine.batch import Ints
+from ballast_engine.native.compiler import compiled
+
+MAX_HEAD_DIM = 256
+MAX_TILE = 48
+
+
+class CStep(Structure):
+    """`step` of step.h."""
+
+    _fields_: ClassVar = [
+        ("num_rows", c_int64),
+        ("num_requests", c_int64),
+        ("table_width", c_int64),
+        ("token_ids", c_void_p),
+        ("positions", c_void_p),
+        ("slots", c_void_p),
+        ("query_start", c_void_p),
+        ("table", c_void_p),
+        ("tile_start", c_void_p),
+        ("cosines", c_void_p),
+        ("sines", c_void_p),
+        ("next_task", c_int64),
+    ]
+
+
+class CAttention(Structure):
+    """`attention` of step.h."""
+
+    _fields_: ClassVar = [
+        ("num_heads", c_int64),
+        ("num_kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("block_tokens", c_int64),
+        ("window", c_int64),
+        ("tile_rows", c_int64),
+        ("is_bfloat16", c_int64),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+    ]
+
+
+LAYER_TENSORS = (
+    "input_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "output", "output_bias",
+    "mlp_norm", "gate_up", "gate_up_bias", "down", "down_bias",
+)  # fmt: skip
+
+
+class CLayer(Structure):
+    """`layer` of decoder.c."""
+
+    _fields_: ClassVar = [*((name, c_void_p) for name in LAYER_TENSORS), ("attention", CAttention)]
+
+
+class CDecoder(Structure):
+    """`decoder` of decoder.c."""
+
+    _fields_: ClassVar = [
+        ("num_layers", c_int64),
+        ("hidden", c_int64),
+        ("inner", c_int64),
+        ("vocabulary", c_int64),
+        ("norm_eps", c_double),
+        ("embedding", c_void_p),
+        ("norm", c_void_p),
+        ("head", c_void_p),
+        ("layers", POINTER(CLayer)),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The functions of the library. Calls release the interpreter lock."""
+
+    library: ctypes.CDLL
+    lanes: int
+    """Floats in a vector of this processor; weights are packed into panels of twice as many columns."""
+
+    def layers(self, decoder: CDecoder, step: CStep, x: Tensor, scratch: Tensor, *, threads: int) -> None:
+        """Look up the step's tokens and compute all layers; `x` holds the hidden states."""
+        self.library.ballast_layers(byref(decoder), byref(step), x.data_ptr(), scratch.data_ptr(), 0, None, threads)
+
+    def head(self, decoder: CDecoder, x: Tensor, rows: Ints, scratch: Tensor, *, threads: int) -> Tensor:
+        """Final norm and logits of some rows of `x`."""
+        logits = torch.empty(len(rows), decoder.vocabulary)
+        pointers = (scratch.data_ptr(), logits.data_ptr())
+        self.library.ballast_head(byref(decoder), x.data_ptr(), rows.ctypes.data, len(rows), *pointers, threads)
+        return logits
+
+    def attention(
+        self, attention: CAttention, step: CStep, qkv: tuple[Tensor, Tensor, Tensor], out: Tensor, *, threads: int
+    ) -> None:
+        """One layer's attention by itself: contiguous float32 tensors."""
+        pointers = (*(tensor.data_ptr() for tensor in qkv), out.data_ptr())
+        self.library.ballast_attention(byref(attention), byref(step), *pointers, threads)
+
+    def multiply(self, x: Tensor, packed: Tensor, columns: int, *, threads: int) -> Tensor:
+        """`x` times a packed matrix, by itself, for tests and benchmarks."""
+        out = torch.empty(x.shape[0], columns)
+        pointers = (x.data_ptr(), packed.data_ptr(), out.data_ptr())
+        self.library.ballast_multiply(x.shape[0], x.shape[1], columns, *pointers, threads)
+        return out
+
+
+@cache
+def kernels() -> Kernels:
+    """Compile (or find) and load the kernels; raises NoCompiler with the reason where that fails.
+
+    torch is loaded first, and its OpenMP library has the name that the kernels ask for: both share one pool of threads.
+    """
+    library = ctypes.CDLL(str(compiled()))
+    n, p = c_int64, c_void_p
+    library.ballast_lanes.restype = n
+    library.ballast_layers.restype = n
+    library.ballast_layers.argtypes = [p, p, p, p, n, p, n]
+    library.ballast_head.restype = None
+    library.ballast_head.argtypes = [p, p, p, n, p, p, n]
+    library.ballast_attention.restype = None
+    library.ballast_attention.argtypes = [p, p, p, p, p, p, n]
+    library.ballast_multiply.restype = None
+    library.ballast_multiply.argtypes = [n, n, n, p, p, p, n]
+    return Kernels(library=library, lanes=int(library.ballast_lanes()))

@@ -1,0 +1,146 @@
+/* C = A W^T with W packed into panels of 2 * LANES columns: [panel][depth][2 * LANES].
+ *
+ * Each element of C is one chain of fused multiply-adds along the depth, whatever the tile it is computed in. Panels are
+ * streamed once for up to MAX_ROWS rows, which is what a decode step, bound by memory, wants; a panel stays in the L2
+ * cache for the tiles of a longer batch.
+ */
+#include "step.h"
+
+#define PANEL (2 * LANES)
+#define MAX_ROWS (LANES == 16 ? 12 : 6)
+#define MAX_PANELS 4
+#define AHEAD 32 /* rows of a panel: the processor's own prefetching starts anew at every 4 KiB */
+
+INLINE vec silu(vec x) { return x / (1.0f + exponential(-x)); }
+
+INLINE void put(float *to, vec value, int64_t room) {
+    if (room >= LANES) {
+        store(to, value);
+    } else if (room > 0) {
+        float lanes[LANES];
+        store(lanes, value);
+        memcpy(to, lanes, (size_t)room * sizeof(float));
+    }
+}
+
+INLINE vec get(const float *from, int64_t room) {
+    if (room >= LANES) return load(from);
+    float lanes[LANES] = {0};
+    if (room > 0) memcpy(lanes, from, (size_t)room * sizeof(float));
+    return load(lanes);
+}
+
+INLINE void finish(vec low, vec high, const float *bias, float *c, int64_t room, int mode) {
+    if (bias) {
+        low += load(bias);
+        high += load(bias + LANES);
+    }
+    if (mode == GATED) {
+        put(c, silu(low) * high, room);
+        return;
+    }
+    if (mode == ADD) {
+        low += get(c, room);
+        high += get(c + LANES, room - LANES);
+    }
+    put(c, low, room);
+    put(c + LANES, high, room - LANES);
+}
+
+typedef struct {
+    int64_t depth, columns, a_stride, c_stride;
+    const float *a, *packed, *bias;
+    float *c;
+    int mode;
+} product;
+
+/* ROWS rows of A, from `row` on, times PANELS panels of W, from `panel` on. */
+INLINE void tile(const product *p, int64_t row, int64_t panel, const int rows, const int panels) {
+    const int64_t panel_size = p->depth * PANEL;
+    const float *a = p->a + row * p->a_stride, *w = p->packed + panel * panel_size;
+    vec sums[MAX_ROWS][2 * MAX_PANELS];
+    UNROLL for (int i = 0; i < rows; i++)
+        UNROLL for (int j = 0; j < 2 * panels; j++) sums[i][j] = (vec){0};
+    for (int64_t k = 0; k < p->depth; k++) {
+        vec columns[2 * MAX_PANELS];
+        UNROLL for (int j = 0; j < panels; j++) {
+            columns[2 * j] = load(w + j * panel_size + k * PANEL);
+            columns[2 * j + 1] = load(w + j * panel_size + k * PANEL + LANES);
+            __builtin_prefetch(w + j * panel_size + (k + AHEAD) * PANEL);
+            __builtin_prefetch(w + j * panel_size + (k + AHEAD) * PANEL + LANES);
+        }
+        UNROLL for (int i = 0; i < rows; i++)
+            UNROLL for (int j = 0; j < 2 * panels; j++) sums[i][j] += a[i * p->a_stride + k] * columns[j];
+    }
+    const int width = p->mode == GATED ? LANES : PANEL;
+    UNROLL for (int i = 0; i < rows; i++)
+        UNROLL for (int j = 0; j < panels; j++) {
+            const int64_t column = (panel + j) * width;
+            finish(sums[i][2 * j], sums[i][2 * j + 1], p->bias ? p->bias + (panel + j) * PANEL : 0,
+                   p->c + (row + i) * p->c_stride + column, p->columns - column, p->mode);
+        }
+}
+
+#define CASE(rows, panels) \
+    case rows:             \
+        tile(p, row, panel, rows, panels); break
+
+static void tile_of(const product *p, int64_t row, int64_t panel, int rows) {
+    switch (rows) {
+        CASE(1, 1); CASE(2, 1); CASE(3, 1); CASE(4, 1); CASE(5, 1); CASE(6, 1);
+#if LANES == 16
+        CASE(7, 1); CASE(8, 1); CASE(9, 1); CASE(10, 1); CASE(11, 1); CASE(12, 1);
+#endif
+    }
+}
+
+/* Few rows leave the multipliers waiting for each other's sums: several panels at once keep them busy. */
+static int64_t panels_at_once(const product *p, int64_t row, int64_t panel, int64_t available, int rows) {
+#if LANES == 16
+    if (rows <= 2 && available >= 4) {
+        switch (rows) { CASE(1, 4); CASE(2, 4); }
+        return 4;
+    }
+#endif
+    if (rows <= 4 && available >= 2) {
+        switch (rows) { CASE(1, 2); CASE(2, 2); CASE(3, 2); 
+#if LANES == 16
+        CASE(4, 2);
+#endif
+        default: tile_of(p, row, panel, rows); return 1; }
+        return 2;
+    }
+    tile_of(p, row, panel, rows);
+    return 1;
+}
+
+void multiply(team member, int64_t rows, int64_t depth, int64_t columns, const float *a, int64_t a_stride,
+              const float *packed, const float *bias, float *c, int64_t c_stride, int mode) {
+    const product p = {depth, columns, a_stride, c_stride, a, packed, bias, c, mode};
+    const int width = mode == GATED ? LANES : PANEL;
+    const int64_t panels = (columns + width - 1) / width, tiles = (rows + MAX_ROWS - 1) / MAX_ROWS;
+    if (tiles == 1) {
+        SHARE(panels, member, from, to);
+        for (int64_t panel = from; panel < to;) panel += panels_at_once(&p, 0, panel, to - panel, (int)rows);
+        return;
+    }
+    SHARE(panels * tiles, member, from, to);
+    for (int64_t unit = from; unit < to; unit++) {
+        const int64_t index = unit % tiles, first = rows * index / tiles;
+        tile_of(&p, first, unit / tiles, (int)(rows * (index + 1) / tiles - first));
+    }
+}
+
+int64_t ballast_lanes(void) { return LANES; }
+
+/* For tests and benchmarks: one product by itself. */
+void ballast_multiply(int64_t rows, int64_t depth, int64_t columns, const float *a, const float *packed, float *c,
+                      int64_t threads) {
+    if (threads == 1) {
+        multiply((team){0, 1}, rows, depth, columns, a, depth, packed, 0, c, columns, STORE);
+        return;
+    }
+#pragma omp parallel num_threads((int)threads)
+    multiply((team){omp_get_thread_num(), omp_get_num_threads()}, rows, depth, columns, a, depth, packed, 0, c, columns,
+             STORE);
+}

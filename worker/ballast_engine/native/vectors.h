@@ -1,0 +1,84 @@
+/* Vectors of floats in the compiler's own notation, so that one source serves AVX-512, AVX2 and NEON.
+ *
+ * Everything here and in the files that include it computes each result in one fixed order that depends on nothing but
+ * that result's own inputs: never on how many rows share a call, how they are tiled, or how many threads there are.
+ * That is what makes a request's tokens independent of its company, bit for bit. Do not compile with -ffast-math.
+ */
+#pragma once
+#include <math.h>
+#include <omp.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#define LANES 16
+#else
+#define LANES 8
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16")
+
+typedef float vec __attribute__((vector_size(LANES * 4)));
+typedef float vec_anywhere __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef int32_t ivec __attribute__((vector_size(LANES * 4)));
+typedef uint16_t half_anywhere __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
+
+typedef struct {
+    int rank, size;
+} team;
+
+/* The part [from, to) of `count` units that belongs to one member of the team. */
+#define SHARE(count, member, from, to)                                  \
+    const int64_t from = (count) * (member).rank / (member).size;       \
+    const int64_t to = (count) * ((member).rank + 1) / (member).size
+
+INLINE void meet(team member) {
+    if (member.size > 1) {
+#pragma omp barrier
+    }
+}
+
+INLINE vec load(const float *from) { return *(const vec_anywhere *)from; }
+INLINE void store(float *to, vec value) { *(vec_anywhere *)to = value; }
+INLINE vec splat(float value) { return value - (vec){0}; }
+
+INLINE vec choose(ivec where, vec yes, vec no) { return (vec)((where & (ivec)yes) | (~where & (ivec)no)); }
+INLINE vec larger(vec a, vec b) { return choose(a > b, a, b); }
+
+INLINE float sum(vec value) {
+    float lanes[LANES];
+    store(lanes, value);
+    for (int width = LANES / 2; width; width /= 2)
+        for (int lane = 0; lane < width; lane++) lanes[lane] += lanes[lane + width];
+    return lanes[0];
+}
+
+INLINE float largest(vec value) {
+    float lanes[LANES];
+    store(lanes, value);
+    for (int width = LANES / 2; width; width /= 2)
+        for (int lane = 0; lane < width; lane++)
+            lanes[lane] = lanes[lane] > lanes[lane + width] ? lanes[lane] : lanes[lane + width];
+    return lanes[0];
+}
+
+/* e^x within 2 ulp for x <= 88; 0 below -87, where the true value is under 2e-38. */
+INLINE vec exponential(vec x) {
+    const ivec vanishes = x < -87.0f;
+    x = choose(vanishes, splat(0.0f), x);
+    x = choose(x > 88.0f, splat(88.0f), x);
+    const vec magic = splat(12582912.0f); /* adding it rounds to an integer */
+    const vec rounded = x * 1.44269504f + magic;
+    const vec n = rounded - magic;
+    const vec r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+    vec p = splat(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    const ivec power = (((ivec)rounded - (ivec)magic) + 127) << 23;
+    return choose(vanishes, splat(0.0f), p * (vec)power);
+}
