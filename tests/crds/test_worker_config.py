@@ -3,10 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ballast_api.errors import InvalidConfig
-from ballast_api.worker_config import WorkerConfig
 from hypothesis import given
 from hypothesis import strategies as st
+
+from ballast_api.errors import InvalidConfig
+from ballast_api.worker_config import WorkerConfig
 
 MINIMAL = "model:\n  uri: /models/tiny\n"
 

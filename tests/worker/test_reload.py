@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from ballast_api.worker_config import WorkerConfig
@@ -33,7 +32,7 @@ def rewrite(path: Path, text: str) -> None:
     """Replace the file by a rename, as an editor or the kubelet does: the inode changes even within one clock tick."""
     new = path.with_suffix(".new")
     new.write_text(text)
-    os.replace(new, path)
+    new.replace(path)
 
 
 def test_an_untouched_file_changes_nothing(tmp_path: Path) -> None:
@@ -127,7 +126,7 @@ def test_a_config_map_is_followed_through_its_symlinks(tmp_path: Path) -> None:
         (tmp_path / version).mkdir()
         (tmp_path / version / "config.yaml").write_text(text)
         (tmp_path / "tmp").symlink_to(version)
-        os.replace(tmp_path / "tmp", tmp_path / "..data")
+        (tmp_path / "tmp").replace(tmp_path / "..data")
 
     publish("v1", START)
     path = tmp_path / "config.yaml"

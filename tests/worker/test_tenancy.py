@@ -3,8 +3,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from ballast_api.sections import Tenant
 from ballast_policy.request import RequestClass
+from ballast_queue.body import parse_body
 from ballast_worker.errors import NotServed, Refused
 from ballast_worker.tenancy import ApiKeys, Tenancy
 
@@ -18,7 +20,7 @@ def make_keys(tmp_path: Path, text: str) -> ApiKeys:
 
 
 def test_without_headers_a_request_is_online_at_priority_0_of_the_default_tenant() -> None:
-    caller = OPEN.caller({}, None)
+    caller = OPEN.caller({})
 
     assert (caller.tenant, caller.request_class, caller.priority) == ("default", RequestClass.ONLINE, 0)
     assert caller.ttft_seconds is None
@@ -33,7 +35,7 @@ def test_headers_name_tenant_class_and_slo() -> None:
         b"x-llm-d-slo-tpot-ms": b"12.5",
     }
 
-    caller = OPEN.caller(headers, None)
+    caller = OPEN.caller(headers)
 
     assert caller.tenant == "team-a"
     assert caller.request_class is RequestClass.OFFLINE
@@ -49,19 +51,19 @@ def test_headers_name_tenant_class_and_slo() -> None:
         pytest.param(None, 3, -3, id="the body's higher is sheddable"),
         pytest.param(b"7", 3, 7, id="the header beats the body"),
         pytest.param(b"-2", -9, -2, id="a negative header too"),
-        pytest.param(None, -(10**9), 1000, id="the body is clamped"),
     ],
 )
 def test_priority_has_one_polarity_inside(header: bytes | None, body: int | None, priority: int) -> None:
     headers = {} if header is None else {b"x-ballast-priority": header}
+    data = {"model": "m", "prompt": "p", "priority": body}
 
-    assert OPEN.caller(headers, body).priority == priority
+    assert OPEN.caller(headers, parse_body("/v1/completions", data).band).priority == priority
 
 
 def test_a_tenants_priority_is_taken_down_to_its_band() -> None:
     tenancy = Tenancy((Tenant(name="a", max_priority=2),), None)
 
-    caller = tenancy.caller({b"x-llm-d-inference-fairness-id": b"a", b"x-ballast-priority": b"50"}, None)
+    caller = tenancy.caller({b"x-llm-d-inference-fairness-id": b"a", b"x-ballast-priority": b"50"})
 
     assert caller.priority == 2
 
@@ -70,7 +72,7 @@ def test_an_api_key_beats_the_header(tmp_path: Path) -> None:
     tenancy = Tenancy((), make_keys(tmp_path, "sk-1: team-a\n'22': team-b\n"))
     headers = {b"authorization": b"Bearer 22", b"x-llm-d-inference-fairness-id": b"team-a"}
 
-    assert tenancy.caller(headers, None).tenant == "team-b"
+    assert tenancy.caller(headers).tenant == "team-b"
 
 
 @pytest.mark.parametrize("authorization", [None, b"", b"Bearer ", b"Bearer wrong", b"Basic sk-1", b"sk-1"])
@@ -79,7 +81,7 @@ def test_without_a_known_key_a_request_gets_401(tmp_path: Path, authorization: b
     headers = {} if authorization is None else {b"authorization": authorization}
 
     with pytest.raises(Refused) as caught:
-        tenancy.caller(headers, None)
+        tenancy.caller(headers)
 
     assert (caught.value.status, caught.value.code) == (401, "invalid_api_key")
     assert caught.value.headers == {"www-authenticate": "Bearer"}
@@ -90,7 +92,7 @@ def test_where_tenants_are_declared_all_others_get_403(name: bytes) -> None:
     tenancy = Tenancy((Tenant(name="a"),), None)
 
     with pytest.raises(Refused) as caught:
-        tenancy.caller({b"x-llm-d-inference-fairness-id": name}, None)
+        tenancy.caller({b"x-llm-d-inference-fairness-id": name})
 
     assert (caught.value.status, caught.value.code) == (403, "unknown_tenant")
 
@@ -113,7 +115,7 @@ def test_where_tenants_are_declared_all_others_get_403(name: bytes) -> None:
 )
 def test_a_header_that_means_nothing_gets_400_and_says_what_was_wanted(header: bytes, value: bytes, code: str) -> None:
     with pytest.raises(Refused) as caught:
-        OPEN.caller({header: value}, None)
+        OPEN.caller({header: value})
 
     assert (caught.value.status, caught.value.code) == (400, code)
     assert header.decode() in caught.value.message

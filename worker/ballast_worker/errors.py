@@ -3,8 +3,7 @@
 WorkerError            the process cannot start or go on; carries the exit code
 ├── MissingExtra       a package of the `worker` extra is not installed
 ├── AddressTaken       another process listens on the address
-├── NotServed          the configuration asks for what this worker cannot do
-└── QueueUnusable      Redis answers, but not as a queue needs it
+└── NotServed          the configuration asks for what this worker cannot do
 Refused                an HTTP request that gets an error; carries status, code and field in OpenAI's words
 """
 
@@ -37,12 +36,6 @@ class NotServed(WorkerError):
     """The configuration asks for what this worker cannot do."""
 
     exit_code = 78
-
-
-class QueueUnusable(WorkerError):
-    """Redis answers, but not as a queue needs it."""
-
-    exit_code = 69
 
 
 @dataclass(eq=False)

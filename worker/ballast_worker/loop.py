@@ -1,7 +1,7 @@
 """The engine's thread: step while there is work, hand what comes out to HTTP and to the feeder.
 
-The loop waits for nobody: HTTP gets all its outputs of a step through one wake-up of the event loop, the feeder gets the
-finished items of a step through one queue entry. Submissions reach the engine through its own inbox.
+The loop waits for nobody: HTTP gets all its outputs of a step through one wake-up of the event loop, the feeder gets
+the finished items of a step through one queue entry. Submissions reach the engine through its own inbox.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from queue import SimpleQueue
 
 from ballast_engine.engine import Engine
+from ballast_engine.errors import InvalidRequest
 from ballast_engine.request import FinishReason, GenerationRequest, Output
-from ballast_engine.stats import StepRecord
-
+from ballast_engine.stats import Admission, StepRecord
+from ballast_policy.request import RequestClass
 from ballast_worker.log import Log
 
 log = Log(__name__)
@@ -31,14 +33,17 @@ BROKEN = "The engine failed and this worker is being replaced: send the request 
 class Stream:
     """What one HTTP request hears from the engine. Filled and read on the event loop, by one reader."""
 
-    __slots__ = ("_outputs", "_waiter", "first_at", "request_id", "submitted_at")
+    __slots__ = ("_outputs", "_waiter", "first_at", "has_slot", "is_hung_up", "request_class", "request_id")
 
-    def __init__(self, request_id: str, submitted_at: float) -> None:
+    def __init__(self, request_id: str, request_class: RequestClass) -> None:
         self.request_id = request_id
-        self.submitted_at = submitted_at
-        """When it was handed to the engine, seconds on the monotonic clock."""
+        self.request_class = request_class
+        self.has_slot = False
+        """It got its first slot; written by the engine's thread."""
         self.first_at: float | None = None
         """End of the step that made its first token."""
+        self.is_hung_up = False
+        """The client is gone."""
         self._outputs: list[Output] = []
         self._waiter: asyncio.Future[None] | None = None
 
@@ -54,9 +59,14 @@ class Stream:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
+    def hang_up(self) -> None:
+        """The client closed the connection: nobody reads what comes."""
+        self.is_hung_up = True
+        self.wake()
+
     async def next(self) -> list[Output]:
         """Everything that came since the last call; waits until there is something, or somebody wakes it."""
-        if not self._outputs:
+        if not self._outputs and not self.is_hung_up:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
@@ -66,8 +76,15 @@ class Stream:
         return outputs
 
 
-Finished = tuple[float, list[Output]]
-"""The end of a step, and the offline requests that ended in it."""
+@dataclass(slots=True)
+class Ended:
+    """The end of a request that no HTTP stream waits for."""
+
+    output: Output
+    at: float
+    first_at: float | None = None
+    """End of the step that made its first token."""
+    num_cached: int = 0
 
 
 class EngineLoop:
@@ -75,12 +92,20 @@ class EngineLoop:
 
     def __init__(self, engine: Engine, on_step: Callable[[StepRecord], None]) -> None:
         self.engine = engine
-        self.finished: SimpleQueue[Finished | None] = SimpleQueue()
-        """Ended requests that no HTTP stream waits for: the feeder's; None only wakes it."""
+        self.ended: SimpleQueue[list[Ended]] = SimpleQueue()
+        """The feeder's: what ended in a step. An empty list wakes it, as a slot may be free."""
+        self.num_started = 0
+        """Offline requests that got their first slot so far."""
         self.failure: str | None = None
         """Why the engine stopped for good."""
         self._on_step = on_step
         self._streams: dict[str, Stream] = {}
+        self._begun: dict[str, tuple[float, int]] = {}
+        """Requests without a stream that have their first token: when, and what the prefix cache gave."""
+        self._entered = dict.fromkeys(RequestClass, 0)
+        """Streams so far; only the event loop writes."""
+        self._served = dict.fromkeys(RequestClass, 0)
+        """Streams that got a slot, or ended without one; only the engine's thread writes."""
         self._events: asyncio.AbstractEventLoop | None = None
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="ballast-engine", daemon=True)
@@ -107,65 +132,125 @@ class EngineLoop:
         """HTTP requests that have not had their last output."""
         return len(self._streams)
 
+    def num_entered(self, request_class: RequestClass) -> int:
+        """HTTP requests of a class so far."""
+        return self._entered[request_class]
+
+    def num_waiting(self, request_class: RequestClass) -> int:
+        """HTTP requests of a class that have not had a slot yet, those that the engine has not looked at included."""
+        return self._entered[request_class] - self._served[request_class]
+
     def submit(self, request: GenerationRequest) -> None:
-        """Hand in a request whose end goes to `finished`."""
+        """Hand in a request whose end goes to `ended`.
+
+        Raises:
+            InvalidRequest: with a sentence for the user.
+        """
         if self.failure is not None:
-            self.finished.put((time.monotonic(), [_failed(request.request_id, self.failure)]))
+            self.ended.put([Ended(_failed(request.request_id, self.failure), time.monotonic())])
             return
         self.engine.submit(request)
 
     def stream(self, request: GenerationRequest) -> Stream:
-        """Hand in a request and hear of each of its steps. Call it on the event loop."""
-        stream = Stream(request.request_id, time.monotonic())
+        """Hand in a request and hear of each of its steps. Call it on the event loop.
+
+        Raises:
+            InvalidRequest: with a sentence for the user.
+        """
+        stream = Stream(request.request_id, request.request_class)
+        self._entered[request.request_class] += 1
         self._streams[request.request_id] = stream
         # Looked at behind the entry: a failure either sees the entry, or is seen here.
         if self.failure is None:
-            self.engine.submit(request)
+            try:
+                self.engine.submit(request)
+            except InvalidRequest:
+                del self._streams[request.request_id]
+                self._entered[request.request_class] -= 1
+                raise
         elif self._streams.pop(request.request_id, None) is not None:
-            stream.push(_failed(request.request_id, self.failure), stream.submitted_at)
+            stream.push(_failed(request.request_id, self.failure), time.monotonic())
         return stream
 
     def abort(self, request_id: str) -> None:
         """Free what the request holds before the next plan; its last output still comes."""
         self.engine.abort(request_id)
 
+    def wake_streams(self) -> None:
+        """Let every HTTP request send a sign of life. Call it on the event loop."""
+        for stream in list(self._streams.values()):
+            stream.wake()
+
     def abort_streams(self) -> None:
         """Abort every HTTP request."""
         for request_id in list(self._streams):
             self.engine.abort(request_id)
 
+    def fail_all(self, request_ids: Iterable[str], settle: Callable[[Ended], None]) -> None:
+        """Say of requests without a stream that the engine failed; once `failure` is set, nobody else does."""
+        for request_id in request_ids:
+            settle(Ended(_failed(request_id, self.failure or BROKEN), time.monotonic()))
+
     def _run(self) -> None:
         engine = self.engine
+        last = engine.last_step
         try:
             while not self._stopping:
-                if not engine.has_work:
-                    engine.wait(IDLE_SECONDS)
-                    continue
+                engine.wait(IDLE_SECONDS)
                 outputs = engine.step()
-                if outputs:
-                    self._hand_out(outputs)
-                self._on_step(engine.last_step)
-        except Exception as error:  # noqa: BLE001 - whatever ends the engine is told to everyone who waits for it
+                is_slot_free = self._hand_out(outputs) if outputs else False
+                step = engine.last_step
+                if step is not last:
+                    last = step
+                    if step.admissions:
+                        is_slot_free |= self._note(step.admissions)
+                    self._on_step(step)
+                if is_slot_free:
+                    self.ended.put([])
+        except Exception as error:  # whatever ends the engine is told to everyone who waits for it
             log.exception("engine failed")
             self._fail(f"{BROKEN} ({type(error).__name__})")
 
-    def _hand_out(self, outputs: list[Output]) -> None:
+    def _note(self, admissions: Iterable[Admission]) -> bool:
+        """Count first slots; True where an offline request took one, so that one fewer is at hand."""
+        is_taken = False
+        for admission in admissions:
+            if admission.request_class is RequestClass.OFFLINE:
+                self.num_started += 1
+                is_taken = True
+            stream = self._streams.get(admission.request_id)
+            if stream is not None:
+                stream.has_slot = True
+                self._served[stream.request_class] += 1
+        return is_taken
+
+    def _hand_out(self, outputs: list[Output]) -> bool:
+        """Pass outputs on; True where a request ended and its slot is free."""
         now = time.monotonic()
-        streams = self._streams
+        streams, begun = self._streams, self._begun
         heard: list[tuple[Stream, Output]] = []
-        ended: list[Output] = []
+        ended: list[Ended] = []
+        is_slot_free = False
         for output in outputs:
+            is_over = output.finish_reason is not None
             stream = streams.get(output.request_id)
             if stream is not None:
                 heard.append((stream, output))
-                if output.finish_reason is not None:
+                if is_over:
                     del streams[output.request_id]
-            elif output.finish_reason is not None:
-                ended.append(output)
+                    if not stream.has_slot:
+                        self._served[stream.request_class] += 1
+                    is_slot_free = True
+            elif is_over:
+                first_at, num_cached = begun.pop(output.request_id, (None, output.num_cached))
+                ended.append(Ended(output, now, first_at or (now if output.num_output else None), num_cached))
+            else:
+                begun[output.request_id] = (now, output.num_cached)
         if heard:
             self._tell(heard, now)
         if ended:
-            self.finished.put((now, ended))
+            self.ended.put(ended)
+        return is_slot_free and not ended
 
     def _tell(self, heard: list[tuple[Stream, Output]], now: float) -> None:
         assert self._events is not None
@@ -179,7 +264,7 @@ class EngineLoop:
         streams, self._streams = self._streams, {}
         now = time.monotonic()
         self._tell([(stream, _failed(request_id, why)) for request_id, stream in streams.items()], now)
-        self.finished.put(None)
+        self.ended.put([])
 
 
 def _push(heard: list[tuple[Stream, Output]], at: float) -> None:

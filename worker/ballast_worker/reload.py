@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from ballast_api.errors import InvalidConfig
-from ballast_api.worker_config import WorkerConfig
 from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
+from ballast_api.errors import InvalidConfig
+from ballast_api.worker_config import WorkerConfig
 from ballast_worker.log import Log
 
 log = Log(__name__)
@@ -183,7 +183,7 @@ class Watcher:
         while not self._stop.wait(POLL_SECONDS):
             try:
                 self.check()
-            except Exception:  # noqa: BLE001 - a defect in taking up must not end the watch
+            except Exception:
                 log.exception("configuration not taken up")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ballast_engine.request import FinishReason, Output
-
 from ballast_worker.errors import Refused
 from ballast_worker.wire import compact, event
 
@@ -35,9 +34,15 @@ class Answer:
             self.parts.append(output.text)
 
     @property
-    def text(self) -> str:
-        """Everything said so far."""
-        return "".join(self.parts)
+    def is_over(self) -> bool:
+        """Whether nothing more comes."""
+        return self.finish_reason is not None
+
+    def take_text(self) -> str:
+        """What was said since the last call."""
+        text = "".join(self.parts)
+        self.parts.clear()
+        return text
 
     @property
     def usage(self) -> dict[str, object]:
@@ -79,12 +84,12 @@ class Shape:
     include_usage: bool = False
 
     def whole(self, answer: Answer) -> dict[str, object]:
-        """The answer as one object."""
+        """The answer as one object; takes the text out of `answer`."""
         choice: dict[str, object] = {"index": 0}
         if self.is_chat:
-            choice["message"] = {"role": "assistant", "content": answer.text, "refusal": None}
+            choice["message"] = {"role": "assistant", "content": answer.take_text(), "refusal": None}
         else:
-            choice["text"] = answer.text
+            choice["text"] = answer.take_text()
         choice["logprobs"] = None
         choice["finish_reason"] = answer.finish_reason
         return {**self._head("chat.completion"), "choices": [choice], "usage": answer.usage}
@@ -128,9 +133,9 @@ def error_event(refused: Refused) -> bytes:
     return b"data: " + refused.as_openai() + b"\n\n"
 
 
-def models(name: str, created: int, max_model_len: int) -> bytes:
-    """The answer of `/v1/models`; `max_model_len` as vLLM names it."""
-    model = {
+def model_card(name: str, created: int, max_model_len: int) -> dict[str, object]:
+    """OpenAI's `model` object; `max_model_len` as vLLM names it."""
+    return {
         "id": name,
         "object": "model",
         "created": created,
@@ -139,4 +144,8 @@ def models(name: str, created: int, max_model_len: int) -> bytes:
         "parent": None,
         "max_model_len": max_model_len,
     }
-    return compact({"object": "list", "data": [model]})
+
+
+def model_list(*cards: dict[str, object]) -> bytes:
+    """The answer of `/v1/models`."""
+    return compact({"object": "list", "data": cards})

@@ -1,7 +1,6 @@
 """Who asks, how important it is, and what it is promised: API key, headers and body in one place.
 
-The API key beats the header; where tenants are declared, all others are refused; a tenant's priority is capped. The
-body's `priority` has vLLM's polarity (lower is more urgent) and is turned round here and nowhere else.
+The API key beats the header; where tenants are declared, all others are refused; a tenant's priority is capped.
 """
 
 from __future__ import annotations
@@ -10,14 +9,15 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
+
 from ballast_api.sections import Tenant
 from ballast_policy.request import RequestClass
-
+from ballast_queue.settings import MAX_PRIORITY, MIN_PRIORITY
 from ballast_worker.errors import NotServed, Refused
+from ballast_worker.openai import Caller
 
 TENANT_HEADER = b"x-llm-d-inference-fairness-id"
 PRIORITY_HEADER = b"x-ballast-priority"
@@ -26,21 +26,9 @@ TTFT_HEADER = b"x-llm-d-slo-ttft-ms"
 TPOT_HEADER = b"x-llm-d-slo-tpot-ms"
 
 DEFAULT_TENANT = "default"
-LOWEST_PRIORITY, HIGHEST_PRIORITY = -1000, 1000
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,251}[A-Za-z0-9])?")
 
 Headers = Mapping[bytes, bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """What the headers and the configuration say about a request."""
-
-    tenant: str
-    request_class: RequestClass
-    priority: int
-    ttft_seconds: float | None
-    tpot_seconds: float | None
 
 
 class ApiKeys:
@@ -97,13 +85,17 @@ class Tenancy:
         if self._keys is not None:
             self._keys.tenant_of(headers)
 
-    def caller(self, headers: Headers, body_priority: int | None) -> Caller:
-        """Everything about the caller, or `Refused` with what was found and what was wanted."""
+    def caller(self, headers: Headers, band: int = 0) -> Caller:
+        """Everything about the caller; `band` is the body's priority, in our polarity, which a header beats.
+
+        Raises:
+            Refused: says what was found and what was wanted.
+        """
         tenant = self._tenant(headers)
         return Caller(
             tenant=tenant,
             request_class=_request_class(headers),
-            priority=self.capped(tenant, _priority(headers, body_priority)),
+            priority=self.capped(tenant, _priority(headers, band)),
             ttft_seconds=_milliseconds(headers, TTFT_HEADER),
             tpot_seconds=_milliseconds(headers, TPOT_HEADER),
         )
@@ -161,17 +153,16 @@ def _request_class(headers: Headers) -> RequestClass:
         ) from None
 
 
-def _priority(headers: Headers, body_priority: int | None) -> int:
+def _priority(headers: Headers, band: int) -> int:
     text = _text(headers, PRIORITY_HEADER)
     if not text:
-        value = -(body_priority or 0)
-        return max(LOWEST_PRIORITY, min(HIGHEST_PRIORITY, value))
-    if re.fullmatch(r"[+-]?\d{1,4}", text) and LOWEST_PRIORITY <= int(text) <= HIGHEST_PRIORITY:
+        return band
+    if re.fullmatch(r"[+-]?\d{1,4}", text) and MIN_PRIORITY <= int(text) <= MAX_PRIORITY:
         return int(text)
     raise Refused(
         400,
-        f"Header {PRIORITY_HEADER.decode()} is {text!r:.80}: send a whole number from {LOWEST_PRIORITY} to "
-        f"{HIGHEST_PRIORITY}; higher is more important, 0 is the default.",
+        f"Header {PRIORITY_HEADER.decode()} is {text!r:.80}: send a whole number from {MIN_PRIORITY} to "
+        f"{MAX_PRIORITY}; higher is more important, 0 is the default.",
         code="invalid_priority",
     )
 

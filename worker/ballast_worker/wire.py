@@ -5,7 +5,6 @@ Bare because Starlette's responses start a task group for every stream, which co
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -148,12 +147,3 @@ def _too_large(limit: int, found: str) -> NoReturn:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
-
-
-async def cancelled(task: asyncio.Task[None]) -> None:
-    """End a task that only waits, and see it off."""
-    task.cancel()
-    try:
-        await task
-    except asyncio.CancelledError:
-        pass

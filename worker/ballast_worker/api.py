@@ -1,0 +1,273 @@
+"""The HTTP API: OpenAI's routes, probes, metrics and status."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from uuid import uuid4
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Lifespan, Receive, Scope, Send
+
+from ballast_engine.errors import InvalidRequest
+from ballast_engine.request import GenerationRequest
+from ballast_policy.request import RequestClass
+from ballast_queue.body import CHAT_URL, COMPLETIONS_URL
+from ballast_worker.errors import Refused
+from ballast_worker.log import Log
+from ballast_worker.loop import Stream
+from ballast_worker.metrics import CONTENT_TYPE
+from ballast_worker.openai import SHORT_PROMPT_CHARS, Body, Caller, num_chars
+from ballast_worker.requests import Passage, RequestOutcome
+from ballast_worker.shapes import DONE, KEEPALIVE, Answer, Shape, error_event, model_card, model_list
+from ballast_worker.wire import Call, ClientGone, compact
+from ballast_worker.worker import Worker
+
+log = Log(__name__)
+
+JSON = "application/json"
+KNOWN = "/v1/models, /v1/completions, /v1/chat/completions, /health, /ready, /metrics, /version, /ballast/status"
+
+
+def routes(worker: Worker, lifespan: Lifespan[Starlette]) -> Starlette:
+    """The app around one worker."""
+    look = Looks(worker)
+    return Starlette(
+        routes=[
+            Route(COMPLETIONS_URL, Generate(worker, COMPLETIONS_URL), methods=["POST"]),
+            Route(CHAT_URL, Generate(worker, CHAT_URL), methods=["POST"]),
+            Route("/v1/models", look.models),
+            Route("/v1/models/{name:path}", look.model),
+            Route("/health", look.health),
+            Route("/ready", look.ready),
+            Route("/metrics", look.metrics),
+            Route("/version", look.version),
+            Route("/ballast/status", look.status),
+        ],
+        exception_handlers={HTTPException: _not_routed, Refused: _refused, Exception: _defect},
+        lifespan=lifespan,
+    )
+
+
+class Generate:
+    """One of the two generating routes, as an ASGI app."""
+
+    def __init__(self, worker: Worker, url: str) -> None:
+        self._worker = worker
+        self._url = url
+        self._prefix = "chatcmpl-" if url == CHAT_URL else "cmpl-"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        call = Call(scope, receive, send)
+        try:
+            await self._serve(call)
+        except ClientGone:
+            log.debug("client went away", request=call.request_id.decode())
+        except Refused as refused:
+            if call.is_started:
+                await call.event(error_event(refused) + DONE, is_last=True)
+            else:
+                await call.refuse(refused)
+
+    async def _serve(self, call: Call) -> None:
+        worker = self._worker
+        arrival = time.monotonic()
+        request_class = RequestClass.ONLINE
+        try:
+            worker.check_open()
+            worker.tenancy.check_key(call.headers)
+            data = await call.json(worker.config.limits.max_body_kibibytes * 1024)
+            body = worker.served.read(self._url, data)
+            caller = worker.tenancy.caller(call.headers, body.band)
+            request_class = caller.request_class
+            worker.check_room(request_class)
+            request = await self._request(body, caller, arrival)
+            worker.check_open()  # a long prompt took its time
+            stream = worker.loop.stream(request)
+        except InvalidRequest as error:
+            worker.recorder.refused(request_class, RequestOutcome.INVALID)
+            raise Refused(400, str(error), code="invalid_request") from None
+        except Refused as refused:
+            worker.recorder.refused(request_class, _outcome(refused))
+            raise
+        await self._answer(call, stream, body, worker.passage(request, arrival))
+
+    async def _request(self, body: Body, caller: Caller, arrival: float) -> GenerationRequest:
+        served = self._worker.served
+        if num_chars(body) > SHORT_PROMPT_CHARS:  # the tokenizer lets go of the interpreter's lock
+            prompt = await asyncio.to_thread(served.tokens, body)
+        else:
+            prompt = served.tokens(body)
+        request = served.request(self._prefix + uuid4().hex, body, prompt, caller)
+        return replace(request, arrival=arrival)
+
+    async def _answer(self, call: Call, stream: Stream, body: Body, passage: Passage) -> None:
+        worker = self._worker
+        shape = Shape(
+            is_chat=self._url == CHAT_URL,
+            id=stream.request_id,
+            created=int(time.time()),
+            model=worker.served.name,
+            include_usage=body.includes_usage,
+        )
+        answer = Answer()
+        watcher = asyncio.create_task(_watch(call, stream))
+        try:
+            if body.stream:
+                await _send_events(call, stream, shape, answer)
+            else:
+                await _send_whole(call, stream, shape, answer)
+        finally:
+            watcher.cancel()
+            if not answer.is_over:
+                worker.loop.abort(stream.request_id)
+            worker.ended(passage, stream, answer)
+
+
+async def _watch(call: Call, stream: Stream) -> None:
+    """Wake the reader when the client closes the connection."""
+    await call.gone()
+    stream.hang_up()
+
+
+async def _send_whole(call: Call, stream: Stream, shape: Shape, answer: Answer) -> None:
+    while not answer.is_over:
+        for output in await stream.next():
+            answer.add(output)
+        if stream.is_hung_up:
+            raise ClientGone
+    answer.check()
+    await call.answer(200, compact(shape.whole(answer)))
+
+
+async def _send_events(call: Call, stream: Stream, shape: Shape, answer: Answer) -> None:
+    is_opened = False
+    while not answer.is_over:
+        outputs = await stream.next()
+        if stream.is_hung_up:
+            raise ClientGone
+        for output in outputs:
+            answer.add(output)
+        if not outputs:
+            data = KEEPALIVE
+        else:
+            answer.check()
+            data = shape.delta(answer.take_text(), answer.finish_reason)
+            if not is_opened:
+                is_opened = True
+                data = shape.first() + data
+        if answer.is_over:
+            data += shape.last(answer)
+        if not data:
+            continue
+        if not call.is_started:
+            await call.start_events()
+        await call.event(data, is_last=answer.is_over)
+
+
+def _outcome(refused: Refused) -> RequestOutcome:
+    if refused.status == 429:
+        return RequestOutcome.QUEUE_FULL
+    if refused.status == 503:
+        return RequestOutcome.DRAINING
+    return RequestOutcome.FAILED if refused.status >= 500 else RequestOutcome.INVALID
+
+
+class Looks:
+    """The routes that only look."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    async def models(self, request: Request) -> Response:
+        """OpenAI's list of models: the one that is served."""
+        self._check_key(request)
+        return Response(model_list(self._card()), media_type=JSON)
+
+    async def model(self, request: Request) -> Response:
+        """One model."""
+        self._check_key(request)
+        served = self._worker.served
+        served.check_name(request.path_params["name"])
+        return Response(compact(self._card()), media_type=JSON)
+
+    async def health(self, _: Request) -> Response:
+        """Liveness: 503 once only a restart helps."""
+        loop = self._worker.loop
+        if loop.is_healthy:
+            return Response(b'{"status":"ok"}', media_type=JSON)
+        why = loop.failure or "several engine steps in a row failed"
+        return Response(compact({"status": "failed", "reason": why}), 503, media_type=JSON)
+
+    async def ready(self, _: Request) -> Response:
+        """Readiness: 503 while new requests go elsewhere."""
+        worker = self._worker
+        if worker.is_ready:
+            return Response(b'{"status":"ready"}', media_type=JSON)
+        why = "draining" if worker.is_draining else "the engine failed"
+        return Response(compact({"status": "not ready", "reason": why}), 503, media_type=JSON)
+
+    async def metrics(self, _: Request) -> Response:
+        """What Prometheus scrapes."""
+        return Response(self._worker.metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+    async def version(self, _: Request) -> Response:
+        """The version of the program."""
+        try:
+            number = version("ballast")
+        except PackageNotFoundError:
+            number = "unknown"
+        return Response(compact({"version": number}), media_type=JSON)
+
+    async def status(self, _: Request) -> Response:
+        """The worker as it shows itself to the operator, the CLI and routers."""
+        return Response(self._worker.status().model_dump_json(), media_type=JSON)
+
+    def _check_key(self, request: Request) -> None:
+        self._worker.tenancy.check_key(dict(request.scope["headers"]))
+
+    def _card(self) -> dict[str, object]:
+        served = self._worker.served
+        return model_card(served.name, served.created, served.max_model_len)
+
+
+def _answer_refused(refused: Refused) -> Response:
+    return Response(refused.as_openai(), refused.status, dict(refused.headers), JSON)
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused)
+    return _answer_refused(error)
+
+
+async def _not_routed(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        message = f"{path} takes {allowed}, found {request.method}."
+        return _answer_refused(
+            Refused(405, message, code="method_not_allowed", headers={"allow": allowed} if allowed else {})
+        )
+    return _answer_refused(
+        Refused(error.status_code, f"There is no {request.method} {path} here; there are {KNOWN}.", code="not_found")
+    )
+
+
+async def _defect(request: Request, error: Exception) -> Response:
+    log.error("request failed", path=request.url.path, error=repr(error))
+    return _answer_refused(
+        Refused(
+            500,
+            "This worker failed while it handled the request; its log says why.",
+            code="internal_error",
+            kind="server_error",
+        )
+    )

@@ -1,0 +1,118 @@
+"""How many items to claim, and of which jobs. PURE: time and measurements are arguments.
+
+Too few at hand leaves a slot empty for a round trip to Redis; too many lie idle under lease here while another worker
+could run them, and tie the order down before it is due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, sqrt
+
+from ballast_policy.claim import Candidate, choose
+from ballast_policy.fairness import Ledger
+from ballast_policy.order import place
+
+MEMORY_SECONDS = 2.0
+"""Weight of the past in the measured rates halves about this fast."""
+LEAST_AHEAD = 2
+"""Items at hand beyond the free slots, however slow the consumption: one may start while the next is fetched."""
+
+
+@dataclass(slots=True)
+class Appetite:
+    """Measures how fast items are taken up and how long fetching takes; says how many to have at hand."""
+
+    rate: float = 0.0
+    """Items that started in the engine, per second."""
+    round_trip: float = 0.002
+    """Seconds from the wish for items to their submission to the engine."""
+
+    def saw_starts(self, count: int, seconds: float) -> None:
+        """`count` items started within the last `seconds`."""
+        if seconds > 0:
+            keep = 0.5 ** (seconds / MEMORY_SECONDS)
+            self.rate = self.rate * keep + count / seconds * (1 - keep)
+
+    def saw_round_trip(self, seconds: float) -> None:
+        """Fetching took this long; slow ones count at once, quick ones slowly."""
+        self.round_trip = max(seconds, 0.9 * self.round_trip + 0.1 * seconds)
+
+    def ahead(self) -> int:
+        """Items to have at hand beyond the free slots: what starts in two round trips, and two deviations more.
+
+        `ceil(m + 2 * sqrt(m)) + LEAST_AHEAD` with `m = 2 * rate * round_trip`, as starts come at random.
+        """
+        expected = 2 * self.rate * self.round_trip
+        return ceil(expected + 2 * sqrt(expected)) + LEAST_AHEAD
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Slots as offline sees them."""
+
+    slots: int
+    """What offline and online share: all of them, or fewer where the SLO's ceiling is lower."""
+    most: int
+    """Most that offline may hold."""
+    reserved: int
+    online: int
+    """Online requests that run or wait: they come first."""
+    offline: int
+    """Offline requests that run or are parked."""
+
+    def usable(self) -> int:
+        """Slots that an offline request could take now.
+
+        `max(slots - online - offline, reserved - offline)`, at most `most - offline`, never negative: the free ones,
+        or what is missing of the reservation.
+        """
+        return max(0, min(max(self.slots - self.online, self.reserved) - self.offline, self.most - self.offline))
+
+
+def wanted(room: Room, ahead: int, at_hand: int) -> int:
+    """Items to claim: fill what is usable and `ahead` more, less what is at hand.
+
+    None while offline holds its cap: what then comes free is taken by what is parked or at hand.
+    """
+    if room.most <= 0:
+        return 0
+    target = room.usable() + min(ahead, room.most)
+    return max(0, target - at_hand)
+
+
+def share_out(
+    candidates: Sequence[Candidate],
+    services: Mapping[str, float],
+    weights: Mapping[str, float],
+    *,
+    count: int,
+    cost: float,
+) -> dict[str, int]:
+    """Items to claim of each job, `count` in all.
+
+    Every pick is charged `cost` (what an item is expected to cost) before the next, so that tenants take turns within
+    one round trip as they would if each item were claimed alone.
+    """
+    ledger = Ledger(weights)
+    ledger.absorb(services)
+    groups: dict[tuple[int, str], list[Candidate]] = {}
+    for candidate in candidates:
+        if candidate.waiting > 0:
+            groups.setdefault((candidate.priority, candidate.tenant), []).append(candidate)
+    for group in groups.values():  # within a tenant and priority the order is fixed: best last
+        group.sort(key=lambda candidate: (place(candidate), candidate.job_id), reverse=True)
+    taken: dict[str, int] = {}
+    for _ in range(count):
+        best = choose([group[-1] for group in groups.values()], ledger)
+        if best is None:
+            break
+        taken[best.job_id] = taken.get(best.job_id, 0) + 1
+        ledger.charge(best.tenant, cost)
+        if taken[best.job_id] == best.waiting:
+            key = (best.priority, best.tenant)
+            groups[key].pop()
+            if not groups[key]:
+                del groups[key]
+    return taken

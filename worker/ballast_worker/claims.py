@@ -1,0 +1,198 @@
+"""Which items to claim now, and how they enter the engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from math import inf
+
+from ballast_engine.errors import InvalidRequest
+from ballast_policy.claim import Candidate, laxity
+from ballast_policy.fairness import token_cost
+from ballast_policy.request import RequestClass
+from ballast_policy.shares import most_slots
+from ballast_queue.job import Claimed, JobHead, Prefix
+from ballast_queue.redis_store import Queue
+from ballast_queue.status import WorkerStatus
+from ballast_worker.appetite import Appetite, Room, share_out, wanted
+from ballast_worker.errors import Refused
+from ballast_worker.holdings import Failure, Held, Holdings
+from ballast_worker.log import Log
+from ballast_worker.loop import EngineLoop
+from ballast_worker.openai import Caller, Served, continued
+from ballast_worker.requests import Passage
+from ballast_worker.shapes import Shape
+
+log = Log(__name__)
+
+EMPTY_SECONDS = 0.1
+"""How soon an empty queue is looked at again while slots are free."""
+SHORT_SECONDS = 0.02
+"""How soon after a claim that gave less than was wanted, because others were quicker or little is left."""
+FIRST_COST = 256.0
+"""What an item is expected to cost before any has ended, in tokens as `token_cost` counts them."""
+
+
+class Claims:
+    """Measures the engine's appetite and stills it. Belongs to the feeder's thread."""
+
+    def __init__(self, worker: str, loop: EngineLoop, served: Served, holdings: Holdings) -> None:
+        self.look_at = 0.0
+        """When to look at the queue again without being woken; inf while nothing could be used."""
+        self.weights: Mapping[str, float] = {}
+        self.services: dict[str, float] = {}
+        """The shared ledger of offline tenants, as of the last tick."""
+        self.num_at_risk = 0
+        self._worker = worker
+        self._loop = loop
+        self._served = served
+        self._holdings = holdings
+        self._appetite = Appetite()
+        self._cost = FIRST_COST
+        self._rate: float | None = None
+        """Items per second over all workers."""
+        self._seen_started = 0
+        self._seen_at = time.monotonic()
+        self._laxities: dict[str, float] = {}
+        self._active: set[str] | None = None
+        """Tenants that had items to claim; None before the first look."""
+
+    def consider(self, workers: Sequence[WorkerStatus]) -> None:
+        """Take note of how fast all workers of the queue take up items."""
+        self._rate = sum(worker.offline.requests_per_second for worker in workers) or None
+
+    def saw_end(self, item: Held) -> None:
+        """Learn what an item costs."""
+        answer = item.answer
+        cost = token_cost(max(0, answer.num_prompt - answer.num_cached), answer.num_output)
+        self._cost += 0.05 * (cost - self._cost)
+
+    def refill(self, queue: Queue) -> None:
+        """Claim what the engine can use, and hand it in.
+
+        Raises:
+            QueueError: what had been claimed before is handed in; the next call goes on.
+        """
+        now = time.monotonic()
+        count = self._wanted(now)
+        if not count:
+            self.look_at = inf  # a wake-up comes with the next free slot
+            return
+        if now < self.look_at < inf:
+            return
+        heads = queue.heads()
+        if not heads:
+            self.look_at = now + EMPTY_SECONDS
+            return
+        self._lift_returning(queue, heads)
+        taken = share_out(
+            self._candidates(heads), self._expected_services(), self.weights, count=count, cost=self._cost
+        )
+        num_claimed = 0
+        for job_id, num in taken.items():
+            claimed = queue.claim(job_id, num, self._worker)
+            num_claimed += len(claimed)
+            for item in claimed:
+                self._enter(item)
+        done = time.monotonic()
+        self._appetite.saw_round_trip(done - now)
+        self.look_at = inf if num_claimed >= count else done + SHORT_SECONDS
+
+    def _wanted(self, now: float) -> int:
+        started = self._loop.num_started
+        self._appetite.saw_starts(started - self._seen_started, now - self._seen_at)
+        self._seen_started, self._seen_at = started, now
+        engine = self._loop.engine
+        stats = engine.stats()
+        online, offline = stats.online, stats.offline
+        is_online_here = online.running + online.waiting > 0
+        room = Room(
+            slots=min(stats.slots, stats.batch_ceiling) if is_online_here else stats.slots,
+            most=most_slots(engine.policy.offline_max_share, stats.slots),
+            reserved=offline.reserved,
+            online=online.running + online.waiting,
+            offline=offline.running + offline.parked,
+        )
+        at_hand = max(0, len(self._holdings.held) - offline.running - offline.parked)
+        return wanted(room, self._appetite.ahead(), at_hand)
+
+    def _candidates(self, heads: Sequence[JobHead]) -> list[Candidate]:
+        now = time.time()
+        candidates = [
+            Candidate(
+                job_id=head.job_id,
+                tenant=head.tenant,
+                priority=head.priority,
+                laxity=laxity(head.deadline, now, head.remaining, self._rate),
+                prefix_group=head.prefix_group,
+                seq=head.created,
+                waiting=head.waiting,
+            )
+            for head in heads
+        ]
+        self.num_at_risk = sum(candidate.laxity < 0 for candidate in candidates)
+        self._laxities = {candidate.job_id: candidate.laxity for candidate in candidates}
+        return candidates
+
+    def _expected_services(self) -> dict[str, float]:
+        """The ledger, and what the items at hand will add to it."""
+        services = dict(self.services)
+        for item in self._holdings.held.values():
+            tenant = item.claimed.tenant
+            services[tenant] = services.get(tenant, 0.0) + self._cost / self.weights.get(tenant, 1.0)
+        return services
+
+    def _lift_returning(self, queue: Queue, heads: Sequence[JobHead]) -> None:
+        """Raise tenants that had nothing to claim a moment ago to the least served of those that had."""
+        present = {head.tenant for head in heads}
+        active = self._active
+        self._active = present | {item.claimed.tenant for item in self._holdings.held.values()}
+        if active is None:
+            return
+        floor = min((self.services.get(tenant, 0.0) for tenant in active & self._active), default=None)
+        if floor is None:
+            return
+        behind = {tenant: floor for tenant in present - active if self.services.get(tenant, 0.0) < floor}
+        if behind:
+            self.services = queue.lift(behind)
+
+    def _enter(self, claimed: Claimed) -> None:
+        request_id = f"{claimed.job_id}:{claimed.index}:{claimed.token}"
+        try:
+            body = self._served.read(claimed.url, claimed.body)
+            prompt = self._served.tokens(body)
+            caller = Caller(claimed.tenant, RequestClass.OFFLINE, claimed.priority)
+            request = self._served.request(request_id, body, prompt, caller, seed=claimed.seed)
+            prefix = claimed.prefix if self._is_ours(claimed, request.sampling.seed) else None
+            request = continued(
+                request,
+                generated=prefix.token_ids if prefix is not None else (),
+                laxity=self._laxities.get(claimed.job_id, inf),
+            )
+        except Refused as refused:
+            self._refuse(claimed, refused.code or "invalid_request", refused.message, refused.status)
+            return
+        now = time.monotonic()
+        is_chat = claimed.url.endswith("/chat/completions")
+        shape = Shape(
+            is_chat=is_chat,
+            id=f"{'chatcmpl' if is_chat else 'cmpl'}-{claimed.job_id}-{claimed.index}",
+            created=int(time.time()),
+            model=self._served.name,
+        )
+        item = Held(claimed, Passage(RequestClass.OFFLINE, now), shape, request.sampling.seed)
+        self._holdings.held[request_id] = item
+        try:
+            self._loop.submit(request)
+        except InvalidRequest as error:
+            del self._holdings.held[request_id]
+            self._refuse(claimed, "invalid_request", str(error), 400)
+
+    def _is_ours(self, claimed: Claimed, seed: int) -> bool:
+        """Whether a prefix was generated by the same weights from the same seed."""
+        prefix: Prefix | None = claimed.prefix
+        return prefix is not None and prefix.model_revision == self._served.revision and prefix.seed == seed
+
+    def _refuse(self, claimed: Claimed, code: str, message: str, status: int) -> None:
+        log.debug("item cannot be served", job=claimed.job_id, item=claimed.custom_id, because=message)
+        self._holdings.failures.append(Failure(claimed, code, message, is_retryable=False, status_code=status))

@@ -1,0 +1,102 @@
+"""What became of requests: latencies, outcomes, SLO. One recorder per thread that ends requests."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import StrEnum
+from math import ceil
+
+from ballast_engine.request import FinishReason
+from ballast_policy.request import RequestClass
+from ballast_worker.histogram import Histogram
+
+WINDOW_SECONDS = 60.0
+"""The time that the percentiles of the worker's status cover."""
+
+
+class RequestOutcome(StrEnum):
+    """How a request ended; the label of `ballast_requests_total`."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORTED = "aborted"
+    """The client went away, the job was cancelled, or the lease was lost."""
+    GIVEN_BACK = "given_back"
+    FAILED = "failed"
+    INVALID = "invalid"
+    """Refused with a 4xx that sending it again does not mend."""
+    QUEUE_FULL = "queue_full"
+    DRAINING = "draining"
+
+
+@dataclass(slots=True)
+class Passage:
+    """One request on its way through the engine; seconds on the monotonic clock."""
+
+    request_class: RequestClass
+    arrival: float
+    ttft_slo: float | None = None
+    """What it was promised; None: nothing."""
+    tpot_slo: float | None = None
+    first_at: float | None = None
+    """When its first token was there."""
+
+
+class Recorder:
+    """Counts requests of both classes. Written by one thread, read by the scrape."""
+
+    def __init__(self) -> None:
+        self.ttft = {c: Histogram() for c in RequestClass}
+        self.tpot = {c: Histogram() for c in RequestClass}
+        self.latency = {c: Histogram() for c in RequestClass}
+        self.prompt_tokens = dict.fromkeys(RequestClass, 0)
+        self.outcomes = {(c, o): 0 for c in RequestClass for o in RequestOutcome}
+        self.slo = {(c, slo, met): 0 for c in RequestClass for slo in ("ttft", "tpot") for met in (True, False)}
+        self.recent: deque[tuple[float, float, float | None]] = deque(maxlen=8192)
+        """Online: (end, TTFT, TPOT), for percentiles over the window."""
+
+    def refused(self, request_class: RequestClass, outcome: RequestOutcome) -> None:
+        """Count a request that never reached the engine."""
+        self.outcomes[request_class, outcome] += 1
+
+    def ended(self, passage: Passage, reason: FinishReason, num_prompt: int, num_output: int, at: float) -> None:
+        """Count a request that left the engine at `at`."""
+        request_class = passage.request_class
+        self.outcomes[request_class, RequestOutcome(reason)] += 1
+        self.prompt_tokens[request_class] += num_prompt
+        if passage.first_at is None:
+            waited = at - passage.arrival
+            if passage.ttft_slo is not None and waited > passage.ttft_slo:
+                self._judge(request_class, "ttft", waited, passage.ttft_slo)  # gave up after the promise was broken
+            return
+        ttft = passage.first_at - passage.arrival
+        self.ttft[request_class].observe(ttft)
+        self._judge(request_class, "ttft", ttft, passage.ttft_slo)
+        if reason not in {FinishReason.STOP, FinishReason.LENGTH}:
+            return
+        self.latency[request_class].observe(at - passage.arrival)
+        tpot = (at - passage.first_at) / (num_output - 1) if num_output > 1 else None
+        if tpot is not None:
+            self.tpot[request_class].observe(tpot)
+            self._judge(request_class, "tpot", tpot, passage.tpot_slo)
+        if request_class is RequestClass.ONLINE:
+            self.recent.append((at, ttft, tpot))
+
+    def num_ended(self) -> dict[RequestClass, int]:
+        """Requests of each class that left the engine so far."""
+        inside = (RequestOutcome.STOP, RequestOutcome.LENGTH, RequestOutcome.ABORTED, RequestOutcome.FAILED)
+        return {c: sum(self.outcomes[c, outcome] for outcome in inside) for c in RequestClass}
+
+    def p99(self, now: float) -> tuple[float | None, float | None]:
+        """TTFT and TPOT of online requests that ended in the last minute; None where there were none."""
+        rows = [row for row in list(self.recent) if row[0] >= now - WINDOW_SECONDS]
+        return _p99([row[1] for row in rows]), _p99([row[2] for row in rows if row[2] is not None])
+
+    def _judge(self, request_class: RequestClass, slo: str, value: float, promised: float | None) -> None:
+        if promised is not None:
+            self.slo[request_class, slo, value <= promised] += 1
+
+
+def _p99(values: list[float]) -> float | None:
+    return sorted(values)[ceil(0.99 * len(values)) - 1] if values else None

@@ -1,0 +1,144 @@
+"""From the one configuration file to what engine, policy and queue are told."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from ballast_api.worker_config import WorkerConfig
+from ballast_engine.options import EngineOptions
+from ballast_policy.snapshot import PolicyConfig, TenantShare
+from ballast_queue.settings import QueueSettings, TenantSettings
+from ballast_worker.errors import NotServed
+
+DAY = 86400.0
+SAMPLE_BYTES = 65536
+
+
+def model_directory(config: WorkerConfig) -> Path:
+    """Where the checkpoint lies.
+
+    Raises:
+        NotServed: the URI is of another kind, or nothing is there.
+    """
+    uri = config.model.uri
+    parts = urlsplit(uri)
+    if parts.scheme == "file":
+        if parts.netloc not in {"", "localhost"}:
+            raise NotServed(f"model.uri {uri} names the host {parts.netloc}: write file:///path with three slashes")
+        path = Path(unquote(parts.path))
+    elif parts.scheme and "://" in uri:
+        raise NotServed(
+            f"model.uri {uri} has the scheme {parts.scheme}://, this version reads directories only: download the "
+            "checkpoint and give its path"
+        )
+    else:
+        path = Path(uri).expanduser()
+    if not path.is_dir():
+        raise NotServed(
+            f"model.uri {uri}: there is no directory {path}; wanted one with config.json, *.safetensors and "
+            "tokenizer.json"
+        )
+    return path
+
+
+def served_name(config: WorkerConfig, directory: Path) -> str:
+    """The name clients ask for."""
+    return config.model.served_name or directory.resolve().name
+
+
+def model_revision(config: WorkerConfig, directory: Path) -> str:
+    """What names the weights: the configured revision, else a fingerprint of the files.
+
+    The fingerprint reads sizes and samples of the weights, so that it takes no time for large ones.
+    """
+    if config.model.revision:
+        return config.model.revision
+    digest = hashlib.sha256(f"{config.model.load_format}\0{config.model.dtype}".encode())
+    for path in sorted(directory.glob("*.json")) + sorted(directory.glob("*.safetensors")):
+        size = path.stat().st_size
+        digest.update(f"\0{path.name}\0{size}\0".encode())
+        with path.open("rb") as file:
+            for start in sorted({0, size // 3, 2 * size // 3, max(0, size - SAMPLE_BYTES)}):
+                file.seek(start)
+                digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()[:16]
+
+
+def engine_options(config: WorkerConfig, directory: Path) -> EngineOptions:
+    """How the engine is built."""
+    engine, model = config.engine, config.model
+    mebibytes = engine.kv_memory_mebibytes
+    return EngineOptions(
+        directory=directory,
+        device=engine.device,
+        dtype=model.dtype,
+        load_format=model.load_format,
+        attention=engine.attention,
+        threads=engine.threads,
+        block_tokens=engine.block_tokens,
+        kv_memory_bytes=None if mebibytes is None else mebibytes * 1024 * 1024,
+        slots=config.slots,
+        max_model_len=model.max_model_len,
+        prefix_cache=engine.prefix_cache,
+        isolate_tenants=engine.isolate_tenants,
+    )
+
+
+def policy_config(config: WorkerConfig, current: PolicyConfig) -> PolicyConfig:
+    """What the policy is told; slots and KV stay as the engine has them."""
+    offline = config.offline
+    return replace(
+        current,
+        chunk_tokens=config.engine.prefill_chunk_tokens,
+        offline_share=offline.reserved_percent / 100,
+        offline_max_share=offline.max_percent / 100,
+        ttft=config.slo.ttft_milliseconds / 1000,
+        tpot=config.slo.tpot_milliseconds / 1000,
+        tenants={
+            tenant.name: TenantShare(tenant.weight, tenant.max_priority, tenant.max_slots) for tenant in offline.tenants
+        },
+    )
+
+
+def queue_settings(config: WorkerConfig, name: str) -> QueueSettings:
+    """What the queue is told; `name` is the model it takes."""
+    offline = config.offline
+    return QueueSettings(
+        created=config.runtime.created,
+        generation=config.runtime.generation,
+        tenants=tuple(
+            TenantSettings(name=tenant.name, weight=tenant.weight, max_priority=tenant.max_priority)
+            for tenant in offline.tenants
+        ),
+        models=(name,),
+        max_attempts=offline.max_attempts,
+        lease_seconds=offline.lease_seconds,
+        results_seconds=offline.results_days * DAY,
+        max_line_bytes=config.limits.max_body_kibibytes * 1024,
+    )
+
+
+def redis_password(config: WorkerConfig) -> str | None:
+    """The password from its file, without the newline that editors leave.
+
+    Raises:
+        NotServed: the file cannot be read.
+    """
+    path = config.runtime.redis_password_file
+    if path is None:
+        return None
+    try:
+        return path.read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise NotServed(f"runtime.redisPasswordFile {path} cannot be read: {reason}") from error
+
+
+def worker_id(config: WorkerConfig) -> str:
+    """Unique among the workers of a queue."""
+    return config.runtime.worker_id or f"{socket.gethostname()}-{os.getpid()}"
