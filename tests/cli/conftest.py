@@ -66,6 +66,11 @@ def make_line(custom_id: str, **body: Any) -> str:
     return json.dumps({"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": request})
 
 
+@pytest.fixture(name="make_line")
+def _make_line() -> Callable[..., str]:
+    return make_line
+
+
 @pytest.fixture
 def items(tmp_path: Path) -> Path:
     """Three good lines."""

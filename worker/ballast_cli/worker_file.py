@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+from pydantic import ValidationError
+
 from ballast_api.errors import InvalidConfig
 from ballast_api.worker_config import WorkerConfig
 from ballast_cli.errors import Usage
@@ -34,13 +37,10 @@ def compose(file: Path | None, flags: Flags) -> WorkerConfig:
         Usage: the file or the result cannot be taken; the message has one line per field.
     """
     try:
-        base = WorkerConfig.load(file) if file else None
-        data: dict[str, Any] = base.model_dump(by_alias=True, exclude_unset=True) if base else {}
-        _put(data, "model", {"uri": flags.model})
-        if flags.model and base and flags.model != base.model.uri:
+        base = _read(file, flags) if file else WorkerConfig.model_validate({"model": _model(flags)})
+        data = base.model_dump(by_alias=True, exclude_unset=True)
+        if flags.model and flags.model != base.model.uri:
             data["model"] = {"uri": flags.model}
-        if not data.get("model"):
-            data["model"] = {"uri": str(DEMO_MODEL), "servedName": DEMO_MODEL_NAME}
         _put(data, "offline", {"queue": flags.queue})
         runtime = {"host": flags.host, "port": flags.port, "redisUrl": flags.redis_url}
         _put(data, "runtime", runtime | {"redisPasswordFile": flags.redis_password_file})
@@ -49,10 +49,28 @@ def compose(file: Path | None, flags: Flags) -> WorkerConfig:
         composed = WorkerConfig.model_validate(data)
     except InvalidConfig as error:
         raise Usage(str(error)) from None
-    except ValueError as error:
-        raise Usage(f"The options make no valid configuration: {error}") from None
+    except ValidationError as error:
+        raise Usage(str(InvalidConfig("What the options make", InvalidConfig.sentences(error)))) from None
     _check_model(composed.model.uri)
     return composed
+
+
+def _read(file: Path, flags: Flags) -> WorkerConfig:
+    """Read a file that need not name a model."""
+    try:
+        data = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return WorkerConfig.load(file)  # says what is wrong
+    if data is None:
+        data = {}
+    if isinstance(data, dict) and "model" not in data:
+        data["model"] = _model(flags)
+        return WorkerConfig.parse(yaml.safe_dump(data), str(file))
+    return WorkerConfig.load(file)
+
+
+def _model(flags: Flags) -> dict[str, str]:
+    return {"uri": flags.model} if flags.model else {"uri": str(DEMO_MODEL), "servedName": DEMO_MODEL_NAME}
 
 
 def write(config: WorkerConfig, file: Path) -> None:
