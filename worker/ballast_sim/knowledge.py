@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 
 from ballast_policy import cost as policy_cost
@@ -22,19 +21,15 @@ class Knowledge:
     cost: CostModel
     fit: Fit | None = None
     last_online: float = -inf
-    typical_prompt: int = 0
-    """Nine tenths of the last online prompts are no longer."""
+    typical_prompt: float = 0.0
+    """Moving average of what online prompts had to compute."""
     ceiling: int | None = None
     num_steps: int = 0
-    _prompts: deque[int] = field(default_factory=lambda: deque(maxlen=256))
     _mean_context: float = 0.0
 
-    def arrived(self, now: float, num_prompt: int) -> None:
-        """An online request came in."""
-        self.last_online = now
-        self._prompts.append(num_prompt)
-        if len(self._prompts) < 16 or len(self._prompts) % 16 == 0:
-            self.typical_prompt = sorted(self._prompts)[len(self._prompts) * 9 // 10]
+    def admitted(self, num_new: int) -> None:
+        """An online request got its first slot, with so many tokens to compute."""
+        self.typical_prompt += (num_new - self.typical_prompt) * (0.1 if self.typical_prompt else 1.0)
 
     def stepped(self, work: Work, seconds: float, config: PolicyConfig) -> None:
         """A step ended after so many seconds."""
@@ -49,11 +44,12 @@ class Knowledge:
             return
         if self.fit:
             self.cost = self.fit.refit()
+            self.ceiling = None
         if self.cost.is_trusted:
             self.ceiling = self.cost.batch_ceiling(
                 slots=config.slots,
                 mean_context=self._mean_context,
                 tpot=config.tpot,
                 ttft=config.ttft,
-                prompt=self.typical_prompt,
+                prompt=int(self.typical_prompt),
             )

@@ -59,21 +59,17 @@ class Kv:
         if request.num_output == 0 and item.peak_computed == 0:
             item.prompt_cached = request.num_computed
 
-    def extend(self, item: Item, tokens: int) -> None:
-        """Allocate the blocks for computing so many more tokens.
-
-        Raises:
-            IllegalPlan: there are not enough.
-        """
+    def extend(self, item: Item, tokens: int) -> bool:
+        """Allocate the blocks for computing so many more tokens; False if there are not enough."""
         request = item.request
         needed = self.blocks_for(request.num_computed + tokens) - request.num_blocks
-        if needed <= 0:
-            return
         if needed > self.free:
-            raise IllegalPlan(f"request {request.seq} needs {needed} KV blocks, {self.free} are free")
-        self._take(needed)
-        request.num_blocks += needed
-        request.num_private_blocks += needed
+            return False
+        if needed > 0:
+            self._take(needed)
+            request.num_blocks += needed
+            request.num_private_blocks += needed
+        return True
 
     def publish(self, item: Item) -> None:
         """After a step: a group's prefix that is now computed enters the cache."""

@@ -95,6 +95,7 @@ class Replica:
     num_running: dict[RequestClass, int] = field(init=False)
     is_busy: bool = field(init=False, default=False)
     _stalled: int = field(init=False, default=0)
+    _in_flight: list[Item] = field(init=False, default_factory=list)
     samples: dict[RequestClass, Samples] = field(init=False)
     """Service of tenants over time, by class."""
     _active: dict[RequestClass, dict[str, int]] = field(init=False)
@@ -129,7 +130,7 @@ class Replica:
             self.items[request.seq] = item
             self.backlog.add(request)
             if request.request_class is RequestClass.ONLINE:
-                self.known.arrived(self.clock.now, request.num_prompt)
+                self.known.last_online = self.clock.now
 
     def wake(self) -> None:
         """Begin a step as soon as nothing else is due at this time."""
@@ -152,7 +153,7 @@ class Replica:
         if self.noise:
             seconds *= exp(self.random.gauss(0.0, self.noise))
         self.steps.append(Step(self.clock.now, seconds, plan.predicted_seconds, *log))
-        self.clock.at(self.clock.now + seconds, lambda: self._finish(plan, work, seconds), rank=1)
+        self.clock.at(self.clock.now + seconds, lambda: self._finish(work, seconds), rank=1)
 
     def _rest(self) -> None:
         """Nothing to compute: sleep until work comes, or look again soon where the policy lets work wait."""
@@ -179,7 +180,7 @@ class Replica:
             cost=known.cost,
             ledgers=self.ledgers,
             last_online=known.last_online,
-            typical_prompt=known.typical_prompt,
+            typical_prompt=int(known.typical_prompt),
             ceiling=known.ceiling,
         )
         if self.has_prefix_cache:
@@ -214,20 +215,22 @@ class Replica:
         return work, (online, offline, parked, waiting, at_hand, *tokens)
 
     def _grant(self, plan: Plan) -> tuple[Work, tuple[int, int, int, int]]:
-        kv, items, block_tokens = self.kv, self.items, self.config.block_tokens
+        items, block_tokens = self.items, self.config.block_tokens
         prefill = {RequestClass.ONLINE: 0, RequestClass.OFFLINE: 0}
         decode = {RequestClass.ONLINE: 0, RequestClass.OFFLINE: 0}
         pairs, before, context, chunks = 0.0, 0, 0, 0
+        self._in_flight = grants = []
         for request, tokens in plan.grants:
             computed = request.num_computed
             remaining = request.num_tokens - computed
             item = items[request.seq]
             if request.phase is not Phase.RUNNING or not 0 < tokens <= remaining or item.num_granted:
                 raise IllegalPlan(f"{tokens} tokens granted to {request}, {item.num_granted} before in this plan")
+            if computed + tokens > request.num_blocks * block_tokens and not self._extend(item, tokens):
+                continue
             item.num_granted = tokens
-            if computed + tokens > request.num_blocks * block_tokens:
-                kv.extend(item, tokens)
-            if remaining == 1:
+            grants.append(item)
+            if tokens == 1:
                 decode[request.request_class] += 1
                 context += computed + 1
             else:
@@ -245,6 +248,20 @@ class Replica:
             decode[RequestClass.OFFLINE],
         )
 
+    def _extend(self, item: Item, tokens: int) -> bool:
+        """Allocate KV for a grant; with a prefix cache a grant that does not fit is put off, as in the engine.
+
+        There a victim's blocks may turn out to be part of an admitted prompt's prefix, which the plan counted as free.
+        """
+        if self.kv.extend(item, tokens):
+            return True
+        request = item.request
+        if not self.has_prefix_cache:
+            raise IllegalPlan(f"{tokens} tokens granted to {request}, {self.kv.free} KV blocks are free")
+        if request.num_output == 0 and item.peak_computed == 0:
+            self._preempt(request)
+        return False
+
     def _admit(self, request: Request) -> None:
         _expect(request, Phase.WAITING, "admit")
         self.backlog.remove(request)
@@ -257,6 +274,8 @@ class Replica:
             item.admitted = self.clock.now
             if request.request_class is RequestClass.OFFLINE:
                 self.on_admit(item)
+            else:
+                self.known.admitted(request.num_tokens - request.num_computed)
 
     def _preempt(self, request: Request) -> None:
         if request.seq not in self.residents:
@@ -270,12 +289,11 @@ class Replica:
         self.backlog.add(request)
         self.num_preempted += 1
 
-    def _finish(self, plan: Plan, work: Work, seconds: float) -> None:
+    def _finish(self, work: Work, seconds: float) -> None:
         now = self.clock.now
-        items = self.items
         charges: dict[tuple[RequestClass, str], float] = {}
-        for request, tokens in plan.grants:
-            item = items[request.seq]
+        for item in self._in_flight:
+            request, tokens = item.request, item.num_granted
             item.num_granted = 0
             computed = request.num_computed + tokens
             request.num_computed = computed

@@ -23,8 +23,8 @@ from ballast_sim.errors import BadInput, BadTrace
 MOONCAKE_BLOCK_TOKENS = 512
 """Tokens that one of Mooncake's `hash_ids` stands for."""
 
-_PROMPT = ("prompt_tokens", "ContextTokens", "prompt_len", "num_prefill_tokens", "input_length")
-_OUTPUT = ("output_tokens", "GeneratedTokens", "output_len", "num_decode_tokens", "output_length")
+_PROMPT = ("prompt_tokens", "context_tokens", "ContextTokens", "prompt_len", "num_prefill_tokens", "input_length")
+_OUTPUT = ("output_tokens", "generated_tokens", "GeneratedTokens", "output_len", "num_decode_tokens", "output_length")
 _TENANT = ("tenant", "client")
 _SECONDS = ("arrival_seconds", "req_time_s")
 _MILLISECONDS = ("timestamp",)

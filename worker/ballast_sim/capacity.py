@@ -1,0 +1,355 @@
+"""How many GPUs the traffic needs, apart and mixed, what a million tokens costs, and whether mixing pays at all.
+
+Utilization here is work: the tokens a GPU serves over what it serves with full batches of the same lengths. One GPU's
+worth of work is a GPU at 100 %.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, inf
+
+from ballast_policy.snapshot import PolicyConfig
+from ballast_sim import baselines
+from ballast_sim.deployment import Ballast, Deployment
+from ballast_sim.errors import BadInput, Impossible
+from ballast_sim.inputs import PlanInputs
+from ballast_sim.price import Price
+from ballast_sim.report import Report
+from ballast_sim.shape import Quantization
+from ballast_sim.traffic import Arrival, Trace, at_rate, first_seconds
+
+STEP_SHARES = (0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
+"""Shares of the TPOT that steps may be filled to; the largest that keeps the SLO is taken."""
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """Tokens per second of one GPU that serves nothing else."""
+
+    online_full: float
+    """Online lengths in full batches, no SLO: what a utilization of 100 % means for online."""
+    offline_full: float
+    """Offline lengths in full batches."""
+    offline_bound: float
+    """Offline lengths with every step within the TPOT: the most while online decodes are resident."""
+
+    @property
+    def bound_share(self) -> float:
+        """What is left of a GPU's throughput when its steps are held to the TPOT."""
+        return self.offline_bound / self.offline_full
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One way to serve the traffic."""
+
+    name: str
+    gpus: int
+    utilization: float
+    mfu: float
+    ttft_attainment: float
+    tpot_attainment: float
+    online_tokens: float
+    """Per second, over all GPUs."""
+    offline_tokens: float
+    dollars_per_hour: float
+    online_dollars: float
+    """Per million tokens."""
+    offline_dollars: float
+    kilowatts: float
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetPlan:
+    """The answer, with what it rests on."""
+
+    deployment: Deployment
+    ceilings: Ceilings
+    online_tokens: float
+    """What online asks for, tokens per second."""
+    offline_tokens: float
+    work: float
+    """Both, in GPUs' worth."""
+    batch_ceiling: int
+    batch_ceiling_because: str
+    options: tuple[Option, ...]
+    because: tuple[str, ...]
+
+
+def plan_fleet(
+    inputs: PlanInputs, online: Trace, offline: Sequence[Arrival], progress: Progress = lambda _: None
+) -> FleetPlan:
+    """Compute the fleet of the inputs (GPUs apart at their utilization), right-sized, and mixed.
+
+    Raises:
+        BadInput: an unknown name or a trace too short.
+        Impossible: the model or the SLO cannot be served on this GPU by anyone.
+    """
+    if not online or not offline:
+        raise BadInput("a plan needs an online trace and offline lengths with at least one request each")
+    return _Planner(inputs, Deployment.of(inputs, [*online, *offline]), online, offline, progress).plan()
+
+
+@dataclass
+class _Planner:
+    inputs: PlanInputs
+    deployment: Deployment
+    trace: Trace
+    offline: Sequence[Arrival]
+    progress: Progress
+
+    def plan(self) -> FleetPlan:
+        fleet = self.inputs.fleet
+        self.progress("measuring the ceilings of one GPU")
+        self.ceilings = ceilings = measure(self.deployment, self.trace, self.offline)
+        self.online_tokens = fleet.online_gpus * fleet.online_utilization_percent / 100 * ceilings.online_full
+        self.offline_tokens = fleet.offline_gpus * fleet.offline_utilization_percent / 100 * ceilings.offline_full
+        seconds = self.inputs.traffic_minutes * 60
+        self.online = first_seconds(at_rate(self.trace, self.online_tokens), seconds)
+        self.seconds = min(seconds, self.online[-1].seconds)
+        options = [self._given(), self._right_sized()]
+        mixed = self._fewest_mixed(most=fleet.online_gpus + fleet.offline_gpus)
+        options += [mixed] if mixed else []
+        same = self._mixed(fleet.online_gpus, f"mixed on the same {fleet.online_gpus}")
+        options += [same] if same else []
+        ceiling, why = self.deployment.batch_ceiling(self.trace)
+        return FleetPlan(
+            deployment=self.deployment,
+            ceilings=ceilings,
+            online_tokens=self.online_tokens,
+            offline_tokens=self.offline_tokens,
+            work=self.online_tokens / ceilings.online_full + self.offline_tokens / ceilings.offline_full,
+            batch_ceiling=ceiling,
+            batch_ceiling_because=why,
+            options=tuple(options),
+            because=tuple(self._reasons(options[1], mixed, same)),
+        )
+
+    def _given(self) -> Option:
+        """The fleet as it stands: each class on GPUs of its own."""
+        fleet = self.inputs.fleet
+        self.progress(f"simulating {fleet.online_gpus} online GPUs apart")
+        result = self._online_alone(fleet.online_gpus)
+        return self._apart("apart, as it is", fleet.online_gpus, fleet.offline_gpus, result)
+
+    def _right_sized(self) -> Option:
+        """Apart with as few GPUs as keep the SLO and do the offline work."""
+        offline = ceil(self.offline_tokens / self.ceilings.offline_full - 1e-9)
+        self.progress("looking for the fewest online GPUs apart")
+        least, result = self._fewest(self._online_alone, self.inputs.fleet.online_gpus)
+        if result is None:
+            note = f"no number up to {self.inputs.fleet.online_gpus} keeps the SLO even without offline work"
+            return replace(self._given(), name="apart, fewest GPUs", note=note)
+        return self._apart("apart, fewest GPUs", least, offline, result)
+
+    def _online_alone(self, gpus: int) -> Report:
+        return self.deployment.run(baselines.online_only, online=self.online[::gpus], seconds=self.seconds)
+
+    def _fewest(self, run: Callable[[int], Report | None], most: int) -> tuple[int, Report | None]:
+        """Smallest number of GPUs for which `run` gives a report that keeps the SLO; by bisection."""
+        low, high, best = 1, most, None
+        while low < high or best is None:
+            middle = (low + high) // 2
+            result = run(middle)
+            if result is not None and self.deployment.fits(result):
+                high, best = middle, result
+                if low == high:
+                    break
+            else:
+                low = middle + 1
+                if low > high or middle == most:
+                    break
+        return high, best
+
+    def _fewest_mixed(self, most: int) -> Option | None:
+        """As few GPUs as serve both classes."""
+
+        def run(gpus: int) -> Report | None:
+            self.progress(f"simulating {gpus} mixed GPUs")
+            result, _ = self._harvest(gpus)
+            return result if result and result.offline.total * gpus >= self.offline_tokens else None
+
+        gpus, result = self._fewest(run, most)
+        return self._mixed(gpus, "mixed, fewest GPUs") if result else None
+
+    def _harvest(self, gpus: int) -> tuple[Report | None, PolicyConfig]:
+        """One of so many mixed GPUs, its steps filled as far as the SLO allows."""
+        config = self.deployment.config
+        for share in STEP_SHARES:
+            config = replace(config, tpot_share=share)
+            result = self.deployment.run(
+                Ballast, online=self.online[::gpus], offline=self.offline, seconds=self.seconds, config=config
+            )
+            if self.deployment.fits(result):
+                return result, config
+        return None, config
+
+    def _mixed(self, gpus: int, name: str) -> Option | None:
+        result, config = self._harvest(gpus)
+        if result is None:
+            return None
+        self.progress(f"checking {gpus} mixed GPUs behind a router")
+        whole = self.deployment.run(
+            Ballast, online=self.online, offline=self.offline, seconds=self.seconds, replicas=gpus, config=config
+        )
+        return self._shared(name, gpus, whole, config.tpot_share)
+
+    def _apart(self, name: str, online_gpus: int, offline_gpus: int, result: Report) -> Option:
+        online_work = self.online_tokens / self.ceilings.online_full
+        offline_work = self.offline_tokens / self.ceilings.offline_full
+        price = self._price
+        online_each = online_work / online_gpus
+        offline_each = offline_work / offline_gpus if offline_gpus else 0.0
+        online_cost = online_gpus * price.per_hour(online_each)
+        offline_cost = offline_gpus * price.per_hour(offline_each)
+        gpus = online_gpus + offline_gpus
+        return Option(
+            name=name,
+            gpus=gpus,
+            utilization=(online_work + offline_work) / gpus,
+            mfu=self._mfu(self.online_tokens, self.offline_tokens, gpus),
+            ttft_attainment=result.ttft_attainment,
+            tpot_attainment=result.tpot_attainment,
+            online_tokens=self.online_tokens,
+            offline_tokens=self.offline_tokens,
+            dollars_per_hour=online_cost + offline_cost,
+            online_dollars=_per_million(online_cost, self.online_tokens),
+            offline_dollars=_per_million(offline_cost, self.offline_tokens),
+            kilowatts=online_gpus * price.kilowatts(online_each) + offline_gpus * price.kilowatts(offline_each),
+            note=f"{online_gpus} online + {offline_gpus} offline",
+        )
+
+    def _shared(self, name: str, gpus: int, result: Report, step_share: float) -> Option:
+        offline = result.offline.total
+        online_work = self.online_tokens / self.ceilings.online_full
+        offline_work = offline / self.ceilings.offline_full
+        work = online_work + offline_work
+        cost = gpus * self._price.per_hour(work / gpus)
+        return Option(
+            name=name,
+            gpus=gpus,
+            utilization=work / gpus,
+            mfu=self._mfu(self.online_tokens, offline, gpus),
+            ttft_attainment=result.ttft_attainment,
+            tpot_attainment=result.tpot_attainment,
+            online_tokens=self.online_tokens,
+            offline_tokens=offline,
+            dollars_per_hour=cost,
+            online_dollars=_per_million(cost * online_work / work, self.online_tokens),
+            offline_dollars=_per_million(cost * offline_work / work, offline),
+            kilowatts=gpus * self._price.kilowatts(work / gpus),
+            note=f"steps filled to {step_share:.0%} of the TPOT",
+        )
+
+    @property
+    def _price(self) -> Price:
+        return Price(self.deployment.gpu, self.inputs.energy, self.inputs.money)
+
+    def _mfu(self, online: float, offline: float, gpus: int) -> float:
+        deployment = self.deployment
+        operations = online * deployment.operations_per_token(self.trace)
+        operations += offline * deployment.operations_per_token(self.offline)
+        return operations / (gpus * deployment.gpu.flops)
+
+    def _reasons(self, apart: Option, mixed: Option | None, same: Option | None) -> list[str]:
+        """Why the figures are as they are, each with its own."""
+        fleet, ceilings, tpot = self.inputs.fleet, self.ceilings, self.inputs.slo.tpot_milliseconds
+        given = fleet.online_gpus + fleet.offline_gpus
+        work = self.online_tokens / ceilings.online_full + self.offline_tokens / ceilings.offline_full
+        lines = [
+            (
+                f"{fleet.online_gpus} GPUs at {fleet.online_utilization_percent:g} % and {fleet.offline_gpus} at "
+                f"{fleet.offline_utilization_percent:g} % are {work:.1f} GPUs of work: {ceil(work / 0.7 - 1e-9)} GPUs "
+                "at 70 % by arithmetic alone."
+            ),
+            (
+                f"Full batches without an SLO do {ceilings.offline_full:,.0f} offline tokens/s on one GPU. With steps "
+                f"held to {tpot:g} ms they do {ceilings.offline_bound:,.0f} ({ceilings.bound_share:.0%}), because every "
+                "step reads the weights once, whatever it holds: the most that a mixed GPU can be utilized."
+            ),
+        ]
+        if mixed is None:
+            lines.append(
+                f"No number of mixed GPUs up to {given} keeps the SLO and does the offline work: mixing does not pay."
+            )
+            return lines
+        if mixed.gpus < apart.gpus:
+            saved = 1 - mixed.gpus / given
+            lines.append(
+                f"Mixing needs {mixed.gpus} GPUs where classes apart need {apart.gpus} at least ({apart.note}) and "
+                f"{given} stand today: {saved:.0%} fewer."
+            )
+        else:
+            lines.append(
+                f"Mixing does not pay here: {mixed.gpus} mixed GPUs against {apart.gpus} apart when right-sized "
+                f"({apart.note}). With steps held to the TPOT an offline token costs "
+                f"{1 / ceilings.bound_share - 1:.0%} more."
+            )
+        if same and self.offline_tokens:
+            more = same.offline_tokens / self.offline_tokens
+            lines.append(
+                f"The same {fleet.online_gpus} GPUs, mixed, do {more:.1f} times the offline work of today's "
+                f"{fleet.offline_gpus} offline GPUs beside their online work, at {same.utilization:.0%}."
+            )
+        return lines
+
+
+def measure(deployment: Deployment, online: Sequence[Arrival], offline: Sequence[Arrival]) -> Ceilings:
+    """Simulate one GPU with nothing but each class's lengths."""
+    return Ceilings(
+        online_full=deployment.unbounded(online),
+        offline_full=deployment.unbounded(offline),
+        offline_bound=deployment.slo_bound(offline),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """Something to try: what one GPU would do, and what a million tokens would cost at least."""
+
+    name: str
+    bound: float
+    """SLO-bound tokens per second."""
+    full: float
+    dollars: float
+    """Per million tokens at the SLO-bound ceiling."""
+    problem: str = ""
+
+
+def alternatives(
+    inputs: PlanInputs, online: Trace, offline: Sequence[Arrival], progress: Progress
+) -> list[Alternative]:
+    """Other chips, weights and SLOs, by the same computation."""
+    half = inputs.slo.model_copy(update={"tpot_milliseconds": inputs.slo.tpot_milliseconds / 2})
+    double = inputs.slo.model_copy(update={"tpot_milliseconds": inputs.slo.tpot_milliseconds * 2})
+    changes: list[tuple[str, dict[str, object]]] = [("as given", {})]
+    changes += [
+        (f"{kind.value} weights", {"quantization": kind}) for kind in Quantization if kind is not inputs.quantization
+    ]
+    names = dict.fromkeys(("a100", "h100", "h200", "l4", *(name.lower() for name in inputs.gpus)))
+    changes += [(f"{name} instead", {"gpu": name}) for name in names if name != inputs.gpu.lower()]
+    changes += [(f"TPOT {slo.tpot_milliseconds:g} ms", {"slo": slo}) for slo in (half, double)]
+    found = []
+    for name, change in changes:
+        progress(f"trying {name}")
+        found.append(_try(name, inputs.model_copy(update=change), online, offline))
+    return found
+
+
+def _try(name: str, inputs: PlanInputs, online: Trace, offline: Sequence[Arrival]) -> Alternative:
+    try:
+        deployment = Deployment.of(inputs, [*online, *offline])
+    except Impossible as error:
+        return Alternative(name, 0.0, 0.0, inf, str(error))
+    bound, full = deployment.slo_bound(offline), deployment.unbounded(offline)
+    price = Price(deployment.gpu, inputs.energy, inputs.money).per_hour(bound / full if full else 0.0)
+    return Alternative(name, bound, full, _per_million(price, bound))
+
+
+def _per_million(dollars_per_hour: float, tokens_per_second: float) -> float:
+    return dollars_per_hour / 3600 / tokens_per_second * 1e6 if tokens_per_second else 0.0

@@ -1,0 +1,205 @@
+"""One model on one GPU: whether it fits, whether the SLO can be met at all, and the most it can do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ballast_policy.cost import CostModel, attended
+from ballast_policy.plan import Plan
+from ballast_policy.planner import plan
+from ballast_policy.snapshot import PolicyConfig, Snapshot
+from ballast_sim import baselines
+from ballast_sim.errors import Impossible
+from ballast_sim.hardware import GPUS, Gpu
+from ballast_sim.inputs import PlanInputs
+from ballast_sim.pool import Job
+from ballast_sim.replica import Policy
+from ballast_sim.report import Report, report
+from ballast_sim.shape import Quantization, Shape, shape
+from ballast_sim.simulation import Scenario, simulate
+from ballast_sim.step_model import Roofline, Work, profile
+from ballast_sim.traffic import Arrival
+
+CEILING_SECONDS = 300.0
+"""How long a ceiling is measured, after as long again at most for the batch to fill."""
+
+
+class Ballast:
+    """The policy that ships, as the simulator asks for it."""
+
+    def plan(self, snapshot: Snapshot) -> Plan:
+        """Decide the next step."""
+        return plan(snapshot)
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A model on a GPU under an SLO, checked to be possible."""
+
+    inputs: PlanInputs
+    gpu: Gpu
+    shape: Shape
+    model: Roofline
+    cost: CostModel
+    kv_tokens: int
+
+    @classmethod
+    def of(cls, inputs: PlanInputs, online: Sequence[Arrival]) -> Deployment:
+        """Resolve the names and check what physics allows.
+
+        Raises:
+            BadInput: a GPU or a model is not known.
+            Impossible: the model does not fit, or the SLO is below the fastest step; says by which figure.
+        """
+        gpu, model = inputs.find_gpu(inputs.gpu), shape(inputs.model)
+        if model.is_encoder:
+            raise Impossible(f"{model.name} is an encoder: it generates nothing. Plan it as a service under `ahead`")
+        roofline = Roofline(model, gpu, inputs.quantization, inputs.efficiency.value())
+        kv_tokens = _kv_tokens(inputs, gpu, model, online)
+        deployment = cls(inputs, gpu, model, roofline, profile(roofline), kv_tokens)
+        deployment._check_slo(online)
+        return deployment
+
+    @property
+    def tpot(self) -> float:
+        """SLO, in seconds."""
+        return self.inputs.slo.tpot_milliseconds / 1e3
+
+    @property
+    def ttft(self) -> float:
+        """SLO, in seconds."""
+        return self.inputs.slo.ttft_milliseconds / 1e3
+
+    @cached_property
+    def config(self) -> PolicyConfig:
+        """What the policy is told."""
+        engine = self.inputs.engine
+        return PolicyConfig(
+            slots=engine.slots,
+            num_blocks=self.kv_tokens // engine.block_tokens,
+            block_tokens=engine.block_tokens,
+            chunk_tokens=engine.chunk_tokens,
+            offline_share=engine.reserved_percent / 100,
+            ttft=self.ttft,
+            tpot=self.tpot,
+        )
+
+    def batch_ceiling(self, online: Sequence[Arrival]) -> tuple[int, str]:
+        """The largest decode batch that the SLO allows, and why."""
+        context = sum(a.num_prompt + a.num_output / 2 for a in online) / len(online)
+        prompt = round(sum(a.num_prompt for a in online) / len(online))
+        cost, slots = self.cost, self.config.slots
+        by_tpot = cost.batch_ceiling(slots=slots, mean_context=context, tpot=self.tpot)
+        both = cost.batch_ceiling(slots=slots, mean_context=context, tpot=self.tpot, ttft=self.ttft, prompt=prompt)
+        each = cost.k3 + cost.k4 * context
+        parts = (
+            f"{1e3 * cost.k0:.1f} ms for the weights and {1e6 * each:.0f} us for each decode of {context:.0f} tokens"
+        )
+        bound = "TTFT" if both < by_tpot else "TPOT" if by_tpot < slots else "slots"
+        return both, f"a step takes {parts}; bound by {bound}"
+
+    def run(
+        self,
+        policy: Callable[[], Policy],
+        *,
+        online: Sequence[Arrival] = (),
+        offline: Sequence[Arrival] = (),
+        seconds: float,
+        replicas: int = 1,
+        config: PolicyConfig | None = None,
+    ) -> Report:
+        """Simulate so many replicas under this traffic; offline work never runs out."""
+        scenario = Scenario(
+            config=config or self.config,
+            model=self.model,
+            policy=policy,
+            online=online,
+            offline=(lambda: [Job.endless("offline", offline)]) if offline else list,
+            seconds=seconds,
+            warmup_seconds=min(60.0, seconds / 4),
+            replicas=replicas,
+            seed=self.inputs.seed,
+            cost=self.cost,
+        )
+        return report(simulate(scenario))
+
+    def unbounded(self, lengths: Sequence[Arrival]) -> float:
+        """Tokens per second of these lengths alone, steps as long as they come."""
+        return self.run(baselines.unbounded, offline=lengths, seconds=CEILING_SECONDS).total_tokens
+
+    def slo_bound(self, lengths: Sequence[Arrival]) -> float:
+        """Tokens per second of these lengths alone with every step within the TPOT.
+
+        No policy that keeps online decodes resident and within their TPOT does more.
+        """
+        return self.run(lambda: baselines.held_to(self.tpot), offline=lengths, seconds=CEILING_SECONDS).total_tokens
+
+    def operations_per_token(self, lengths: Sequence[Arrival]) -> float:
+        """Floating-point operations per token of these lengths, what MFU counts."""
+        work = Work(
+            num_prefill=sum(a.num_prompt for a in lengths),
+            prefill_context=sum(attended(0, a.num_tokens) for a in lengths),
+            num_decode=sum(a.num_output for a in lengths),
+        )
+        return self.model.operations(work) / sum(a.num_tokens for a in lengths)
+
+    def fits(self, result: Report) -> bool:
+        """Whether enough requests met both parts of the SLO."""
+        wanted = self.inputs.slo.attainment_percent / 100
+        return result.ttft_attainment >= wanted and result.tpot_attainment >= wanted
+
+    def _check_slo(self, online: Sequence[Arrival]) -> None:
+        one = self.model.seconds(Work(num_decode=1, decode_context=1))
+        if one > self.tpot:
+            raise Impossible(
+                f"TPOT of {1e3 * self.tpot:g} ms is below the fastest step: one decode of {self.shape.name} takes "
+                f"{1e3 * one:.1f} ms on a {self.gpu.name}, most of it for reading the weights. {self._faster(one)}"
+            )
+        shortest = min(online, key=lambda arrival: arrival.num_prompt).num_prompt
+        first = self.model.seconds(Work(shortest, attended(0, shortest), num_chunks=1))
+        if first > self.ttft:
+            raise Impossible(
+                f"TTFT of {1e3 * self.ttft:g} ms is below the fastest prefill: the shortest prompt of the trace, "
+                f"{shortest} tokens, takes {1e3 * first:.1f} ms on an idle {self.gpu.name}. {self._faster(first)}"
+            )
+
+    def _faster(self, found: float) -> str:
+        """What would be faster, with figures."""
+        one = Work(num_decode=1, decode_context=1)
+        times = {
+            f"{kind.value} weights": replace(self.model, quantization=kind).seconds(one)
+            for kind in (Quantization.FP8, Quantization.INT4)
+        }
+        times |= {f"an {name}": replace(self.model, gpu=gpu).seconds(one) for name, gpu in GPUS.items()}
+        faster = {name: seconds for name, seconds in times.items() if seconds < found}
+        listed = ", ".join(f"{1e3 * seconds:.1f} ms with {name}" for name, seconds in faster.items())
+        return f"One decode would take {listed}" if faster else "No known GPU is faster: relax the SLO"
+
+
+def _kv_tokens(inputs: PlanInputs, gpu: Gpu, model: Shape, online: Sequence[Arrival]) -> int:
+    """Tokens of KV cache beside the weights."""
+    usable = gpu.memory * inputs.engine.memory_percent / 100
+    weights = model.weight_bytes(inputs.quantization)
+    room = usable - weights
+    longest = max((arrival.num_tokens for arrival in online), default=1)
+    needed = longest * model.kv_bytes_per_token
+    if room >= needed:
+        return min(int(room / model.kv_bytes_per_token), inputs.engine.slots * model.max_context)
+    found = f"{weights / 1e9:.1f} GB of weights" + (f" and {needed / 1e9:.1f} GB of KV for {longest} tokens")
+    options = [
+        f"{kind.value} weights take {model.weight_bytes(kind) / 1e9:.1f} GB"
+        for kind in Quantization
+        if model.weight_bytes(kind) + needed <= usable
+    ]
+    options += [
+        f"an {other.name} has {other.memory / 1e9:.0f} GB"
+        for other in GPUS.values()
+        if weights + needed <= other.memory * inputs.engine.memory_percent / 100
+    ]
+    hint = "; ".join(options) or "no known single GPU holds it, and a plan is for one GPU per replica"
+    raise Impossible(
+        f"{model.name} does not fit: {found}, but a {gpu.name} has {usable / 1e9:.1f} GB of {gpu.memory / 1e9:.0f} GB "
+        f"for them ({inputs.engine.memory_percent:g} %). {hint[0].upper()}{hint[1:]}"
+    )

@@ -1,0 +1,242 @@
+"""What a plan is computed from: one YAML file, every figure with a default that is printed and can be changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from ballast_api.base import ApiModel
+from ballast_api.errors import InvalidConfig
+from ballast_sim.errors import BadInput
+from ballast_sim.hardware import GPUS, Gpu
+from ballast_sim.shape import Quantization
+from ballast_sim.step_model import Efficiency
+
+_EFFICIENCY = Efficiency()
+
+
+class GpuInput(ApiModel):
+    """A GPU: a known one with figures changed, or a new one with all of them."""
+
+    teraflops: float | None = Field(default=None, gt=0)
+    """Dense bfloat16."""
+    fp8_teraflops: float | None = Field(default=None, gt=0)
+    terabytes_per_second: float | None = Field(default=None, gt=0)
+    memory_gigabytes: float | None = Field(default=None, gt=0)
+    watts: float | None = Field(default=None, gt=0)
+    """At full load."""
+    idle_watts: float | None = Field(default=None, ge=0)
+    dollars_per_hour: float | None = Field(default=None, ge=0)
+    """Rented."""
+    purchase_dollars: float | None = Field(default=None, ge=0)
+    """Bought, its share of the server included."""
+
+    def onto(self, name: str, known: Gpu | None) -> Gpu:
+        """The known GPU with what is given here in place of its own figures."""
+        fp8 = self.fp8_teraflops or (self.teraflops if known is None else None)
+        given = {
+            "flops": _times(self.teraflops, 1e12),
+            "fp8_flops": _times(fp8, 1e12),
+            "bandwidth": _times(self.terabytes_per_second, 1e12),
+            "memory": _times(self.memory_gigabytes, 1e9),
+            "watts": self.watts,
+            "idle_watts": self.idle_watts,
+            "dollars_per_hour": self.dollars_per_hour,
+            "purchase_dollars": self.purchase_dollars,
+        }
+        figures = {key: value for key, value in given.items() if value is not None}
+        if known is not None:
+            return Gpu(name, **{key: figures.get(key, getattr(known, key)) for key in given})
+        if len(figures) < len(given):
+            missing = ", ".join(key for key in given if key not in figures)
+            raise BadInput(f"gpus.{name} is not a known GPU, so all its figures are needed; missing: {missing}")
+        return Gpu(name, **figures)
+
+
+class EfficiencyInput(ApiModel):
+    """How much of the data sheet is reached; the defaults match published step times of an A100."""
+
+    compute: float = Field(default=_EFFICIENCY.compute, gt=0, le=1)
+    bandwidth: float = Field(default=_EFFICIENCY.bandwidth, gt=0, le=1)
+    kv_bandwidth: float = Field(default=_EFFICIENCY.kv_bandwidth, gt=0, le=1)
+    step_milliseconds: float = Field(default=1000 * _EFFICIENCY.step_seconds, ge=0)
+    sequence_microseconds: float = Field(default=1e6 * _EFFICIENCY.sequence_seconds, ge=0)
+
+    def value(self) -> Efficiency:
+        """In the step model's units."""
+        return Efficiency(
+            self.compute,
+            self.bandwidth,
+            self.kv_bandwidth,
+            self.step_milliseconds / 1e3,
+            self.sequence_microseconds / 1e6,
+        )
+
+
+class SloInput(ApiModel):
+    """What online requests are promised, and how many of them must get it."""
+
+    ttft_milliseconds: float = Field(default=1000, gt=0)
+    tpot_milliseconds: float = Field(default=50, gt=0)
+    attainment_percent: float = Field(default=99, gt=0, le=100)
+
+
+class EngineInput(ApiModel):
+    """One replica: one engine on one GPU."""
+
+    slots: int = Field(default=256, ge=1, le=4096)
+    chunk_tokens: int = Field(default=512, ge=16)
+    """Most prefill tokens in a step."""
+    memory_percent: float = Field(default=92, gt=0, le=100)
+    """Of the GPU's memory, for weights and KV."""
+    block_tokens: int = Field(default=16, ge=1)
+    reserved_percent: float = Field(default=10, ge=0, le=100)
+    """Reservation of offline."""
+
+
+class FleetInput(ApiModel):
+    """The GPUs there are, apart: what each class has and how busy they are.
+
+    A utilization is the work done over what the same GPUs do with full batches of the same lengths.
+    """
+
+    online_gpus: int = Field(default=8, ge=1)
+    online_utilization_percent: float = Field(default=20, gt=0, le=100)
+    offline_gpus: int = Field(default=4, ge=0)
+    offline_utilization_percent: float = Field(default=30, ge=0, le=100)
+
+
+class EnergyInput(ApiModel):
+    """Electricity, and what the building adds."""
+
+    dollars_per_kilowatt_hour: float = Field(default=0.12, ge=0)
+    pue: float = Field(default=1.3, ge=1)
+    """Power drawn by the building over power drawn by the machines."""
+    server_percent: float = Field(default=40, ge=0)
+    """What CPU, memory, network and fans draw on top of the GPU."""
+    budget_kilowatts: float | None = Field(default=None, gt=0)
+    """Most power the site may draw, PUE included."""
+
+
+class MoneyInput(ApiModel):
+    """How GPUs are paid for."""
+
+    way: Literal["rent", "buy", "cheapest"] = "rent"
+    """`cheapest` decides month by month, in plans ahead; in a plan for today it takes the lower price per hour."""
+    amortization_months: int = Field(default=36, ge=1)
+    """Until when a bought GPU is written off, evenly."""
+    resale_percent: float = Field(default=50, ge=0, le=100)
+    """What it sells for when new, of its price; falls evenly to nothing over the amortization."""
+
+
+class ServiceInput(ApiModel):
+    """One service that grows: an LLM answering people, an encoder, or offline work."""
+
+    name: str = Field(min_length=1)
+    kind: Literal["online", "encoder", "offline"] = "online"
+    model: str
+    requests_per_second: tuple[float, float]
+    """In the first and in the last month; between them it grows by an equal factor each month."""
+    prompt_tokens: int = Field(ge=1)
+    """On average."""
+    output_tokens: int = Field(default=0, ge=0)
+    latency_milliseconds: float = Field(default=30, gt=0)
+    """Encoders: from arrival to answer."""
+    peak_factor: float = Field(default=2.0, ge=1)
+    """Busiest minute over the average; GPUs are counted for the peak, offline work for the average."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if min(self.requests_per_second) <= 0:
+            raise ValueError(f"requestsPerSecond is {self.requests_per_second}: both must be above 0")
+        if self.kind != "encoder" and self.output_tokens < 1:
+            raise ValueError(f"outputTokens is {self.output_tokens}: a service that generates needs 1 or more")
+        return self
+
+
+class AheadInput(ApiModel):
+    """A plan over months."""
+
+    months: int = Field(default=18, ge=1, le=120)
+    services: tuple[ServiceInput, ...] = ()
+
+
+class PlanInputs(ApiModel):
+    """Everything a plan depends on, beside the traces."""
+
+    model: str = "llama-3-8b"
+    gpu: str = "a100"
+    quantization: Quantization = Quantization.NONE
+    slo: SloInput = SloInput()
+    engine: EngineInput = EngineInput()
+    fleet: FleetInput = FleetInput()
+    energy: EnergyInput = EnergyInput()
+    money: MoneyInput = MoneyInput()
+    efficiency: EfficiencyInput = EfficiencyInput()
+    gpus: dict[str, GpuInput] = Field(default_factory=dict)
+    """Figures that differ from the defaults, and GPUs that are not known."""
+    ahead: AheadInput = AheadInput()
+    traffic_minutes: float = Field(default=10, gt=0)
+    """How much traffic each simulation replays."""
+    seed: int = 0
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a YAML file; what it leaves out has its default.
+
+        Raises:
+            InvalidConfig: says every field that is wrong.
+        """
+        try:
+            data = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise InvalidConfig(str(path), [str(error)]) from error
+        if not isinstance(data, dict):
+            raise InvalidConfig(str(path), [f"found {type(data).__name__}, wanted a mapping"])
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            raise InvalidConfig(str(path), InvalidConfig.sentences(error)) from error
+
+    def dump(self) -> str:
+        """All figures as YAML, the GPUs' own among them: change what differs and hand it back."""
+        data = self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        data["gpus"] = {name: describe(self.find_gpu(name)) for name in (*GPUS, *(set(self.gpus) - set(GPUS)))}
+        return yaml.safe_dump(data, sort_keys=False)
+
+    def find_gpu(self, name: str) -> Gpu:
+        """A GPU by name, with the figures of this file.
+
+        Raises:
+            BadInput: it is not known, here or at all.
+        """
+        key = name.lower()
+        given = {other.lower(): changed for other, changed in self.gpus.items()}.get(key)
+        known = GPUS.get(key)
+        if given:
+            return given.onto(key, known)
+        if known is None:
+            names = ", ".join(dict.fromkeys((*GPUS, *self.gpus)))
+            raise BadInput(f"unknown GPU {name!r}; known are {names}. Describe another under `gpus` in the input file")
+        return known
+
+
+def describe(gpu: Gpu) -> dict[str, float]:
+    """A GPU's figures under the names of the input file."""
+    return {
+        "teraflops": gpu.flops / 1e12,
+        "fp8Teraflops": gpu.fp8_flops / 1e12,
+        "terabytesPerSecond": gpu.bandwidth / 1e12,
+        "memoryGigabytes": gpu.memory / 1e9,
+        "watts": gpu.watts,
+        "idleWatts": gpu.idle_watts,
+        "dollarsPerHour": gpu.dollars_per_hour,
+        "purchaseDollars": gpu.purchase_dollars,
+    }
+
+
+def _times(value: float | None, unit: float) -> float | None:
+    return None if value is None else value * unit
