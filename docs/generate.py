@@ -7,6 +7,9 @@ python docs/generate.py --check    fail, and name the files, where one differs
 from __future__ import annotations
 
 import argparse
+import html
+import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,9 +75,18 @@ def configuration() -> str:
     return "# Configuration of a worker\n\n" + NOTE + "\n".join(lines)
 
 
+def commands() -> str:
+    """The reference of the `ballast` command, from its own help."""
+    command = [sys.executable, "-m", "typer", "ballast_cli.app", "utils", "docs", "--name", "ballast"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    text = html.unescape(text.split("\n", 1)[1])
+    text = re.sub(r"\nExamples:\n((?:  .*\n?)+)", r"\n**Examples**:\n\n```sh\n\1```\n", text)
+    return "# The ballast command\n\n" + NOTE + re.sub(r"(?m)^  ballast", "ballast", text).lstrip()
+
+
 def pages() -> dict[Path, str]:
     """Every generated page with its text."""
-    return {REFERENCE / "configuration.md": configuration()}
+    return {REFERENCE / "configuration.md": configuration(), REFERENCE / "commands.md": commands()}
 
 
 def main() -> int:
