@@ -82,6 +82,14 @@ def write_tokenizer(directory: Path, vocab_size: int) -> None:
     Tokenizer(WordLevel(vocabulary, unk_token="w0")).save(str(directory / "tokenizer.json"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Torch's threads wait for each other: beside other work on few cores, a hundred times as long as they work."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
 @dataclass
 class Checkpoints:
     """Tiny checkpoints on disk, each with the transformers model that it was saved from."""

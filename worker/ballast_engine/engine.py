@@ -172,6 +172,13 @@ class Engine:
         self._record(step, batch, started=started, run_seconds=run_seconds)
         return outputs
 
+    def reset(self) -> None:
+        """Forget cached prefixes and counters, but not what the cost model learned; for an idle engine."""
+        self._scheduler.residency.pool.forget()
+        self._scheduler.forget()
+        self._meter = Meter()
+        self.last_step = NO_STEP
+
     def _take_in(self, now: float) -> list[Output]:
         outputs = []
         for command in self._inbox.take():

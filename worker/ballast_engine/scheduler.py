@@ -102,6 +102,13 @@ class Scheduler:
             set_slo(sequence.request, sequence.generation, self.policy)
         self._refit()
 
+    def forget(self) -> None:
+        """Forget who was served and what online sends; the cost model stays."""
+        self.ledgers = {request_class: Ledger() for request_class in RequestClass}
+        self._last_online = -inf
+        self._typical_prompt = 0.0
+        self.configure(self.policy)
+
     # One step
 
     def schedule(self, now: float) -> Step:

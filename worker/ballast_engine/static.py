@@ -18,7 +18,7 @@ def plan_static(snapshot: Snapshot) -> Plan:
     members = (*snapshot.residents, *admit)
     prefills = [request for request in members if request.remaining > 1]
     if not prefills:
-        return Plan(grants=tuple((request, 1) for request in members))
+        return Plan(grants=tuple((request, 1) for request in members), admit=admit)
     grants = []
     left = snapshot.config.chunk_tokens
     for request in prefills:

@@ -1,0 +1,163 @@
+"""From options to an engine that is loaded, sized and warm."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from ballast_engine.engine import Engine
+from ballast_engine.errors import InvalidOptions
+from ballast_engine.executor import Executor, kv_bytes_per_block
+from ballast_engine.loader import LoadedModel, load
+from ballast_engine.options import EngineOptions
+from ballast_engine.request import GenerationRequest, SamplingParams
+from ballast_engine.tokenizer import Tokenizer
+from ballast_policy.request import RequestClass
+from ballast_policy.snapshot import PolicyConfig
+
+log = logging.getLogger(__name__)
+
+MOST_SLOTS = {"cpu": 64, "cuda": 256}
+MEMORY_SHARE = {"cpu": 0.5, "cuda": 0.9}
+CONTEXT_PER_SLOT = 256
+"""Without a number of slots, each gets KV for at least so many tokens (or the whole context, where that is less)."""
+
+
+def build_engine(
+    options: EngineOptions,
+    policy: PolicyConfig | None = None,
+    *,
+    tokenizer: Tokenizer | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Engine:
+    """Load the model, lay out its KV, and run it in.
+
+    Args:
+        options: what is built
+        policy: shares, SLO and tenants; its sizes are replaced by those of the engine
+        tokenizer: the checkpoint's, where the caller has read it already
+        clock: the engine's clock, seconds, monotonic
+
+    Raises:
+        InvalidCheckpoint: the directory cannot be loaded.
+        InvalidOptions: the options contradict one another or the machine.
+    """
+    directory = Path(options.directory)
+    tokenizer = tokenizer or Tokenizer(directory)
+    loaded = load(
+        directory,
+        device=options.device,
+        dtype=options.dtype,
+        load_format=options.load_format,
+        attention=options.attention,
+        threads=options.threads,
+    )
+    options, num_blocks = _size(options, loaded)
+    executor = Executor(loaded, num_blocks=num_blocks, block_tokens=options.block_tokens)
+    slots = options.slots or 1
+    policy = replace(
+        policy or PolicyConfig(slots=slots, num_blocks=num_blocks),
+        slots=slots,
+        num_blocks=num_blocks,
+        block_tokens=options.block_tokens,
+    )
+    engine = Engine(executor=executor, tokenizer=tokenizer, policy=policy, options=options, clock=clock)
+    started = time.perf_counter()
+    warm_up(engine)
+    log.info(
+        "engine ready: slots=%d kv_blocks=%d kv_mebibytes=%d context=%d warm_up_seconds=%.2f",
+        slots,
+        num_blocks,
+        num_blocks * executor.kv_bytes_per_block >> 20,
+        engine.max_tokens,
+        time.perf_counter() - started,
+    )
+    return engine
+
+
+def _size(options: EngineOptions, loaded: LoadedModel) -> tuple[EngineOptions, int]:
+    """Settle slots, context and KV blocks, each from what is given and else from the other two and the memory."""
+    kind, size = loaded.device.type, options.block_tokens
+    longest = loaded.config.max_positions
+    if options.max_model_len is not None and options.max_model_len > longest:
+        raise InvalidOptions(
+            f"A context of {options.max_model_len} tokens was asked for; the checkpoint was made for {longest}: lower "
+            "maxModelLen."
+        )
+    context = options.max_model_len or longest
+    most_slots = options.slots or MOST_SLOTS[kind]
+    per_block = kv_bytes_per_block(loaded.config, loaded.dtype, size)
+    if options.kv_memory_bytes is None:
+        memory = int(_free_memory(kind) * MEMORY_SHARE[kind])
+        num_blocks = min(memory // per_block, most_slots * -(-context // size))
+    else:
+        memory = options.kv_memory_bytes
+        num_blocks = memory // per_block
+    capacity = num_blocks * size
+    if capacity < min(context, 2 * size) or (options.max_model_len is not None and capacity < context):
+        raise InvalidOptions(
+            f"{memory >> 20} MiB for KV hold {capacity} tokens, and one request may need {context}: give more memory "
+            "(kvMemoryMebibytes) or lower maxModelLen."
+        )
+    if capacity < context:
+        log.warning("context shortened to what KV memory holds: wanted=%d holds=%d", context, capacity)
+        context = capacity
+    slots = options.slots or max(1, min(most_slots, capacity // min(context, CONTEXT_PER_SLOT)))
+    return replace(options, slots=slots, max_model_len=context), num_blocks
+
+
+def _free_memory(kind: str) -> int:
+    """Bytes that may still be taken: of the GPU, or of this machine and the control group it runs in."""
+    if kind == "cuda":
+        import torch  # noqa: PLC0415 -- only here, and only with a GPU
+
+        return torch.cuda.mem_get_info()[0]
+    free = [_meminfo("MemAvailable")]
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = (group / "memory.max").read_text(encoding="ascii").strip()
+        if limit != "max":
+            free.append(int(limit) - int((group / "memory.current").read_text(encoding="ascii")))
+    except OSError:
+        pass  # no control group of the second version: the machine's figure stands
+    return max(0, min(free))
+
+
+def _meminfo(name: str) -> int:
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith(name + ":"):
+            return int(line.split()[1]) * 1024
+    raise InvalidOptions(f"/proc/meminfo has no {name}: give the memory for KV yourself (kvMemoryMebibytes).")
+
+
+def warm_up(engine: Engine, seconds: float = 2.0) -> None:
+    """Run batches of several shapes, so that the first request is not slow and the cost model has its first samples.
+
+    What they leave in the prefix cache is forgotten, and they are not counted.
+    """
+    policy = engine.policy
+    end = time.perf_counter() + seconds
+    room = engine.max_tokens - 2
+    shapes = [(1, 1), (policy.slots, 8), (1, min(room, policy.chunk_tokens)), (max(1, policy.slots // 4), 64)]
+    for turn, (num_requests, num_prompt) in enumerate(shapes * 3):
+        num_prompt = max(1, min(num_prompt, room, policy.num_blocks * policy.block_tokens // num_requests - 8))
+        for i in range(num_requests):
+            engine.submit(
+                GenerationRequest(
+                    request_id=f"warm-up-{turn}-{i}",
+                    prompt=tuple(1 + (i + j) % 7 for j in range(num_prompt)),
+                    sampling=SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True),
+                    request_class=RequestClass.OFFLINE,
+                    stream=False,
+                )
+            )
+        while engine.has_work:
+            for output in engine.step():
+                if output.error:
+                    raise InvalidOptions(f"The engine cannot compute with these options: {output.error}")
+        if time.perf_counter() > end:
+            break
+    engine.reset()
