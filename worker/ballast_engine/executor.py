@@ -1,4 +1,4 @@
-"""The tensor half of the engine: a batch goes in, sampled tokens come out. Only this and what it calls touch tensors."""
+"""The tensor half of the engine: a batch goes in, sampled tokens come out. Only it and what it calls touch tensors."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ballast_engine.attention.base import AttentionShape
 from ballast_engine.attention.cpu import CpuAttention
 from ballast_engine.attention.sdpa import SdpaAttention
 from ballast_engine.batch import Batch, Ints
+from ballast_engine.errors import InvalidRequest
 from ballast_engine.loader import LoadedModel
 from ballast_engine.models.config import ModelConfig
 from ballast_engine.models.decoder import Decoder
@@ -55,7 +56,7 @@ class Executor:
     def run(self, batch: Batch) -> Ints:
         """Compute a batch and draw the next token of each of its sample rows."""
         with torch.inference_mode():
-            hidden = self._model.hidden(batch)
+            hidden = self._hidden(batch)
             if not batch.samples:
                 return np.empty(0, dtype=np.int64)
             return sample(self._model.logits(hidden, batch.sample_rows), batch.samples)
@@ -63,7 +64,15 @@ class Executor:
     @torch.inference_mode()
     def logits(self, batch: Batch) -> Tensor:
         """Compute a batch and give the logits `[s, vocabulary]` of its sample rows."""
-        return self._model.logits(self._model.hidden(batch), batch.sample_rows)
+        return self._model.logits(self._hidden(batch), batch.sample_rows)
+
+    def _hidden(self, batch: Batch) -> Tensor:
+        if batch.token_ids.min() < 0 or batch.token_ids.max() >= self.vocab_size:
+            raise InvalidRequest(
+                f"The batch holds token ids from {batch.token_ids.min()} to {batch.token_ids.max()}; this model has a "
+                f"vocabulary of {self.vocab_size}: give ids under that."
+            )
+        return self._model.hidden(batch)
 
 
 def _model(loaded: LoadedModel, shape: AttentionShape) -> _Model:

@@ -135,8 +135,8 @@ class _Checkpoint:
                 ) from error
             if not tensor.is_floating_point():
                 raise InvalidCheckpoint(
-                    f"{self._directory / file_name}: tensor {name} is of type {tensor.dtype}; quantized weights are not "
-                    f"supported: use the original checkpoint."
+                    f"{self._directory / file_name}: tensor {name} is of type {tensor.dtype}; quantized weights are "
+                    f"not supported: use the original checkpoint."
                 )
             return tensor.to(device=device, dtype=dtype)
 
@@ -186,8 +186,8 @@ class _Checkpoint:
         unknown = [name for name in self._holder if name not in expected and not self._is_harmless(name)]
         if unknown:
             raise InvalidCheckpoint(
-                f"{self._directory} holds {len(unknown)} tensors that a {self._config.architecture} of this config.json "
-                f"does not use ({_some(unknown)}): results would be wrong; give the config.json of these weights."
+                f"{self._directory} holds {len(unknown)} tensors ({_some(unknown)}) that a {self._config.architecture} "
+                f"of this config.json does not use: results would be wrong; give the config.json of these weights."
             )
         for name, shape in expected.items():
             found = tuple(self._files[self._holder[name]].get_slice(name).get_shape())

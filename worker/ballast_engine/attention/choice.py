@@ -19,7 +19,7 @@ Backend = Literal["sdpa", "cpu"]
 
 
 def choose(wanted: str, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> Backend:
-    """Take the compiled kernel for `auto` where it can run, else `sdpa`; what is asked for by name runs or is refused."""
+    """Take the compiled kernel for `auto` where it can run, else `sdpa`; what is named runs or is refused."""
     if wanted not in {"auto", "sdpa", "cpu"}:
         raise InvalidOptions(f"{wanted!r} is not an attention backend of this engine: give auto, sdpa or cpu.")
     if wanted == "sdpa":

@@ -79,7 +79,7 @@ class SdpaAttention:
         return out.flatten(1)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """Attend with q `[rows, heads, head dim]` to k and v `[kv heads, context, head dim]`, in groups that share a kv head."""
+        """Attend with q `[rows, heads, head dim]` to k and v `[kv heads, context, head dim]`."""
         rows, group = q.shape[0], self.shape.num_heads // self.shape.num_kv_heads
         grouped = q.view(rows, self.shape.num_kv_heads, group, -1).permute(1, 2, 0, 3)
         if mask is None:

@@ -52,7 +52,7 @@ class Decoder(Generic[Prepared]):
         config = self._config
         normed = rms_norm(x, (config.hidden_size,), layer.input_norm, config.norm_eps)
         heads = linear(normed, layer.qkv, layer.qkv_bias).view(len(x), -1, config.head_dim)
-        q, k, v = torch.split(heads, (config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
+        q, k, v = torch.split(heads, [config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
             q = rms_norm(q, (config.head_dim,), layer.q_norm, config.norm_eps)
             k = rms_norm(k, (config.head_dim,), layer.k_norm, config.norm_eps)
