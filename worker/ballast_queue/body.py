@@ -221,10 +221,10 @@ _WANTED = {
     "greater_than": "more than {gt}",
     "less_than_equal": "{le} or less",
     "less_than": "less than {lt}",
-    "string_too_short": "at least {min_length} character",
-    "string_too_long": "at most {max_length} characters",
-    "too_short": "at least {min_length} entry",
-    "too_long": "at most {max_length} entries",
+    "string_too_short": "{min_length} or more characters",
+    "string_too_long": "{max_length} or fewer characters",
+    "too_short": "{min_length} or more entries",
+    "too_long": "{max_length} or fewer entries",
     "literal_error": "{expected}",
 }
 """pydantic's error type -> what was wanted."""
@@ -256,7 +256,10 @@ def _translate(error: ErrorDetails) -> InvalidBody:
                 f"{field}: found an unknown field, wanted only known ones: leave it out or check its name",
                 "unknown_parameter",
             )
-    template = _WANTED.get(error["type"])
+    kind = error["type"]
+    if kind in {"too_short", "too_long"} and isinstance(error["input"], str):
+        kind = f"string_{kind}"
+    template = _WANTED.get(kind)
     wanted = template.format(**error.get("ctx", {})) if template else error["msg"]
     code = "invalid_type" if error["type"].endswith("_type") else "invalid_value"
     return InvalidBody(field, f"{field}: found {describe(error['input'])}, wanted {wanted}", code)

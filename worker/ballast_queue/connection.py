@@ -7,7 +7,7 @@ whether to repeat is the caller's to know, and the leases cover what a lost repl
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.resources import files
 from typing import Any, Self, TypeVar
 
@@ -100,9 +100,20 @@ class Connection:
         value: bytes | None = self._guard(lambda: self._client.hget(key, field))
         return value
 
-    def hash_page(self, key: bytes, cursor: int, count: int) -> tuple[int, dict[bytes, bytes]]:
-        """Read a page of a hash; the cursor that comes back is 0 at the end."""
-        page: tuple[int, dict[bytes, bytes]] = self._guard(lambda: self._client.hscan(key, cursor, count=count))
+    def hash_pairs(self, key: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Read a hash page by page, each field once; what is written meanwhile may be missing."""
+        cursor, seen = 0, set[bytes]()
+        while True:
+            cursor, page = self._hash_page(key, cursor)
+            for field, value in page.items():
+                if field not in seen:  # a scan gives fields twice while the table is resized
+                    seen.add(field)
+                    yield field, value
+            if not cursor:
+                return
+
+    def _hash_page(self, key: bytes, cursor: int) -> tuple[int, dict[bytes, bytes]]:
+        page: tuple[int, dict[bytes, bytes]] = self._guard(lambda: self._client.hscan(key, cursor, count=500))
         return page
 
     def members(self, key: bytes, first: int, last: int) -> list[bytes]:

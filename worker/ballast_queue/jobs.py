@@ -37,7 +37,7 @@ class Jobs(Store):
         Raises:
             JobNotFound: there is no such job, or it was deleted meanwhile.
         """
-        key, seen = self._keys.results(job_id), b"0"
+        key, seen = self._keys.part(job_id, "results"), b"0"
         self.job(job_id)
         while True:
             # Ask for the state first: what a job that is over has not shown by then, it has not.
@@ -108,15 +108,8 @@ class Jobs(Store):
         else:
             job_ids = [record["id"] for record in self._records(self._job_ids()) if int(record["dead"])]
         for name in job_ids:
-            cursor, seen = 0, set[bytes]()
-            while True:
-                cursor, page = self._connection.hash_page(self._keys.dead(name), cursor, PAGE)
-                for index, value in page.items():
-                    if index not in seen:  # a scan may give an entry twice while the table is resized
-                        seen.add(index)
-                        yield DeadLetter.model_validate_json(value.split(b"\n", 3)[3])
-                if not cursor:
-                    break
+            for _, letter in self._connection.hash_pairs(self._keys.part(name, "dead")):
+                yield DeadLetter.model_validate_json(letter.split(b"\n", 3)[3])
 
     def stats(self) -> QueueStats:
         """Sum the queue up."""

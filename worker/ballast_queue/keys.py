@@ -36,14 +36,6 @@ class Keys:
         """Key of a job's record."""
         return self.of_job(job_id)[len(_QUEUE)]
 
-    def results(self, job_id: str) -> bytes:
-        """Key of a job's results."""
-        return self.of_job(job_id)[len(_QUEUE) + _JOB.index(":results")]
-
-    def dead(self, job_id: str) -> bytes:
-        """Key of a job's dead letters."""
-        return self.of_job(job_id)[len(_QUEUE) + _JOB.index(":dead")]
-
-    def leases(self, job_id: str) -> bytes:
-        """Key of a job's leases."""
-        return self.of_job(job_id)[len(_QUEUE) + _JOB.index(":leases")]
+    def part(self, job_id: str, part: str) -> bytes:
+        """Key of one part of a job: `results`, `dead`, `leases`, ..."""
+        return self.of_job(job_id)[len(_QUEUE) + _JOB.index(f":{part}")]

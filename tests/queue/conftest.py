@@ -1,0 +1,85 @@
+"""A queue on the session's Valkey, and a desk for doing by hand what time or a crash does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import redis
+from ballast_queue.job import Claimed, Result
+from ballast_queue.redis_store import Queue
+from ballast_queue.settings import QueueSettings
+
+
+def make_line(custom_id: str = "a", **body: Any) -> bytes:
+    """One valid line of a job."""
+    given = {"model": "small", "prompt": f"Say {custom_id}"} | body
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": given}).encode()
+
+
+def make_result(claimed: Claimed, **given: Any) -> Result:
+    """A success, unless told otherwise."""
+    return Result(**({"custom_id": claimed.custom_id, "status_code": 200, "body": {"text": "hi"}} | given))
+
+
+@dataclass(frozen=True)
+class Desk:
+    """Reaches behind the queue: makes leases, backoffs, deadlines and kept results end now."""
+
+    queue: Queue
+    raw: redis.Redis
+
+    def _due(self, what: str, job_id: str, part: str | None, index: int | None) -> None:
+        keys = self.queue._keys
+        if part is not None:
+            self.raw.zadd(keys.part(job_id, part), {str(index): 1}, xx=True)
+        self.raw.zadd(keys.timers, {f"{what}:{job_id}": 1})
+
+    def end_lease(self, job_id: str, index: int) -> None:
+        self._due("lease", job_id, "leases", index)
+
+    def end_backoff(self, job_id: str, index: int) -> None:
+        self._due("wake", job_id, "delayed", index)
+
+    def pass_deadline(self, job_id: str) -> None:
+        self.raw.hset(self.queue._keys.job(job_id), "deadline", "1")
+        self._due("deadline", job_id, None, None)
+
+    def outlive_results(self, job_id: str) -> None:
+        self._due("forget", job_id, None, None)
+
+
+@pytest.fixture
+def line() -> Callable[..., bytes]:
+    return make_line
+
+
+@pytest.fixture
+def result() -> Callable[..., Result]:
+    return make_result
+
+
+@pytest.fixture
+def queue(valkey: Any, queue_name: str) -> Iterator[Queue]:
+    """A fresh queue; a test leaves it in balance."""
+    found = Queue.connect(valkey.url, queue_name)
+    yield found
+
+    assert found.check_integrity() == []
+    found.close()
+
+
+@pytest.fixture
+def impatient(queue: Queue) -> Queue:
+    """Retries at once."""
+    queue.configure(QueueSettings(backoff_seconds=0))
+    return queue
+
+
+@pytest.fixture
+def desk(queue: Queue, valkey: Any) -> Iterator[Desk]:
+    with redis.Redis.from_url(valkey.url) as raw:
+        yield Desk(queue, raw)

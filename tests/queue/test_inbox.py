@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import pytest
+from ballast_queue.job import JobState
+from ballast_queue.redis_store import Queue
+from ballast_queue.settings import QueueSettings, TenantSettings
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+
+@pytest.fixture
+def add(queue, desk):
+    def add(item=None, **fields):
+        return desk.raw.xadd(queue._keys.inbox, ({} if item is None else {"item": item}) | fields)
+
+    return add
+
+
+def codes(queue, job_id):
+    return {found.custom_id: found.error["code"] for found in queue.results(job_id)}
+
+
+def test_entries_become_a_job_that_an_end_mark_closes(queue, add, line, result):
+    add(line("a"), job="j", tenant="acme", priority="2", deadline="9999999999")
+    add(line("b"), job="j", tenant="acme")
+    depth = queue.stats().depth
+    taken = queue.take_in()
+    opened = queue.job("j")
+    early = queue.claim("j", 5, "w1")
+    queue.finish_many("w1", [(c, result(c)) for c in early])
+    still_open = queue.job("j").state
+    add(end="1", job="j")
+    queue.take_in()
+    job = queue.job("j")
+
+    assert (depth, taken, queue.stats().inbox) == (2, 2, 0)
+    assert (opened.state, opened.tenant, opened.priority, opened.deadline) == (
+        JobState.VALIDATING,
+        "acme",
+        2,
+        9999999999,
+    )
+    assert [c.custom_id for c in early] == ["a", "b"]
+    assert still_open is JobState.VALIDATING
+    assert (job.state, job.counts.succeeded) == (JobState.COMPLETED, 2)
+
+
+def test_the_last_item_may_carry_the_end_mark(queue, add, line):
+    add(line("a"), job="j")
+    add(line("b"), job="j", end="1")
+    queue.take_in()
+
+    assert (queue.job("j").state, queue.job("j").counts.waiting) == (JobState.IN_PROGRESS, 2)
+
+
+def test_an_entry_without_a_job_is_a_job_of_its_own(queue, add, line):
+    entry = add(line("a")).decode()
+    queue.take_in()
+
+    assert queue.job(f"inbox-{entry}").state is JobState.IN_PROGRESS
+    assert [c.custom_id for c in queue.claim(f"inbox-{entry}", 5, "w1")] == ["a"]
+
+
+def test_what_is_wrong_with_an_entry_is_its_error_result(queue, add, line):
+    queue.configure(QueueSettings(tenants=(TenantSettings(name="acme"), TenantSettings(name="blue"))))
+    add(line("a"), job="j", tenant="acme")
+    add(b"{", job="j")
+    add(job="j")
+    add(line("b"), job="j", tenant="blue")
+    add(line("c"), job="j", tenant="green")
+    add(line("d"), job="j", colour="red")
+    add(line("e"), job="j", priority="high")
+    add(line("f"), job="j", deadline="soon")
+    add(line("g"), job="j", end="maybe")
+    add(line("a"), job="j")
+    queue.take_in()
+
+    assert codes(queue, "j") == {
+        "line:2": "invalid_json",
+        "line:3": "invalid_entry",
+        "b": "wrong_tenant",
+        "c": "unknown_tenant",
+        "d": "invalid_entry",
+        "e": "invalid_entry",
+        "f": "invalid_entry",
+        "g": "invalid_entry",
+        "line:10": "duplicate_custom_id",
+    }
+    assert queue.job("j").counts.waiting == 1
+
+
+def test_a_job_of_an_unknown_tenant_fails(queue, add, line):
+    queue.configure(QueueSettings(tenants=(TenantSettings(name="acme"),)))
+    add(line("a"), job="j", tenant="green", end="1")
+    queue.take_in()
+
+    assert queue.job("j").state is JobState.FAILED
+    assert codes(queue, "j") == {"a": "unknown_tenant"}
+
+
+def test_a_line_behind_the_end_mark_is_refused_by_name(queue, add, line):
+    add(line("a"), job="j", end="1")
+    add(line("b"), job="j")
+    queue.take_in()
+    queue.cancel("j")
+    add(line("c"), job="j")
+    queue.take_in()
+
+    assert codes(queue, "j") == {"line:2": "job_closed", "a": "cancelled", "line:3": "job_closed"}
+
+
+def test_nobody_adds_to_a_job_that_was_submitted_another_way(queue, add, line):
+    job_id = queue.submit([line("a")]).job_id
+    entry = add(line("b"), job=job_id, tenant="mallory").decode()
+    queue.take_in()
+
+    assert queue.job(job_id).counts.total == 1
+    assert codes(queue, f"inbox-{entry}") == {"b": "invalid_job"}
+    assert queue.job(f"inbox-{entry}").state is JobState.FAILED
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a|b", "x" * 129, "-a", "ü", "{a}", "a\n"])
+def test_an_unsafe_job_id_is_refused(queue, add, line, name):
+    entry = add(line("a"), job=name).decode()
+    queue.take_in()
+
+    assert codes(queue, f"inbox-{entry}") == {"a": "invalid_job"}
+
+
+def test_a_worker_that_dies_while_it_takes_entries_in_loses_and_doubles_none(queue, desk, add, line):
+    for i in range(6):
+        add(line(f"r{i}"), job=f"j{i % 2}")
+    other = Queue(queue._connection, queue.name)
+    real_store, stored = queue._functions.store, []
+
+    def dying(*args, **kwargs):
+        if stored:
+            raise KeyboardInterrupt
+        stored.append(args)
+        return real_store(*args, **kwargs)
+
+    queue._functions.store = dying
+    with pytest.raises(KeyboardInterrupt):
+        queue.take_in()
+    left = queue.stats().inbox
+    other.take_in()
+
+    assert left == 3
+    assert [other.job(f"j{i}").counts.waiting for i in range(2)] == [3, 3]
+
+
+def test_two_workers_that_read_the_same_entries_store_them_once(queue, desk, add, line):
+    for i in range(4):
+        add(line(f"r{i}"), job="j")
+    other = Queue(queue._connection, queue.name)
+    real_open = queue._open
+
+    def overtaken(*args, **kwargs):
+        desk.raw.delete(queue._keys.intake)
+        other.take_in()
+        return real_open(*args, **kwargs)
+
+    queue._open = overtaken
+    queue.take_in()
+
+    assert queue.job("j").counts.total == 4
+
+
+def test_only_one_worker_at_a_time_takes_the_inbox_in(queue, desk, add, line):
+    add(line("a"), job="j")
+    desk.raw.set(queue._keys.intake, "somebody", px=60_000)
+    nothing = queue.take_in()
+    desk.raw.delete(queue._keys.intake)
+
+    assert (nothing, queue.take_in(), queue.take_in()) == (0, 1, 0)
+
+
+def test_a_page_of_the_inbox_is_bounded_by_entries_and_bytes(queue, add, line):
+    for i in range(40):
+        add(line(f"r{i}", prompt="x" * 500_000), job="j")
+    first, second, third = queue.take_in(10), queue.take_in(), queue.take_in()
+
+    assert first == 10
+    assert 0 < second <= 30
+    assert first + second + third == 40
+
+
+FIELD = st.sampled_from(["item", "job", "tenant", "priority", "deadline", "end", "x"])
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(fields=st.dictionaries(FIELD, st.binary(max_size=20) | st.sampled_from([b"1", b"a", b"-5", b"inf"]), min_size=1))
+def test_any_entry_leaves_the_inbox_and_the_queue_in_balance(queue, desk, fields):
+    desk.raw.xadd(queue._keys.inbox, fields)
+    while queue.take_in():
+        pass
+
+    assert queue.stats().inbox == 0
+    assert queue.check_integrity() == []

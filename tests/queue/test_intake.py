@@ -1,0 +1,264 @@
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from ballast_queue.errors import (
+    DeadlinePassed,
+    EmptyJob,
+    InvalidJob,
+    JobStateConflict,
+    QueueUnavailable,
+    UnknownTenant,
+)
+from ballast_queue.intake import bounded_lines, read_line
+from ballast_queue.job import JobState
+from ballast_queue.settings import QueueSettings, TenantSettings
+from hypothesis import given
+from hypothesis import strategies as st
+
+VALID = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "m", "prompt": "p"}}
+
+
+def as_line(**given):
+    return json.dumps({name: value for name, value in (VALID | given).items() if value is not ...}).encode()
+
+
+BAD_LINES = {
+    "no JSON": (b"{", "", "invalid_json", "found no JSON"),
+    "a list": (b"[]", "", "invalid_json", "found a list of 0, wanted a JSON object"),
+    "invalid UTF-8": (b'{"custom_id": "\xff"}', "", "invalid_utf8", "found byte 0xff at 15, wanted UTF-8"),
+    "NaN": (b'{"x": NaN}', "", "invalid_json", "found NaN"),
+    "a number without end": (b'{"x": ' + b"9" * 5000 + b"}", "", "invalid_json", "JSON that cannot be read"),
+    "brackets without end": (b"[" * 100_000, "", "invalid_json", "JSON that cannot be read"),
+    "too long": (b" " * 0 + b"x" * 5000, "", "line_too_long", "more than 4096 bytes"),
+    "no custom_id": (as_line(custom_id=...), "", "missing_required_parameter", "custom_id: found nothing"),
+    "an empty custom_id": (as_line(custom_id=""), "", "invalid_custom_id", "wanted a string of 1 to 256"),
+    "a long custom_id": (as_line(custom_id="x" * 257), "", "invalid_custom_id", "found 257 characters"),
+    "a reserved custom_id": (as_line(custom_id="line:7"), "", "invalid_custom_id", "wanted another name"),
+    "a custom_id of a number": (as_line(custom_id=7), "", "invalid_custom_id", "found the number 7"),
+    "a custom_id without Unicode": (as_line(custom_id="\ud800"), "", "invalid_custom_id", "lone surrogate"),
+    "another method": (as_line(method="GET"), "a", "invalid_method", "found the string 'GET', wanted POST"),
+    "another url": (as_line(url="/v1/nothing"), "a", "invalid_url", "wanted /v1/chat/completions"),
+    "a url of a number": (as_line(url=1), "a", "invalid_url", "url: found the number 1, wanted a string"),
+    "embeddings": (as_line(url="/v1/embeddings"), "a", "unsupported_url", "not supported yet"),
+    "no body": (as_line(body=...), "a", "missing_required_parameter", "body: found nothing"),
+    "a body of text": (as_line(body="x"), "a", "invalid_type", "wanted a JSON object"),
+    "an unknown field": (as_line(extra=1), "a", "unknown_parameter", "an unknown field (the string 'extra')"),
+    "a stream": (as_line(body=VALID["body"] | {"stream": True}), "a", "invalid_value", "stream: found true"),
+    "its own priority": (
+        as_line(body=VALID["body"] | {"priority": 1}),
+        "a",
+        "invalid_value",
+        "belongs to the whole job",
+    ),
+    "another model": (as_line(body=VALID["body"] | {"model": "x"}), "a", "model_not_found", "found 'x', wanted one"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_LINES)
+def test_a_bad_line_becomes_an_error_with_its_reason(name):
+    raw, custom_id, code, sentence = BAD_LINES[name]
+    line, body = read_line(raw, QueueSettings(models=("m",), max_line_bytes=4096 if code == "line_too_long" else 10**6))
+    error = json.loads(line.text)
+
+    assert (line.kind, line.custom_id, body) == ("r", custom_id, None)
+    assert error["code"] == code
+    assert sentence in error["message"]
+
+
+def test_good_lines_are_taken_as_they_stand():
+    for raw in (as_line(), as_line(method=...), b"\xef\xbb\xbf" + as_line() + b"\r\n", as_line().decode()):
+        line, body = read_line(raw, QueueSettings(models=("m",)))
+
+        assert (line.kind, line.custom_id) == ("a", "a")
+        assert body is not None
+        assert json.loads(line.text)["body"] == VALID["body"]
+
+
+def test_a_huge_line_is_read_only_to_its_limit():
+    lines = list(bounded_lines(io.BytesIO(b"a\n" + b"x" * 1000 + b"\n" + b"b\n" + b"y" * 500), 100))
+
+    assert [len(line) for line in lines] == [2, 102, 2, 102]
+    assert lines[2] == b"b\n"
+
+
+@given(st.binary(max_size=200) | st.text(st.characters(codec=None), max_size=100))
+def test_any_line_is_taken_or_refused_and_never_raises(raw):
+    line, _ = read_line(raw, QueueSettings())
+
+    assert line.kind in {"b", "r"}
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(codec=None)),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@given(st.dictionaries(st.sampled_from([*VALID, "x"]), JSON))
+def test_any_object_is_taken_or_refused_with_json(given_fields):
+    line, _ = read_line(json.dumps(VALID | given_fields), QueueSettings())
+
+    line.custom_id.encode()
+    assert line.kind == "a" or "message" in json.loads(line.text)
+
+
+def test_bad_lines_do_not_hold_up_the_others(queue, line, result):
+    submission = queue.submit([line("a"), b"{", b"", line("a"), line("b", n=2), line("c")])
+    at_once = {found.custom_id: found.error["code"] for found in queue.results(submission.job_id)}
+    for claimed in queue.claim(submission.job_id, 9, "w1"):
+        queue.finish("w1", claimed, result(claimed))
+    names = sorted(found.custom_id for found in queue.results(submission.job_id))
+
+    assert (submission.accepted, submission.rejected, submission.is_new) == (2, 3, True)
+    assert at_once == {"line:2": "invalid_json", "line:4": "duplicate_custom_id", "b": "unsupported_parameter"}
+    assert names == ["a", "b", "c", "line:2", "line:4"]
+    assert queue.job(submission.job_id).state is JobState.COMPLETED
+
+
+def test_a_bad_line_and_a_good_one_of_the_same_name_are_told_apart(queue, line):
+    submission = queue.submit([line("a", n=2), line("a"), line("a", n=2)])
+
+    assert (submission.accepted, submission.rejected) == (0, 3)
+    assert [found.custom_id for found in queue.results(submission.job_id)] == ["a", "line:2", "line:3"]
+
+
+def test_a_job_without_a_good_line_fails_with_its_reason(queue):
+    submission = queue.submit([b"x", b"y"])
+    job = queue.job(submission.job_id)
+
+    assert job.state is JobState.FAILED
+    assert "none of its 2 lines could be taken" in job.reason
+    assert (job.counts.failed, len(list(queue.results(job.id)))) == (2, 2)
+
+
+@pytest.mark.parametrize("lines", [[], [b""], [b"\n", "  \r\n"] * 600])
+def test_an_empty_file_is_refused_and_leaves_nothing(queue, lines):
+    with pytest.raises(EmptyJob, match="found no line"):
+        queue.submit(lines)
+
+    assert queue.jobs() == []
+
+
+def test_the_queue_decides_tenants_models_and_priorities(queue, line):
+    tenants = (TenantSettings(name="acme", max_priority=5), TenantSettings(name="blue"))
+    queue.configure(QueueSettings(tenants=tenants, models=("small",)))
+    submission = queue.submit([line("a"), line("b", model="big")], tenant="acme", priority=50)
+    (refused,) = queue.results(submission.job_id)
+
+    assert queue.job(submission.job_id).priority == 5
+    assert "wanted one that this queue serves: small" in refused.error["message"]
+    with pytest.raises(UnknownTenant, match="found 'green', wanted one that this queue declares: acme, blue"):
+        queue.submit([line("a")], tenant="green")
+
+
+@pytest.mark.parametrize(
+    ("given_terms", "sentence"),
+    [
+        ({"tenant": "a|b"}, "tenant: found the string 'a|b'"),
+        ({"tenant": ""}, "tenant: found the string ''"),
+        ({"priority": 1001}, "priority: found 1001, wanted -1000 to 1000"),
+        ({"deadline": float("nan")}, "deadline: found nan"),
+        ({"key": ""}, "key: found 0 characters"),
+    ],
+)
+def test_the_terms_of_a_job_are_checked(queue, line, given_terms, sentence):
+    with pytest.raises(InvalidJob) as caught:
+        queue.submit([line("a")], **given_terms)
+
+    assert sentence in str(caught.value)
+    assert queue.jobs() == []
+
+
+def test_a_deadline_in_the_past_is_refused_by_the_servers_clock(queue, line):
+    with pytest.raises(DeadlinePassed, match="wanted a time after now"):
+        queue.submit([line("a")], deadline=queue.now() - 1)
+
+
+def test_the_same_key_is_the_same_job_for_its_tenant(queue, line):
+    first = queue.submit([line("a")], key="nightly", tenant="acme")
+    again = queue.submit([line("a")], key="nightly", tenant="acme")
+    other = queue.submit([line("a")], key="nightly", tenant="blue")
+
+    assert (again.job_id, again.is_new, again.accepted) == (first.job_id, False, 1)
+    assert other.job_id != first.job_id
+    assert other.is_new
+
+
+class Died(Exception):
+    """A submitter's end in mid-file."""
+
+
+def test_a_submission_that_died_goes_on_where_it_stopped(queue, line):
+    def dying():
+        for i in range(1300):
+            if i == 1100:
+                raise Died
+            yield line(f"r{i}")
+
+    with pytest.raises(Died):
+        queue.submit(dying(), key="k")
+    (half,) = queue.jobs()
+    claimable = [head.waiting for head in queue.heads()]
+    again = queue.submit((line(f"r{i}") for i in range(1300)), key="k")
+
+    assert (half.state, half.counts.total, claimable) == (JobState.VALIDATING, 1000, [1000])
+    assert (again.job_id, again.is_new, again.accepted, again.rejected) == (half.id, False, 1300, 0)
+    assert queue.job(half.id).state is JobState.IN_PROGRESS
+
+
+def test_two_submitters_with_one_key_store_each_line_once(queue, line):
+    lines = [line(f"r{i}") for i in range(1500)]
+
+    def overtaken():
+        for i, raw in enumerate(lines):
+            if i == 700:
+                assert queue.submit(lines, key="k").accepted == 1500
+            yield raw
+
+    submission = queue.submit(overtaken(), key="k")
+
+    assert (submission.accepted, submission.rejected) == (1500, 0)
+
+
+def test_a_job_cancelled_while_it_is_submitted_says_so(queue, line):
+    def cancelled():
+        for i in range(1200):
+            if i == 700:
+                queue.cancel(queue.jobs()[0].id)
+            yield line(f"r{i}")
+
+    with pytest.raises(JobStateConflict, match="is cancelled while its lines were still coming") as caught:
+        queue.submit(cancelled())
+
+    assert any("keeps the lines" in note for note in caught.value.__notes__)
+
+
+def test_progress_is_told_in_lines(queue, line):
+    told = []
+    queue.submit((line(f"r{i}") for i in range(1200)), on_progress=told.append)
+
+    assert told == [500, 1000, 1200]
+
+
+def test_jobs_that_open_alike_share_a_prefix_group(queue, line):
+    def chat(custom_id, system):
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": custom_id}]
+        return as_line(custom_id=custom_id, url="/v1/chat/completions", body={"model": "m", "messages": messages})
+
+    for name, system in (("a", "Be brief."), ("b", "Be brief."), ("c", "Be long.")):
+        queue.submit([chat(name, system)])
+    first, second, third = (head.prefix_group for head in queue.heads())
+
+    assert first == second != third
+    assert 0 not in {first, third}
+
+
+def test_a_server_that_is_gone_is_named(queue_name):
+    from ballast_queue.redis_store import Queue
+
+    with pytest.raises(QueueUnavailable, match=r"found no working Redis at 127\.0\.0\.1:1 .*check that it runs"):
+        Queue.connect("redis://127.0.0.1:1", queue_name)

@@ -1,0 +1,437 @@
+from __future__ import annotations
+
+import pytest
+from ballast_queue.errors import JobNotFound, JobStateConflict
+from ballast_queue.job import JobState, Prefix
+from ballast_queue.outcome import Outcome
+from ballast_queue.settings import QueueSettings
+
+
+def submit(queue, line, n=3, **given):
+    return queue.submit([line(f"r{i}") for i in range(n)], **given).job_id
+
+
+def ids(queue, job_id):
+    return [found.custom_id for found in queue.results(job_id)]
+
+
+def test_a_job_runs_from_submission_to_completion(queue, line, result):
+    job_id = submit(queue, line)
+    states = [queue.job(job_id).state]
+    claimed = queue.claim(job_id, 10, "w1")
+    outcomes = queue.finish_many("w1", [(c, result(c, tokens_in=2, tokens_out=5)) for c in reversed(claimed)])
+    job = queue.job(job_id)
+
+    assert states == [JobState.IN_PROGRESS]
+    assert outcomes == [Outcome.DONE] * 3
+    assert job.state is JobState.COMPLETED
+    assert (job.counts.total, job.counts.succeeded, job.counts.done) == (3, 3, 3)
+    assert (job.tokens_in, job.tokens_out) == (6, 15)
+    assert ids(queue, job_id) == ["r2", "r1", "r0"]
+    assert queue.heads() == []
+
+
+def test_a_claim_carries_everything_an_attempt_needs(queue, line):
+    job_id = queue.submit([line("r0", temperature=0.5), line("r1", seed=7)], tenant="acme", priority=3).job_id
+    first, second = queue.claim(job_id, 2, "w1")
+
+    assert (first.custom_id, first.url, first.tenant, first.priority) == ("r0", "/v1/completions", "acme", 3)
+    assert first.body == {"model": "small", "prompt": "Say r0", "temperature": 0.5}
+    assert (first.attempt, first.index, first.prefix) == (1, 0, None)
+    assert second.seed == 7
+    assert second.token > first.token
+    assert first.expires == pytest.approx(queue.now() + 30, abs=5)
+
+
+def test_two_workers_never_hold_the_same_item(queue, line):
+    job_id = submit(queue, line, 10)
+    claims = [queue.claim(job_id, n, worker) for n, worker in ((4, "w1"), (4, "w2"), (4, "w1"), (4, "w2"))]
+
+    assert [len(claimed) for claimed in claims] == [4, 4, 2, 0]
+    assert sorted(c.index for claimed in claims for c in claimed) == list(range(10))
+
+
+def test_an_attempt_samples_with_the_same_seed_whoever_runs_it(queue, line):
+    job_id = submit(queue, line, 2)
+    first = queue.claim(job_id, 2, "w1")
+    for claimed in first:
+        queue.give_back("w1", claimed)
+    second = queue.claim(job_id, 2, "w2")
+
+    assert [c.seed for c in first] == [c.seed for c in second]
+    assert first[0].seed != first[1].seed
+
+
+def test_a_repeated_finish_changes_nothing(queue, line, result):
+    job_id = submit(queue, line, 1)
+    (claimed,) = queue.claim(job_id, 1, "w1")
+    outcomes = [queue.finish("w1", claimed, result(claimed)) for _ in range(3)]
+
+    assert outcomes == [Outcome.DONE, Outcome.ALREADY_DONE, Outcome.ALREADY_DONE]
+    assert ids(queue, job_id) == ["r0"]
+
+
+def test_a_result_of_an_expired_lease_stays_invisible(queue, desk, line, result):
+    job_id = submit(queue, line, 1)
+    (late,) = queue.claim(job_id, 1, "w1")
+    desk.end_lease(job_id, 0)
+    reaped = queue.reap()
+    (fresh,) = queue.claim(job_id, 1, "w2")
+    outcomes = [
+        queue.finish("w1", late, result(late, body={"text": "late"})),
+        queue.finish("w2", fresh, result(fresh, body={"text": "fresh"})),
+        queue.finish("w1", late, result(late, body={"text": "late"})),
+    ]
+
+    assert reaped == 1
+    assert fresh.attempt == 2
+    assert fresh.token > late.token
+    assert outcomes == [Outcome.LEASE_LOST, Outcome.DONE, Outcome.LEASE_LOST]
+    assert [found.body for found in queue.results(job_id)] == [{"text": "fresh"}]
+
+
+def test_a_lease_that_nobody_took_over_may_still_finish(queue, desk, line, result):
+    job_id = submit(queue, line, 1)
+    (claimed,) = queue.claim(job_id, 1, "w1")
+    desk.end_lease(job_id, 0)
+
+    assert queue.finish("w1", claimed, result(claimed)) is Outcome.DONE
+
+
+def test_giving_back_spends_no_attempt_and_keeps_the_prefix(queue, line):
+    job_id = submit(queue, line, 1)
+    prefix = Prefix(token_ids=(5, 6), seed=9, model_revision="r1")
+    (first,) = queue.claim(job_id, 1, "w1")
+    given = queue.give_back("w1", first, prefix)
+    (second,) = queue.claim(job_id, 1, "w2")
+    queue.give_back("w2", second)
+    (third,) = queue.claim(job_id, 1, "w1")
+
+    assert given is Outcome.DONE
+    assert (second.attempt, second.prefix) == (1, prefix)
+    assert (third.attempt, third.prefix) == (1, prefix)
+    assert queue.give_back("w1", first) is Outcome.LEASE_LOST
+
+
+def test_items_come_back_in_their_own_order(queue, line):
+    job_id = submit(queue, line, 6)
+    claimed = queue.claim(job_id, 4, "w1")
+    queue.give_back_many("w1", [(claimed[3], None), (claimed[1], None)])
+
+    assert [c.index for c in queue.claim(job_id, 4, "w2")] == [1, 3, 4, 5]
+
+
+def test_a_failed_attempt_waits_for_its_backoff(queue, desk, line):
+    queue.configure(QueueSettings(backoff_seconds=3600))
+    job_id = submit(queue, line, 3)
+    claimed = queue.claim(job_id, 2, "w1")
+    outcome = queue.retry("w1", claimed[0], "oops", "the engine failed")
+    head = queue.heads()[0]
+    meanwhile = queue.claim(job_id, 5, "w2")
+    none_ready = queue.heads()
+    not_yet = queue.reap()
+    desk.end_backoff(job_id, 0)
+    woken = queue.reap()
+    (again,) = queue.claim(job_id, 5, "w1")
+
+    assert outcome is Outcome.RETRIED
+    assert (head.waiting, head.remaining, head.leased) == (1, 3, 1)
+    assert [c.index for c in meanwhile] == [2]
+    assert none_ready == []
+    assert (not_yet, woken) == (0, 1)
+    assert (again.index, again.attempt) == (0, 2)
+
+
+def test_backoff_doubles_with_jitter_and_is_capped(queue, desk, line):
+    queue.configure(QueueSettings(backoff_seconds=1000, backoff_max_seconds=3000, max_attempts=9))
+    job_id = submit(queue, line, 1)
+    waits = []
+    for _ in range(4):
+        (claimed,) = queue.claim(job_id, 1, "w1")
+        before = queue.now()
+        queue.retry("w1", claimed, "oops", "again")
+        ready_at = desk.raw.zscore(queue._keys.part(job_id, "delayed"), "0")
+        waits.append(ready_at - before)
+        desk.end_backoff(job_id, 0)
+        queue.reap()
+
+    for wait, most in zip(waits, (1000, 2000, 3000, 3000), strict=True):
+        assert most / 2 <= wait <= most + 1
+
+
+def test_attempts_are_spent_after_five_and_leave_a_dead_letter(impatient, line):
+    queue = impatient
+    job_id = submit(queue, line, 1)
+    outcomes = []
+    for _ in range(5):
+        (claimed,) = queue.claim(job_id, 1, "w1")
+        outcomes.append(queue.retry("w1", claimed, "engine_failed", "the step failed"))
+    (letter,) = queue.dead_letters(job_id)
+    (found,) = queue.results(job_id)
+    job = queue.job(job_id)
+
+    assert outcomes == [Outcome.RETRIED] * 4 + [Outcome.DEAD]
+    assert (letter.custom_id, letter.attempts, letter.code, letter.worker) == ("r0", 5, "engine_failed", "w1")
+    assert (found.status_code, found.error) == (500, {"code": "engine_failed", "message": "the step failed"})
+    assert (job.state, job.counts.failed) == (JobState.COMPLETED, 1)
+    assert queue.stats().dead_letters == 1
+
+
+def test_five_expired_leases_make_a_dead_letter(queue, desk, line):
+    job_id = submit(queue, line, 1)
+    for _ in range(5):
+        queue.claim(job_id, 1, "w1")
+        desk.end_lease(job_id, 0)
+        queue.reap()
+    (found,) = queue.results(job_id)
+
+    assert queue.claim(job_id, 1, "w1") == []
+    assert found.error is not None
+    assert found.error["code"] == "lease_expired"
+    assert "5 of 5 attempts" in found.error["message"]
+    assert queue.job(job_id).state is JobState.COMPLETED
+
+
+def test_an_error_that_no_attempt_mends_is_dead_at_once(queue, line):
+    job_id = submit(queue, line, 1)
+    (claimed,) = queue.claim(job_id, 1, "w1")
+    outcome = queue.retry("w1", claimed, "context_length", "too long", is_retryable=False, status_code=400)
+    (found,) = queue.results(job_id)
+
+    assert outcome is Outcome.DEAD
+    assert found.status_code == 400
+
+
+def test_a_result_with_an_error_is_a_dead_letter_too(queue, line, result):
+    job_id = submit(queue, line, 1)
+    (claimed,) = queue.claim(job_id, 1, "w1")
+    error = {"code": "context_length_exceeded", "message": "too long"}
+    outcome = queue.finish("w1", claimed, result(claimed, status_code=400, body=None, error=error))
+    (letter,) = queue.dead_letters()
+
+    assert outcome is Outcome.DONE
+    assert (letter.code, letter.message) == ("context_length_exceeded", "too long")
+    assert queue.job(job_id).counts.failed == 1
+
+
+def test_redrive_withdraws_the_errors_and_starts_afresh(impatient, line, result):
+    queue = impatient
+    job_id = submit(queue, line, 3)
+    for claimed in queue.claim(job_id, 3, "w1"):
+        if claimed.index == 1:
+            queue.finish("w1", claimed, result(claimed))
+        else:
+            queue.retry("w1", claimed, "oops", "x", is_retryable=False)
+    before = (queue.job(job_id).state, sorted(ids(queue, job_id)))
+    redriven = queue.redrive(job_id)
+    during = (queue.job(job_id).state, ids(queue, job_id), list(queue.dead_letters()))
+    again = queue.claim(job_id, 5, "w2")
+    queue.finish_many("w2", [(c, result(c)) for c in again])
+
+    assert before == (JobState.COMPLETED, ["r0", "r1", "r2"])
+    assert redriven == 2
+    assert during == (JobState.IN_PROGRESS, ["r1"], [])
+    assert [c.attempt for c in again] == [1, 1]
+    assert queue.job(job_id).state is JobState.COMPLETED
+    assert ids(queue, job_id) == ["r1", "r0", "r2"]
+    assert queue.redrive(job_id) == 0
+
+
+def test_redriving_many_dead_letters_takes_several_calls(impatient, line):
+    queue = impatient
+    job_id = submit(queue, line, 1200)
+    while claimed := queue.claim(job_id, 400, "w1"):
+        for item in claimed:
+            queue.retry("w1", item, "oops", "x", is_retryable=False)
+
+    assert len(list(queue.dead_letters(job_id))) == 1200
+    assert queue.redrive(job_id) == 1200
+    assert queue.job(job_id).counts.waiting == 1200
+
+
+def test_cancelling_ends_waiting_items_at_once_and_leased_ones_at_their_heartbeat(queue, line, result):
+    job_id = submit(queue, line, 5)
+    done, kept, beaten, *_ = queue.claim(job_id, 3, "w1")
+    queue.finish("w1", done, result(done))
+    at_once = queue.cancel(job_id)
+    finished = queue.finish("w1", kept, result(kept))
+    lost = queue.heartbeat("w1", [beaten.lease])
+    job = queue.job(job_id)
+
+    assert (at_once.state, at_once.counts.cancelled, at_once.counts.leased) == (JobState.CANCELLING, 2, 2)
+    assert finished is Outcome.DONE
+    assert lost == [beaten.lease]
+    assert (job.state, job.counts.succeeded, job.counts.cancelled) == (JobState.CANCELLED, 2, 3)
+    assert queue.finish("w1", beaten, result(beaten)) is Outcome.CANCELLED
+    errors = {found.custom_id: found.error and found.error["code"] for found in queue.results(job_id)}
+    assert errors == {"r0": None, "r1": None, "r2": "cancelled", "r3": "cancelled", "r4": "cancelled"}
+    assert queue.cancel(job_id).state is JobState.CANCELLED
+
+
+@pytest.mark.parametrize("how", ["give_back", "retry", "expire"])
+def test_an_item_of_a_cancelled_job_that_comes_back_is_cancelled(queue, desk, line, how):
+    job_id = submit(queue, line, 1)
+    (claimed,) = queue.claim(job_id, 1, "w1")
+    queue.cancel(job_id)
+    if how == "give_back":
+        assert queue.give_back("w1", claimed, Prefix(token_ids=(1,))) is Outcome.CANCELLED
+    elif how == "retry":
+        assert queue.retry("w1", claimed, "oops", "x") is Outcome.CANCELLED
+    else:
+        desk.end_lease(job_id, 0)
+        queue.reap()
+
+    assert queue.job(job_id).state is JobState.CANCELLED
+    assert ids(queue, job_id) == ["r0"]
+
+
+def test_cancelling_takes_items_in_backoff_along(queue, line):
+    queue.configure(QueueSettings(backoff_seconds=3600))
+    job_id = submit(queue, line, 2)
+    first, second = queue.claim(job_id, 2, "w1")
+    queue.retry("w1", first, "oops", "x")
+    queue.give_back("w1", second)
+
+    assert queue.cancel(job_id).state is JobState.CANCELLED
+
+
+def test_a_cancel_that_died_half_way_is_finished_by_reap(queue, line):
+    job_id = submit(queue, line, 1200)
+    queue._run(queue._functions.begin_end(job_id, "cancelled"))
+    queue._run(queue._functions.sweep(job_id, 10))
+    while queue.job(job_id).state is JobState.CANCELLING:
+        assert queue.reap() > 0
+
+    assert queue.job(job_id).counts.cancelled == 1200
+
+
+def test_a_paused_job_finishes_what_runs_and_starts_nothing(queue, line, result):
+    job_id = submit(queue, line, 2)
+    (claimed,) = queue.claim(job_id, 1, "w1")
+    paused = queue.pause(job_id)
+    nothing = queue.claim(job_id, 1, "w1")
+    heads = queue.heads()
+    outcome = queue.finish("w1", claimed, result(claimed))
+    resumed = queue.resume(job_id)
+
+    assert paused.state is JobState.PAUSED
+    assert (nothing, heads) == ([], [])
+    assert outcome is Outcome.DONE
+    assert resumed.state is JobState.IN_PROGRESS
+    assert len(queue.claim(job_id, 5, "w1")) == 1
+
+
+def test_a_paused_job_whose_last_item_finishes_is_complete(queue, line, result):
+    job_id = submit(queue, line, 1)
+    (claimed,) = queue.claim(job_id, 1, "w1")
+    queue.pause(job_id)
+    queue.finish("w1", claimed, result(claimed))
+
+    assert queue.job(job_id).state is JobState.COMPLETED
+
+
+@pytest.mark.parametrize("verb", ["pause", "resume"])
+def test_a_job_that_is_over_cannot_be_held(queue, line, result, verb):
+    job_id = submit(queue, line, 1)
+    (claimed,) = queue.claim(job_id, 1, "w1")
+    queue.finish("w1", claimed, result(claimed))
+
+    with pytest.raises(JobStateConflict, match="completed"):
+        getattr(queue, verb)(job_id)
+
+
+def test_a_deadline_keeps_what_is_done(queue, desk, line, result):
+    job_id = submit(queue, line, 4, deadline=queue.now() + 1000)
+    done, lost, late = queue.claim(job_id, 3, "w1")
+    queue.finish("w1", done, result(done))
+    desk.pass_deadline(job_id)
+    refused = queue.claim(job_id, 1, "w1")
+    queue.reap()
+    queue.reap()
+    middle = queue.job(job_id)
+    gone = queue.heartbeat("w1", [lost.lease])
+    queue.finish("w1", late, result(late))
+    job = queue.job(job_id)
+
+    assert refused == []
+    assert (middle.state, middle.counts.expired, middle.counts.leased) == (JobState.FINALIZING, 1, 2)
+    assert gone == [lost.lease]
+    assert (job.state, job.counts.succeeded, job.counts.expired) == (JobState.EXPIRED, 2, 2)
+    assert "3 of 4 items left" in job.reason
+    assert sorted(ids(queue, job_id)) == ["r0", "r1", "r2", "r3"]
+    with pytest.raises(JobStateConflict):
+        queue.redrive(job_id)
+
+
+def test_results_are_kept_and_then_deleted_without_a_trace(queue, desk, line, result):
+    job_id = submit(queue, line, 1, key="k")
+    (claimed,) = queue.claim(job_id, 1, "w1")
+    too_early = desk.outlive_results(job_id) or queue.reap()
+    queue.finish("w1", claimed, result(claimed))
+    kept = queue.reap()
+    desk.outlive_results(job_id)
+    deleted = queue.reap()
+
+    assert (too_early, kept, deleted) == (0, 0, 1)
+    with pytest.raises(JobNotFound):
+        queue.job(job_id)
+    with pytest.raises(JobNotFound):
+        next(queue.results(job_id))
+    left = {key for key in desk.raw.scan_iter(f"ballast:{{{queue.name}}}:*")}
+    assert left <= {queue._keys.totals, queue._keys.settings}
+    assert queue.finish("w1", claimed, result(claimed)) is Outcome.NOT_FOUND
+    assert queue.stats().items.total == 0
+    assert queue.submit([line("r0")], key="k").is_new
+
+
+def test_a_heartbeat_extends_what_is_held_and_names_what_is_not(queue, desk, line):
+    job_id, other = submit(queue, line, 2), submit(queue, line, 1)
+    held, taken = queue.claim(job_id, 2, "w1")
+    (elsewhere,) = queue.claim(other, 1, "w1")
+    for index in (0, 1):
+        desk.end_lease(job_id, index)
+    desk.raw.zadd(queue._keys.part(job_id, "leases"), {"0": 2e9})
+    queue.reap()
+    leases = [taken.lease, held.lease, elsewhere.lease, ("job-none", 0, 1)]
+    lost = queue.heartbeat("w1", leases)
+    expires = desk.raw.zscore(queue._keys.part(job_id, "leases"), "0")
+
+    assert sorted(lost) == sorted([taken.lease, ("job-none", 0, 1)])
+    assert expires == pytest.approx(queue.now() + 30, abs=5)
+    assert queue.heartbeat("w1", []) == []
+
+
+def test_unknown_jobs_are_named_as_such(queue):
+    for call in (queue.job, queue.cancel, queue.pause, queue.resume, queue.redrive):
+        with pytest.raises(JobNotFound, match="job-none"):
+            call("job-none")
+    assert queue.claim("job-none", 1, "w1") == []
+
+
+def test_results_follow_a_job_while_it_runs(queue, line, result):
+    job_id = submit(queue, line, 3)
+    following = queue.results(job_id, follow=True, poll_seconds=0.01)
+    seen = []
+    for _ in range(3):
+        (claimed,) = queue.claim(job_id, 1, "w1")
+        queue.finish("w1", claimed, result(claimed))
+        seen.append(next(following).custom_id)
+
+    assert seen == ["r0", "r1", "r2"]
+    assert list(following) == []
+
+
+def test_the_statistics_count_items_jobs_and_age(queue, desk, line, result):
+    job_id = submit(queue, line, 3)
+    submit(queue, line, 1)
+    claimed, *_ = queue.claim(job_id, 2, "w1")
+    queue.finish("w1", claimed, result(claimed))
+    desk.raw.xadd(queue._keys.inbox, {"item": line("x")}, id="1000-1")
+    stats = queue.stats()
+    desk.raw.delete(queue._keys.inbox)
+
+    assert (stats.items.waiting, stats.items.leased, stats.items.succeeded, stats.items.total) == (2, 1, 1, 4)
+    assert (stats.inbox, stats.depth) == (1, 3)
+    assert stats.jobs[JobState.IN_PROGRESS] == 2
+    assert stats.oldest_waiting_seconds == pytest.approx(stats.at - 1)
+    assert queue.stats().oldest_waiting_seconds < 60

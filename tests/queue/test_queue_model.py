@@ -1,0 +1,373 @@
+"""The queue against a model of it, over interleavings of several workers that crash, come back late and repeat calls."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import redis
+from ballast_queue.errors import JobStateConflict
+from ballast_queue.job import Claimed, JobState, Prefix, Result
+from ballast_queue.outcome import Outcome
+from ballast_queue.redis_store import Queue
+from ballast_queue.settings import QueueSettings
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+MAX_ATTEMPTS = 3
+WORKERS = ("w1", "w2", "w3")
+RUNS = {JobState.VALIDATING, JobState.IN_PROGRESS}
+
+
+@dataclass
+class Item:
+    """What the queue must know of one item."""
+
+    custom_id: str
+    state: str = "waiting"
+    spent: int = 0
+    is_delayed: bool = False
+    token: int = 0
+    """Of the lease; once it is over of the finish that ended it, 0 where nobody did."""
+    prefix: Prefix | None = None
+    is_dead: bool = False
+
+
+@dataclass
+class ModelJob:
+    id: str
+    items: list[Item] = field(default_factory=list)
+    num_rejected: int = 0
+    is_closed: bool = True
+    state: JobState = JobState.IN_PROGRESS
+    ending: str = ""
+
+    def claimable(self) -> list[int]:
+        if self.state not in RUNS:
+            return []
+        return [i for i, item in enumerate(self.items) if item.state == "waiting" and not item.is_delayed]
+
+    def settle(self) -> None:
+        if self.state.is_over or not self.is_closed:
+            return
+        if any(item.state in {"waiting", "leased"} for item in self.items):
+            return
+        self.state = JobState(self.ending) if self.ending else (JobState.COMPLETED if self.items else JobState.FAILED)
+
+    def let_go(self, item: Item) -> None:
+        item.state, item.token, item.is_delayed = self.ending, 0, False
+
+    def release(self, item: Item, *, spent: int, is_delayed: bool = False) -> None:
+        item.state, item.spent, item.token, item.is_delayed = "waiting", spent, 0, is_delayed
+
+    def bury(self, item: Item) -> None:
+        item.state, item.is_dead, item.prefix = "failed", True, None
+
+    def end(self, ending: str) -> None:
+        if self.state.is_over or self.ending:
+            return
+        self.ending, self.is_closed = ending, True
+        self.state = JobState.CANCELLING if ending == "cancelled" else JobState.FINALIZING
+        for item in self.items:
+            if item.state == "waiting":
+                self.let_go(item)
+        self.settle()
+
+    def loss(self, item: Item, token: int) -> Outcome:
+        if item.state in {"succeeded", "failed"} and item.token == token:
+            return Outcome.ALREADY_DONE
+        if item.state in {"cancelled", "expired"}:
+            return Outcome.CANCELLED
+        return Outcome.LEASE_LOST
+
+
+def make_machine(url: str) -> type[RuleBasedStateMachine]:
+    class QueueMachine(RuleBasedStateMachine):
+        jobs = Bundle("jobs")
+        claims = Bundle("claims")
+
+        @initialize()
+        def connect(self) -> None:
+            self.queue = Queue.connect(url, f"model/{uuid4().hex}")
+            self.of_worker = {name: Queue.connect(url, self.queue.name) for name in WORKERS}
+            self.queue.configure(
+                QueueSettings(
+                    max_attempts=MAX_ATTEMPTS, lease_seconds=9999, backoff_seconds=9999, backoff_max_seconds=9999
+                )
+            )
+            self.raw = redis.Redis.from_url(url)
+            self.model: dict[str, ModelJob] = {}
+
+        def teardown(self) -> None:
+            if not hasattr(self, "queue"):
+                return
+            assert self.queue.check_integrity() == []
+            for job in self.model.values():
+                visible = Counter(found.custom_id for found in self.queue.results(job.id))
+                over = [item.custom_id for item in job.items if item.state not in {"waiting", "leased"}]
+                assert sorted(visible.elements()) == sorted(over + self._rejected(job))
+            self.raw.delete(*self.raw.scan_iter(f"ballast:{{{self.queue.name}}}:*"))
+            self.raw.close()
+            for queue in (self.queue, *self.of_worker.values()):
+                queue.close()
+
+        @staticmethod
+        def _rejected(job: ModelJob) -> list[str]:
+            # Every job of the machine has its bad lines behind the good ones.
+            return [f"line:{len(job.items) + 1 + i}" for i in range(job.num_rejected)]
+
+        @staticmethod
+        def _line(custom_id: str) -> str:
+            return (
+                f'{{"custom_id":"{custom_id}","method":"POST","url":"/v1/completions",'
+                f'"body":{{"model":"m","prompt":"p"}}}}'
+            )
+
+        # Submitters
+
+        @rule(target=jobs, n=st.integers(0, 6), bad=st.integers(0, 2))
+        def submit(self, n: int, bad: int) -> str:
+            n = max(n, 1) if not bad else n
+            lines = [self._line(f"r{i}") for i in range(n)] + ["no json"] * bad
+            job_id = self.queue.submit(lines).job_id
+            job = ModelJob(job_id, [Item(f"r{i}") for i in range(n)], bad)
+            job.settle()
+            self.model[job_id] = job
+            return job_id
+
+        @rule(target=jobs, n=st.integers(1, 3))
+        def open_through_the_inbox(self, n: int) -> str:
+            job_id = f"inbox-job-{len(self.model)}"
+            self.model[job_id] = ModelJob(job_id, is_closed=False, state=JobState.VALIDATING)
+            self._add(self.model[job_id], n)
+            return job_id
+
+        def _add(self, job: ModelJob, n: int) -> None:
+            for _ in range(n):
+                custom_id = f"r{len(job.items)}"
+                self.raw.xadd(self.queue._keys.inbox, {"item": self._line(custom_id), "job": job.id})
+                job.items.append(Item(custom_id))
+            assert self.queue.take_in() == n
+
+        @rule(job_id=jobs, n=st.integers(1, 3))
+        def add_through_the_inbox(self, job_id: str, n: int) -> None:
+            if not self.model[job_id].is_closed:
+                self._add(self.model[job_id], n)
+
+        @rule(job_id=jobs)
+        def close_through_the_inbox(self, job_id: str) -> None:
+            job = self.model[job_id]
+            if job.is_closed:
+                return
+            self.raw.xadd(self.queue._keys.inbox, {"job": job_id, "end": "1"})
+            self.queue.take_in()
+            job.is_closed = True
+            if job.state is JobState.VALIDATING:
+                job.state = JobState.IN_PROGRESS
+            job.settle()
+
+        @rule(job_id=jobs)
+        def cancel(self, job_id: str) -> None:
+            self.model[job_id].end("cancelled")
+            assert self.queue.cancel(job_id).state is self.model[job_id].state
+
+        @rule(job_id=jobs)
+        def pass_the_deadline(self, job_id: str) -> None:
+            job = self.model[job_id]
+            if job.state.is_over or job.ending:
+                return
+            self.raw.hset(self.queue._keys.job(job_id), "deadline", "1")
+            self.raw.zadd(self.queue._keys.timers, {f"deadline:{job_id}": 1})
+            while self.queue.reap():
+                pass
+            job.end("expired")
+
+        @rule(job_id=jobs, verb=st.sampled_from(["pause", "resume"]))
+        def hold(self, job_id: str, verb: str) -> None:
+            job = self.model[job_id]
+            if job.ending or job.state.is_over:
+                with pytest.raises(JobStateConflict):
+                    getattr(self.queue, verb)(job_id)
+                return
+            getattr(self.queue, verb)(job_id)
+            if verb == "pause":
+                job.state = JobState.PAUSED
+            elif job.state is JobState.PAUSED:
+                job.state = JobState.IN_PROGRESS if job.is_closed else JobState.VALIDATING
+
+        @rule(job_id=jobs)
+        def redrive(self, job_id: str) -> None:
+            job = self.model[job_id]
+            if job.ending or (job.state.is_over and job.state is not JobState.COMPLETED):
+                with pytest.raises(JobStateConflict):
+                    self.queue.redrive(job_id)
+                return
+            dead = [item for item in job.items if item.is_dead]
+            assert self.queue.redrive(job_id) == len(dead)
+            for item in dead:
+                item.is_dead = False
+                job.release(item, spent=0)
+            if dead and job.state is JobState.COMPLETED:
+                job.state = JobState.IN_PROGRESS
+
+        # Workers
+
+        @rule(target=claims, job_id=jobs, n=st.integers(1, 4), worker=st.sampled_from(WORKERS))
+        def claim(self, job_id: str, n: int, worker: str) -> tuple[str, list[Claimed]]:
+            job = self.model[job_id]
+            wanted = job.claimable()[:n]
+            claimed = self.of_worker[worker].claim(job_id, n, worker)
+            assert [c.index for c in claimed] == wanted
+            for c in claimed:
+                item = job.items[c.index]
+                assert (c.custom_id, c.attempt, c.prefix) == (item.custom_id, item.spent + 1, item.prefix)
+                item.state, item.token = "leased", c.token
+            return worker, claimed
+
+        def _held(self, c: Claimed) -> tuple[ModelJob, Item, bool]:
+            job = self.model[c.job_id]
+            item = job.items[c.index]
+            return job, item, item.state == "leased" and item.token == c.token
+
+        @rule(claim=claims, is_ok=st.booleans())
+        def finish(self, claim: tuple[str, list[Claimed]], is_ok: bool) -> None:
+            """Also what a worker does that was thought dead: a claim stays in the bundle for ever."""
+            worker, claimed = claim
+            wanted = []
+            for c in claimed:
+                job, item, is_held = self._held(c)
+                if not is_held:
+                    wanted.append(job.loss(item, c.token))
+                    continue
+                wanted.append(Outcome.DONE)
+                if is_ok:
+                    item.state = "succeeded"
+                else:
+                    job.bury(item)
+            error = None if is_ok else {"code": "no", "message": "no"}
+            results = [
+                (c, Result(custom_id=c.custom_id, status_code=200 if is_ok else 400, body={}, error=error))
+                for c in claimed
+            ]
+            assert self.of_worker[worker].finish_many(worker, results) == wanted
+            for c in claimed:
+                self.model[c.job_id].settle()
+
+        @rule(claim=claims, tokens=st.none() | st.lists(st.integers(0, 9), max_size=3))
+        def give_back(self, claim: tuple[str, list[Claimed]], tokens: list[int] | None) -> None:
+            worker, claimed = claim
+            prefix = None if tokens is None else Prefix(token_ids=tuple(tokens))
+            for c in claimed:
+                job, item, is_held = self._held(c)
+                if not is_held:
+                    wanted = job.loss(item, c.token)
+                elif job.ending:
+                    wanted = Outcome.CANCELLED
+                    job.let_go(item)
+                else:
+                    wanted = Outcome.DONE
+                    item.prefix = prefix or item.prefix
+                    job.release(item, spent=item.spent)
+                assert self.of_worker[worker].give_back(worker, c, prefix) is wanted
+                job.settle()
+
+        @rule(claim=claims, is_retryable=st.booleans())
+        def retry(self, claim: tuple[str, list[Claimed]], is_retryable: bool) -> None:
+            worker, claimed = claim
+            for c in claimed:
+                job, item, is_held = self._held(c)
+                if not is_held:
+                    wanted = job.loss(item, c.token)
+                elif job.ending:
+                    wanted = Outcome.CANCELLED
+                    job.let_go(item)
+                elif is_retryable and item.spent + 1 < MAX_ATTEMPTS:
+                    wanted = Outcome.RETRIED
+                    item.prefix = None
+                    job.release(item, spent=item.spent + 1, is_delayed=True)
+                else:
+                    wanted = Outcome.DEAD
+                    job.bury(item)
+                assert self.of_worker[worker].retry(worker, c, "oops", "failed", is_retryable=is_retryable) is wanted
+                job.settle()
+
+        @rule(claim=claims)
+        def heartbeat(self, claim: tuple[str, list[Claimed]]) -> None:
+            worker, claimed = claim
+            lost = []
+            for c in claimed:
+                job, item, is_held = self._held(c)
+                if is_held and not job.ending:
+                    continue
+                lost.append(c.lease)
+                if is_held:
+                    job.let_go(item)
+                job.settle()
+            assert self.of_worker[worker].heartbeat(worker, [c.lease for c in claimed]) == lost
+
+        @rule(claim=claims)
+        def lose_the_worker(self, claim: tuple[str, list[Claimed]]) -> None:
+            """Its leases expire; some other worker reaps them."""
+            num_expired = 0
+            for c in claim[1]:
+                job, item, is_held = self._held(c)
+                if not is_held:
+                    continue
+                num_expired += 1
+                self.raw.zadd(self.queue._keys.part(c.job_id, "leases"), {str(c.index): 1}, xx=True)
+                self.raw.zadd(self.queue._keys.timers, {f"lease:{c.job_id}": 1})
+                if job.ending:
+                    job.let_go(item)
+                elif item.spent + 1 < MAX_ATTEMPTS:
+                    job.release(item, spent=item.spent + 1)
+                else:
+                    job.bury(item)
+                    item.token = 0
+            assert self.queue.reap() == num_expired
+            for c in claim[1]:
+                self.model[c.job_id].settle()
+
+        @rule(job_id=jobs)
+        def end_the_backoffs(self, job_id: str) -> None:
+            job = self.model[job_id]
+            delayed = [i for i, item in enumerate(job.items) if item.is_delayed]
+            for i in delayed:
+                self.raw.zadd(self.queue._keys.part(job_id, "delayed"), {str(i): 1}, xx=True)
+                self.raw.zadd(self.queue._keys.timers, {f"wake:{job_id}": 1})
+                job.items[i].is_delayed = False
+            assert self.queue.reap() == len(delayed)
+
+        # What always holds
+
+        @precondition(lambda self: self.model)
+        @invariant()
+        def every_job_counts_what_the_model_counts(self) -> None:
+            for found in self.queue.jobs():
+                job = self.model[found.id]
+                states = Counter(item.state for item in job.items)
+                counts = found.counts.model_dump(exclude={"version"})
+                wanted = {name: states[name] for name in counts}
+                wanted["failed"] += job.num_rejected
+                wanted["total"] = len(job.items) + job.num_rejected
+
+                assert (found.state, counts) == (job.state, wanted)
+
+        @precondition(lambda self: self.model)
+        @invariant()
+        def the_heads_are_the_jobs_with_something_to_claim(self) -> None:
+            wanted = {job.id: len(job.claimable()) for job in self.model.values() if job.claimable()}
+            heads = {head.job_id: head.waiting for head in self.queue.heads()}
+
+            assert heads == dict(list(wanted.items())[:16])
+
+    QueueMachine.TestCase.settings = settings(max_examples=settings.default.max_examples // 2, stateful_step_count=40)
+    return QueueMachine
+
+
+def test_any_interleaving_agrees_with_the_model(valkey: Any) -> None:
+    case = make_machine(valkey.url).TestCase()
+    case.runTest()

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from ballast_queue.body import ChatBody, CompletionBody, parse_body
+from ballast_queue.errors import InvalidBody, Unsupported
+from ballast_queue.refused import REFUSED_BY_URL
+from hypothesis import given
+from hypothesis import strategies as st
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+SAY_HI = [{"role": "user", "content": "hi"}]
+
+
+def completion(**given):
+    return parse_body(COMPLETIONS, {"model": "m", "prompt": "p"} | given)
+
+
+def chat(**given):
+    return parse_body(CHAT, {"model": "m", "messages": SAY_HI} | given)
+
+
+def test_a_completion_has_the_defaults_of_openai():
+    body = completion()
+
+    assert isinstance(body, CompletionBody)
+    assert (body.num_output, body.temperature, body.top_p, body.stop, body.stream) == (16, 1.0, 1.0, (), False)
+
+
+def test_a_chat_generates_up_to_the_context_unless_told():
+    assert chat().num_output is None
+    assert chat(max_tokens=3).num_output == 3
+    assert chat(max_completion_tokens=4).num_output == 4
+    assert chat(max_completion_tokens=4, max_tokens=4).num_output == 4
+
+
+def test_prompts_are_text_or_token_ids():
+    assert completion(prompt="x").prompt == "x"
+    assert completion(prompt=[1, 2]).prompt == (1, 2)
+    assert completion(prompt="").prompt == ""
+
+
+def test_text_parts_are_joined():
+    body = chat(
+        messages=[{"role": "system", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
+    )
+
+    assert isinstance(body, ChatBody)
+    assert body.messages[0].content == "ab"
+
+
+def test_stops_are_one_string_or_several():
+    assert completion(stop="a").stop == ("a",)
+    assert completion(stop=["a", "b"]).stop == ("a", "b")
+    assert completion(stop=None).stop == ()
+
+
+def test_a_lower_vllm_priority_is_a_higher_band():
+    assert completion(priority=-5).band == 5
+    assert completion(priority=5).band == -5
+
+
+def test_a_stream_may_end_with_usage():
+    assert completion(stream=True, stream_options={"include_usage": True}).includes_usage
+    assert not completion(stream=True).includes_usage
+
+
+WRONG = {
+    "a number as text": (COMPLETIONS, {"temperature": "hot"}, "temperature", "found the string 'hot', wanted a number"),
+    "true as a number": (COMPLETIONS, {"max_tokens": True}, "max_tokens", "found true, wanted an integer"),
+    "a fraction as a count": (COMPLETIONS, {"max_tokens": 1.5}, "max_tokens", "wanted an integer"),
+    "too hot": (COMPLETIONS, {"temperature": 3}, "temperature", "found the number 3, wanted 2.0 or less"),
+    "top_p of zero": (COMPLETIONS, {"top_p": 0}, "top_p", "wanted more than 0"),
+    "a seed too large": (COMPLETIONS, {"seed": 2**63}, "seed", "wanted less than"),
+    "no output": (COMPLETIONS, {"max_tokens": 0}, "max_tokens", "wanted 1 or more"),
+    "several prompts": (COMPLETIONS, {"prompt": ["a", "b"]}, "prompt", "found a list of prompts, wanted one"),
+    "lists of tokens": (COMPLETIONS, {"prompt": [[1], [2]]}, "prompt", "found a list of prompts, wanted one"),
+    "no tokens": (COMPLETIONS, {"prompt": []}, "prompt", "found an empty list"),
+    "a negative token": (COMPLETIONS, {"prompt": [1, -1]}, "prompt", "found the number -1 in the list"),
+    "a prompt of a number": (COMPLETIONS, {"prompt": 3}, "prompt", "found the number 3, wanted a string or a list"),
+    "a lone surrogate": (COMPLETIONS, {"prompt": "\ud800"}, "prompt", "lone surrogate"),
+    "an empty model": (COMPLETIONS, {"model": ""}, "model", "wanted 1 or more characters"),
+    "an empty stop": (COMPLETIONS, {"stop": [""]}, "stop", "found an empty stop string"),
+    "too many stops": (COMPLETIONS, {"stop": ["x"] * 17}, "stop", "found 17 stop strings, wanted at most 16"),
+    "a stop of a number": (COMPLETIONS, {"stop": [1]}, "stop", "wanted a string or a list of strings"),
+    "usage without a stream": (COMPLETIONS, {"stream_options": {}}, "stream_options", "wanted stream: true"),
+    "other stream options": (
+        COMPLETIONS,
+        {"stream": True, "stream_options": {"x": 1}},
+        "stream_options.x",
+        "found an unknown field",
+    ),
+    "an unknown field": (COMPLETIONS, {"temprature": 1}, "temprature", "found an unknown field"),
+    "an unknown field of null": (COMPLETIONS, {"temprature": None}, "temprature", "found an unknown field"),
+    "no messages": (CHAT, {"messages": []}, "messages", "wanted 1 or more entries"),
+    "messages as text": (CHAT, {"messages": "hi"}, "messages", "found the string 'hi', wanted a list"),
+    "a message as text": (CHAT, {"messages": ["hi"]}, "messages[0]", "wanted an object"),
+    "a tool's message": (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", "'tool'"),
+    "a picture": (
+        CHAT,
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "messages[0].content",
+        "found a part of type 'image_url', wanted text",
+    ),
+    "no content": (CHAT, {"messages": [{"role": "user", "content": None}]}, "messages[0].content", "found null"),
+    "a named speaker": (CHAT, {"messages": [SAY_HI[0] | {"name": "bob"}]}, "messages[0].name", "unknown field"),
+    "two lengths": (CHAT, {"max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens", "one of the two"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_named_with_what_was_found_and_wanted(name):
+    url, body, field, sentence = WRONG[name]
+    base = {"model": "m"} | ({"prompt": "p"} if url == COMPLETIONS else {"messages": SAY_HI})
+    with pytest.raises(InvalidBody) as caught:
+        parse_body(url, base | body)
+
+    assert caught.value.field == field
+    assert caught.value.message.startswith(f"{field}: found ")
+    assert sentence in caught.value.message
+
+
+@pytest.mark.parametrize(("url", "missing"), [(COMPLETIONS, "model"), (COMPLETIONS, "prompt"), (CHAT, "messages")])
+def test_a_required_field_is_missed_by_name(url, missing):
+    body = {"model": "m", "prompt": "p"} if url == COMPLETIONS else {"model": "m", "messages": SAY_HI}
+    del body[missing]
+    with pytest.raises(InvalidBody, match=f"{missing}: found nothing") as caught:
+        parse_body(url, body)
+
+    assert caught.value.as_openai()["error"]["param"] == missing
+
+
+@pytest.mark.parametrize(("url", "field"), [(url, field) for url, fields in REFUSED_BY_URL.items() for field in fields])
+def test_a_known_field_that_is_not_served_is_refused_by_name_unless_neutral(url, field):
+    base = {"model": "m"} | ({"prompt": "p"} if url == COMPLETIONS else {"messages": SAY_HI})
+    for neutral in (None, *REFUSED_BY_URL[url][field][0]):
+        parse_body(url, base | {field: neutral})
+    with pytest.raises(Unsupported) as caught:
+        parse_body(url, base | {field: {"anything": "else"}})
+
+    assert caught.value.field == field
+    assert caught.value.as_openai()["error"]["code"] == "unsupported_parameter"
+
+
+@pytest.mark.parametrize("value", [True, 2, 0, 1.5, "1"])
+def test_more_than_one_completion_is_refused(value):
+    with pytest.raises(Unsupported, match="^n: found"):
+        completion(n=value)
+
+
+def test_other_urls_are_refused():
+    with pytest.raises(Unsupported, match="embeddings .* is not supported yet"):
+        parse_body("/v1/embeddings", {})
+    with pytest.raises(InvalidBody, match="url: found '/v2/x'"):
+        parse_body("/v2/x", {})
+    with pytest.raises(InvalidBody, match="body: found a list of 0, wanted a JSON object"):
+        parse_body(COMPLETIONS, [])
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(codec=None)),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(st.characters(codec=None)), inner, max_size=4),
+    max_leaves=8,
+)
+KNOWN = sorted(
+    {*CompletionBody.model_fields, *ChatBody.model_fields, *REFUSED_BY_URL[COMPLETIONS], *REFUSED_BY_URL[CHAT]}
+)
+
+
+@given(
+    url=st.sampled_from([COMPLETIONS, CHAT]), body=st.dictionaries(st.sampled_from(KNOWN) | st.text(), JSON, max_size=6)
+)
+def test_any_body_is_served_or_refused_with_a_sentence(url, body):
+    base = {"model": "m"} | ({"prompt": "p"} if url == COMPLETIONS else {"messages": SAY_HI})
+    try:
+        parsed = parse_body(url, base | body)
+    except InvalidBody as error:
+        json.dumps(error.as_openai(), ensure_ascii=False).encode()
+
+        assert "found" in error.message
+    else:
+        parsed.model_dump_json().encode()
