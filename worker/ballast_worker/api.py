@@ -138,38 +138,42 @@ async def _watch(call: Call, stream: Stream) -> None:
 
 
 async def _send_whole(call: Call, stream: Stream, shape: Shape, answer: Answer) -> None:
-    while not answer.is_over:
-        for output in await stream.next():
-            answer.add(output)
-        if stream.is_hung_up:
-            raise ClientGone
-    answer.check()
-    await call.answer(200, compact(shape.whole(answer)))
+    while True:
+        await _hear(stream, answer)
+        if answer.is_over:
+            answer.check()
+            await call.answer(200, compact(shape.whole(answer)))
+            return
 
 
 async def _send_events(call: Call, stream: Stream, shape: Shape, answer: Answer) -> None:
-    is_opened = False
-    while not answer.is_over:
-        outputs = await stream.next()
-        if stream.is_hung_up:
-            raise ClientGone
-        for output in outputs:
-            answer.add(output)
-        if not outputs:
+    opening = shape.first()
+    while True:
+        if not await _hear(stream, answer):
             data = KEEPALIVE
         else:
             answer.check()
-            data = shape.delta(answer.take_text(), answer.finish_reason)
-            if not is_opened:
-                is_opened = True
-                data = shape.first() + data
-        if answer.is_over:
+            data = opening + shape.delta(answer.take_text(), answer.finish_reason)
+            opening = b""
+        is_last = answer.is_over
+        if is_last:
             data += shape.last(answer)
-        if not data:
-            continue
-        if not call.is_started:
-            await call.start_events()
-        await call.event(data, is_last=answer.is_over)
+        if data:
+            if not call.is_started:
+                await call.start_events()
+            await call.event(data, is_last=is_last)
+        if is_last:
+            return
+
+
+async def _hear(stream: Stream, answer: Answer) -> bool:
+    """Wait for the engine; False where it said nothing, and the stream was only asked for a sign of life."""
+    outputs = await stream.next()
+    if stream.is_hung_up:
+        raise ClientGone
+    for output in outputs:
+        answer.add(output)
+    return bool(outputs)
 
 
 def _outcome(refused: Refused) -> RequestOutcome:

@@ -122,7 +122,7 @@ class Metrics(Collector):
         self._lock = threading.Lock()
         self._registry = CollectorRegistry()
         self._registry.register(self)
-        ProcessCollector(registry=self._registry)  # type: ignore[no-untyped-call] # their annotations lack a return
+        ProcessCollector(registry=self._registry)
 
     def render(self) -> bytes:
         """The text that Prometheus scrapes."""
@@ -163,13 +163,17 @@ class Metrics(Collector):
 
 def _requests(figures: Figures) -> Iterator[Metric]:
     recorders = figures.recorders
-    for name, text, pick in (
-        ("time_to_first_token", "From arrival to the first token.", lambda r: r.ttft),
-        ("time_per_output_token", "Mean time of each token after the first.", lambda r: r.tpot),
-        ("request_latency", "From arrival to the last token.", lambda r: r.latency),
+    for name, text, parts in (
+        ("time_to_first_token", "From arrival to the first token.", [r.ttft for r in recorders]),
+        ("time_per_output_token", "Mean time of each token after the first.", [r.tpot for r in recorders]),
+        ("request_latency", "From arrival to the last token.", [r.latency for r in recorders]),
     ):
-        histograms = {c: Histogram.sum_of(pick(recorder)[c] for recorder in recorders) for c in RequestClass}
-        yield _histogram(f"ballast_{name}_seconds", text, ("class",), {(c.value,): h for c, h in histograms.items()})
+        yield _histogram(
+            f"ballast_{name}_seconds",
+            text,
+            ("class",),
+            {(c.value,): Histogram.sum_of(part[c] for part in parts) for c in RequestClass},
+        )
     yield _counter(
         "ballast_requests",
         "Requests that ended, by how.",

@@ -1,0 +1,180 @@
+"""Real workers: in a thread of the test process, or as processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from ballast_api.worker_config import WorkerConfig
+from ballast_worker.app import create_app, listen, load
+from ballast_worker.worker import Worker
+
+PATIENCE = 60.0
+"""Seconds after which a wait is a failure; nothing waits so long when all is well."""
+
+
+def _eventually(is_true: Callable[[], Any], what: str) -> Any:
+    """Look until it is true, for what other threads and processes do."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        if found := is_true():
+            return found
+        time.sleep(0.005)
+    pytest.fail(f"waited {PATIENCE:.0f} s for: {what}")
+
+
+@pytest.fixture(scope="session")
+def eventually() -> Callable[[Callable[[], Any], str], Any]:
+    """`eventually(condition, "what it is")` gives the first true value, or fails."""
+    return _eventually
+
+
+def merge(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+    """Change a nested mapping."""
+    out = dict(base)
+    for key, value in change.items():
+        out[key] = merge(out[key], value) if isinstance(value, dict) and isinstance(out.get(key), dict) else value
+    return out
+
+
+@dataclass
+class Serving:
+    """A worker that serves, in this process."""
+
+    url: str
+    worker: Worker
+
+    def client(self, **options: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=PATIENCE, **options)
+
+    def is_idle(self) -> bool:
+        stats = self.worker.engine.stats()
+        busy = [of.running + of.parked + of.waiting for of in (stats.online, stats.offline)]
+        return not any(busy) and not self.worker.engine.has_work and stats.kv_used == 0
+
+
+@contextmanager
+def _serve(config: WorkerConfig, path: Path | None = None) -> Iterator[Serving]:
+    """Run the app under uvicorn on a thread; at the end the engine's books must balance."""
+    worker = Worker(load(config, path), path=path)
+    listener = listen(config)
+    worker.address = url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    app = create_app(config, worker=worker)
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, ws="none", timeout_graceful_shutdown=2))
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
+    thread.start()
+    _eventually(lambda: server.started, "the server to start")
+    try:
+        yield Serving(url, worker)
+    finally:
+        server.should_exit = True
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    worker.engine.check_integrity()
+
+
+@pytest.fixture(scope="session")
+def make_config(model_dir: Path) -> Callable[..., WorkerConfig]:
+    """Configurations of the small model: 4 slots, one CPU thread, a free port, whatever else the test says."""
+    base = {
+        "model": {"uri": str(model_dir), "servedName": "tiny"},
+        "slots": 4,
+        "engine": {"threads": 1, "kvMemoryMebibytes": 32},
+        "slo": {"ttftMilliseconds": 10_000, "tpotMilliseconds": 1_000},
+        "runtime": {"port": 0, "drainSeconds": 20},
+    }
+
+    def make(**changes: Any) -> WorkerConfig:
+        return WorkerConfig.model_validate(merge(base, changes))
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def serving(make_config: Callable[..., WorkerConfig]) -> Iterator[Serving]:
+    """A worker without a queue, for the tests of one module."""
+    with _serve(make_config()) as serving:
+        yield serving
+
+
+@pytest.fixture(scope="session")
+def serve() -> Callable[..., AbstractContextManager[Serving]]:
+    """`with serve(config) as serving:` for tests that need a worker of their own."""
+    return _serve
+
+
+@dataclass
+class Running:
+    """A worker as a process of its own."""
+
+    process: subprocess.Popen[str]
+    url: str = ""
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def log(self) -> str:
+        return "\n".join(self.lines)
+
+    def client(self) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=PATIENCE)
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        return self.process.wait(PATIENCE)
+
+
+@contextmanager
+def _run_worker(config: WorkerConfig, directory: Path) -> Iterator[Running]:
+    """Start `python -m ballast_worker` and wait until it listens; it is gone at the end, whatever happened."""
+    path = directory / f"{config.runtime.worker_id or 'worker'}.yaml"
+    path.write_text(config.dump())
+    command = [sys.executable, "-m", "ballast_worker", "--config", str(path), "--log-format", "json"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    running = Running(process)
+    assert process.stderr is not None
+    stderr = process.stderr
+
+    def read() -> None:
+        for line in stderr:
+            running.lines.append(line.rstrip("\n"))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        running.url = _eventually(lambda: _address(running), f"the worker to listen; it said: {running.log}")
+        yield running
+    finally:
+        process.kill()
+        process.wait(PATIENCE)
+        reader.join(PATIENCE)
+        stderr.close()
+
+
+@pytest.fixture(scope="session")
+def run_worker() -> Callable[[WorkerConfig, Path], AbstractContextManager[Running]]:
+    """`with run_worker(config, directory) as running:` for tests of the process."""
+    return _run_worker
+
+
+def _address(running: Running) -> str:
+    if running.process.poll() is not None:
+        pytest.fail(f"the worker ended with {running.process.returncode}: {running.log}")
+    for line in list(running.lines):
+        if line.startswith("{") and (entry := json.loads(line))["event"] == "listening":
+            return str(entry["address"])
+    return ""

@@ -1,0 +1,198 @@
+"""The official client against a real worker with the real small model."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+
+PROMPT = "The method returns a list of"
+CHAT = [{"role": "user", "content": "What is a list?"}]
+
+
+@pytest.fixture
+def client(serving):
+    with openai.OpenAI(base_url=f"{serving.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        yield client
+
+
+def test_the_served_model_is_listed_and_found(client) -> None:
+    [model] = client.models.list().data
+
+    assert (model.id, model.object, model.owned_by) == ("tiny", "model", "ballast")
+    assert client.models.retrieve("tiny").id == "tiny"
+    with pytest.raises(openai.NotFoundError, match="this worker serves 'tiny'"):
+        client.models.retrieve("other")
+
+
+def test_a_completion_has_text_reason_and_usage(client) -> None:
+    answer = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=8, temperature=0)
+
+    assert answer.object == "text_completion"
+    assert answer.id.startswith("cmpl-")
+    assert answer.model == "tiny"
+    assert answer.choices[0].text
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage.completion_tokens == 8
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 8
+
+
+def test_a_streamed_completion_says_the_same_as_a_whole_one(client) -> None:
+    options = {"model": "tiny", "prompt": PROMPT, "max_tokens": 24, "temperature": 0}
+    whole = client.completions.create(**options)
+
+    chunks = list(client.completions.create(**options, stream=True))
+
+    assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
+    assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == whole.choices[0].finish_reason
+    assert {chunk.choices[0].finish_reason for chunk in chunks[:-1]} <= {None}
+    assert {chunk.id for chunk in chunks} == {chunks[0].id}
+    assert len(chunks) > 3, "the text must come in pieces"
+
+
+def test_a_chat_answers_as_the_assistant(client) -> None:
+    answer = client.chat.completions.create(model="tiny", messages=CHAT, max_tokens=8, temperature=0)
+
+    assert answer.object == "chat.completion"
+    assert answer.id.startswith("chatcmpl-")
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].message.content
+    assert answer.choices[0].message.refusal is None
+
+
+def test_a_streamed_chat_opens_with_the_role_and_closes_with_usage(client) -> None:
+    options = {"model": "tiny", "messages": CHAT, "max_completion_tokens": 12, "temperature": 0}
+    whole = client.chat.completions.create(**options)
+
+    chunks = list(
+        client.chat.completions.create(**options, stream=True, stream_options={"include_usage": True})
+    )
+
+    deltas = [chunk.choices[0].delta for chunk in chunks[:-1]]
+    assert deltas[0].role == "assistant"
+    assert "".join(delta.content or "" for delta in deltas) == whole.choices[0].message.content
+    assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert [chunk.usage for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+
+
+def test_a_repeated_prompt_says_how_much_of_it_was_cached(client) -> None:
+    prompt = "A rather long prompt that fills several blocks of the cache. " * 6
+    first = client.completions.create(model="tiny", prompt=prompt, max_tokens=2, temperature=0)
+
+    second = client.completions.create(model="tiny", prompt=prompt, max_tokens=2, temperature=0)
+
+    assert first.usage.prompt_tokens_details.cached_tokens == 0
+    assert second.usage.prompt_tokens_details.cached_tokens >= 16
+    assert second.choices[0].text == first.choices[0].text
+
+
+def test_equal_seeds_give_equal_samples_and_others_do_not(client) -> None:
+    def sample(seed: int) -> str:
+        answer = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=24, temperature=1.5, seed=seed)
+        return answer.choices[0].text
+
+    texts = [sample(seed) for seed in (1, 1, 2, 3, -4)]
+
+    assert texts[0] == texts[1]
+    assert len(set(texts)) > 2
+
+
+def test_a_stop_string_ends_the_answer_and_is_left_out(client) -> None:
+    whole = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=24, temperature=0).choices[0].text
+    stop = whole[len(whole) // 2 :][:3]
+
+    answer = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=24, temperature=0, stop=[stop])
+
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.choices[0].text == whole[: whole.index(stop)]
+
+
+def test_a_prompt_of_token_ids_is_taken_as_it_is(client, serving) -> None:
+    ids = serving.worker.served.tokenizer.encode(PROMPT)
+    text = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=8, temperature=0)
+
+    answer = client.completions.create(model="tiny", prompt=ids, max_tokens=8, temperature=0)
+
+    assert answer.choices[0].text == text.choices[0].text
+
+
+def test_another_model_is_a_404_that_names_the_one_served(client) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.completions.create(model="gpt-4", prompt=PROMPT)
+
+    assert caught.value.code == "model_not_found"
+    assert caught.value.param == "model"
+    assert "'gpt-4'" in caught.value.message
+    assert "'tiny'" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"n": 2}, "n"),
+        ({"logprobs": 3}, "logprobs"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty"),
+        ({"echo": True}, "echo"),
+        ({"extra_body": {"guided_json": {}}}, "guided_json"),
+        ({"extra_body": {"tempereture": 1}}, "tempereture"),
+        ({"temperature": 5}, "temperature"),
+        ({"max_tokens": 0}, "max_tokens"),
+    ],
+)
+def test_what_is_not_there_yet_or_wrong_is_a_400_that_names_the_field(client, options, field) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="tiny", prompt=PROMPT, **options)
+
+    assert caught.value.param == field
+    assert caught.value.type == "invalid_request_error"
+    assert field in caught.value.message
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_a_prompt_beyond_the_context_is_a_400_with_both_numbers(client, is_chat) -> None:
+    text = "word " * 3000
+    with pytest.raises(openai.BadRequestError) as caught:
+        if is_chat:
+            client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": text}])
+        else:
+            client.completions.create(model="tiny", prompt=text)
+
+    assert caught.value.code == "context_length_exceeded"
+    assert "2048" in caught.value.message
+    assert "30" in caught.value.message
+
+
+def test_more_output_than_fits_is_a_400_with_the_numbers(client) -> None:
+    with pytest.raises(openai.BadRequestError, match="4000 tokens of output") as caught:
+        client.completions.create(model="tiny", prompt=PROMPT, max_tokens=4000)
+
+    assert caught.value.code == "context_length_exceeded"
+
+
+def test_an_unknown_role_is_a_400(client) -> None:
+    with pytest.raises(openai.BadRequestError):
+        client.chat.completions.create(model="tiny", messages=[{"role": "tool", "content": "x"}])
+
+
+def test_a_client_that_times_out_frees_its_slot(client, serving, eventually) -> None:
+    with pytest.raises(openai.APITimeoutError):
+        client.completions.create(
+            model="tiny", prompt=PROMPT, max_tokens=2000, timeout=0.3, extra_body={"ignore_eos": True}
+        )
+
+    eventually(serving.is_idle, "the slot of the request that nobody waits for to be free")
+
+
+def test_many_clients_at_once_get_what_they_would_get_alone(client, serving) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    def ask(index: int) -> str:
+        answer = client.completions.create(model="tiny", prompt=f"{PROMPT} {index}", max_tokens=12, temperature=0)
+        return answer.choices[0].text
+
+    alone = [ask(index) for index in range(12)]
+    with ThreadPoolExecutor(12) as pool:
+        together = list(pool.map(ask, range(12)))
+
+    assert together == alone
