@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import redis
+
 from ballast_queue.job import Claimed, Result
 from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings

@@ -4,6 +4,9 @@ import io
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from ballast_queue.errors import (
     DeadlinePassed,
     EmptyJob,
@@ -15,8 +18,6 @@ from ballast_queue.errors import (
 from ballast_queue.intake import bounded_lines, read_line
 from ballast_queue.job import JobState
 from ballast_queue.settings import QueueSettings, TenantSettings
-from hypothesis import given
-from hypothesis import strategies as st
 
 VALID = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "m", "prompt": "p"}}
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+
 from ballast_queue.errors import JobNotFound, JobStateConflict
 from ballast_queue.job import JobState, Prefix
 from ballast_queue.outcome import Outcome
@@ -377,7 +378,7 @@ def test_results_are_kept_and_then_deleted_without_a_trace(queue, desk, line, re
         queue.job(job_id)
     with pytest.raises(JobNotFound):
         next(queue.results(job_id))
-    left = {key for key in desk.raw.scan_iter(f"ballast:{{{queue.name}}}:*")}
+    left = set(desk.raw.scan_iter(f"ballast:{{{queue.name}}}:*"))
     assert left <= {queue._keys.totals, queue._keys.settings}
     assert queue.finish("w1", claimed, result(claimed)) is Outcome.NOT_FOUND
     assert queue.stats().items.total == 0

@@ -1,4 +1,4 @@
-"""The queue against a model of it, over interleavings of several workers that crash, come back late and repeat calls."""
+"""The queue against a model of it: workers that interleave, crash, come back late and repeat their calls."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from uuid import uuid4
 
 import pytest
 import redis
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
+
 from ballast_queue.errors import JobStateConflict
 from ballast_queue.job import Claimed, JobState, Prefix, Result
 from ballast_queue.outcome import Outcome
 from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 MAX_ATTEMPTS = 3
 WORKERS = ("w1", "w2", "w3")

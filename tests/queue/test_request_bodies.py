@@ -3,11 +3,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from ballast_queue.body import ChatBody, CompletionBody, parse_body
 from ballast_queue.errors import InvalidBody, Unsupported
 from ballast_queue.refused import REFUSED_BY_URL
-from hypothesis import given
-from hypothesis import strategies as st
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 SAY_HI = [{"role": "user", "content": "hi"}]
@@ -145,12 +146,12 @@ def test_a_known_field_that_is_not_served_is_refused_by_name_unless_neutral(url,
 
 @pytest.mark.parametrize("value", [True, 2, 0, 1.5, "1"])
 def test_more_than_one_completion_is_refused(value):
-    with pytest.raises(Unsupported, match="^n: found"):
+    with pytest.raises(Unsupported, match=r"^n: found"):
         completion(n=value)
 
 
 def test_other_urls_are_refused():
-    with pytest.raises(Unsupported, match="embeddings .* is not supported yet"):
+    with pytest.raises(Unsupported, match=r"embeddings .* is not supported yet"):
         parse_body("/v1/embeddings", {})
     with pytest.raises(InvalidBody, match="url: found '/v2/x'"):
         parse_body("/v2/x", {})
@@ -176,8 +177,8 @@ def test_any_body_is_served_or_refused_with_a_sentence(url, body):
     try:
         parsed = parse_body(url, base | body)
     except InvalidBody as error:
-        json.dumps(error.as_openai(), ensure_ascii=False).encode()
-
-        assert "found" in error.message
+        shown = json.dumps(error.as_openai(), ensure_ascii=False)
     else:
-        parsed.model_dump_json().encode()
+        shown = parsed.model_dump_json()
+
+    assert shown.encode().decode() == shown
