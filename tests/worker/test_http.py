@@ -92,7 +92,8 @@ def test_the_request_id_comes_back_and_one_is_made_where_there_is_none(http) -> 
 def test_one_request_id_may_be_used_by_several_requests_at_a_time(http) -> None:
     headers = {"x-request-id": "twice"}
     with http.stream("POST", "/v1/completions", json=ENDLESS, headers=headers) as first:
-        next(first.iter_lines())
+        lines = first.iter_lines()
+        next(lines)
         second = http.post("/v1/completions", json=BODY, headers=headers)
 
     assert second.status_code == 200
@@ -143,7 +144,8 @@ def test_a_stream_is_server_sent_events_that_end_with_done(http) -> None:
 
 def test_a_client_that_hangs_up_frees_its_slot(serving, http, eventually) -> None:
     with http.stream("POST", "/v1/completions", json=ENDLESS) as response:
-        next(response.iter_lines())
+        lines = response.iter_lines()  # httpx hangs up when it is collected
+        next(lines)
         assert serving.worker.engine.stats().online.running == 1
 
     eventually(serving.is_idle, "the slot to be free")

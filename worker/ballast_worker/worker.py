@@ -59,8 +59,10 @@ class Worker:
         self.is_draining = False
         self.recorder = Recorder()
         self.tenancy = Tenancy(config.offline.tenants, keys)
-        self.engine = _build(config, directory)
-        self.served = _served(config, directory, self.engine)
+        tokenizer = Tokenizer(directory)
+        self.engine = build_engine(settings.engine_options(config, directory), tokenizer=tokenizer)
+        self.engine.configure(settings.policy_config(config, self.engine.policy))
+        self.served = _served(config, directory, self.engine, tokenizer)
         self._steps = StepMeter()
         self.loop = EngineLoop(self.engine, self._steps.add)
         self.feeder = self._feed(config)
@@ -262,14 +264,7 @@ class Worker:
         )
 
 
-def _build(config: WorkerConfig, directory: Path) -> Engine:
-    engine = build_engine(settings.engine_options(config, directory))
-    engine.configure(settings.policy_config(config, engine.policy))
-    return engine
-
-
-def _served(config: WorkerConfig, directory: Path, engine: Engine) -> Served:
-    tokenizer = Tokenizer(directory)
+def _served(config: WorkerConfig, directory: Path, engine: Engine, tokenizer: Tokenizer) -> Served:
     return Served(
         name=settings.served_name(config, directory),
         revision=settings.model_revision(config, directory),

@@ -1,0 +1,201 @@
+"""Full queues, keys, tenants, a failing engine, a changed file: tests that need a worker of their own."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+
+BODY = {"model": "tiny", "prompt": "The method returns", "max_tokens": 4, "temperature": 0}
+ENDLESS = BODY | {"max_tokens": 2000, "ignore_eos": True, "stream": True}
+
+
+def occupy(client, stack: ExitStack, count: int) -> None:
+    """Start answers that go on; returns when each has said its first word. The stack keeps their readers alive."""
+    for _ in range(count):
+        response = stack.enter_context(client.stream("POST", "/v1/completions", json=ENDLESS))
+        assert response.status_code == 200
+        lines = response.iter_lines()
+        next(lines)
+        stack.callback(lines.close)
+
+
+def test_a_full_queue_is_a_429_with_the_time_to_try_again(serve, make_config, eventually) -> None:
+    with (
+        serve(make_config(slots=2, offline={"reservedPercent": 0}, limits={"maxQueuedRequests": 1})) as serving,
+        serving.client() as client,
+        ExitStack() as stack,
+    ):
+        occupy(client, stack, 2)
+        waiting = threading.Thread(target=lambda: client.post("/v1/completions", json=BODY))
+        waiting.start()
+        eventually(lambda: serving.worker.engine.stats().online.waiting == 1, "the third request to wait")
+        response = client.post("/v1/completions", json=BODY)
+        offline = client.post("/v1/completions", json=BODY | {"model": "?"}, headers={"x-ballast-class": "offline"})
+        stack.close()
+        waiting.join()
+        accepted = client.post("/v1/completions", json=BODY)
+
+    assert response.status_code == 429
+    assert int(response.headers["retry-after"]) >= 1
+    assert response.json()["error"]["code"] == "queue_full"
+    assert response.json()["error"]["type"] == "rate_limit_error"
+    assert "1 online requests wait already, this worker lets 1 wait" in response.json()["error"]["message"]
+    assert offline.status_code == 404, "the offline class has a queue of its own"
+    assert accepted.status_code == 200
+
+
+def test_with_no_queue_allowed_a_request_needs_a_free_slot(serve, make_config) -> None:
+    with (
+        serve(make_config(slots=2, offline={"reservedPercent": 0}, limits={"maxQueuedRequests": 0})) as serving,
+        serving.client() as client,
+        ExitStack() as stack,
+    ):
+        statuses = [client.post("/v1/completions", json=BODY).status_code for _ in range(3)]
+        occupy(client, stack, 2)
+        full = client.post("/v1/completions", json=BODY).status_code
+
+    assert statuses == [200, 200, 200]
+    assert full == 429
+
+
+def test_a_burst_at_one_moment_fills_the_queue_and_not_more(serve, make_config) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    config = make_config(slots=1, offline={"reservedPercent": 0}, limits={"maxQueuedRequests": 3})
+    with serve(config) as serving, serving.client() as client:
+
+        def ask(_: int) -> int:
+            return client.post("/v1/completions", json=BODY | {"max_tokens": 64, "ignore_eos": True}).status_code
+
+        with ThreadPoolExecutor(16) as pool:
+            statuses = list(pool.map(ask, range(16)))
+
+    assert set(statuses) == {200, 429}
+    assert statuses.count(200) >= 4
+
+
+def test_keys_name_the_tenant_and_strangers_get_401(serve, make_config, tmp_path) -> None:
+    (tmp_path / "keys.yaml").write_text("sk-good: team-a\nsk-other: team-b\n")
+    config = make_config(
+        runtime={"apiKeysFile": str(tmp_path / "keys.yaml")}, offline={"tenants": [{"name": "team-a"}]}
+    )
+    with serve(config) as serving, serving.client() as client:
+
+        def ask(key: str | None, path: str = "/v1/completions"):
+            headers = {} if key is None else {"authorization": f"Bearer {key}"}
+            if path == "/v1/models":
+                return client.get(path, headers=headers)
+            return client.post(path, json=BODY, headers=headers | {"x-llm-d-inference-fairness-id": "team-b"})
+
+        good, none, wrong, undeclared = ask("sk-good"), ask(None), ask("sk-bad"), ask("sk-other")
+        listed, unlisted = ask("sk-good", "/v1/models"), ask(None, "/v1/models")
+        service = serving.worker.engine.stats().service
+
+    assert [r.status_code for r in (good, none, wrong, undeclared)] == [200, 401, 401, 403]
+    assert [r.status_code for r in (listed, unlisted)] == [200, 401]
+    assert none.headers["www-authenticate"] == "Bearer"
+    assert none.json()["error"]["code"] == "invalid_api_key"
+    assert undeclared.json()["error"]["code"] == "unknown_tenant"
+    assert {tenant for _, tenant in service} == {"team-a"}, "the key beats the header"
+
+
+class FailingRunner:
+    """The tensor half of an engine, until it is told to fail."""
+
+    def __init__(self, inner) -> None:
+        self._inner = inner
+        self.fails = False
+
+    def __getattr__(self, name: str):
+        return getattr(self._inner, name)
+
+    def run(self, batch) -> np.ndarray:
+        if self.fails:
+            raise RuntimeError("the device is gone")
+        return self._inner.run(batch)
+
+
+def test_a_failed_step_is_a_500_with_a_sentence_and_many_make_the_worker_unhealthy(serve, make_config) -> None:
+    with serve(make_config()) as serving, serving.client() as client:
+        runner = serving.worker.engine._executor = FailingRunner(serving.worker.engine._executor)
+        with client.stream("POST", "/v1/completions", json=ENDLESS) as begun:
+            lines = begun.iter_lines()
+            next(lines)
+            runner.fails = True
+            rest = [line for line in lines if line]
+        whole = client.post("/v1/completions", json=BODY)
+        client.post("/v1/completions", json=BODY)
+        health, ready = client.get("/health"), client.get("/ready")
+        refused = client.post("/v1/completions", json=BODY)
+        runner.fails = False
+
+    assert '"code": "engine_failed"' in rest[-2]
+    assert rest[-1] == "data: [DONE]"
+    assert whole.status_code == 500
+    assert "the device is gone" in whole.json()["error"]["message"]
+    assert whole.json()["error"]["type"] == "server_error"
+    assert [health.status_code, ready.status_code] == [503, 503]
+    assert refused.status_code == 500
+
+
+def test_the_engine_loop_that_dies_tells_everybody_who_waits(serve, make_config, eventually) -> None:
+    class Dead(BaseException):
+        pass
+
+    with serve(make_config()) as serving, serving.client() as client:
+        worker = serving.worker
+        with client.stream("POST", "/v1/completions", json=ENDLESS) as begun:
+            lines = begun.iter_lines()
+            next(lines)
+            worker.loop._on_step = lambda record: 1 / 0
+            rest = [line for line in lines if line]
+        health = client.get("/health")
+        whole = client.post("/v1/completions", json=BODY)
+
+    assert "The engine failed and this worker is being replaced" in rest[-2]
+    assert health.status_code == 503
+    assert "ZeroDivisionError" in health.json()["reason"]
+    assert whole.status_code == 500
+
+
+def test_a_changed_file_takes_effect_without_a_restart(serve, make_config, tmp_path, eventually) -> None:
+    path = tmp_path / "config.yaml"
+    config = make_config()
+    path.write_text(config.dump())
+    with serve(config, path) as serving, serving.client() as client:
+        wanted = make_config(offline={"reservedPercent": 50}, limits={"maxBodyKibibytes": 1}, runtime={"generation": 7})
+        (tmp_path / "new").write_text(wanted.dump())
+        (tmp_path / "new").replace(path)
+        eventually(lambda: client.get("/ballast/status").json()["generation"] == 7, "the new generation")
+        eventually(lambda: serving.worker.engine.stats().offline.reserved == 2, "the new reservation")
+        large = client.post("/v1/completions", json=BODY | {"prompt": "a" * 2000})
+
+    assert large.status_code == 413
+
+
+def test_silence_is_broken_by_comments_that_clients_skip(serving) -> None:
+    import openai
+
+    with serving.client() as client, client.stream("POST", "/v1/completions", json=ENDLESS) as response:
+        lines = response.iter_lines()
+        next(lines)
+        worker = serving.worker
+        worker.loop._events.call_soon_threadsafe(worker.loop.wake_streams)
+        comment = next(line for line in lines if line.startswith(":"))
+
+    assert comment == ": keepalive"
+    decoder = openai._streaming.SSEDecoder()
+    assert decoder.decode(comment) is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_long_prompt_is_read_without_stopping_the_others(serving, stream) -> None:
+    with serving.client() as client:
+        response = client.post("/v1/completions", json=BODY | {"prompt": "x " * 900, "stream": stream})
+        long = client.post("/v1/completions", json=BODY | {"prompt": "many words " * 450, "stream": stream})
+
+    assert response.status_code == 200
+    assert long.status_code == 200
