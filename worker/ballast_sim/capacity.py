@@ -7,10 +7,9 @@ worth of work is a GPU at 100 %.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil, inf
 
-from ballast_policy.snapshot import PolicyConfig
 from ballast_sim import baselines
 from ballast_sim.deployment import Ballast, Deployment
 from ballast_sim.errors import BadInput, Impossible
@@ -102,6 +101,7 @@ class _Planner:
     trace: Trace
     offline: Sequence[Arrival]
     progress: Progress
+    _ones: dict[tuple[int, int], Report] = field(default_factory=dict)
 
     def plan(self) -> FleetPlan:
         fleet = self.inputs.fleet
@@ -140,64 +140,72 @@ class _Planner:
     def _right_sized(self) -> Option:
         """Apart with as few GPUs as keep the SLO and do the offline work."""
         offline = ceil(self.offline_tokens / self.ceilings.offline_full - 1e-9)
+        most = self.inputs.fleet.online_gpus
         self.progress("looking for the fewest online GPUs apart")
-        least, result = self._fewest(self._online_alone, self.inputs.fleet.online_gpus)
-        if result is None:
-            note = f"no number up to {self.inputs.fleet.online_gpus} keeps the SLO even without offline work"
+        least = _fewest(lambda gpus: self.deployment.fits(self._online_alone(gpus)), most)
+        if least is None:
+            note = f"no number up to {most} keeps the SLO even without offline work"
             return replace(self._given(), name="apart, fewest GPUs", note=note)
-        return self._apart("apart, fewest GPUs", least, offline, result)
+        return self._apart("apart, fewest GPUs", least, offline, self._online_alone(least))
 
     def _online_alone(self, gpus: int) -> Report:
+        """One of so many GPUs that serve online alone."""
         return self.deployment.run(baselines.online_only, online=self.online[::gpus], seconds=self.seconds)
-
-    def _fewest(self, run: Callable[[int], Report | None], most: int) -> tuple[int, Report | None]:
-        """Smallest number of GPUs for which `run` gives a report that keeps the SLO; by bisection."""
-        low, high, best = 1, most, None
-        while low < high or best is None:
-            middle = (low + high) // 2
-            result = run(middle)
-            if result is not None and self.deployment.fits(result):
-                high, best = middle, result
-                if low == high:
-                    break
-            else:
-                low = middle + 1
-                if low > high or middle == most:
-                    break
-        return high, best
 
     def _fewest_mixed(self, most: int) -> Option | None:
         """As few GPUs as serve both classes."""
+        needed = self.offline_tokens
+        least = _fewest(lambda gpus: self._step_share(gpus, needed) is not None, most)
+        for gpus in range(least or most + 1, most + 1):
+            option = self._mixed(gpus, "mixed, fewest GPUs", needed)
+            if option:
+                return option
+        return None
 
-        def run(gpus: int) -> Report | None:
-            self.progress(f"simulating {gpus} mixed GPUs")
-            result, _ = self._harvest(gpus)
-            return result if result and result.offline.total * gpus >= self.offline_tokens else None
+    def _step_share(self, gpus: int, needed: float) -> int | None:
+        """Index of the largest step share with which one of so many GPUs keeps the SLO and does its part of `needed`.
 
-        gpus, result = self._fewest(run, most)
-        return self._mixed(gpus, "mixed, fewest GPUs") if result else None
-
-    def _harvest(self, gpus: int) -> tuple[Report | None, PolicyConfig]:
-        """One of so many mixed GPUs, its steps filled as far as the SLO allows."""
-        config = self.deployment.config
-        for share in STEP_SHARES:
-            config = replace(config, tpot_share=share)
-            result = self.deployment.run(
-                Ballast, online=self.online[::gpus], offline=self.offline, seconds=self.seconds, config=config
-            )
-            if self.deployment.fits(result):
-                return result, config
-        return None, config
-
-    def _mixed(self, gpus: int, name: str) -> Option | None:
-        result, config = self._harvest(gpus)
-        if result is None:
+        Both fall with the share: bisection.
+        """
+        self.progress(f"simulating one of {gpus} mixed GPUs")
+        if self._one(gpus, 0).offline.total * gpus < needed:
             return None
-        self.progress(f"checking {gpus} mixed GPUs behind a router")
-        whole = self.deployment.run(
-            Ballast, online=self.online, offline=self.offline, seconds=self.seconds, replicas=gpus, config=config
-        )
-        return self._shared(name, gpus, whole, config.tpot_share)
+        low, high = 0, len(STEP_SHARES)
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.deployment.fits(self._one(gpus, middle)) else (middle + 1, high)
+        if low == len(STEP_SHARES) or self._one(gpus, low).offline.total * gpus < needed:
+            return None
+        return low
+
+    def _one(self, gpus: int, share: int) -> Report:
+        """One of so many mixed GPUs, with its steps filled to a share of the TPOT."""
+        if (gpus, share) not in self._ones:
+            self._ones[gpus, share] = self.deployment.run(
+                Ballast,
+                online=self.online[::gpus],
+                offline=self.offline,
+                seconds=self.seconds,
+                config=replace(self.deployment.config, tpot_share=STEP_SHARES[share]),
+            )
+        return self._ones[gpus, share]
+
+    def _mixed(self, gpus: int, name: str, needed: float = 0.0) -> Option | None:
+        """All of them behind a router, with the largest step share that keeps the SLO."""
+        start = self._step_share(gpus, needed)
+        for share in STEP_SHARES[start:] if start is not None else ():
+            self.progress(f"simulating {gpus} mixed GPUs behind a router")
+            whole = self.deployment.run(
+                Ballast,
+                online=self.online,
+                offline=self.offline,
+                seconds=self.seconds,
+                replicas=gpus,
+                config=replace(self.deployment.config, tpot_share=share),
+            )
+            if self.deployment.fits(whole):
+                return self._shared(name, gpus, whole, share) if whole.offline.total >= needed else None
+        return None
 
     def _apart(self, name: str, online_gpus: int, offline_gpus: int, result: Report) -> Option:
         online_work = self.online_tokens / self.ceilings.online_full
@@ -269,8 +277,8 @@ class _Planner:
             ),
             (
                 f"Full batches without an SLO do {ceilings.offline_full:,.0f} offline tokens/s on one GPU. With steps "
-                f"held to {tpot:g} ms they do {ceilings.offline_bound:,.0f} ({ceilings.bound_share:.0%}), because every "
-                "step reads the weights once, whatever it holds: the most that a mixed GPU can be utilized."
+                f"held to {tpot:g} ms they do {ceilings.offline_bound:,.0f} ({ceilings.bound_share:.0%}): every "
+                "step reads the weights once, whatever it holds. That is the most that a mixed GPU can be utilized."
             ),
         ]
         if mixed is None:
@@ -349,6 +357,15 @@ def _try(name: str, inputs: PlanInputs, online: Trace, offline: Sequence[Arrival
     bound, full = deployment.slo_bound(offline), deployment.unbounded(offline)
     price = Price(deployment.gpu, inputs.energy, inputs.money).per_hour(bound / full if full else 0.0)
     return Alternative(name, bound, full, _per_million(price, bound))
+
+
+def _fewest(works: Callable[[int], bool], most: int) -> int | None:
+    """Smallest number, `most` at most, that works, given that all larger ones do; by bisection."""
+    low, high = 1, most + 1
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if works(middle) else (middle + 1, high)
+    return low if low <= most else None
 
 
 def _per_million(dollars_per_hour: float, tokens_per_second: float) -> float:

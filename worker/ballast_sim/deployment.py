@@ -22,8 +22,8 @@ from ballast_sim.simulation import Scenario, simulate
 from ballast_sim.step_model import Roofline, Work, profile
 from ballast_sim.traffic import Arrival
 
-CEILING_SECONDS = 300.0
-"""How long a ceiling is measured, after as long again at most for the batch to fill."""
+CEILING_SECONDS = 180.0
+"""How long a ceiling is simulated, the time in which the batch fills included."""
 
 
 class Ballast:

@@ -179,7 +179,7 @@ class PlanInputs(ApiModel):
     gpus: dict[str, GpuInput] = Field(default_factory=dict)
     """Figures that differ from the defaults, and GPUs that are not known."""
     ahead: AheadInput = AheadInput()
-    traffic_minutes: float = Field(default=10, gt=0)
+    traffic_minutes: float = Field(default=5, gt=0)
     """How much traffic each simulation replays."""
     seed: int = 0
 
