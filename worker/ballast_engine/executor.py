@@ -17,6 +17,7 @@ from ballast_engine.loader import LoadedModel
 from ballast_engine.models.config import ModelConfig
 from ballast_engine.models.decoder import Decoder
 from ballast_engine.models.native import NativeDecoder
+from ballast_engine.native.library import kernels
 from ballast_engine.sampling import sample
 
 
@@ -52,6 +53,7 @@ class Executor:
             device=loaded.device,
         )
         self._model = _model(loaded, shape)
+        self._kernels = kernels() if loaded.attention == "cpu" else None
 
     def run(self, batch: Batch) -> Ints:
         """Compute a batch and draw the next token of each of its sample rows."""
@@ -59,7 +61,7 @@ class Executor:
             hidden = self._hidden(batch)
             if not batch.samples:
                 return np.empty(0, dtype=np.int64)
-            return sample(self._model.logits(hidden, batch.sample_rows), batch.samples)
+            return sample(self._model.logits(hidden, batch.sample_rows), batch.samples, self._kernels)
 
     @torch.inference_mode()
     def logits(self, batch: Batch) -> Tensor:

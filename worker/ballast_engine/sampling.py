@@ -3,7 +3,8 @@
 Order, as vLLM's: temperature, min_p, top_k, top_p, then one draw from what is left. `min_p` compares with the largest
 probability after temperature; `top_p` sums probabilities renormalized over what min_p and top_k left, and keeps the
 token that crosses the sum. Between equal probabilities the lower token id counts as larger, so that exactly `top_k`
-tokens remain. A temperature under 1e-5 is greedy, and the lowest token id wins a tie.
+tokens remain. A temperature under 1e-5 is greedy, and the lowest token id wins a tie. `sampling.c` does the same where
+the kernels run; their exponentials differ in the last bit, so a draw on the very edge of two tokens may differ too.
 """
 
 from __future__ import annotations
@@ -15,23 +16,42 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ballast_engine.batch import SampleRow
+from ballast_engine.batch import Ints, SampleRow
+from ballast_engine.native.library import DRAW, Kernels
 
 GREEDY_BELOW = 1e-5
 _NUCLEUS = 256
 """Candidates that are sorted at first where top_p is asked for; a nucleus is rarely wider."""
 
 
-def sample(logits: Tensor, rows: Sequence[SampleRow]) -> NDArray[np.int64]:
-    """Draw one token for each row of `logits` `[s, vocabulary]`."""
+def sample(logits: Tensor, rows: Sequence[SampleRow], kernels: Kernels | None = None) -> Ints:
+    """Draw one token for each row of `logits` `[s, vocabulary]`, with the compiled kernels where they are given."""
     drawn = [index for index, row in enumerate(rows) if row.sampling.temperature >= GREEDY_BELOW]
     if not drawn:
         return _argmax(logits)
+    if kernels is not None:
+        return kernels.sample(logits.float().contiguous(), _draws(rows))
     if len(drawn) == len(rows):
         return _draw(logits, rows)
     tokens = _argmax(logits)
     tokens[drawn] = _draw(logits[torch.tensor(drawn, device=logits.device)], [rows[index] for index in drawn])
     return tokens
+
+
+def _draws(rows: Sequence[SampleRow]) -> NDArray[np.void]:
+    sampled = [row.sampling for row in rows]
+    how = np.empty(len(rows), dtype=DRAW)
+    how["temperature"] = [one.temperature for one in sampled]
+    how["min_p"] = [one.min_p for one in sampled]
+    how["top_p"] = [one.top_p for one in sampled]
+    how["top_k"] = [one.top_k for one in sampled]
+    how["uniform"] = _uniforms_of(rows)
+    return how
+
+
+def _uniforms_of(rows: Sequence[SampleRow]) -> NDArray[np.float64]:
+    seeds = np.array([row.sampling.seed & 0xFFFFFFFFFFFFFFFF for row in rows], dtype=np.uint64)
+    return uniforms(seeds, np.array([row.position for row in rows], dtype=np.uint64))
 
 
 def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDArray[np.float64]:
@@ -67,9 +87,7 @@ def _draw(logits: Tensor, rows: Sequence[SampleRow]) -> NDArray[np.int64]:
     top_p = [row.sampling.top_p for row in rows]
     if min(top_k) < vocabulary or min(top_p) < 1.0:
         mass = _truncated(mass, top_k, top_p)
-    seeds = np.array([row.sampling.seed & 0xFFFFFFFFFFFFFFFF for row in rows], dtype=np.uint64)
-    positions = np.array([row.position for row in rows], dtype=np.uint64)
-    uniform = torch.from_numpy(uniforms(seeds, positions)).to(mass.device).unsqueeze(1)
+    uniform = torch.from_numpy(_uniforms_of(rows)).to(mass.device).unsqueeze(1)
     cumulative = mass.cumsum(dim=-1, dtype=torch.float64)
     total = cumulative[:, -1:]
     below = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))

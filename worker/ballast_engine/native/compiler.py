@@ -17,7 +17,7 @@ from ballast_engine.errors import EngineError
 log = logging.getLogger(__name__)
 
 _HERE = Path(__file__).parent
-_SOURCES = ("attention.c", "decoder.c", "matmul.c")
+_SOURCES = ("attention.c", "decoder.c", "matmul.c", "sampling.c")
 _HEADERS = ("step.h", "vectors.h")
 # No -ffast-math: the order of sums is part of the kernels' contract. -march=native is not known on every platform.
 _FLAGS = ("-O3", "-std=gnu11", "-fopenmp", "-fPIC", "-shared", "-fno-math-errno", "-Wall", "-Wextra")

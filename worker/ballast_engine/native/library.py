@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ballast_engine.batch import Ints
@@ -52,6 +54,17 @@ class CAttention(Structure):
         ("values", c_void_p),
     ]
 
+
+DRAW = np.dtype(
+    [
+        ("temperature", np.float32),
+        ("min_p", np.float32),
+        ("top_p", np.float64),
+        ("uniform", np.float64),
+        ("top_k", np.int64),
+    ]
+)
+"""`draw` of sampling.c."""
 
 LAYER_TENSORS = (
     "input_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "output", "output_bias",
@@ -107,6 +120,15 @@ class Kernels:
         pointers = (*(tensor.data_ptr() for tensor in qkv), out.data_ptr())
         self.library.ballast_attention(byref(attention), byref(step), *pointers, threads)
 
+    def sample(self, logits: Tensor, how: NDArray[np.void]) -> Ints:
+        """One token for each row of contiguous float32 `logits`; `how` is an array of DRAW."""
+        rows, vocabulary = logits.shape
+        tokens = np.empty(rows, dtype=np.int64)
+        scratch = np.empty(2 * (vocabulary + self.lanes), dtype=np.float32)
+        pointers = (how.ctypes.data, scratch.ctypes.data, tokens.ctypes.data)
+        self.library.ballast_sample(logits.data_ptr(), rows, vocabulary, *pointers)
+        return tokens
+
     def multiply(self, x: Tensor, packed: Tensor, columns: int, *, threads: int) -> Tensor:
         """`x` times a packed matrix, by itself, for tests and benchmarks."""
         out = torch.empty(x.shape[0], columns)
@@ -130,6 +152,8 @@ def kernels() -> Kernels:
     library.ballast_head.argtypes = [p, p, p, n, p, p, n]
     library.ballast_attention.restype = None
     library.ballast_attention.argtypes = [p, p, p, p, p, p, n]
+    library.ballast_sample.restype = None
+    library.ballast_sample.argtypes = [p, n, n, p, p, p]
     library.ballast_multiply.restype = None
     library.ballast_multiply.argtypes = [n, n, n, p, p, p, n]
     return Kernels(library=library, lanes=int(library.ballast_lanes()))

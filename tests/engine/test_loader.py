@@ -1,0 +1,225 @@
+"""A checkpoint directory loads, or a sentence says what is wrong with it and what to do."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from ballast_engine.device import set_threads
+from ballast_engine.errors import InvalidCheckpoint, InvalidOptions
+from ballast_engine.executor import Executor
+from ballast_engine.loader import load
+from ballast_engine.models.config import parse_config
+from ballast_engine.request import SamplingParams
+
+
+@pytest.fixture
+def directory(checkpoints, tmp_path):
+    """A private copy that a test may damage."""
+    copy = tmp_path / "model"
+    shutil.copytree(checkpoints("llama, biases everywhere")[0], copy)
+    return copy
+
+
+def load_here(directory, **changes):
+    return load(directory, **{"device": "cpu", "attention": "sdpa", "threads": 1, **changes})
+
+
+def edit(path, **changes):
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({key: value for key, value in {**content, **changes}.items() if value != "DROP"}))
+
+
+def edit_weights(directory, change):
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors")
+
+
+def shard(directory):
+    tensors = load_file(directory / "model.safetensors")
+    names = sorted(tensors)
+    parts = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
+    for file, held in parts.items():
+        save_file({name: tensors[name] for name in held}, directory / file)
+    weight_map = {name: file for file, held in parts.items() for name in held}
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (directory / "model.safetensors").unlink()
+
+
+def test_a_loaded_model_tells_its_size(directory):
+    loaded = load_here(directory, attention="auto")
+    tensors = load_file(directory / "model.safetensors")
+
+    assert loaded.num_params == sum(tensor.numel() for tensor in tensors.values())
+    assert loaded.weight_bytes >= 4 * loaded.num_params
+    assert loaded.dtype is torch.float32
+    assert loaded.config.eos_token_ids == (2,)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "cpu"])
+def test_a_sharded_checkpoint_computes_what_the_single_file_computes(directory, batch_of, part, attention):
+    batch = batch_of([part(list(range(3, 30)), 0, range(4), sampling=SamplingParams(temperature=0))], 8)
+    single = Executor(load_here(directory, attention=attention), num_blocks=4, block_tokens=8).logits(batch)
+    shard(directory)
+    sharded = Executor(load_here(directory, attention=attention), num_blocks=4, block_tokens=8).logits(batch)
+
+    torch.testing.assert_close(single, sharded)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "cpu"])
+def test_dummy_weights_need_only_the_configuration_and_repeat(tmp_path, checkpoints, batch_of, part, attention):
+    shutil.copy(checkpoints("qwen2")[0] / "config.json", tmp_path)
+    batch = batch_of([part(list(range(3, 30)), 0, range(4), sampling=SamplingParams(temperature=0))], 8)
+    first, second = (
+        Executor(load_here(tmp_path, load_format="dummy", attention=attention), num_blocks=4, block_tokens=8)
+        for _ in range(2)
+    )
+
+    assert torch.equal(first.logits(batch), second.logits(batch))
+    assert 0.1 < float(first.logits(batch).std()) < 10
+
+
+def test_end_tokens_of_the_generation_configuration_win(directory):
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 7]}))
+
+    assert load_here(directory).config.eos_token_ids == (5, 7)
+
+
+DAMAGES = {
+    "no directory": (lambda d: shutil.rmtree(d), "not a directory"),
+    "no config.json": (lambda d: (d / "config.json").unlink(), r"config\.json does not exist"),
+    "config.json is cut off": (lambda d: (d / "config.json").write_text('{"a": '), "not readable JSON"),
+    "config.json is a list": (lambda d: (d / "config.json").write_text("[]"), "JSON list"),
+    "no tokenizer": (lambda d: (d / "tokenizer.json").unlink(), r"no tokenizer\.json"),
+    "no weights": (lambda d: (d / "model.safetensors").unlink(), "load format 'dummy'"),
+    "weights of another format": (
+        lambda d: (d / "model.safetensors").rename(d / "pytorch_model.bin"),
+        r"found pytorch_model\.bin",
+    ),
+    "header is noise": (lambda d: (d / "model.safetensors").write_bytes(b"\xff" * 4000), "not a whole safetensors"),
+    "file is empty": (lambda d: (d / "model.safetensors").write_bytes(b""), "not a whole safetensors"),
+    "file is cut off": (
+        lambda d: (d / "model.safetensors").write_bytes((d / "model.safetensors").read_bytes()[:-100]),
+        "not a whole safetensors",
+    ),
+    "a tensor is missing": (
+        lambda d: edit_weights(d, lambda t: t.pop("model.layers.1.mlp.up_proj.weight")),
+        r"lacks 1 of the 51 tensors .*layers\.1\.mlp\.up_proj",
+    ),
+    "a tensor too many": (
+        lambda d: edit_weights(d, lambda t: t.update({"model.layers.0.extra.weight": torch.zeros(2)})),
+        r"does not use|config\.json of these weights",
+    ),
+    "biases that config.json denies": (lambda d: edit(d / "config.json", mlp_bias=False), "results would be wrong"),
+    "a tensor of another shape": (
+        lambda d: edit_weights(d, lambda t: t.update({"model.norm.weight": torch.zeros(47)})),
+        r"model\.norm\.weight has shape \[47\].*\[48\]",
+    ),
+    "a tensor of integers": (
+        lambda d: edit_weights(d, lambda t: t.update({"model.norm.weight": torch.zeros(48, dtype=torch.int8)})),
+        "quantized",
+    ),
+    "a shard is missing": (
+        lambda d: (shard(d), (d / "model-00002-of-00002.safetensors").unlink()),
+        r"lacks 1 of 2 weight files \(model-00002",
+    ),
+    "an index without a map": (
+        lambda d: (shard(d), (d / "model.safetensors.index.json").write_text("{}")),
+        "no weight_map",
+    ),
+    "another architecture": (
+        lambda d: edit(d / "config.json", architectures=["GPT2LMHeadModel"]),
+        "GPT2LMHeadModel; this engine runs LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM",
+    ),
+    "no architecture": (lambda d: edit(d / "config.json", architectures="DROP"), "names the architecture nothing"),
+    "quantized": (lambda d: edit(d / "config.json", quantization_config={"bits": 4}), "quantized checkpoint"),
+    "another activation": (lambda d: edit(d / "config.json", hidden_act="gelu"), "hidden_act is 'gelu'"),
+    "yarn": (
+        lambda d: edit(d / "config.json", rope_parameters={"rope_type": "yarn", "factor": 4.0}),
+        "type 'yarn'; this engine computes default, linear, llama3",
+    ),
+    "dynamic rope in the older spelling": (
+        lambda d: edit(d / "config.json", rope_parameters="DROP", rope_scaling={"type": "dynamic", "factor": 2.0}),
+        "type 'dynamic'",
+    ),
+    "rope without its factor": (
+        lambda d: edit(d / "config.json", rope_parameters={"rope_type": "linear"}),
+        "has no 'factor'",
+    ),
+    "a size in words": (lambda d: edit(d / "config.json", hidden_size="wide"), "hidden_size is 'wide'"),
+    "no layers": (lambda d: edit(d / "config.json", num_hidden_layers=0), "num_hidden_layers is 0"),
+    "no width": (lambda d: edit(d / "config.json", hidden_size="DROP"), "has no 'hidden_size'"),
+    "heads that cannot share": (lambda d: edit(d / "config.json", num_key_value_heads=3), "cannot share 3"),
+    "an odd head": (lambda d: edit(d / "config.json", head_dim=11), "head_dim is 11"),
+    "partly rotated heads": (lambda d: edit(d / "config.json", partial_rotary_factor=0.5), "partial_rotary_factor"),
+    "an end token in words": (lambda d: edit(d / "generation_config.json", eos_token_id="</s>"), "not a token id"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_refused_with_the_reason(directory, damage):
+    change, message = DAMAGES[damage]
+    change(directory)
+
+    with pytest.raises(InvalidCheckpoint, match=message):
+        load_here(directory)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"device": "tpu"}, "'tpu' is not a device"),
+        ({"device": "mps"}, "does not run on"),
+        ({"device": "cuda:97"}, "GPUs found"),
+        ({"dtype": "int8"}, "'int8' is not a number type"),
+        ({"attention": "flash"}, "'flash' is not an attention backend"),
+        ({"attention": "cpu", "dtype": "float16"}, "has no torch.float16"),
+    ],
+    ids=str,
+)
+def test_options_that_cannot_be_met_are_refused(directory, changes, message):
+    with pytest.raises(InvalidOptions, match=message):
+        load_here(directory, **changes)
+
+
+@pytest.mark.parametrize(
+    ("spelling", "kind"),
+    [
+        ({"rope_theta": 500000.0}, "default"),
+        ({"rope_theta": 500000.0, "rope_scaling": None}, "default"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}, "default"),
+        ({"rope_theta": 500000.0, "rope_scaling": {"type": "linear", "factor": 2.0}}, "linear"),
+        ({"rope_parameters": {"rope_type": "linear", "rope_theta": 500000, "factor": 2}}, "linear"),
+    ],
+    ids=str,
+)
+def test_both_spellings_of_the_rotary_embedding_are_read(spelling, kind):
+    sizes = {
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "vocab_size": 8,
+        "max_position_embeddings": 64,
+    }
+    rope = parse_config({"architectures": ["LlamaForCausalLM"], **sizes, **spelling}).rope
+
+    assert (rope.kind, rope.theta) == (kind, 500000.0)
+
+
+@pytest.mark.parametrize(
+    ("cores", "wanted", "threads"), [({0, 1}, 0, 1), ({0}, 0, 1), (set(range(8)), 0, 7), ({0, 1}, 2, 2)]
+)
+def test_one_core_is_left_to_whoever_feeds_the_engine(monkeypatch, cores, wanted, threads):
+    given = []
+    monkeypatch.setattr("ballast_engine.device.os", SimpleNamespace(sched_getaffinity=lambda _: cores))
+    monkeypatch.setattr("ballast_engine.device.torch.set_num_threads", given.append)
+
+    assert set_threads(wanted) == threads
+    assert given == [threads]
