@@ -6,6 +6,7 @@ from ballast_queue.errors import JobNotFound, JobStateConflict
 from ballast_queue.job import JobState, Prefix
 from ballast_queue.outcome import Outcome
 from ballast_queue.settings import QueueSettings
+from ballast_queue.status import ClassLoad, WorkerStatus
 
 
 def submit(queue, line, n=3, **given):
@@ -400,6 +401,104 @@ def test_a_heartbeat_extends_what_is_held_and_names_what_is_not(queue, desk, lin
     assert sorted(lost) == sorted([taken.lease, ("job-none", 0, 1)])
     assert expires == pytest.approx(queue.now() + 30, abs=5)
     assert queue.heartbeat("w1", []) == []
+
+
+def test_a_worker_may_hold_and_finish_thousands_of_items(queue, line, result):
+    job_id = submit(queue, line, 4500)
+    claimed = [c for _ in range(5) for c in queue.claim(job_id, 5000, "w1")]
+    lost = queue.heartbeat("w1", [c.lease for c in claimed])
+    outcomes = queue.finish_many("w1", [(c, result(c)) for c in (*claimed, claimed[0])])
+
+    assert (len(claimed), lost) == (4500, [])
+    assert outcomes == [Outcome.DONE] * 4500 + [Outcome.ALREADY_DONE]
+    assert queue.job(job_id).state is JobState.COMPLETED
+
+
+def test_the_same_item_twice_in_one_call_counts_once(queue, line, result):
+    job_id = submit(queue, line, 2)
+    first, second = queue.claim(job_id, 2, "w1")
+    outcomes = queue.finish_many("w1", [(c, result(c)) for c in (first, first, second)])
+
+    assert outcomes == [Outcome.DONE, Outcome.ALREADY_DONE, Outcome.DONE]
+    assert ids(queue, job_id) == ["r0", "r1"]
+
+
+def test_heads_show_every_tenant_of_a_band_before_a_tenants_second_job(queue, line):
+    for i in range(30):
+        submit(queue, line, 1, tenant="many", priority=1, deadline=queue.now() + 1000 - i)
+    submit(queue, line, 1, tenant="many", priority=1)
+    submit(queue, line, 1, tenant="one", priority=1)
+    submit(queue, line, 1, tenant="above", priority=2)
+    heads = queue.heads()
+    deadlines = [head.deadline for head in heads if head.tenant == "many"]
+
+    assert [head.tenant for head in heads] == ["above"] + ["many"] * 8 + ["one"]
+    assert deadlines == sorted(deadlines)
+    assert min(deadlines) == pytest.approx(queue.now() + 971, abs=5)
+
+
+def test_heads_stay_few_however_many_tenants_wait(queue, line):
+    for i in range(600):
+        queue.submit([line("a")], tenant=f"t{i:03}", priority=i % 2)
+    heads = queue.heads()
+
+    assert len(heads) == 512
+    assert [head.priority for head in heads] == [1] * 300 + [0] * 212
+    assert len({head.tenant for head in heads}) == 512
+
+
+def test_settings_of_a_newer_resource_or_generation_win(queue):
+    def put(created, generation):
+        return queue.configure(QueueSettings(created=created, generation=generation, max_attempts=generation + 1))
+
+    put_in_force = [put(10, 3), put(10, 2), put(9, 99), put(10, 4), put(11, 1), put(11, 1)]
+
+    assert put_in_force == [True, False, False, True, True, True]
+    assert queue.settings().max_attempts == 2
+
+
+def test_the_ledger_adds_up_and_lifts(queue):
+    queue.charge({"acme": 1.5, "blue": 2})
+    queue.charge({"acme": 1})
+
+    assert queue.lift({"acme": 2, "green": 3}) == {"acme": 2.5, "blue": 2, "green": 3}
+    assert queue.service() == {"acme": 2.5, "blue": 2, "green": 3}
+
+
+def test_a_status_holds_until_it_expires_or_is_withdrawn(queue, desk):
+    def status(worker):
+        load = ClassLoad(running=1)
+        return WorkerStatus(
+            worker_id=worker,
+            address="http://x",
+            at=1,
+            model="small",
+            slots=4,
+            batch_ceiling=2,
+            kv_blocks_total=8,
+            kv_blocks_free=3,
+            online=load,
+            offline=load,
+        )
+
+    for worker in ("w2", "w1", "w3"):
+        queue.publish(status(worker), 60)
+    all_three = [found.worker_id for found in queue.workers()]
+    desk.raw.zadd(queue._keys.workers, {"w1": 1})
+    queue.withdraw("w3")
+
+    assert all_three == ["w1", "w2", "w3"]
+    assert queue.workers() == [status("w2")]
+    queue.publish(status("w2"), 60)
+    assert desk.raw.hlen(queue._keys.statuses) == 1
+
+
+def test_jobs_are_listed_in_the_order_of_their_submission(queue, line):
+    job_ids = [submit(queue, line, 1) for _ in range(5)]
+
+    assert [job.id for job in queue.jobs()] == job_ids
+    assert [job.id for job in queue.jobs(2)] == job_ids[-2:]
+    assert queue.jobs(0) == []
 
 
 def test_unknown_jobs_are_named_as_such(queue):

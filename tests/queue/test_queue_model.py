@@ -363,7 +363,7 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
             wanted = {job.id: len(job.claimable()) for job in self.model.values() if job.claimable()}
             heads = {head.job_id: head.waiting for head in self.queue.heads()}
 
-            assert heads == dict(list(wanted.items())[:16])
+            assert heads == dict(list(wanted.items())[:8])
 
     QueueMachine.TestCase.settings = settings(max_examples=settings.default.max_examples // 2, stateful_step_count=40)
     return QueueMachine

@@ -42,6 +42,7 @@ local FIELDS = {
   'tokens_in', 'tokens_out', 'total', 'waiting', 'leased', 'succeeded', 'failed', 'cancelled', 'expired', 'dead',
 }
 local NUM_TEXTS = 8 -- the first fields are text, the rest numbers
+local HEAD = {'tenant', 'priority', 'created', 'deadline', 'waiting', 'delayed', 'leased', 'prefix_group'}
 local SUMMED = {'total', 'waiting', 'leased', 'succeeded', 'failed', 'cancelled', 'expired', 'dead'}
 local RUNS = {validating = true, in_progress = true}
 local OVER = {completed = true, failed = true, expired = true, cancelled = true}
@@ -59,6 +60,13 @@ local function bind(keys)
     job = keys[9], items = keys[10], live = keys[11], returned = keys[12], delayed = keys[13], leases = keys[14],
     prefixes = keys[15], dead = keys[16], results = keys[17], ids = keys[18],
   }
+end
+
+-- Every `step`th of a list's values, from the one at `first`.
+local function every(list, first, step)
+  local found = {}
+  for i = first, #list, step do found[#found + 1] = list[i] end
+  return found
 end
 
 local function clock()
@@ -155,12 +163,15 @@ local function custom_id_of(k, index)
   return string.match(call('HGET', k.items, index), '^[^\n]*')
 end
 
--- token, attempts, worker of a live item; token '0' when it waits.
-local function live_of(k, index)
-  local value = call('HGET', k.live, index)
+-- token, attempts, worker of a live item's entry; token '0' when it waits.
+local function parse_live(value)
   if not value then return '0', 0, '' end
   local token, attempts, worker = string.match(value, '^(%d+):(%d+):(.*)$')
   return token, tonumber(attempts), worker
+end
+
+local function live_of(k, index)
+  return parse_live(call('HGET', k.live, index))
 end
 
 local function end_lease(k, job, index)
@@ -373,6 +384,17 @@ local function read(keys, _)
   return records
 end
 
+-- KEYS: jobs' records. Reply: the fields in HEAD, joined likewise.
+local function heads(keys, _)
+  local found = {}
+  for i, key in ipairs(keys) do
+    local values = call('HMGET', key, unpack(HEAD))
+    for j = 1, #HEAD do values[j] = values[j] or (j == 1 and '' or '0') end
+    found[i] = table.concat(values, '\31')
+  end
+  return found
+end
+
 -- ARGV: job id, most items, worker. Reply: expiry, tenant, priority; then for each item its index, token, attempt,
 -- line and prefix ('' for none).
 local function claim(keys, argv)
@@ -422,15 +444,16 @@ local function heartbeat(keys, argv)
   local k, now = bind(keys), clock()
   local job = load_job(k)
   local lost, kept = {}, {}
+  local indexes = every(argv, 2, 2)
+  local live = job and call('HMGET', k.live, unpack(indexes)) or {}
   local expires = now + setting(k, 'lease_seconds', 30)
-  for i = 2, #argv, 2 do
-    local index, token = argv[i], argv[i + 1]
-    if not job or live_of(k, index) ~= token then
-      lost[#lost + 1] = i / 2
+  for i, index in ipairs(indexes) do
+    if parse_live(live[i]) ~= argv[2 * i + 1] then
+      lost[#lost + 1] = i
     elseif job.ending ~= '' then
       end_lease(k, job, index)
       let_go(k, job, index)
-      lost[#lost + 1] = i / 2
+      lost[#lost + 1] = i
     else
       kept[#kept + 1] = expires
       kept[#kept + 1] = index
@@ -449,31 +472,42 @@ end
 local function finish(keys, argv)
   local k, now = bind(keys), clock()
   local job = load_job(k)
-  local outcomes = {}
-  for i = 3, #argv, 7 do
-    local index, token, result, code = argv[i], argv[i + 1], argv[i + 2], argv[i + 5]
-    local held, attempts, worker
-    if job then held, attempts, worker = live_of(k, index) end
+  local indexes = every(argv, 3, 7)
+  local live = job and call('HMGET', k.live, unpack(indexes)) or {}
+  local outcomes, ended, marks = {}, {}, {}
+  for i, index in ipairs(indexes) do
+    local at = 3 + 7 * (i - 1)
+    local token, result, code = argv[at + 1], argv[at + 2], argv[at + 5]
+    local held, attempts, worker = parse_live(live[i])
     if not job then
-      outcomes[#outcomes + 1] = 'not_found'
+      outcomes[i] = 'not_found'
+    elseif ended[index] == token then
+      outcomes[i] = 'already_done'
     elseif held ~= token then
-      outcomes[#outcomes + 1] = outcome_of_loss(k, index, token)
+      outcomes[i] = outcome_of_loss(k, index, token)
     else
-      end_lease(k, job, index)
+      ended[index], outcomes[i] = token, 'done'
+      job.tokens_in = job.tokens_in + tonumber(argv[at + 3])
+      job.tokens_out = job.tokens_out + tonumber(argv[at + 4])
       if code == '' then
         publish(k, index, result)
-        call('HSET', k.items, index, '=' .. token)
-        forget_item(k, index)
-        job.succeeded = job.succeeded + 1
+        marks[#marks + 1] = index
+        marks[#marks + 1] = '=' .. token
       else
-        local letter = {token = token, attempts = attempts, code = code, message = argv[i + 6], worker = worker}
+        end_lease(k, job, index)
+        local letter = {token = token, attempts = attempts, code = code, message = argv[at + 6], worker = worker}
         letter.result = result
         bury(k, job, index, letter, now)
       end
-      job.tokens_in = job.tokens_in + tonumber(argv[i + 3])
-      job.tokens_out = job.tokens_out + tonumber(argv[i + 4])
-      outcomes[#outcomes + 1] = 'done'
     end
+  end
+  if #marks > 0 then
+    local done = every(marks, 1, 2)
+    call('HSET', k.items, unpack(marks))
+    call('HDEL', k.live, unpack(done))
+    call('HDEL', k.prefixes, unpack(done))
+    call('ZREM', k.leases, unpack(done))
+    job.leased, job.succeeded = job.leased - #done, job.succeeded + #done
   end
   if job then
     settle(k, job, now)
@@ -791,6 +825,7 @@ register('begin_intake', begin_intake, {'allow-oom'})
 register('end_intake', end_intake, {'allow-oom'})
 register('look', look, {'no-writes'})
 register('read', read, {'no-writes'})
+register('heads', heads, {'no-writes'})
 register('claim', claim, {'allow-oom'})
 register('heartbeat', heartbeat, {'allow-oom'})
 register('finish', finish, {'allow-oom'})

@@ -86,6 +86,9 @@ class Functions:
     def read(self, job_ids: Sequence[str]) -> Call:
         return "read", [self._keys.job(job_id) for job_id in job_ids], ()
 
+    def heads(self, job_ids: Sequence[str]) -> Call:
+        return "heads", [self._keys.job(job_id) for job_id in job_ids], ()
+
     def claim(self, job_id: str, n: int, worker: str) -> Call:
         return self._of_job("claim", job_id, n, worker)
 

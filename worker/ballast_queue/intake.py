@@ -65,11 +65,14 @@ def _refuse_constant(name: str) -> NoReturn:
     raise InvalidBody(None, f"line: found {name}, wanted a JSON number", "invalid_json")
 
 
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
 def _decode(line: bytes, max_bytes: int) -> dict[str, Any]:
     if len(line) > max_bytes:
         raise InvalidBody(None, f"line: found more than {max_bytes} bytes, wanted at most that", "line_too_long")
     try:
-        data = json.loads(line.decode(), parse_constant=_refuse_constant)
+        data = _DECODER.decode(line.decode())
     except UnicodeDecodeError as error:
         raise InvalidBody(
             None,

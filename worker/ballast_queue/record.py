@@ -39,17 +39,17 @@ def job_of(fields: Mapping[str, str]) -> Job:
     )
 
 
-def head_of(fields: Mapping[str, str]) -> JobHead:
-    """Show a job's record as the claim's decision needs it."""
-    waiting, leased = int(fields["waiting"]), int(fields["leased"])
+def head_of(job_id: str, reply: bytes) -> JobHead:
+    """Read what `heads` gives for one job."""
+    tenant, priority, created, deadline, waiting, delayed, leased, group = reply.decode().split("\x1f")
     return JobHead(
-        job_id=fields["id"],
-        tenant=fields["tenant"],
-        priority=int(fields["priority"]),
-        created=float(fields["created"]),
-        deadline=float(fields["deadline"]) or None,
-        waiting=waiting - int(fields["delayed"]),
-        remaining=waiting + leased,
-        leased=leased,
-        prefix_group=int(fields["prefix_group"]),
+        job_id=job_id,
+        tenant=tenant,
+        priority=int(priority),
+        created=float(created),
+        deadline=float(deadline) or None,
+        waiting=int(waiting) - int(delayed),
+        remaining=int(waiting) + int(leased),
+        leased=int(leased),
+        prefix_group=int(group),
     )

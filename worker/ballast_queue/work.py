@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
@@ -17,8 +16,10 @@ from ballast_queue.settings import QueueSettings
 from ballast_queue.status import WorkerStatus
 from ballast_queue.store import Store
 
-MAX_HEADS = 1024
-HEADS_OF_TENANT = 16
+MAX_HEADS = 512
+MAX_ITEMS = 1000
+"""Items of one job in one call; Lua unpacks no more than some thousands of arguments."""
+HEADS_OF_TENANT = 8
 """Heads that one tenant shows in one band; the nearest deadlines, then in the order of submission."""
 
 
@@ -41,13 +42,14 @@ class Working(Store):
         """Give the jobs that have claimable items, higher bands first; what the claim's decision chooses from.
 
         Of a tenant's jobs in one band only the first few are among them, so that the call stays small however many
-        jobs there are; no tenant is left out before there are 1,024 of them in the bands above.
+        jobs there are; no tenant is left out before there are 512 of them in its band and those above.
         """
         ranks = self._run(self._functions.look(MAX_HEADS, HEADS_OF_TENANT))
         if not ranks:
             return []
-        records = self._records([rank.decode().split("|", 4)[4] for rank in ranks])
-        return [head for head in map(head_of, records) if head.waiting > 0]
+        job_ids = [rank.decode().split("|", 4)[4] for rank in ranks]
+        found = map(head_of, job_ids, self._run(self._functions.heads(job_ids)))
+        return [head for head in found if head.waiting > 0]
 
     def claim(self, job_id: str, n: int, worker: str) -> list[Claimed]:
         """Take up to `n` items of a job under lease; fewer, or none, where others were quicker."""
@@ -65,18 +67,13 @@ class Working(Store):
 
         A lost item's work is for nothing: abort it, and report nothing of it.
         """
-        by_job: dict[str, list[Lease]] = defaultdict(list)
-        for lease in leases:
-            by_job[lease[0]].append(lease)
+        groups = _by_job([lease[0] for lease in leases])
         calls = [
-            self._functions.heartbeat(job_id, [(index, token) for _, index, token in group])
-            for job_id, group in by_job.items()
+            self._functions.heartbeat(job_id, [leases[position][1:] for position in group]) for job_id, group in groups
         ]
         replies = self._connection.call_many(calls)
         return [
-            group[position - 1]
-            for group, positions in zip(by_job.values(), replies, strict=True)
-            for position in positions
+            leases[group[position - 1]] for (_, group), lost in zip(groups, replies, strict=True) for position in lost
         ]
 
     def finish(self, worker: str, claimed: Claimed, result: Result) -> Outcome:
@@ -88,15 +85,13 @@ class Working(Store):
 
     def finish_many(self, worker: str, finished: Sequence[tuple[Claimed, Result]]) -> list[Outcome]:
         """Finish several items in one round trip, atomically for each job; outcomes come in the order given."""
-        positions: dict[str, list[int]] = defaultdict(list)
-        for position, (claimed, _) in enumerate(finished):
-            positions[claimed.job_id].append(position)
+        groups = _by_job([claimed.job_id for claimed, _ in finished])
         calls = [
             self._functions.finish(job_id, worker, [_finished(*finished[position], worker) for position in group])
-            for job_id, group in positions.items()
+            for job_id, group in groups
         ]
         outcomes = [Outcome.NOT_FOUND] * len(finished)
-        for group, reply in zip(positions.values(), self._connection.call_many(calls), strict=True):
+        for (_, group), reply in zip(groups, self._connection.call_many(calls), strict=True):
             for position, outcome in zip(group, reply, strict=True):
                 outcomes[position] = Outcome(outcome.decode())
         return outcomes
@@ -160,6 +155,19 @@ class Working(Store):
     def service(self) -> dict[str, float]:
         """Give the ledger of offline tenants."""
         return self.charge({})
+
+
+def _by_job(job_ids: Sequence[str]) -> list[tuple[str, list[int]]]:
+    """Group positions by job, a call's worth in each group."""
+    groups: list[tuple[str, list[int]]] = []
+    latest: dict[str, list[int]] = {}
+    for position, job_id in enumerate(job_ids):
+        group = latest.get(job_id)
+        if group is None or len(group) == MAX_ITEMS:
+            group = latest[job_id] = []
+            groups.append((job_id, group))
+        group.append(position)
+    return groups
 
 
 def _ledger(pairs: Sequence[bytes]) -> dict[str, float]:
