@@ -118,7 +118,10 @@ def test_truncation_and_padding_of_the_file_do_not_touch_prompts(tmp_path: Path)
     assert len(Tokenizer(save(tmp_path, backend)).encode("x y" * 20)) > 32
 
 
-CHAT = "{% for m in messages %}{{ bos_token }}[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+CHAT = (
+    "{% for m in messages %}{{ bos_token }}[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
 
 
 @pytest.mark.parametrize("where", ["config", "named", "file"])
@@ -238,9 +241,7 @@ def test_streamed_byte_level_text_is_the_decoded_text(byte_level_dir: Path, data
 @settings(max_examples=300)
 @given(text=st.text(max_size=30), cuts=st.lists(st.integers(0, 3), max_size=20))
 @pytest.mark.parametrize("kind", ["byte_level_dir", "sentencepiece_dir"])
-def test_no_delta_holds_half_a_character(
-    request: pytest.FixtureRequest, kind: str, text: str, cuts: list[int]
-) -> None:
+def test_no_delta_holds_half_a_character(request: pytest.FixtureRequest, kind: str, text: str, cuts: list[int]) -> None:
     tokenizer = Tokenizer(request.getfixturevalue(kind))
     tokens = tokenizer.encode(text)
     deltas = stream(Detokenizer(tokenizer.pieces), tokens, cuts)

@@ -142,8 +142,8 @@ def warm_up(engine: Engine, seconds: float = 2.0) -> None:
     end = time.perf_counter() + seconds
     room = engine.max_tokens - 2
     shapes = [(1, 1), (policy.slots, 8), (1, min(room, policy.chunk_tokens)), (max(1, policy.slots // 4), 64)]
-    for turn, (num_requests, num_prompt) in enumerate(shapes * 3):
-        num_prompt = max(1, min(num_prompt, room, policy.num_blocks * policy.block_tokens // num_requests - 8))
+    for turn, (num_requests, wanted) in enumerate(shapes * 3):
+        num_prompt = max(1, min(wanted, room, policy.num_blocks * policy.block_tokens // num_requests - 8))
         for i in range(num_requests):
             engine.submit(
                 GenerationRequest(

@@ -13,21 +13,11 @@ from ballast_policy.snapshot import Snapshot
 
 
 def plan_static(snapshot: Snapshot) -> Plan:
-    """Continue the batch at hand; let the next one in when none is left. Prefill all of it, then decode all of it."""
-    admit = () if snapshot.residents else _next_batch(snapshot)
-    members = (*snapshot.residents, *admit)
-    prefills = [request for request in members if request.remaining > 1]
-    if not prefills:
-        return Plan(grants=tuple((request, 1) for request in members), admit=admit)
-    grants = []
-    left = snapshot.config.chunk_tokens
-    for request in prefills:
-        tokens = min(left, request.remaining - (request.num_cached if request in admit else 0))
-        if tokens:
-            grants.append((request, tokens))
-            left -= tokens
-    granted = {request.seq for request, _ in grants}
-    return Plan(grants=tuple(grants), admit=tuple(request for request in admit if request.seq in granted))
+    """Continue the batch at hand; let the next one in, with its prompts in one piece, when none is left."""
+    if snapshot.residents:
+        return Plan(grants=tuple((request, request.remaining) for request in snapshot.residents))
+    batch = _next_batch(snapshot)
+    return Plan(grants=tuple((request, request.num_tokens - request.num_cached) for request in batch), admit=batch)
 
 
 def _next_batch(snapshot: Snapshot) -> tuple[Request, ...]:

@@ -1,0 +1,406 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ballast_engine.errors import DuplicateRequest, IntegrityError, InvalidRequest, RequestTooLong
+from ballast_engine.request import FinishReason
+from ballast_engine.stats import StepKind
+from ballast_policy.request import RequestClass
+from ballast_policy.snapshot import TenantShare
+
+Make = Callable[..., Any]
+
+LONG = list(range(1, 21))
+
+
+def test_an_answer_comes_token_by_token_and_then_ends(bench_of: Make, generation: Make) -> None:
+    bench = bench_of()
+    request = generation("a", max_tokens=5, ignore_eos=True)
+    bench.engine.submit(request)
+    bench.run()
+    expected = bench.executor.answer(request.prompt, request.sampling, 64)
+
+    assert [len(output.token_ids) for output in bench.outputs["a"]] == [1] * 5
+    assert [output.num_output for output in bench.outputs["a"]] == [1, 2, 3, 4, 5]
+    assert (bench.tokens("a"), bench.text("a")) == (expected.tokens, expected.text)
+    assert bench.last("a").finish_reason is FinishReason.LENGTH
+
+
+def test_without_streaming_there_is_a_first_token_and_an_end(bench_of: Make, generation: Make) -> None:
+    bench = bench_of()
+    bench.engine.submit(generation("a", max_tokens=6, ignore_eos=True, stream=False))
+    bench.run()
+
+    assert [(len(output.token_ids), bool(output.text)) for output in bench.outputs["a"]] == [(1, False), (5, True)]
+    assert len(bench.text("a")) == 6
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "sentence"),
+    [
+        ({"prompt": ()}, InvalidRequest, "no tokens"),
+        ({"prompt": [1] * 64}, RequestTooLong, "64 tokens; this model serves 64 .* shorten the prompt to 63"),
+        ({"prompt": [1, 25]}, InvalidRequest, "Token id 25 is outside this model's vocabulary of 25"),
+        ({"prompt": [-1]}, InvalidRequest, "Token id -1 is outside"),
+        ({"generated": (3, 99)}, InvalidRequest, "Token id 99 is outside"),
+        ({"max_tokens": 0}, InvalidRequest, "max_tokens is 0; wanted 1 or more"),
+        ({"temperature": -1.0}, InvalidRequest, "temperature is -1.0"),
+        ({"temperature": float("nan")}, InvalidRequest, "temperature is nan"),
+        ({"top_p": 0.0}, InvalidRequest, "top_p is 0.0; wanted above 0"),
+        ({"top_k": -1}, InvalidRequest, "top_k is -1"),
+        ({"min_p": 1.5}, InvalidRequest, "min_p is 1.5"),
+        ({"stop": ("",)}, InvalidRequest, "stop is .* at least one character"),
+    ],
+)
+def test_a_request_that_cannot_be_served_is_refused_at_once(
+    bench_of: Make, generation: Make, changes: dict[str, Any], error: type[Exception], sentence: str
+) -> None:
+    bench = bench_of()
+    with pytest.raises(error, match=sentence):
+        bench.engine.submit(generation("a", **changes))
+
+    assert not bench.engine.has_work
+    bench.engine.submit(generation("a"))
+
+
+def test_an_id_in_use_is_refused_and_free_again_after_the_end(bench_of: Make, generation: Make) -> None:
+    bench = bench_of()
+    bench.engine.submit(generation("a"))
+    with pytest.raises(DuplicateRequest, match="'a' is in use"):
+        bench.engine.submit(generation("a"))
+    bench.run()
+    bench.outputs.clear()
+    bench.engine.submit(generation("a"))
+    bench.run()
+
+    assert bench.last("a").finish_reason is not None
+
+
+def test_an_answer_ends_at_the_context_whatever_was_asked(bench_of: Make, generation: Make) -> None:
+    bench = bench_of(max_model_len=20)
+    bench.engine.submit(generation("a", [1] * 15, max_tokens=100, ignore_eos=True))
+    bench.run()
+
+    assert len(bench.tokens("a")) == 5
+    assert bench.last("a").finish_reason is FinishReason.LENGTH
+
+
+def test_kv_smaller_than_the_context_limits_prompts(bench_of: Make, generation: Make) -> None:
+    bench = bench_of(num_blocks=4, max_model_len=64)
+    with pytest.raises(RequestTooLong, match="serves 16 tokens"):
+        bench.engine.submit(generation("a", [1] * 16))
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3])
+def test_an_abort_frees_everything_before_the_next_plan(bench_of: Make, generation: Make, steps: int) -> None:
+    bench = bench_of(chunk_tokens=8)
+    bench.engine.submit(generation("a", LONG, max_tokens=30, ignore_eos=True))
+    bench.step(steps)
+    bench.engine.abort("a")
+    bench.step()
+
+    assert bench.last("a").finish_reason is FinishReason.ABORTED
+    assert not bench.engine.has_work
+    assert bench.engine.stats().kv_used == 0
+
+
+def test_aborting_what_is_not_there_changes_nothing(bench_of: Make, generation: Make) -> None:
+    bench = bench_of()
+    bench.engine.abort("nobody")
+    bench.engine.give_back(["nobody"])
+    bench.step()
+
+    assert bench.outputs == {}
+
+
+def test_a_given_back_answer_goes_on_elsewhere_where_it_stopped(bench_of: Make, generation: Make) -> None:
+    first, second = bench_of(), bench_of()
+    request = generation("a", LONG, False, max_tokens=12, ignore_eos=True, temperature=1.0, seed=7)
+    first.engine.submit(request)
+    first.step(6)
+    first.engine.give_back(["a"])
+    first.step()
+    last = first.last("a")
+
+    assert last.finish_reason is FinishReason.GIVEN_BACK
+    assert 0 < len(last.generated) < 12
+    assert list(last.generated) == first.tokens("a")
+
+    second.engine.submit(replace(request, generated=last.generated))
+    second.run()
+    expected = second.executor.answer(request.prompt, request.sampling, 64)
+
+    assert [*last.generated, *second.tokens("a")] == expected.tokens
+    assert second.text("a") == expected.text
+    assert second.last("a").num_output == 12
+    assert second.engine.stats().service == {(RequestClass.OFFLINE, "default"): 2.0 * (12 - len(last.generated))}
+
+
+@pytest.mark.parametrize(
+    ("changes", "text", "reason"),
+    [
+        ({"generated": (1, 2, 0)}, "ab", FinishReason.STOP),
+        ({"generated": (1, 2, 3), "stop": ("c",)}, "ab", FinishReason.STOP),
+        ({"generated": (1, 2, 3), "stop_token_ids": (3,)}, "ab", FinishReason.STOP),
+        ({"generated": (1, 2, 3), "max_tokens": 3}, "abc", FinishReason.LENGTH),
+        ({"generated": (1, 2, 3), "max_tokens": 2}, "ab", FinishReason.LENGTH),
+    ],
+)
+def test_a_continuation_that_is_complete_already_computes_nothing(
+    bench_of: Make, generation: Make, changes: dict[str, Any], text: str, reason: FinishReason
+) -> None:
+    bench = bench_of()
+    bench.engine.submit(generation("a", **changes))
+    bench.step()
+
+    assert (bench.text("a"), bench.last("a").finish_reason) == (text, reason)
+    assert bench.executor.batches == []
+
+
+def test_a_failed_step_ends_who_took_part_and_nobody_else(bench_of: Make, generation: Make) -> None:
+    bench = bench_of(slots=1)
+    bench.engine.submit(generation("in the step", max_tokens=20, ignore_eos=True))
+    bench.engine.submit(generation("waiting"))
+    bench.step(2)
+    bench.executor.fails = 1
+    bench.step()
+
+    assert bench.last("in the step").finish_reason is FinishReason.FAILED
+    assert "RuntimeError: the device is gone" in bench.last("in the step").error
+
+    bench.run()
+
+    assert bench.last("waiting").finish_reason in {FinishReason.STOP, FinishReason.LENGTH}
+    assert bench.engine.stats().failed_steps == 1
+    assert bench.engine.is_healthy
+
+
+def test_an_engine_that_fails_again_and_again_says_so(bench_of: Make, generation: Make) -> None:
+    bench = bench_of()
+    bench.executor.fails = 3
+    for i in range(3):
+        assert bench.engine.is_healthy
+        bench.engine.submit(generation(f"r{i}"))
+        bench.step()
+    assert not bench.engine.is_healthy
+
+    bench.engine.submit(generation("better"))
+    bench.run()
+    assert bench.engine.is_healthy
+
+
+def test_a_spoilt_block_is_never_found_by_a_later_prompt(bench_of: Make, generation: Make) -> None:
+    bench = bench_of(chunk_tokens=8)
+    bench.engine.submit(generation("first", LONG))
+    bench.step()
+    bench.executor.fails = 1
+    bench.step()
+    bench.engine.submit(generation("second", LONG))
+    bench.run()
+
+    assert bench.outputs["second"][0].num_cached == 8
+    assert bench.tokens("second") == bench.executor.answer(LONG, generation("x").sampling, 64).tokens
+
+
+def test_a_token_outside_the_vocabulary_fails_the_step(bench_of: Make, generation: Make) -> None:
+    bench = bench_of()
+    bench.executor.draw = lambda tokens, sampling: 25
+    bench.engine.submit(generation("a"))
+    bench.step()
+
+    assert "outside the vocabulary of 25" in bench.last("a").error
+
+
+def test_a_shared_prompt_is_computed_once(bench_of: Make, generation: Make) -> None:
+    bench = bench_of(num_blocks=64)
+    for i in range(3):
+        bench.engine.submit(generation(f"r{i}", [*LONG, 21, i + 1]))
+        bench.run()
+    stats = bench.engine.stats()
+
+    assert [bench.outputs[f"r{i}"][0].num_cached for i in range(3)] == [0, 20, 20]
+    assert stats.online.prefill_tokens == 22 + 2 + 2
+    assert (stats.prefix_query_tokens, stats.prefix_hit_tokens) == (66, 40)
+
+
+@pytest.mark.parametrize(
+    ("options", "changes", "cached"),
+    [
+        ({}, {}, 20),
+        ({"prefix_cache": False}, {}, 0),
+        ({}, {"cache_salt": "other"}, 0),
+        ({"isolate_tenants": True}, {"tenant": "other"}, 0),
+        ({"isolate_tenants": True}, {}, 20),
+    ],
+)
+def test_who_may_use_a_cached_prefix(
+    bench_of: Make, generation: Make, options: dict[str, Any], changes: dict[str, Any], cached: int
+) -> None:
+    bench = bench_of(options=options)
+    bench.engine.submit(generation("a", [*LONG, 21]))
+    bench.run()
+    bench.engine.submit(generation("b", [*LONG, 21], **changes))
+    bench.run()
+
+    assert bench.outputs["b"][0].num_cached == cached
+    assert bench.tokens("a") == bench.tokens("b")
+
+
+def test_a_whole_cached_prompt_still_computes_its_last_token(bench_of: Make, generation: Make) -> None:
+    bench = bench_of()
+    for name in "ab":
+        bench.engine.submit(generation(name, LONG))
+        bench.run()
+
+    assert bench.outputs["b"][0].num_cached == 16
+    assert bench.tokens("a") == bench.tokens("b")
+
+
+def test_an_online_burst_preempts_offline_which_then_goes_on_without_computing_all_again(
+    bench_of: Make, generation: Make
+) -> None:
+    bench = bench_of(num_blocks=16, slots=4, offline_share=0.0, chunk_tokens=64)
+    bench.engine.submit(generation("job", LONG, False, max_tokens=20, ignore_eos=True))
+    bench.step(4)
+    for i in range(3):
+        bench.engine.submit(generation(f"r{i}", [i + 1] * 14, max_tokens=6, ignore_eos=True))
+    bench.run()
+    stats = bench.engine.stats()
+    expected = bench.executor.answer(LONG, generation("x", max_tokens=20, ignore_eos=True).sampling, 64)
+
+    assert sum(stats.offline.preemptions.values()) >= 1
+    assert bench.tokens("job") == expected.tokens
+    assert stats.offline.prefill_tokens == 20
+    assert stats.offline.decode_tokens == 20
+    assert stats.offline.wasted_tokens > 0
+    assert bench.engine.stats().service[RequestClass.OFFLINE, "default"] == 20 + 2 * 20
+
+
+def test_the_step_record_says_what_was_computed(bench_of: Make, generation: Make) -> None:
+    bench = bench_of(chunk_tokens=8)
+    bench.engine.submit(generation("a", LONG, max_tokens=9, ignore_eos=True))
+    kinds = []
+    for _ in range(3):
+        bench.step()
+        kinds.append((bench.engine.last_step.kind, bench.engine.last_step.num_prefill))
+    bench.engine.submit(generation("b", LONG[:3]))
+    bench.step()
+    record = bench.engine.last_step
+
+    assert kinds == [(StepKind.PREFILL, 8), (StepKind.PREFILL, 8), (StepKind.PREFILL, 4)]
+    assert (record.kind, record.num_prefill, record.num_decode) == (StepKind.MIXED, 3, 1)
+    assert [admission.request_id for admission in record.admissions] == ["b"]
+    assert record.seconds > record.run_seconds > 0
+
+
+def test_counts_by_class_follow_requests(bench_of: Make, generation: Make) -> None:
+    bench = bench_of(slots=4, offline_share=0.25)
+    for i in range(6):
+        bench.engine.submit(generation(f"on{i}", max_tokens=30, ignore_eos=True))
+        bench.engine.submit(generation(f"off{i}", [4, 5], False, max_tokens=30, ignore_eos=True))
+    bench.step(3)
+    stats = bench.engine.stats()
+
+    assert (stats.online.running, stats.offline.running) == (3, 1)
+    assert (stats.online.waiting, stats.offline.waiting) == (3, 5)
+    assert (stats.online.reserved, stats.offline.reserved, stats.offline.lent) == (3, 1, 0)
+    assert stats.is_floor_met
+    assert stats.kv_used + stats.kv_cached + stats.kv_free == 64
+
+
+def test_a_new_configuration_holds_from_the_next_step_on(bench_of: Make, generation: Make) -> None:
+    bench = bench_of(ttft=5.0)
+    engine = bench.engine
+    engine.submit(generation("configured", max_tokens=30, ignore_eos=True))
+    engine.submit(generation("own", max_tokens=30, ignore_eos=True, ttft_seconds=2.0))
+    bench.step()
+    engine.configure(replace(engine.policy, ttft=1.0, num_blocks=1, chunk_tokens=3))
+    bench.step()
+    ttft = {s.request_id: s.request.ttft for s in engine._scheduler.live.values()}
+
+    assert ttft == {"configured": 1.0, "own": 2.0}
+    assert (engine.policy.chunk_tokens, engine.policy.num_blocks) == (3, 64)
+
+
+def test_a_tenants_band_is_capped(bench_of: Make, generation: Make) -> None:
+    bench = bench_of(tenants={"small": TenantShare(max_priority=1)})
+    bench.engine.submit(generation("a", tenant="small", priority=9))
+    bench.engine.submit(generation("b", tenant="other", priority=9))
+    bench.step()
+
+    assert [s.request.priority for s in bench.engine._scheduler.live.values()] == [1, 9]
+
+
+def test_most_of_what_is_reserved_of_kv_is_used(bench_of: Make, generation: Make) -> None:
+    bench = bench_of(num_blocks=4096, block_tokens=16, max_model_len=2048, slots=16, chunk_tokens=512)
+    for i in range(16):
+        bench.engine.submit(generation(f"r{i}", [1 + i % 24] * (300 + 37 * i), max_tokens=60, ignore_eos=True))
+    bench.run()
+
+    assert 0 < bench.engine.stats().kv_waste_mean_ratio < 0.04
+
+
+def test_requests_from_many_threads_all_end(bench_of: Make, generation: Make) -> None:
+    bench = bench_of(num_blocks=32)
+
+    def send(name: str) -> None:
+        for i in range(20):
+            bench.engine.submit(generation(f"{name}{i}", [1 + i % 5] * 9, max_tokens=4))
+            if i % 3 == 0:
+                bench.engine.abort(f"{name}{i}")
+
+    threads = [threading.Thread(target=send, args=(name,)) for name in "abcd"]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        bench.step()
+        bench.engine.stats()
+    bench.run()
+
+    assert len(bench.outputs) == 80
+    assert all(outputs[-1].finish_reason is not None for outputs in bench.outputs.values())
+
+
+def test_a_sleeping_engine_wakes_for_a_request(bench_of: Make, generation: Make) -> None:
+    bench = bench_of()
+    woken = threading.Event()
+
+    def sleep() -> None:
+        bench.engine.wait(60)
+        woken.set()
+
+    thread = threading.Thread(target=sleep)
+    thread.start()
+    bench.engine.submit(generation("a"))
+
+    assert woken.wait(30)
+    thread.join()
+    bench.engine.wait(60)
+    bench.run()
+
+
+def test_an_idle_engine_may_forget_what_it_saw(bench_of: Make, generation: Make) -> None:
+    bench = bench_of()
+    bench.engine.submit(generation("a", LONG))
+    bench.run()
+    bench.engine.reset()
+    stats = bench.engine.stats()
+
+    assert (stats.kv_cached, stats.steps, stats.service) == (0, 0, {})
+    bench.engine.check_integrity()
+
+
+def test_a_broken_book_is_reported(bench_of: Make, generation: Make) -> None:
+    bench = bench_of()
+    bench.engine.submit(generation("a", LONG, max_tokens=30, ignore_eos=True))
+    bench.step(3)
+    (sequence,) = bench.engine._scheduler.live.values()
+    sequence.blocks.pop()
+
+    with pytest.raises(IntegrityError, match="holders"):
+        bench.engine.check_integrity()
