@@ -19,7 +19,7 @@ from ballast_worker.errors import Refused
 from ballast_worker.holdings import Failure, Held, Holdings
 from ballast_worker.log import Log
 from ballast_worker.loop import EngineLoop
-from ballast_worker.openai import Caller, Served, continued
+from ballast_worker.openai import Caller, Served, of_job
 from ballast_worker.requests import Passage
 from ballast_worker.shapes import Shape
 
@@ -53,7 +53,8 @@ class Claims:
         """Items per second over all workers."""
         self._seen_started = 0
         self._seen_at = time.monotonic()
-        self._laxities: dict[str, float] = {}
+        self._jobs: dict[str, Candidate] = {}
+        """The jobs of the last look."""
         self._active: set[str] | None = None
         """Tenants that had items to claim; None before the first look."""
 
@@ -131,7 +132,7 @@ class Claims:
             for head in heads
         ]
         self.num_at_risk = sum(candidate.laxity < 0 for candidate in candidates)
-        self._laxities = {candidate.job_id: candidate.laxity for candidate in candidates}
+        self._jobs = {candidate.job_id: candidate for candidate in candidates}
         return candidates
 
     def _expected_services(self) -> dict[str, float]:
@@ -164,10 +165,12 @@ class Claims:
             caller = Caller(claimed.tenant, RequestClass.OFFLINE, claimed.priority)
             request = self._served.request(request_id, body, prompt, caller, seed=claimed.seed)
             prefix = claimed.prefix if self._is_ours(claimed, request.sampling.seed) else None
-            request = continued(
+            job = self._jobs[claimed.job_id]
+            request = of_job(
                 request,
                 generated=prefix.token_ids if prefix is not None else (),
-                laxity=self._laxities.get(claimed.job_id, inf),
+                laxity=job.laxity,
+                prefix_group=job.prefix_group,
             )
         except Refused as refused:
             self._refuse(claimed, refused.code or "invalid_request", refused.message, refused.status)

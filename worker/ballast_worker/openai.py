@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from binascii import crc32
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -119,7 +118,6 @@ class Served:
             priority=caller.priority,
             ttft_seconds=caller.ttft_seconds,
             tpot_seconds=caller.tpot_seconds,
-            prefix_group=crc32(body.opening.encode()),
             stream=body.stream,
         )
 
@@ -143,9 +141,11 @@ class Served:
         return body.prompt
 
 
-def continued(request: GenerationRequest, *, generated: tuple[int, ...], laxity: float) -> GenerationRequest:
+def of_job(
+    request: GenerationRequest, *, generated: tuple[int, ...], laxity: float, prefix_group: int
+) -> GenerationRequest:
     """The request as an item of a job: behind what an earlier attempt generated, and with one text at its end."""
-    return replace(request, generated=generated, laxity=laxity, stream=False)
+    return replace(request, generated=generated, laxity=laxity, prefix_group=prefix_group, stream=False)
 
 
 def num_chars(body: Body) -> int:

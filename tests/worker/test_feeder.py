@@ -1,0 +1,238 @@
+"""Jobs through a real worker in this process, from a real Valkey."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from ballast_queue.job import JobState
+from ballast_queue.redis_store import Queue
+
+
+@pytest.fixture
+def queue(valkey, queue_name):
+    queue = Queue.connect(valkey.url, queue_name)
+    yield queue
+    queue.close()
+
+
+@pytest.fixture
+def fed(serve, make_config, valkey, queue_name):
+    """A worker that serves the test's queue, with a lease of a second."""
+
+    def start(**changes):
+        config = {
+            "offline": {"queue": queue_name, "leaseSeconds": 1},
+            "runtime": {"redisUrl": valkey.url, "workerId": "w1"},
+        }
+        for section, change in changes.items():
+            config[section] = {**config[section], **change} if section in config else change
+        return serve(make_config(**config))
+
+    return start
+
+
+def make_line(index: int, **body) -> str:
+    body = {"model": "tiny", "prompt": f"Item {index} returns", "max_tokens": 8, "temperature": 0} | body
+    return json.dumps({"custom_id": f"item-{index}", "method": "POST", "url": "/v1/completions", "body": body})
+
+
+def wait_for(queue: Queue, job_id: str, eventually):
+    return eventually(lambda: (job := queue.job(job_id)).state.is_over and job, f"job {job_id} to be over")
+
+
+def texts_of(queue: Queue, job_id: str) -> dict[str, str]:
+    results = list(queue.results(job_id))
+    assert len({result.custom_id for result in results}) == len(results), "a result appears twice"
+    return {result.custom_id: result.body["choices"][0]["text"] for result in results if result.body}
+
+
+def test_a_job_gets_the_answers_that_http_gives(fed, queue, eventually) -> None:
+    with fed() as serving, serving.client() as client:
+        job_id = queue.submit([make_line(index) for index in range(10)]).job_id
+        job = wait_for(queue, job_id, eventually)
+        asked = {
+            f"item-{i}": client.post("/v1/completions", json=json.loads(make_line(i))["body"]).json() for i in range(10)
+        }
+        results = list(queue.results(job_id))
+
+    assert job.state is JobState.COMPLETED
+    assert (job.counts.succeeded, job.counts.done) == (10, 10)
+    assert {r.custom_id: r.body["choices"] for r in results} == {key: a["choices"] for key, a in asked.items()}
+    assert job.tokens_out == sum(answer["usage"]["completion_tokens"] for answer in asked.values())
+    assert {r.worker for r in results} == {"w1"}
+
+
+def test_a_chat_item_gets_a_chat_answer(fed, queue, eventually) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+    line = json.dumps({"custom_id": "c", "method": "POST", "url": "/v1/chat/completions", "body": body})
+    with fed():
+        job_id = queue.submit([line]).job_id
+        wait_for(queue, job_id, eventually)
+
+    [result] = queue.results(job_id)
+    assert result.body["object"] == "chat.completion"
+    assert result.body["choices"][0]["message"]["role"] == "assistant"
+
+
+def test_items_that_cannot_be_served_become_error_results_and_the_rest_goes_on(fed, queue, eventually) -> None:
+    lines = [
+        make_line(0),
+        make_line(1, prompt="word " * 3000),
+        make_line(2, model="other"),
+        "not json",
+        make_line(4, n=3),
+        make_line(5, prompt=[4095, 99999]),
+        make_line(6),
+    ]
+    with fed():
+        eventually(lambda: queue.settings().models, "the worker to configure the queue")
+        job_id = queue.submit(lines).job_id
+        job = wait_for(queue, job_id, eventually)
+
+    results = {result.custom_id: result for result in queue.results(job_id)}
+    assert job.state is JobState.COMPLETED
+    assert (job.counts.succeeded, job.counts.failed) == (2, 5)
+    assert results["item-1"].error["code"] == "context_length_exceeded"
+    assert results["item-1"].status_code == 400
+    assert "2048" in results["item-1"].error["message"]
+    assert "vocabulary" in results["item-5"].error["message"]
+    assert len(results) == 7
+
+
+def test_a_job_pushed_to_the_inbox_by_xadd_is_done(fed, queue, queue_name, valkey, eventually) -> None:
+    import redis
+
+    client = redis.Redis.from_url(valkey.url)
+    inbox = f"ballast:{{{queue_name}}}:inbox"
+    with fed():
+        for index in range(3):
+            client.xadd(inbox, {"item": make_line(index), "job": "j1", "tenant": "team-a"})
+        client.xadd(inbox, {"job": "j1", "end": "1"})
+        eventually(lambda: any(job.id == "j1" for job in queue.jobs()), "intake")
+        job = wait_for(queue, "j1", eventually)
+    client.close()
+
+    assert (job.state, job.counts.succeeded, job.tenant) == (JobState.COMPLETED, 3, "team-a")
+
+
+def test_every_slot_is_filled_while_the_queue_has_work_and_little_more_is_claimed(fed, queue, eventually) -> None:
+    with fed(slots=4) as serving:
+        job_id = queue.submit([make_line(i, max_tokens=1500, ignore_eos=True) for i in range(40)]).job_id
+        stats = eventually(
+            lambda: (s := serving.worker.engine.stats()).offline.running == 4 and s, "all slots to be filled"
+        )
+        held = serving.worker.feeder.num_held
+        leased = queue.job(job_id).counts.leased
+        queue.cancel(job_id)
+        eventually(serving.is_idle, "the items of the cancelled job to be aborted")
+        job = wait_for(queue, job_id, eventually)
+
+    assert stats.offline.running == 4
+    assert 4 <= held <= 4 + 8
+    assert 4 <= leased <= 4 + 8
+    assert job.state is JobState.CANCELLED
+    assert job.counts.cancelled == 40
+    assert queue.stats().items.leased == 0
+
+
+def test_nothing_is_claimed_where_offline_may_hold_no_slot(fed, queue, eventually) -> None:
+    with fed(offline={"reservedPercent": 0, "maxPercent": 0}) as serving:
+        job_id = queue.submit([make_line(0)]).job_id
+        eventually(lambda: serving.worker.feeder.stats, "the feeder's first look")
+        eventually(lambda: serving.worker.feeder.stats.items.waiting == 1, "the feeder to see the item")
+
+        assert queue.job(job_id).counts.waiting == 1
+        assert serving.worker.feeder.num_held == 0
+
+
+def test_the_offline_cap_bounds_what_runs(fed, queue, eventually) -> None:
+    with fed(offline={"reservedPercent": 25, "maxPercent": 50}) as serving:
+        job_id = queue.submit([make_line(i, max_tokens=60, ignore_eos=True) for i in range(12)]).job_id
+        most = 0
+
+        def is_over() -> bool:
+            nonlocal most
+            most = max(most, serving.worker.engine.stats().offline.running)
+            return queue.job(job_id).state.is_over
+
+        eventually(is_over, "the job to be over")
+
+    assert most == 2
+
+
+def test_online_requests_are_served_while_a_job_runs_and_the_job_goes_on(fed, queue, eventually) -> None:
+    with fed() as serving, serving.client() as client:
+        job_id = queue.submit([make_line(i, max_tokens=40, ignore_eos=True) for i in range(24)]).job_id
+        eventually(lambda: serving.worker.engine.stats().offline.running, "the job to run")
+        body = json.loads(make_line(100))["body"]
+        answers = [client.post("/v1/completions", json=body) for _ in range(10)]
+        job = wait_for(queue, job_id, eventually)
+
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({answer.json()["choices"][0]["text"] for answer in answers}) == 1
+    assert job.counts.succeeded == 24
+
+
+def test_higher_priority_jobs_go_first(fed, queue, eventually) -> None:
+    low = queue.submit([make_line(i, max_tokens=30, ignore_eos=True) for i in range(12)], priority=0).job_id
+    high = queue.submit([make_line(i, max_tokens=30, ignore_eos=True) for i in range(12)], priority=5).job_id
+    with fed(slots=2):
+        wait_for(queue, low, eventually)
+
+    assert queue.job(high).finished < queue.job(low).finished
+
+
+def test_tenants_take_turns(fed, queue, eventually) -> None:
+    jobs = {
+        tenant: queue.submit([make_line(i, max_tokens=20, ignore_eos=True) for i in range(12)], tenant=tenant).job_id
+        for tenant in ("a", "b")
+    }
+    with fed(slots=2):
+        eventually(lambda: queue.job(jobs["b"]).counts.succeeded >= 4, "the second tenant to be served")
+        first = queue.job(jobs["a"]).counts
+        for job_id in jobs.values():
+            wait_for(queue, job_id, eventually)
+        service = eventually(lambda: len(s := queue.service()) == 2 and s, "the ledger to be posted")
+
+    assert first.done < 12, "the first tenant's job must not be done before the second's begins"
+    assert set(service) == {"a", "b"}
+
+
+def test_the_status_says_what_the_worker_does_and_goes_with_it(fed, queue, eventually) -> None:
+    with fed() as serving:
+        [status] = eventually(queue.workers, "the worker's status")
+        assert (status.worker_id, status.model, status.slots) == ("w1", "tiny", 4)
+        assert status.address == serving.url
+
+    assert queue.workers() == []
+
+
+def test_metrics_show_the_queue(fed, queue, queue_name, eventually) -> None:
+    with fed() as serving, serving.client() as client:
+        job_id = queue.submit([make_line(0), make_line(1, prompt="word " * 3000)]).job_id
+        wait_for(queue, job_id, eventually)
+        wanted = f'ballast_queue_items{{queue="{queue_name}",state="succeeded"}} 1.0'
+        text = eventually(lambda: wanted in (t := client.get("/metrics").text) and t, wanted)
+
+    assert "ballast_redis_up 1.0" in text
+    assert f'ballast_dead_letters{{queue="{queue_name}"}} 1.0' in text
+    assert 'ballast_requests_total{class="offline",outcome="length"} 1.0' in text
+    assert 'ballast_time_to_first_token_seconds_count{class="offline"} 1.0' in text
+
+
+def test_a_worker_that_stops_after_draining_leaves_no_lease_and_spends_no_attempt(fed, queue, eventually) -> None:
+    with fed() as serving:
+        job_id = queue.submit([make_line(i, max_tokens=1500, ignore_eos=True) for i in range(6)]).job_id
+        eventually(lambda: serving.worker.engine.stats().offline.decode_tokens > 40, "some tokens")
+        serving.worker.feeder.drain()
+        assert serving.worker.feeder.drained.wait(30)
+        counts = queue.job(job_id).counts
+    claimed = queue.claim(job_id, 6, "other")
+    prefixes = [item.prefix for item in claimed if item.prefix is not None]
+
+    assert (counts.leased, counts.waiting) == (0, 6)
+    assert {item.attempt for item in claimed} == {1}
+    assert len(prefixes) == 4, "four slots were at work"
+    assert all(prefix.token_ids for prefix in prefixes)
+    assert {prefix.model_revision for prefix in prefixes} == {serving.worker.served.revision}

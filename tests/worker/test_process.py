@@ -1,0 +1,257 @@
+"""The worker as a process: start, bad input, kill, drain."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from ballast_queue.job import JobState
+from ballast_queue.redis_store import Queue
+
+BODY = {"model": "tiny", "prompt": "The method returns", "max_tokens": 4, "temperature": 0}
+
+
+def run_to_its_end(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ballast_worker", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def make_line(index: int, **body) -> str:
+    body = {"model": "tiny", "prompt": f"Item {index} returns", "max_tokens": 8, "temperature": 1.0} | body
+    return json.dumps({"custom_id": f"item-{index}", "method": "POST", "url": "/v1/completions", "body": body})
+
+
+@pytest.fixture
+def queue(valkey, queue_name):
+    queue = Queue.connect(valkey.url, queue_name)
+    yield queue
+    queue.close()
+
+
+@pytest.fixture
+def fed_config(make_config, valkey, queue_name):
+    def make(worker_id: str, **changes):
+        return make_config(
+            **{
+                "offline": {"queue": queue_name, "leaseSeconds": 1},
+                "runtime": {"redisUrl": valkey.url, "workerId": worker_id},
+            }
+            | changes
+        )
+
+    return make
+
+
+def results_of(queue: Queue, job_id: str) -> dict[str, str]:
+    results = list(queue.results(job_id))
+    texts = {r.custom_id: r.body["choices"][0]["text"] for r in results if r.body is not None}
+    assert len(texts) == len(results), "a result is an error, or appears twice"
+    return texts
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "code"),
+    [
+        pytest.param("model: {uri: /none}", "there is no directory /none", 78, id="no model"),
+        pytest.param("model: {uri: 'hf://org/name'}", "this version reads directories only", 78, id="a hub"),
+        pytest.param("model: {uri: 'file://host/x'}", "three slashes", 78, id="a host"),
+        pytest.param("slots: 0", "model: Field required", 78, id="invalid"),
+        pytest.param("model: {uri: MODEL}\nruntime: {redisUrl: 'http://x'}", "wanted redis://", 78, id="redis address"),
+        pytest.param("model: {uri: MODEL}\nruntime: {port: 0, apiKeysFile: /none}", "API keys file", 78, id="keys"),
+        pytest.param("model: {uri: EMPTY}\nruntime: {port: 0}", "config.json", 78, id="an empty directory"),
+        pytest.param("model: {uri: CORRUPT}\nruntime: {port: 0}", "safetensors", 78, id="a corrupt checkpoint"),
+        pytest.param(
+            "model: {uri: MODEL}\nruntime: {port: 0, redisUrl: 'redis://127.0.0.1:1', redisPasswordFile: /none}",
+            "redisPasswordFile",
+            78,
+            id="password",
+        ),
+        pytest.param("model: {uri: MODEL}\nengine: {device: cuda}\nruntime: {port: 0}", "cuda", 78, id="no GPU"),
+    ],
+)
+def test_a_worker_that_cannot_start_says_why_in_a_sentence(tmp_path, model_dir, text, said, code) -> None:
+    if "device: cuda" in text:
+        import torch
+
+        if torch.cuda.is_available():
+            text = text.replace("cuda", "cuda:99")
+    corrupt = tmp_path / "corrupt"
+    (tmp_path / "empty").mkdir()
+    corrupt.mkdir()
+    for path in model_dir.iterdir():
+        content = path.read_bytes()
+        (corrupt / path.name).write_bytes(content[:1000] if path.suffix == ".safetensors" else content)
+    for name, place in (("MODEL", model_dir), ("EMPTY", tmp_path / "empty"), ("CORRUPT", corrupt)):
+        text = text.replace(name, str(place))
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+
+    ended = run_to_its_end("--config", str(path), "--log-level", "error")
+
+    assert ended.returncode == code
+    assert said in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert ended.stderr.startswith("ballast-worker: ")
+
+
+def test_a_taken_port_is_told_before_the_model_is_loaded(tmp_path, make_config) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        path = tmp_path / "config.yaml"
+        path.write_text(make_config(runtime={"port": port}).dump())
+        ended = run_to_its_end("--config", str(path))
+
+    assert ended.returncode == 71
+    assert f"Cannot listen on 127.0.0.1:{port}" in ended.stderr
+    assert "runtime.port" in ended.stderr
+    assert "model loaded" not in ended.stderr
+
+
+def test_without_its_packages_the_worker_names_the_extra(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("model: {uri: /none}")
+    program = (
+        "import sys, importlib.util as u\n"
+        "find = u.find_spec\n"
+        "u.find_spec = lambda name, *rest: None if name == 'torch' else find(name, *rest)\n"
+        "from ballast_worker.__main__ import main\n"
+        f"sys.exit(main(['--config', {str(tmp_path / 'config.yaml')!r}]))\n"
+    )
+
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+
+    assert ended.returncode == 69
+    assert "pip install 'ballast[worker]'" in ended.stderr
+    assert "torch" in ended.stderr
+
+
+def test_a_signal_finishes_online_requests_and_refuses_new_ones(run_worker, make_config, tmp_path) -> None:
+    with run_worker(make_config(), tmp_path) as running, running.client() as client, running.client() as other:
+        long = BODY | {"max_tokens": 300, "ignore_eos": True, "stream": True}
+        with client.stream("POST", "/v1/completions", json=long) as response:
+            lines = response.iter_lines()
+            next(lines)
+            running.signal(signal.SIGTERM)
+            refused = None
+            for _ in lines:
+                if refused is None and '"draining"' in running.log:
+                    refused = other.post("/v1/completions", json=BODY)
+                    ready = other.get("/ready")
+                    health = other.get("/health")
+                last = _ or ""
+                if last:
+                    final = last
+        code = running.wait()
+
+    assert final == "data: [DONE]"
+    assert refused is not None
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert refused.json()["error"]["code"] == "draining"
+    assert (ready.status_code, health.status_code) == (503, 200)
+    assert code == 0
+
+
+def test_after_the_drain_time_what_is_left_is_aborted_with_an_error(run_worker, make_config, tmp_path) -> None:
+    config = make_config(runtime={"drainSeconds": 0.2})
+    with run_worker(config, tmp_path) as running, running.client() as client:
+        long = BODY | {"max_tokens": 2000, "ignore_eos": True, "stream": True}
+        with client.stream("POST", "/v1/completions", json=long) as response:
+            lines = response.iter_lines()
+            next(lines)
+            running.signal(signal.SIGTERM)
+            said = [line for line in lines if line]
+        code = running.wait()
+
+    assert '"code": "draining"' in said[-2]
+    assert said[-1] == "data: [DONE]"
+    assert code == 0
+
+
+def test_a_second_signal_stops_at_once(run_worker, make_config, tmp_path, eventually) -> None:
+    config = make_config(runtime={"drainSeconds": 3600})
+    with run_worker(config, tmp_path) as running, running.client() as client:
+        long = BODY | {"max_tokens": 2000, "ignore_eos": True, "stream": True}
+        with client.stream("POST", "/v1/completions", json=long) as response:
+            lines = response.iter_lines()
+            next(lines)
+            running.signal(signal.SIGTERM)
+            eventually(lambda: '"draining"' in running.log, "the drain to begin")
+            running.signal(signal.SIGINT)
+            list(lines)
+        code = running.wait()
+
+    assert code == 0
+    assert "second signal" in running.log
+
+
+@pytest.mark.slow
+def test_a_killed_workers_items_are_finished_by_the_next_one_each_exactly_once(
+    run_worker, fed_config, queue, tmp_path, eventually
+) -> None:
+    lines = [make_line(i, max_tokens=60, ignore_eos=True) for i in range(40)]
+    job_id = queue.submit(lines).job_id
+    with run_worker(fed_config("first"), tmp_path) as first:
+        eventually(lambda: queue.job(job_id).counts.succeeded >= 5, "some results")
+        first.signal(signal.SIGKILL)
+        first.wait()
+        counts = queue.job(job_id).counts
+        claimed = queue.job(job_id)
+    assert counts.leased > 0, "the killed worker must hold leases"
+    assert counts.succeeded < 40
+    assert claimed.state is JobState.IN_PROGRESS
+
+    with run_worker(fed_config("second"), tmp_path):
+        job = eventually(lambda: (j := queue.job(job_id)).state.is_over and j, "the job to be over")
+
+    results = list(queue.results(job_id))
+    assert job.state is JobState.COMPLETED
+    assert sorted(r.custom_id for r in results) == sorted(f"item-{i}" for i in range(40))
+    assert {r.status_code for r in results} == {200}
+    assert {r.worker for r in results} == {"first", "second"}
+
+
+@pytest.mark.slow
+def test_a_drained_workers_items_go_on_where_they_stood(
+    run_worker, fed_config, queue, queue_name, valkey, tmp_path, eventually
+) -> None:
+    lines = [make_line(i, max_tokens=200, ignore_eos=True) for i in range(12)]
+    undisturbed = Queue.connect(valkey.url, f"{queue_name}-undisturbed")
+    job_id = queue.submit(lines, key="same").job_id
+    with run_worker(fed_config("first"), tmp_path) as first:
+        eventually(lambda: queue.job(job_id).counts.succeeded >= 1, "a result")
+        first.signal(signal.SIGTERM)
+        assert first.wait() == 0
+    counts = queue.job(job_id).counts
+    peek = queue.claim(job_id, 12, "peek")
+    attempts = {item.attempt for item in peek}
+    num_prefixes = sum(item.prefix is not None for item in peek)
+    queue.give_back_many("peek", [(item, None) for item in peek])
+
+    with run_worker(fed_config("second"), tmp_path) as second:
+        eventually(lambda: queue.job(job_id).state.is_over, "the job to be over")
+        # The same items with the same seeds, undisturbed, over HTTP.
+        with second.client() as client:
+            seeds = {item.custom_id: item.seed for item in peek}
+            alone = {
+                json.loads(line)["custom_id"]: client.post(
+                    "/v1/completions",
+                    json=json.loads(line)["body"] | {"seed": seeds[json.loads(line)["custom_id"]]},
+                ).json()["choices"][0]["text"]
+                for line in lines
+                if json.loads(line)["custom_id"] in seeds
+            }
+    undisturbed.close()
+
+    texts = results_of(queue, job_id)
+    assert counts.leased == 0
+    assert counts.succeeded < 12
+    assert attempts == {1}, "no attempt is spent"
+    assert num_prefixes >= 1
+    assert len(texts) == 12
+    assert {key: texts[key] for key in alone} == alone
