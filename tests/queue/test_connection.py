@@ -252,6 +252,14 @@ def test_an_older_version_is_refused(queue):
     assert "found version 6.2.14, wanted 7 or newer" in problem
 
 
+def test_a_server_without_functions_is_refused_at_once(queue_name):
+    with (
+        ValkeyServer(config=SAFE | {"rename-command": 'FCALL_RO ""'}) as server,
+        pytest.raises(ServerUnfit, match="found a server without functions, wanted 7 or newer"),
+    ):
+        Queue.connect(server.connection_url, queue_name)
+
+
 def test_a_full_server_takes_results_but_no_more_work(queue_name, line, result):
     with ValkeyServer(config=SAFE) as server, redis.Redis.from_url(server.connection_url) as raw:
         queue = Queue.connect(server.connection_url, queue_name)
@@ -275,6 +283,7 @@ def test_after_a_crash_of_the_server_everything_goes_on(tmp_path, queue_name, li
     server.start()
     queue = Queue.connect(server.connection_url, queue_name)
     job_id = queue.submit([line(f"r{i}") for i in range(3)], key="k").job_id
+    idle = Queue.connect(server.connection_url, queue_name)
     held, done = queue.claim(job_id, 2, "w1")
     queue.finish("w1", done, result(done))
     port = server.port
@@ -284,12 +293,13 @@ def test_after_a_crash_of_the_server_everything_goes_on(tmp_path, queue_name, li
     again = ValkeyServer(port=port, config=SAFE, data_dir=tmp_path, persist=True)
     again.start()
     try:
+        waiting = idle.stats().items.waiting
         lost = queue.heartbeat("w1", [held.lease])
         outcome = queue.finish("w1", held, result(held))
         (last,) = queue.claim(job_id, 5, "w1")
         queue.finish("w1", last, result(last))
 
-        assert lost == []
+        assert (waiting, lost) == (1, [])
         assert outcome is Outcome.DONE
         assert queue.finish("w1", done, result(done)) is Outcome.ALREADY_DONE
         assert queue.job(job_id).state is JobState.COMPLETED
@@ -297,6 +307,7 @@ def test_after_a_crash_of_the_server_everything_goes_on(tmp_path, queue_name, li
         assert queue.check_integrity() == []
     finally:
         queue.close()
+        idle.close()
         again.stop()
 
 

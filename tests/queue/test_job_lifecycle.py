@@ -115,6 +115,22 @@ def test_giving_back_spends_no_attempt_and_keeps_the_prefix(queue, line):
     assert queue.give_back("w1", first) is Outcome.LEASE_LOST
 
 
+def test_a_failed_attempt_drops_the_prefix_and_an_expired_one_keeps_it(impatient, desk, line):
+    queue = impatient
+    job_id = submit(queue, line, 1)
+    prefix = Prefix(token_ids=(5,))
+    queue.give_back("w1", queue.claim(job_id, 1, "w1")[0], prefix)
+    queue.claim(job_id, 1, "w1")
+    desk.end_lease(job_id, 0)
+    queue.reap()
+    (expired,) = queue.claim(job_id, 1, "w1")
+    queue.retry("w1", expired, "oops", "x")
+    (failed,) = queue.claim(job_id, 1, "w1")
+
+    assert (expired.attempt, expired.prefix) == (2, prefix)
+    assert (failed.attempt, failed.prefix) == (3, None)
+
+
 def test_items_come_back_in_their_own_order(queue, line):
     job_id = submit(queue, line, 6)
     claimed = queue.claim(job_id, 4, "w1")
@@ -489,6 +505,8 @@ def test_a_status_holds_until_it_expires_or_is_withdrawn(queue, desk):
 
     assert all_three == ["w1", "w2", "w3"]
     assert queue.workers() == [status("w2")]
+    desk.raw.hset(queue._keys.statuses, "w2", '{"version": 9}')
+    assert queue.workers() == []
     queue.publish(status("w2"), 60)
     assert desk.raw.hlen(queue._keys.statuses) == 1
 

@@ -18,7 +18,7 @@ from redis.cluster import RedisCluster
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 from redis.retry import Retry
 
-from ballast_queue.errors import InvalidAddress, QueueError, QueueForbidden, QueueFull, QueueUnavailable
+from ballast_queue.errors import InvalidAddress, QueueError, QueueForbidden, QueueFull, QueueUnavailable, ServerUnfit
 
 Argument = bytes | str | int | float
 Call = tuple[str, Sequence[bytes], Sequence[Argument]]
@@ -176,6 +176,10 @@ class Connection:
             try:
                 known = int(self._call(self._client, "revision", (), ()))
             except ResponseError as error:
+                if "unknown command" in str(error).lower():
+                    raise ServerUnfit(
+                        [f"Redis at {self.where}: found a server without functions, wanted 7 or newer: upgrade it"]
+                    ) from error
                 if not _is_missing(error):
                     raise
                 known = 0

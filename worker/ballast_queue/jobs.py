@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Literal
 
@@ -128,15 +129,14 @@ class Jobs(Store):
         )
 
     def workers(self) -> list[WorkerStatus]:
-        """Give the statuses that have not expired. A worker that is not among them is unknown, not idle."""
+        """Give the statuses that have not expired. A worker that is not among them is unknown, not idle.
+
+        So is one of another version whose status this one cannot read.
+        """
         statuses = []
         for text in self._run(self._functions.statuses()):
-            if text is None:
-                continue
-            try:
-                statuses.append(WorkerStatus.model_validate_json(text))
-            except ValidationError as error:
-                raise QueueError(f"found a worker status that this version cannot read ({error})") from error
+            with contextlib.suppress(ValidationError):
+                statuses.append(WorkerStatus.model_validate_json(text or b""))
         return sorted(statuses, key=lambda status: status.worker_id)
 
 
