@@ -11,6 +11,7 @@ from ballast_cli import (
     job,
     jobs,
     pause,
+    plan,
     redrive,
     results,
     resume,
@@ -63,6 +64,7 @@ for _name, _run, _panel, _examples in (
     ("jobs", jobs.jobs, _LOOK, jobs.EXAMPLES),
     ("job", job.job, _LOOK, job.EXAMPLES),
     ("top", top.top, _LOOK, top.EXAMPLES),
+    ("plan", plan.plan, _LOOK, plan.EXAMPLES),
     ("version", version.version, _LOOK, version.EXAMPLES),
 ):
     app.command(_name, rich_help_panel=_panel, epilog=_examples)(_run)

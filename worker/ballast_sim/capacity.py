@@ -91,7 +91,7 @@ def plan_fleet(
     """
     if not online or not offline:
         raise BadInput("a plan needs an online trace and offline lengths with at least one request each")
-    return _Planner(inputs, Deployment.of(inputs, [*online, *offline]), online, offline, progress).plan()
+    return _Planner(inputs, Deployment.of(inputs, online, offline), online, offline, progress).plan()
 
 
 @dataclass
@@ -351,7 +351,7 @@ def alternatives(
 
 def _try(name: str, inputs: PlanInputs, online: Trace, offline: Sequence[Arrival]) -> Alternative:
     try:
-        deployment = Deployment.of(inputs, [*online, *offline])
+        deployment = Deployment.of(inputs, online, offline)
     except Impossible as error:
         return Alternative(name, 0.0, 0.0, inf, str(error))
     bound, full = deployment.slo_bound(offline), deployment.unbounded(offline)

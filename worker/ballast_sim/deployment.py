@@ -46,7 +46,7 @@ class Deployment:
     kv_tokens: int
 
     @classmethod
-    def of(cls, inputs: PlanInputs, online: Sequence[Arrival]) -> Deployment:
+    def of(cls, inputs: PlanInputs, online: Sequence[Arrival], offline: Sequence[Arrival] = ()) -> Deployment:
         """Resolve the names and check what physics allows.
 
         Raises:
@@ -57,7 +57,7 @@ class Deployment:
         if model.is_encoder:
             raise Impossible(f"{model.name} is an encoder: it generates nothing. Plan it as a service under `ahead`")
         roofline = Roofline(model, gpu, inputs.quantization, inputs.efficiency.value())
-        kv_tokens = _kv_tokens(inputs, gpu, model, online)
+        kv_tokens = _kv_tokens(inputs, gpu, model, [*online, *offline])
         deployment = cls(inputs, gpu, model, roofline, profile(roofline), kv_tokens)
         deployment._check_slo(online)
         return deployment
@@ -155,14 +155,14 @@ class Deployment:
         if one > self.tpot:
             raise Impossible(
                 f"TPOT of {1e3 * self.tpot:g} ms is below the fastest step: one decode of {self.shape.name} takes "
-                f"{1e3 * one:.1f} ms on a {self.gpu.name}, most of it for reading the weights. {self._faster(one)}"
+                f"{1e3 * one:.1f} ms on one {self.gpu.name}, most of it for reading the weights. {self._faster(one)}"
             )
         shortest = min(online, key=lambda arrival: arrival.num_prompt).num_prompt
         first = self.model.seconds(Work(shortest, attended(0, shortest), num_chunks=1))
         if first > self.ttft:
             raise Impossible(
                 f"TTFT of {1e3 * self.ttft:g} ms is below the fastest prefill: the shortest prompt of the trace, "
-                f"{shortest} tokens, takes {1e3 * first:.1f} ms on an idle {self.gpu.name}. {self._faster(first)}"
+                f"{shortest} token(s), takes {1e3 * first:.1f} ms on an idle {self.gpu.name}. {self._faster(first)}"
             )
 
     def _faster(self, found: float) -> str:
@@ -172,18 +172,18 @@ class Deployment:
             f"{kind.value} weights": replace(self.model, quantization=kind).seconds(one)
             for kind in (Quantization.FP8, Quantization.INT4)
         }
-        times |= {f"an {name}": replace(self.model, gpu=gpu).seconds(one) for name, gpu in GPUS.items()}
+        times |= {f"one {name}": replace(self.model, gpu=gpu).seconds(one) for name, gpu in GPUS.items()}
         faster = {name: seconds for name, seconds in times.items() if seconds < found}
         listed = ", ".join(f"{1e3 * seconds:.1f} ms with {name}" for name, seconds in faster.items())
         return f"One decode would take {listed}" if faster else "No known GPU is faster: relax the SLO"
 
 
-def _kv_tokens(inputs: PlanInputs, gpu: Gpu, model: Shape, online: Sequence[Arrival]) -> int:
+def _kv_tokens(inputs: PlanInputs, gpu: Gpu, model: Shape, lengths: Sequence[Arrival]) -> int:
     """Tokens of KV cache beside the weights."""
     usable = gpu.memory * inputs.engine.memory_percent / 100
     weights = model.weight_bytes(inputs.quantization)
     room = usable - weights
-    longest = max((arrival.num_tokens for arrival in online), default=1)
+    longest = max((arrival.num_tokens for arrival in lengths), default=1)
     needed = longest * model.kv_bytes_per_token
     if room >= needed:
         return min(int(room / model.kv_bytes_per_token), inputs.engine.slots * model.max_context)
@@ -194,12 +194,12 @@ def _kv_tokens(inputs: PlanInputs, gpu: Gpu, model: Shape, online: Sequence[Arri
         if model.weight_bytes(kind) + needed <= usable
     ]
     options += [
-        f"an {other.name} has {other.memory / 1e9:.0f} GB"
+        f"one {other.name} has {other.memory / 1e9:.0f} GB"
         for other in GPUS.values()
         if weights + needed <= other.memory * inputs.engine.memory_percent / 100
     ]
     hint = "; ".join(options) or "no known single GPU holds it, and a plan is for one GPU per replica"
     raise Impossible(
-        f"{model.name} does not fit: {found}, but a {gpu.name} has {usable / 1e9:.1f} GB of {gpu.memory / 1e9:.0f} GB "
+        f"{model.name} does not fit: {found}, but one {gpu.name} has {usable / 1e9:.1f} GB of {gpu.memory / 1e9:.0f} GB "
         f"for them ({inputs.engine.memory_percent:g} %). {hint[0].upper()}{hint[1:]}"
     )

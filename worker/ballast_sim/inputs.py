@@ -148,6 +148,12 @@ class ServiceInput(ApiModel):
     peak_factor: float = Field(default=2.0, ge=1)
     """Busiest minute over the average; GPUs are counted for the peak, offline work for the average."""
 
+    def rate(self, month: int, months: int) -> float:
+        """Average requests per second in a month, counted from 0."""
+        first, last = self.requests_per_second
+        growth: float = (last / first) ** (month / max(months - 1, 1))
+        return first * growth
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if min(self.requests_per_second) <= 0:
