@@ -92,7 +92,7 @@ def test_end_tokens_of_the_generation_configuration_win(directory):
 
 
 DAMAGES = {
-    "no directory": (lambda d: shutil.rmtree(d), "not a directory"),
+    "no directory": (shutil.rmtree, "not a directory"),
     "no config.json": (lambda d: (d / "config.json").unlink(), r"config\.json does not exist"),
     "config.json is cut off": (lambda d: (d / "config.json").write_text('{"a": '), "not readable JSON"),
     "config.json is a list": (lambda d: (d / "config.json").write_text("[]"), "JSON list"),

@@ -1,0 +1,145 @@
+"""How long one executor step takes, by batch, with the compiled kernels and with torch alone.
+
+    python benchmarks/engine_step.py [--model DIR | --shape small|100m|1b] [--threads N] [--repeats N]
+
+Without options: the model that ships with Ballast. Both sides run in turn, so that other work on the machine falls on
+both; printed are medians, the best, and tokens per second. `--shape` fills an architecture with random weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import ballast_cli
+from ballast_engine.batch import Batch, SampleRow
+from ballast_engine.executor import Executor
+from ballast_engine.loader import LoadFormat, load
+from ballast_engine.request import SamplingParams
+
+BLOCK_TOKENS = 16
+DEMO_MODEL = Path(ballast_cli.__file__).parent / "demo" / "model"
+SHAPES = {
+    "small": {"hidden_size": 256, "intermediate_size": 576, "layers": 4, "heads": 4, "kv_heads": 2, "vocab": 4096},
+    "100m": {"hidden_size": 768, "intermediate_size": 2048, "layers": 12, "heads": 12, "kv_heads": 4, "vocab": 16384},
+    "1b": {"hidden_size": 2048, "intermediate_size": 8192, "layers": 16, "heads": 32, "kv_heads": 8, "vocab": 32768},
+}
+CASES = {
+    "decode 1": ((300, 1),),
+    "decode 4": ((300, 1),) * 4,
+    "decode 16": ((300, 1),) * 16,
+    "decode 16, context 1000": ((1000, 1),) * 16,
+    "decode 64": ((300, 1),) * 64,
+    "prefill 512": ((512, 512),),
+    "16 decodes, prefill 128": (*((300, 1),) * 16, (128, 128)),
+}
+
+
+def write_config(directory: Path, shape: str) -> None:
+    """A Llama of a shape, without weights."""
+    sizes = SHAPES[shape]
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": sizes["hidden_size"],
+        "intermediate_size": sizes["intermediate_size"],
+        "num_hidden_layers": sizes["layers"],
+        "num_attention_heads": sizes["heads"],
+        "num_key_value_heads": sizes["kv_heads"],
+        "vocab_size": sizes["vocab"],
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": True,
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+def make_batch(requests: tuple[tuple[int, int], ...], *, vocabulary: int, num_blocks: int, temperature: float) -> Batch:
+    """Requests by (context, tokens computed now), in random pages."""
+    rng = np.random.default_rng(0)
+    width = -(-max(context for context, _ in requests) // BLOCK_TOKENS)
+    order = rng.permutation(num_blocks)
+    tables = order[: width * len(requests)].reshape(len(requests), width)
+    positions = [np.arange(context - now, context) for context, now in requests]
+    slots = [
+        tables[index][where // BLOCK_TOKENS] * BLOCK_TOKENS + where % BLOCK_TOKENS
+        for index, where in enumerate(positions)
+    ]
+    starts = np.cumsum([0] + [now for _, now in requests])
+    sampling = SamplingParams(temperature=temperature, seed=1)
+    return Batch(
+        token_ids=rng.integers(0, vocabulary, starts[-1]),
+        positions=np.concatenate(positions),
+        slot_mapping=np.concatenate(slots),
+        query_start=starts,
+        context_lens=np.array([context for context, _ in requests]),
+        block_table=tables,
+        sample_rows=starts[1:] - 1,
+        samples=tuple(SampleRow(sampling, context) for context, _ in requests),
+        num_decodes=sum(now == 1 for _, now in requests),
+    )
+
+
+def report(directory: Path, load_format: LoadFormat, options: argparse.Namespace) -> None:
+    """Run every case on both sides and print a table."""
+    num_blocks = 64 * -(-1024 // BLOCK_TOKENS)
+    sides: dict[str, Executor] = {}
+    for attention in ("cpu", "sdpa"):
+        loaded = load(
+            directory,
+            device="cpu",
+            dtype="float32",
+            load_format=load_format,
+            attention=attention,
+            threads=options.threads,
+        )
+        sides[attention] = Executor(loaded, num_blocks=num_blocks, block_tokens=BLOCK_TOKENS)
+        config = loaded.config
+    print(
+        f"{loaded.num_params / 1e6:.1f} M parameters, hidden {config.hidden_size}, {config.num_layers} layers, "
+        f"vocabulary {config.vocab_size}; {options.threads} threads, temperature {options.temperature:g}"
+    )
+    print(f"{'step':26} {'torch ms':>9} {'kernels ms':>11} {'best ms':>8} {'ratio':>6} {'tokens/s':>9}")
+    for name, requests in CASES.items():
+        batch = make_batch(
+            requests, vocabulary=config.vocab_size, num_blocks=num_blocks, temperature=options.temperature
+        )
+        seconds: dict[str, list[float]] = {side: [] for side in sides}
+        for turn in range(options.repeats + 1):
+            for side, executor in sides.items():
+                started = time.perf_counter()
+                executor.run(batch)
+                if turn:
+                    seconds[side].append(time.perf_counter() - started)
+        ours, theirs = statistics.median(seconds["cpu"]), statistics.median(seconds["sdpa"])
+        print(
+            f"{name:26} {theirs * 1e3:9.2f} {ours * 1e3:11.2f} {min(seconds['cpu']) * 1e3:8.2f} {theirs / ours:6.1f} "
+            f"{batch.num_tokens / ours:9.0f}"
+        )
+
+
+def main() -> None:
+    """Choose the model and measure it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--model", type=Path, default=DEMO_MODEL)
+    parser.add_argument("--shape", choices=SHAPES)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    options = parser.parse_args()
+    print(f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}")
+    if options.shape is None:
+        report(options.model, "auto", options)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        write_config(Path(folder), options.shape)
+        report(Path(folder), "dummy", options)
+
+
+if __name__ == "__main__":
+    main()
