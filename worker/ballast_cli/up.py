@@ -62,13 +62,12 @@ class _Watched:
     file: Path | None
     flags: Flags
     target: Path
+    seen: int
+    """When the file last changed before it was first read."""
 
     def changed(self) -> int:
         """When it last changed; 0 without one, or while an editor swaps it."""
-        try:
-            return self.file.stat().st_mtime_ns if self.file else 0
-        except OSError:
-            return 0
+        return _changed(self.file)
 
     def pass_on(self) -> None:
         """Write the worker's file again; a file that cannot be taken changes nothing."""
@@ -108,7 +107,7 @@ def up(
         try:
             url = valkey.url if valkey else runtime.redis_url or ""
             settled = Flags(model, host, free_port, slots, url, password_file, queue)
-            watched = _Watched(config, settled, data_dir / "worker.yaml")
+            watched = _Watched(config, settled, data_dir / "worker.yaml", _changed(config))
             final = compose(config, settled)
             write(final, watched.target)
             _serve(final, watched, data_dir=data_dir, valkey=valkey, signals=signals)
@@ -135,9 +134,16 @@ def _serve(config: WorkerConfig, watched: _Watched, *, data_dir: Path, valkey: V
         _stop(worker, drain=runtime.drain_seconds, is_hurried=lambda: signals.received > 1)
 
 
+def _changed(file: Path | None) -> int:
+    try:
+        return file.stat().st_mtime_ns if file else 0
+    except OSError:
+        return 0
+
+
 def _watch(worker: Worker, watched: _Watched, *, valkey: Valkey | None, signals: Signals) -> None:
     """Look after both processes until there is a reason to stop."""
-    seen = watched.changed()
+    seen = watched.seen
     while not signals.received:
         if not worker.is_running:
             raise CliError(worker.obituary())

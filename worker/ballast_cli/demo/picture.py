@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ def draw(record: Record, found: dict[str, Any], path: Path) -> None:
     _slots(figure.add_subplot(grid[0, :]), record)
     _latency(figure.add_subplot(grid[1, 0]), found, column=1, name="TTFT", slo=found["slo"]["ttft_ms"])
     _latency(figure.add_subplot(grid[1, 1]), found, column=2, name="TPOT", slo=found["slo"]["tpot_ms"])
-    figure.suptitle(found["verdict"], fontsize=10)
+    figure.suptitle("\n".join(wrap(found["verdict"], 120)), fontsize=10)
     figure.savefig(path, dpi=130)
 
 
@@ -68,6 +69,8 @@ def _latency(axes: Any, found: dict[str, Any], *, column: int, name: str, slo: f
         axes.plot(values, np.arange(1, len(values) + 1) / len(values) * 100, label=label, color=colour, linewidth=1.5)
     axes.axvline(slo, color="black", linestyle=":", linewidth=1, label=f"SLO {slo:.0f} ms")
     axes.set_xscale("log")
+    # A request whose tokens all reached the client in one packet has a TPOT of next to nothing: off the picture.
+    axes.set_xlim(left=max(0.5, min(axes.get_xlim()[0], 10)))
     axes.set_xlabel(f"online {name}, ms")
     axes.set_ylabel("% of requests at most")
     axes.set_ylim(0, 101)

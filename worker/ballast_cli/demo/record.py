@@ -50,6 +50,8 @@ class Count:
     """Of both classes, those from the prefix cache included."""
     cached_tokens: float
     """Prompt tokens that came from the prefix cache."""
+    is_floor_met: bool = True
+    """The worker says: in its last step offline took part with its reserved slots, or with all it had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,9 @@ class Second:
 
 
 def by_second(looks: Sequence[Look], counts: Sequence[Count]) -> list[Second]:
-    """Cut what was seen into the seconds between readings."""
+    """Cut what was seen into the seconds between readings; the rest at the end belongs to the second before it."""
+    if len(counts) > 2 and counts[-1].at - counts[-2].at < COUNT_SECONDS / 2:
+        counts = [*counts[:-2], counts[-1]]
     times = [look.at for look in looks]
     seconds = []
     for before, after in pairwise(counts):
@@ -131,6 +135,7 @@ class Watcher:
         self.all_looks: list[Look] = []
         """Of the whole demo, for the picture."""
         self._block: Block | None = None
+        self._count_due = 0.0
 
     @property
     def now(self) -> float:
@@ -141,6 +146,7 @@ class Watcher:
         """Begin a block."""
         block = Block(side, pair, self.now)
         block.counts.append(await self.count())
+        self._count_due = block.counts[0].at + COUNT_SECONDS
         self._block = block
         return block
 
@@ -171,6 +177,7 @@ class Watcher:
             online_tokens=found.get('ballast_tokens_total{class="online",phase="decode"}', 0.0),
             prompt_tokens=found.get('ballast_prefix_cache_tokens_total{result="asked"}', 0.0),
             cached_tokens=found.get('ballast_prefix_cache_tokens_total{result="hit"}', 0.0),
+            is_floor_met=found.get("ballast_offline_floor_met", 0.0) == 1,
         )
 
     def start(self) -> None:
@@ -185,7 +192,7 @@ class Watcher:
                 await self._task
 
     async def _run(self) -> None:
-        due, count_due = time.perf_counter(), 0.0
+        due = time.perf_counter()
         while True:
             due = max(due + LOOK_SECONDS, time.perf_counter())
             await asyncio.sleep(due - time.perf_counter())
@@ -194,10 +201,11 @@ class Watcher:
             if (block := self._block) is None:
                 continue
             block.looks.append(look)
-            if look.at >= count_due:
-                count_due = max(count_due, look.at - COUNT_SECONDS) + COUNT_SECONDS
-                if self._block is block:
-                    block.counts.append(await self.count())
+            if look.at >= self._count_due:
+                self._count_due = max(self._count_due, look.at - COUNT_SECONDS) + COUNT_SECONDS
+                count = await self.count()
+                if self._block is block:  # it may have been closed meanwhile
+                    block.counts.append(count)
 
 
 def read_metrics(text: str) -> dict[str, float]:

@@ -180,6 +180,9 @@ def floor(record: Record) -> dict[str, Any] | None:
         "online_slots_mean": round(sum(look.online for look in looks) / max(1, len(looks)), 2),
         "offline_slots_mean": round(sum(look.offline for look in looks) / max(1, len(looks)), 2),
         "offline_slots_reserved": record.reserved,
+        "seconds_counted": len(seconds),
+        "readings": len(block.counts),
+        "readings_with_floor_met": sum(count.is_floor_met for count in block.counts),
         "looks": len(looks),
         "looks_at_or_above_reservation": sum(1 for look in looks if look.offline >= record.reserved),
         "seconds_without_offline_tokens": sum(1 for second in seconds if second.offline_tokens <= 0),
@@ -226,13 +229,7 @@ def lines(found: dict[str, Any]) -> list[str]:
         _conserved(found["work_conservation"]),
     ]
     if kept:
-        shown.append(
-            f"Flooded with online requests ({kept['online_waiting_mean']:.0f} waiting): offline held "
-            f"{kept['offline_slots_mean']:.2f} slots (reservation {kept['offline_slots_reserved']}, kept in "
-            f"{kept['looks_at_or_above_reservation']} of {kept['looks']} looks), "
-            f"{kept['offline_tokens_per_second']:,.0f} tokens/s, "
-            f"{kept['seconds_without_offline_tokens']} seconds without a token."
-        )
+        shown.append(_kept(kept))
     return [*shown, "", found["verdict"]]
 
 
@@ -249,6 +246,16 @@ def _setting(calibration: dict[str, Any], slo: dict[str, Any]) -> str:
         f"Lengths x {calibration['length_factor']:g}, times / {calibration['speed_factor']:.2f}: online takes "
         f"{calibration['online_load']:.0%} of the measured {calibration['capacity_requests_per_second']:.1f} "
         f"requests/s. SLO: TTFT {slo['ttft_ms']:.1f} ms, TPOT {slo['tpot_ms']:.1f} ms ({slo['is']})."
+    )
+
+
+def _kept(kept: dict[str, Any]) -> str:
+    return (
+        f"Flooded with online requests ({kept['online_waiting_mean']:.0f} waiting): offline held "
+        f"{kept['offline_slots_mean']:.2f} slots on average of {kept['offline_slots_reserved']} reserved, "
+        f"{kept['offline_tokens_per_second']:,.0f} tokens/s; {kept['seconds_without_offline_tokens']} of "
+        f"{kept['seconds_counted']} seconds without an offline token; the worker's own floor signal held in "
+        f"{kept['readings_with_floor_met']} of {kept['readings']} readings."
     )
 
 

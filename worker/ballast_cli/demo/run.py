@@ -100,10 +100,8 @@ class Show:
     async def run(self) -> Record:
         """Do all of it."""
         watcher = self._watcher
-        self._job = self._submit()
         watcher.start()
         try:
-            await self._settle()
             await self._measure_ceiling()
             await self._measure_capacity()
             await self._warm_up()
@@ -118,16 +116,23 @@ class Show:
     # The steps, in order.
 
     async def _measure_ceiling(self) -> None:
+        plan, queue = self._plan, self._stage.queue
         self._tell("Offline alone: what this machine can harvest at most")
-        self._stage.queue.resume(self._job)
-        await asyncio.sleep(2)
+        self._job = self._submit(int(_FIRST_ITEMS_PER_SECOND * plan.calibration_seconds), "warm-up")
+        await self._resume()
+        await asyncio.sleep(1.5)
+        before = self._stage.counts(self._job).counts.succeeded
         block = await self._watcher.open("offline_only")
-        await asyncio.sleep(self._plan.calibration_seconds - 2)
+        await asyncio.sleep(plan.calibration_seconds - 2)
         await self._watcher.close(block)
         self._record.ceiling = block.gained("offline_tokens") / block.seconds
-        if not self._record.ceiling:
-            raise CliError(f"The worker took up no offline work. {self._stage.worker.last_words()}")
+        rate = (self._stage.counts(self._job).counts.succeeded - before) / block.seconds
         await self._pause()
+        queue.cancel(self._job)
+        # Twice what it could do with no online request beside it: the job never runs out.
+        count = int(2 * rate * (plan.total_seconds / 2 + plan.floor_seconds)) + 500
+        self._tell(f"Submitting the offline job of {count:,} items")
+        self._job = self._submit(count, "item")
 
     async def _measure_capacity(self) -> None:
         self._tell("Online alone, as much as it can take: the capacity")
@@ -227,20 +232,18 @@ class Show:
         for arrival in itertools.cycle(self._online[start:] + self._online[:start]):
             yield self._call(arrival)
 
-    def _submit(self) -> str:
-        """Submit the offline job, more than enough of it, and hold it."""
+    def _submit(self, count: int, name: str) -> str:
+        """Submit an offline job of so many items, and hold it."""
         plan = self._plan
         lengths = scale(read_offline(), length=plan.length_factor)
-        random = Random(plan.seed + 1)
-        count = int(_OFFLINE_ITEMS_PER_SECOND * plan.total_seconds)
-        self._tell(f"Submitting an offline job of {count:,} items")
+        first = self._random.randrange(len(lengths))
 
         def lines() -> Iterator[str]:
             for index in range(count):
-                arrival = lengths[(index + plan.seed * 389) % len(lengths)]
-                body = completion(arrival, self._words, random, model=DEMO_MODEL_NAME, stream=False)
+                arrival = lengths[(first + index) % len(lengths)]
+                body = completion(arrival, self._words, self._random, model=DEMO_MODEL_NAME, stream=False)
                 yield json.dumps(
-                    {"custom_id": f"item-{index}", "method": "POST", "url": "/v1/completions", "body": body}
+                    {"custom_id": f"{name}-{index}", "method": "POST", "url": "/v1/completions", "body": body}
                 )
 
         job_id = self._stage.queue.submit(lines(), tenant=TENANT).job_id
@@ -273,8 +276,8 @@ class Show:
         await asyncio.sleep(0.5)
 
 
-_OFFLINE_ITEMS_PER_SECOND = 100
-"""More than the small model can do on a few cores, so that the job outlasts the demo."""
+_FIRST_ITEMS_PER_SECOND = 400
+"""More than the small model can do on a few cores; what it does is then measured."""
 _SIDES = {"online_only": "online alone", "mixed": "online with the offline job"}
 
 

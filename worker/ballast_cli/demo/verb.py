@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import signal
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ballast_cli.console import examples, say, stderr
+from ballast_cli.console import duration, examples, say, stderr
 from ballast_cli.errors import CliError, Usage
 from ballast_cli.processes import LOCAL_INSTALL, require_worker_parts
 from ballast_cli.version import versions
@@ -60,11 +62,20 @@ def demo(
         raise Usage(f"--json: there is no directory {json_file.parent}: make it first.")
     from ballast_cli.demo.run import Plan  # noqa: PLC0415  numpy and httptools, for this verb only
 
-    plan = Plan(seed=seed, slots=slots, min_requests=requests)
+    plan = Plan(seed=seed, slots=slots, min_requests=requests, threads=max(1, min(4, _cores() - 1)))
     if quick:
-        plan = Plan(seed, 2, 9, 8, 5, 6, min_requests=min(requests, 60), slots=slots)
+        plan = replace(
+            plan,
+            pairs=2,
+            block_seconds=9.0,
+            warmup_seconds=8.0,
+            calibration_seconds=5.0,
+            floor_seconds=6.0,
+            min_requests=min(requests, 60),
+        )
     if seconds is not None:
-        plan = _with_seconds(plan, seconds)
+        plan = replace(plan, block_seconds=seconds / plan.pairs)
+    say(f"Real traffic against a real worker on this machine: about {duration(plan.total_seconds)}.")
     found = play(plan, out, keep=keep)
     if json_file is not None:
         shutil.copyfile(out / "figures.json", json_file)
@@ -74,10 +85,9 @@ def demo(
     sys.stdout.write(f"Picture: {out / 'slots.png'}   Figures: {out / 'figures.json'}\n")
 
 
-def _with_seconds(plan: Plan, seconds: float) -> Plan:
-    from dataclasses import replace  # noqa: PLC0415
-
-    return replace(plan, block_seconds=seconds / plan.pairs)
+def _cores() -> int:
+    """Cores that this process may use: one of them is the client's, Valkey's and HTTP's."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def play(plan: Plan, out: Path, *, keep: bool) -> dict[str, Any]:
