@@ -18,8 +18,10 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+
 from ballast_api.worker_config import WorkerConfig
-from ballast_worker.app import create_app, listen, load
+from ballast_worker.app import create_app, load
+from ballast_worker.preflight import listen
 from ballast_worker.worker import Worker
 
 PATIENCE = 60.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+
 from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
 

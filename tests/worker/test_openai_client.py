@@ -63,9 +63,7 @@ def test_a_streamed_chat_opens_with_the_role_and_closes_with_usage(client) -> No
     options = {"model": "tiny", "messages": CHAT, "max_completion_tokens": 12, "temperature": 0}
     whole = client.chat.completions.create(**options)
 
-    chunks = list(
-        client.chat.completions.create(**options, stream=True, stream_options={"include_usage": True})
-    )
+    chunks = list(client.chat.completions.create(**options, stream=True, stream_options={"include_usage": True}))
 
     deltas = [chunk.choices[0].delta for chunk in chunks[:-1]]
     assert deltas[0].role == "assistant"
@@ -149,14 +147,16 @@ def test_what_is_not_there_yet_or_wrong_is_a_400_that_names_the_field(client, op
     assert field in caught.value.message
 
 
-@pytest.mark.parametrize("is_chat", [False, True])
-def test_a_prompt_beyond_the_context_is_a_400_with_both_numbers(client, is_chat) -> None:
-    text = "word " * 3000
+@pytest.mark.parametrize(
+    ("url", "prompt"),
+    [
+        ("/completions", {"prompt": "word " * 3000}),
+        ("/chat/completions", {"messages": [{"role": "user", "content": "word " * 3000}]}),
+    ],
+)
+def test_a_prompt_beyond_the_context_is_a_400_with_both_numbers(client, url, prompt) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        if is_chat:
-            client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": text}])
-        else:
-            client.completions.create(model="tiny", prompt=text)
+        client.post(url, body={"model": "tiny"} | prompt, cast_to=object)
 
     assert caught.value.code == "context_length_exceeded"
     assert "2048" in caught.value.message

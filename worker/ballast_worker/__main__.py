@@ -25,9 +25,13 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         config = WorkerConfig.load(options.config)
         check_installed()
-        from ballast_worker.process import run  # noqa: PLC0415 - needs the `worker` extra, which was checked just now
+        # These need the `worker` extra, which was checked just now; the second one takes seconds.
+        from ballast_worker.preflight import prepare  # noqa: PLC0415
 
-        run(config, options.config)
+        with prepare(config) as listener:
+            from ballast_worker.process import run  # noqa: PLC0415
+
+            run(config, options.config, listener)
     except InvalidConfig as error:
         return _say(str(error), BAD_CONFIG)
     except WorkerError as error:

@@ -1,59 +1,101 @@
-"""One worker as a process: take the address, look at Redis, load the model, serve, drain, end."""
+"""One worker as a process: load the model, serve, drain, end."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Generator
 from pathlib import Path
 
+import uvicorn
 import uvloop
+from starlette.applications import Starlette
 
 from ballast_api.worker_config import WorkerConfig
 from ballast_engine.errors import EngineError
-from ballast_queue.errors import InvalidSubmission, QueueError
-from ballast_queue.redis_store import Queue
-from ballast_worker.app import Process, create_app, listen, load
+from ballast_worker.app import create_app, load
+from ballast_worker.drain import drain
 from ballast_worker.errors import NotServed
 from ballast_worker.log import Log
-from ballast_worker.settings import redis_password
 from ballast_worker.worker import Worker
 
 log = Log(__name__)
 
+IDLE_CONNECTION_SECONDS = 75
+"""Longer than the minute after which load balancers drop idle connections, so that they close first."""
+STOP_SECONDS = 3
+BACKLOG = 2048
 
-def run(config: WorkerConfig, path: Path | None) -> None:
-    """Serve until a signal.
+
+def run(config: WorkerConfig, path: Path | None, listener: socket.socket) -> None:
+    """Serve on `listener` until a signal.
 
     Raises:
-        WorkerError: why it could not start.
+        NotServed: the model, or the machine, is not what the configuration says.
     """
-    listener = listen(config)
-    check_queue(config)
     try:
         worker = Worker(load(config, path), path=path)
     except EngineError as error:
         raise NotServed(str(error)) from error
-    app = create_app(config, worker=worker)
+    process = Process(worker, create_app(config, worker=worker), listener)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(Process(worker, app, listener).serve())
+        runner.run(process.serve())
 
 
-def check_queue(config: WorkerConfig) -> None:
-    """Say what is wrong with Redis. Only a wrong address ends the start: online requests are served without Redis.
+class _Server(uvicorn.Server):
+    """Leaves signals to `Process`."""
 
-    Raises:
-        NotServed: the address or the queue's name is malformed.
-    """
-    url = config.runtime.redis_url
-    if url is None:
-        return
-    try:
-        queue = Queue.connect(url, config.queue_name, password=redis_password(config))
-        problems = queue.check_server()
-        queue.close()
-    except InvalidSubmission as error:
-        raise NotServed(f"runtime.redisUrl: {error}") from error
-    except QueueError as error:
-        log.warning("no queue yet; online requests are served, offline work waits for it", because=str(error))
-        return
-    for problem in problems:
-        log.warning("redis", problem=problem)
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+class Process:
+    """The server of one worker: signals, drain, exit."""
+
+    def __init__(self, worker: Worker, app: Starlette, listener: socket.socket) -> None:
+        self._worker = worker
+        self._listener = listener
+        self._draining: asyncio.Task[None] | None = None
+        self._server = _Server(
+            uvicorn.Config(
+                app,
+                loop="none",
+                http="httptools",
+                ws="none",
+                lifespan="on",
+                access_log=False,
+                log_config=None,
+                server_header=False,
+                backlog=BACKLOG,
+                timeout_keep_alive=IDLE_CONNECTION_SECONDS,
+                timeout_graceful_shutdown=STOP_SECONDS,
+            )
+        )
+
+    async def serve(self) -> None:
+        """Serve until a signal; returns once everything has stopped."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, signal.Signals(number).name)
+        host, port = self._listener.getsockname()[:2]
+        self._worker.address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        log.info("listening", address=self._worker.address)
+        await self._server.serve(sockets=[self._listener])
+
+    def _on_signal(self, name: str) -> None:
+        if self._draining is None:
+            log.info("signal", name=name)
+            self._draining = asyncio.get_running_loop().create_task(self._drain())
+            return
+        log.warning("second signal, stopping at once", name=name)
+        self._worker.loop.abort_streams()
+        self._server.force_exit = self._server.should_exit = True
+
+    async def _drain(self) -> None:
+        try:
+            await drain(self._worker)
+        finally:
+            self._server.should_exit = True

