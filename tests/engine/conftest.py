@@ -286,7 +286,10 @@ class Bench:
 
     def step(self, times: int = 1) -> None:
         for _ in range(times):
-            for output in self.engine.step():
+            outputs = self.engine.step()
+            if not outputs and self.engine._is_stalled:
+                self.clock.now += 1.0  # a stalled engine sleeps
+            for output in outputs:
                 before = self.outputs.setdefault(output.request_id, [])
                 assert not before or before[-1].finish_reason is None, "an output behind the last one"
                 before.append(output)

@@ -100,12 +100,13 @@ def test_a_compiler_that_fails_passes_on_its_message(cache, tmp_path, monkeypatc
 @pytest.mark.parametrize(("depth", "columns"), [(1, 1), (37, 100), (256, 512), (64, 33)])
 def test_packed_products_are_right_and_do_not_depend_on_the_other_rows(rows, depth, columns):
     kernels = library.kernels()
+    one, two = kernels.team(1), kernels.team(2)
     generator = torch.Generator().manual_seed(rows)
     x, weight = torch.randn(rows, depth, generator=generator), torch.randn(columns, depth, generator=generator)
     packed = Packing(kernels.lanes).matrix(weight)
-    together = kernels.multiply(x, packed, columns, threads=1)
-    alone = torch.cat([kernels.multiply(row[None].contiguous(), packed, columns, threads=1) for row in x])
+    together = kernels.multiply(x, packed, columns, team=one)
+    alone = torch.cat([kernels.multiply(row[None].contiguous(), packed, columns, team=one) for row in x])
 
     torch.testing.assert_close(together, (x.double() @ weight.double().T).float(), rtol=1e-4, atol=1e-4)
     assert torch.equal(together, alone)
-    assert torch.equal(together, kernels.multiply(x, packed, columns, threads=2))
+    assert torch.equal(together, kernels.multiply(x, packed, columns, team=two))

@@ -83,4 +83,4 @@ def _model(loaded: LoadedModel, shape: AttentionShape) -> _Model:
     attention = CpuAttention(shape, threads=loaded.threads)
     if not loaded.weights.is_packed:
         return Decoder(loaded.config, loaded.weights, attention)
-    return NativeDecoder(loaded.config, loaded.weights, attention, threads=loaded.threads)
+    return NativeDecoder(loaded.config, loaded.weights, attention)

@@ -42,8 +42,8 @@ class CpuAttention:
         self.values = torch.zeros((*heads, shape.block_tokens, shape.head_dim), dtype=shape.dtype)
         self.layers = tuple(self._layer(index) for index in range(shape.num_layers))
         self._tile_rows = self.layers[0].tile_rows
-        self._threads = threads
         self._kernels = kernels()
+        self.team = self._kernels.team(threads)
 
     @staticmethod
     def obstacle(*, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> str | None:
@@ -78,7 +78,7 @@ class CpuAttention:
         """Write and attend in one call."""
         wide = (q.float().contiguous(), k.float().contiguous(), v.float().contiguous())
         out = torch.empty(q.shape[0], q.shape[1] * q.shape[2])
-        self._kernels.attention(self.layers[layer], step.raw, wide, out, threads=self._threads)
+        self._kernels.attention(self.layers[layer], step.raw, wide, out, team=self.team)
         return out.to(q.dtype)
 
     def _layer(self, index: int) -> CAttention:

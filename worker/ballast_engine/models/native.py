@@ -21,11 +21,10 @@ from ballast_engine.native.library import LAYER_TENSORS, CDecoder, CLayer, kerne
 class NativeDecoder:
     """A decoder over packed weights and the pages of a CpuAttention."""
 
-    def __init__(self, config: ModelConfig, weights: DecoderWeights, attention: CpuAttention, *, threads: int) -> None:
+    def __init__(self, config: ModelConfig, weights: DecoderWeights, attention: CpuAttention) -> None:
         self._config = config
         self._weights = weights
         self._attention = attention
-        self._threads = threads
         self._kernels = kernels()
         self._rope = RopeTable(config, torch.device("cpu"))
         self._layers = (CLayer * config.num_layers)()
@@ -56,13 +55,13 @@ class NativeDecoder:
         step.raw.cosines, step.raw.sines = self._rope.cos.data_ptr(), self._rope.sin.data_ptr()
         x = torch.empty(batch.num_tokens, self._config.hidden_size)
         scratch = self._room(batch.num_tokens * self._scratch_width)
-        self._kernels.layers(self._raw, step.raw, x, scratch, threads=self._threads)
+        self._kernels.layers(self._raw, step.raw, x, scratch, team=self._attention.team)
         return x
 
     def logits(self, hidden: Tensor, rows: Ints) -> Tensor:
         """The logits `[s, vocabulary]` of some rows of `hidden`."""
         scratch = self._room(len(rows) * self._config.hidden_size)
-        return self._kernels.head(self._raw, hidden, rows, scratch, threads=self._threads)
+        return self._kernels.head(self._raw, hidden, rows, scratch, team=self._attention.team)
 
     def _room(self, size: int) -> Tensor:
         if len(self._scratch) < size:

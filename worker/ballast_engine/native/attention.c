@@ -257,36 +257,47 @@ static void run_tile(work *w, const attention *a, const step *s, int64_t request
     }
 }
 
-void attend(const attention *a, step *s, const float *q, int64_t q_stride, float *out, int64_t out_stride) {
+typedef struct {
+    const attention *a;
+    const step *s;
+    const float *q, *k, *v;
+    int64_t q_stride;
+    float *out;
+    int64_t out_stride;
+} call;
+
+static void attend_share(const void *context, share part) {
+    const call *c = context;
+    const int64_t kv_heads = c->a->num_kv_heads, *tile_start = c->s->tile_start;
     work w;
-    const int64_t tasks = s->tile_start[s->num_requests] * a->num_kv_heads;
     int64_t request = 0;
-    for (;;) {
-        const int64_t task = __atomic_fetch_add(&s->next_task, 1, __ATOMIC_RELAXED);
-        if (task >= tasks) return;
-        const int64_t tile = task / a->num_kv_heads;
-        while (s->tile_start[request + 1] <= tile) request++;
-        run_tile(&w, a, s, request, tile - s->tile_start[request], task % a->num_kv_heads, q, q_stride, out, out_stride);
+    SHARE(tile_start[c->s->num_requests] * kv_heads, part, from, to);
+    for (int64_t task = from; task < to; task++) {
+        const int64_t tile = task / kv_heads;
+        while (tile_start[request + 1] <= tile) request++;
+        run_tile(&w, c->a, c->s, request, tile - tile_start[request], task % kv_heads, c->q, c->q_stride, c->out,
+                 c->out_stride);
     }
 }
 
-static void write_and_attend(team member, const attention *a, step *s, const float *q, const float *k, const float *v,
-                             float *out) {
-    const int64_t q_size = a->num_heads * a->head_dim, kv_size = a->num_kv_heads * a->head_dim;
-    SHARE(s->num_rows, member, from, to);
-    for (int64_t row = from; row < to; row++) write_row(a, s->slots[row], k + row * kv_size, v + row * kv_size);
-    meet(member);
-    attend(a, s, q, q_size, out, q_size);
+void attend(pool *helpers, const attention *a, const step *s, const float *q, int64_t q_stride, float *out,
+            int64_t out_stride) {
+    const call c = {a, s, q, 0, 0, q_stride, out, out_stride};
+    each(helpers, s->tile_start[s->num_requests] * a->num_kv_heads, attend_share, &c);
+}
+
+static void write_share(const void *context, share part) {
+    const call *c = context;
+    const int64_t width = c->a->num_kv_heads * c->a->head_dim;
+    SHARE(c->s->num_rows, part, from, to);
+    for (int64_t row = from; row < to; row++)
+        write_row(c->a, c->s->slots[row], c->k + row * width, c->v + row * width);
 }
 
 /* One layer's attention by itself: q, k and v contiguous. */
-void ballast_attention(const attention *a, step *s, const float *q, const float *k, const float *v, float *out,
-                       int64_t threads) {
-    s->next_task = 0;
-    if (threads == 1) {
-        write_and_attend((team){0, 1}, a, s, q, k, v, out);
-        return;
-    }
-#pragma omp parallel num_threads((int)threads)
-    write_and_attend((team){omp_get_thread_num(), omp_get_num_threads()}, a, s, q, k, v, out);
+void ballast_attention(const attention *a, const step *s, const float *q, const float *k, const float *v, float *out,
+                       pool *helpers) {
+    const call c = {a, s, q, k, v, 0, 0, 0};
+    each(helpers, s->num_rows, write_share, &c);
+    attend(helpers, a, s, q, a->num_heads * a->head_dim, out, a->num_heads * a->head_dim);
 }

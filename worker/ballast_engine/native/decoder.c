@@ -24,12 +24,6 @@ INLINE void normalize(const float *x, const float *weight, int64_t size, float e
     for (i = 0; i < size; i++) out[i] = x[i] * scale * weight[i];
 }
 
-INLINE void normalize_rows(team member, const float *x, const float *weight, int64_t rows, int64_t size, float eps,
-                           float *out) {
-    SHARE(rows, member, from, to);
-    for (int64_t row = from; row < to; row++) normalize(x + row * size, weight, size, eps, out + row * size);
-}
-
 INLINE void rotate(float *head, const float *cosines, const float *sines, int64_t half) {
     for (int64_t i = 0; i < half; i++) {
         const float first = head[i], second = head[half + i];
@@ -38,15 +32,41 @@ INLINE void rotate(float *head, const float *cosines, const float *sines, int64_
     }
 }
 
+/* One layer's work on a step: `x` holds the hidden states, the rest is scratch. */
+typedef struct {
+    const decoder *d;
+    const layer *l;
+    const step *s;
+    float *x, *normed, *qkv, *seen, *inner;
+} pass;
+
+static void normalize_share(const pass *p, share part, const float *weight) {
+    const int64_t size = p->d->hidden;
+    SHARE(p->s->num_rows, part, from, to);
+    for (int64_t row = from; row < to; row++)
+        normalize(p->x + row * size, weight, size, (float)p->d->norm_eps, p->normed + row * size);
+}
+
+static void before_attention(const void *context, share part) {
+    normalize_share(context, part, ((const pass *)context)->l->input_norm);
+}
+
+static void before_mlp(const void *context, share part) {
+    normalize_share(context, part, ((const pass *)context)->l->mlp_norm);
+}
+
 /* Normalize (where the model does) and rotate q and k in place, and write k and v to their slots. */
-static void place(team member, const layer *l, const step *s, float eps, float *qkv) {
+static void place(const void *context, share part) {
+    const pass *p = context;
+    const layer *l = p->l;
     const attention *a = &l->attention;
+    const float eps = (float)p->d->norm_eps;
     const int64_t dim = a->head_dim, q_size = a->num_heads * dim, kv_size = a->num_kv_heads * dim;
-    SHARE(s->num_rows, member, from, to);
+    SHARE(p->s->num_rows, part, from, to);
     for (int64_t row = from; row < to; row++) {
-        float *q = qkv + row * (q_size + 2 * kv_size), *k = q + q_size;
-        const float *cosines = s->cosines + s->positions[row] * (dim / 2);
-        const float *sines = s->sines + s->positions[row] * (dim / 2);
+        float *q = p->qkv + row * (q_size + 2 * kv_size), *k = q + q_size;
+        const float *cosines = p->s->cosines + p->s->positions[row] * (dim / 2);
+        const float *sines = p->s->sines + p->s->positions[row] * (dim / 2);
         for (int64_t head = 0; head < a->num_heads; head++) {
             if (l->q_norm) normalize(q + head * dim, l->q_norm, dim, eps, q + head * dim);
             rotate(q + head * dim, cosines, sines, dim / 2);
@@ -55,69 +75,63 @@ static void place(team member, const layer *l, const step *s, float eps, float *
             if (l->k_norm) normalize(k + head * dim, l->k_norm, dim, eps, k + head * dim);
             rotate(k + head * dim, cosines, sines, dim / 2);
         }
-        write_row(a, s->slots[row], k, k + kv_size);
+        write_row(a, p->s->slots[row], k, k + kv_size);
     }
 }
 
-/* `x` holds the hidden states; `scratch` has room for `widest` floats per row behind each other: normed, qkv, seen. */
-static void run_layer(team member, const decoder *d, const layer *l, step *s, float *x, float *scratch) {
-    const attention *a = &l->attention;
-    const int64_t rows = s->num_rows, hidden = d->hidden, q_size = a->num_heads * a->head_dim;
-    const int64_t qkv_size = q_size + 2 * a->num_kv_heads * a->head_dim;
-    const float eps = (float)d->norm_eps;
-    float *normed = scratch, *qkv = normed + rows * hidden, *seen = qkv + rows * qkv_size, *inner = qkv;
-    if (member.rank == 0) s->next_task = 0;
-    normalize_rows(member, x, l->input_norm, rows, hidden, eps, normed);
-    meet(member);
-    multiply(member, rows, hidden, qkv_size, normed, hidden, l->qkv, l->qkv_bias, qkv, qkv_size, STORE);
-    meet(member);
-    place(member, l, s, eps, qkv);
-    meet(member);
-    attend(a, s, qkv, qkv_size, seen, q_size);
-    meet(member);
-    multiply(member, rows, q_size, hidden, seen, q_size, l->output, l->output_bias, x, hidden, ADD);
-    meet(member);
-    normalize_rows(member, x, l->mlp_norm, rows, hidden, eps, normed);
-    meet(member);
-    multiply(member, rows, hidden, d->inner, normed, hidden, l->gate_up, l->gate_up_bias, inner, d->inner, GATED);
-    meet(member);
-    multiply(member, rows, d->inner, hidden, inner, d->inner, l->down, l->down_bias, x, hidden, ADD);
+static void run_layer(pool *helpers, const pass *p) {
+    const decoder *d = p->d;
+    const layer *l = p->l;
+    const int64_t rows = p->s->num_rows, hidden = d->hidden, q_size = l->attention.num_heads * l->attention.head_dim;
+    const int64_t qkv_size = q_size + 2 * l->attention.num_kv_heads * l->attention.head_dim;
+    each(helpers, rows, before_attention, p);
+    multiply(helpers, rows, hidden, qkv_size, p->normed, hidden, l->qkv, l->qkv_bias, p->qkv, qkv_size, STORE);
+    each(helpers, rows, place, p);
+    attend(helpers, &l->attention, p->s, p->qkv, qkv_size, p->seen, q_size);
+    multiply(helpers, rows, q_size, hidden, p->seen, q_size, l->output, l->output_bias, p->x, hidden, ADD);
+    each(helpers, rows, before_mlp, p);
+    multiply(helpers, rows, hidden, d->inner, p->normed, hidden, l->gate_up, l->gate_up_bias, p->inner, d->inner, GATED);
+    multiply(helpers, rows, d->inner, hidden, p->inner, d->inner, l->down, l->down_bias, p->x, hidden, ADD);
 }
 
-/* Compute layers from `layer` on; returns the first one not computed, which is `num_layers` unless `*stop` was set. */
-int64_t ballast_layers(const decoder *d, step *s, float *x, float *scratch, int64_t layer, const volatile int32_t *stop,
-                       int64_t threads) {
+/* Compute layers from `layer` on; returns the first one not computed, which is `num_layers` unless `*stop` was set.
+ * `scratch` has room for normed, qkv and seen (or, in their place, inner) of every row. */
+int64_t ballast_layers(const decoder *d, const step *s, float *x, float *scratch, int64_t layer,
+                       const volatile int32_t *stop, pool *helpers) {
     if (layer == 0)
         for (int64_t row = 0; row < s->num_rows; row++)
             memcpy(x + row * d->hidden, d->embedding + s->token_ids[row] * d->hidden, (size_t)d->hidden * sizeof(float));
     for (; layer < d->num_layers; layer++) {
         if (stop && *stop) break;
-        if (threads == 1) {
-            run_layer((team){0, 1}, d, d->layers + layer, s, x, scratch);
-            continue;
-        }
-#pragma omp parallel num_threads((int)threads)
-        run_layer((team){omp_get_thread_num(), omp_get_num_threads()}, d, d->layers + layer, s, x, scratch);
+        const attention *a = &d->layers[layer].attention;
+        float *qkv = scratch + s->num_rows * d->hidden;
+        float *seen = qkv + s->num_rows * (a->num_heads + 2 * a->num_kv_heads) * a->head_dim;
+        const pass p = {d, d->layers + layer, s, x, scratch, qkv, seen, qkv};
+        run_layer(helpers, &p);
     }
     return layer;
 }
 
-static void run_head(team member, const decoder *d, const float *x, const int64_t *rows, int64_t count, float *scratch,
-                     float *logits) {
-    SHARE(count, member, from, to);
+typedef struct {
+    const decoder *d;
+    const float *x;
+    const int64_t *rows;
+    int64_t count;
+    float *normed;
+} ending;
+
+static void before_head(const void *context, share part) {
+    const ending *e = context;
+    const int64_t size = e->d->hidden;
+    SHARE(e->count, part, from, to);
     for (int64_t i = from; i < to; i++)
-        normalize(x + rows[i] * d->hidden, d->norm, d->hidden, (float)d->norm_eps, scratch + i * d->hidden);
-    meet(member);
-    multiply(member, count, d->hidden, d->vocabulary, scratch, d->hidden, d->head, 0, logits, d->vocabulary, STORE);
+        normalize(e->x + e->rows[i] * size, e->d->norm, size, (float)e->d->norm_eps, e->normed + i * size);
 }
 
 /* Logits of some rows of `x`. */
 void ballast_head(const decoder *d, const float *x, const int64_t *rows, int64_t count, float *scratch, float *logits,
-                  int64_t threads) {
-    if (threads == 1) {
-        run_head((team){0, 1}, d, x, rows, count, scratch, logits);
-        return;
-    }
-#pragma omp parallel num_threads((int)threads)
-    run_head((team){omp_get_thread_num(), omp_get_num_threads()}, d, x, rows, count, scratch, logits);
+                  pool *helpers) {
+    const ending e = {d, x, rows, count, scratch};
+    each(helpers, count, before_head, &e);
+    multiply(helpers, count, d->hidden, d->vocabulary, scratch, d->hidden, d->head, 0, logits, d->vocabulary, STORE);
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from ctypes import POINTER, Structure, byref, c_double, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import cache
@@ -35,7 +36,6 @@ class CStep(Structure):
         ("tile_start", c_void_p),
         ("cosines", c_void_p),
         ("sines", c_void_p),
-        ("next_task", c_int64),
     ]
 
 
@@ -94,6 +94,14 @@ class CDecoder(Structure):
     ]
 
 
+class Team:
+    """The caller's thread and its helpers. Used by one thread at a time; the helpers end with it."""
+
+    def __init__(self, library: ctypes.CDLL, threads: int) -> None:
+        self.handle: int | None = library.ballast_pool_open(threads)
+        self._end = weakref.finalize(self, library.ballast_pool_close, self.handle)
+
+
 @dataclass(frozen=True, slots=True)
 class Kernels:
     """The functions of the library. Calls release the interpreter lock."""
@@ -102,23 +110,27 @@ class Kernels:
     lanes: int
     """Floats in a vector of this processor; weights are packed into panels of twice as many columns."""
 
-    def layers(self, decoder: CDecoder, step: CStep, x: Tensor, scratch: Tensor, *, threads: int) -> None:
-        """Look up the step's tokens and compute all layers; `x` holds the hidden states."""
-        self.library.ballast_layers(byref(decoder), byref(step), x.data_ptr(), scratch.data_ptr(), 0, None, threads)
+    def team(self, threads: int) -> Team:
+        """Start the helpers of an engine with so many threads."""
+        return Team(self.library, threads)
 
-    def head(self, decoder: CDecoder, x: Tensor, rows: Ints, scratch: Tensor, *, threads: int) -> Tensor:
+    def layers(self, decoder: CDecoder, step: CStep, x: Tensor, scratch: Tensor, *, team: Team) -> None:
+        """Look up the step's tokens and compute all layers; `x` holds the hidden states."""
+        self.library.ballast_layers(byref(decoder), byref(step), x.data_ptr(), scratch.data_ptr(), 0, None, team.handle)
+
+    def head(self, decoder: CDecoder, x: Tensor, rows: Ints, scratch: Tensor, *, team: Team) -> Tensor:
         """Final norm and logits of some rows of `x`."""
         logits = torch.empty(len(rows), decoder.vocabulary)
         pointers = (scratch.data_ptr(), logits.data_ptr())
-        self.library.ballast_head(byref(decoder), x.data_ptr(), rows.ctypes.data, len(rows), *pointers, threads)
+        self.library.ballast_head(byref(decoder), x.data_ptr(), rows.ctypes.data, len(rows), *pointers, team.handle)
         return logits
 
     def attention(
-        self, attention: CAttention, step: CStep, qkv: tuple[Tensor, Tensor, Tensor], out: Tensor, *, threads: int
+        self, attention: CAttention, step: CStep, qkv: tuple[Tensor, Tensor, Tensor], out: Tensor, *, team: Team
     ) -> None:
         """One layer's attention by itself: contiguous float32 tensors."""
         pointers = (*(tensor.data_ptr() for tensor in qkv), out.data_ptr())
-        self.library.ballast_attention(byref(attention), byref(step), *pointers, threads)
+        self.library.ballast_attention(byref(attention), byref(step), *pointers, team.handle)
 
     def sample(self, logits: Tensor, how: NDArray[np.void]) -> Ints:
         """One token for each row of contiguous float32 `logits`; `how` is an array of DRAW."""
@@ -129,31 +141,32 @@ class Kernels:
         self.library.ballast_sample(logits.data_ptr(), rows, vocabulary, *pointers)
         return tokens
 
-    def multiply(self, x: Tensor, packed: Tensor, columns: int, *, threads: int) -> Tensor:
+    def multiply(self, x: Tensor, packed: Tensor, columns: int, *, team: Team) -> Tensor:
         """`x` times a packed matrix, by itself, for tests and benchmarks."""
         out = torch.empty(x.shape[0], columns)
         pointers = (x.data_ptr(), packed.data_ptr(), out.data_ptr())
-        self.library.ballast_multiply(x.shape[0], x.shape[1], columns, *pointers, threads)
+        self.library.ballast_multiply(x.shape[0], x.shape[1], columns, *pointers, team.handle)
         return out
 
 
 @cache
 def kernels() -> Kernels:
-    """Compile (or find) and load the kernels; raises NoCompiler with the reason where that fails.
-
-    torch is loaded first, and its OpenMP library has the name that the kernels ask for: both share one pool of threads.
-    """
+    """Compile (or find) and load the kernels; raises NoCompiler with the reason where that fails."""
     library = ctypes.CDLL(str(compiled()))
     n, p = c_int64, c_void_p
     library.ballast_lanes.restype = n
+    library.ballast_pool_open.restype = p
+    library.ballast_pool_open.argtypes = [n]
+    library.ballast_pool_close.restype = None
+    library.ballast_pool_close.argtypes = [p]
     library.ballast_layers.restype = n
-    library.ballast_layers.argtypes = [p, p, p, p, n, p, n]
+    library.ballast_layers.argtypes = [p, p, p, p, n, p, p]
     library.ballast_head.restype = None
-    library.ballast_head.argtypes = [p, p, p, n, p, p, n]
+    library.ballast_head.argtypes = [p, p, p, n, p, p, p]
     library.ballast_attention.restype = None
-    library.ballast_attention.argtypes = [p, p, p, p, p, p, n]
+    library.ballast_attention.argtypes = [p, p, p, p, p, p, p]
     library.ballast_sample.restype = None
     library.ballast_sample.argtypes = [p, n, n, p, p, p]
     library.ballast_multiply.restype = None
-    library.ballast_multiply.argtypes = [n, n, n, p, p, p, n]
+    library.ballast_multiply.argtypes = [n, n, n, p, p, p, p]
     return Kernels(library=library, lanes=int(library.ballast_lanes()))

@@ -48,7 +48,7 @@ INLINE void finish(vec low, vec high, const float *bias, float *c, int64_t room,
 }
 
 typedef struct {
-    int64_t depth, columns, a_stride, c_stride;
+    int64_t rows, depth, columns, panels, tiles, a_stride, c_stride;
     const float *a, *packed, *bias;
     float *c;
     int mode;
@@ -114,33 +114,28 @@ static int64_t panels_at_once(const product *p, int64_t row, int64_t panel, int6
     return 1;
 }
 
-void multiply(team member, int64_t rows, int64_t depth, int64_t columns, const float *a, int64_t a_stride,
+static void multiply_share(const void *context, share part) {
+    const product *p = context;
+    SHARE(p->panels * p->tiles, part, from, to);
+    for (int64_t unit = from; unit < to;) {
+        const int64_t panel = unit / p->tiles, index = unit % p->tiles, first = p->rows * index / p->tiles;
+        const int rows = (int)(p->rows * (index + 1) / p->tiles - first);
+        unit += p->tiles == 1 ? panels_at_once(p, 0, panel, to - unit, rows) : (tile_of(p, first, panel, rows), 1);
+    }
+}
+
+void multiply(pool *helpers, int64_t rows, int64_t depth, int64_t columns, const float *a, int64_t a_stride,
               const float *packed, const float *bias, float *c, int64_t c_stride, int mode) {
-    const product p = {depth, columns, a_stride, c_stride, a, packed, bias, c, mode};
-    const int width = mode == GATED ? LANES : PANEL;
+    const int64_t width = mode == GATED ? LANES : PANEL;
     const int64_t panels = (columns + width - 1) / width, tiles = (rows + MAX_ROWS - 1) / MAX_ROWS;
-    if (tiles == 1) {
-        SHARE(panels, member, from, to);
-        for (int64_t panel = from; panel < to;) panel += panels_at_once(&p, 0, panel, to - panel, (int)rows);
-        return;
-    }
-    SHARE(panels * tiles, member, from, to);
-    for (int64_t unit = from; unit < to; unit++) {
-        const int64_t index = unit % tiles, first = rows * index / tiles;
-        tile_of(&p, first, unit / tiles, (int)(rows * (index + 1) / tiles - first));
-    }
+    const product p = {rows, depth, columns, panels, tiles, a_stride, c_stride, a, packed, bias, c, mode};
+    each(helpers, panels * tiles, multiply_share, &p);
 }
 
 int64_t ballast_lanes(void) { return LANES; }
 
 /* For tests and benchmarks: one product by itself. */
 void ballast_multiply(int64_t rows, int64_t depth, int64_t columns, const float *a, const float *packed, float *c,
-                      int64_t threads) {
-    if (threads == 1) {
-        multiply((team){0, 1}, rows, depth, columns, a, depth, packed, 0, c, columns, STORE);
-        return;
-    }
-#pragma omp parallel num_threads((int)threads)
-    multiply((team){omp_get_thread_num(), omp_get_num_threads()}, rows, depth, columns, a, depth, packed, 0, c, columns,
-             STORE);
+                      pool *helpers) {
+    multiply(helpers, rows, depth, columns, a, depth, packed, 0, c, columns, STORE);
 }

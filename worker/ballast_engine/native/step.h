@@ -1,5 +1,6 @@
 /* What one step is: the flat mixed batch, as ballast_engine.batch.Batch describes it. Mirrored in library.py. */
 #pragma once
+#include "team.h"
 #include "vectors.h"
 
 typedef struct {
@@ -12,7 +13,6 @@ typedef struct {
     const int64_t *tile_start;  /* [requests + 1] tiles of rows before each request; a tile has tile_rows rows */
     const float *cosines;       /* [positions, head_dim / 2] */
     const float *sines;
-    int64_t next_task;          /* dealt out by the attention of each layer */
 } step;
 
 /* The attention of one layer and its pages.
@@ -32,8 +32,9 @@ typedef struct {
 #define MAX_TILE 48 /* rows x heads that share a kv head */
 
 void write_row(const attention *a, int64_t slot, const float *k, const float *v);
-void attend(const attention *a, step *s, const float *q, int64_t q_stride, float *out, int64_t out_stride);
+void attend(pool *helpers, const attention *a, const step *s, const float *q, int64_t q_stride, float *out,
+            int64_t out_stride);
 
 enum { STORE, ADD, GATED };
-void multiply(team member, int64_t rows, int64_t depth, int64_t columns, const float *a, int64_t a_stride,
+void multiply(pool *helpers, int64_t rows, int64_t depth, int64_t columns, const float *a, int64_t a_stride,
               const float *packed, const float *bias, float *c, int64_t c_stride, int mode);

@@ -6,7 +6,6 @@
  */
 #pragma once
 #include <math.h>
-#include <omp.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -23,21 +22,6 @@ typedef float vec __attribute__((vector_size(LANES * 4)));
 typedef float vec_anywhere __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef int32_t ivec __attribute__((vector_size(LANES * 4)));
 typedef uint16_t half_anywhere __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
-
-typedef struct {
-    int rank, size;
-} team;
-
-/* The part [from, to) of `count` units that belongs to one member of the team. */
-#define SHARE(count, member, from, to)                                  \
-    const int64_t from = (count) * (member).rank / (member).size;       \
-    const int64_t to = (count) * ((member).rank + 1) / (member).size
-
-INLINE void meet(team member) {
-    if (member.size > 1) {
-#pragma omp barrier
-    }
-}
 
 INLINE vec load(const float *from) { return *(const vec_anywhere *)from; }
 INLINE void store(float *to, vec value) { *(vec_anywhere *)to = value; }
