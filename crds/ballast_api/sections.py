@@ -51,7 +51,7 @@ class Engine(ApiModel):
     attention: Literal["auto", "sdpa", "cpu"] = "auto"
     """Attention backend: `cpu` is the compiled kernel, `sdpa` works everywhere; `auto` takes the fastest there is."""
     threads: int = Field(default=0, ge=0)
-    """CPU threads of the engine; 0 takes the cores this process may use."""
+    """CPU threads of the engine; 0 leaves one core of those this process may use to HTTP and the queue."""
     block_tokens: int = Field(default=16, ge=1, le=1024)
     """Tokens in a KV block."""
     kv_memory_mebibytes: int | None = Field(default=None, ge=1)

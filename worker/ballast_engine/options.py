@@ -18,7 +18,7 @@ class EngineOptions:
     load_format: Literal["auto", "dummy"] = "auto"
     attention: str = "auto"
     threads: int = 0
-    """CPU threads; 0 takes the cores this process may use."""
+    """CPU threads; 0 takes the cores this process may use, less one."""
     block_tokens: int = 16
     kv_memory_bytes: int | None = None
     """None: a share of what is free, at most what `slots` full contexts can use."""
