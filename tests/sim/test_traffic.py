@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,7 @@ def test_mooncake_requests_share_the_blocks_that_all_of_their_group_start_with(w
         ("", "holds no request"),
         ("arrival_seconds,prompt_tokens,output_tokens\n", "holds no request"),
         ("when,prompt_tokens,output_tokens\n0,1,1\n", "found the columns when, prompt_tokens, output_tokens; missing:"),
-        ("arrival_seconds,in,output_tokens\n0,1,1\n", "missing: prompt_tokens or ContextTokens"),
+        ("arrival_seconds,in,output_tokens\n0,1,1\n", "missing: prompt_tokens or context_tokens or ContextTokens"),
         ("arrival_seconds,prompt_tokens,output_tokens\n0,1,1\n0.5,-3,1\n", "line 3: prompt_tokens is '-3'; wanted"),
         ("arrival_seconds,prompt_tokens,output_tokens\n0,1,0\n", "line 2: output_tokens is '0'; wanted"),
         ("arrival_seconds,prompt_tokens,output_tokens\n0,1.5,1\n", "line 2: prompt_tokens is '1.5'; wanted"),
@@ -120,7 +121,7 @@ def test_generated_arrivals_follow_their_rate_and_seed(rate, expected):
     assert arrivals == generate(rate, peak=10.0, seconds=1000.0, lengths=POOL, seed=3)
     assert arrivals != generate(rate, peak=10.0, seconds=1000.0, lengths=POOL, seed=4)
     assert len(arrivals) / 1000 == pytest.approx(expected, rel=0.05)
-    assert all(a.seconds <= b.seconds for a, b in zip(arrivals, arrivals[1:], strict=False))
+    assert all(a.seconds <= b.seconds for a, b in pairwise(arrivals))
 
 
 def test_bursts_arrive_in_bursts():

@@ -178,14 +178,15 @@ class _Draft:
         self.seconds = snapshot.cost.k0
         self.tokens = self.fill.chunk_tokens
         self.blocks = snapshot.free_blocks
-        self.online = [r for r in snapshot.residents if r.request_class is ONLINE]
+        self.online = sorted((r for r in snapshot.residents if r.request_class is ONLINE), key=lambda r: r.seq)
         self.offline = sorted((r for r in snapshot.residents if r.request_class is OFFLINE), key=lambda r: r.seq)
         self.slots = snapshot.config.slots - sum(1 for r in snapshot.residents if r.phase is Phase.RUNNING)
 
     def plan(self) -> Plan:
         """Place online, then offline."""
         for request in self.online:
-            self._run(request, inf, must_run=True)
+            if request.seq not in self.preempt:
+                self._run(request, inf, must_run=True)
         for request in self.snapshot.waiting:
             if request.request_class is OFFLINE or not self._admit_online(request):
                 break
@@ -281,12 +282,13 @@ class _Draft:
         return self._blocks(request, tokens) + (request.num_cached_idle if request.phase is Phase.WAITING else 0)
 
     def _make_room(self, request: Request, tokens: int) -> bool:
-        """Preempt the youngest offline requests until the blocks are there; offline never preempts an older one."""
+        """Preempt until the blocks are there: offline first, the youngest first; of its own class only younger ones."""
         needed = self._needs(request, tokens)
         if needed <= self.blocks:
             return True
-        for victim in reversed(self.offline):
-            if request.request_class is OFFLINE and victim.seq <= request.seq:
+        is_online = request.request_class is ONLINE
+        for victim in (*reversed(self.offline), *(reversed(self.online) if is_online else ())):
+            if victim.request_class is request.request_class and victim.seq <= request.seq:
                 return False
             if victim.seq in self.grants or victim.seq in self.preempt:
                 continue

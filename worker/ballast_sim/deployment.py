@@ -200,6 +200,6 @@ def _kv_tokens(inputs: PlanInputs, gpu: Gpu, model: Shape, lengths: Sequence[Arr
     ]
     hint = "; ".join(options) or "no known single GPU holds it, and a plan is for one GPU per replica"
     raise Impossible(
-        f"{model.name} does not fit: {found}, but one {gpu.name} has {usable / 1e9:.1f} GB of {gpu.memory / 1e9:.0f} GB "
-        f"for them ({inputs.engine.memory_percent:g} %). {hint[0].upper()}{hint[1:]}"
+        f"{model.name} does not fit: {found}, but one {gpu.name} has {usable / 1e9:.1f} GB of "
+        f"{gpu.memory / 1e9:.0f} GB for them ({inputs.engine.memory_percent:g} %). {hint[0].upper()}{hint[1:]}"
     )

@@ -1,0 +1,47 @@
+"""What the simulator's tests build from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from ballast_policy.cost import CostModel
+from ballast_policy.snapshot import PolicyConfig
+from ballast_sim.deployment import Ballast
+from ballast_sim.pool import Job
+from ballast_sim.simulation import Run, Scenario, simulate
+from ballast_sim.step_model import Linear
+from ballast_sim.traffic import Arrival
+
+COST = CostModel(0.010, 1e-4, 1e-8, 2e-4, 1e-7, is_trusted=True)
+"""A small engine: 10 ms a step, 0.1 ms a prefill token."""
+
+
+@pytest.fixture
+def make_scenario():
+    def make(
+        *, online: Iterable[Arrival] = (), offline: Iterable[Arrival] = (), config: dict | None = None, **fields
+    ) -> Scenario:
+        online, offline = list(online), list(offline)
+        settings = {"slots": 8, "num_blocks": 400, "chunk_tokens": 128, "ttft": 1.0, "tpot": 0.05, **(config or {})}
+        usual = {
+            "config": PolicyConfig(**settings),
+            "model": Linear(COST),
+            "policy": Ballast,
+            "online": online,
+            "offline": lambda: [Job.of("job", offline)] if offline else [],
+            "cost": COST,
+            "is_guaranteed": fields.get("policy", Ballast) is Ballast,
+        }
+        return Scenario(**{**usual, **fields})
+
+    return make
+
+
+@pytest.fixture
+def run(make_scenario):
+    def run(**fields) -> Run:
+        return simulate(make_scenario(**fields))
+
+    return run

@@ -1,0 +1,284 @@
+"""A replica does what a plan says, takes the time the model says, and refuses what an engine could not do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ballast_policy.cost import CostModel
+from ballast_policy.plan import Plan
+from ballast_policy.request import RequestClass
+from ballast_policy.snapshot import PolicyConfig
+from ballast_sim import baselines
+from ballast_sim.arrivals import ClosedLoop
+from ballast_sim.deployment import Ballast
+from ballast_sim.errors import BadInput, IllegalPlan
+from ballast_sim.pool import Job
+from ballast_sim.report import report
+from ballast_sim.simulation import Scenario, simulate
+from ballast_sim.step_model import Linear
+from ballast_sim.traffic import Arrival
+
+COST = CostModel(0.010, 1e-4, 1e-8, 2e-4, 1e-7, is_trusted=True)
+
+
+def test_one_request_takes_the_time_of_its_steps(run):
+    result = run(online=[Arrival(0.0, 100, 3)])
+    (item,) = result.online
+
+    prefill = 0.010 + 100 * 1e-4 + 1e-8 * 100 * 50.5
+    decodes = [0.010 + 2e-4 + 1e-7 * context for context in (101, 102)]
+    assert item.first_token == pytest.approx(prefill)
+    assert item.last_token == pytest.approx(prefill + sum(decodes))
+    figures = report(result)
+    assert figures.ttft.p50 == pytest.approx(prefill)
+    assert figures.tpot.p50 == pytest.approx(sum(decodes) / 2)
+    assert (figures.ttft_attainment, figures.tpot_attainment, figures.envelope_attainment) == (1.0, 1.0, 1.0)
+
+
+TRAFFIC = [Arrival(0.05 * i, 40 + 13 * i % 200, 5 + 7 * i % 40) for i in range(40)]
+POOL = [Arrival(0.0, 60 + 29 * i % 300, 4 + 11 * i % 50) for i in range(30)]
+
+
+def timeline(result):
+    return [(item.request.seq, item.first_token, item.last_token) for item in (*result.online, *result.offline)]
+
+
+def test_equal_scenarios_give_equal_runs_and_seeds_differ(make_scenario):
+    scenario = make_scenario(online=TRAFFIC, offline=POOL, noise=0.1)
+
+    again = timeline(simulate(scenario))
+
+    assert timeline(simulate(scenario)) == again
+    assert timeline(simulate(replace(scenario, seed=1))) != again
+
+
+POLICIES = {
+    "ballast": Ballast,
+    "greedy": lambda: baselines.greedy(0.05),
+    "naive-priority": baselines.naive_priority,
+    "sarathi": baselines.sarathi,
+    "aimd": baselines.aimd,
+    "qps-cap": lambda: baselines.qps_cap(5.0),
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("num_blocks", [400, 40])
+def test_every_policy_finishes_everything_and_leaves_nothing_behind(run, name, num_blocks):
+    result = run(
+        online=TRAFFIC,
+        offline=POOL,
+        policy=POLICIES[name],
+        config={"num_blocks": num_blocks},
+        is_guaranteed=name == "ballast",
+    )
+
+    (replica,) = result.replicas
+    assert all(item.request.num_output == item.num_output for item in (*result.online, *result.offline))
+    assert len(result.offline) == len(POOL)
+    assert replica.kv.free == num_blocks
+    assert not replica.items
+    assert set(replica.num_running.values()) == {0}
+    assert result.jobs[0].finished_at == max(item.last_token for item in result.offline)
+
+
+def test_the_tokens_of_all_steps_are_the_tokens_of_all_requests(run):
+    result = run(online=TRAFFIC, offline=POOL, config={"num_blocks": 40})
+
+    steps = result.replicas[0].steps
+    computed = sum(s.online_prefill + s.offline_prefill + s.online_decode + s.offline_decode for s in steps)
+    items = (*result.online, *result.offline)
+    assert computed == sum(item.request.num_prompt + item.num_output - 1 + item.num_recomputed for item in items)
+
+
+lengths = st.builds(Arrival, st.just(0.0), st.integers(1, 300), st.integers(1, 40))
+arrivals = st.lists(st.tuples(st.floats(0, 1), lengths), max_size=25).map(
+    lambda drawn: sorted((replace(a, seconds=s) for s, a in drawn), key=lambda a: a.seconds)
+)
+
+
+@given(
+    online=arrivals,
+    offline=st.lists(lengths, max_size=25),
+    slots=st.integers(1, 12),
+    num_blocks=st.integers(24, 120),
+    share=st.sampled_from([0.0, 0.1, 0.3]),
+    chunk=st.sampled_from([16, 64, 512]),
+    is_fitted=st.booleans(),
+)
+@settings(max_examples=60)
+def test_the_real_policy_keeps_its_contract_and_guarantees_on_any_traffic(
+    *, online, offline, slots, num_blocks, share, chunk, is_fitted
+):
+    config = PolicyConfig(
+        slots=slots, num_blocks=num_blocks, chunk_tokens=chunk, offline_share=share, ttft=0.2, tpot=0.03
+    )
+    scenario = Scenario(
+        config,
+        Linear(COST),
+        Ballast,
+        online=online,
+        offline=lambda: [Job.of("job", offline)] if offline else [],
+        cost=None if is_fitted else COST,
+        noise=0.05,
+        is_guaranteed=True,
+    )
+
+    result = simulate(scenario)
+
+    assert all(item.request.num_output == item.num_output for item in result.online)
+    assert result.replicas[0].kv.free == num_blocks
+    assert [item.num_output for item in result.offline] == [item.request.num_output for item in result.offline]
+
+
+class Broken:
+    """Changes the first plan of the real policy that has something to change."""
+
+    def __init__(self, change):
+        self.change = change
+
+    def plan(self, snapshot):
+        plan = Ballast().plan(snapshot)
+        return replace(plan, **self.change(plan, snapshot))
+
+
+BREAKS = {
+    "tokens granted to": lambda plan, _: {"grants": plan.grants + plan.grants[:1]},
+    "99999 tokens granted to": lambda plan, _: {"grants": tuple((r, 99999) for r, _ in plan.grants)},
+    "0 tokens granted to": lambda plan, _: {"grants": tuple((r, 0) for r, _ in plan.grants)},
+    "would admit": lambda plan, _: {"admit": plan.admit * 2},
+    "would resume": lambda plan, snapshot: {"resume": tuple(snapshot.residents)},
+    "would park": lambda plan, snapshot: {"park": plan.park + tuple(snapshot.waiting)},
+    "which holds no KV": lambda plan, snapshot: {"preempt": tuple(snapshot.waiting)},
+    "hold a slot, there are 2": lambda plan, snapshot: {
+        "admit": tuple(snapshot.waiting),
+        "grants": plan.grants[:1],
+    },
+    "no plan runs any of them": lambda plan, snapshot: {"grants": (), "admit": ()},
+}
+
+
+@pytest.mark.parametrize("found", BREAKS)
+def test_a_plan_that_an_engine_could_not_carry_out_is_refused(run, found):
+    burst = [Arrival(0.0, 100, 10)] * 6
+
+    with pytest.raises(IllegalPlan, match=found):
+        run(online=burst, policy=lambda: Broken(BREAKS[found]), config={"slots": 2}, is_guaranteed=False)
+
+
+def test_a_plan_beyond_the_kv_that_is_free_is_refused(run):
+    def everyone(_, snapshot):
+        return {"grants": tuple((r, r.remaining) for r in snapshot.waiting), "admit": tuple(snapshot.waiting)}
+
+    with pytest.raises(IllegalPlan, match="KV blocks are free"):
+        run(
+            online=[Arrival(0.0, 100, 10)] * 6,
+            policy=lambda: Broken(everyone),
+            config={"num_blocks": 8},
+            is_guaranteed=False,
+        )
+
+
+class OfflineFirst:
+    """Never gives online a slot while offline wants one: what G1 forbids."""
+
+    def plan(self, snapshot):
+        offline = [r for r in snapshot.waiting if r.request_class is RequestClass.OFFLINE]
+        running = list(snapshot.residents)
+        admit = offline[: snapshot.config.slots - len(running)]
+        return Plan(grants=tuple((r, 1) for r in (*running, *admit)), admit=tuple(admit))
+
+
+class OnlineOnly:
+    """Never gives offline a slot: what G2 forbids."""
+
+    def plan(self, snapshot):
+        online = [r for r in snapshot.waiting if r.request_class is RequestClass.ONLINE]
+        admit = online[: snapshot.config.slots - len(snapshot.residents)]
+        return Plan(grants=tuple((r, 1) for r in (*snapshot.residents, *admit)), admit=tuple(admit))
+
+
+def test_an_online_request_that_waits_behind_offline_breaks_g1(run):
+    with pytest.raises(IllegalPlan, match="G1: online request 0 waits for a slot"):
+        run(online=[Arrival(0.1, 10, 5)], offline=POOL, policy=OfflineFirst, is_guaranteed=True)
+
+
+def test_offline_work_that_never_runs_breaks_g2(make_scenario):
+    crowd = ClosedLoop(users=20, think_seconds=0.0, lengths=[Arrival(0.0, 10, 500)], seed=0, until=1e6)
+    scenario = make_scenario(offline=POOL, policy=OnlineOnly, config={"num_blocks": 4000}, is_guaranteed=True)
+
+    with pytest.raises(IllegalPlan, match="G2: offline held less than 1 slots"):
+        simulate(replace(scenario, online=crowd, seconds=600.0))
+
+
+def test_a_request_larger_than_the_cache_is_refused(run):
+    with pytest.raises(BadInput, match="has 700 tokens, the KV cache holds 640"):
+        run(online=[Arrival(0.0, 600, 100)], config={"num_blocks": 40})
+
+
+def test_the_router_spreads_a_burst_over_the_replicas(run):
+    result = run(online=[Arrival(0.0, 100, 20)] * 8, replicas=4)
+
+    assert [len(replica.steps) > 0 for replica in result.replicas] == [True] * 4
+    assert max(item.first_token for item in result.online) < 0.1
+
+
+def test_a_closed_loop_never_has_more_requests_than_users(make_scenario):
+    loop = ClosedLoop(users=3, think_seconds=0.2, lengths=POOL, seed=0, until=20.0)
+    scenario = replace(make_scenario(), online=loop)
+
+    result = simulate(scenario)
+
+    assert len(result.online) > 20
+    assert all(step.online_slots + step.online_waiting <= 3 for step in result.replicas[0].steps)
+
+
+def test_with_a_shared_prefix_the_cache_saves_its_tokens(run):
+    shared = [Arrival(0.3 * i, 200, 4, prefix_group=1, prefix_tokens=160) for i in range(6)]
+
+    result = run(online=shared, has_prefix_cache=True)
+
+    assert [item.prompt_cached for item in result.online] == [0, 160, 160, 160, 160, 160]
+    assert report(result).online.prefill * result.seconds == pytest.approx(200 + 5 * 40)
+    assert result.replicas[0].kv.free == 400
+
+
+def test_a_cache_that_is_too_small_evicts_and_still_balances(run):
+    many = [Arrival(0.2 * i, 150, 30, prefix_group=1 + i % 5, prefix_tokens=96) for i in range(60)]
+
+    result = run(online=many, offline=POOL, has_prefix_cache=True, config={"num_blocks": 48})
+
+    replica = result.replicas[0]
+    assert not replica.items
+    assert replica.kv.free == 48
+    assert sum(item.prompt_cached for item in result.online) > 0
+
+
+def test_a_deadline_met_or_missed_is_reported(make_scenario):
+    jobs = [("soon", 0.01), ("late", 1e6)]
+    scenario = replace(
+        make_scenario(), offline=lambda: [Job.of(name, POOL, deadline=deadline) for name, deadline in jobs]
+    )
+
+    assert report(simulate(scenario)).deadline_hits == 0.5
+
+
+def test_slots_that_nobody_held_for_waiting_offline_work_are_a_shortfall(make_scenario):
+    class Late(Ballast):
+        def plan(self, snapshot):
+            if snapshot.now < 1.0 and any(r.request_class is RequestClass.ONLINE for r in snapshot.residents):
+                online = [r for r in snapshot.residents if r.request_class is RequestClass.ONLINE]
+                return Plan(grants=tuple((r, 1) for r in online))
+            return super().plan(snapshot)
+
+    scenario = make_scenario(
+        online=[Arrival(0.0, 1, 100)], offline=POOL, config={"offline_share": 0.5}, policy=Late, is_guaranteed=False
+    )
+    held = replace(scenario, policy=Ballast)
+
+    assert report(simulate(scenario)).reservation_shortfall > 0.05
+    assert report(simulate(held)).reservation_shortfall < 0.01
