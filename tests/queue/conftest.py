@@ -37,7 +37,8 @@ class Desk:
         keys = self.queue._keys
         if part is not None:
             self.raw.zadd(keys.part(job_id, part), {str(index): 1}, xx=True)
-        self.raw.zadd(keys.timers, {f"{what}:{job_id}": 1})
+        # Only a timer that the queue has set can be due.
+        self.raw.zadd(keys.timers, {f"{what}:{job_id}": 1}, xx=True)
 
     def end_lease(self, job_id: str, index: int) -> None:
         self._due("lease", job_id, "leases", index)

@@ -160,6 +160,23 @@ def test_a_failed_attempt_waits_for_its_backoff(queue, desk, line):
     assert (again.index, again.attempt) == (0, 2)
 
 
+def test_time_alone_ends_leases_backoffs_and_jobs(queue, line, result):
+    queue.configure(QueueSettings(lease_seconds=1e-6, backoff_seconds=1e-6, results_seconds=1e-6))
+    job_id = submit(queue, line, 1)
+    queue.claim(job_id, 1, "w1")
+    expired = queue.reap()
+    (again,) = queue.claim(job_id, 1, "w1")
+    queue.retry("w1", again, "oops", "x")
+    woken = queue.reap()
+    (last,) = queue.claim(job_id, 1, "w1")
+    queue.finish("w1", last, result(last))
+    deleted = queue.reap()
+
+    assert (expired, woken, deleted) == (1, 1, 1)
+    assert last.attempt == 3
+    assert queue.jobs() == []
+
+
 def test_backoff_doubles_with_jitter_and_is_capped(queue, desk, line):
     queue.configure(QueueSettings(backoff_seconds=1000, backoff_max_seconds=3000, max_attempts=9))
     job_id = submit(queue, line, 1)

@@ -320,7 +320,7 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
                     continue
                 num_expired += 1
                 self.raw.zadd(self.queue._keys.part(c.job_id, "leases"), {str(c.index): 1}, xx=True)
-                self.raw.zadd(self.queue._keys.timers, {f"lease:{c.job_id}": 1})
+                self.raw.zadd(self.queue._keys.timers, {f"lease:{c.job_id}": 1}, xx=True)
                 if job.ending:
                     job.let_go(item)
                 elif item.spent + 1 < MAX_ATTEMPTS:
@@ -338,7 +338,7 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
             delayed = [i for i, item in enumerate(job.items) if item.is_delayed]
             for i in delayed:
                 self.raw.zadd(self.queue._keys.part(job_id, "delayed"), {str(i): 1}, xx=True)
-                self.raw.zadd(self.queue._keys.timers, {f"wake:{job_id}": 1})
+                self.raw.zadd(self.queue._keys.timers, {f"wake:{job_id}": 1}, xx=True)
                 job.items[i].is_delayed = False
             assert self.queue.reap() == len(delayed)
 
