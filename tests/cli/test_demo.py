@@ -1,0 +1,59 @@
+"""`ballast demo` as a process of its own, with everything real, as short as it goes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+
+pytestmark = pytest.mark.slow
+SHORT = ("--quick", "--seconds", "10", "--requests", "20", "--slots", "8")
+
+
+def start(directory: Path, *options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "ballast_cli", "demo", *SHORT, *options]
+    return subprocess.Popen(command, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_the_demo_compares_both_sides_and_says_what_it_saw(tmp_path: Path):
+    process = start(tmp_path, "--json", "figures.json", "--seed", "3")
+    out, err = process.communicate(timeout=280)
+    assert process.returncode == 0, err
+
+    found = json.loads((tmp_path / "figures.json").read_text())
+    assert found["online_only"]["requests"] == found["mixed"]["requests"] >= 20
+    assert found["online_only"]["failed"] == found["mixed"]["failed"] == 0
+    assert found["offline"]["items_completed"] > 0
+    assert found["offline"]["tokens"] > 0
+    assert found["prefix_hit_rate"] < 0.01
+    assert found["slot_utilization"]["mixed"] > found["slot_utilization"]["online_only"]
+    assert found["slots"]["online_only"]["offline"] == 0
+    assert found["floor"]["offline_slots_reserved"] == 1
+    assert found["floor"]["offline_tokens_per_second"] > 0
+    assert found["verdict"] in out
+    assert "Pair 2 of 2: online with the offline job" in err
+    assert (tmp_path / "ballast-demo" / "slots.png").read_bytes().startswith(b"\x89PNG")
+    assert not (tmp_path / "ballast-demo" / "run").exists()
+
+
+def test_an_interrupted_demo_leaves_nothing_running(tmp_path: Path):
+    import socket
+
+    process = start(tmp_path, "--keep")
+    for line in process.stderr:
+        if "capacity" in line:
+            break
+    config = yaml.safe_load((tmp_path / "ballast-demo" / "run" / "worker.yaml").read_text())["runtime"]
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=120)
+
+    assert process.returncode == 130
+    for port in (config["port"], urlsplit(config["redisUrl"]).port):
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
