@@ -104,7 +104,7 @@ arrivals = st.lists(st.tuples(st.floats(0, 1), lengths), max_size=25).map(
 @given(
     online=arrivals,
     offline=st.lists(lengths, max_size=25),
-    slots=st.integers(1, 12),
+    slots=st.integers(4, 12),
     num_blocks=st.integers(24, 120),
     share=st.sampled_from([0.0, 0.1, 0.3]),
     chunk=st.sampled_from([16, 64, 512]),

@@ -76,5 +76,7 @@ class Guarantees:
         self.short_steps = self.short_steps + 1 if short else 0
         if self.short_steps > self.steps_to_fill:
             raise IllegalPlan(f"G2: offline held less than {wanted} slots for {self.short_steps} steps in a row")
-        if not short and not any(request.request_class is RequestClass.OFFLINE for request, _ in plan.grants):
+        if short or any(request.request_class is RequestClass.OFFLINE for request, _ in plan.grants):
+            return
+        if not any(b.reason is Reason.NO_KV and b.request.request_class is RequestClass.OFFLINE for b in plan.because):
             raise IllegalPlan("G2: offline holds slots, but no offline request takes part in the step")
