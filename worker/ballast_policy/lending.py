@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from math import floor, inf
 
+from ballast_policy.growth import make_offline_room
 from ballast_policy.plan import Reason
 from ballast_policy.request import Phase, Request, RequestClass
-from ballast_policy.shares import most_slots
-from ballast_policy.slots import Slots
+from ballast_policy.slots import Door, Slots
 from ballast_policy.step import Step, computed
 
 
@@ -21,7 +21,6 @@ def lend(step: Step, budget: float, *, is_guarded: bool) -> None:
     lending.cut_slots()
     lending.cut_time()
     lending.cut_blocks()
-    step.count_decodes(step.offline)
     lending.fill()
 
 
@@ -30,36 +29,32 @@ class _Lending:
         config = step.config
         self.step = step
         self.budget = budget
-        self.chunk = step.chunk - step.reserved_chunk
+        self.chunk = step.chunk
         """Prefill tokens that may be lent."""
-        self.limit = min(
-            most_slots(config.offline_max_share, config.slots),
-            config.slots - step.online.num_running - step.num_started[RequestClass.ONLINE],
-        )
-        """Slots that offline may hold."""
+        vacated = config.slots - step.online.num_running - step.num_started[RequestClass.ONLINE]
+        step.offline_limit = min(step.offline_limit, vacated)
         if is_guarded and not step.cost.is_trusted and min(config.ttft, config.tpot) < inf:
-            self.limit = min(self.limit, step.num_reserved_held + floor(config.static_share * config.slots))
+            most = step.num_reserved_held + floor(config.static_share * config.slots)
+            step.offline_limit = min(step.offline_limit, most)
             self.chunk = min(self.chunk, floor(config.static_share * config.chunk_tokens))
         self.inside = step.num_reserved_held - step.num_started[RequestClass.OFFLINE]
         """How many of those that run, the first in order, the reservation covers."""
         self.guard = floor(config.guard_share * config.num_blocks) if is_guarded else 0
-        self.is_shut = False
+        self.door = Door(step)
         self.tails: int | None = None
 
     def cut_slots(self) -> None:
         """Park who holds more slots than the tenant's cap, the maximum of the class and online leave."""
         step = self.step
         over = []
-        for request in reversed(
-            step.ranked(step.offline.running) if min(step.tenant_room.values(), default=0) < 0 else ()
-        ):
+        for request in reversed(step.offline_running if min(step.tenant_room.values(), default=0) < 0 else ()):
             if step.tenant_room.get(request.tenant, 0) < 0:
                 step.tenant_room[request.tenant] += 1
                 over.append(request)
         step.leave_slots(over, Reason.TENANT_CAP)
-        excess = step.offline.num_running + step.num_started[RequestClass.OFFLINE] - self.limit
+        excess = -step.num_vacant(RequestClass.OFFLINE)
         if excess > 0:
-            step.leave_slots(step.ranked(step.offline.running)[-excess:], Reason.SLOT_RECLAIMED)
+            step.leave_slots(step.offline_running[-excess:], Reason.SLOT_RECLAIMED)
 
     def cut_time(self) -> None:
         """Park the last lent decodes until the rest fits the budget."""
@@ -68,7 +63,7 @@ class _Lending:
         if seconds + cost.k3 * len(offline.decodes) + cost.k4 * offline.context <= self.budget:
             return
         over: list[Request] = []
-        for index, request in enumerate(step.ranked(offline.running)):
+        for index, request in enumerate(step.offline_running):
             if request.num_tokens - request.num_computed > 1:
                 continue
             added = cost.decode(request.num_tokens)
@@ -84,33 +79,30 @@ class _Lending:
         step.free += step.growth_blocks
         if len(offline.growing) <= step.free:
             return
-        first = step.ranked(offline.running)[0]
-        lent = [request for request in step.lent_kv if request is not first]
-        if not step.reclaim(lent, len(offline.growing)):
-            step.reclaim([request for request in offline.everyone if request is not first], len(offline.growing))
-        growing = [r for r in step.ranked(offline.growing) if r in step.protected]
-        growing += [r for r in step.ranked(offline.growing) if r not in step.protected]
-        step.leave_slots(growing[max(0, step.free) :], Reason.NO_KV)
+        make_offline_room(step, offline.growing)
+        growing = set(offline.growing)
+        ordered = [request for request in step.offline_running if request in growing]
+        step.leave_slots(ordered[step.free :], Reason.NO_KV)
 
     def fill(self) -> None:
         """Go on with prefill and give vacant slots out, decodes before prefill in each priority."""
         step, offline = self.step, self.step.offline
-        running = offline.num_running + step.num_started[RequestClass.OFFLINE]
-        inside = set(step.ranked(offline.running)[: self.inside]) if offline.prefills else set()
-        slots = Slots(step, offline, self.limit - running)
+        step.count_decodes(offline)
+        self.chunk = min(self.chunk, step.chunk - step.reserved_chunk)
+        slots = Slots(step, RequestClass.OFFLINE)
         self._resume_decodes(slots)
         for request in step.turns(offline.prefills, step.candidates(offline.parked, step.offline_waiting)):
             if request.phase is not Phase.RUNNING:
-                if not self.is_shut:
+                if not self.door.is_shut_for(request):
                     self._start(request, slots)
             elif request not in step.gone:
-                self._go_on(request, is_inside=request in inside)
+                self._go_on(request, is_inside=request in step.reserved_prefills)
 
     def _resume_decodes(self, slots: Slots) -> None:
         """Resume parked decodes up to the first whose turn is behind a waiting request."""
         step = self.step
         for request in step.candidates(step.offline.parked, step.offline_waiting[:1]):
-            if request.phase is Phase.WAITING or slots.num_vacant < 1 or self.is_shut:
+            if request.phase is Phase.WAITING or step.num_vacant(RequestClass.OFFLINE) < 1 or not self.door.is_open:
                 return
             if request.num_tokens - request.num_computed == 1:
                 self._start(request, slots)
@@ -123,7 +115,7 @@ class _Lending:
         lent = self._lent_tokens(request.remaining - reserved, seconds, request.num_computed + reserved)
         tokens = min(reserved + lent, (request.num_blocks + step.free) * step.block_tokens - request.num_computed)
         if tokens > 0:
-            step.reserved_chunk -= min(reserved, tokens)
+            step.reserved_tokens -= min(reserved, tokens)
             self.chunk -= max(0, tokens - reserved)
             step.grant(request, tokens)
             return
@@ -154,10 +146,9 @@ class _Lending:
         elif not self._has_kv(request):
             reason = Reason.NO_KV
         if reason:
-            step.explain(request, reason)
-            self.is_shut = True
+            self.door.close(request, reason)
             return
-        slots.take()
+        slots.make_vacant()
         step.count_slot(request)
         self.chunk -= tokens if left > 1 else 0
         if self.tails is not None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import chain
 
 from ballast_policy.plan import Reason
-from ballast_policy.request import Phase, Request
-from ballast_policy.slots import Slots
+from ballast_policy.request import Phase, Request, RequestClass
+from ballast_policy.slots import Door, Slots
 from ballast_policy.step import Step, computed
 
 
@@ -17,29 +17,27 @@ def serve_online(step: Step) -> None:
     not get a slot, blocks or tokens, those behind it get no slot either: only residents go on.
     """
     online = step.online
-    slots = Slots(step, online, step.config.slots - step.num_reserved_held - online.num_running)
-    is_shut = out_of_tokens = False
+    slots = Slots(step, RequestClass.ONLINE)
+    door = Door(step)
     step.kept_blocks += sum(step.whole(request) for request in online.prefills)
     for request in step.turns(online.prefills, step.candidates(online.parked, step.online_waiting)):
         if request.phase is Phase.RUNNING:
             if request not in step.gone:
                 _go_on(step, request)
             continue
-        if is_shut or (out_of_tokens and request.phase is Phase.WAITING):
+        if door.is_shut_for(request):
             continue
         left = request.num_tokens - computed(request)
         tokens = 1 if left == 1 else min(left, step.chunk - step.reserved_chunk)
         if not slots.has_one_for(request):
-            step.explain(request, Reason.NO_SLOT)
-            is_shut = True
+            door.close(request, Reason.NO_SLOT)
         elif tokens < 1:
-            step.explain(request, Reason.CHUNK_SPENT)
-            out_of_tokens = True
+            door.close(request, Reason.CHUNK_SPENT)
         elif not _find_kv(step, request):
-            step.explain(request, Reason.NO_KV)
-            is_shut = True
+            step.hold_blocks += step.whole(request)
+            door.close(request, Reason.NO_KV)
         else:
-            slots.take()
+            slots.make_vacant()
             step.start(request, tokens, Reason.ONLINE_FIRST)
 
 
@@ -63,7 +61,7 @@ def _find_kv(step: Step, request: Request) -> bool:
     """Have the blocks for the whole of a request free, and one beside them for each online request to grow by."""
     beside = step.kept_blocks + step.hold_blocks + step.online.num_running
     needed = step.whole(request) + beside
-    if step.free >= needed or step.reclaim(step.lent_kv, needed, request):
+    if step.free >= needed or step.reclaim(step.lent_kv, needed, newcomer=request):
         return True
     lower = [other for other in step.online.everyone if other.priority < request.priority]
-    return bool(lower) and step.reclaim(chain(step.lent_kv, lower), needed, request)
+    return bool(lower) and step.reclaim(chain(step.lent_kv, lower), needed, newcomer=request)

@@ -38,11 +38,11 @@ class Plan:
     """What the engine does next, in this order: preempt, park, resume, admit, then compute `grants`.
 
     Every request in `admit` or `resume`, and every resident that takes part, stands in `grants` exactly once with the
-    tokens it may compute (at least one). The KV blocks that `grants` need are free once `preempt` is carried out, if the
-    engine takes the cached blocks of everybody in `admit` before it allocates any other.
+    tokens it may compute (at least one). The KV blocks that `grants` need are free once `preempt` is carried out, if
+    the engine takes the cached blocks of everybody in `admit` before it allocates any other.
 
-    A RUNNING request without a grant keeps its slot: it waits for prefill tokens or blocks. Whoever else takes no part is
-    in `park`. What is preempted waits again, under the `seq` it had.
+    A RUNNING request without a grant keeps its slot: it waits for prefill tokens or blocks. Whoever else takes no
+    part is in `park`. What is preempted waits again, under the `seq` it had.
     """
 
     grants: tuple[tuple[Request, int], ...] = ()
@@ -54,5 +54,5 @@ class Plan:
     predicted_seconds: float = 0.0
     """What the cost model expects the step to take."""
     budget_seconds: float = float("inf")
-    """What offline work might bring the step to; inf while online is neither here nor expected, or the cost model is not
-    trusted. Online and the reservation of offline may exceed it by themselves."""
+    """What offline work might bring the step to; inf while online is neither here nor expected, or the cost model is
+    not trusted. Online and the reservation of offline may exceed it by themselves."""

@@ -22,6 +22,7 @@ from itertools import chain
 from math import inf
 
 from ballast_policy.budget import OnlineStep, is_provided_for, step_budget
+from ballast_policy.growth import grow
 from ballast_policy.lending import lend
 from ballast_policy.online import serve_online
 from ballast_policy.plan import Plan, Reason
@@ -34,7 +35,7 @@ from ballast_policy.step import Step
 def plan(snapshot: Snapshot) -> Plan:
     """Decide the next step. Pure: the same snapshot gives the same plan, and nothing in it is changed."""
     step = Step(snapshot)
-    _grow_online(step)
+    grow(step)
     fill_reservation(step)
     serve_online(step)
     is_guarded = is_provided_for(snapshot, has_online=step.has_online)
@@ -42,32 +43,6 @@ def plan(snapshot: Snapshot) -> Plan:
     lend(step, budget, is_guarded=is_guarded)
     _break_deadlock(step)
     return step.as_plan(budget)
-
-
-def _grow_online(step: Step) -> None:
-    """Take the blocks that online decodes begin, making room for them and for those of the reservation."""
-    online, offline = step.online, step.offline
-    num_reserved = min(len(offline.growing), step.reserved)
-    if len(online.growing) + len(offline.growing) > step.free:
-        num_reserved = sum(request in step.protected for request in offline.growing)
-        if len(online.growing) + num_reserved > step.free:
-            _make_room(step, num_reserved)
-        step.leave_slots(step.ranked(online.growing)[max(0, step.free) :], Reason.NO_KV)
-    step.count_decodes(online)
-    step.growth_blocks = min(step.free, num_reserved)
-    step.free -= step.growth_blocks
-
-
-def _make_room(step: Step, num_reserved: int) -> None:
-    """Preempt offline beyond its reservation if that suffices, else the last online requests but the first."""
-    online = step.online
-    if step.reclaim(step.lent_kv, len(online.growing) + num_reserved):
-        return
-    everyone = step.ranked(online.everyone)
-    while len(online.growing) + num_reserved > step.free and len(everyone) > 1:
-        step.give_up(everyone.pop(), Reason.NO_KV)
-    if len(online.growing) > step.free:
-        step.reclaim(step.offline.everyone, len(online.growing))
 
 
 def _budget(step: Step) -> float:
@@ -92,12 +67,6 @@ def _break_deadlock(step: Step) -> None:
     """
     if step.has_grants or not any(because.reason is Reason.NO_KV for because in step.because):
         return
-    kept = [request for request in step.snapshot.residents if request not in step.preempt]
-    online = [request for request in kept if request.request_class is RequestClass.ONLINE]
-    offline = [request for request in kept if request.request_class is RequestClass.OFFLINE]
-    if len(kept) > 1:
-        last = step.ranked(offline or online)[-1]
-        if last in step.park:
-            step.park.remove(last)
-        step.preempt.append(last)
-        step.explain(last, Reason.NO_KV)
+    last = step.ranked(step.offline.everyone or step.online.everyone)[-1:]
+    if len(step.offline.everyone) + len(step.online.everyone) > 1:
+        step.give_up(last[0], Reason.NO_KV)

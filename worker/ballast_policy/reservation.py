@@ -17,12 +17,11 @@ def fill_reservation(step: Step) -> None:
     offline, config = step.offline, step.config
     tokens = min(reserved_chunk(config.offline_share, config.chunk_tokens), config.chunk_tokens)
     if offline.prefills and step.reserved:
-        inside = set(step.ranked(offline.running)[: step.reserved])
-        wanted = sum(request.remaining for request in offline.prefills if request in inside)
-        step.reserved_chunk = min(tokens, wanted)
+        inside = set(step.offline_running[: step.reserved])
+        step.reserved_prefills = [request for request in offline.prefills if request in inside]
+        step.reserved_tokens = tokens
         tokens -= step.reserved_chunk
-    held = min(step.reserved, offline.num_running)
-    vacant = min(step.reserved - held, config.slots - step.online.num_running - offline.num_running)
+    vacant = min(step.reserved, config.slots - step.online.num_running) - offline.num_running
     for request in step.candidates(offline.parked, step.offline_waiting):
         if vacant <= 0:
             break
@@ -41,8 +40,9 @@ def fill_reservation(step: Step) -> None:
         step.count_slot(request)
         tokens -= granted if left > 1 else 0
         vacant -= 1
-        held += 1
-    step.num_reserved_held = held
+    step.reserved_tokens = step.reserved_chunk
+    if step.admit:
+        step.offline_waiting = [request for request in step.offline_waiting if request not in step.admit]
 
 
 def _missing_blocks(step: Step, request: Request) -> int | None:

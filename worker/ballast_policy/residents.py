@@ -17,6 +17,8 @@ class Residents:
     prefills: list[Request] = field(default_factory=list)
     """RUNNING with more."""
     parked: list[Request] = field(default_factory=list)
+    leaving: list[Request] = field(default_factory=list)
+    """Parked in this step: they may still have to give up their KV."""
     growing: list[Request] = field(default_factory=list)
     """Decodes whose next token needs a new block."""
     context: int = 0
@@ -39,12 +41,13 @@ class Residents:
     @property
     def everyone(self) -> list[Request]:
         """Who holds KV."""
-        return self.decodes + self.prefills + self.parked
+        return self.decodes + self.prefills + self.parked + self.leaving
 
     def remove(self, gone: set[Request]) -> None:
         """Take out those that take no further part in this step."""
         self.parked = [request for request in self.parked if request not in gone]
         self.prefills = [request for request in self.prefills if request not in gone]
+        self.leaving = [request for request in self.leaving if request not in gone]
         self.growing = [request for request in self.growing if request not in gone]
         self.context -= sum(request.num_tokens for request in self.decodes if request in gone)
         self.decodes = [request for request in self.decodes if request not in gone]

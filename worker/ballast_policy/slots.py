@@ -1,36 +1,69 @@
-"""Slots that a class may still give out in one step."""
+"""Slots that a class may still give out in one step, and until when."""
 
 from __future__ import annotations
 
 from ballast_policy.plan import Reason
-from ballast_policy.request import Request
-from ballast_policy.residents import Residents
+from ballast_policy.request import Phase, Request, RequestClass
 from ballast_policy.step import Step
 
 
 class Slots:
-    """Vacant slots of a class, and behind them those that its own lower priorities hold."""
+    """Slots for the newcomers of a class: vacant ones, and behind them those that its own lower priorities hold."""
 
-    def __init__(self, step: Step, group: Residents, num_vacant: int) -> None:
+    def __init__(self, step: Step, request_class: RequestClass) -> None:
         self._step = step
-        self._group = group
+        self._class = request_class
+        self._group = step.online if request_class is RequestClass.ONLINE else step.offline
         self._holders: list[Request] | None = None
-        self.num_vacant = num_vacant
 
     def has_one_for(self, request: Request) -> bool:
         """Tell whether one is vacant, or held by a request of lower priority."""
-        if self.num_vacant > 0:
+        if self._step.num_vacant(self._class) > 0:
             return True
+        lowest = self._lowest()
+        return lowest is not None and lowest.priority < request.priority
+
+    def make_vacant(self) -> None:
+        """Park the last holder where none is vacant."""
+        if self._step.num_vacant(self._class) < 1 and (lowest := self._lowest()) is not None:
+            self._step.leave_slots([lowest], Reason.PRIORITY)
+
+    def _lowest(self) -> Request | None:
         if self._holders is None:
             self._holders = self._step.ranked(self._group.running)
         while self._holders and self._holders[-1] in self._step.gone:
             self._holders.pop()
-        return bool(self._holders) and self._holders[-1].priority < request.priority
+        return self._holders[-1] if self._holders else None
 
-    def take(self) -> None:
-        """Take the one that `has_one_for` saw."""
-        if self.num_vacant > 0:
-            self.num_vacant -= 1
-        else:
-            assert self._holders
-            self._step.leave_slots([self._holders.pop()], Reason.PRIORITY)
+
+class Door:
+    """Nobody overtakes: once one does not get in, those behind stay out, for the reason that stopped the first.
+
+    Want of prefill tokens stops only who waits: a parked request, which may need none, goes on being asked.
+    """
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+        self._reason: Reason | None = None
+        self._has_told_waiting = False
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether nobody was turned away yet."""
+        return self._reason is None
+
+    def close(self, request: Request, reason: Reason) -> None:
+        """Turn one away and those behind it."""
+        self._reason = reason
+        self._has_told_waiting = request.phase is Phase.WAITING
+        self._step.explain(request, reason)
+
+    def is_shut_for(self, request: Request) -> bool:
+        """Tell whether one ahead of it was turned away; say so for the first that waits."""
+        is_waiting = request.phase is Phase.WAITING
+        if self._reason is None or (self._reason is Reason.CHUNK_SPENT and not is_waiting):
+            return False
+        if is_waiting and not self._has_told_waiting:
+            self._has_told_waiting = True
+            self._step.explain(request, self._reason)
+        return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from operator import attrgetter
 
@@ -61,20 +61,41 @@ class Step:
         """Requests that were admitted or resumed."""
         self.gone: set[Request] = set()
         """Residents that were parked or preempted."""
-        self.num_reserved_held = 0
-        """Slots of the reservation in use in this step."""
-        self.reserved_chunk = 0
-        """Prefill tokens kept for offline residents within the reservation."""
+        self.offline_limit = min(config.slots, most_slots(config.offline_max_share, config.slots))
+        """Slots that offline may hold."""
+        self.reserved_tokens = 0
+        """Prefill tokens of the reservation that `reserved_prefills` may still use."""
+        self.reserved_prefills: list[Request] = []
+        """Offline residents within the reservation that prefill."""
         self.growth_blocks = 0
         """Blocks put aside for the decodes of offline that the reservation covers."""
         self.hold_blocks = 0
-        """Free blocks that online admissions leave, for the next offline request within the reservation."""
+        """Free blocks that admissions leave: for the next offline request within the reservation, then for online."""
         self._borrowed = 0
         """Cached blocks in use that admissions of this step share: a later preemption does not free those."""
 
     def group(self, request: Request) -> Residents:
         """Give the residents of the request's class."""
         return self.online if request.request_class is RequestClass.ONLINE else self.offline
+
+    @property
+    def num_reserved_held(self) -> int:
+        """Slots of the reservation that offline holds."""
+        return min(self.reserved, self.offline.num_running + self.num_started[RequestClass.OFFLINE])
+
+    def num_vacant(self, request_class: RequestClass) -> int:
+        """Slots that the class may still take: online all but the reservation in use, offline up to its limit."""
+        if request_class is RequestClass.ONLINE:
+            limit, running = self.config.slots - self.num_reserved_held, self.online.num_running
+        else:
+            limit, running = self.offline_limit, self.offline.num_running
+        return limit - running - self.num_started[request_class]
+
+    @property
+    def reserved_chunk(self) -> int:
+        """Prefill tokens kept for offline residents within the reservation."""
+        wanted = sum(request.remaining for request in self.reserved_prefills if request not in self.gone)
+        return min(self.reserved_tokens, wanted)
 
     @property
     def has_online(self) -> bool:
@@ -152,14 +173,22 @@ class Step:
         """Give the blocks that a request may grow by behind its prompt, as far as an admission looks ahead."""
         return -(-min(self.config.tail_tokens, request.max_output - request.num_output) // self.block_tokens)
 
-    def reclaim(self, candidates: Iterable[Request], num_blocks: int, newcomer: Request | None = None) -> bool:
+    def reclaim(
+        self,
+        candidates: Iterable[Request],
+        num_blocks: int,
+        *,
+        newcomer: Request | None = None,
+        growing: Collection[Request] = (),
+    ) -> bool:
         """Preempt the cheapest of `candidates` so that `num_blocks` are free; do nothing if they do not suffice.
 
         `newcomer` will be admitted with them: the cached blocks it counted as used by others may be freed now.
+        `growing` stand for one of the blocks each.
         """
         extra = self._borrowed + (self._lookup(newcomer) if newcomer else 0)
         short = num_blocks - self.free + (0 if self.preempt else extra)
-        chosen = choose(candidates, short, self.block_tokens) if short > 0 else []
+        chosen = choose(candidates, short, self.block_tokens, growing) if short > 0 else []
         if chosen is None:
             return False
         for request in chosen:
@@ -173,6 +202,8 @@ class Step:
         self.free += request.num_private_blocks
         self._take_out([request])
         self.group(request).num_blocks -= request.num_blocks
+        if request in self.park:
+            self.park.remove(request)
         self.preempt.append(request)
         self.because.append(Because(request, reason))
 
@@ -185,12 +216,26 @@ class Step:
     @cached_property
     def protected(self) -> set[Request]:
         """Offline residents within the KV reservation, the first in order; those that hold a slot come first."""
-        left, inside = self.reserved_kv, set()
+        left, protected = self.reserved_kv, set()
         for request in self.ranked(self.offline.running) + self.ranked(self.offline.parked):
             if request.num_blocks <= left:
                 left -= request.num_blocks
-                inside.add(request)
-        return inside
+                protected.add(request)
+        return protected
+
+    @cached_property
+    def _offline_order(self) -> list[Request]:
+        ranked = self.ranked(self.offline.running)
+        if len(ranked) <= self.reserved:
+            return ranked
+        inside = [request for request in ranked if request in self.protected][: self.reserved]
+        outside = set(ranked).difference(inside)
+        return inside + [request for request in ranked if request in outside]
+
+    @property
+    def offline_running(self) -> list[Request]:
+        """Who holds a slot of offline, in the order of keeping it: within the reservation's slots and KV first."""
+        return [request for request in self._offline_order if request not in self.gone]
 
     @cached_property
     def reserved_kv(self) -> int:
@@ -247,6 +292,8 @@ class Step:
     def leave_slots(self, requests: Sequence[Request], reason: Reason) -> None:
         """Park residents of one class that run."""
         self._take_out(requests)
+        if requests:
+            self.group(requests[0]).leaving += requests
         self.park += requests
         self.because += [Because(request, reason) for request in requests]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from ballast_policy.request import Request
 
@@ -13,15 +13,19 @@ def unrecoverable(request: Request, block_tokens: int) -> int:
     return max(0, request.num_computed - shared)
 
 
-def choose(candidates: Iterable[Request], num_blocks: int, block_tokens: int) -> list[Request] | None:
+def choose(
+    candidates: Iterable[Request], num_blocks: int, block_tokens: int, growing: Collection[Request] = ()
+) -> list[Request] | None:
     """Pick requests whose preemption frees at least `num_blocks`; None if all of them together do not.
 
     Lower priority first, then the least unrecoverable work. Who turns out not to be needed, because a later and
-    larger one frees enough, is spared, the most expensive first.
+    larger one frees enough, is spared, the most expensive first. `growing` are those whose next block is part of
+    `num_blocks`: without them it is one less.
     """
-    usable = [request for request in candidates if request.num_private_blocks > 0]
-    if sum(request.num_private_blocks for request in usable) < num_blocks:
+    gains = {request: request.num_private_blocks + (request in growing) for request in candidates}
+    if sum(gains.values()) < num_blocks:
         return None
+    usable = [request for request, gain in gains.items() if gain]
     usable.sort(key=lambda request: (request.priority, unrecoverable(request, block_tokens), -request.seq))
     chosen: list[Request] = []
     surplus = -num_blocks
@@ -29,9 +33,9 @@ def choose(candidates: Iterable[Request], num_blocks: int, block_tokens: int) ->
         if surplus >= 0:
             break
         chosen.append(request)
-        surplus += request.num_private_blocks
+        surplus += gains[request]
     for request in reversed(chosen.copy()):
-        if request.num_private_blocks <= surplus:
+        if gains[request] <= surplus:
             chosen.remove(request)
-            surplus -= request.num_private_blocks
+            surplus -= gains[request]
     return chosen

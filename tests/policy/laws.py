@@ -1,0 +1,294 @@
+"""What every plan must satisfy, each law under its own name, worked out anew from the snapshot and the plan."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import ceil, floor, inf
+
+from ballast_policy.cost import Work, attended
+from ballast_policy.order import rank
+from ballast_policy.plan import Plan, Reason
+from ballast_policy.request import Phase, Request, RequestClass
+from ballast_policy.snapshot import Snapshot
+
+ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
+
+
+class After:
+    """The engine as the plan leaves it, before anything is computed."""
+
+    def __init__(self, snapshot: Snapshot, plan: Plan) -> None:
+        self.snapshot, self.plan, self.config = snapshot, plan, snapshot.config
+        gone = {*plan.preempt, *plan.park}
+        self.granted = dict(plan.grants)
+        self.holders = [r for r in snapshot.residents if r.phase is Phase.RUNNING and r not in gone]
+        self.holders += [*plan.resume, *plan.admit]
+        self.online = [r for r in self.holders if r.request_class is ONLINE]
+        self.offline = [r for r in self.holders if r.request_class is OFFLINE]
+        self.waiting = [r for r in snapshot.waiting if r not in plan.admit]
+        self.still_parked = [
+            r for r in snapshot.residents if r.phase is Phase.PARKED and r not in plan.resume and r not in plan.preempt
+        ]
+        self.offline_residents = [
+            r for r in snapshot.residents if r.request_class is OFFLINE and r not in plan.preempt
+        ]
+        config = self.config
+        slots = config.slots
+        share = min(ceil(config.offline_share * min(slots, snapshot.ceiling or slots) - 1e-9), slots - 1)
+        most = max(1, floor(config.offline_max_share * slots + 1e-9)) if config.offline_max_share else 0
+        self.reserved = max(0, min(share, most))
+        self.prefill = {r: n for r, n in plan.grants if left(r) > 1}
+        self.offline_prefill = sum(n for r, n in self.prefill.items() if r.request_class is OFFLINE)
+        self.reserved_chunk = ceil(config.offline_share * config.chunk_tokens - 1e-9)
+        self.free = snapshot.free_blocks + sum(r.num_private_blocks for r in plan.preempt)
+        self.free -= sum(new_blocks(self, r, n) for r, n in plan.grants)
+        self.reserved_blocks = max(
+            0, min(ceil(config.offline_share * config.num_blocks - 1e-9), config.num_blocks - 1)
+        )
+
+
+def done(request: Request) -> int:
+    return request.num_cached if request.phase is Phase.WAITING else request.num_computed
+
+
+def left(request: Request) -> int:
+    return request.num_tokens - done(request)
+
+
+def blocks(after: After, tokens: int) -> int:
+    return ceil(tokens / after.config.block_tokens)
+
+
+def new_blocks(after: After, request: Request, granted: int) -> int:
+    """Free blocks the grant takes; with a preemption in the plan every cached block may be one of those freed."""
+    total = blocks(after, done(request) + granted)
+    if request.phase is not Phase.WAITING:
+        return max(0, total - request.num_blocks)
+    cached = request.num_cached // after.config.block_tokens
+    return total - cached + (cached if after.plan.preempt else request.num_cached_idle)
+
+
+def the_plan_is_well_formed(_replay: object, snapshot: Snapshot, plan: Plan) -> None:
+    granted = [r for r, _ in plan.grants]
+    changed = [*plan.admit, *plan.resume, *plan.park, *plan.preempt]
+    assert len(set(granted)) == len(granted), "a request stands in grants twice"
+    assert len(set(changed)) == len(changed), "a request changes hands twice"
+    assert all(1 <= n <= left(r) for r, n in plan.grants), "a grant is empty or larger than what is left"
+    assert all(r.phase is Phase.WAITING and r in snapshot.waiting for r in plan.admit)
+    assert all(r.phase is Phase.PARKED for r in plan.resume)
+    assert all(r.phase is Phase.RUNNING for r in plan.park)
+    assert all(r.phase is not Phase.WAITING for r in plan.preempt)
+    assert {*plan.admit, *plan.resume} <= set(granted), "who is admitted or resumed takes part"
+    assert not {*plan.park, *plan.preempt} & set(granted), "who is parked or preempted takes no part"
+    assert all(r.phase is Phase.RUNNING or r in changed for r in granted), "only who holds a slot takes part"
+
+
+def slots_and_chunk_are_never_exceeded(_replay: object, snapshot: Snapshot, plan: Plan) -> None:
+    after = After(snapshot, plan)
+    assert len(after.holders) <= after.config.slots, "more slots are held than there are"
+    assert sum(after.prefill.values()) <= after.config.chunk_tokens, "more prefill than the chunk"
+    assert after.free >= 0, "more KV is granted than is free"
+
+
+def caps_hold(_replay: object, snapshot: Snapshot, plan: Plan) -> None:
+    after = After(snapshot, plan)
+    config = after.config
+    most = max(1, floor(config.offline_max_share * config.slots + 1e-9)) if config.offline_max_share else 0
+    assert len(after.offline) <= most, "offline holds more slots than its maximum"
+    held = Counter(r.tenant for r in after.offline)
+    for tenant, share in config.tenants.items():
+        assert share.max_slots is None or held[tenant] <= share.max_slots, f"{tenant} holds more slots than its cap"
+
+
+def g1_online_comes_first(_replay: object, snapshot: Snapshot, plan: Plan) -> None:
+    """A waiting online request gets a slot, unless slots, prefill tokens or KV are held by online or reserved."""
+    after = After(snapshot, plan)
+    waiting = [r for r in after.waiting if r.request_class is ONLINE]
+    if not waiting:
+        return
+    first = waiting[0]
+    if len(after.online) + min(len(after.offline), after.reserved) >= after.config.slots:
+        return
+    online_prefill = sum(after.prefill.values()) - after.offline_prefill
+    if left(first) > 1 and online_prefill >= after.config.chunk_tokens - _reserved_prefill_wanted(after):
+        return
+    # Neither slots nor tokens: then KV, and offline beyond its reservation must not be able to give it.
+    private = [r.num_private_blocks for r in after.offline_residents]
+    lent = max(0, sum(private) - after.reserved_blocks - max(private, default=0))
+    beside = len(after.online) + sum(blocks(after, r.num_tokens) - blocks(after, done(r)) for r in after.prefill)
+    beside += max((blocks(after, r.num_tokens) for r in after.waiting if r.request_class is OFFLINE), default=0)
+    beside += len(after.offline)
+    shared = sum(r.num_cached for r in [first, *plan.admit]) // after.config.block_tokens
+    needed = blocks(after, first.num_tokens) + beside + shared
+    assert after.free + lent < needed, "online waits for KV that offline holds beyond its reservation"
+
+
+def _reserved_prefill_wanted(after: After) -> int:
+    return after.reserved_chunk if any(left(r) > 1 for r in after.offline) else 0
+
+
+def g1_no_lent_admission_while_online_waits_for_a_slot(_replay: object, snapshot: Snapshot, plan: Plan) -> None:
+    after = After(snapshot, plan)
+    reasons = {because.request: because.reason for because in plan.because}
+    starved = [r for r in after.waiting if r.request_class is ONLINE and reasons.get(r) is Reason.NO_SLOT]
+    if starved:
+        assert len(after.offline) <= after.reserved, "offline holds a lent slot while online waits for one"
+
+
+def g2_the_reservation_is_never_touched(_replay: object, snapshot: Snapshot, plan: Plan) -> None:
+    """Offline that runs within the reserved slots and KV goes on running; its decodes all take part."""
+    after = After(snapshot, plan)
+    before = [r for r in snapshot.residents if r.request_class is OFFLINE and r.phase is Phase.RUNNING]
+    if all(r.request_class is OFFLINE for r in [*snapshot.residents, *snapshot.waiting]):
+        return  # what offline does to itself, for want of KV, takes nothing from its reservation
+    largest = max(
+        (r.num_tokens for r in [*snapshot.residents, *snapshot.waiting] if r.request_class is ONLINE), default=0
+    )
+    kv = min(after.reserved_blocks, after.config.num_blocks - blocks(after, largest + 1))
+    ledger = snapshot.ledgers[OFFLINE]
+    inside = []
+    for request in sorted(before, key=lambda r: rank(r, ledger)):
+        grows = request.num_computed + 1 > request.num_blocks * after.config.block_tokens
+        if request.num_blocks + grows <= kv:
+            kv -= request.num_blocks + grows
+            inside.append(request)
+    caps = any(share.max_slots is not None for share in after.config.tenants.values())
+    floor_slots = min(after.reserved, len(inside))
+    assert caps or len(after.offline) >= floor_slots, "a slot of the reservation was taken"
+    taking_part = sum(r in after.granted or left(r) > 1 for r in after.offline)
+    assert caps or taking_part >= floor_slots, "a decode within the reservation was left out"
+
+
+def g2_online_never_overtakes_the_reservation(_replay: object, snapshot: Snapshot, plan: Plan) -> None:
+    """A vacant slot goes to offline first while it holds less than its reservation and fits it."""
+    after = After(snapshot, plan)
+    newcomers = [r for r in [*plan.admit, *plan.resume] if r.request_class is ONLINE]
+    waiting = [r for r in after.waiting if r.request_class is OFFLINE]
+    if not newcomers or not waiting or len(after.offline) >= after.reserved:
+        return
+    if after.offline_prefill >= after.reserved_chunk or after.config.tenants:
+        return
+    held = sum(r.num_blocks for r in snapshot.residents if r.request_class is OFFLINE)
+    held += sum(blocks(after, r.num_tokens) for r in plan.admit if r.request_class is OFFLINE)
+    largest = max((r.num_tokens for r in snapshot.residents if r.request_class is ONLINE), default=0)
+    largest = max([largest, *(r.num_tokens for r in snapshot.waiting if r.request_class is ONLINE)])
+    kv = min(after.reserved_blocks, after.config.num_blocks - blocks(after, largest + 1)) - held
+    tail = blocks(after, after.config.tail_tokens)
+    for request in waiting:
+        needed = blocks(after, request.num_tokens)
+        free = after.free - needed
+        assert needed + tail > kv or free < _unfinished(after), "online overtook offline within its reservation"
+
+
+def _unfinished(after: After) -> int:
+    """Blocks that prompts in the making will still take, and one for everybody to grow by."""
+    return len(after.holders) + sum(blocks(after, r.num_tokens) for r in after.holders if left(r) > 1)
+
+
+def g3_no_slot_stays_empty_without_a_true_reason(_replay: object, snapshot: Snapshot, plan: Plan) -> None:
+    """Where a slot is empty, the first in order that does not get it lacks tokens, KV, time or its tenant's leave."""
+    after = After(snapshot, plan)
+    if len(after.holders) >= after.config.slots or snapshot.cost.is_trusted is False:
+        return
+    reasons = {because.request: because.reason for because in plan.because}
+    most = floor(after.config.offline_max_share * after.config.slots + 1e-9)
+    for request_class in RequestClass:
+        group = [r for r in [*after.still_parked, *after.waiting] if r.request_class is request_class]
+        group = [r for r in group if reasons.get(r) is not Reason.TENANT_CAP]
+        if not group or (request_class is OFFLINE and len(after.offline) >= most):
+            continue
+        explained = [because.request for because in plan.because if because.request in group]
+        assert explained, f"a slot stays empty, {request_class} waits, and nobody says why"
+        _check_reason(after, explained[0], reasons[explained[0]])
+
+
+def _check_reason(after: After, request: Request, reason: Reason) -> None:
+    config, plan = after.config, after.plan
+    if reason is Reason.CHUNK_SPENT:
+        spent = sum(after.prefill.values()) + _reserved_prefill_wanted(after)
+        assert spent >= config.chunk_tokens, "prefill tokens are left"
+    elif reason is Reason.STEP_BUDGET:
+        cost = after.snapshot.cost
+        added = cost.decode(request.num_tokens) if left(request) == 1 else cost.prefill(done(request), 1)
+        assert plan.predicted_seconds + added > plan.budget_seconds - 1e-9, "time is left"
+    elif reason is Reason.NO_KV:
+        everyone = [*after.snapshot.residents, *plan.admit]
+        guard = floor(config.guard_share * config.num_blocks)
+        tails = sum(ceil(config.tail_tokens / config.block_tokens) for _ in [*everyone, request])
+        rest = sum(blocks(after, r.num_tokens) for r in after.holders if left(r) > 1)
+        rest += sum(blocks(after, r.num_tokens) for r in after.waiting[:1])  # kept for the first, if it is online
+        cached = sum(r.num_cached for r in [request, *plan.admit]) // config.block_tokens
+        needed = blocks(after, request.num_tokens) + cached + guard + tails + rest + len(everyone)
+        assert after.free < needed, "KV is left"
+    elif reason is Reason.NO_SLOT:
+        taken = len(after.online) + max(len(after.offline), 0)
+        assert taken >= config.slots, "a slot is left"
+    else:
+        raise AssertionError(f"{reason} is no reason for waiting beside an empty slot")
+
+
+def g4_lent_work_fits_the_budget(_replay: object, snapshot: Snapshot, plan: Plan) -> None:
+    after = After(snapshot, plan)
+    if plan.predicted_seconds <= plan.budget_seconds + 1e-9:
+        return
+    taking_part = [r for r in after.offline if r in after.granted]
+    assert len(taking_part) <= after.reserved, "lent offline work in a step over its budget"
+    assert after.offline_prefill <= after.reserved_chunk, "lent prefill in a step over its budget"
+
+
+def g4_the_prediction_is_that_of_the_grants(_replay: object, snapshot: Snapshot, plan: Plan) -> None:
+    work = Work(
+        sum(n for r, n in plan.grants if left(r) > 1),
+        sum(attended(done(r), n) for r, n in plan.grants if left(r) > 1),
+        sum(left(r) == 1 for r, _ in plan.grants),
+        sum(r.num_tokens for r, _ in plan.grants if left(r) == 1),
+    )
+    assert abs(snapshot.cost.predict(work) - plan.predicted_seconds) < 1e-9
+
+
+def g5_nobody_is_overtaken_by_a_lower_priority(_replay: object, snapshot: Snapshot, plan: Plan) -> None:
+    after = After(snapshot, plan)
+    reasons = {because.request: because.reason for because in plan.because}
+    for request in plan.admit:
+        for other in after.waiting:
+            if other.request_class is not request.request_class or other.priority <= request.priority:
+                continue
+            excused = reasons.get(other) is Reason.TENANT_CAP or reasons[request] is Reason.OFFLINE_RESERVATION
+            # A single token needs no prefill tokens, a parked request no new slot in the order of waiting ones.
+            assert excused or left(request) == 1, "a lower priority was admitted before a higher one"
+
+
+def everything_has_its_because(_replay: object, snapshot: Snapshot, plan: Plan) -> None:
+    explained = {because.request for because in plan.because}
+    assert {*plan.admit, *plan.resume, *plan.park, *plan.preempt} <= explained, "a change without a reason"
+    for request_class in RequestClass:
+        waiting = [r for r in snapshot.waiting if r.request_class is request_class and r not in plan.admit]
+        assert not waiting or any(r in explained for r in waiting), f"{request_class} waits without a reason"
+
+
+def the_budget_is_lifted_only_without_online(_replay: object, snapshot: Snapshot, plan: Plan) -> None:
+    has_online = any(r.request_class is ONLINE for r in [*snapshot.residents, *snapshot.waiting])
+    if not has_online and snapshot.now - snapshot.last_online > snapshot.config.quiet_seconds:
+        assert plan.budget_seconds == inf
+
+
+def the_same_snapshot_gives_the_same_plan(replay: object, snapshot: Snapshot, plan: Plan) -> None:
+    assert replay.planner(snapshot) == plan
+
+
+LAWS = (
+    the_plan_is_well_formed,
+    slots_and_chunk_are_never_exceeded,
+    caps_hold,
+    g1_online_comes_first,
+    g1_no_lent_admission_while_online_waits_for_a_slot,
+    g2_the_reservation_is_never_touched,
+    g2_online_never_overtakes_the_reservation,
+    g3_no_slot_stays_empty_without_a_true_reason,
+    g4_lent_work_fits_the_budget,
+    g4_the_prediction_is_that_of_the_grants,
+    g5_nobody_is_overtaken_by_a_lower_priority,
+    everything_has_its_because,
+    the_budget_is_lifted_only_without_online,
+    the_same_snapshot_gives_the_same_plan,
+)

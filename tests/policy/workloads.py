@@ -1,0 +1,72 @@
+"""Random workloads for the planner: small engines under every kind of pressure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, inf
+
+from ballast_policy.request import RequestClass
+from ballast_policy.snapshot import PolicyConfig, TenantShare
+from hypothesis import strategies as st
+from replay import Arrival
+
+
+@dataclass(frozen=True)
+class Workload:
+    config: PolicyConfig
+    arrivals: tuple[Arrival, ...]
+
+    @property
+    def max_steps(self) -> int:
+        """More than any run needs, were everything served one by one and each request preempted again and again."""
+        tokens = sum(a.prompt + a.output for a in self.arrivals)
+        return 200 + 20 * tokens
+
+
+@st.composite
+def arrivals(draw: st.DrawFn, max_tokens: int) -> Arrival:
+    is_online = draw(st.booleans())
+    prompt = draw(st.integers(1, min(60, max_tokens - 1)))
+    output = draw(st.integers(1, min(24, max_tokens - prompt)))
+    has_slo = is_online and draw(st.booleans())
+    group = draw(st.integers(0, 2))
+    return Arrival(
+        at=draw(st.sampled_from([0.0, 0.0, 0.01, 0.05, 0.1, 0.3])),
+        request_class=RequestClass.ONLINE if is_online else RequestClass.OFFLINE,
+        prompt=prompt,
+        output=output,
+        tenant=draw(st.sampled_from("abc")),
+        priority=draw(st.sampled_from([0, 0, 0, 1, -1])),
+        ttft=draw(st.sampled_from([0.01, 0.05, 0.2])) if has_slo else inf,
+        tpot=draw(st.sampled_from([0.007, 0.02])) if has_slo else inf,
+        laxity=inf if is_online else draw(st.sampled_from([inf, 1.0, -1.0])),
+        prefix_group=group,
+        shared=draw(st.integers(0, prompt)) if group else 0,
+        abort_after=draw(st.none() | st.integers(0, 20)),
+    )
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> Workload:
+    block_tokens = draw(st.sampled_from([1, 4, 16]))
+    num_blocks = draw(st.integers(2, 12)) * ceil(16 / block_tokens)
+    tenants = {}
+    if draw(st.booleans()):
+        cap = draw(st.none() | st.integers(1, 3))
+        tenants = {"a": TenantShare(weight=draw(st.sampled_from([0.5, 1.0, 3.0])), max_slots=cap)}
+    share = draw(st.sampled_from([0.0, 0.1, 0.3, 0.5, 1.0]))
+    config = PolicyConfig(
+        slots=draw(st.integers(1, 8)),
+        num_blocks=num_blocks,
+        block_tokens=block_tokens,
+        chunk_tokens=draw(st.sampled_from([4, 16, 64])),
+        offline_share=share,
+        offline_max_share=draw(st.sampled_from([s for s in (0.3, 0.5, 1.0) if s >= share])),
+        ttft=draw(st.sampled_from([inf, 0.05, 0.2])),
+        tpot=draw(st.sampled_from([inf, 0.02])),
+        tenants=tenants,
+        tail_tokens=draw(st.sampled_from([0, 8, 64])),
+        guard_share=draw(st.sampled_from([0.0, 0.05, 0.2])),
+    )
+    requests = draw(st.lists(arrivals(num_blocks * block_tokens), min_size=1, max_size=14))
+    return Workload(config, tuple(requests))
