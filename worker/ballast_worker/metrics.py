@@ -31,6 +31,8 @@ from ballast_worker.requests import Recorder
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MOST_TENANTS = 100
 OTHER_TENANT = "other"
+_GIVE_UP = (Reason.KV_RECLAIMED, Reason.NO_KV)
+"""Reasons of preemptions that stand at 0 from the start; others appear when they happen."""
 _RATIOS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0)
 _STEPS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 256, 512)
 
@@ -207,7 +209,7 @@ def _engine(figures: Figures) -> Iterator[Metric]:
         "ballast_preemptions",
         "Residents that gave up their KV, by the plan's reason.",
         ("class", "reason"),
-        [((c, reason.value), of.preemptions.get(reason, 0)) for c, of in each for reason in Reason],
+        [((c, r.value), of.preemptions.get(r, 0)) for c, of in each for r in {*_GIVE_UP, *of.preemptions}],
     )
     yield _counter(
         "ballast_parked_steps",

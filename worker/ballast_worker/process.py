@@ -19,6 +19,7 @@ from ballast_worker.app import create_app, load
 from ballast_worker.drain import drain
 from ballast_worker.errors import NotServed
 from ballast_worker.log import Log
+from ballast_worker.settings import public_host
 from ballast_worker.worker import Worker
 
 log = Log(__name__)
@@ -45,7 +46,13 @@ def run(config: WorkerConfig, path: Path | None, listener: socket.socket) -> Non
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to `Process`."""
+    """Leaves signals to `Process`, and says when it listens."""
+
+    address = ""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        log.info("listening", address=self.address)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -81,8 +88,7 @@ class Process:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, signal.Signals(number).name)
         host, port = self._listener.getsockname()[:2]
-        self._worker.address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        log.info("listening", address=self._worker.address)
+        self._worker.address = self._server.address = f"http://{public_host(host)}:{port}"
         await self._server.serve(sockets=[self._listener])
 
     def _on_signal(self, name: str) -> None:

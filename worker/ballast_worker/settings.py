@@ -139,6 +139,13 @@ def redis_password(config: WorkerConfig) -> str | None:
         raise NotServed(f"runtime.redisPasswordFile {path} cannot be read: {reason}") from error
 
 
+def public_host(host: str) -> str:
+    """The host under which others reach a server on `host`: for a wildcard `POD_IP`, else this machine's name."""
+    if host not in {"0.0.0.0", "::"}:  # noqa: S104 - compared, not bound
+        return f"[{host}]" if ":" in host else host
+    return os.environ.get("POD_IP") or socket.gethostname()
+
+
 def worker_id(config: WorkerConfig) -> str:
     """Unique among the workers of a queue."""
     return config.runtime.worker_id or f"{socket.gethostname()}-{os.getpid()}"

@@ -1,0 +1,174 @@
+"""What HTTP costs: requests/s and TTFT of the whole path against direct calls of the same engine, in turns.
+
+python benchmarks/serving.py                       the small model that ships with Ballast
+python benchmarks/serving.py --concurrency 1 8 32
+
+Both sides keep so many requests under way and send the next as one ends. `direct` submits to the engine between two
+steps, in the thread that steps it; `http` is a worker process with its API, and a client in this process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import ballast_cli
+from ballast_engine.build import build_engine
+from ballast_engine.engine import Engine
+from ballast_engine.options import EngineOptions
+from ballast_engine.request import GenerationRequest, SamplingParams
+from ballast_engine.tokenizer import Tokenizer
+from ballast_policy.request import RequestClass
+
+MODEL = Path(ballast_cli.__file__).parent / "demo" / "model"
+PROMPT_TOKENS, OUTPUT_TOKENS = 64, 32
+SLOTS = 32
+
+
+@dataclass
+class Side:
+    """What one side did, over all its turns."""
+
+    ttft: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    requests: int = 0
+
+    @property
+    def rate(self) -> float:
+        return self.requests / self.seconds
+
+    def row(self, name: str) -> str:
+        p50, p99 = statistics.median(self.ttft), sorted(self.ttft)[int(0.99 * len(self.ttft))]
+        return f"{name:>8}  {self.rate:10.1f}  {1000 * p50:11.2f}  {1000 * p99:11.2f}"
+
+
+def prompts(tokenizer: Tokenizer, seed: int) -> Iterator[list[int]]:
+    """Prompts that share nothing, so that no side gains by the prefix cache."""
+    draw = random.Random(seed)
+    while True:
+        yield [draw.randrange(300, tokenizer.vocab_size) for _ in range(PROMPT_TOKENS)]
+
+
+def run_direct(engine: Engine, source: Iterator[list[int]], concurrency: int, count: int, side: Side) -> None:
+    """Drive the engine without anything around it."""
+    sent: dict[str, float] = {}
+    started = time.perf_counter()
+    left = count
+
+    def submit() -> None:
+        name = f"r{time.perf_counter_ns()}"
+        sampling = SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
+        sent[name] = time.perf_counter()
+        engine.submit(GenerationRequest(name, tuple(next(source)), sampling, RequestClass.ONLINE))
+
+    for _ in range(min(concurrency, count)):
+        submit()
+        left -= 1
+    seen: set[str] = set()
+    while engine.has_work:
+        for output in engine.step():
+            if output.request_id not in seen:
+                seen.add(output.request_id)
+                side.ttft.append(time.perf_counter() - sent[output.request_id])
+            if output.finish_reason is not None and left > 0:
+                left -= 1
+                submit()
+    side.seconds += time.perf_counter() - started
+    side.requests += count
+
+
+async def run_http(port: int, source: Iterator[list[int]], concurrency: int, count: int, side: Side) -> None:
+    """Drive the worker over kept-alive connections."""
+    todo = iter(range(count))
+
+    async def connection() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in todo:
+            body = json.dumps(
+                {
+                    "model": "bench",
+                    "prompt": next(source),
+                    "max_tokens": OUTPUT_TOKENS,
+                    "temperature": 0,
+                    "ignore_eos": True,
+                    "stream": True,
+                }
+            ).encode()
+            sent = time.perf_counter()
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: b\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+            first, seen = None, b""
+            while b"data: [DONE]" not in seen[-64:]:
+                got = await reader.read(65536)
+                if first is None and b"data: " in got:
+                    first = time.perf_counter() - sent
+                seen += got
+            assert first is not None
+            side.ttft.append(first)
+        writer.close()
+
+    started = time.perf_counter()
+    await asyncio.gather(*(connection() for _ in range(concurrency)))
+    side.seconds += time.perf_counter() - started
+    side.requests += count
+
+
+def start_worker(directory: Path, threads: int) -> tuple[subprocess.Popen[str], int]:
+    """Start a worker and read its port from its log."""
+    config = directory / "config.yaml"
+    config.write_text(
+        f"model: {{uri: {MODEL}, servedName: bench}}\nslots: {SLOTS}\nengine: {{threads: {threads}}}\n"
+        "slo: {ttftMilliseconds: 60000, tpotMilliseconds: 60000}\nruntime: {port: 0}\n"
+    )
+    command = [sys.executable, "-m", "ballast_worker", "--config", str(config)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if found := re.search(r"listening address=http://127.0.0.1:(\d+)", line):
+            return process, int(found[1])
+    raise SystemExit("the worker did not start")
+
+
+def main() -> None:
+    """Print both sides for each concurrency."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--requests", type=int, default=60, help="of each turn")
+    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    tokenizer = Tokenizer(MODEL)
+    engine = build_engine(EngineOptions(MODEL, slots=SLOTS, threads=options.threads), tokenizer=tokenizer)
+    source = prompts(tokenizer, 1)
+    with tempfile.TemporaryDirectory() as directory:
+        process, port = start_worker(Path(directory), options.threads)
+        try:
+            print(f"{PROMPT_TOKENS} prompt and {OUTPUT_TOKENS} output tokens, {options.turns} turns a side")
+            for concurrency in options.concurrency:
+                direct, http = Side(), Side()
+                for turn in range(options.turns + 1):
+                    if turn == 1:  # the first turn warms both up
+                        direct, http = Side(), Side()
+                    run_direct(engine, source, concurrency, options.requests, direct)
+                    asyncio.run(run_http(port, source, concurrency, options.requests, http))
+                print(f"\nconcurrency {concurrency}: requests/s, TTFT p50 ms, TTFT p99 ms")
+                print(direct.row("direct"))
+                print(http.row("http"))
+                print(f"   http/direct: {http.rate / direct.rate:.2f} of the requests/s")
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ballast_policy.claim import Candidate
+from ballast_worker.appetite import LEAST_AHEAD, Appetite, Room, share_out, wanted
+
+
+def make_room(**changes) -> Room:
+    return Room(**({"slots": 10, "most": 10, "reserved": 1, "online": 0, "offline": 0} | changes))
+
+
+def make_candidate(job_id: str, **changes) -> Candidate:
+    fields = {
+        "job_id": job_id,
+        "tenant": "a",
+        "priority": 0,
+        "laxity": float("inf"),
+        "prefix_group": 0,
+        "seq": 0.0,
+        "waiting": 100,
+    }
+    return Candidate(**(fields | changes))
+
+
+@pytest.mark.parametrize(
+    ("room", "usable"),
+    [
+        pytest.param(make_room(), 10, id="an idle engine"),
+        pytest.param(make_room(online=4), 6, id="what online leaves"),
+        pytest.param(make_room(online=4, offline=6), 0, id="full"),
+        pytest.param(make_room(online=10), 1, id="the reservation, however heavy online is"),
+        pytest.param(make_room(online=30, offline=1), 0, id="the reservation in use"),
+        pytest.param(make_room(most=5, offline=3), 2, id="up to the cap"),
+        pytest.param(make_room(most=5, offline=5), 0, id="at the cap"),
+        pytest.param(make_room(most=0, reserved=0), 0, id="no offline at all"),
+        pytest.param(make_room(slots=4, offline=6), 0, id="above a ceiling that came down"),
+    ],
+)
+def test_usable_slots(room, usable) -> None:
+    assert room.usable() == usable
+
+
+rooms = st.builds(
+    Room,
+    slots=st.integers(1, 64),
+    most=st.integers(0, 64),
+    reserved=st.integers(0, 8),
+    online=st.integers(0, 200),
+    offline=st.integers(0, 64),
+)
+
+
+@given(room=rooms, ahead=st.integers(0, 20), at_hand=st.integers(0, 200))
+def test_with_what_is_claimed_a_worker_has_what_it_can_use_and_little_more(room, ahead, at_hand) -> None:
+    count = wanted(room, ahead, at_hand)
+
+    assert count >= 0
+    if room.most == 0:
+        assert count == 0
+        return
+    assert at_hand + count >= room.usable(), "a free slot must be filled at the next step"
+    if count:
+        assert at_hand + count <= room.usable() + ahead
+
+
+def test_the_look_ahead_grows_with_the_rate_and_with_a_slow_redis() -> None:
+    slow, quick, far = Appetite(), Appetite(rate=100, round_trip=0.002), Appetite(rate=100, round_trip=0.1)
+
+    assert slow.ahead() == LEAST_AHEAD
+    assert slow.ahead() < quick.ahead() < far.ahead()
+    assert far.ahead() >= 100 * 0.1 * 2
+
+
+def test_the_rate_follows_what_starts() -> None:
+    appetite = Appetite()
+    for _ in range(100):
+        appetite.saw_starts(5, 0.1)
+    busy = appetite.rate
+    for _ in range(100):
+        appetite.saw_starts(0, 0.1)
+
+    assert busy == pytest.approx(50, rel=0.05)
+    assert appetite.rate < 5
+
+
+def test_a_slow_round_trip_counts_at_once_and_is_forgotten_slowly() -> None:
+    appetite = Appetite()
+    appetite.saw_round_trip(0.5)
+    assert appetite.round_trip == 0.5
+    appetite.saw_round_trip(0.001)
+
+    assert 0.4 < appetite.round_trip < 0.5
+
+
+def test_tenants_take_turns_within_one_claim() -> None:
+    candidates = [make_candidate("a1"), make_candidate("b1", tenant="b"), make_candidate("b2", tenant="b")]
+
+    assert share_out(candidates, {}, {}, count=8, cost=100) == {"a1": 4, "b1": 4}
+
+
+def test_weights_and_past_service_count() -> None:
+    candidates = [make_candidate("a1"), make_candidate("b1", tenant="b")]
+
+    assert share_out(candidates, {}, {"a": 3.0, "b": 1.0}, count=8, cost=100) == {"a1": 6, "b1": 2}
+    assert share_out(candidates, {"a": 1000.0}, {}, count=8, cost=100) == {"b1": 8}
+
+
+def test_higher_priority_goes_first_whatever_was_served() -> None:
+    candidates = [make_candidate("low", tenant="b"), make_candidate("high", priority=1, waiting=3)]
+
+    assert share_out(candidates, {"a": 1e9}, {}, count=8, cost=100) == {"high": 3, "low": 5}
+
+
+def test_within_a_tenant_the_nearest_deadline_goes_first() -> None:
+    candidates = [make_candidate("later", laxity=50.0), make_candidate("sooner", laxity=5.0, seq=9.0, waiting=2)]
+
+    assert share_out(candidates, {}, {}, count=3, cost=100) == {"sooner": 2, "later": 1}
+
+
+@given(
+    waiting=st.lists(st.tuples(st.sampled_from("abc"), st.integers(-1, 1), st.integers(0, 9)), max_size=12),
+    count=st.integers(0, 40),
+)
+def test_as_much_is_shared_out_as_there_is(waiting, count) -> None:
+    candidates = [
+        make_candidate(f"j{i}", tenant=tenant, priority=priority, waiting=n)
+        for i, (tenant, priority, n) in enumerate(waiting)
+    ]
+
+    taken = share_out(candidates, {}, {}, count=count, cost=10)
+
+    assert sum(taken.values()) == min(count, sum(n for _, _, n in waiting))
+    assert all(0 < n <= next(c.waiting for c in candidates if c.job_id == job) for job, n in taken.items())

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from ballast_engine.request import FinishReason
+from ballast_engine.stats import NO_STEP, Admission, ClassStats, EngineStats, StepKind
+from ballast_policy.cost import CostModel
+from ballast_policy.request import RequestClass
+from ballast_worker.histogram import Histogram
+from ballast_worker.log import JsonFormatter, KeyValueFormatter, Log
+from ballast_worker.metrics import MOST_TENANTS, Figures, Metrics, Spending, StepMeter
+from ballast_worker.requests import Passage, Recorder, RequestOutcome
+from ballast_worker.status import Rates
+
+ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
+
+
+def make_stats(**changes) -> EngineStats:
+    fields = {
+        "slots": 8,
+        "online": ClassStats(),
+        "offline": ClassStats(),
+        "kv_used": 0,
+        "kv_cached": 0,
+        "kv_free": 10,
+        "kv_waste_ratio": 0.0,
+        "kv_waste_mean_ratio": 0.0,
+        "prefix_query_tokens": 0,
+        "prefix_hit_tokens": 0,
+        "steps": 0,
+        "failed_steps": 0,
+        "deferred_grants": 0,
+        "batch_ceiling": 8,
+        "cost": CostModel(),
+        "cost_error_ratio": 0.0,
+        "is_floor_met": True,
+        "service": {},
+    }
+    return EngineStats(**(fields | changes))
+
+
+def make_figures(**changes) -> Figures:
+    fields = {
+        "model": "m",
+        "stats": make_stats(),
+        "steps": StepMeter(),
+        "recorders": (Recorder(),),
+        "spending": Spending(),
+        "queue": None,
+        "block_tokens": 16,
+        "generation": 0,
+        "restart_required": 0,
+        "config_invalid": False,
+        "is_draining": False,
+        "is_healthy": True,
+    }
+    return Figures(**(fields | changes))
+
+
+def scrape(figures: Figures) -> dict[tuple[str, frozenset], float]:
+    text = Metrics(lambda: figures).render().decode()
+    families = text_string_to_metric_families(text)
+    return {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
+
+
+@given(st.lists(st.floats(0, 100), max_size=50))
+def test_a_histogram_counts_as_prometheus_means_it(values) -> None:
+    histogram = Histogram((0.5, 1.0, 10.0))
+    for value in values:
+        histogram.observe(value)
+
+    assert dict(histogram.buckets()) == {
+        "0.5": sum(v <= 0.5 for v in values),
+        "1.0": sum(v <= 1.0 for v in values),
+        "10.0": sum(v <= 10.0 for v in values),
+        "+Inf": len(values),
+    }
+    assert histogram.total == pytest.approx(sum(values))
+
+
+def test_rare_tenants_are_folded_into_other_and_nothing_is_lost() -> None:
+    service = {(OFFLINE, f"t{i:04}"): 1.0 for i in range(MOST_TENANTS + 50)}
+
+    found = {
+        labels: value
+        for (name, labels), value in scrape(make_figures(stats=make_stats(service=service))).items()
+        if name == "ballast_tenant_service_total"
+    }
+
+    assert len(found) == MOST_TENANTS + 1
+    assert found[frozenset({("class", "offline"), ("tenant", "other")})] == 50
+    assert sum(found.values()) == MOST_TENANTS + 50
+
+
+def test_what_was_promised_is_judged_and_what_was_not_is_not() -> None:
+    recorder = Recorder()
+    recorder.ended(Passage(ONLINE, 0.0, 1.0, 0.1, first_at=0.5), FinishReason.STOP, 5, 11, 3.5)
+    recorder.ended(Passage(OFFLINE, 0.0, first_at=0.5), FinishReason.STOP, 5, 11, 3.5)
+
+    assert recorder.slo[ONLINE, "ttft", True] == 1
+    assert recorder.slo[ONLINE, "tpot", False] == 1, "0.3 s a token is above 0.1"
+    assert sum(recorder.slo.values()) == 2
+    assert recorder.outcomes[OFFLINE, RequestOutcome.STOP] == 1
+
+
+def test_a_request_that_gives_up_after_its_promise_was_broken_counts_as_broken() -> None:
+    recorder = Recorder()
+    recorder.ended(Passage(ONLINE, 0.0, 1.0), FinishReason.ABORTED, 0, 0, 2.0)
+    recorder.ended(Passage(ONLINE, 0.0, 1.0), FinishReason.ABORTED, 0, 0, 0.5)
+
+    assert recorder.slo[ONLINE, "ttft", False] == 1
+    assert sum(recorder.slo.values()) == 1
+
+
+def test_percentiles_cover_the_last_minute() -> None:
+    recorder = Recorder()
+    for i in range(100):
+        recorder.ended(Passage(ONLINE, 0.0, first_at=float(i + 1)), FinishReason.STOP, 1, 1, 100.0)
+
+    assert recorder.p99(150.0) == (99.0, None)
+    assert recorder.p99(161.0) == (None, None)
+
+
+def test_steps_and_admissions_are_counted() -> None:
+    meter = StepMeter()
+    admissions = (Admission("a", ONLINE, 0.25, 3, 10, 0), Admission("b", OFFLINE, 5.0, 99, 10, 0))
+    meter.add(replace(NO_STEP, kind=StepKind.MIXED, seconds=0.010, predicted_seconds=0.009, admissions=admissions))
+
+    found = scrape(make_figures(steps=meter))
+
+    assert found["ballast_step_seconds_count", frozenset({("kind", "mixed")})] == 1
+    assert found["ballast_step_prediction_error_ratio_sum", frozenset()] == pytest.approx(0.1)
+    assert found["ballast_queue_seconds_sum", frozenset({("class", "online")})] == 0.25
+    assert found["ballast_reclaim_steps_sum", frozenset()] == 3, "online alone"
+
+
+def test_the_price_of_the_device_is_split_by_service_and_adds_up() -> None:
+    spending = Spending()
+    spending.sample(make_stats(), 3600.0, 0.0)
+    spending.sample(make_stats(service={(ONLINE, "a"): 100.0, (OFFLINE, "b"): 300.0}), 3600.0, 1.0)
+    spending.sample(make_stats(service={(ONLINE, "a"): 100.0, (OFFLINE, "b"): 300.0}), 3600.0, 2.0)
+
+    assert spending.dollars == {ONLINE: pytest.approx(1.25), OFFLINE: pytest.approx(0.75)}
+
+
+def test_rates_follow_the_counters() -> None:
+    rates = Rates()
+    for second in range(60):
+        stats = make_stats(offline=ClassStats(decode_tokens=500 * second, running=3, reserved=1, lent=2))
+        rates.sample(stats, {ONLINE: 0, OFFLINE: 4 * second}, {ONLINE: 0, OFFLINE: 4 * second}, float(second))
+    load = rates.load(stats, OFFLINE)
+
+    assert load.decode_tokens_per_second == pytest.approx(500, rel=0.01)
+    assert load.requests_per_second == pytest.approx(4, rel=0.01)
+    assert (load.running, load.reserved, load.lent) == (3, 1, 2)
+
+
+def test_a_log_line_is_an_event_with_fields(caplog) -> None:
+    with caplog.at_level(logging.INFO, "test.log"):
+        Log("test.log").info("pods planned", create=2, because='a "reason" here', ratio=0.123456789)
+        Log("test.log").debug("not shown")
+    [record] = caplog.records
+
+    assert (
+        KeyValueFormatter()
+        .format(record)
+        .endswith(r'test.log pods planned create=2 because="a \"reason\" here" ratio=0.123457')
+    )
+    entry = json.loads(JsonFormatter().format(record))
+    assert (entry["event"], entry["create"], entry["level"]) == ("pods planned", 2, "info")
