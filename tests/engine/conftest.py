@@ -319,11 +319,13 @@ def make_bench(
     """An engine whose policy is told what matters, with 8 slots and small chunks unless said."""
     from ballast_engine.engine import Engine
     from ballast_engine.options import EngineOptions
+    from ballast_engine.static import StaticEngine
     from ballast_policy.snapshot import PolicyConfig
 
     executor, clock = TokenMemory(num_blocks, block_tokens, max_model_len), Ticks()
     told = {"slots": 8, "chunk_tokens": 16, "num_blocks": num_blocks, "block_tokens": block_tokens}
-    engine = Engine(
+    kind = StaticEngine if (options or {}).get("mode") == "static" else Engine
+    engine = kind(
         executor=executor,
         tokenizer=Letters(),
         policy=PolicyConfig(**{**told, **policy}),

@@ -3,6 +3,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 Make = Callable[..., Any]
 
 
@@ -28,6 +30,42 @@ def test_a_static_batch_computes_its_prompts_in_one_piece(bench_of: Make, genera
     bench.run()
 
     assert [len(batch.token_ids) for batch in bench.executor.batches] == [30, 3, 3]
+
+
+def test_rows_that_have_ended_are_computed_as_padding(bench_of: Make, generation: Make) -> None:
+    bench = bench_of(slots=3, options={"mode": "static"})
+    for name, length in (("a", 1), ("b", 3), ("c", 6)):
+        bench.engine.submit(generation(name, max_tokens=length, ignore_eos=True))
+    bench.run()
+    stats = bench.engine.stats()
+
+    assert [batch.num_decodes for batch in bench.executor.batches] == [0, 3, 3, 3, 3, 3]
+    assert (stats.online.decode_tokens, stats.kv_used) == (10, 0)
+
+
+@pytest.mark.parametrize("end", ["abort", "fail"])
+def test_padding_goes_with_the_last_request_of_its_batch(bench_of: Make, generation: Make, end: str) -> None:
+    bench = bench_of(slots=2, options={"mode": "static"})
+    bench.engine.submit(generation("short", max_tokens=1, ignore_eos=True))
+    bench.engine.submit(generation("long", max_tokens=30, ignore_eos=True))
+    bench.step(4)
+    if end == "abort":
+        bench.engine.abort("long")
+    else:
+        bench.executor.fails = 1
+    bench.step()
+
+    assert bench.engine.stats().kv_used == 0
+    assert not bench.engine.has_work
+
+
+def test_padding_ends_where_the_context_does(bench_of: Make, generation: Make) -> None:
+    bench = bench_of(slots=2, max_model_len=24, options={"mode": "static"})
+    bench.engine.submit(generation("long prompt", [1] * 20, max_tokens=2, ignore_eos=True))
+    bench.engine.submit(generation("long answer", [2], max_tokens=20, ignore_eos=True))
+    bench.run()
+
+    assert max(int(batch.context_lens.max()) for batch in bench.executor.batches) == 24
 
 
 def test_a_static_batch_takes_what_fits_kv_at_its_longest(bench_of: Make, generation: Make) -> None:

@@ -14,6 +14,7 @@ from ballast_engine.executor import Executor, kv_bytes_per_block
 from ballast_engine.loader import LoadedModel, load
 from ballast_engine.options import EngineOptions
 from ballast_engine.request import GenerationRequest, SamplingParams
+from ballast_engine.static import StaticEngine
 from ballast_engine.tokenizer import Tokenizer
 from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import PolicyConfig
@@ -64,7 +65,8 @@ def build_engine(
         num_blocks=num_blocks,
         block_tokens=options.block_tokens,
     )
-    engine = Engine(executor=executor, tokenizer=tokenizer, policy=policy, options=options, clock=clock)
+    kind = StaticEngine if options.mode == "static" else Engine
+    engine = kind(executor=executor, tokenizer=tokenizer, policy=policy, options=options, clock=clock)
     started = time.perf_counter()
     warm_up(engine)
     log.info(

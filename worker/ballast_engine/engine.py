@@ -25,13 +25,13 @@ from ballast_engine.request import FinishReason, GenerationRequest, Output
 from ballast_engine.residency import Residency
 from ballast_engine.scheduler import Scheduler, Step
 from ballast_engine.sequence import Sequence
-from ballast_engine.static import plan_static
 from ballast_engine.stats import NO_STEP, EngineStats, StepKind, StepRecord
 from ballast_engine.tables import Tables
 from ballast_policy.cost import Work, attended
+from ballast_policy.plan import Plan
 from ballast_policy.planner import plan
 from ballast_policy.request import RequestClass
-from ballast_policy.snapshot import PolicyConfig
+from ballast_policy.snapshot import PolicyConfig, Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class Engine:
                 BlockPool(executor.num_blocks, executor.block_tokens, has_prefix_cache=options.prefix_cache),
                 Tables(executor.block_tokens, -(-capacity // executor.block_tokens)),
             ),
-            plan if options.mode == "continuous" else plan_static,
+            self._plan,
             policy,
         )
         self._meter = Meter()
@@ -253,9 +253,9 @@ class Engine:
 
     def _end(self, sequence: Sequence, reason: FinishReason, error: str = "") -> Output:
         """Take a request out wherever it stands, and write its last output."""
-        self._scheduler.leave(sequence)
         del self._by_id[sequence.request_id]
         self._inbox.free_id(sequence.request_id)
+        self._release(sequence, reason)
         text = ""
         if reason in {FinishReason.STOP, FinishReason.LENGTH}:
             sequence.read()
@@ -266,6 +266,13 @@ class Engine:
         if reason is FinishReason.GIVEN_BACK:
             output.generated = sequence.generated
         return output
+
+    def _release(self, sequence: Sequence, reason: FinishReason) -> None:  # noqa: ARG002 -- static batching asks why
+        """Free what a request holds."""
+        self._scheduler.leave(sequence)
+
+    def _plan(self, snapshot: Snapshot) -> Plan:
+        return plan(snapshot)
 
     def _record(self, step: Step, batch: Batch, *, started: float, run_seconds: float) -> None:
         self._meter.note_step(self._scheduler.residency)

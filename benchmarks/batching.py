@@ -1,0 +1,101 @@
+"""Continuous against static batching, on the lengths of real conversation traffic.
+
+    python benchmarks/batching.py [--model DIR] [--requests N] [--slots N] [--scale X] [--json FILE] [--quick]
+
+Two parts, both sides in turn in each: all requests there at once (tokens per second), and requests that come at the
+trace's own times, sped up to 70 % of what continuous batching manages (latency of the shorter half). Lengths are the
+trace's, divided by the factor printed. The static side is the same engine: rows that have ended are padding until the
+longest of their batch has ended. It is a kind baseline: prompts are not padded, and each answer is told when it is
+complete.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field, replace
+
+from replay import Arrival, Seen, azure, build, drive, machine, median, parser, percentile, write
+
+LOAD = 0.7
+MODES = ("continuous", "static")
+
+
+@dataclass
+class Side:
+    """What one mode did, one entry per round."""
+
+    tokens_per_second: list[float] = field(default_factory=list)
+    occupancy: list[float] = field(default_factory=list)
+    mean_latency: list[float] = field(default_factory=list)
+    p99_latency: list[float] = field(default_factory=list)
+    mean_first: list[float] = field(default_factory=list)
+    kv_waste: float = 0.0
+
+    def figures(self) -> dict[str, float]:
+        """Medians over the rounds."""
+        return {
+            "output_tokens_per_second": median(self.tokens_per_second),
+            "slot_occupancy": median(self.occupancy),
+            "short_latency_mean_seconds": median(self.mean_latency),
+            "short_latency_p99_seconds": median(self.p99_latency),
+            "short_ttft_mean_seconds": median(self.mean_first),
+            "kv_waste_ratio": self.kv_waste,
+        }
+
+
+def main() -> int:
+    """Run both sides and print them."""
+    options = parser(__doc__)
+    options.add_argument("--requests", type=int, default=300)
+    options.add_argument("--slots", type=int, default=16)
+    options.add_argument("--scale", type=float, default=8.0, help="divides the trace's lengths")
+    options.add_argument("--rounds", type=int, default=3)
+    asked = options.parse_args()
+    count, rounds = (80, 1) if asked.quick else (asked.requests, asked.rounds)
+    about = machine()
+    engines = {mode: build(asked.model, slots=asked.slots, mode=mode, prefix_cache=False) for mode in MODES}
+    arrivals = azure(count, scale=asked.scale, longest=min(engine.max_tokens for engine in engines.values()))
+    sides = {mode: Side() for mode in MODES}
+    num_output = sum(arrival.num_output for arrival in arrivals)
+
+    for turn in range(rounds):
+        for mode in MODES:
+            before = engines[mode].stats().steps
+            _, seconds = drive(engines[mode], [replace(arrival, at=0.0) for arrival in arrivals], seed=turn)
+            steps = engines[mode].stats().steps - before
+            sides[mode].tokens_per_second.append(num_output / seconds)
+            sides[mode].occupancy.append(num_output / steps / asked.slots)
+    pace = LOAD * median(sides["continuous"].tokens_per_second)
+    speed = pace * arrivals[-1].at / num_output
+    timed = [replace(arrival, at=arrival.at / speed) for arrival in arrivals]
+    for turn in range(rounds):
+        for mode in MODES:
+            seen, _ = drive(engines[mode], timed, seed=1000 + turn)
+            short = shorter_half(seen, arrivals)
+            sides[mode].mean_latency.append(sum(one.last for one in short) / len(short))
+            sides[mode].p99_latency.append(percentile([one.last for one in short], 99))
+            sides[mode].mean_first.append(sum(one.first for one in short) / len(short))
+    for mode in MODES:
+        sides[mode].kv_waste = engines[mode].stats().kv_waste_mean_ratio
+
+    figures = {mode: sides[mode].figures() for mode in MODES}
+    print(
+        f"{count} requests of the Azure conversation trace, lengths divided by {asked.scale:g}, {asked.slots} slots, "
+        f"{rounds} rounds, medians; the timed part {speed:.2f} times as fast as recorded ({LOAD:.0%} load)"
+    )
+    print(f"{'':32}{'continuous':>12}{'static':>12}{'ratio':>8}")
+    for name in figures["continuous"]:
+        ours, theirs = (figures[mode][name] for mode in MODES)
+        print(f"{name:32}{ours:12.4g}{theirs:12.4g}{ours / theirs:8.2f}")
+    write(asked.json, {"machine": about, "requests": count, "scale": asked.scale, "speed": speed, **figures})
+    return 0
+
+
+def shorter_half(seen: list[Seen], arrivals: list[Arrival]) -> list[Seen]:
+    """Requests that ask for no more output than half of them do."""
+    limit = median([arrival.num_output for arrival in arrivals])
+    return [one for one in seen if one.arrival.num_output <= limit]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

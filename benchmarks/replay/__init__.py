@@ -1,0 +1,153 @@
+"""What the engine's benchmarks share: the machine's line, lengths of real traffic, and driving an engine."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import ballast_cli
+from ballast_engine.build import build_engine
+from ballast_engine.engine import Engine
+from ballast_engine.options import EngineOptions
+from ballast_engine.request import FinishReason, GenerationRequest, SamplingParams
+from ballast_policy.request import RequestClass
+from ballast_policy.snapshot import PolicyConfig
+
+DEMO = Path(ballast_cli.__file__).parent / "demo"
+AZURE = DEMO / "traces" / "azure_conv_2023.csv"
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """Options that every benchmark has."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--model", type=Path, default=DEMO / "model", help="checkpoint directory (the shipped model)")
+    made.add_argument("--json", type=Path, help="write the figures there")
+    made.add_argument("--quick", action="store_true", help="shorter runs, wider spreads")
+    return made
+
+
+def machine() -> dict[str, str]:
+    """Print what this runs on, and give it."""
+    cpu = next(
+        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        platform.machine(),
+    )
+    found = {
+        "cpu": cpu,
+        "cores": str(len(os.sched_getaffinity(0))),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    print(", ".join(f"{name} {value}" for name, value in found.items()))
+    return found
+
+
+def write(path: Path | None, figures: dict[str, Any]) -> None:
+    """Write the figures where `--json` asked for them."""
+    if path is not None:
+        path.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+def build(model: Path, *, slots: int, policy: dict[str, Any] | None = None, **options: Any) -> Engine:
+    """An engine without an SLO, so that nothing but its batching shows."""
+    told = PolicyConfig(slots=slots, num_blocks=1, **{"offline_share": 0.0, **(policy or {})})
+    return build_engine(EngineOptions(directory=model, slots=slots, **options), told)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request to come: when, and how long."""
+
+    at: float
+    num_prompt: int
+    num_output: int
+
+
+def azure(count: int, *, scale: float, longest: int, speed: float = 1.0) -> list[Arrival]:
+    """The first requests of the real trace, lengths divided by `scale`, gaps by `speed`."""
+    arrivals = []
+    with AZURE.open() as file:
+        for row, _ in zip(csv.DictReader(file), range(count), strict=False):
+            num_output = max(1, round(int(row["generated_tokens"]) / scale))
+            num_prompt = max(1, round(int(row["context_tokens"]) / scale))
+            num_output = min(num_output, longest // 2)
+            arrivals.append(
+                Arrival(float(row["arrival_seconds"]) / speed, min(num_prompt, longest - num_output - 1), num_output)
+            )
+    return arrivals
+
+
+@dataclass
+class Seen:
+    """What became of one request, in seconds since it arrived."""
+
+    arrival: Arrival
+    first: float = 0.0
+    last: float = 0.0
+    longest_gap: float = 0.0
+    _before: float | None = None
+
+    def note(self, at: float, *, is_first: bool) -> None:
+        """A token came."""
+        if is_first:
+            self.first = at
+        elif self._before is not None:
+            self.longest_gap = max(self.longest_gap, at - self._before)
+        self.last = self._before = at
+
+
+def drive(
+    engine: Engine, arrivals: Sequence[Arrival], *, seed: int, prefix: Sequence[int] = (), stream: bool = True
+) -> tuple[list[Seen], float]:
+    """Send requests when they are due and step the engine until all have ended: what they saw, and the seconds."""
+    rng = np.random.default_rng(seed)
+    seen = {f"{seed}-{i}": Seen(arrival) for i, arrival in enumerate(arrivals)}
+    due = [
+        GenerationRequest(
+            request_id=name,
+            prompt=(*prefix, *rng.integers(5, 4000, one.arrival.num_prompt).tolist()),
+            sampling=SamplingParams(temperature=0.0, max_tokens=one.arrival.num_output, ignore_eos=True),
+            request_class=RequestClass.ONLINE,
+            stream=stream,
+        )
+        for name, one in seen.items()
+    ]
+    due.reverse()
+    begin = time.monotonic()
+    while due or engine.has_work:
+        now = time.monotonic() - begin
+        while due and seen[due[-1].request_id].arrival.at <= now:
+            engine.submit(due.pop())
+        if not engine.has_work:
+            time.sleep(max(0.0, seen[due[-1].request_id].arrival.at - now))
+            continue
+        outputs = engine.step()
+        now = time.monotonic() - begin
+        for output in outputs:
+            assert output.finish_reason is not FinishReason.FAILED, output.error
+            one = seen[output.request_id]
+            one.note(now - one.arrival.at, is_first=one.first == 0.0)
+    engine.check_integrity()
+    return list(seen.values()), time.monotonic() - begin
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle one."""
+    return statistics.median(values)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value that `share` percent do not exceed."""
+    return float(np.percentile(np.array(values), share))
