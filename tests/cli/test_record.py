@@ -15,8 +15,8 @@ def test_a_second_joins_two_readings_and_the_looks_between_them():
     looks = [make_look(0.2, online=2, offline=4), make_look(0.7, online=4, offline=4), make_look(1.2, offline=1)]
     first, second = by_second(looks, [make_count(0.0), make_count(1.0, 50), make_count(2.0, 60)])
 
-    assert (first.offline_tokens, first.least_free, first.online, first.least_offline) == (50, 0, 3.0, 4)
-    assert (second.offline_tokens, second.least_free) == (10, 7)
+    assert (first.offline_tokens, first.most_free, first.online, first.least_offline) == (50, 2, 3.0, 4)
+    assert (second.offline_tokens, second.most_free) == (10, 7)
 
 
 def test_a_second_that_nobody_looked_at_is_left_out():

@@ -62,8 +62,8 @@ class Second:
     seconds: float
     offline_tokens: float
     online_tokens: float
-    least_free: int
-    """Fewest free slots that any look saw."""
+    most_free: int
+    """Most free slots that any look saw."""
     online: float
     """Mean slots held."""
     offline: float
@@ -80,7 +80,7 @@ class Second:
             seconds=after.at - before.at,
             offline_tokens=after.offline_tokens - before.offline_tokens,
             online_tokens=after.online_tokens - before.online_tokens,
-            least_free=min(look.free for look in looks),
+            most_free=max(look.free for look in looks),
             online=sum(look.online for look in looks) / len(looks),
             offline=sum(look.offline for look in looks) / len(looks),
             least_offline=min(look.offline for look in looks),

@@ -156,9 +156,9 @@ def utilization(blocks: Sequence[Block]) -> float:
 
 
 def work_conservation(mixed: Sequence[Block]) -> dict[str, int]:
-    """Seconds with free slots while the offline job had a backlog (it always had), and those without offline tokens."""
+    """Seconds in which any look saw a free slot (the job always had a backlog), and those without offline tokens."""
     seconds = [second for block in mixed for second in by_second(block.looks, block.counts)]
-    free = [second for second in seconds if second.least_free > 0]
+    free = [second for second in seconds if second.most_free > 0]
     return {
         "seconds": len(seconds),
         "with_free_slots": len(free),
@@ -261,7 +261,7 @@ def _kept(kept: dict[str, Any]) -> str:
 
 def _conserved(found: dict[str, int]) -> str:
     return (
-        f"Of {found['seconds']} mixed seconds {found['with_free_slots']} had a free slot all along, "
+        f"Of {found['seconds']} mixed seconds {found['with_free_slots']} had a free slot at some moment; "
         f"{found['of_those_without_offline_tokens']} of those passed without an offline token."
     )
 
@@ -278,7 +278,7 @@ def _second(second: Second, block: Block) -> dict[str, Any]:
         "seconds": round(second.seconds, 3),
         "offline_tokens": round(second.offline_tokens),
         "online_tokens": round(second.online_tokens),
-        "least_free_slots": second.least_free,
+        "most_free_slots": second.most_free,
         "online_slots": round(second.online, 2),
         "offline_slots": round(second.offline, 2),
         "least_offline_slots": second.least_offline,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -103,8 +102,3 @@ def _config(redis_url: str, *, port: int, slots: int, threads: int) -> WorkerCon
 async def status(client: Client) -> WorkerStatus:
     """Ask the worker for its status."""
     return WorkerStatus.model_validate(json.loads(await client.get("/ballast/status")))
-
-
-def waited_too_long(since: float, seconds: float) -> bool:
-    """True once so many seconds have passed."""
-    return time.monotonic() - since > seconds
