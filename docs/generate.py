@@ -15,7 +15,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from prometheus_client.core import Metric
+
 from ballast_api.worker_config import WorkerConfig
+from ballast_engine.stats import ClassStats, EngineStats
+from ballast_policy.cost import CostModel
+from ballast_policy.plan import Reason
+from ballast_policy.request import RequestClass
+from ballast_queue.job import RequestCounts
+from ballast_queue.status import QueueStats
+from ballast_worker.metrics import Figures, Metrics, QueueView, Spending, StepMeter
+from ballast_worker.requests import Recorder
 
 REFERENCE = Path(__file__).parent / "reference"
 NOTE = "<!-- Written by `make generate`; edit the code it describes. -->\n\n"
@@ -84,9 +94,53 @@ def commands() -> str:
     return "# The ballast command\n\n" + NOTE + re.sub(r"(?m)^  ballast", "ballast", text).lstrip()
 
 
+def nothing_yet() -> Figures:
+    """What a worker that has served nobody would show a scrape."""
+    counted = ClassStats(preemptions=dict.fromkeys(Reason, 0))
+    stats = EngineStats(
+        slots=1, online=counted, offline=counted, kv_used=0, kv_cached=0, kv_free=0, kv_waste_ratio=0,
+        kv_waste_mean_ratio=0, prefix_query_tokens=0, prefix_hit_tokens=0, steps=0, failed_steps=0, deferred_grants=0,
+        batch_ceiling=1, cost=CostModel(), cost_error_ratio=0, is_floor_met=True,
+        service={(RequestClass.ONLINE, "default"): 0.0},
+    )  # fmt: skip
+    items = QueueStats(at=0, items=RequestCounts(), inbox=0, oldest_waiting_seconds=0, dead_letters=0, jobs={})
+    return Figures(
+        model="model", stats=stats, steps=StepMeter(), recorders=(Recorder(),), spending=Spending(),
+        queue=QueueView("queue", is_up=True, stats=items, jobs_at_risk=0, held=0), block_tokens=16, generation=0,
+        restart_required=0, config_invalid=False, is_draining=False, is_healthy=True,
+    )  # fmt: skip
+
+
+def metric_row(metric: Metric) -> str:
+    """One metric as a table row: its name as scraped, kind, labels with the values they can take, meaning."""
+    labels: dict[str, set[str]] = {}
+    for sample in metric.samples:
+        for label, value in sample.labels.items():
+            labels.setdefault(label, set()).add(value)
+    labels.pop("le", None)
+    few = [f"{k}=" + "\\|".join(sorted(v)) if 1 < len(v) < 12 else k for k, v in labels.items()]
+    name = metric.name + {"counter": "_total", "info": "_info"}.get(metric.type, "")
+    return f"| `{name}` | {metric.type} | {', '.join(few)} | {metric.documentation} |"
+
+
+def metrics() -> str:
+    """The reference of `/metrics`, from the collector itself."""
+    rows = "\n".join(metric_row(metric) for metric in Metrics(nothing_yet).collect())
+    head = "| name | kind | labels | meaning |\n|---|---|---|---|\n"
+    law = (
+        "What `GET /metrics` of a worker shows. `vllm:*` repeats, for online requests alone, what Gateway-API routers "
+        "read. A figure that is not known (the queue's, while Redis is away) is not exported.\n\n"
+    )
+    return "# Metrics\n\n" + NOTE + law + head + rows
+
+
 def pages() -> dict[Path, str]:
     """Every generated page with its text."""
-    return {REFERENCE / "configuration.md": configuration(), REFERENCE / "commands.md": commands()}
+    return {
+        REFERENCE / "configuration.md": configuration(),
+        REFERENCE / "commands.md": commands(),
+        REFERENCE / "metrics.md": metrics(),
+    }
 
 
 def main() -> int:
