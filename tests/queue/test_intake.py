@@ -225,6 +225,25 @@ def test_two_submitters_with_one_key_store_each_line_once(queue, line):
     assert (submission.accepted, submission.rejected) == (1500, 0)
 
 
+def test_a_submitter_that_another_overtook_skips_what_is_stored(queue, line):
+    lines = [line(f"r{i}") for i in range(1500)]
+
+    def dying():
+        yield from lines[:1200]
+        raise Died
+
+    def overtaken():
+        for i, raw in enumerate(lines):
+            if i == 700:
+                with pytest.raises(Died):
+                    queue.submit(dying(), key="k")
+            yield raw
+
+    submission = queue.submit(overtaken(), key="k")
+
+    assert (submission.accepted, submission.rejected) == (1500, 0)
+
+
 def test_a_job_cancelled_while_it_is_submitted_says_so(queue, line):
     def cancelled():
         for i in range(1200):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from ballast_queue.errors import JobNotFound, JobStateConflict
@@ -78,6 +80,7 @@ def test_a_result_of_an_expired_lease_stays_invisible(queue, desk, line, result)
     (late,) = queue.claim(job_id, 1, "w1")
     desk.end_lease(job_id, 0)
     reaped = queue.reap()
+    left = queue._run(queue._functions.due(10))
     (fresh,) = queue.claim(job_id, 1, "w2")
     outcomes = [
         queue.finish("w1", late, result(late, body={"text": "late"})),
@@ -85,7 +88,7 @@ def test_a_result_of_an_expired_lease_stays_invisible(queue, desk, line, result)
         queue.finish("w1", late, result(late, body={"text": "late"})),
     ]
 
-    assert reaped == 1
+    assert (reaped, left) == (1, [])
     assert fresh.attempt == 2
     assert fresh.token > late.token
     assert outcomes == [Outcome.LEASE_LOST, Outcome.DONE, Outcome.LEASE_LOST]
@@ -150,13 +153,14 @@ def test_a_failed_attempt_waits_for_its_backoff(queue, desk, line):
     not_yet = queue.reap()
     desk.end_backoff(job_id, 0)
     woken = queue.reap()
+    left = queue._run(queue._functions.due(10))
     (again,) = queue.claim(job_id, 5, "w1")
 
     assert outcome is Outcome.RETRIED
     assert (head.waiting, head.remaining, head.leased) == (1, 3, 1)
     assert [c.index for c in meanwhile] == [2]
     assert none_ready == []
-    assert (not_yet, woken) == (0, 1)
+    assert (not_yet, woken, left) == (0, 1, [])
     assert (again.index, again.attempt) == (0, 2)
 
 
@@ -171,8 +175,9 @@ def test_time_alone_ends_leases_backoffs_and_jobs(queue, line, result):
     (last,) = queue.claim(job_id, 1, "w1")
     queue.finish("w1", last, result(last))
     deleted = queue.reap()
+    left = queue._run(queue._functions.due(10))
 
-    assert (expired, woken, deleted) == (1, 1, 1)
+    assert (expired, woken, deleted, left) == (1, 1, 1, [])
     assert last.attempt == 3
     assert queue.jobs() == []
 
@@ -474,7 +479,12 @@ def test_heads_stay_few_however_many_tenants_wait(queue, line):
     for i in range(600):
         queue.submit([line("a")], tenant=f"t{i:03}", priority=i % 2)
     heads = queue.heads()
+    for i in range(200):
+        for _ in range(3):
+            queue.submit([line("a")], tenant=f"u{i:03}", priority=5)
+    in_top_band = [head.tenant for head in queue.heads() if head.priority == 5]
 
+    assert Counter(in_top_band) == {f"u{i:03}": 1 for i in range(200)}
     assert len(heads) == 512
     assert [head.priority for head in heads] == [1] * 300 + [0] * 212
     assert len({head.tenant for head in heads}) == 512

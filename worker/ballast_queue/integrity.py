@@ -57,6 +57,8 @@ class Auditing(Store):
         for name, members in real.items():
             yield from differs(name, count[name], len(members))
         yield from differs("delayed", count["delayed"], len(indexes["delayed"]))
+        prefixes = {int(index) for index, _ in self._connection.hash_pairs(keys.part(job_id, "prefixes"))}
+        yield from differs("prefixes of items that are over", prefixes - real["waiting"] - real["leased"], set())
         leased = {
             int(index)
             for index, live in self._connection.hash_pairs(keys.part(job_id, "live"))
