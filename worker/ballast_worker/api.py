@@ -89,7 +89,8 @@ class Generate:
             request_class = caller.request_class
             worker.check_room(request_class)
             request = await self._request(body, caller, arrival)
-            worker.check_open()  # a long prompt took its time
+            worker.check_open()  # again: a long prompt took its time
+            worker.check_room(request_class)
             stream = worker.loop.stream(request)
         except InvalidRequest as error:
             worker.recorder.refused(request_class, RequestOutcome.INVALID)

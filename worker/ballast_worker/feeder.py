@@ -128,6 +128,7 @@ class Feeder:
             log.exception("the feeder failed; offline work stops on this worker")
         finally:
             self.is_up = False
+            self.drained.set()  # nobody returns anything any more, so nobody needs to wait for it
 
     def _collect(self) -> None:
         """Wait until something ended, a slot is free or something is due, then take in all that ended."""
