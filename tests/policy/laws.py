@@ -6,7 +6,7 @@ from collections import Counter
 from math import ceil, floor, inf
 
 from ballast_policy.cost import Work, attended
-from ballast_policy.order import rank
+from ballast_policy.order import ranking
 from ballast_policy.plan import Plan, Reason
 from ballast_policy.request import Phase, Request, RequestClass
 from ballast_policy.snapshot import Snapshot
@@ -145,9 +145,8 @@ def g2_the_reservation_is_never_touched(_replay: object, snapshot: Snapshot, pla
         (r.num_tokens for r in [*snapshot.residents, *snapshot.waiting] if r.request_class is ONLINE), default=0
     )
     kv = min(after.reserved_blocks, after.config.num_blocks - blocks(after, largest + 1))
-    ledger = snapshot.ledgers[OFFLINE]
     inside = []
-    for request in sorted(before, key=lambda r: rank(r, ledger)):
+    for request in sorted(before, key=ranking(snapshot.ledgers[OFFLINE])):
         grows = request.num_computed + 1 > request.num_blocks * after.config.block_tokens
         if request.num_blocks + grows <= kv:
             kv -= request.num_blocks + grows

@@ -6,12 +6,16 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
 from heapq import heapify, heappop, heapreplace
 from itertools import islice
+from math import inf
 
 from ballast_policy.fairness import EMPTY, INPUT_COST, Ledger
 from ballast_policy.order import Place, place
 from ballast_policy.request import Request, RequestClass
 
 Ledgers = Mapping[RequestClass, Ledger]
+
+LEAST = 32
+"""Requests of a class listed even where the first of them fill a chunk: behind one that does not fit, others may."""
 
 
 class _Queue:
@@ -108,58 +112,88 @@ class Backlog:
                 self._priorities[request.request_class].remove(-request.priority)
 
     def head(
-        self, limit_per_class: int, ledgers: Ledgers | None = None, room: Mapping[str, int] | None = None
+        self,
+        limit_per_class: int,
+        ledgers: Ledgers | None = None,
+        room: Mapping[str, int] | None = None,
+        num_tokens: float = inf,
     ) -> list[Request]:
         """Give the first that wait, online before offline, at most so many of each class.
 
         Tenants take turns as they would if each request were admitted as it is listed: its input is charged to a
         copy of the ledger. `room` limits how many offline requests of a tenant are worth listing (slots it may still
-        take): one more than that is listed, which says why it waits, and does not count.
+        take): one more than that is listed, which says why it waits, and does not count. A class ends early, behind
+        `LEAST` requests, once it has `num_tokens` to compute: a step computes no more than its chunk.
         """
-        ledgers = ledgers or {}
         out: list[Request] = []
         for request_class in RequestClass:
-            left = limit_per_class
-            quota = dict(room) if room and request_class is RequestClass.OFFLINE else None
+            if not self._counts[request_class]:
+                continue
+            listing = _Listing(
+                limit_per_class,
+                num_tokens,
+                (ledgers or {}).get(request_class, EMPTY),
+                dict(room) if room and request_class is RequestClass.OFFLINE else {},
+            )
             for negated in self._priorities[request_class]:
-                if left <= 0:
+                if listing.is_full:
                     break
                 queues = self._bands[request_class][-negated]
-                ledger = ledgers.get(request_class, EMPTY)
-                if len(queues) == 1 and quota is None:
+                if len(queues) == 1 and not listing.room:
                     (queue,) = queues.values()
-                    taken = queue.requests[queue.start : queue.start + left]
-                    out += taken
-                    left -= len(taken)
+                    listing.take_all(queue)
                 else:
-                    left = _take_turns(queues, ledger, left, quota, out)
+                    listing.take_turns(queues)
+            out += listing.requests
         return out
 
 
-def _take_turns(
-    queues: Mapping[str, _Queue], ledger: Ledger, left: int, quota: dict[str, int] | None, out: list[Request]
-) -> int:
-    """List the requests of one band, the least served tenant first; give how many more may be listed."""
-    turns = [
-        (ledger.service(tenant), queue.places[queue.start], queue.start, tenant) for tenant, queue in queues.items()
-    ]
-    heapify(turns)
-    while turns and left > 0:
-        service, _, index, tenant = turns[0]
-        queue = queues[tenant]
-        request = queue.requests[index]
-        out.append(request)
-        left -= 1
-        if quota is not None and tenant in quota:
-            quota[tenant] -= 1
-            if quota[tenant] < 0:
-                left += 1
+class _Listing:
+    """The head of one class in the making."""
+
+    __slots__ = ("ledger", "left", "num_tokens", "requests", "room")
+
+    def __init__(self, limit: int, num_tokens: float, ledger: Ledger, room: dict[str, int]) -> None:
+        self.requests: list[Request] = []
+        self.left = limit
+        self.num_tokens = num_tokens
+        self.ledger = ledger
+        self.room = room
+
+    @property
+    def is_full(self) -> bool:
+        return self.left <= 0 or (self.num_tokens <= 0 and len(self.requests) >= LEAST)
+
+    def take_all(self, queue: _Queue) -> None:
+        """List one tenant's requests in their order."""
+        for request in islice(queue.requests, queue.start, queue.start + self.left):
+            if self.is_full:
+                return
+            self.requests.append(request)
+            self.left -= 1
+            self.num_tokens -= request.num_tokens - request.num_cached
+
+    def take_turns(self, queues: Mapping[str, _Queue]) -> None:
+        """List the requests of one band, the least served tenant first."""
+        ledger, room = self.ledger, self.room
+        turns = [(ledger.service(tenant), q.places[q.start], q.start, tenant) for tenant, q in queues.items()]
+        heapify(turns)
+        while turns and not self.is_full:
+            service, _, index, tenant = turns[0]
+            queue = queues[tenant]
+            request = queue.requests[index]
+            self.requests.append(request)
+            index += 1
+            if tenant in room:
+                room[tenant] -= 1
+                if room[tenant] < 0:
+                    heappop(turns)
+                    continue
+            self.left -= 1
+            tokens = request.num_tokens - request.num_cached
+            self.num_tokens -= tokens
+            if index == len(queue.requests):
                 heappop(turns)
-                continue
-        index += 1
-        if index == len(queue.requests):
-            heappop(turns)
-            continue
-        service += INPUT_COST * (request.num_tokens - request.num_cached) / ledger.weight(tenant)
-        heapreplace(turns, (service, queue.places[index], index, tenant))
-    return left
+            else:
+                service += INPUT_COST * tokens / ledger.weight(tenant)
+                heapreplace(turns, (service, queue.places[index], index, tenant))

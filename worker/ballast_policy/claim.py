@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import inf
 
 from ballast_policy.fairness import Ledger
-from ballast_policy.order import rank
+from ballast_policy.order import ranking
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,10 @@ class Candidate:
 
 def choose(candidates: Sequence[Candidate], ledger: Ledger) -> Candidate | None:
     """Pick the job whose items go next; None if no job has an item to give."""
+    rank = ranking(ledger)
     return min(
         (candidate for candidate in candidates if candidate.waiting > 0),
-        key=lambda candidate: (rank(candidate, ledger), candidate.job_id),
+        key=lambda candidate: (rank(candidate), candidate.job_id),
         default=None,
     )
 

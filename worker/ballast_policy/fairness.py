@@ -37,6 +37,11 @@ class Ledger:
         """Give what the tenant received so far, over its weight."""
         return self._service.get(tenant, 0.0)
 
+    @property
+    def services(self) -> Mapping[str, float]:
+        """Service by tenant, of those that were charged or lifted."""
+        return self._service
+
     def weight(self, tenant: str) -> float:
         """Give the tenant's weight, 1 unless it was declared."""
         return self._weights.get(tenant, 1.0)

@@ -7,8 +7,9 @@ from math import floor, inf
 from ballast_policy.growth import make_offline_room
 from ballast_policy.plan import Reason
 from ballast_policy.request import Phase, Request, RequestClass
-from ballast_policy.slots import Door, Slots
+from ballast_policy.slots import Slots
 from ballast_policy.step import Step, computed
+from ballast_policy.turns import Door, candidates, turns
 
 
 def lend(step: Step, budget: float, *, is_guarded: bool) -> None:
@@ -91,17 +92,17 @@ class _Lending:
         self.chunk = min(self.chunk, step.chunk - step.reserved_chunk)
         slots = Slots(step, RequestClass.OFFLINE)
         self._resume_decodes(slots)
-        for request in step.turns(offline.prefills, step.candidates(offline.parked, step.offline_waiting)):
+        for request in turns(step, offline.prefills, offline.parked, step.offline_waiting, self.door):
             if request.phase is not Phase.RUNNING:
                 if not self.door.is_shut_for(request):
                     self._start(request, slots)
-            elif request not in step.gone:
+            else:
                 self._go_on(request, is_inside=request in step.reserved_prefills)
 
     def _resume_decodes(self, slots: Slots) -> None:
         """Resume parked decodes up to the first whose turn is behind a waiting request."""
         step = self.step
-        for request in step.candidates(step.offline.parked, step.offline_waiting[:1]):
+        for request in candidates(step, step.offline.parked, step.offline_waiting[:1]):
             if request.phase is Phase.WAITING or step.num_vacant(RequestClass.OFFLINE) < 1 or not self.door.is_open:
                 return
             if request.num_tokens - request.num_computed == 1:

@@ -6,8 +6,9 @@ from itertools import chain
 
 from ballast_policy.plan import Reason
 from ballast_policy.request import Phase, Request, RequestClass
-from ballast_policy.slots import Door, Slots
+from ballast_policy.slots import Slots
 from ballast_policy.step import Step, computed
+from ballast_policy.turns import Door, turns
 
 
 def serve_online(step: Step) -> None:
@@ -20,10 +21,9 @@ def serve_online(step: Step) -> None:
     slots = Slots(step, RequestClass.ONLINE)
     door = Door(step)
     step.kept_blocks += sum(step.whole(request) for request in online.prefills)
-    for request in step.turns(online.prefills, step.candidates(online.parked, step.online_waiting)):
+    for request in turns(step, online.prefills, online.parked, step.online_waiting, door):
         if request.phase is Phase.RUNNING:
-            if request not in step.gone:
-                _go_on(step, request)
+            _go_on(step, request)
             continue
         if door.is_shut_for(request):
             continue

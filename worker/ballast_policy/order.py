@@ -5,6 +5,7 @@ class > priority > tenant (least service first) > order (laxity, then prefix gro
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from ballast_policy.fairness import Ledger
@@ -34,6 +35,7 @@ def place(item: Ordered) -> Place:
     return (item.laxity, item.prefix_group, item.seq)
 
 
-def rank(item: Ordered, ledger: Ledger) -> Rank:
-    """Give its place among the work of one class; smaller goes first."""
-    return (-item.priority, ledger.service(item.tenant), item.laxity, item.prefix_group, item.seq)
+def ranking(ledger: Ledger) -> Callable[[Ordered], Rank]:
+    """Give the function that says an item's place among the work of one class; smaller goes first."""
+    service = ledger.services.get
+    return lambda item: (-item.priority, service(item.tenant, 0.0), item.laxity, item.prefix_group, item.seq)

@@ -6,6 +6,7 @@ from ballast_policy.plan import Reason
 from ballast_policy.request import Phase, Request
 from ballast_policy.shares import reserved_chunk
 from ballast_policy.step import Step, computed
+from ballast_policy.turns import candidates
 
 
 def fill_reservation(step: Step) -> None:
@@ -22,7 +23,7 @@ def fill_reservation(step: Step) -> None:
         step.reserved_tokens = tokens
         tokens -= step.reserved_chunk
     vacant = min(step.reserved, config.slots - step.online.num_running) - offline.num_running
-    for request in step.candidates(offline.parked, step.offline_waiting):
+    for request in candidates(step, offline.parked, step.offline_waiting):
         if vacant <= 0:
             break
         left = request.num_tokens - computed(request)

@@ -1,9 +1,9 @@
-"""Slots that a class may still give out in one step, and until when."""
+"""Slots that a class may still give out in one step."""
 
 from __future__ import annotations
 
 from ballast_policy.plan import Reason
-from ballast_policy.request import Phase, Request, RequestClass
+from ballast_policy.request import Request, RequestClass
 from ballast_policy.step import Step
 
 
@@ -34,36 +34,3 @@ class Slots:
         while self._holders and self._holders[-1] in self._step.gone:
             self._holders.pop()
         return self._holders[-1] if self._holders else None
-
-
-class Door:
-    """Nobody overtakes: once one does not get in, those behind stay out, for the reason that stopped the first.
-
-    Want of prefill tokens stops only who waits: a parked request, which may need none, goes on being asked.
-    """
-
-    def __init__(self, step: Step) -> None:
-        self._step = step
-        self._reason: Reason | None = None
-        self._has_told_waiting = False
-
-    @property
-    def is_open(self) -> bool:
-        """Tell whether nobody was turned away yet."""
-        return self._reason is None
-
-    def close(self, request: Request, reason: Reason) -> None:
-        """Turn one away and those behind it."""
-        self._reason = reason
-        self._has_told_waiting = request.phase is Phase.WAITING
-        self._step.explain(request, reason)
-
-    def is_shut_for(self, request: Request) -> bool:
-        """Tell whether one ahead of it was turned away; say so for the first that waits."""
-        is_waiting = request.phase is Phase.WAITING
-        if self._reason is None or (self._reason is Reason.CHUNK_SPENT and not is_waiting):
-            return False
-        if is_waiting and not self._has_told_waiting:
-            self._has_told_waiting = True
-            self._step.explain(request, self._reason)
-        return True

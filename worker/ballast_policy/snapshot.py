@@ -64,7 +64,7 @@ class Snapshot:
     residents: Sequence[Request]
     """RUNNING and PARKED requests, in any order."""
     waiting: Sequence[Request]
-    """The first that wait, in the order of `Backlog`: of each class one more than it could be given slots."""
+    """The first that wait, in the order of `Backlog`: of each class as many as a step could admit, and one more."""
     free_blocks: int
     """Blocks that nobody uses, cached ones among them."""
     config: PolicyConfig
@@ -124,4 +124,4 @@ def first_waiting(
     limit = config.slots - min(
         (held[request_class] for request_class in RequestClass if backlog.count(request_class)), default=0
     )
-    return backlog.head(limit + 1, ledgers, room)
+    return backlog.head(limit + 1, ledgers, room, config.chunk_tokens)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
+from itertools import chain
 from operator import attrgetter
 
 from ballast_policy.fairness import EMPTY
-from ballast_policy.order import rank
+from ballast_policy.order import Rank, ranking
 from ballast_policy.plan import Because, Plan, Reason
 from ballast_policy.request import Phase, Request, RequestClass
 from ballast_policy.residents import Residents, sort_residents
@@ -111,22 +111,11 @@ class Step:
             return listed
         if len({(request.priority, request.tenant) for request in listed}) == 1:
             return sorted(listed, key=_IN_PLACE)
-        ledger = self.snapshot.ledgers.get(listed[0].request_class, EMPTY)
-        return sorted(listed, key=lambda request: rank(request, ledger))
+        return sorted(listed, key=self.ranking(listed[0]))
 
-    def candidates(self, parked: Iterable[Request], waiting: Sequence[Request]) -> Iterator[Request]:
-        """Go through who could take a slot of one class, in policy order; among equal tenants parked ones first."""
-        left = self.ranked(parked)
-        if left:
-            ledger = self.snapshot.ledgers.get(left[0].request_class, EMPTY)
-            left.reverse()
-            for request in waiting:
-                while left and rank(left[-1], ledger)[:2] <= rank(request, ledger)[:2]:
-                    yield left.pop()
-                yield request
-            yield from reversed(left)
-        else:
-            yield from waiting
+    def ranking(self, request: Request) -> Callable[[Request], Rank]:
+        """Give the function that orders requests of the same class."""
+        return ranking(self.snapshot.ledgers.get(request.request_class, EMPTY))
 
     # Caps of tenants
 
@@ -214,10 +203,15 @@ class Step:
         return [request for request in self.offline.everyone if request not in protected]
 
     @cached_property
+    def _ranked_offline(self) -> list[Request]:
+        return self.ranked(self.offline.running)
+
+    @cached_property
     def protected(self) -> set[Request]:
         """Offline residents within the KV reservation, the first in order; those that hold a slot come first."""
         left, protected = self.reserved_kv, set()
-        for request in self.ranked(self.offline.running) + self.ranked(self.offline.parked):
+        parked = [request for request in self.offline.parked if request.num_blocks <= left]
+        for request in chain(self._ranked_offline, self.ranked(parked)):
             if request.num_blocks <= left:
                 left -= request.num_blocks
                 protected.add(request)
@@ -225,7 +219,7 @@ class Step:
 
     @cached_property
     def _offline_order(self) -> list[Request]:
-        ranked = self.ranked(self.offline.running)
+        ranked = self._ranked_offline
         if len(ranked) <= self.reserved:
             return ranked
         inside = [request for request in ranked if request in self.protected][: self.reserved]
@@ -312,15 +306,6 @@ class Step:
     def explain(self, request: Request, reason: Reason) -> None:
         """Note why a request does not get what it waits for."""
         self.because.append(Because(request, reason))
-
-    def turns(self, prefills: Iterable[Request], candidates: Iterable[Request]) -> Iterator[Request]:
-        """Go through who prefills and who could take a slot, in order of priority; running ones first among equals."""
-        left = deque(self.ranked(prefills))
-        for request in candidates:
-            while left and left[0].priority >= request.priority:
-                yield left.popleft()
-            yield request
-        yield from left
 
     def _lookup(self, request: Request) -> int:
         """Give the cached blocks of a waiting request that others use now."""

@@ -1,0 +1,123 @@
+"""What a decision costs: microseconds of `plan` and of looking at the backlog, flat in its length.
+
+Two kinds of steps: calm (everybody decodes, the batch is full, nothing fits) and busy (online requests and vacant
+slots come at once, tenants differ, the budget is short, some are parked). `snapshot` is `take_snapshot`, which asks the
+backlog for its head. Run: `python benchmarks/plan.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+from collections.abc import Callable
+from statistics import median, quantiles
+from time import perf_counter, thread_time
+
+from ballast_policy.backlog import Backlog
+from ballast_policy.cost import CostModel
+from ballast_policy.fairness import Ledger
+from ballast_policy.planner import plan
+from ballast_policy.request import Phase, Request, RequestClass
+from ballast_policy.snapshot import PolicyConfig, Snapshot, take_snapshot
+
+ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
+COST = CostModel(0.005, 5e-5, 1e-9, 5e-5, 2e-9, is_trusted=True)
+
+
+def make_resident(seq: int, request_class: RequestClass, *, parked: bool, tenants: int, block_tokens: int) -> Request:
+    """Build a request in the middle of its answer; one in sixteen begins a block."""
+    computed = 300 + seq * 7 % 160
+    blocks = -(-computed // block_tokens)
+    return Request(
+        seq=seq,
+        request_class=request_class,
+        arrival=100.0 - seq % 10 / 10,
+        num_prompt=256,
+        max_output=512,
+        tenant=f"tenant-{seq % tenants}",
+        ttft=1.0 if request_class is ONLINE else float("inf"),
+        tpot=0.1 if request_class is ONLINE else float("inf"),
+        phase=Phase.PARKED if parked else Phase.RUNNING,
+        num_tokens=computed + 1,
+        num_computed=computed,
+        num_output=computed + 1 - 256,
+        num_blocks=blocks,
+        num_private_blocks=blocks,
+    )
+
+
+def make_snapshot(residents: int, waiting: int, *, busy: bool) -> Callable[[], Snapshot]:
+    """Give a function that takes the snapshot of such an engine, as an engine does in every step."""
+    tenants = 27 if busy else 1
+    vacant = residents // 8 if busy else 0
+    config = PolicyConfig(slots=residents + vacant, num_blocks=residents * 64, ttft=1.0, tpot=0.1)
+    records = [
+        make_resident(
+            seq,
+            ONLINE if seq % 4 == 0 else OFFLINE,
+            parked=busy and seq % 9 == 1,
+            tenants=tenants,
+            block_tokens=config.block_tokens,
+        )
+        for seq in range(residents)
+    ]
+    backlog = Backlog()
+    for seq in range(residents, residents + waiting):
+        request_class = ONLINE if busy and seq % 50 == 0 else OFFLINE
+        request = Request(seq, request_class, 100.0, 200, 200, tenant=f"tenant-{seq % tenants}", num_tokens=200, ttft=1)
+        backlog.add(request)
+    ledgers = {request_class: Ledger() for request_class in RequestClass}
+    for seq in range(tenants):
+        ledgers[OFFLINE].charge(f"tenant-{seq}", seq * 100.0)
+    cost = CostModel(0.005, 5e-5, 1e-9, 5e-4, 2e-9, is_trusted=True) if busy else COST
+    free = residents * 20
+
+    def take() -> Snapshot:
+        return take_snapshot(
+            now=100.1,
+            residents=records,
+            backlog=backlog,
+            free_blocks=free,
+            config=config,
+            cost=cost,
+            ledgers=ledgers,
+            last_online=100.1,
+            typical_prompt=200,
+        )
+
+    return take
+
+
+def measure(call: Callable[[], object], seconds: float) -> tuple[float, float]:
+    """Give the median and the 99th percentile of a call, in microseconds of CPU: what others do does not count."""
+    samples = []
+    end = perf_counter() + seconds
+    while perf_counter() < end or len(samples) < 100:
+        start = thread_time()
+        call()
+        samples.append(thread_time() - start)
+    return median(samples) * 1e6, quantiles(samples, n=100)[98] * 1e6
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=0.5, help="per figure")
+    seconds = parser.parse_args().seconds
+    gc.disable()
+    print("       residents  waiting   plan us     p99  snapshot us     p99  grants")
+    for busy in (False, True):
+        for residents in (16, 64, 256):
+            for waiting in (0, 100, 1000, 10000):
+                take = make_snapshot(residents, waiting, busy=busy)
+                snapshot = take()
+                decided, decided_p99 = measure(lambda snapshot=snapshot: plan(snapshot), seconds)
+                looked, looked_p99 = measure(take, seconds)
+                print(
+                    f"{'busy' if busy else 'calm':6} {residents:9} {waiting:8} {decided:9.0f} {decided_p99:7.0f} "
+                    f"{looked:12.0f} {looked_p99:7.0f} {len(plan(snapshot).grants):7}"
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Whose turn it is within a class, and when nobody else's is."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+
+from ballast_policy.plan import Reason
+from ballast_policy.request import Phase, Request
+from ballast_policy.step import Step
+
+
+class Door:
+    """Nobody overtakes: once one does not get in, those behind stay out, for the reason that stopped the first.
+
+    Want of prefill tokens stops only who waits: a parked request, which may need none, goes on being asked.
+    """
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+        self._reason: Reason | None = None
+        self._has_told_waiting = False
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether nobody was turned away yet."""
+        return self._reason is None
+
+    def close(self, request: Request, reason: Reason) -> None:
+        """Turn one away and those behind it."""
+        self._reason = reason
+        self._has_told_waiting = request.phase is Phase.WAITING
+        self._step.explain(request, reason)
+
+    def is_shut_for(self, request: Request) -> bool:
+        """Tell whether one ahead of it was turned away; say so for the first that waits."""
+        is_waiting = request.phase is Phase.WAITING
+        if self._reason is None or (self._reason is Reason.CHUNK_SPENT and not is_waiting):
+            return False
+        if is_waiting and not self._has_told_waiting:
+            self._has_told_waiting = True
+            self._step.explain(request, self._reason)
+        return True
+
+    def is_shut_for_good(self, *, has_parked: bool) -> bool:
+        """Tell whether asking further is no use: everybody is shut out, and the first that waits knows why."""
+        is_final = self._reason is not Reason.CHUNK_SPENT or not has_parked
+        return self._reason is not None and self._has_told_waiting and is_final
+
+
+def candidates(step: Step, parked: Iterable[Request], waiting: Sequence[Request]) -> Iterator[Request]:
+    """Go through who could take a slot of one class, in policy order; among equal tenants parked ones first."""
+    left = step.ranked(parked)
+    if not left or not waiting:
+        yield from left or waiting
+        return
+    rank = step.ranking(left[0])
+    ranks = [rank(request)[:2] for request in left]
+    at = 0
+    for index, request in enumerate(waiting):
+        until = bisect_right(ranks, rank(request)[:2], at)
+        yield from left[at:until]
+        at = until
+        if at == len(left):
+            yield from islice(waiting, index, None)
+            return
+        yield request
+    yield from left[at:]
+
+
+def turns(
+    step: Step, prefills: Iterable[Request], parked: Sequence[Request], waiting: Sequence[Request], door: Door
+) -> Iterator[Request]:
+    """Go through who prefills and who could take a slot, in order of priority; running ones first among equals.
+
+    Who prefills is asked to the last, the others until the door is shut for good, and nobody who was taken out.
+    """
+    left = deque(step.ranked(prefills))
+    for request in candidates(step, parked, waiting):
+        while left and left[0].priority >= request.priority:
+            if (first := left.popleft()) not in step.gone:
+                yield first
+        if door.is_shut_for_good(has_parked=bool(parked)):
+            break
+        if request not in step.gone:
+            yield request
+    for request in left:
+        if request not in step.gone:
+            yield request
