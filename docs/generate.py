@@ -20,7 +20,6 @@ from prometheus_client.core import Metric
 from ballast_api.worker_config import WorkerConfig
 from ballast_engine.stats import ClassStats, EngineStats
 from ballast_policy.cost import CostModel
-from ballast_policy.plan import Reason
 from ballast_policy.request import RequestClass
 from ballast_queue.job import RequestCounts
 from ballast_queue.status import QueueStats
@@ -96,7 +95,7 @@ def commands() -> str:
 
 def nothing_yet() -> Figures:
     """What a worker that has served nobody would show a scrape."""
-    counted = ClassStats(preemptions=dict.fromkeys(Reason, 0))
+    counted = ClassStats()
     stats = EngineStats(
         slots=1, online=counted, offline=counted, kv_used=0, kv_cached=0, kv_free=0, kv_waste_ratio=0,
         kv_waste_mean_ratio=0, prefix_query_tokens=0, prefix_hit_tokens=0, steps=0, failed_steps=0, deferred_grants=0,
