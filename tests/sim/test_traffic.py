@@ -9,7 +9,7 @@ import pytest
 
 from ballast_sim.arrivals import ClosedLoop, bursts, constant, generate, ramp
 from ballast_sim.errors import BadInput, BadTrace
-from ballast_sim.traffic import Arrival, at_rate, first_seconds, read, read_lengths, tokens_per_second
+from ballast_sim.traffic import Arrival, at_rate, excerpt, read, read_lengths, tokens_per_second
 
 
 @pytest.fixture
@@ -101,11 +101,20 @@ def test_a_trace_is_stretched_to_a_rate():
     slower = at_rate(trace, tokens_per_second(trace) / 4)
 
     assert [arrival.seconds for arrival in slower] == [0.0, 4.0, 8.0]
-    assert len(first_seconds(slower, 4.0)) == 2
     with pytest.raises(BadInput, match="above 0"):
         at_rate(trace, 0)
     with pytest.raises(BadInput, match="two requests"):
         tokens_per_second(trace[:1])
+
+
+def test_an_excerpt_has_the_wanted_rate_however_quiet_the_trace_begins():
+    trace = [Arrival(10.0 * i, 90, 10) for i in range(10)] + [Arrival(100.0 + i, 90, 10) for i in range(1000)]
+
+    part = excerpt(trace, wanted=50.0, seconds=40.0)
+
+    assert len(part) == 20
+    assert tokens_per_second(part) == pytest.approx(50.0)
+    assert excerpt(trace[:5], wanted=50.0, seconds=1e6)[-1].seconds == pytest.approx(10.0)
 
 
 POOL = [Arrival(0.0, 100, 10), Arrival(0.0, 200, 20)]

@@ -305,7 +305,9 @@ def _write_json(path: Path, figures: Any) -> None:
 def _draw_fleet(found: FleetPlan, path: Path) -> None:
     from matplotlib.figure import Figure  # noqa: PLC0415  a second of import, where a picture is asked for
 
-    names = [f"{option.name}\n{option.gpus} GPUs" for option in found.options]
+    names = [
+        f"{option.name}\n{option.gpus} GPUs".replace(", ", ",\n").replace(" on ", " on\n") for option in found.options
+    ]
     figure = Figure(figsize=(9, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     online = [option.online_tokens / found.ceilings.online_full / option.gpus for option in found.options]
@@ -314,7 +316,7 @@ def _draw_fleet(found: FleetPlan, path: Path) -> None:
     left.bar(names, offline, bottom=online, label="offline")
     left.axhline(found.ceilings.bound_share, linestyle="--", color="gray", label="most within the TPOT")
     left.set(title="Utilization", ylim=(0, 1))
-    left.legend()
+    left.legend(loc="upper left")
     places = range(len(names))
     right.bar([p - 0.2 for p in places], [o.online_dollars for o in found.options], width=0.4, label="online")
     right.bar([p + 0.2 for p in places], [o.offline_dollars for o in found.options], width=0.4, label="offline")

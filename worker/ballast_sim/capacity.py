@@ -17,7 +17,7 @@ from ballast_sim.inputs import PlanInputs
 from ballast_sim.price import Price
 from ballast_sim.report import Report
 from ballast_sim.shape import Quantization
-from ballast_sim.traffic import Arrival, Trace, at_rate, first_seconds
+from ballast_sim.traffic import Arrival, Trace, excerpt
 
 STEP_SHARES = (0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
 """Shares of the TPOT that steps may be filled to; the largest that keeps the SLO is taken."""
@@ -110,7 +110,7 @@ class _Planner:
         self.online_tokens = fleet.online_gpus * fleet.online_utilization_percent / 100 * ceilings.online_full
         self.offline_tokens = fleet.offline_gpus * fleet.offline_utilization_percent / 100 * ceilings.offline_full
         seconds = self.inputs.traffic_minutes * 60
-        self.online = first_seconds(at_rate(self.trace, self.online_tokens), seconds)
+        self.online = excerpt(self.trace, self.online_tokens, seconds)
         self.seconds = min(seconds, self.online[-1].seconds)
         options = [self._given(), self._right_sized()]
         mixed = self._fewest_mixed(most=fleet.online_gpus + fleet.offline_gpus)
@@ -155,7 +155,8 @@ class _Planner:
     def _fewest_mixed(self, most: int) -> Option | None:
         """As few GPUs as serve both classes."""
         needed = self.offline_tokens
-        least = _fewest(lambda gpus: self._step_share(gpus, needed) is not None, most)
+        work = self.online_tokens / self.ceilings.online_full + needed / self.ceilings.offline_full
+        least = _fewest(lambda gpus: self._step_share(gpus, needed) is not None, most, low=ceil(work))
         for gpus in range(least or most + 1, most + 1):
             option = self._mixed(gpus, "mixed, fewest GPUs", needed)
             if option:
@@ -286,11 +287,16 @@ class _Planner:
                 f"No number of mixed GPUs up to {given} keeps the SLO and does the offline work: mixing does not pay."
             )
             return lines
+        more = mixed.offline_tokens / apart.offline_tokens if apart.offline_tokens else 1.0
         if mixed.gpus < apart.gpus:
-            saved = 1 - mixed.gpus / given
             lines.append(
                 f"Mixing needs {mixed.gpus} GPUs where classes apart need {apart.gpus} at least ({apart.note}) and "
-                f"{given} stand today: {saved:.0%} fewer."
+                f"{given} stand today: {1 - mixed.gpus / given:.0%} fewer."
+            )
+        elif mixed.gpus == apart.gpus and more > 1:
+            lines.append(
+                f"Mixing saves no GPU against {apart.gpus} apart when right-sized ({apart.note}; {given} stand today), "
+                f"but does {more:.1f} times the offline work on them and lets bursts of online use them all."
             )
         else:
             lines.append(
@@ -359,9 +365,9 @@ def _try(name: str, inputs: PlanInputs, online: Trace, offline: Sequence[Arrival
     return Alternative(name, bound, full, _per_million(price, bound))
 
 
-def _fewest(works: Callable[[int], bool], most: int) -> int | None:
-    """Smallest number, `most` at most, that works, given that all larger ones do; by bisection."""
-    low, high = 1, most + 1
+def _fewest(works: Callable[[int], bool], most: int, low: int = 1) -> int | None:
+    """Smallest number, `low` to `most`, that works, given that all larger ones do; by bisection."""
+    high = most + 1
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if works(middle) else (middle + 1, high)

@@ -95,12 +95,16 @@ def at_rate(trace: Trace, wanted: float) -> list[Arrival]:
     return [replace(arrival, seconds=arrival.seconds * factor) for arrival in trace]
 
 
-def first_seconds(trace: Trace, seconds: float) -> list[Arrival]:
-    """Keep what arrives in the first `seconds`."""
-    kept = [arrival for arrival in trace if arrival.seconds <= seconds]
-    if not kept:
-        raise BadInput(f"nothing of the trace arrives in its first {seconds:g} s")
-    return kept
+def excerpt(trace: Trace, wanted: float, seconds: float) -> list[Arrival]:
+    """Take as many of the first requests as make `wanted` tokens per second for so long, and set them at that rate.
+
+    A trace is not even: its first minutes may be quieter than the whole. A trace that is too short is taken whole.
+    """
+    tokens, number = 0, 0
+    while number < len(trace) and (tokens < wanted * seconds or number < 2):
+        tokens += trace[number].num_tokens
+        number += 1
+    return at_rate(trace[:number], wanted)
 
 
 def _records(path: Path, *, needs_times: bool) -> Iterator[tuple[int, Arrival]]:

@@ -1,0 +1,67 @@
+"""Print how far the step-time models of the simulator are apart.
+
+The refit of the published A100 coefficients against their two pieces, the roofline against both, and what the policy's
+own form loses when it is fitted to a roofline: relative errors over steps of all mixes that no fit has seen.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from ballast_sim.hardware import GPUS
+from ballast_sim.shape import SHAPES
+from ballast_sim.step_model import (
+    REFIT_A100,
+    Linear,
+    PublishedA100,
+    Roofline,
+    StepModel,
+    Work,
+    profile,
+    sample_steps,
+)
+
+STEPS = 20_000
+
+
+def errors(model: StepModel, reference: StepModel, steps: list[Work]) -> str:
+    """Mean, 95th percentile and largest relative error."""
+    found = sorted(abs(model.seconds(work) / reference.seconds(work) - 1) for work in steps)
+    p95 = found[int(0.95 * len(found))]
+    return f"mean {sum(found) / len(found):6.1%}   p95 {p95:6.1%}   max {found[-1]:6.1%}"
+
+
+def main() -> None:
+    """Print one block per question."""
+    steps = sample_steps(Random(1), STEPS)
+    small = [work for work in steps if work.num_prefill + work.num_decode <= 512]
+    large = [work for work in steps if work.num_prefill + work.num_decode > 512]
+    published = PublishedA100()
+    print("Published A100 Llama-3-8B coefficients, 100 decodes of context 1,300 at the seam:")
+    for prefill in (412, 413):
+        work = Work(num_prefill=prefill, num_decode=100, decode_context=130_000)
+        seconds = (published.seconds(work), REFIT_A100.seconds(work))
+        print(f"  {prefill + 100} tokens: published {1e3 * seconds[0]:.1f} ms, refit {1e3 * seconds[1]:.1f} ms")
+
+    again = profile(published, seed=2, num_steps=4000)
+    shipped = REFIT_A100.cost
+    print("\nMonotone refit (coefficients >= 0), shipped and fitted again on other steps:")
+    for name in ("k0", "k1", "k2", "k3", "k4"):
+        print(f"  {name}: {getattr(shipped, name):.4g}   {getattr(again, name):.4g}")
+    print(f"  error, all steps          {errors(REFIT_A100, published, steps)}")
+    print(f"  error, up to 512 tokens   {errors(REFIT_A100, published, small)}")
+    print(f"  error, above 512 tokens   {errors(REFIT_A100, published, large)}")
+
+    roofline = Roofline(SHAPES["llama-3-8b"], GPUS["a100"])
+    print("\nRoofline of Llama-3-8B on an A100:")
+    print(f"  against the refit         {errors(roofline, REFIT_A100, steps)}")
+    print(f"  against the pieces        {errors(roofline, published, steps)}")
+
+    print("\nThe policy's own form, fitted to a roofline of Llama-3-8B:")
+    for name, gpu in GPUS.items():
+        model = Roofline(SHAPES["llama-3-8b"], gpu)
+        print(f"  {name:5}                     {errors(Linear(profile(model)), model, steps)}")
+
+
+if __name__ == "__main__":
+    main()
