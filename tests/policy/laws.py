@@ -29,9 +29,7 @@ class After:
         self.still_parked = [
             r for r in snapshot.residents if r.phase is Phase.PARKED and r not in plan.resume and r not in plan.preempt
         ]
-        self.offline_residents = [
-            r for r in snapshot.residents if r.request_class is OFFLINE and r not in plan.preempt
-        ]
+        self.offline_residents = [r for r in snapshot.residents if r.request_class is OFFLINE and r not in plan.preempt]
         config = self.config
         slots = config.slots
         share = min(ceil(config.offline_share * min(slots, snapshot.ceiling or slots) - 1e-9), slots - 1)
@@ -42,9 +40,7 @@ class After:
         self.reserved_chunk = ceil(config.offline_share * config.chunk_tokens - 1e-9)
         self.free = snapshot.free_blocks + sum(r.num_private_blocks for r in plan.preempt)
         self.free -= sum(new_blocks(self, r, n) for r, n in plan.grants)
-        self.reserved_blocks = max(
-            0, min(ceil(config.offline_share * config.num_blocks - 1e-9), config.num_blocks - 1)
-        )
+        self.reserved_blocks = max(0, min(ceil(config.offline_share * config.num_blocks - 1e-9), config.num_blocks - 1))
 
 
 def done(request: Request) -> int:

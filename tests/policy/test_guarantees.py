@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from ballast_policy.cost import CostModel
 from hypothesis import given, settings
 from laws import LAWS
 from replay import Replay
 from workloads import Workload, workloads
+
+from ballast_policy.cost import CostModel
 
 
 @settings(max_examples=400)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, inf
 
-from ballast_policy.request import RequestClass
-from ballast_policy.snapshot import PolicyConfig, TenantShare
 from hypothesis import strategies as st
 from replay import Arrival
+
+from ballast_policy.request import RequestClass
+from ballast_policy.snapshot import PolicyConfig, TenantShare
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from math import floor, inf
+from math import ceil, floor, inf
 
 from ballast_policy.growth import make_offline_room
 from ballast_policy.plan import Reason
 from ballast_policy.request import Phase, Request, RequestClass
+from ballast_policy.shares import most_slots
 from ballast_policy.slots import Slots
 from ballast_policy.step import Step, computed
 from ballast_policy.turns import Door, candidates, turns
@@ -35,9 +36,9 @@ class _Lending:
         vacated = config.slots - step.online.num_running - step.num_started[RequestClass.ONLINE]
         step.offline_limit = min(step.offline_limit, vacated)
         if is_guarded and not step.cost.is_trusted and min(config.ttft, config.tpot) < inf:
-            most = step.num_reserved_held + floor(config.static_share * config.slots)
+            most = step.num_reserved_held + most_slots(config.static_share, config.slots)
             step.offline_limit = min(step.offline_limit, most)
-            self.chunk = min(self.chunk, floor(config.static_share * config.chunk_tokens))
+            self.chunk = min(self.chunk, ceil(config.static_share * config.chunk_tokens))
         self.inside = step.num_reserved_held - step.num_started[RequestClass.OFFLINE]
         """How many of those that run, the first in order, the reservation covers."""
         self.guard = floor(config.guard_share * config.num_blocks) if is_guarded else 0

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ballast_policy.backlog import LEAST, Backlog
+from ballast_policy.fairness import Ledger
+from ballast_policy.order import ranking
+from ballast_policy.request import Request, RequestClass
+
+ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
+
+
+def make_request(seq: int, request_class: RequestClass = OFFLINE, *, tokens: int = 10, **fields) -> Request:
+    return Request(seq, request_class, 0.0, tokens, 10, num_tokens=tokens, **fields)
+
+
+def filled(*requests: Request) -> Backlog:
+    backlog = Backlog()
+    for request in requests:
+        backlog.add(request)
+    return backlog
+
+
+def seqs(requests: list[Request]) -> list[int]:
+    return [request.seq for request in requests]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        pytest.param({"request_class": ONLINE}, {"priority": 5}, id="class before priority"),
+        pytest.param({"priority": 1}, {"tenant": "poor"}, id="priority before tenant"),
+        pytest.param({"tenant": "poor"}, {"tenant": "rich", "laxity": -1.0}, id="tenant before laxity"),
+        pytest.param({"laxity": 1.0, "prefix_group": 9}, {"laxity": 2.0}, id="laxity before prefix group"),
+        pytest.param({"prefix_group": 1}, {"prefix_group": 2}, id="prefix group before submission"),
+    ],
+)
+def test_the_order_is_class_priority_tenant_laxity_group_submission(first: dict, second: dict):
+    ledger = Ledger()
+    ledger.charge("rich", 1000)
+    ledger.charge("default", 500)
+    backlog = filled(make_request(1, **second), make_request(2, **first))
+
+    assert seqs(backlog.head(10, {OFFLINE: ledger})) == [2, 1]
+
+
+def test_a_preempted_request_comes_back_to_where_it_stood():
+    requests = [make_request(seq) for seq in range(5)]
+    backlog = filled(*requests)
+    for request in requests[:3]:
+        backlog.remove(request)
+
+    backlog.add(requests[1])
+
+    assert seqs(backlog.head(10)) == [1, 3, 4]
+
+
+def test_tenants_take_turns_by_what_each_admission_would_cost():
+    backlog = filled(
+        *(make_request(seq, tenant="big", tokens=100) for seq in range(3)),
+        *(make_request(seq, tenant="small", tokens=25) for seq in range(3, 9)),
+    )
+
+    assert seqs(backlog.head(10)) == [0, 3, 4, 5, 6, 1, 7, 8, 2]
+
+
+def test_a_capped_tenant_lists_one_request_more_than_it_may_start_and_leaves_the_room_to_others():
+    backlog = filled(
+        *(make_request(seq, tenant="capped") for seq in range(50)), *(make_request(seq) for seq in range(50, 60))
+    )
+
+    head = backlog.head(4, room={"capped": 1})
+
+    assert seqs(head) == [0, 50, 1, 51, 52]
+
+
+def test_listing_ends_behind_a_chunk_of_tokens():
+    backlog = filled(*(make_request(seq, tokens=100) for seq in range(200)))
+
+    assert len(backlog.head(200, num_tokens=150)) == LEAST
+    assert len(backlog.head(200, num_tokens=5000)) == 50
+
+
+def test_removing_what_does_not_wait_is_an_error():
+    backlog = filled(make_request(1))
+
+    with pytest.raises(KeyError, match="request 2 does not wait"):
+        backlog.remove(make_request(2))
+    with pytest.raises(KeyError, match="nothing of its tenant and priority"):
+        backlog.remove(make_request(1, tenant="other"))
+
+    assert len(backlog) == 1
+
+
+requests = st.builds(
+    make_request,
+    seq=st.integers(0, 10**6),
+    request_class=st.sampled_from(RequestClass),
+    tenant=st.sampled_from("ab"),
+    priority=st.integers(-1, 1),
+    laxity=st.sampled_from([float("inf"), 0.0, 5.0]),
+    prefix_group=st.integers(0, 1),
+)
+
+
+@settings(max_examples=200)
+@given(st.lists(requests, max_size=40, unique_by=lambda request: request.seq), st.data())
+def test_coming_and_going_in_any_order_leaves_what_a_sorted_list_would(items: list[Request], data):
+    ledger = Ledger()
+    ledger.charge("a", 1e9)  # so much that no turn of `b` makes up for it: the order is that of a sort
+    backlog, model = Backlog(), []
+    for request in items:
+        backlog.add(request)
+        model.append(request)
+        if data.draw(st.booleans()):
+            backlog.remove(gone := model.pop(data.draw(st.integers(0, len(model) - 1))))
+            assert gone not in list(backlog)
+
+    order = ranking(ledger)
+    model.sort(key=lambda request: (request.request_class is OFFLINE, order(request)))
+
+    assert model == backlog.head(100, {ONLINE: ledger, OFFLINE: ledger})
+    assert len(model) == len(backlog) == len(list(backlog))
+    for request_class in RequestClass:
+        of_class = [request for request in model if request.request_class is request_class]
+        assert backlog.count(request_class) == len(of_class)
+        assert backlog.tenants(request_class) == {request.tenant for request in of_class}

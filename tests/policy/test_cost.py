@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+from math import inf, nextafter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ballast_policy.cost import CostModel, Fit, Work, attended
+from ballast_policy.least_squares import non_negative_least_squares
+
+MODEL = CostModel(0.01, 6e-5, 2e-8, 4e-5, 1e-7, is_trusted=True)
+coefficients = st.floats(0, 1e-3) | st.just(0.0)
+
+
+def test_a_chunk_attends_to_what_was_there_and_to_itself_up_to_each_token():
+    assert attended(num_computed=10, num_tokens=3) == 11 + 12 + 13
+
+
+def test_a_prediction_is_the_sum_of_its_parts():
+    work = Work(num_prefill=100, prefill_context=attended(50, 100), num_decode=2, decode_context=700)
+
+    parts = MODEL.k0 + MODEL.prefill(50, 100) + MODEL.decode(300) + MODEL.decode(400)
+
+    assert MODEL.predict(work) == pytest.approx(parts)
+    assert MODEL.predict(Work()) == 0
+
+
+@given(coefficients, coefficients, st.floats(0, 0.2), st.integers(0, 4000), st.integers(0, 3000))
+def test_the_largest_chunk_is_the_one_a_search_finds(k1: float, k2: float, seconds: float, computed: int, limit: int):
+    model = CostModel(0.0, k1, k2)
+
+    chunk = model.largest_chunk(seconds, computed, limit)
+
+    assert 0 <= chunk <= limit
+    assert model.prefill(computed, chunk) <= seconds
+    # One more would not fit, but for the last bit of a rounded root.
+    assert chunk == limit or model.prefill(computed, chunk + 1) > seconds * (1 - 1e-12)
+
+
+def test_no_time_is_no_chunk():
+    assert MODEL.largest_chunk(-1.0, 0, 512) == 0
+    assert MODEL.largest_chunk(inf, 0, 512) == 512
+    assert CostModel().largest_chunk(0.0, 0, 512) == 512
+
+
+@given(
+    k0=st.floats(0.001, 0.05),
+    k3=st.floats(1e-6, 1e-3),
+    k4=st.floats(0, 1e-6),
+    tpot=st.sampled_from([inf, 0.01, 0.05, 0.1]),
+    ttft_and_prompt=st.tuples(st.sampled_from([inf, 0.05, 0.2, 1.0]), st.integers(0, 1000)),
+)
+def test_the_batch_ceiling_is_what_a_sweep_finds(k0, k3, k4, tpot, ttft_and_prompt):
+    model = CostModel(k0, 5e-5, 1e-9, k3, k4, is_trusted=True)
+    ttft, prompt = ttft_and_prompt
+
+    def slack(batch: int) -> float:
+        step = model.predict(Work(num_decode=batch, decode_context=batch * 500))
+        beside = Work(prompt, attended(0, prompt), batch - 1, (batch - 1) * 500)
+        return min(tpot - step, ttft - step - max(k0, model.predict(beside)))
+
+    def holds(batch: int) -> bool:
+        return slack(batch) >= 0
+
+    ceiling = model.batch_ceiling(slots=300, mean_context=500, tpot=tpot, ttft=ttft, prompt=prompt)
+
+    assert ceiling == 1 or holds(ceiling) or abs(slack(ceiling)) < 1e-12
+    assert ceiling == 300 or not holds(ceiling + 1)
+
+
+def test_an_untrusted_model_implies_no_ceiling():
+    assert CostModel(k3=1.0).batch_ceiling(slots=64, mean_context=100, tpot=0.001) == 64
+
+
+def fed(model: CostModel, *, noise: float = 0.0, spikes: float = 0.0, steps: int = 400) -> Fit:
+    rng = np.random.default_rng(7)
+    fit = Fit()
+    for step in range(steps):
+        prefill = int(rng.integers(1, 512)) if step % 2 else 0
+        decodes = int(rng.integers(1, 200))
+        work = Work(
+            prefill, attended(int(rng.integers(0, 4000)), prefill), decodes, decodes * int(rng.integers(50, 3000))
+        )
+        seconds = model.predict(work) * (1 + noise * rng.standard_normal())
+        fit.add(work, seconds * (5 if rng.random() < spikes else 1))
+    fit.refit()
+    return fit
+
+
+def test_a_fit_finds_the_coefficients_back():
+    fitted = fed(MODEL).model
+
+    assert fitted.is_trusted
+    for name in ("k0", "k1", "k2", "k3", "k4"):
+        assert getattr(fitted, name) == pytest.approx(getattr(MODEL, name), rel=1e-3)
+
+
+def test_a_fit_is_not_led_astray_by_steps_that_another_process_interrupted():
+    clean, disturbed = fed(MODEL, noise=0.05), fed(MODEL, noise=0.05, spikes=0.05)
+    work = Work(256, attended(0, 256), 64, 64 * 1000)
+
+    assert disturbed.model.is_trusted
+    assert disturbed.model.predict(work) == pytest.approx(clean.model.predict(work), rel=0.05)
+
+
+def test_noise_beyond_prediction_is_not_trusted():
+    rng = np.random.default_rng(3)
+    fit = Fit()
+    for step in range(200):
+        fit.add(Work(num_prefill=10 * (step % 2), num_decode=5, decode_context=500), float(rng.uniform(0.001, 0.1)))
+
+    assert not fit.refit().is_trusted
+    assert fit.error > 0.25
+
+
+@pytest.mark.parametrize("prefill", [0, 100])
+def test_one_kind_of_step_alone_is_not_trusted(prefill: int):
+    fit = Fit()
+    for decodes in range(1, 100):
+        work = Work(prefill, attended(0, prefill), decodes, decodes * 100)
+        fit.add(work, MODEL.predict(work))
+
+    assert not fit.refit().is_trusted
+
+
+def test_hours_of_decodes_do_not_forget_what_prefill_costs():
+    fit = fed(MODEL)
+    for step in range(2000):
+        work = Work(num_decode=1 + step % 90, decode_context=400 * (1 + step % 90))
+        fit.add(work, MODEL.predict(work))
+
+    assert fit.refit().k1 == pytest.approx(MODEL.k1, rel=0.01)
+
+
+def test_empty_steps_and_no_steps_teach_nothing():
+    fit = Fit()
+    fit.add(Work(), 0.01)
+
+    assert fit.refit() == CostModel()
+    assert (fit.num_steps, fit.error) == (0, inf)
+
+
+@given(st.lists(st.tuples(*[st.floats(0, 1)] * 3), min_size=3, max_size=20))
+def test_least_squares_are_not_negative_and_no_nudge_improves_them(rows: list[tuple[float, ...]]):
+    matrix = np.array(rows)
+    matrix[np.abs(matrix) < 1e-3] = 0.0
+
+    def error(x: np.ndarray) -> float:
+        return float(np.sum((matrix @ x - 1.0) ** 2))
+
+    best = non_negative_least_squares(matrix)
+
+    assert (best >= 0).all()
+    for index in range(3):
+        for nudge in (-1e-4, 1e-4):
+            nudged = best.copy()
+            nudged[index] = max(0.0, nudged[index] + nudge)
+            assert error(best) <= error(nudged) + 1e-6
+
+
+def test_the_next_float_is_not_a_slot():
+    """A ceiling of exactly 8 stays 8 when rounding puts the quotient just below."""
+    model = CostModel(0.0, 0.0, 0.0, 0.1, 0.0, is_trusted=True)
+
+    assert model.batch_ceiling(slots=100, mean_context=0, tpot=nextafter(0.8, 0)) == 8

@@ -1,0 +1,88 @@
+"""Runs that once broke a law, as hypothesis shrank them; each is named for what was wrong."""
+
+from __future__ import annotations
+
+import pytest
+from laws import LAWS
+from replay import Arrival, Replay
+
+from ballast_policy.cost import CostModel
+from ballast_policy.request import RequestClass
+from ballast_policy.snapshot import PolicyConfig
+
+UNTRUSTED = CostModel(0.005, 5e-5, 0, 2e-4, 0)
+
+
+def online(prompt: int, output: int = 1, **fields) -> Arrival:
+    return Arrival(fields.pop("at", 0.0), RequestClass.ONLINE, prompt, output, **fields)
+
+
+def offline(prompt: int, output: int = 1, **fields) -> Arrival:
+    return Arrival(fields.pop("at", 0.0), RequestClass.OFFLINE, prompt, output, **fields)
+
+
+def make_config(slots: int, num_blocks: int, **fields) -> PolicyConfig:
+    usual = {"block_tokens": 1, "chunk_tokens": 4, "offline_share": 0.1, "tail_tokens": 0, "guard_share": 0.0}
+    return PolicyConfig(slots=slots, num_blocks=num_blocks, **{**usual, **fields})
+
+
+CASES = {
+    "one admitted within the reservation was admitted again as lent": (make_config(2, 32), [offline(1)]),
+    "a parked request was told why and the waiting one behind it was not": (
+        make_config(1, 32, offline_share=0.0, offline_max_share=0.3),
+        [offline(1), offline(1), offline(1, 2), online(1, 2, at=0.01, ttft=0.01, tpot=0.007), offline(1)],
+    ),
+    "who lost its KV to a higher priority lost its slot a second time": (
+        make_config(1, 48, offline_share=0.0, offline_max_share=0.3),
+        [*[offline(1)] * 5, online(4, at=0.1, priority=1), online(44), online(1, 10)],
+    ),
+    "prefill tokens stayed reserved for a request that was preempted": (
+        make_config(7, 32, offline_share=0.3, offline_max_share=0.3),
+        [*[offline(1)] * 3, offline(11), offline(20), online(16, at=0.01)],
+    ),
+    "offline was admitted on the KV that a waiting online request needed": (
+        make_config(2, 48, offline_share=0.0, offline_max_share=0.3),
+        [offline(1), offline(4), online(35), online(12, 2)],
+    ),
+    "a reserved slot was kept for a request that could not grow": (
+        make_config(2, 32),
+        [offline(1), offline(22, 2), online(1, at=0.01, ttft=0.01, tpot=0.007), online(6, 5, at=0.01)],
+    ),
+    "a request parked in this step was not asked for its KV": (
+        make_config(2, 64, offline_max_share=0.3),
+        [*[offline(1)] * 7, offline(1, 13), offline(1), online(1), online(54)],
+    ),
+    "the slot of a preempted reservation was lent only in the next step": (
+        make_config(3, 80, offline_max_share=0.3),
+        [offline(1), offline(1), offline(6, 5, prefix_group=1), online(1), online(30), online(39, 2)],
+    ),
+    "growth beyond the KV reservation counted as covered by it": (
+        make_config(2, 12, block_tokens=4, chunk_tokens=16, offline_max_share=0.3),
+        [*[offline(1)] * 5, offline(2, 8, at=0.01, laxity=1.0), online(1), online(29, 9)],
+    ),
+    "a slot on lent KV counted as the reserved one, and the one on reserved KV was parked": (
+        make_config(3, 5, block_tokens=16),
+        [offline(1), offline(1), offline(1, 15), offline(33), offline(1, 12), offline(7, 18), online(33, at=0.1)],
+    ),
+    "nobody's preemption seemed to suffice because the blocks they would begin counted": (
+        make_config(3, 3, block_tokens=16, offline_share=0.5),
+        [offline(2, 16), offline(18, 16), offline(4)],
+    ),
+    "offline parked one by one until nobody could go on": (
+        make_config(4, 48, chunk_tokens=16, offline_share=1.0),
+        [*[offline(1)] * 4, offline(1, 2), offline(5, 6), offline(18, 6), offline(14, 4, prefix_group=1)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_once_broke_a_law_obeys_all(name: str):
+    config, arrivals = CASES[name]
+
+    Replay(config, arrivals, laws=LAWS).run(max_steps=500)
+
+
+def test_a_single_slot_is_lent_while_the_cost_model_is_untrusted():
+    config = make_config(1, 32, offline_share=0.0, tpot=0.02)
+
+    Replay(config, [offline(1), online(1)], laws=LAWS, cost=UNTRUSTED).run(max_steps=10)
