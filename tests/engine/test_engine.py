@@ -10,6 +10,7 @@ import pytest
 from ballast_engine.errors import DuplicateRequest, IntegrityError, InvalidRequest, RequestTooLong
 from ballast_engine.request import FinishReason
 from ballast_engine.stats import StepKind
+from ballast_policy.plan import Plan
 from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import TenantShare
 
@@ -404,3 +405,74 @@ def test_a_broken_book_is_reported(bench_of: Make, generation: Make) -> None:
 
     with pytest.raises(IntegrityError, match="holders"):
         bench.engine.check_integrity()
+
+
+def test_a_block_is_found_once_all_of_it_is_computed(bench_of: Make, generation: Make) -> None:
+    bench = bench_of(chunk_tokens=6)
+    bench.engine.submit(generation("a", LONG))
+    bench.step()
+    bench.engine.submit(generation("b", LONG))
+    bench.run()
+    expected = bench.executor.answer(LONG, generation("x").sampling, 64).tokens
+
+    assert bench.outputs["b"][0].num_cached % 4 == 0
+    assert (bench.tokens("a"), bench.tokens("b")) == (expected, expected)
+
+
+def test_a_half_computed_block_is_nobodys_prefix(bench_of: Make, generation: Make) -> None:
+    bench = bench_of(chunk_tokens=6)
+    bench.engine.submit(generation("a", LONG))
+    bench.step()
+    bench.engine.abort("a")
+    bench.engine.submit(generation("b", LONG))
+    bench.run()
+
+    assert bench.outputs["b"][0].num_cached == 4
+    assert bench.tokens("b") == bench.executor.answer(LONG, generation("x").sampling, 64).tokens
+
+
+def test_an_admission_that_turns_out_not_to_fit_waits_on(bench_of: Make, generation: Make) -> None:
+    bench = bench_of(num_blocks=8)
+    scheduler = bench.engine._scheduler
+    sane = scheduler._planner
+    bench.engine.submit(generation("victim", LONG, False, max_tokens=12, ignore_eos=True))
+    bench.step(2)
+    bench.engine.submit(generation("admitted", [*LONG, *range(1, 11)], max_tokens=2, ignore_eos=True))
+
+    def overcommitted(snapshot: Any) -> Plan:
+        """Count the victim's blocks as free although the admitted prompt begins with them."""
+        (request,) = snapshot.waiting
+        return Plan(((request, 30 - request.num_cached),), (request,), preempt=tuple(snapshot.residents))
+
+    scheduler.residency.pool.allocate(999, 2)
+    scheduler._planner = overcommitted
+    bench.engine.step()
+    stats = bench.engine.stats()
+
+    assert stats.deferred_grants == 1
+    assert (stats.online.waiting, stats.online.running, stats.offline.waiting) == (1, 0, 1)
+
+    scheduler.residency.pool.release(999, [b for b in range(8) if scheduler.residency.pool._count[b]])
+    scheduler._planner = sane
+    bench.run()
+
+    assert len(bench.tokens("admitted")) == 2
+    assert len(bench.tokens("victim")) == 12
+
+
+def test_more_cached_than_the_plan_knew_of_shortens_the_grant(bench_of: Make, generation: Make) -> None:
+    bench = bench_of()
+    scheduler = bench.engine._scheduler
+    bench.engine.submit(generation("a", LONG))
+    bench.run()
+    bench.engine.submit(generation("b", LONG))
+    sane, scheduler._planner = (
+        scheduler._planner,
+        lambda snapshot: Plan(((snapshot.waiting[0], 20),), tuple(snapshot.waiting)),
+    )
+    bench.step()
+    scheduler._planner = sane
+    bench.run()
+
+    assert bench.executor.batches[-8].query_start.tolist() == [0, 4]
+    assert bench.tokens("a") == bench.tokens("b")
