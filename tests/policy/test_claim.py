@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ballast_policy.backlog import Backlog
-from ballast_policy.claim import Candidate, choose, laxity
+from ballast_policy.claim import Candidate, choose, in_submission_order, laxity
 from ballast_policy.fairness import Ledger
 from ballast_policy.request import Request, RequestClass
 
@@ -38,6 +38,36 @@ def test_the_least_served_tenant_s_most_urgent_job_goes_first():
 def test_equal_jobs_go_by_submission_then_by_id():
     assert choose([make_candidate("a", seq=2), make_candidate("b", seq=1)], Ledger()).job_id == "b"
     assert choose([make_candidate("b"), make_candidate("a")], Ledger()).job_id == "a"
+
+
+def test_jobs_of_a_prefix_group_stand_together_where_its_first_one_was_submitted():
+    jobs = [
+        make_candidate("alone, second", seq=2.0),
+        make_candidate("group, third", prefix_group=7, seq=3.0),
+        make_candidate("group, first", prefix_group=7, seq=1.0),
+        make_candidate("small hash, last", prefix_group=1, seq=4.0),
+        make_candidate("group of another tenant", tenant="other", prefix_group=7, seq=5.0),
+    ]
+    order = []
+    while jobs:
+        order.append(choose(in_submission_order(jobs), Ledger()))
+        jobs = [job for job in jobs if job.job_id != order[-1].job_id]
+
+    # Once the first job of the group is over, the group stands where its next one was submitted.
+    names = [job.job_id for job in order]
+    assert [
+        "group, first",
+        "alone, second",
+        "group, third",
+        "small hash, last",
+        "group of another tenant",
+    ] == names
+    both = [
+        make_candidate("b", prefix_group=7, seq=1.0),
+        make_candidate("a", seq=2.0),
+        make_candidate("c", prefix_group=7, seq=3.0),
+    ]
+    assert [1_000_000, 2_000_000, 1_000_000] == [job.prefix_group for job in in_submission_order(both)]
 
 
 @given(

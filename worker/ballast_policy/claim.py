@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from ballast_policy.fairness import Ledger
@@ -20,10 +20,28 @@ class Candidate:
     laxity: float
     """Seconds, from `laxity`, as of now."""
     prefix_group: int
+    """Jobs of one tenant with the same value share a prompt prefix; 0 is no group. See `in_submission_order`."""
     seq: float
-    """Time or number of its submission; earlier goes first."""
+    """Unix seconds of its submission; earlier goes first."""
     waiting: int
     """Items that could be claimed now."""
+
+
+def in_submission_order(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Number prefix groups by the submission of their first job, in microseconds.
+
+    Groups then go in the order in which they began, and a job without a group is a group of its own. Once the first
+    job of a group is over the group stands where its next one was submitted, so that nobody is overtaken without end.
+    """
+    first: dict[tuple[str, int, int], float] = {}
+    for candidate in candidates:
+        key = (candidate.tenant, candidate.priority, candidate.prefix_group)
+        first[key] = min(first.get(key, inf), candidate.seq)
+    return [
+        replace(candidate, prefix_group=int(1e6 * (first[key] if candidate.prefix_group else candidate.seq)))
+        for candidate in candidates
+        for key in [(candidate.tenant, candidate.priority, candidate.prefix_group)]
+    ]
 
 
 def choose(candidates: Sequence[Candidate], ledger: Ledger) -> Candidate | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 
 from ballast_engine.errors import InvalidRequest
-from ballast_policy.claim import Candidate, laxity
+from ballast_policy.claim import Candidate, in_submission_order, laxity
 from ballast_policy.fairness import token_cost
 from ballast_policy.request import RequestClass
 from ballast_policy.shares import most_slots
@@ -119,18 +119,20 @@ class Claims:
 
     def _candidates(self, heads: Sequence[JobHead]) -> list[Candidate]:
         now = time.time()
-        candidates = [
-            Candidate(
-                job_id=head.job_id,
-                tenant=head.tenant,
-                priority=head.priority,
-                laxity=laxity(head.deadline, now, head.remaining, self._rate),
-                prefix_group=head.prefix_group,
-                seq=head.created,
-                waiting=head.waiting,
-            )
-            for head in heads
-        ]
+        candidates = in_submission_order(
+            [
+                Candidate(
+                    job_id=head.job_id,
+                    tenant=head.tenant,
+                    priority=head.priority,
+                    laxity=laxity(head.deadline, now, head.remaining, self._rate),
+                    prefix_group=head.prefix_group,
+                    seq=head.created,
+                    waiting=head.waiting,
+                )
+                for head in heads
+            ]
+        )
         self.num_at_risk = sum(candidate.laxity < 0 for candidate in candidates)
         self._jobs = {candidate.job_id: candidate for candidate in candidates}
         return candidates
