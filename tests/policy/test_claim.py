@@ -55,19 +55,19 @@ def test_jobs_of_a_prefix_group_stand_together_where_its_first_one_was_submitted
 
     # Once the first job of the group is over, the group stands where its next one was submitted.
     names = [job.job_id for job in order]
-    assert [
+    assert names == [
         "group, first",
         "alone, second",
         "group, third",
         "small hash, last",
         "group of another tenant",
-    ] == names
+    ]
     both = [
         make_candidate("b", prefix_group=7, seq=1.0),
         make_candidate("a", seq=2.0),
         make_candidate("c", prefix_group=7, seq=3.0),
     ]
-    assert [1_000_000, 2_000_000, 1_000_000] == [job.prefix_group for job in in_submission_order(both)]
+    assert [job.prefix_group for job in in_submission_order(both)] == [1_000_000, 2_000_000, 1_000_000]
 
 
 @given(
