@@ -131,6 +131,15 @@ def g1_no_lent_admission_while_online_waits_for_a_slot(_replay: object, snapshot
         assert len(after.offline) <= after.reserved, "offline holds a lent slot while online waits for one"
 
 
+def g1_no_lent_admission_takes_kv_that_online_waits_for(_replay: object, snapshot: Snapshot, plan: Plan) -> None:
+    after = After(snapshot, plan)
+    reasons = {because.request: because.reason for because in plan.because}
+    starved = [r for r in after.waiting if r.request_class is ONLINE and reasons.get(r) is Reason.NO_KV]
+    if starved and any(r.request_class is OFFLINE and reasons[r] is Reason.LENT for r in plan.admit):
+        shared = starved[0].num_cached // after.config.block_tokens
+        assert after.free >= blocks(after, starved[0].num_tokens) - shared, "lent KV while online waits for KV"
+
+
 def g2_the_reservation_is_never_touched(_replay: object, snapshot: Snapshot, plan: Plan) -> None:
     """Offline that runs within the reserved slots and KV goes on running; its decodes all take part."""
     after = After(snapshot, plan)
@@ -277,6 +286,7 @@ LAWS = (
     caps_hold,
     g1_online_comes_first,
     g1_no_lent_admission_while_online_waits_for_a_slot,
+    g1_no_lent_admission_takes_kv_that_online_waits_for,
     g2_the_reservation_is_never_touched,
     g2_online_never_overtakes_the_reservation,
     g3_no_slot_stays_empty_without_a_true_reason,

@@ -1,0 +1,492 @@
+"""What the planner does, one situation at a time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+from replay import EXACT, Arrival, Replay
+
+from ballast_policy.cost import CostModel, Work
+from ballast_policy.fairness import Ledger
+from ballast_policy.plan import Plan, Reason
+from ballast_policy.planner import plan
+from ballast_policy.request import Phase, Request, RequestClass
+from ballast_policy.snapshot import PolicyConfig, Snapshot, TenantShare
+
+ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
+BLOCK = 4
+
+
+class Engine:
+    """A snapshot in the making: residents and waiting requests, numbered as they are added."""
+
+    def __init__(self, *, slots: int = 8, num_blocks: int = 1000, now: float = 10.0, **config):
+        usual = {"offline_share": 0.25, "chunk_tokens": 64, "tail_tokens": 0, "guard_share": 0.0}
+        self.config = PolicyConfig(slots=slots, num_blocks=num_blocks, block_tokens=BLOCK, **{**usual, **config})
+        self.now = now
+        self.cost = EXACT
+        self.residents: list[Request] = []
+        self.waiting: list[Request] = []
+        self.ledgers = {request_class: Ledger() for request_class in RequestClass}
+        self.extra: dict[str, object] = {}
+
+    def add(self, request_class: RequestClass, tokens: int, **fields) -> Request:
+        usual = {"arrival": self.now, "num_prompt": tokens, "max_output": 100, "num_tokens": tokens}
+        seq = len(self.residents) + len(self.waiting)
+        request = Request(seq, request_class, **{**usual, **fields})
+        (self.waiting if request.phase is Phase.WAITING else self.residents).append(request)
+        return request
+
+    def decoding(self, request_class: RequestClass, *, tokens: int = 10, phase: Phase = Phase.RUNNING, **fields):
+        blocks = -(-(tokens - 1) // BLOCK)
+        kv = {"num_blocks": blocks, "num_private_blocks": blocks, "num_computed": tokens - 1, "num_output": 1}
+        return self.add(request_class, tokens, phase=phase, num_prompt=tokens - 1, **{**kv, **fields})
+
+    def prefilling(self, request_class: RequestClass, *, tokens: int, done: int = 0, phase: Phase = Phase.RUNNING):
+        kv = {"num_blocks": -(-done // BLOCK), "num_private_blocks": -(-done // BLOCK), "num_computed": done}
+        return self.add(request_class, tokens, phase=phase, **kv)
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(
+            now=self.now,
+            residents=self.residents,
+            waiting=sorted(self.waiting, key=lambda r: (r.request_class is OFFLINE, -r.priority)),
+            free_blocks=self.config.num_blocks - sum(r.num_blocks for r in self.residents),
+            config=self.config,
+            cost=self.cost,
+            ledgers=self.ledgers,
+            **self.extra,
+        )
+
+    def plan(self) -> Plan:
+        return plan(self.snapshot())
+
+
+def why(decided: Plan, request: Request) -> Reason:
+    (reason,) = {because.reason for because in decided.because if because.request is request}
+    return reason
+
+
+def test_an_idle_engine_plans_nothing():
+    assert Engine().plan() == Plan()
+
+
+def test_everybody_who_decodes_goes_on():
+    engine = Engine()
+    requests = [engine.decoding(ONLINE), engine.decoding(OFFLINE)]
+
+    assert engine.plan().grants == tuple((request, 1) for request in requests)
+
+
+def test_an_online_burst_takes_the_lent_slots_back_in_one_step_and_no_more():
+    engine = Engine()
+    backfill = [engine.decoding(OFFLINE) for _ in range(8)]
+    burst = [engine.add(ONLINE, 5) for _ in range(8)]
+
+    decided = engine.plan()
+
+    assert decided.admit == tuple(burst[:6])
+    assert len(decided.park) == 6
+    assert not decided.preempt
+    assert {why(decided, request) for request in decided.park} == {Reason.SLOT_RECLAIMED}
+    assert why(decided, burst[6]) is Reason.NO_SLOT
+    assert [request for request, _ in decided.grants if request in backfill] == backfill[:2]
+
+
+def test_idle_reservation_is_lent_to_online():
+    engine = Engine()
+    for _ in range(8):
+        engine.add(ONLINE, 5)
+
+    assert len(engine.plan().admit) == 8
+
+
+def test_a_reservation_lent_to_online_comes_back_with_the_next_vacant_slot():
+    engine = Engine()
+    for _ in range(7):
+        engine.decoding(ONLINE)
+    newcomer = engine.add(ONLINE, 5)
+    item = engine.add(OFFLINE, 5)
+
+    decided = engine.plan()
+
+    assert decided.admit == (item,)
+    assert why(decided, item) is Reason.OFFLINE_RESERVATION
+    assert why(decided, newcomer) is Reason.NO_SLOT
+
+
+def test_online_in_the_middle_of_an_answer_is_not_stopped_for_the_reservation():
+    engine = Engine()
+    answers = [engine.decoding(ONLINE) for _ in range(8)]
+    engine.add(OFFLINE, 5)
+
+    decided = engine.plan()
+
+    assert [request for request, _ in decided.grants] == answers
+    assert not decided.park
+
+
+def test_short_kv_comes_from_offline_beyond_its_reservation_and_the_least_work_is_lost():
+    engine = Engine(num_blocks=40, offline_share=0.1)
+    kept = engine.decoding(OFFLINE, tokens=16)
+    cheap = engine.decoding(OFFLINE, tokens=32)
+    engine.decoding(OFFLINE, tokens=80)
+    newcomer = engine.add(ONLINE, 40)
+
+    decided = engine.plan()
+
+    assert decided.preempt == (cheap,)
+    assert why(decided, cheap) is Reason.KV_RECLAIMED
+    assert newcomer in decided.admit
+    assert kept in dict(decided.grants)
+
+
+def test_offline_keeps_its_kv_where_giving_it_up_would_not_suffice():
+    engine = Engine(num_blocks=40)
+    engine.decoding(ONLINE, tokens=88)
+    item = engine.decoding(OFFLINE, tokens=64)
+    newcomer = engine.add(ONLINE, 120)
+
+    decided = engine.plan()
+
+    assert not decided.preempt
+    assert item in dict(decided.grants)
+    assert why(decided, newcomer) is Reason.NO_KV
+
+
+def test_the_kv_reservation_is_not_evicted_for_a_newcomer():
+    engine = Engine(num_blocks=40)
+    engine.decoding(ONLINE, tokens=100)
+    item = engine.decoding(OFFLINE, tokens=40)
+    newcomer = engine.add(ONLINE, 40)
+
+    decided = engine.plan()
+
+    assert not decided.preempt
+    assert item in dict(decided.grants)
+    assert why(decided, newcomer) is Reason.NO_KV
+
+
+def test_an_online_request_that_fits_nowhere_beside_the_reservation_is_served_all_the_same():
+    engine = Engine(num_blocks=40)
+    engine.decoding(OFFLINE, tokens=40)
+    newcomer = engine.add(ONLINE, 150)
+
+    assert newcomer in engine.plan().admit
+
+
+def test_growing_online_preempts_the_last_online_request_when_nothing_is_lent():
+    engine = Engine(num_blocks=20, offline_share=0.0)
+    first = engine.decoding(ONLINE, tokens=41)
+    last = engine.decoding(ONLINE, tokens=41)
+
+    decided = engine.plan()
+
+    assert decided.preempt == (last,)
+    assert decided.grants == ((first, 1),)
+
+
+def test_prefill_is_shared_between_online_and_the_reservation():
+    engine = Engine()
+    online = engine.prefilling(ONLINE, tokens=500)
+    offline = engine.prefilling(OFFLINE, tokens=500)
+
+    assert dict(engine.plan().grants) == {online: 48, offline: 16}
+
+
+def test_unused_reserved_prefill_goes_to_online():
+    engine = Engine()
+    online = engine.prefilling(ONLINE, tokens=500)
+    offline = engine.prefilling(OFFLINE, tokens=10, done=8)
+
+    assert dict(engine.plan().grants) == {online: 62, offline: 2}
+
+
+def test_who_waits_for_the_chunk_keeps_its_slot_if_online():
+    engine = Engine()
+    engine.prefilling(ONLINE, tokens=500)
+    second = engine.prefilling(ONLINE, tokens=500)
+
+    decided = engine.plan()
+
+    assert second not in dict(decided.grants)
+    assert not decided.park
+    assert why(decided, second) is Reason.CHUNK_SPENT
+
+
+def test_a_higher_priority_takes_the_slot_of_the_lowest_and_its_kv_stays():
+    engine = Engine(slots=2, offline_share=0.0)
+    low, high = engine.decoding(ONLINE, priority=-1), engine.decoding(ONLINE)
+    newcomer = engine.add(ONLINE, 5, priority=3)
+    peer = engine.add(ONLINE, 5)
+
+    decided = engine.plan()
+
+    assert decided.park == (low,)
+    assert why(decided, low) is Reason.PRIORITY
+    assert dict(decided.grants) == {high: 1, newcomer: 5}
+    assert why(decided, peer) is Reason.NO_SLOT
+
+
+def test_a_parked_request_is_resumed_before_an_equal_one_is_admitted():
+    engine = Engine(slots=2, offline_share=0.0)
+    engine.decoding(ONLINE)
+    parked = engine.decoding(OFFLINE, phase=Phase.PARKED)
+    engine.add(OFFLINE, 5)
+
+    decided = engine.plan()
+
+    assert decided.resume == (parked,)
+    assert not decided.admit
+
+
+def test_a_less_served_tenant_is_admitted_before_a_parked_one_of_another_goes_on():
+    engine = Engine(slots=2, offline_share=0.0)
+    engine.decoding(ONLINE)
+    engine.decoding(OFFLINE, tenant="rich", phase=Phase.PARKED)
+    poor = engine.add(OFFLINE, 5, tenant="poor")
+    engine.ledgers[OFFLINE].charge("rich", 100)
+
+    assert engine.plan().admit == (poor,)
+
+
+def test_a_tenant_at_its_cap_leaves_the_slot_to_the_next():
+    engine = Engine(offline_share=0.0, tenants={"capped": TenantShare(max_slots=1)})
+    engine.decoding(OFFLINE, tenant="capped")
+    second = engine.add(OFFLINE, 5, tenant="capped")
+    other = engine.add(OFFLINE, 5, tenant="other")
+
+    decided = engine.plan()
+
+    assert decided.admit == (other,)
+    assert why(decided, second) is Reason.TENANT_CAP
+
+
+def test_a_lowered_cap_parks_the_last_of_the_tenant():
+    engine = Engine(tenants={"capped": TenantShare(max_slots=1)})
+    first, second = engine.decoding(OFFLINE, tenant="capped"), engine.decoding(OFFLINE, tenant="capped")
+
+    decided = engine.plan()
+
+    assert decided.park == (second,)
+    assert dict(decided.grants) == {first: 1}
+
+
+def test_offline_never_holds_more_slots_than_its_maximum():
+    engine = Engine(offline_max_share=0.5)
+    for _ in range(8):
+        engine.add(OFFLINE, 4)
+
+    assert len(engine.plan().admit) == 4
+
+
+def test_a_large_item_does_not_keep_others_from_filling_the_reservation():
+    engine = Engine(num_blocks=40, offline_share=0.25)
+    engine.decoding(ONLINE, tokens=100)
+    large = engine.add(OFFLINE, 80)
+    small = engine.add(OFFLINE, 12)
+
+    decided = engine.plan()
+
+    assert decided.admit == (small,)
+    assert why(decided, large) is Reason.NO_KV
+
+
+def test_offline_is_admitted_only_with_blocks_for_the_whole_prompt_and_some_to_grow():
+    engine = Engine(num_blocks=40, offline_share=0.0, tail_tokens=16)
+    engine.decoding(OFFLINE, tokens=80)
+    tight = engine.add(OFFLINE, 60)
+
+    assert why(engine.plan(), tight) is Reason.NO_KV
+
+    engine.waiting.clear()
+    fits = engine.add(OFFLINE, 44)
+
+    assert engine.plan().admit == (fits,)
+
+
+def test_lent_admissions_leave_a_guard_for_online_only_while_online_is_about():
+    engine = Engine(num_blocks=40, offline_share=0.0, guard_share=0.5)
+    engine.decoding(OFFLINE, tokens=30)
+    item = engine.add(OFFLINE, 60)
+
+    assert item in engine.plan().admit
+
+    engine.extra["last_online"] = engine.now - 1
+
+    assert item not in engine.plan().admit
+
+
+def test_cached_blocks_that_a_preemption_may_free_are_not_counted_twice():
+    """The newcomer shares its prefix with the victim: what it takes over is not free for others."""
+    engine = Engine(num_blocks=20, offline_share=0.0)
+    engine.decoding(OFFLINE, tokens=41)
+    engine.decoding(ONLINE, tokens=33)
+    newcomer = engine.add(ONLINE, 47, num_cached=40, num_cached_idle=0)
+
+    decided = engine.plan()
+
+    # 8 blocks stay with online, whose token takes one more; 12 cannot hold its 12 and the one to grow by.
+    assert decided.preempt == ()
+    assert why(decided, newcomer) is Reason.NO_KV
+
+
+class TestBudget:
+    """With the cost model trusted and an SLO."""
+
+    def make(self, **config) -> Engine:
+        return Engine(slots=64, ttft=0.2, tpot=0.02, offline_share=0.05, **config)
+
+    def slo(self) -> dict[str, float]:
+        return {"ttft": 0.2, "tpot": 0.02}
+
+    def test_without_online_there_is_none(self):
+        engine = self.make()
+        engine.decoding(OFFLINE)
+
+        assert engine.plan().budget_seconds == inf
+
+    def test_lent_decodes_are_parked_until_the_step_fits(self):
+        engine = self.make()
+        engine.cost = replace(EXACT, k3=0.001)
+        engine.decoding(ONLINE, **self.slo())
+        items = [engine.decoding(OFFLINE) for _ in range(60)]
+
+        decided = engine.plan()
+
+        assert decided.predicted_seconds <= decided.budget_seconds <= 0.95 * 0.02
+        assert decided.predicted_seconds + 0.0012 > decided.budget_seconds
+        assert not decided.preempt
+        assert decided.park == tuple(items[-len(decided.park) :])
+        assert why(decided, items[-1]) is Reason.STEP_BUDGET
+
+    def test_prefill_is_skipped_before_decodes_are_parked(self):
+        engine = self.make()
+        engine.cost = replace(EXACT, k1=0.02)
+        engine.decoding(ONLINE, **self.slo())
+        for _ in range(10):
+            engine.decoding(OFFLINE)
+        item = engine.add(OFFLINE, 50)
+
+        decided = engine.plan()
+
+        assert why(decided, item) is Reason.STEP_BUDGET
+        assert not decided.park
+
+    def test_the_reservation_is_served_even_where_the_budget_is_spent(self):
+        engine = self.make()
+        engine.decoding(ONLINE, ttft=0.2, tpot=0.001)
+        items = [engine.decoding(OFFLINE) for _ in range(10)]
+
+        decided = engine.plan()
+
+        assert [request for request, _ in decided.grants if request in items] == items[:4]
+        assert decided.predicted_seconds > decided.budget_seconds
+
+    def test_a_chunk_is_as_large_as_the_budget_allows(self):
+        engine = self.make(chunk_tokens=512)
+        engine.decoding(ONLINE, **self.slo())
+        items = [engine.add(OFFLINE, 600)]
+
+        decided = engine.plan()
+
+        assert 26 < dict(decided.grants)[items[0]] < 512
+        assert decided.predicted_seconds == pytest.approx(decided.budget_seconds, rel=0.01)
+
+    def test_a_newcomer_that_may_come_bounds_the_step_until_it_has_been_quiet(self):
+        engine = self.make(quiet_seconds=5.0)
+        engine.decoding(OFFLINE)
+        engine.extra = {"last_online": engine.now - 4.0, "typical_prompt": 100}
+        expected = EXACT.k0 + 0.25 * (0.2 - 2 * EXACT.k0 - EXACT.prefill(0, 100))
+
+        assert engine.plan().budget_seconds == pytest.approx(expected)
+
+        engine.now += 2.0
+
+        assert engine.plan().budget_seconds == inf
+
+    def test_a_waiting_request_bounds_the_step_that_it_waits_for(self):
+        engine = self.make(offline_max_share=1.0, chunk_tokens=16)
+        relaxed = self._budget_with_waiting(engine, late=0.0)
+        pressed = self._budget_with_waiting(engine, late=0.15)
+
+        assert pressed < relaxed
+
+    def _budget_with_waiting(self, engine: Engine, *, late: float) -> float:
+        engine.waiting.clear()
+        engine.residents.clear()
+        engine.decoding(OFFLINE)
+        engine.add(ONLINE, 64, arrival=engine.now - late, **self.slo())
+        return engine.plan().budget_seconds
+
+    def test_an_overdue_request_does_not_freeze_offline(self):
+        engine = self.make()
+        engine.decoding(ONLINE, arrival=engine.now - 60, **self.slo())
+        item = engine.decoding(OFFLINE)
+        for _ in range(5):
+            engine.decoding(OFFLINE)
+
+        decided = engine.plan()
+
+        assert item in dict(decided.grants)
+        assert not decided.park
+        assert decided.budget_seconds == pytest.approx(0.95 * 0.02)
+
+    def test_an_untrusted_model_lends_a_fixed_share(self):
+        engine = self.make()
+        engine.cost = CostModel()
+        engine.decoding(ONLINE, **self.slo())
+        for _ in range(60):
+            engine.decoding(OFFLINE)
+
+        decided = engine.plan()
+
+        offline = sum(request.request_class is OFFLINE for request, _ in decided.grants)
+        assert offline == 4 + 16
+        assert decided.budget_seconds == inf
+
+    def test_the_ceiling_shrinks_the_reservation_not_online(self):
+        engine = Engine(slots=16, offline_share=0.25)
+        engine.extra["ceiling"] = 4
+        for _ in range(4):
+            engine.add(OFFLINE, 4)
+        for _ in range(16):
+            engine.add(ONLINE, 3)
+
+        admitted = engine.plan().admit
+
+        assert sum(request.request_class is OFFLINE for request in admitted) == 1
+        assert sum(request.request_class is ONLINE for request in admitted) == 15
+
+
+def test_offline_holds_its_floor_however_heavy_online_is():
+    """Ten times as much online as there are slots, for as long as it lasts."""
+    config = PolicyConfig(slots=10, num_blocks=600, block_tokens=4, offline_share=0.2, tail_tokens=16)
+    flood = [Arrival(0.002 * i, ONLINE, 20, 30, ttft=0.1, tpot=0.02) for i in range(100)]
+    jobs = [Arrival(0.1, OFFLINE, 12, 8) for _ in range(60)]
+    replay = Replay(config, flood + jobs)
+    replay.keeps_history = True
+
+    replay.run(max_steps=5000)
+
+    held = []
+    for snapshot, decided in replay.history:
+        online_waits = any(request.request_class is ONLINE for request in snapshot.waiting)
+        if online_waits and any(request.request_class is OFFLINE for request in snapshot.waiting):
+            held.append(sum(request.request_class is OFFLINE for request, _ in decided.grants))
+    reached = held.index(2)
+    assert reached <= 30
+    assert len(held) > 100
+    assert set(held[reached:]) == {2}
+
+
+def test_a_step_does_at_most_the_predicted_work():
+    engine = Engine()
+    engine.decoding(ONLINE, tokens=50)
+    engine.prefilling(OFFLINE, tokens=20, done=4)
+
+    expected = EXACT.predict(Work(16, 16 * (4 + 8.5), 1, 50))
+
+    assert engine.plan().predicted_seconds == pytest.approx(expected)
