@@ -161,7 +161,8 @@ class Replica:
             self.is_busy = False
             self.kv.check(())
             return
-        self._stalled += 1
+        is_owed = self.guarantees or self.residents or self.backlog.count(RequestClass.ONLINE)
+        self._stalled += 1 if is_owed else 0  # a gateway may hold offline work back
         if self._stalled > STALLED:
             raise IllegalPlan(f"{len(self.items)} requests wait or are resident, and no plan runs any of them")
         self.clock.at(self.clock.now + LOOK_AGAIN_SECONDS, self._begin, rank=1)
