@@ -12,17 +12,27 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-LEFT_OUT = {"all.py", "size.py", "demo_pooled.py"}
+LEFT_OUT = {"all.py", "size.py", "demo_pooled.py", "mixed.py"}
 """Not benchmarks, or longer than all others together."""
+QUICK = {
+    "attention.py": ("--repeats", "3"),
+    "engine_step.py": ("--repeats", "3"),
+    "job_queue.py": ("--items", "5000", "--jobs", "50"),
+    "plan.py": ("--seconds", "0.1"),
+    "serving.py": ("--requests", "16", "--turns", "1"),
+    "step_model.py": (),
+}
+"""What `--quick` means to each; `--quick` itself where nothing stands here."""
 
 
 def main() -> int:
     """Run them; the exit status is 1 where one failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="shorter runs")
-    quick = ["--quick"] if parser.parse_args().quick else []
+    is_quick = parser.parse_args().quick
     failed = []
     for script in sorted(path for path in HERE.glob("*.py") if path.name not in LEFT_OUT):
+        quick = QUICK.get(script.name, ("--quick",)) if is_quick else ()
         print(f"\n=== {script.name}", flush=True)
         if subprocess.run([sys.executable, str(script), *quick], check=False).returncode:
             failed.append(script.name)
