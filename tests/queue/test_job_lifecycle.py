@@ -118,6 +118,16 @@ def test_giving_back_spends_no_attempt_and_keeps_the_prefix(queue, line):
     assert queue.give_back("w1", first) is Outcome.LEASE_LOST
 
 
+def test_a_prefix_goes_with_its_item(queue, desk, line, result):
+    job_id = submit(queue, line, 2)
+    (claimed,) = queue.claim(job_id, 1, "w1")
+    queue.give_back("w1", claimed, Prefix(token_ids=(5,)))
+    (claimed,) = queue.claim(job_id, 1, "w1")
+    queue.finish("w1", claimed, result(claimed))
+
+    assert not desk.raw.exists(queue._keys.part(job_id, "prefixes"))
+
+
 def test_a_failed_attempt_drops_the_prefix_and_an_expired_one_keeps_it(impatient, desk, line):
     queue = impatient
     job_id = submit(queue, line, 1)
@@ -217,14 +227,15 @@ def test_attempts_are_spent_after_five_and_leave_a_dead_letter(impatient, line):
     assert queue.stats().dead_letters == 1
 
 
-def test_five_expired_leases_make_a_dead_letter(queue, desk, line):
+def test_five_expired_leases_make_a_dead_letter(queue, desk, line, result):
     job_id = submit(queue, line, 1)
     for _ in range(5):
-        queue.claim(job_id, 1, "w1")
+        (last,) = queue.claim(job_id, 1, "w1")
         desk.end_lease(job_id, 0)
         queue.reap()
     (found,) = queue.results(job_id)
 
+    assert queue.finish("w1", last, result(last)) is Outcome.LEASE_LOST
     assert queue.claim(job_id, 1, "w1") == []
     assert found.error is not None
     assert found.error["code"] == "lease_expired"

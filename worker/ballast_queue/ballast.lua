@@ -594,7 +594,7 @@ local function expire_leases(keys, argv)
   local indexes = call('ZRANGE', k.leases, '-inf', string.format('%.6f', now), 'BYSCORE', 'LIMIT', 0, argv[2])
   local most = setting(k, 'max_attempts', 5)
   for _, index in ipairs(indexes) do
-    local token, attempts, worker = live_of(k, index)
+    local _, attempts, worker = live_of(k, index)
     end_lease(k, job, index)
     if job.ending ~= '' then
       let_go(k, job, index)
@@ -602,7 +602,8 @@ local function expire_leases(keys, argv)
       local message = string.format(
         'no worker finished it: %d of %d attempts ended with an expired lease or an error, the last on worker %s',
         attempts, most, worker)
-      local letter = {token = token, attempts = attempts, code = 'lease_expired', message = message, worker = worker}
+      -- Token 0: nobody's finish, so that the worker which comes back late hears that its lease is lost.
+      local letter = {token = '0', attempts = attempts, code = 'lease_expired', message = message, worker = worker}
       letter.status = 504
       bury(k, job, index, letter, now)
     else
