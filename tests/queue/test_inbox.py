@@ -120,7 +120,7 @@ def test_nobody_adds_to_a_job_that_was_submitted_another_way(queue, add, line):
     assert queue.job(f"inbox-{entry}").state is JobState.FAILED
 
 
-@pytest.mark.parametrize("name", ["", "a b", "a|b", "x" * 129, "-a", "ü", "{a}", "a\n"])
+@pytest.mark.parametrize("name", ["", "a b", "a|b", "x" * 129, "-a", "ü", "{a}", "a\n", "a:items", "a:results"])
 def test_an_unsafe_job_id_is_refused(queue, add, line, name):
     entry = add(line("a"), job=name).decode()
     queue.take_in()

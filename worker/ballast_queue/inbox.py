@@ -20,7 +20,8 @@ from ballast_queue.submission import Submitting, check_deadline, check_tenant
 
 INTAKE_SECONDS = 5.0
 """How long a worker that died while it took the inbox in keeps the others from it."""
-_JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
+_JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
+"""No colon: `x:items` would be a job whose record lies where the items of job `x` do."""
 _FIELDS = frozenset({"item", "job", "tenant", "priority", "deadline", "end"})
 _ENDS = {"1": True, "true": True, "0": False, "false": False, "": False}
 _DEFAULT_TENANT = "default"
@@ -144,7 +145,7 @@ def _problems(entry: Entry, job_id: str, tenant: str, settings: QueueSettings) -
     if "job" in fields and fields["job"] != job_id:
         yield InvalidBody(
             "job",
-            f"job: found {describe(fields['job'])}, wanted an id of at most 128 letters, digits and . _ : / - that is "
+            f"job: found {describe(fields['job'])}, wanted an id of at most 128 letters, digits and . _ / - that is "
             "not in use by a job submitted another way",
             "invalid_job",
         )
