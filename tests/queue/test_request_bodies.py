@@ -74,6 +74,8 @@ WRONG = {
     "too hot": (COMPLETIONS, {"temperature": 3}, "temperature", "found the number 3, wanted 2.0 or less"),
     "top_p of zero": (COMPLETIONS, {"top_p": 0}, "top_p", "wanted more than 0"),
     "a seed too large": (COMPLETIONS, {"seed": 2**63}, "seed", "wanted less than"),
+    "a top_k too large": (COMPLETIONS, {"top_k": 2**63}, "top_k", "wanted less than 2147483648"),
+    "an output too large": (CHAT, {"max_tokens": 10**400}, "max_tokens", "wanted less than 2147483648"),
     "no output": (COMPLETIONS, {"max_tokens": 0}, "max_tokens", "wanted 1 or more"),
     "several prompts": (COMPLETIONS, {"prompt": ["a", "b"]}, "prompt", "found a list of prompts, wanted one"),
     "lists of tokens": (COMPLETIONS, {"prompt": [[1], [2]]}, "prompt", "found a list of prompts, wanted one"),

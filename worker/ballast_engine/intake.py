@@ -192,6 +192,7 @@ class Intake:
             most_computed=num_tokens - 1 if generated else 0,
         )
         if generated:
+            sequence.last_token = generated[-1]
             sequence.num_told = len(generated)
             sequence.end = sequence.find_end()
         if self._has_prefix_cache:
@@ -229,7 +230,7 @@ def _check_sampling(sampling: SamplingParams) -> None:
         (sampling.max_tokens >= 1, "max_tokens", sampling.max_tokens, "1 or more"),
         (0 <= sampling.temperature < inf, "temperature", sampling.temperature, "0 or more"),
         (0 < sampling.top_p <= 1, "top_p", sampling.top_p, "above 0, at most 1"),
-        (sampling.top_k >= 0, "top_k", sampling.top_k, "0 (every token) or more"),
+        (0 <= sampling.top_k < 2**31, "top_k", sampling.top_k, "0 (every token) to 2147483647"),
         (0 <= sampling.min_p <= 1, "min_p", sampling.min_p, "from 0 to 1"),
         (all(sampling.stop), "stop", "", "strings with at least one character"),
     )

@@ -29,6 +29,8 @@ _NOT_YET_URLS = {
 }
 MAX_STOPS = 16
 """Stop strings in a request; OpenAI allows 4."""
+COUNT_LIMIT = 2**31
+"""Counts are below it: what computes with them has 32 or 64 bits."""
 
 
 def _refuse(message: str, *, field: str | None = None) -> PydanticCustomError:
@@ -124,7 +126,7 @@ class Body(_Strict):
     model: Annotated[Text, Field(min_length=1, max_length=512)]
     temperature: float = Field(default=1.0, ge=0, le=2, allow_inf_nan=False)
     top_p: float = Field(default=1.0, gt=0, le=1)
-    top_k: int = Field(default=0, ge=-1)
+    top_k: int = Field(default=0, ge=-1, lt=COUNT_LIMIT)
     """0 and -1 consider every token."""
     min_p: float = Field(default=0.0, ge=0, le=1)
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
@@ -172,7 +174,7 @@ class CompletionBody(Body):
     """Body of `/v1/completions`."""
 
     prompt: Annotated[str | tuple[int, ...], BeforeValidator(_check_prompt)]
-    max_tokens: int = Field(default=16, ge=1)
+    max_tokens: int = Field(default=16, ge=1, lt=COUNT_LIMIT)
 
     @property
     def num_output(self) -> int | None:
@@ -187,8 +189,8 @@ class ChatBody(Body):
     """Body of `/v1/chat/completions`."""
 
     messages: Annotated[tuple[Message, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
-    max_tokens: int | None = Field(default=None, ge=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
+    max_tokens: int | None = Field(default=None, ge=1, lt=COUNT_LIMIT)
+    max_completion_tokens: int | None = Field(default=None, ge=1, lt=COUNT_LIMIT)
     """OpenAI's newer name of `max_tokens`."""
 
     @property
