@@ -35,15 +35,14 @@ def parse_deadline(text: str, now: datetime) -> Deadline:
         at = now.timestamp() + sum(float(count) * _UNITS[unit] for count, unit in parts)
     else:
         try:
-            moment = datetime.fromisoformat(cleaned)
-        except ValueError:
+            # Without an offset: local time, summer time included.
+            at = datetime.fromisoformat(cleaned).timestamp()
+        except (ValueError, OverflowError):
             raise Usage(f"--deadline: found {text!r}, {_WANTED}.") from None
-        at = moment.timestamp()  # without an offset: local time, summer time included
-    if at <= now.timestamp():
-        shown = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        raise Usage(f"--deadline: {text!r} is {shown}, which has passed; {_WANTED} in the future.")
     try:
         shown = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (OSError, OverflowError, ValueError):
-        raise Usage(f"--deadline: {text!r} lies beyond the year 9999; {_WANTED}.") from None
+        raise Usage(f"--deadline: {text!r} lies outside the years 1 to 9999; {_WANTED}.") from None
+    if at <= now.timestamp():
+        raise Usage(f"--deadline: {text!r} is {shown}, which has passed; {_WANTED} in the future.")
     return Deadline(at, f"{shown} (in {duration(at - now.timestamp())})")

@@ -21,6 +21,7 @@ from ballast_cli.deadlines import Deadline, parse_deadline
 from ballast_cli.errors import CliError, Usage
 from ballast_cli.feasibility import Feasibility, Work, assess
 from ballast_cli.watch import progress, watch
+from ballast_queue.body import COUNT_LIMIT
 from ballast_queue.errors import QueueFull, QueueUnavailable
 
 if TYPE_CHECKING:
@@ -58,12 +59,12 @@ class _Lines:
         try:
             body: Any = json.loads(line)["body"]
             limit = body.get("max_completion_tokens") or body.get("max_tokens")
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return
-        if isinstance(limit, int):
-            self.output_tokens += limit
-        else:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return  # the validator says what is wrong with it
+        if not isinstance(limit, int):
             self.unbounded += 1
+        elif limit < COUNT_LIMIT:  # else it is refused
+            self.output_tokens += limit
 
 
 def submit(
