@@ -115,8 +115,9 @@ def test_a_reader_that_has_enough_is_no_error(queued):
     assert done.stderr == ""
 
 
-def test_the_password_of_a_url_is_never_shown(ballast):
-    ran = ballast("jobs", "--redis-url", "redis://user:secret@127.0.0.1:1")
+@pytest.mark.parametrize("url", ["redis://user:secret@127.0.0.1:1", "redsi://user:secret@host", "user:secret@host"])
+def test_the_password_of_a_url_is_never_shown(ballast, url: str):
+    ran = ballast("jobs", "--redis-url", url)
 
     assert "secret" not in ran.err
 
@@ -135,6 +136,16 @@ def test_a_taken_port_stops_up_before_anything_starts(ballast, tmp_path: Path):
     assert ran.code == 1
     assert "--port" in ran.err
     assert not (tmp_path / ".ballast").exists()
+
+
+def test_a_line_that_no_parser_takes_is_a_rejected_line_with_a_deadline_too(queued, make_line, tmp_path: Path):
+    file = tmp_path / "deep.jsonl"
+    file.write_text(f"{make_line('a')}\n{'[' * 100_000}\n{make_line('b', max_tokens=10**400)}\n")
+    ran = queued("submit", file, "--deadline", "1h")
+
+    assert ran.code == 0
+    assert "1 items" in ran.err
+    assert "2 rejected" in ran.err
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -124,7 +124,10 @@ class Place:
         running = None if redis_url and queue else Running.read()
         url = redis_url or (running.redis_url if running else DEFAULT_REDIS_URL)
         if urlsplit(url).scheme not in {"redis", "rediss", "unix"}:
-            raise Usage(f"--redis-url: found {url!r}, wanted redis://host:port, rediss://host:port or unix:///path.")
+            found = url.partition("://")[0] if "://" in url else url.rpartition("@")[2]  # the rest may hold a password
+            raise Usage(
+                f"--redis-url: found {found[:80]!r}, wanted redis://host:port, rediss://host:port or unix:///path."
+            )
         at_home = running is not None and url == running.redis_url
         name = queue or (running.queue if running and at_home else DEFAULT_QUEUE)
         password = os.environ.get("BALLAST_REDIS_PASSWORD") or None
