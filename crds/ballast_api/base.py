@@ -10,7 +10,7 @@ from pydantic.alias_generators import to_camel
 
 
 class ApiModel(BaseModel):
-    """Frozen, camelCase in YAML and JSON, unknown fields refused."""
+    """Frozen, camelCase in YAML and JSON, numbers finite, unknown fields refused."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -18,6 +18,7 @@ class ApiModel(BaseModel):
         validate_by_alias=True,
         extra="forbid",
         frozen=True,
+        allow_inf_nan=False,  # JSON, in which settings travel on, knows neither
         use_attribute_docstrings=True,
     )
 

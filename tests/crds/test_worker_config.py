@@ -65,6 +65,7 @@ def test_a_dumped_configuration_reads_back_equal(
         pytest.param(MINIMAL + "engine: {tensorParallel: 2}", "one device per worker", id="several GPUs"),
         pytest.param(MINIMAL + "engine: {device: tpu}", "engine.device", id="device"),
         pytest.param(MINIMAL + "ray: {}", "under Ray Serve comes later", id="ray"),
+        pytest.param(MINIMAL + "offline: {resultsDays: .inf}", "should be a finite number (found inf)", id="infinite"),
         pytest.param(MINIMAL + "runtime: {port: 99999}", "runtime.port", id="port"),
     ],
 )
