@@ -34,6 +34,7 @@ class Detokenizer:
         """A stop string is complete; nothing more is produced."""
         self._pieces = pieces
         self._utf8 = _Utf8(errors="replace")
+        self.has_stop = bool(stop)
         self._stop = tuple(stop)
         self._keep_stop = keep_stop
         self._held = ""
@@ -58,7 +59,7 @@ class Detokenizer:
         if self._strips_blank and text:
             self._strips_blank = False
             text = text.removeprefix(" ")
-        if not self._stop or not text:
+        if not self.has_stop or not text:
             return text
         text = self._held + text
         # The stop string that is complete first counts, so that the cut does not depend on how tokens were grouped.

@@ -18,7 +18,7 @@ def _byte_level_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
-class Pieces:
+class Pieces(dict[int, bytes]):
     """Bytes by token id. Special tokens and ids that the tokenizer does not know contribute nothing.
 
     Two kinds of vocabulary are read: byte-level BPE, and SentencePiece (blanks as U+2581, bytes as `<0xNN>`), in which
@@ -26,6 +26,7 @@ class Pieces:
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        super().__init__()
         self._backend = backend
         decoder = _decoder_of(backend)
         kinds = {part.get("type") for part in decoder}
@@ -35,13 +36,10 @@ class Pieces:
             (part["type"] == "Strip" and part.get("start")) or _strips_metaspace(part) for part in decoder
         )
         self._special = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
-        self._known: dict[int, bytes] = {}
 
-    def __getitem__(self, token_id: int) -> bytes:
-        """The token's bytes inside a text."""
-        piece = self._known.get(token_id)
-        if piece is None:
-            piece = self._known[token_id] = self._make(token_id)
+    def __missing__(self, token_id: int) -> bytes:
+        """Work a token out when it is first seen."""
+        piece = self[token_id] = self._make(token_id)
         return piece
 
     def is_special(self, token_id: int) -> bool:

@@ -23,6 +23,8 @@ class Sequence:
     tokens: Ints
     """Prompt and generated tokens; the first `request.num_tokens` count."""
     block_tokens: int
+    last_token: int = -1
+    """The newest token; -1 before the first generated one."""
     ends: frozenset[int] = frozenset()
     """Tokens that end the answer."""
     salt: str = ""
@@ -65,7 +67,7 @@ class Sequence:
         request = self.request
         if request.num_tokens == len(self.tokens):
             self.tokens = np.concatenate([self.tokens, np.empty(max(64, len(self.tokens)), np.int64)])
-        self.tokens[request.num_tokens] = token
+        self.tokens[request.num_tokens] = self.last_token = token
         request.num_tokens += 1
         request.num_output += 1
 
@@ -76,24 +78,27 @@ class Sequence:
         if upto and self.last_token in self.ends and not self.generation.sampling.include_stop:
             upto -= 1
         if upto > self.num_read:
-            new = self.tokens[request.num_prompt + self.num_read : request.num_prompt + upto].tolist()
-            self.settled += self.text.add(new)
+            self.settled += self.text.add(self._generated(self.num_read, upto))
             self.num_read = upto
 
-    @property
-    def last_token(self) -> int:
-        """The newest token."""
-        return int(self.tokens[self.request.num_tokens - 1])
+    def _generated(self, start: int, end: int) -> list[int]:
+        """Generated tokens from one index to another; mostly that is the newest alone."""
+        request = self.request
+        if start + 1 == end == request.num_output:
+            return [self.last_token]
+        found: list[int] = self.tokens[request.num_prompt + start : request.num_prompt + end].tolist()
+        return found
 
     def find_end(self) -> FinishReason | None:
         """Tell whether the answer is complete, and why; reads the text where a stop string may end it."""
         if self.last_token in self.ends:
             return FinishReason.STOP
-        if self.generation.sampling.stop:
+        if self.text.has_stop:
             self.read()
             if self.text.is_stopped:
                 return FinishReason.STOP
-        return FinishReason.LENGTH if self.request.num_output >= self.request.max_output else None
+        request = self.request
+        return FinishReason.LENGTH if request.num_output >= request.max_output else None
 
     def take_text(self) -> str:
         """Give out the text that is settled since the last call."""
@@ -105,7 +110,7 @@ class Sequence:
         request = self.request
         output = Output(
             request_id=self.generation.request_id,
-            token_ids=self.tokens[request.num_prompt + self.num_told : request.num_tokens].tolist(),
+            token_ids=self._generated(self.num_told, request.num_output),
             text=text,
             num_prompt=request.num_prompt,
             num_output=request.num_output,

@@ -1,0 +1,102 @@
+"""What a step costs beside the model: plan, schedule and finish, with an executor that computes nothing.
+
+    python benchmarks/bookkeeping.py [--json FILE] [--quick]
+
+Times are CPU time of the thread, so that other work on the machine does not count. All slots decode, half of them
+online and streaming, four tenants, some requests waiting.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from replay import DEMO, machine, median, parser, percentile, write
+
+from ballast_engine.batch import Batch
+from ballast_engine.engine import Engine
+from ballast_engine.options import EngineOptions
+from ballast_engine.request import GenerationRequest, SamplingParams
+from ballast_engine.tokenizer import Tokenizer
+from ballast_policy.request import RequestClass
+from ballast_policy.snapshot import PolicyConfig, Snapshot
+
+
+class Nothing:
+    """Draws tokens without a model."""
+
+    vocab_size = 4096
+    max_model_len = 4096
+    block_tokens = 16
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+
+    def run(self, batch: Batch) -> NDArray[np.int64]:
+        """Give the token 100 to everybody."""
+        return np.full(len(batch.samples), 100, np.int64)
+
+
+def make_engine(slots: int) -> Engine:
+    """An engine whose slots are all decoding."""
+    num_blocks = slots * 160
+    engine = Engine(
+        executor=Nothing(num_blocks),
+        tokenizer=Tokenizer(DEMO / "model"),
+        policy=PolicyConfig(slots=slots, num_blocks=num_blocks, chunk_tokens=8192),
+        options=EngineOptions(directory=Path()),
+    )
+    rng = np.random.default_rng(0)
+    for i in range(slots + 16):
+        is_online = i % 2 == 0
+        engine.submit(
+            GenerationRequest(
+                request_id=str(i),
+                prompt=tuple(rng.integers(5, 4000, 300).tolist()),
+                sampling=SamplingParams(temperature=0.0, max_tokens=2000, ignore_eos=True),
+                request_class=RequestClass.ONLINE if is_online else RequestClass.OFFLINE,
+                tenant=f"tenant {i % 4}",
+                stream=is_online,
+            )
+        )
+    while engine.last_step.num_decode < slots:
+        engine.step()
+    return engine
+
+
+def main() -> int:
+    """Print the step's bookkeeping by number of slots."""
+    asked = parser(__doc__).parse_args()
+    about = machine()
+    steps = 200 if asked.quick else 1000
+    figures = {}
+    print(f"{'decoding':>10}{'whole ms':>10}{'p90':>8}{'plan ms':>10}")
+    for slots in (1, 16, 64, 256):
+        engine = make_engine(slots)
+        decide = engine._scheduler._planner  # noqa: SLF001 -- the plan is timed inside the step
+        plans: list[float] = []
+
+        def timed(snapshot: Snapshot, decide=decide, plans=plans):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+            begin = time.thread_time()
+            plan = decide(snapshot)
+            plans.append(time.thread_time() - begin)
+            return plan
+
+        engine._scheduler._planner = timed  # noqa: SLF001 -- as above
+        whole = []
+        for _ in range(steps):
+            begin = time.thread_time()
+            engine.step()
+            whole.append(time.thread_time() - begin)
+        each = {"step_ms": 1e3 * median(whole), "p90_ms": 1e3 * percentile(whole, 90), "plan_ms": 1e3 * median(plans)}
+        figures[slots] = each
+        print(f"{slots:10}{each['step_ms']:10.3f}{each['p90_ms']:8.3f}{each['plan_ms']:10.3f}")
+    write(asked.json, {"machine": about, "by_slots": figures})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
