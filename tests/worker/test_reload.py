@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from ballast_api.worker_config import WorkerConfig
 from ballast_worker.reload import Loaded, Watcher, content_hash
 
@@ -106,6 +108,17 @@ def test_an_invalid_file_leaves_the_old_configuration_and_is_told_until_mended(t
     watcher.check()
 
     assert not watcher.is_invalid
+
+
+def test_each_new_problem_of_a_file_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    watcher = make_watcher(tmp_path / "c.yaml", Taken())
+
+    for wrong in ("slots: eight", "slots: eight", "slots: -1"):
+        rewrite(tmp_path / "c.yaml", START.replace("slots: 8", wrong))
+        watcher.check()
+
+    found = [vars(record)["fields"]["because"] for record in caplog.records if record.levelname == "ERROR"]
+    assert ["eight" in because for because in found] == [True, False]
 
 
 def test_a_file_that_is_gone_for_a_moment_is_waited_for(tmp_path: Path) -> None:

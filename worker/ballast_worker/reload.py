@@ -112,6 +112,7 @@ class Watcher:
         self._apply = apply
         self._also = also
         self._also_changed = also_changed
+        self._complaint = ""
         self._seen: tuple[int, int, int] | None = None
         self._also_seen = _stamp(also)
         self._text_hash = loaded.content_hash
@@ -159,6 +160,7 @@ class Watcher:
         self._apply(loaded)
         self.loaded = loaded
         self.is_invalid = False
+        self._complaint = ""
         if loaded.restart_required:
             log.warning("configuration needs a restart", fields=", ".join(loaded.restart_required))
         log.info(
@@ -168,8 +170,9 @@ class Watcher:
         )
 
     def _refuse(self, why: str) -> None:
-        if not self.is_invalid:
+        if why != self._complaint:
             log.error("configuration not taken up, the old one stays in force", because=why)
+        self._complaint = why
         self.is_invalid = True
 
     def _check_also(self) -> None:
