@@ -22,9 +22,6 @@ from ballast_sim.simulation import Scenario, simulate
 from ballast_sim.step_model import Roofline, Work, profile
 from ballast_sim.traffic import Arrival
 
-CEILING_SECONDS = 180.0
-"""How long a ceiling is simulated, the time in which the batch fills included."""
-
 
 class Ballast:
     """The policy that ships, as the simulator asks for it."""
@@ -107,6 +104,7 @@ class Deployment:
         online: Sequence[Arrival] = (),
         offline: Sequence[Arrival] = (),
         seconds: float,
+        warmup: float | None = None,
         replicas: int = 1,
         config: PolicyConfig | None = None,
     ) -> Report:
@@ -118,7 +116,7 @@ class Deployment:
             online=online,
             offline=(lambda: [Job.endless("offline", offline)]) if offline else list,
             seconds=seconds,
-            warmup_seconds=min(60.0, seconds / 4),
+            warmup_seconds=min(60.0, seconds / 4) if warmup is None else warmup,
             replicas=replicas,
             seed=self.inputs.seed,
             cost=self.cost,
@@ -127,14 +125,18 @@ class Deployment:
 
     def unbounded(self, lengths: Sequence[Arrival]) -> float:
         """Tokens per second of these lengths alone, steps as long as they come."""
-        return self.run(baselines.unbounded, offline=lengths, seconds=CEILING_SECONDS).total_tokens
+        return self._ceiling(baselines.unbounded, lengths)
 
     def slo_bound(self, lengths: Sequence[Arrival]) -> float:
         """Tokens per second of these lengths alone with every step within the TPOT.
 
         No policy that keeps online decodes resident and within their TPOT does more.
         """
-        return self.run(lambda: baselines.held_to(self.tpot), offline=lengths, seconds=CEILING_SECONDS).total_tokens
+        return self._ceiling(lambda: baselines.held_to(self.tpot), lengths)
+
+    def _ceiling(self, policy: Callable[[], Policy], lengths: Sequence[Arrival]) -> float:
+        seconds = 60 * self.inputs.ceiling_minutes
+        return self.run(policy, offline=lengths, seconds=seconds, warmup=seconds / 3).total_tokens
 
     def operations_per_token(self, lengths: Sequence[Arrival]) -> float:
         """Floating-point operations per token of these lengths, what MFU counts."""

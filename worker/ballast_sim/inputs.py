@@ -187,6 +187,8 @@ class PlanInputs(ApiModel):
     ahead: AheadInput = AheadInput()
     traffic_minutes: float = Field(default=5, gt=0)
     """How much traffic each simulation replays."""
+    ceiling_minutes: float = Field(default=9, gt=0)
+    """How long full batches are simulated for a ceiling; the first third, in which they fill, is left out."""
     seed: int = 0
 
     @classmethod

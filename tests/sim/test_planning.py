@@ -1,0 +1,234 @@
+"""The planner answers from the trace, or says which figure makes the question impossible."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ballast_api.errors import InvalidConfig
+from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
+from ballast_sim.capacity import plan_fleet
+from ballast_sim.deployment import Deployment
+from ballast_sim.encoder import batch_seconds, encoder_limit
+from ballast_sim.errors import BadInput, Impossible
+from ballast_sim.forecast import plan_ahead
+from ballast_sim.hardware import GPUS
+from ballast_sim.inputs import (
+    AheadInput,
+    EnergyInput,
+    EngineInput,
+    FleetInput,
+    MoneyInput,
+    PlanInputs,
+    ServiceInput,
+    SloInput,
+    describe,
+)
+from ballast_sim.price import HOURS_PER_MONTH, Price
+from ballast_sim.shape import SHAPES, Quantization
+from ballast_sim.step_model import Roofline
+from ballast_sim.traffic import Arrival, read, read_lengths
+
+SMALL = EngineInput(slots=48)
+"""Fills within a minute of simulated time."""
+ONLINE = [Arrival(0.5 * i, 300 + 37 * i % 900, 40 + 11 * i % 200) for i in range(600)]
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({"gpu": "b9000"}, "unknown GPU 'b9000'; known are a100, h100, h200, l4"),
+        ({"model": "gpt-9"}, "unknown model 'gpt-9'; known are llama-3-8b"),
+        (
+            {"model": "llama-3-70b"},
+            "does not fit: 141.1 GB of weights .* one a100 has 73.6 GB of 80 GB .* int4 weights take 42.7 GB",
+        ),
+        ({"slo": SloInput(tpot_milliseconds=10)}, "TPOT of 10 ms is below the fastest step: .* takes 14.4 ms"),
+        ({"slo": SloInput(ttft_milliseconds=20)}, "TTFT of 20 ms is below the fastest prefill: .* 300 token"),
+        ({"gpu": "l4"}, "TPOT of 50 ms is below the fastest step: .* 85.6 ms on one l4"),
+        ({"model": "bge-base"}, "is an encoder"),
+    ],
+)
+def test_what_physics_forbids_is_refused_with_its_figure(change, found):
+    with pytest.raises((BadInput, Impossible), match=found):
+        Deployment.of(PlanInputs(**change), ONLINE)
+
+
+def test_the_batch_ceiling_is_the_largest_batch_a_sweep_finds():
+    deployment = Deployment.of(PlanInputs(), ONLINE)
+    context = sum(a.num_prompt + a.num_output / 2 for a in ONLINE) / len(ONLINE)
+    prompt = round(sum(a.num_prompt for a in ONLINE) / len(ONLINE))
+    cost = deployment.cost
+
+    def fits(batch):
+        tpot = cost.k0 + batch * (cost.k3 + cost.k4 * context)
+        ttft = 2 * cost.k0 + (2 * batch - 1) * (cost.k3 + cost.k4 * context) + cost.prefill(0, prompt)
+        return tpot <= deployment.tpot and ttft <= deployment.ttft
+
+    ceiling, because = deployment.batch_ceiling(ONLINE)
+
+    assert ceiling == max(batch for batch in range(1, 257) if fits(batch))
+    assert "bound by" in because
+
+
+def test_holding_steps_to_the_slo_costs_throughput_and_faster_weights_win_it_back():
+    def kept(quantization):
+        slo = SloInput(tpot_milliseconds=25)
+        inputs = PlanInputs(quantization=quantization, slo=slo, engine=SMALL, ceiling_minutes=1)
+        deployment = Deployment.of(inputs, ONLINE)
+        return deployment.slo_bound(ONLINE) / deployment.unbounded(ONLINE)
+
+    plain, quantized = kept(Quantization.NONE), kept(Quantization.INT4)
+
+    assert plain < quantized < 1.0
+
+
+@pytest.fixture(scope="module")
+def small_fleet():
+    inputs = PlanInputs(
+        fleet=FleetInput(online_gpus=3, online_utilization_percent=20, offline_gpus=2, offline_utilization_percent=30),
+        traffic_minutes=0.7,
+        ceiling_minutes=1.5,
+        engine=SMALL,
+    )
+    return plan_fleet(inputs, ONLINE, [Arrival(0.0, 800 + 97 * i % 1500, 50 + 13 * i % 200) for i in range(200)])
+
+
+def test_utilization_counts_work_and_the_given_fleet_has_the_given_one(small_fleet):
+    given = small_fleet.options[0]
+
+    assert small_fleet.work == pytest.approx(3 * 0.2 + 2 * 0.3)
+    assert given.utilization == pytest.approx(small_fleet.work / 5)
+
+
+def test_mixed_gpus_keep_the_slo_do_the_work_and_are_fewer_than_today(small_fleet):
+    mixed = next(option for option in small_fleet.options if option.name == "mixed, fewest GPUs")
+
+    assert mixed.gpus < 5
+    assert min(mixed.ttft_attainment, mixed.tpot_attainment) >= 0.99
+    assert mixed.offline_tokens >= small_fleet.offline_tokens
+    assert mixed.utilization < 1.0
+
+
+def test_money_per_token_adds_up_to_money_per_hour(small_fleet):
+    for option in small_fleet.options:
+        per_hour = (
+            3600 / 1e6 * (option.online_tokens * option.online_dollars + option.offline_tokens * option.offline_dollars)
+        )
+        assert per_hour == pytest.approx(option.dollars_per_hour)
+
+
+def test_an_encoder_batch_is_the_largest_whose_two_steps_fit():
+    model = Roofline(SHAPES["bge-base"], GPUS["a100"])
+
+    limit = encoder_limit(model, prompt=256, latency=0.030)
+
+    assert 2 * batch_seconds(model, limit.batch, 256) <= 0.030 < 2 * batch_seconds(model, limit.batch + 1, 256)
+    with pytest.raises(Impossible, match="a latency of 1 ms is below the fastest answer: bge-base takes"):
+        encoder_limit(model, prompt=256, latency=0.001)
+
+
+EMBEDDINGS = ServiceInput(
+    name="embeddings", kind="encoder", model="bge-large", requests_per_second=(8000, 20000), prompt_tokens=128
+)
+
+
+def outlooks(**fields):
+    return plan_ahead(PlanInputs(ahead=AheadInput(months=18, services=(EMBEDDINGS,)), **fields))
+
+
+def test_a_growing_service_needs_more_gpus_each_month_and_fewer_with_each_way_added():
+    alone, batched, quantized, mixed = outlooks()
+
+    counts = [month.gpus for month in batched.months]
+    assert counts == sorted(counts)
+    assert counts[-1] / counts[0] == pytest.approx(20000 / 8000, rel=0.15)
+    assert alone.months[-1].gpus > batched.months[-1].gpus >= quantized.months[-1].gpus >= mixed.months[-1].gpus
+    assert alone.dollars > batched.dollars >= quantized.dollars
+
+
+def test_rates_grow_by_an_equal_factor_from_the_first_to_the_last_month():
+    rates = [EMBEDDINGS.rate(month, 18) for month in range(18)]
+
+    assert (rates[0], rates[-1]) == (8000, pytest.approx(20000))
+    assert rates[1] / rates[0] == pytest.approx(rates[17] / rates[16])
+
+
+def test_gpus_that_are_needed_long_are_bought_and_the_others_rented():
+    dear = outlooks(money=MoneyInput(way="cheapest"), gpus={"a100": {"purchaseDollars": 30_000}})[1]
+    first, last = dear.months[0], dear.months[-1]
+
+    assert first.rented == 0
+    assert last.rented > 0
+    assert all(month.bought + month.rented >= month.gpus for month in dear.months)
+    price = Price(replace(GPUS["a100"], purchase_dollars=30_000), EnergyInput(), MoneyInput(way="cheapest"))
+    longest_rented = next(n for n in range(18, 0, -1) if _rent(price, n) <= _buy(price, n))
+    assert last.rented == last.gpus - dear.months[18 - longest_rented - 1].gpus
+
+
+def _rent(price, months):
+    return months * HOURS_PER_MONTH * price.gpu.dollars_per_hour
+
+
+def _buy(price, months):
+    return price.purchase_for(months) + months * HOURS_PER_MONTH * price.power_per_hour(1.0)
+
+
+def test_a_power_budget_names_the_month_that_breaks_it():
+    batched = outlooks()[1]
+    kilowatts = [month.kilowatts for month in batched.months]
+
+    assert batched.over_budget(None) is None
+    assert batched.over_budget(kilowatts[-1] + 1) is None
+    assert batched.over_budget((kilowatts[4] + kilowatts[5]) / 2).number == 6
+
+
+def test_a_plan_ahead_without_services_or_with_the_wrong_kind_is_refused():
+    wrong = EMBEDDINGS.model_copy(update={"model": "llama-3-8b"})
+
+    with pytest.raises(BadInput, match="name at least one service"):
+        plan_ahead(PlanInputs())
+    with pytest.raises(BadInput, match="llama-3-8b generates text"):
+        plan_ahead(PlanInputs(ahead=AheadInput(services=(wrong,))))
+
+
+def test_inputs_are_read_back_as_they_are_printed(tmp_path):
+    path = tmp_path / "plan.yaml"
+    inputs = PlanInputs(gpu="h100", slo=SloInput(tpot_milliseconds=30), ahead=AheadInput(services=(EMBEDDINGS,)))
+    path.write_text(inputs.dump())
+
+    again = PlanInputs.load(path)
+
+    assert again.model_copy(update={"gpus": {}}) == inputs
+    assert [describe(again.find_gpu(name)) for name in GPUS] == [pytest.approx(describe(gpu)) for gpu in GPUS.values()]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("gpus: {mine: {teraflops: 100}}\ngpu: mine\n", "gpus.mine is not a known GPU, so all its figures are needed"),
+        ("slo: {tpotMilliseconds: -1}\n", "slo.tpotMilliseconds: Input should be greater than 0"),
+        ("speed: 9\n", "speed: Extra inputs are not permitted"),
+        ("- 1\n", "found list, wanted a mapping"),
+        ("ahead: {services: [{name: a, model: b, requestsPerSecond: [0, 1], promptTokens: 1}]}", "must be above 0"),
+    ],
+)
+def test_wrong_inputs_are_refused_by_name(tmp_path, text, found):
+    path = tmp_path / "plan.yaml"
+    path.write_text(text)
+
+    with pytest.raises((InvalidConfig, BadInput), match=found):
+        PlanInputs.load(path).find_gpu("mine")
+
+
+@pytest.mark.slow
+def test_the_known_case_of_twelve_gpus_comes_out_near_the_arithmetic():
+    found = plan_fleet(PlanInputs(traffic_minutes=3), read(Path(ONLINE_TRACE)), read_lengths(Path(OFFLINE_TRACE)))
+    by_name = {option.name: option for option in found.options}
+
+    assert found.work == pytest.approx(2.8)
+    assert by_name["mixed, fewest GPUs"].gpus in (4, 5)
+    assert 0.70 <= by_name["mixed, fewest GPUs"].utilization <= 0.80
+    assert 3.3 <= by_name["mixed on the same 8"].offline_tokens / found.offline_tokens <= 4.0
