@@ -235,10 +235,10 @@ class PlanInputs(ApiModel):
 def describe(gpu: Gpu) -> dict[str, float]:
     """A GPU's figures under the names of the input file."""
     return {
-        "teraflops": gpu.flops / 1e12,
-        "fp8Teraflops": gpu.fp8_flops / 1e12,
-        "terabytesPerSecond": gpu.bandwidth / 1e12,
-        "memoryGigabytes": gpu.memory / 1e9,
+        "teraflops": round(gpu.flops / 1e12, 6),
+        "fp8Teraflops": round(gpu.fp8_flops / 1e12, 6),
+        "terabytesPerSecond": round(gpu.bandwidth / 1e12, 6),
+        "memoryGigabytes": round(gpu.memory / 1e9, 6),
         "watts": gpu.watts,
         "idleWatts": gpu.idle_watts,
         "dollarsPerHour": gpu.dollars_per_hour,

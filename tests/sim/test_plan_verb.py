@@ -1,0 +1,97 @@
+"""`ballast plan` as a person runs it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from ballast_cli.__main__ import main
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def ballast(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        capsys.readouterr()
+        code = main(["plan", *map(str, arguments)])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "found"),
+    [
+        (["--gpu", "b9000"], 2, "unknown GPU 'b9000'; known are a100"),
+        (["--model", "gpt-9"], 2, "unknown model 'gpt-9'"),
+        (["--quantization", "int3"], 2, "--quantization is 'int3'; known are none, fp8"),
+        (["--model", "llama-3-70b"], 1, "llama-3-70b does not fit: 141.1 GB of weights"),
+        (["--tpot-ms", "5"], 1, "TPOT of 5 ms is below the fastest step"),
+        (["--online", "nothing.csv"], 2, "nothing.csv: cannot be read"),
+        (["--inputs", "nothing.yaml"], 2, "nothing.yaml is not a valid configuration"),
+        (["--plot", "no/such/plan.png"], 2, "--plot: there is no directory no/such"),
+        (["--ahead"], 2, "name at least one service under `ahead.services`"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_sentence_and_an_exit_code(ballast, arguments, code, found):
+    got, out, err = ballast(*arguments)
+
+    assert (got, out) == (code, "")
+    assert found in err
+    assert "Traceback" not in err
+
+
+def test_options_are_among_the_inputs_it_shows(ballast, tmp_path):
+    code, shown, _ = ballast("--show-inputs", "--gpu", "h100", "--tpot-ms", "30", "--price", "2.5")
+    (tmp_path / "plan.yaml").write_text(shown)
+
+    again = ballast("--show-inputs", "--inputs", "plan.yaml")
+
+    assert code == 0
+    assert again == (0, shown, "")
+    assert "tpotMilliseconds: 30.0" in shown
+    assert re.search(r"h100:\n(    .*\n)*    dollarsPerHour: 2.5", shown)
+
+
+def test_the_example_of_the_documentation_plans_ahead(ballast, tmp_path):
+    page = (ROOT / "docs" / "explanation" / "planner.md").read_text()
+    (example,) = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
+    without_simulations = example[: example.index("    - name: chat")]
+    (tmp_path / "plan.yaml").write_text(without_simulations)
+
+    code, out, err = ballast("--ahead", "--inputs", "plan.yaml", "--json", "plan.json", "--plot", "plan.png")
+
+    assert code == 0, err
+    assert "dynamic batching" in out
+    figures = json.loads((tmp_path / "plan.json").read_text())
+    assert len(figures) == 4
+    assert [len(way["months"]) for way in figures] == [18] * 4
+    assert (tmp_path / "plan.png").stat().st_size > 10_000
+
+
+def test_a_fleet_is_planned_with_table_reasons_figures_and_picture(ballast, tmp_path):
+    lines = [f"{0.5 * i},{300 + 37 * i % 900},{40 + 11 * i % 200}" for i in range(300)]
+    (tmp_path / "online.csv").write_text("\n".join(["arrival_seconds,prompt_tokens,output_tokens", *lines]))
+    (tmp_path / "plan.yaml").write_text(
+        "engine: {slots: 48}\nfleet: {onlineGpus: 2, offlineGpus: 1}\ntrafficMinutes: 0.5\nceilingMinutes: 1\n"
+    )
+
+    code, out, err = ballast(
+        *("--online", "online.csv", "--offline", "online.csv", "--inputs", "plan.yaml", "--no-tries"),
+        *("--json", "plan.json", "--plot", "plan.png"),
+    )
+
+    assert code == 0, err
+    assert "apart, as it is" in out
+    assert "2 GPUs at 20 % and 1 at 30 % are 0.7 GPUs of work" in out
+    figures = json.loads((tmp_path / "plan.json").read_text())
+    assert figures["options"][0]["gpus"] == 3
+    assert figures["because"][0] in out
+    assert (tmp_path / "plan.png").stat().st_size > 10_000
