@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from ballast_cli.connection import DATA_DIR, PasswordFile, QueueName
-from ballast_cli.console import examples
+from ballast_cli.console import examples, say
 from ballast_cli.processes import require_worker_parts, take_port, worker_command
 from ballast_cli.up import ConfigFile, Host, ModelDir, Port, Slots
 from ballast_cli.worker_file import Flags, compose, write
@@ -43,12 +44,15 @@ def serve(
     require_worker_parts()
     flags = Flags(model, host, port, slots, redis_url, password_file, queue)
     composed = compose(config, flags)
-    take_port(composed.runtime.host, composed.runtime.port)
+    free_port = take_port(composed.runtime.host, composed.runtime.port)
     file = config
     if file is None or flags != Flags():
         DATA_DIR.mkdir(exist_ok=True)
-        file = DATA_DIR / f"serve-{composed.runtime.port}.yaml"
-        write(composed, file)
+        # With the port it got in its name and inside, so that two that take free ones share no file.
+        file = DATA_DIR / f"serve-{free_port}.yaml"
+        write(compose(config, replace(flags, port=free_port)), file)
+        if config is not None:
+            say(f"Options beat {config}: the worker reads {file}, which is the one to change while it runs.")
     command = worker_command(file)
     # This process becomes the worker: signals, exit code and log are its own.
     os.execv(command[0], command)  # noqa: S606  no shell is what is wanted

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+FILE = "offline: {queue: x/y}\n"
+
+
+class Became(Exception):
+    """The command turned into this one."""
+
+
+@pytest.fixture
+def became(ballast, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Runs `ballast serve` up to where it becomes the worker; gives the worker's file and what was said."""
+
+    def become(_: str, command: list[str]) -> None:
+        raise Became(command[-1])
+
+    monkeypatch.setattr(os, "execv", become)
+    (tmp_path / "mine.yaml").write_text(FILE)
+
+    def run(*options: object) -> tuple[str, str]:
+        with pytest.raises(Became) as ended:
+            ballast("serve", *options)
+        return str(ended.value), capsys.readouterr().err
+
+    return run
+
+
+def test_a_worker_of_a_file_alone_reads_that_file(became):
+    assert became("--config", "mine.yaml") == ("mine.yaml", "")
+
+
+def test_with_options_the_file_to_change_is_named(became):
+    file, said = became("--config", "mine.yaml", "--port", "0", "--slots", "3")
+    written = yaml.safe_load(Path(file).read_text())
+
+    assert file in said
+    assert (written["slots"], written["offline"]["queue"]) == (3, "x/y")
+
+
+def test_two_workers_that_take_free_ports_share_no_file(became):
+    files = {became("--port", "0")[0] for _ in range(4)}
+
+    assert len(files) > 1
+    for file in files:
+        assert f"serve-{yaml.safe_load(Path(file).read_text())['runtime']['port']}.yaml" == Path(file).name
