@@ -46,6 +46,16 @@ def test_a_model_of_the_command_line_leaves_nothing_of_the_files_model(tmp_path:
     assert (found.model.served_name, found.model.revision) == (None, "")
 
 
+@pytest.mark.parametrize("uri", ["~/my model", "file://{home}/my%20model", "{home}/my model"])
+def test_a_model_is_found_however_its_directory_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uri: str):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "my model").mkdir()
+    (tmp_path / "my model" / "config.json").touch()
+    written = uri.format(home=tmp_path)
+
+    assert compose(make_file(tmp_path, f"model: {{uri: '{written}'}}"), Flags()).model.uri == written
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

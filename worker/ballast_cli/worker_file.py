@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import yaml
 from pydantic import ValidationError
@@ -88,7 +89,7 @@ def _put(data: dict[str, Any], section: str, values: dict[str, Any]) -> None:
 
 def _check_model(uri: str) -> None:
     """Catch a mistyped path before anything is started; what is inside is the loader's to judge."""
-    path = Path(uri.removeprefix("file://"))
+    path = Path(unquote(uri.removeprefix("file://")) if uri.startswith("file://") else uri).expanduser()
     if not (path / "config.json").is_file():
         found = "a directory without config.json" if path.is_dir() else "no such directory"
         raise Usage(
