@@ -46,12 +46,12 @@ class Side:
 def main() -> int:
     """Run both sides and print them."""
     options = parser(__doc__)
-    options.add_argument("--requests", type=int, default=300)
+    options.add_argument("--requests", type=int, default=160)
     options.add_argument("--slots", type=int, default=16)
     options.add_argument("--scale", type=float, default=8.0, help="divides the trace's lengths")
     options.add_argument("--rounds", type=int, default=3)
     asked = options.parse_args()
-    count, rounds = (80, 1) if asked.quick else (asked.requests, asked.rounds)
+    count, rounds = (60, 1) if asked.quick else (asked.requests, asked.rounds)
     about = machine()
     engines = {mode: build(asked.model, slots=asked.slots, mode=mode, prefix_cache=False) for mode in MODES}
     arrivals = azure(count, scale=asked.scale, longest=min(engine.max_tokens for engine in engines.values()))
