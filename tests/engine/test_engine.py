@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from ballast_engine.errors import DuplicateRequest, IntegrityError, InvalidRequest, RequestTooLong
+from ballast_engine.meter import MOST_PAYERS
 from ballast_engine.request import FinishReason
+from ballast_engine.scheduler import MOST_IDLE
 from ballast_engine.stats import StepKind
 from ballast_policy.plan import Plan
 from ballast_policy.request import RequestClass
@@ -336,6 +338,20 @@ def test_a_tenants_band_is_capped(bench_of: Make, generation: Make) -> None:
     bench.step()
 
     assert [s.request.priority for s in bench.engine._scheduler.live.values()] == [1, 9]
+
+
+def test_names_of_tenants_do_not_pile_up(bench_of: Make, generation: Make) -> None:
+    bench = bench_of()
+    for i in range(1500):
+        bench.engine.submit(generation(f"r{i}", (1,), i < 1480, tenant=f"user-{i}", max_tokens=1))
+        while bench.engine.has_work and i % 8 == 7:
+            bench.engine.step()
+    bench.run()
+    service = bench.engine.stats().service
+
+    assert len(service) == MOST_PAYERS + 1 + 20
+    assert sum(service.values()) == 1500 * 3
+    assert len(bench.engine._scheduler.ledgers[RequestClass.ONLINE].services) <= MOST_IDLE
 
 
 def test_most_of_what_is_reserved_of_kv_is_used(bench_of: Make, generation: Make) -> None:

@@ -13,6 +13,9 @@ from ballast_policy.plan import Reason
 from ballast_policy.request import Phase, RequestClass
 
 Payer = tuple[RequestClass, str]
+MOST_PAYERS = 1000
+"""Online tenants that are counted by name: their names come from whoever sends requests, and stay for ever."""
+OTHERS: Payer = (RequestClass.ONLINE, "other")
 
 
 @dataclass(slots=True)
@@ -84,7 +87,10 @@ class Meter:
         for payer, cost in self.bills.items():
             request_class, tenant = payer
             scheduler.ledgers[request_class].charge(tenant, cost)
-            self.service[payer] = self.service.get(payer, 0.0) + cost
+            service = self.service
+            is_new = request_class is RequestClass.ONLINE and payer not in service
+            counted = OTHERS if is_new and len(service) >= MOST_PAYERS else payer
+            service[counted] = service.get(counted, 0.0) + cost
         self.bills.clear()
 
     def note_step(self, residency: Residency) -> None:

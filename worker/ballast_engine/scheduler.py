@@ -23,6 +23,8 @@ from ballast_policy.snapshot import PolicyConfig, Snapshot, take_snapshot
 Planner = Callable[[Snapshot], Plan]
 
 REFIT_STEPS = 32
+MOST_IDLE = 1000
+"""Tenants in a ledger beyond which those that have no claim left are let go."""
 HINTED = 32
 """Waiting requests per class whose share of the prefix cache is looked up; a chunk seldom admits as many."""
 
@@ -72,16 +74,21 @@ class Scheduler:
         request = sequence.request
         if request.request_class is RequestClass.ONLINE:
             self._last_online = now
-        active = self.backlog.tenants(request.request_class)
-        active.update(
-            resident.request.tenant
-            for resident in self.residency.sequences()
-            if resident.request.request_class is request.request_class
-        )
+        active = self._active(request.request_class)
         if request.tenant not in active:
             self.ledgers[request.request_class].lift(request.tenant, active)
         self.live[request.seq] = sequence
         self.backlog.add(request)
+
+    def _active(self, request_class: RequestClass) -> set[str]:
+        """Tenants that wait or hold KV."""
+        active = self.backlog.tenants(request_class)
+        active.update(
+            resident.request.tenant
+            for resident in self.residency.sequences()
+            if resident.request.request_class is request_class
+        )
+        return active
 
     def leave(self, sequence: Sequence) -> None:
         """Take a request out, wherever it stands."""
@@ -233,6 +240,9 @@ class Scheduler:
         self._num_observed += 1
         if self._num_observed % REFIT_STEPS == 0:
             self._refit()
+            for request_class, ledger in self.ledgers.items():
+                if len(ledger.services) > MOST_IDLE:
+                    ledger.forget_idle(self._active(request_class))
 
     def _refit(self) -> None:
         model = self.fit.refit()
