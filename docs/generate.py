@@ -11,6 +11,7 @@ import html
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -89,8 +90,12 @@ def commands() -> str:
     command = [sys.executable, "-m", "typer", "ballast_cli.app", "utils", "docs", "--name", "ballast"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     text = html.unescape(text.split("\n", 1)[1])
-    text = re.sub(r"\nExamples:\n((?:  .*\n?)+)", r"\n**Examples**:\n\n```sh\n\1```\n", text)
-    return "# The ballast command\n\n" + NOTE + re.sub(r"(?m)^  ballast", "ballast", text).lstrip()
+    text = re.sub(
+        r"\nExamples:\n((?:  .*\n?)+)",
+        lambda found: f"\n**Examples**:\n\n```sh\n{textwrap.dedent(found[1])}```\n",
+        text,
+    )
+    return "# The ballast command\n\n" + NOTE + text.lstrip()
 
 
 def nothing_yet() -> Figures:
