@@ -7,6 +7,7 @@ from math import ceil, floor, inf
 from ballast_policy.growth import make_offline_room
 from ballast_policy.plan import Reason
 from ballast_policy.request import Phase, Request, RequestClass
+from ballast_policy.reservation import reserved_prefill_seconds
 from ballast_policy.shares import most_slots
 from ballast_policy.slots import Slots
 from ballast_policy.step import Step, computed
@@ -43,7 +44,14 @@ class _Lending:
         """How many of those that run, the first in order, the reservation covers."""
         self.guard = floor(config.guard_share * config.num_blocks) if is_guarded else 0
         self.door = Door(step)
+        self.reserved_seconds = reserved_prefill_seconds(step)
+        """Time that the reserved prefill tokens will take."""
         self.tails: int | None = None
+
+    @property
+    def spare(self) -> float:
+        """Seconds of the budget that nobody has a claim on."""
+        return self.budget - self.step.seconds - self.reserved_seconds
 
     def cut_slots(self) -> None:
         """Park who holds more slots than the tenant's cap, the maximum of the class and online leave."""
@@ -61,18 +69,18 @@ class _Lending:
     def cut_time(self) -> None:
         """Park the last lent decodes until the rest fits the budget."""
         step, offline, cost = self.step, self.step.offline, self.step.cost
-        seconds = step.seconds
-        if seconds + cost.k3 * len(offline.decodes) + cost.k4 * offline.context <= self.budget:
+        spare = self.spare
+        if cost.k3 * len(offline.decodes) + cost.k4 * offline.context <= spare:
             return
         over: list[Request] = []
         for index, request in enumerate(step.offline_running):
             if request.num_tokens - request.num_computed > 1:
                 continue
             added = cost.decode(request.num_tokens)
-            if index >= self.inside and (over or seconds + added > self.budget):
+            if index >= self.inside and (over or added > spare):
                 over.append(request)
             else:
-                seconds += added
+                spare -= added
         step.leave_slots(over, Reason.STEP_BUDGET)
 
     def cut_blocks(self) -> None:
@@ -113,11 +121,11 @@ class _Lending:
         """Prefill one that runs: first from the reserved chunk, then what is lent; it waits there or is parked."""
         step = self.step
         reserved = min(request.remaining, step.reserved_chunk) if is_inside else 0
-        seconds = self.budget - step.seconds - step.cost.prefill(request.num_computed, reserved)
-        lent = self._lent_tokens(request.remaining - reserved, seconds, request.num_computed + reserved)
+        lent = self._lent_tokens(request.remaining - reserved, request.num_computed + reserved)
         tokens = min(reserved + lent, (request.num_blocks + step.free) * step.block_tokens - request.num_computed)
         if tokens > 0:
             step.reserved_tokens -= min(reserved, tokens)
+            self.reserved_seconds -= step.cost.prefill(request.num_computed, reserved)
             self.chunk -= max(0, tokens - reserved)
             step.grant(request, tokens)
             return
@@ -135,11 +143,7 @@ class _Lending:
             return
         done = computed(request)
         left = request.num_tokens - done
-        if left == 1:
-            fits = step.seconds + step.cost.decode(request.num_tokens) <= self.budget
-            tokens = int(fits)
-        else:
-            tokens = self._lent_tokens(left, self.budget - step.seconds, done)
+        tokens = int(step.cost.decode(request.num_tokens) <= self.spare) if left == 1 else self._lent_tokens(left, done)
         reason = None
         if not slots.has_one_for(request):
             reason = Reason.NO_SLOT
@@ -157,8 +161,8 @@ class _Lending:
             self.tails += step.tail_blocks(request)
         step.start(request, tokens, Reason.LENT)
 
-    def _lent_tokens(self, wanted: int, seconds: float, num_computed: int) -> int:
-        return self.step.cost.largest_chunk(seconds, num_computed, min(wanted, self.chunk))
+    def _lent_tokens(self, wanted: int, num_computed: int) -> int:
+        return self.step.cost.largest_chunk(self.spare, num_computed, min(wanted, self.chunk))
 
     def _has_kv(self, request: Request) -> bool:
         """Tell whether the blocks for the whole of a request are free, and some for everybody to grow by.

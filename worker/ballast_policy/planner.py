@@ -27,7 +27,7 @@ from ballast_policy.lending import lend
 from ballast_policy.online import serve_online
 from ballast_policy.plan import Plan, Reason
 from ballast_policy.request import RequestClass
-from ballast_policy.reservation import fill_reservation
+from ballast_policy.reservation import fill_reservation, reserved_prefill_seconds
 from ballast_policy.snapshot import Snapshot
 from ballast_policy.step import Step
 
@@ -47,17 +47,17 @@ def plan(snapshot: Snapshot) -> Plan:
 
 def _budget(step: Step) -> float:
     """Give what the step may cost, from what online and the reservation of offline cost in it."""
-    offline = step.offline
+    online, offline = step.online, step.offline
     if not step.cost.is_trusted:
         return inf
-    reserved = 0.0
+    fixed = step.fixed_seconds
     if offline.decodes:
         num_reserved = min(step.num_reserved_held, len(offline.decodes))
-        reserved = num_reserved * step.cost.decode(offline.context // len(offline.decodes))
+        fixed += num_reserved * step.cost.decode(offline.context // len(offline.decodes))
+    seconds = fixed + step.seconds - step.fixed_seconds + reserved_prefill_seconds(step)
     resumed = [request for request in step.resume if request.request_class is RequestClass.ONLINE]
-    pending = chain(step.ranked(step.online.prefills), resumed, step.online_waiting)
-    fixed = step.fixed_seconds + reserved
-    return step_budget(step.snapshot, OnlineStep(step.online.decodes, pending, step.seconds + reserved, fixed))
+    pending = chain(step.ranked(online.prefills), resumed, step.online_waiting)
+    return step_budget(step.snapshot, OnlineStep(online.decodes, pending, seconds, fixed))
 
 
 def _break_deadlock(step: Step) -> None:

@@ -28,14 +28,15 @@ def fill_reservation(step: Step) -> None:
             break
         left = request.num_tokens - computed(request)
         granted = 1 if left == 1 else min(left, tokens)
-        if granted < 1 or not step.tenant_has_room(request):
+        is_behind = step.hold_blocks > 0 and request.phase is Phase.WAITING
+        if granted < 1 or is_behind or not step.tenant_has_room(request):
             continue
         missing = _missing_blocks(step, request)
         if missing is None:
             continue
         if missing > 0:
-            step.hold_blocks = step.whole(request)
-            break
+            step.hold_blocks = step.hold_blocks or step.whole(request)
+            continue
         offline.num_blocks += step.whole(request)
         step.start(request, granted, Reason.OFFLINE_RESERVATION)
         step.count_slot(request)
@@ -54,3 +55,13 @@ def _missing_blocks(step: Step, request: Request) -> int | None:
     if request.phase is Phase.WAITING and needed + tail > left:
         return None
     return max(0, needed + step.kept_blocks - step.free)
+
+
+def reserved_prefill_seconds(step: Step) -> float:
+    """Give the time that the kept prefill tokens take: they go to who prefills within the reservation, in order."""
+    left, seconds = step.reserved_chunk, 0.0
+    for request in step.ranked(request for request in step.reserved_prefills if request not in step.gone):
+        tokens = min(left, request.remaining)
+        seconds += step.cost.prefill(request.num_computed, tokens)
+        left -= tokens
+    return seconds

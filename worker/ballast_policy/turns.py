@@ -15,12 +15,14 @@ from ballast_policy.step import Step
 class Door:
     """Nobody overtakes: once one does not get in, those behind stay out, for the reason that stopped the first.
 
-    Want of prefill tokens stops only who waits: a parked request, which may need none, goes on being asked.
+    One exception: who waits in vain for blocks, tokens or time does not keep out who is parked, for it needs less of
+    them, and its KV comes free only when it goes on.
     """
 
     def __init__(self, step: Step) -> None:
         self._step = step
         self._reason: Reason | None = None
+        self._keeps_parked_out = False
         self._has_told_waiting = False
 
     @property
@@ -30,24 +32,26 @@ class Door:
 
     def close(self, request: Request, reason: Reason) -> None:
         """Turn one away and those behind it."""
-        self._reason = reason
-        self._has_told_waiting = request.phase is Phase.WAITING
+        is_waiting = request.phase is Phase.WAITING
+        self._reason = self._reason or reason
+        self._keeps_parked_out = not is_waiting or reason is Reason.NO_SLOT
+        self._has_told_waiting |= is_waiting
         self._step.explain(request, reason)
 
     def is_shut_for(self, request: Request) -> bool:
         """Tell whether one ahead of it was turned away; say so for the first that waits."""
-        is_waiting = request.phase is Phase.WAITING
-        if self._reason is None or (self._reason is Reason.CHUNK_SPENT and not is_waiting):
+        if self._reason is None:
             return False
-        if is_waiting and not self._has_told_waiting:
+        if request.phase is not Phase.WAITING:
+            return self._keeps_parked_out
+        if not self._has_told_waiting:
             self._has_told_waiting = True
             self._step.explain(request, self._reason)
         return True
 
     def is_shut_for_good(self, *, has_parked: bool) -> bool:
         """Tell whether asking further is no use: everybody is shut out, and the first that waits knows why."""
-        is_final = self._reason is not Reason.CHUNK_SPENT or not has_parked
-        return self._reason is not None and self._has_told_waiting and is_final
+        return self._has_told_waiting and (self._keeps_parked_out or not has_parked)
 
 
 def candidates(step: Step, parked: Iterable[Request], waiting: Sequence[Request]) -> Iterator[Request]:
