@@ -58,7 +58,7 @@ def test_equal_scenarios_give_equal_runs_and_seeds_differ(make_scenario):
 
 POLICIES = {
     "ballast": Ballast,
-    "greedy": lambda: baselines.greedy(0.05),
+    "greedy": lambda: baselines.greedy(0.05, 128),
     "naive-priority": baselines.naive_priority,
     "sarathi": baselines.sarathi,
     "aimd": baselines.aimd,

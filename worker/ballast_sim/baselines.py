@@ -14,7 +14,6 @@ All but one form their batch with `Fill`, whose fields are the differences betwe
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 
@@ -104,9 +103,9 @@ class Aimd(Fill):
         return int(self.limit)
 
 
-def online_only() -> Fill:
+def online_only(chunk_tokens: int) -> Fill:
     """Without offline work."""
-    return Fill(takes_offline=False, chunk_tokens=2048)
+    return Fill(takes_offline=False, chunk_tokens=chunk_tokens)
 
 
 def unbounded(chunk_tokens: int = 2048) -> Fill:
@@ -119,14 +118,14 @@ def held_to(step_seconds: float, chunk_tokens: int = 2048) -> Fill:
     return Fill(chunk_tokens=chunk_tokens, step_seconds=step_seconds, is_parking=True)
 
 
-def greedy(tpot: float) -> Fill:
+def greedy(tpot: float, chunk_tokens: int) -> Fill:
     """Every step filled to 0.95 of the TPOT."""
-    return static_budget(0.95 * tpot)
+    return static_budget(0.95 * tpot, chunk_tokens)
 
 
-def static_budget(step_seconds: float) -> Fill:
+def static_budget(step_seconds: float, chunk_tokens: int) -> Fill:
     """Every step filled to a fixed time."""
-    return Fill(chunk_tokens=2048, step_seconds=step_seconds, is_parking=True)
+    return Fill(chunk_tokens=chunk_tokens, step_seconds=step_seconds, is_parking=True)
 
 
 def naive_priority() -> Fill:
@@ -147,16 +146,6 @@ def qps_cap(rate: float) -> QpsCap:
 def aimd() -> Aimd:
     """Naive priority behind a gateway that adapts the offline requests in flight."""
     return Aimd(chunk_tokens=2048)
-
-
-BASELINES: dict[str, Callable[[float], Callable[[], Fill]]] = {
-    "online-only": lambda _: online_only,
-    "greedy": lambda tpot: lambda: greedy(tpot),
-    "naive-priority": lambda _: naive_priority,
-    "sarathi": lambda _: sarathi,
-    "aimd": lambda _: aimd,
-}
-"""Those that need no tuning, by name: TPOT in seconds -> factory."""
 
 
 @dataclass

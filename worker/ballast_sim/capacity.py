@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil, inf
 
-from ballast_sim import baselines
 from ballast_sim.deployment import Ballast, Deployment
 from ballast_sim.errors import BadInput, Impossible
 from ballast_sim.inputs import PlanInputs
@@ -150,7 +149,7 @@ class _Planner:
 
     def _online_alone(self, gpus: int) -> Report:
         """One of so many GPUs that serve online alone."""
-        return self.deployment.run(baselines.online_only, online=self.online[::gpus], seconds=self.seconds)
+        return self.deployment.alone(self.online[::gpus], self.seconds)
 
     def _fewest_mixed(self, most: int) -> Option | None:
         """As few GPUs as serve both classes."""

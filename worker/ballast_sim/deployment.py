@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from ballast_policy.cost import CostModel, attended
 from ballast_policy.plan import Plan
@@ -122,6 +122,11 @@ class Deployment:
             cost=self.cost,
         )
         return report(simulate(scenario))
+
+    def alone(self, online: Sequence[Arrival], seconds: float) -> Report:
+        """Simulate one replica that serves online and nothing else."""
+        policy = partial(baselines.online_only, self.config.chunk_tokens)
+        return self.run(policy, online=online, seconds=seconds)
 
     def unbounded(self, lengths: Sequence[Arrival]) -> float:
         """Tokens per second of these lengths alone, steps as long as they come."""

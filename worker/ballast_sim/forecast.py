@@ -12,8 +12,6 @@ from math import ceil
 from random import Random
 
 from ballast_policy.cost import attended
-from ballast_sim import baselines
-from ballast_sim.arrivals import constant, generate
 from ballast_sim.capacity import STEP_SHARES
 from ballast_sim.deployment import Ballast, Deployment
 from ballast_sim.encoder import encoder_limit
@@ -26,7 +24,7 @@ from ballast_sim.traffic import Arrival
 
 LENGTHS = 512
 """Requests drawn to stand for a service."""
-SEARCH_SECONDS = 120.0
+SEARCH_REQUESTS = 800
 """Traffic of one simulation in the search for a service's highest rate."""
 MOST_USED = 0.9
 """Share of the highest rate that a GPU is planned for at the peak."""
@@ -197,9 +195,8 @@ class _Ahead:
         low, high = 0.0, full
         while high - low > 0.03 * full:
             middle = (low + high) / 2
-            result = deployment.run(
-                baselines.online_only, online=self._poisson(middle, lengths), seconds=SEARCH_SECONDS
-            )
+            online = self._poisson(middle, lengths)
+            result = deployment.alone(online, online[-1].seconds)
             low, high = (middle, high) if deployment.fits(result) else (low, middle)
         if not low:
             slo = deployment.inputs.slo
@@ -215,13 +212,19 @@ class _Ahead:
         mean = sum(a.num_tokens for a in lengths) / len(lengths)
         for share in STEP_SHARES:
             config = replace(deployment.config, tpot_share=share)
-            result = deployment.run(Ballast, online=online, offline=lengths, seconds=SEARCH_SECONDS, config=config)
+            result = deployment.run(Ballast, online=online, offline=lengths, seconds=online[-1].seconds, config=config)
             if deployment.fits(result):
                 return result.total_tokens / mean / full
         return 0.0
 
     def _poisson(self, rate: float, lengths: Sequence[Arrival]) -> list[Arrival]:
-        return generate(constant(rate), peak=rate, seconds=SEARCH_SECONDS, lengths=lengths, seed=self.inputs.seed)
+        """The same arrivals for every rate, only closer together, so that more of them never wait less by chance."""
+        random = Random(self.inputs.seed)
+        seconds, arrivals = 0.0, []
+        for _ in range(SEARCH_REQUESTS):
+            arrivals.append(replace(random.choice(lengths), seconds=seconds))
+            seconds += random.expovariate(rate)
+        return arrivals
 
     def _gpus(self, services: Sequence[ServiceInput], capacities: Sequence[Capacity], month: int) -> list[int]:
         """GPUs of each service: the peak within the SLO; offline the average, in what mixing leaves over first."""

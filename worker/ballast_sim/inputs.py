@@ -234,16 +234,17 @@ class PlanInputs(ApiModel):
 
 def describe(gpu: Gpu) -> dict[str, float]:
     """A GPU's figures under the names of the input file."""
-    return {
-        "teraflops": round(gpu.flops / 1e12, 6),
-        "fp8Teraflops": round(gpu.fp8_flops / 1e12, 6),
-        "terabytesPerSecond": round(gpu.bandwidth / 1e12, 6),
-        "memoryGigabytes": round(gpu.memory / 1e9, 6),
+    figures = {
+        "teraflops": gpu.flops / 1e12,
+        "fp8Teraflops": gpu.fp8_flops / 1e12,
+        "terabytesPerSecond": gpu.bandwidth / 1e12,
+        "memoryGigabytes": gpu.memory / 1e9,
         "watts": gpu.watts,
         "idleWatts": gpu.idle_watts,
         "dollarsPerHour": gpu.dollars_per_hour,
         "purchaseDollars": gpu.purchase_dollars,
     }
+    return {name: round(float(value), 6) for name, value in figures.items()}
 
 
 def _times(value: float | None, unit: float) -> float | None:

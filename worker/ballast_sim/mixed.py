@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from ballast_policy.cost import CostModel
@@ -117,13 +117,19 @@ class Bench:
     def alone(self, load: float) -> Report:
         """Online-only at a load."""
         if load not in self._alone:
-            self._alone[load] = self._run(baselines.online_only, self.online(load), 0.0, has_offline=False)
+            self._alone[load] = self._run(self._online_only, self.online(load), 0.0, has_offline=False)
         return self._alone[load]
 
     def row(self, policy: str, load: float, reservation: float) -> Row:
         """Run one policy."""
         self.progress(f"{policy} at {load:.0%}, reservation {reservation:.0%}")
-        tpot = self.config.tpot
+        tpot, chunk = self.config.tpot, self.config.chunk_tokens
+        plain: dict[str, Callable[[], Policy]] = {
+            "greedy": lambda: baselines.greedy(tpot, chunk),
+            "naive-priority": baselines.naive_priority,
+            "sarathi": baselines.sarathi,
+            "aimd": baselines.aimd,
+        }
         match policy:
             case "online-only":
                 return self._row(policy, load, reservation, self.alone(load))
@@ -136,20 +142,21 @@ class Bench:
             case "ballast":
                 result = self._run(Ballast, self.online(load), reservation, is_fitted=self.is_fitted)
                 return self._row(policy, load, reservation, result)
-            case name if name in baselines.BASELINES:
-                result = self._run(baselines.BASELINES[name](tpot), self.online(load), 0.0)
-                return self._row(policy, load, reservation, result)
+            case name if name in plain:
+                return self._row(policy, load, reservation, self._run(plain[name], self.online(load), 0.0))
         raise BadInput(f"unknown policy {policy!r}; known are {', '.join(POLICIES)}")
+
+    def _online_only(self) -> Policy:
+        return baselines.online_only(self.config.chunk_tokens)
 
     def _static_budget(self, load: float, reservation: float) -> Row:
         """The largest fixed step time that keeps the attainment, by brute force."""
         best: Row | None = None
         for share in BUDGETS:
             budget = share * self.config.tpot
-            policy = lambda budget=budget: baselines.static_budget(budget)  # noqa: E731
-            row = self._row(
-                "static-budget", load, reservation, self._run(policy, self.online(load), 0.0), f"{1e3 * budget:.1f} ms"
-            )
+            policy = partial(baselines.static_budget, budget, self.config.chunk_tokens)
+            result = self._run(policy, self.online(load), 0.0)
+            row = self._row("static-budget", load, reservation, result, f"{1e3 * budget:.1f} ms")
             if best is None or (self._keeps(row.result, load) and row.total_tokens > best.total_tokens):
                 best = row
         assert best is not None
@@ -161,8 +168,7 @@ class Bench:
         low, high, best = 0.0, self.unbounded / mean, None
         for _ in range(6):
             middle = (low + high) / 2
-            policy = lambda rate=middle: baselines.qps_cap(rate)  # noqa: E731
-            result = self._run(policy, self.online(load), 0.0)
+            result = self._run(partial(baselines.qps_cap, middle), self.online(load), 0.0)
             if self._keeps(result, load):
                 low, best = middle, self._row("qps-cap", load, reservation, result, f"{middle:.2f} requests/s")
             else:
