@@ -267,7 +267,6 @@ class _Planner:
     def _reasons(self, apart: Option, mixed: Option | None, same: Option | None) -> list[str]:
         """Why the figures are as they are, each with its own."""
         fleet, ceilings, tpot = self.inputs.fleet, self.ceilings, self.inputs.slo.tpot_milliseconds
-        given = fleet.online_gpus + fleet.offline_gpus
         work = self.online_tokens / ceilings.online_full + self.offline_tokens / ceilings.offline_full
         lines = [
             (
@@ -281,28 +280,7 @@ class _Planner:
                 "step reads the weights once, whatever it holds. That is the most that a mixed GPU can be utilized."
             ),
         ]
-        if mixed is None:
-            lines.append(
-                f"No number of mixed GPUs up to {given} keeps the SLO and does the offline work: mixing does not pay."
-            )
-            return lines
-        more = mixed.offline_tokens / apart.offline_tokens if apart.offline_tokens else 1.0
-        if mixed.gpus < apart.gpus:
-            lines.append(
-                f"Mixing needs {mixed.gpus} GPUs where classes apart need {apart.gpus} at least ({apart.note}) and "
-                f"{given} stand today: {1 - mixed.gpus / given:.0%} fewer."
-            )
-        elif mixed.gpus == apart.gpus and more > 1:
-            lines.append(
-                f"Mixing saves no GPU against {apart.gpus} apart when right-sized ({apart.note}; {given} stand today), "
-                f"but does {more:.1f} times the offline work on them and lets bursts of online use them all."
-            )
-        else:
-            lines.append(
-                f"Mixing does not pay here: {mixed.gpus} mixed GPUs against {apart.gpus} apart when right-sized "
-                f"({apart.note}). With steps held to the TPOT an offline token costs "
-                f"{1 / ceilings.bound_share - 1:.0%} more."
-            )
+        lines.append(self._verdict(apart, mixed))
         if same and self.offline_tokens:
             more = same.offline_tokens / self.offline_tokens
             lines.append(
@@ -310,6 +288,30 @@ class _Planner:
                 f"{fleet.offline_gpus} offline GPUs beside their online work, at {same.utilization:.0%}."
             )
         return lines
+
+    def _verdict(self, apart: Option, mixed: Option | None) -> str:
+        """Whether mixing pays."""
+        given = self.inputs.fleet.online_gpus + self.inputs.fleet.offline_gpus
+        if mixed is None:
+            return (
+                f"No number of mixed GPUs up to {given} keeps the SLO and does the offline work: mixing does not pay."
+            )
+        more = mixed.offline_tokens / apart.offline_tokens if apart.offline_tokens else 1.0
+        if mixed.gpus < apart.gpus:
+            return (
+                f"Mixing needs {mixed.gpus} GPUs where classes apart need {apart.gpus} at least ({apart.note}) and "
+                f"{given} stand today: {1 - mixed.gpus / given:.0%} fewer."
+            )
+        if mixed.gpus == apart.gpus and more > 1:
+            return (
+                f"Mixing saves no GPU against {apart.gpus} apart when right-sized ({apart.note}; {given} stand today), "
+                f"but does {more:.1f} times the offline work on them and lets bursts of online use them all."
+            )
+        return (
+            f"Mixing does not pay here: {mixed.gpus} mixed GPUs against {apart.gpus} apart when right-sized "
+            f"({apart.note}). With steps held to the TPOT an offline token costs "
+            f"{1 / self.ceilings.bound_share - 1:.0%} more."
+        )
 
 
 def measure(deployment: Deployment, online: Sequence[Arrival], offline: Sequence[Arrival]) -> Ceilings:

@@ -103,7 +103,11 @@ def report(run: Run) -> Report:
     met_ttft = [item.first_token - item.request.arrival <= config.ttft for item in online]
     met_tpot = [tpot <= config.tpot for tpot in tpots]
     steps = [step for replica in run.replicas for step in replica.steps if step.start >= start]
-    computed = sum(s.online_prefill + s.offline_prefill + s.online_decode + s.offline_decode for s in steps)
+    computed = sum(
+        step.online_prefill + step.offline_prefill + step.online_decode + step.offline_decode
+        for replica in run.replicas
+        for step in replica.steps
+    )
     wasted = sum(item.num_recomputed for item in (*run.online, *run.offline))
     busy = sum(step.seconds for step in steps)
     slot_seconds = seconds * replicas * config.slots
