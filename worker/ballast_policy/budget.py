@@ -25,6 +25,8 @@ class OnlineStep:
     """Predicted time of the step with what online and the reservation of offline do in it."""
     fixed: float
     """The part of `seconds` that comes again in every step: all but prefill."""
+    vacancy: float = 1.0
+    """Share of the slots open to online that no online request holds, 0 to 1."""
 
 
 def is_provided_for(snapshot: Snapshot, *, has_online: bool) -> bool:
@@ -43,6 +45,9 @@ def step_budget(snapshot: Snapshot, step: OnlineStep) -> float:
       middle of the step waits for its end, and then needs a step of its own.
 
     Slack is reserved because a burst needs it, and spent by shares because one long step is all that a newcomer sees.
+    Of what the bounds leave beside online's own part, less is lent the fewer slots are free for newcomers (all of it
+    while `slot_headroom` of them are): longer steps keep requests in their slots for longer, so that a burst which
+    online alone would have served fills the slots and queues.
     """
     config, cost, now = snapshot.config, snapshot.cost, snapshot.now
     bounds = [_newcomer(config, cost, snapshot.typical_prompt)]
@@ -55,7 +60,10 @@ def step_budget(snapshot: Snapshot, step: OnlineStep) -> float:
     bounds.append(config.tpot_share * loose)
     slack = min(slack, _prefill_slack(snapshot, step))
     bounds.append(step.seconds + config.slack_safety * max(0.0, slack))
-    return min(bounds)
+    bound = min(bounds)
+    if step.vacancy >= config.slot_headroom or not step.seconds < bound < inf:
+        return bound
+    return step.seconds + (bound - step.seconds) * step.vacancy / config.slot_headroom
 
 
 def _newcomer(config: PolicyConfig, cost: CostModel, typical_prompt: int) -> float:

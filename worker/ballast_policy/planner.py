@@ -57,7 +57,10 @@ def _budget(step: Step) -> float:
     seconds = fixed + step.seconds - step.fixed_seconds + reserved_prefill_seconds(step)
     resumed = [request for request in step.resume if request.request_class is RequestClass.ONLINE]
     pending = chain(step.ranked(online.prefills), resumed, step.online_waiting)
-    return step_budget(step.snapshot, OnlineStep(online.decodes, pending, seconds, fixed))
+    num_open = step.config.slots - step.num_reserved_held
+    num_held = online.num_running + step.num_started[RequestClass.ONLINE]
+    vacancy = max(0.0, 1 - num_held / num_open) if num_open else 0.0
+    return step_budget(step.snapshot, OnlineStep(online.decodes, pending, seconds, fixed, vacancy))
 
 
 def _break_deadlock(step: Step) -> None:

@@ -46,6 +46,8 @@ class PolicyConfig:
     """A step with online decodes takes at most this share of their TPOT because of offline work."""
     newcomer_share: float = 0.25
     """A step takes at most this share of the TTFT that a newcomer has left beside its own prefill."""
+    slot_headroom: float = 0.5
+    """Share of online's slots that must be free for all the time of the budget to be lent; with fewer, less is."""
     quiet_seconds: float = 30.0
     """How long after the last online request the next one is still provided for."""
     static_share: float = 0.25
