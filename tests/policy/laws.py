@@ -120,7 +120,8 @@ def g1_online_comes_first(_replay: object, snapshot: Snapshot, plan: Plan) -> No
 
 
 def _reserved_prefill_wanted(after: After) -> int:
-    return after.reserved_chunk if any(left(r) > 1 for r in after.offline) else 0
+    before = [r for r in after.snapshot.residents if r.request_class is OFFLINE and r.phase is Phase.RUNNING]
+    return after.reserved_chunk if any(left(r) > 1 for r in [*before, *after.offline]) else 0
 
 
 def g1_no_lent_admission_while_online_waits_for_a_slot(_replay: object, snapshot: Snapshot, plan: Plan) -> None:

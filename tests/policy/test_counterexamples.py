@@ -8,7 +8,7 @@ from replay import Arrival, Replay
 
 from ballast_policy.cost import CostModel
 from ballast_policy.request import RequestClass
-from ballast_policy.snapshot import PolicyConfig
+from ballast_policy.snapshot import PolicyConfig, TenantShare
 
 UNTRUSTED = CostModel(0.005, 5e-5, 0, 2e-4, 0)
 
@@ -71,6 +71,22 @@ CASES = {
     "offline parked one by one until nobody could go on": (
         make_config(4, 48, chunk_tokens=16, offline_share=1.0),
         [*[offline(1)] * 4, offline(1, 2), offline(5, 6), offline(18, 6), offline(14, 4, prefix_group=1)],
+    ),
+    "the reservation's prefill was left out of the budget": (
+        make_config(5, 48, block_tokens=4, tpot=0.02, tail_tokens=64, guard_share=0.05, tenants={"a": TenantShare()}),
+        [
+            offline(37, 22, tenant="a", abort_after=14),
+            online(20, 8, tenant="c", priority=-1, ttft=0.05, tpot=0.007, prefix_group=1, shared=9),
+            offline(56, 19, at=0.05, tenant="b", laxity=-1.0, prefix_group=2, shared=45, abort_after=16),
+            offline(21, 5, tenant="b", abort_after=12),
+            offline(55, 8, at=0.1, tenant="b", priority=1, laxity=1.0),
+            offline(30, tenant="b", priority=-1, laxity=1.0, prefix_group=2, shared=9),
+            online(9, 14, at=0.01, tenant="b", ttft=0.2, tpot=0.02),
+            offline(31, 11, tenant="c", laxity=1.0),
+            online(7, 10, tenant="a", priority=-1, prefix_group=2, shared=4, abort_after=13),
+            offline(5, 19, at=0.1, tenant="a", laxity=-1.0, prefix_group=1, shared=1),
+            offline(10, 9, tenant="b", laxity=-1.0, prefix_group=2, shared=3),
+        ],
     ),
 }
 

@@ -333,6 +333,29 @@ def test_cached_blocks_that_a_preemption_may_free_are_not_counted_twice():
     assert why(decided, newcomer) is Reason.NO_KV
 
 
+def test_a_parked_request_goes_on_where_the_one_before_it_waits_for_its_kv():
+    """Found by the engine's chaos test: nobody went on for ever."""
+    engine = Engine(num_blocks=14, offline_share=0.0)
+    parked = engine.decoding(OFFLINE, tokens=33, phase=Phase.PARKED)
+    first = engine.add(OFFLINE, 40, priority=1)
+
+    decided = engine.plan()
+
+    assert decided.resume == (parked,)
+    assert why(decided, first) is Reason.NO_KV
+
+
+def test_a_single_token_is_admitted_where_the_chunk_is_spent():
+    engine = Engine()
+    long = engine.prefilling(ONLINE, tokens=500)
+    short = engine.add(ONLINE, 1)
+    engine.add(OFFLINE, 1)
+
+    granted = dict(engine.plan().grants)
+
+    assert (granted[long], granted[short]) == (64, 1)
+
+
 class TestBudget:
     """With the cost model trusted and an SLO."""
 

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from math import ceil, inf
 
 from hypothesis import strategies as st
-from replay import Arrival
+from replay import EXACT, Arrival
 
-from ballast_policy.request import RequestClass
-from ballast_policy.snapshot import PolicyConfig, TenantShare
+from ballast_policy.backlog import Backlog
+from ballast_policy.fairness import Ledger
+from ballast_policy.request import Phase, Request, RequestClass
+from ballast_policy.snapshot import PolicyConfig, Snapshot, TenantShare, take_snapshot
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ def arrivals(draw: st.DrawFn, max_tokens: int) -> Arrival:
 
 
 @st.composite
-def workloads(draw: st.DrawFn) -> Workload:
+def configs(draw: st.DrawFn) -> PolicyConfig:
     block_tokens = draw(st.sampled_from([1, 4, 16]))
     num_blocks = draw(st.integers(2, 12)) * ceil(16 / block_tokens)
     tenants = {}
@@ -56,7 +58,7 @@ def workloads(draw: st.DrawFn) -> Workload:
         cap = draw(st.none() | st.integers(1, 3))
         tenants = {"a": TenantShare(weight=draw(st.sampled_from([0.5, 1.0, 3.0])), max_slots=cap)}
     share = draw(st.sampled_from([0.0, 0.1, 0.3, 0.5, 1.0]))
-    config = PolicyConfig(
+    return PolicyConfig(
         slots=draw(st.integers(1, 8)),
         num_blocks=num_blocks,
         block_tokens=block_tokens,
@@ -69,5 +71,62 @@ def workloads(draw: st.DrawFn) -> Workload:
         tail_tokens=draw(st.sampled_from([0, 8, 64])),
         guard_share=draw(st.sampled_from([0.0, 0.05, 0.2])),
     )
-    requests = draw(st.lists(arrivals(num_blocks * block_tokens), min_size=1, max_size=14))
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> Workload:
+    config = draw(configs())
+    requests = draw(st.lists(arrivals(config.num_blocks * config.block_tokens), min_size=1, max_size=14))
     return Workload(config, tuple(requests))
+
+
+@st.composite
+def snapshots(draw: st.DrawFn) -> Snapshot:
+    """Any state an engine might be in, reached by the planner's own plans or not: many parked, odd sizes, no slack."""
+    config = draw(configs())
+    size = config.block_tokens
+    residents: list[Request] = []
+    waiting: list[Request] = []
+    left, slots = config.num_blocks, config.slots
+    for seq in range(draw(st.integers(1, 10))):
+        tokens = draw(st.integers(1, min(60, config.num_blocks * size - 2)))
+        is_online = draw(st.booleans())
+        request = Request(
+            seq,
+            RequestClass.ONLINE if is_online else RequestClass.OFFLINE,
+            arrival=draw(st.sampled_from([9.9, 9.0])),
+            num_prompt=tokens,
+            max_output=20,
+            tenant=draw(st.sampled_from("abc")),
+            priority=draw(st.sampled_from([0, 0, 1, -1])),
+            ttft=draw(st.sampled_from([inf, 0.2])) if is_online else inf,
+            tpot=draw(st.sampled_from([inf, 0.02])) if is_online else inf,
+            num_tokens=tokens,
+        )
+        computed = draw(st.integers(1, tokens))
+        blocks = ceil(computed / size)
+        if draw(st.booleans()) and blocks <= left:
+            request.num_tokens += computed == tokens
+            request.num_output += computed == tokens
+            request.num_computed, request.num_blocks, request.num_private_blocks = computed, blocks, blocks
+            request.phase = Phase.RUNNING if slots and draw(st.booleans()) else Phase.PARKED
+            slots -= request.phase is Phase.RUNNING
+            left -= blocks
+            residents.append(request)
+        else:
+            waiting.append(request)
+    ledgers = {request_class: Ledger() for request_class in RequestClass}
+    for tenant in "abc":
+        ledgers[RequestClass.OFFLINE].charge(tenant, draw(st.integers(0, 50)))
+    backlog = Backlog()
+    for request in waiting:
+        backlog.add(request)
+    return take_snapshot(
+        now=10.0,
+        residents=residents,
+        backlog=backlog,
+        free_blocks=left,
+        config=config,
+        cost=EXACT,
+        ledgers=ledgers,
+    )

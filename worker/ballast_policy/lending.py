@@ -112,7 +112,7 @@ class _Lending:
         """Resume parked decodes up to the first whose turn is behind a waiting request."""
         step = self.step
         for request in candidates(step, step.offline.parked, step.offline_waiting[:1]):
-            if request.phase is Phase.WAITING or step.num_vacant(RequestClass.OFFLINE) < 1 or not self.door.is_open:
+            if request.phase is Phase.WAITING or step.num_vacant(RequestClass.OFFLINE) < 1 or self.door.is_shut:
                 return
             if request.num_tokens - request.num_computed == 1:
                 self._start(request, slots)

@@ -9,49 +9,57 @@ from itertools import islice
 
 from ballast_policy.plan import Reason
 from ballast_policy.request import Phase, Request
-from ballast_policy.step import Step
+from ballast_policy.step import Step, computed
 
 
 class Door:
-    """Nobody overtakes: once one does not get in, those behind stay out, for the reason that stopped the first.
+    """Nobody overtakes: once one does not get in, those behind that want the same stay out.
 
-    One exception: who waits in vain for blocks, tokens or time does not keep out who is parked, for it needs less of
-    them, and its KV comes free only when it goes on.
+    Want of prefill tokens stops who prefills; a single token needs none. Want of blocks or time stops who waits, not
+    who is parked: it needs less of them, and its KV comes free only when it goes on. Want of a slot stops everybody,
+    and so does a parked request that cannot go on.
     """
 
     def __init__(self, step: Step) -> None:
         self._step = step
         self._reason: Reason | None = None
-        self._keeps_parked_out = False
+        """Why the first was turned away."""
+        self._shuts_prefill = self._shuts_waiting = self._shuts_all = False
         self._has_told_waiting = False
 
     @property
-    def is_open(self) -> bool:
-        """Tell whether nobody was turned away yet."""
-        return self._reason is None
+    def is_shut(self) -> bool:
+        """Tell whether nobody at all gets in any more."""
+        return self._shuts_all
 
     def close(self, request: Request, reason: Reason) -> None:
         """Turn one away and those behind it."""
         is_waiting = request.phase is Phase.WAITING
+        if reason is Reason.CHUNK_SPENT:
+            self._shuts_prefill = True
+        elif is_waiting and reason is not Reason.NO_SLOT:
+            self._shuts_waiting = True
+        else:
+            self._shuts_all = True
         self._reason = self._reason or reason
-        self._keeps_parked_out = not is_waiting or reason is Reason.NO_SLOT
         self._has_told_waiting |= is_waiting
         self._step.explain(request, reason)
 
     def is_shut_for(self, request: Request) -> bool:
         """Tell whether one ahead of it was turned away; say so for the first that waits."""
-        if self._reason is None:
-            return False
-        if request.phase is not Phase.WAITING:
-            return self._keeps_parked_out
-        if not self._has_told_waiting:
+        is_waiting = request.phase is Phase.WAITING
+        is_shut = self._shuts_all or (self._shuts_waiting and is_waiting)
+        if not is_shut and self._shuts_prefill:
+            is_shut = request.num_tokens - computed(request) > 1
+        if is_shut and is_waiting and not self._has_told_waiting:
+            assert self._reason
             self._has_told_waiting = True
             self._step.explain(request, self._reason)
-        return True
+        return is_shut
 
     def is_shut_for_good(self, *, has_parked: bool) -> bool:
         """Tell whether asking further is no use: everybody is shut out, and the first that waits knows why."""
-        return self._has_told_waiting and (self._keeps_parked_out or not has_parked)
+        return self._has_told_waiting and (self._shuts_all or (self._shuts_waiting and not has_parked))
 
 
 def candidates(step: Step, parked: Iterable[Request], waiting: Sequence[Request]) -> Iterator[Request]:
