@@ -18,7 +18,7 @@ START = 256
 SYMBOLS = 257
 # The n-grams are numbers in base 257, and these are the longest that fit into 63 bits.
 MAX_ORDER = 7
-# Used where an order is too small for the estimate, as for single bytes: few of them occur once or twice.
+# Used where an order is too small for the estimate, as single bytes are in a small corpus.
 FALLBACK_DISCOUNTS = (0.5, 1.0, 1.5)
 
 
