@@ -44,7 +44,7 @@ class PolicyConfig:
     """Share of TTFT kept back from every online slack, for a burst to use."""
     tpot_share: float = 0.95
     """A step with online decodes takes at most this share of their TPOT because of offline work."""
-    newcomer_share: float = 0.25
+    newcomer_share: float = 0.15
     """A step takes at most this share of the TTFT that a newcomer has left beside its own prefill."""
     slot_headroom: float = 0.5
     """Share of online's slots that must be free for all the time of the budget to be lent; with fewer, less is."""
