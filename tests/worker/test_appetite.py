@@ -108,6 +108,13 @@ def test_weights_and_past_service_count() -> None:
     assert share_out(candidates, {"a": 1000.0}, {}, count=8, cost=100) == {"b1": 8}
 
 
+def test_a_tenant_at_its_cap_leaves_the_claim_to_the_others() -> None:
+    candidates = [make_candidate("a1"), make_candidate("a2", priority=1), make_candidate("b1", tenant="b")]
+
+    assert share_out(candidates, {"b": 1e9}, {}, count=8, cost=100, rooms={"a": 2}) == {"a2": 2, "b1": 6}
+    assert share_out(candidates[:2], {}, {}, count=8, cost=100, rooms={"a": -1}) == {}
+
+
 def test_higher_priority_goes_first_whatever_was_served() -> None:
     candidates = [make_candidate("low", tenant="b"), make_candidate("high", priority=1, waiting=3)]
 

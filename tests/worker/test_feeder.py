@@ -8,6 +8,7 @@ import pytest
 
 from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
+from ballast_worker.appetite import LEAST_AHEAD
 
 
 @pytest.fixture
@@ -74,6 +75,22 @@ def test_a_chat_item_gets_a_chat_answer(fed, queue, eventually) -> None:
     [result] = queue.results(job_id)
     assert result.body["object"] == "chat.completion"
     assert result.body["choices"][0]["message"]["role"] == "assistant"
+
+
+def test_the_items_of_a_capped_tenant_keep_no_slot_from_the_others(fed, queue, eventually) -> None:
+    long = [make_line(index, max_tokens=1500, ignore_eos=True) for index in range(12)]
+    with fed(offline={"tenants": [{"name": "capped", "maxSlots": 1}, {"name": "free"}]}) as serving:
+        eventually(lambda: queue.settings().tenants, "the worker to configure the queue")
+        stats = serving.worker.engine.stats
+        capped = queue.submit(long, tenant="capped").job_id
+        eventually(lambda: stats().offline.running == 1, "the capped tenant to have its slot")
+        free = queue.submit(long, tenant="free").job_id
+        eventually(lambda: stats().offline.running == 4, "the other tenant to have the other slots")
+        leased = queue.job(capped).counts.leased
+        for job_id in (capped, free):
+            queue.cancel(job_id)
+
+    assert leased <= 1 + LEAST_AHEAD
 
 
 def test_items_that_cannot_be_served_become_error_results_and_the_rest_goes_on(fed, queue, eventually) -> None:

@@ -89,8 +89,9 @@ def share_out(
     *,
     count: int,
     cost: float,
+    rooms: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
-    """Items to claim of each job, `count` in all.
+    """Items to claim of each job, `count` in all; of a tenant in `rooms` at most so many.
 
     Every pick is charged `cost` (what an item is expected to cost) before the next, so that tenants take turns within
     one round trip as they would if each item were claimed alone.
@@ -104,10 +105,13 @@ def share_out(
     for group in groups.values():  # within a tenant and priority the order is fixed: best last
         group.sort(key=lambda candidate: (place(candidate), candidate.job_id), reverse=True)
     taken: dict[str, int] = {}
+    left = dict(rooms or {})
     for _ in range(count):
-        best = choose([group[-1] for group in groups.values()], ledger)
+        best = choose([group[-1] for group in groups.values() if left.get(group[-1].tenant, 1) > 0], ledger)
         if best is None:
             break
+        if best.tenant in left:
+            left[best.tenant] -= 1
         taken[best.job_id] = taken.get(best.job_id, 0) + 1
         ledger.charge(best.tenant, cost)
         if taken[best.job_id] == best.waiting:

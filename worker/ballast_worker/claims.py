@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import inf
 
@@ -14,7 +15,7 @@ from ballast_policy.shares import most_slots
 from ballast_queue.job import Claimed, JobHead, Prefix
 from ballast_queue.redis_store import Queue
 from ballast_queue.status import WorkerStatus
-from ballast_worker.appetite import Appetite, Room, share_out, wanted
+from ballast_worker.appetite import LEAST_AHEAD, Appetite, Room, share_out, wanted
 from ballast_worker.errors import Refused
 from ballast_worker.holdings import Failure, Held, Holdings
 from ballast_worker.log import Log
@@ -87,8 +88,16 @@ class Claims:
             return
         self._lift_returning(queue, heads)
         taken = share_out(
-            self._candidates(heads), self._expected_services(), self.weights, count=count, cost=self._cost
+            self._candidates(heads),
+            self._expected_services(),
+            self.weights,
+            count=count,
+            cost=self._cost,
+            rooms=self._rooms(),
         )
+        if not taken:
+            self.look_at = now + EMPTY_SECONDS
+            return
         num_claimed = 0
         for job_id, num in taken.items():
             claimed = queue.claim(job_id, num, self._worker)
@@ -114,8 +123,18 @@ class Claims:
             online=online.running + online.waiting,
             offline=offline.running + offline.parked,
         )
-        at_hand = max(0, len(self._holdings.held) - offline.running - offline.parked)
+        # What waits for its tenant's own cap fills no slot that is free.
+        num_stuck = sum(max(0, LEAST_AHEAD - room) for room in self._rooms().values())
+        at_hand = max(0, len(self._holdings.held) - num_stuck - offline.running - offline.parked)
         return wanted(room, self._appetite.ahead(), at_hand)
+
+    def _rooms(self) -> dict[str, int]:
+        """Items that may still be claimed of each tenant with a cap: its slots and `LEAST_AHEAD`, less what is held."""
+        caps = {name: share.max_slots for name, share in self._loop.engine.policy.tenants.items() if share.max_slots}
+        if not caps:
+            return {}
+        held = Counter(item.claimed.tenant for item in self._holdings.held.values())
+        return {name: most + LEAST_AHEAD - held[name] for name, most in caps.items()}
 
     def _candidates(self, heads: Sequence[JobHead]) -> list[Candidate]:
         now = time.time()
