@@ -224,11 +224,13 @@ def test_wrong_inputs_are_refused_by_name(tmp_path, text, found):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # two minutes of one free core
 def test_the_known_case_of_twelve_gpus_comes_out_near_the_arithmetic():
     found = plan_fleet(PlanInputs(traffic_minutes=3), read(Path(ONLINE_TRACE)), read_lengths(Path(OFFLINE_TRACE)))
     by_name = {option.name: option for option in found.options}
 
     assert found.work == pytest.approx(2.8)
     assert by_name["mixed, fewest GPUs"].gpus in (4, 5)
-    assert 0.70 <= by_name["mixed, fewest GPUs"].utilization <= 0.80
-    assert 3.3 <= by_name["mixed on the same 8"].offline_tokens / found.offline_tokens <= 4.0
+    assert 0.6 < by_name["mixed, fewest GPUs"].utilization < 0.85
+    assert 0.65 < by_name["mixed on the same 8"].utilization < 0.85
+    assert 3.0 < by_name["mixed on the same 8"].offline_tokens / found.offline_tokens < 4.1
