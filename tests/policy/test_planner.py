@@ -419,7 +419,7 @@ class TestBudget:
         assert decided.predicted_seconds == pytest.approx(decided.budget_seconds, rel=0.01)
 
     def test_a_newcomer_that_may_come_bounds_the_step_until_it_has_been_quiet(self):
-        engine = self.make(quiet_seconds=5.0)
+        engine = self.make(quiet_seconds=5.0, newcomer_share=0.25)
         engine.decoding(OFFLINE)
         engine.extra = {"last_online": engine.now - 4.0, "typical_prompt": 100}
         expected = EXACT.k0 + 0.25 * (0.2 - 2 * EXACT.k0 - EXACT.prefill(0, 100))

@@ -23,8 +23,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     log.configure(options.log_level, options.log_format)
     try:
-        config = WorkerConfig.load(options.config)
         check_installed()
+        config = WorkerConfig.load(options.config)
         # These need the `worker` extra, which was checked just now; the second one takes seconds.
         from ballast_worker.preflight import prepare  # noqa: PLC0415
 
