@@ -32,8 +32,9 @@ def error_of(response) -> dict:
     [
         pytest.param(b"{", "invalid_json", "found '{'", id="broken"),
         pytest.param(b"", "invalid_json", "an empty body", id="empty"),
-        pytest.param(b"[1]", "invalid_json", "a JSON list, wanted an object", id="a list"),
-        pytest.param(b'"text"', "invalid_json", "a JSON str", id="a string"),
+        pytest.param(b"[1]", "invalid_json", "is a list of 1, wanted a JSON object", id="a list"),
+        pytest.param(b'"text"', "invalid_json", "is the string 'text', wanted", id="a string"),
+        pytest.param(b"null", "invalid_json", "is null, wanted", id="null"),
         pytest.param(b'{"model": NaN}', "invalid_json", "NaN is not a JSON number", id="NaN"),
         pytest.param(b"[" * 100_000, "invalid_json", "nested too deeply", id="nested"),
         pytest.param(b'{"model": "\xff"}', "invalid_utf8", "byte 11 is 0xff", id="not UTF-8"),
@@ -100,10 +101,19 @@ def test_one_request_id_may_be_used_by_several_requests_at_a_time(http) -> None:
 
 
 def test_an_unknown_path_lists_those_that_are_there(http) -> None:
-    response = http.post("/v1/embeddings", json={})
+    response = http.post("/v1/nowhere", json={})
 
     assert response.status_code == 404
     assert "/v1/chat/completions" in error_of(response)["message"]
+
+
+def test_what_comes_later_is_refused_by_name(http) -> None:
+    response = http.post("/v1/embeddings", json={"model": "tiny", "input": "a"})
+
+    assert response.status_code == 404
+    error = error_of(response)
+    assert error["code"] == "unsupported_url"
+    assert "Found /v1/embeddings (embeddings), which is not supported yet: use /v1/chat" in error["message"]
 
 
 def test_a_wrong_method_says_which_is_right(http) -> None:

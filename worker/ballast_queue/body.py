@@ -267,6 +267,12 @@ def _translate(error: ErrorDetails) -> InvalidBody:
     return InvalidBody(field, f"{field}: found {describe(error['input'])}, wanted {wanted}", code)
 
 
+def not_yet(url: str) -> str | None:
+    """Say what to use instead of a URL of OpenAI's that is not served yet; None for any other."""
+    what = _NOT_YET_URLS.get(url)
+    return what and f"found {url} ({what}), which is not supported yet: use {CHAT_URL} or {COMPLETIONS_URL}"
+
+
 def parse_body(url: str, body: object) -> CompletionBody | ChatBody:
     """Read the decoded JSON body of a request to `url`.
 
@@ -276,10 +282,8 @@ def parse_body(url: str, body: object) -> CompletionBody | ChatBody:
     """
     kind = _KINDS.get(url)
     if kind is None:
-        if url in _NOT_YET_URLS:
-            raise Unsupported(
-                None, f"url: {_NOT_YET_URLS[url]} ({url}) is not supported yet: use {CHAT_URL} or {COMPLETIONS_URL}"
-            )
+        if later := not_yet(url):
+            raise Unsupported(None, f"url: {later}")
         raise InvalidBody("url", f"url: found {url[:100]!r}, wanted {CHAT_URL} or {COMPLETIONS_URL}", "invalid_url")
     if not isinstance(body, dict):
         raise InvalidBody(None, f"body: found {describe(body)}, wanted a JSON object", "invalid_type")

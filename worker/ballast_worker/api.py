@@ -18,7 +18,7 @@ from starlette.types import Lifespan, Receive, Scope, Send
 from ballast_engine.errors import InvalidRequest
 from ballast_engine.request import GenerationRequest
 from ballast_policy.request import RequestClass
-from ballast_queue.body import CHAT_URL, COMPLETIONS_URL
+from ballast_queue.body import CHAT_URL, COMPLETIONS_URL, not_yet
 from ballast_worker.errors import Refused
 from ballast_worker.log import Log
 from ballast_worker.loop import Stream
@@ -261,6 +261,8 @@ async def _not_routed(request: Request, error: Exception) -> Response:
         return _answer_refused(
             Refused(405, message, code="method_not_allowed", headers={"allow": allowed} if allowed else {})
         )
+    if later := not_yet(path):
+        return _answer_refused(Refused(404, f"{later[0].upper()}{later[1:]}.", code="unsupported_url"))
     return _answer_refused(
         Refused(error.status_code, f"There is no {request.method} {path} here; there are {KNOWN}.", code="not_found")
     )

@@ -13,6 +13,7 @@ from uuid import uuid4
 
 from starlette.types import Receive, Scope, Send
 
+from ballast_queue.errors import describe
 from ballast_worker.errors import Refused
 
 JSON = (b"content-type", b"application/json")
@@ -87,9 +88,7 @@ class Call:
                 400, f"The body is not JSON: {error}; found {found}. Send one JSON object.", code="invalid_json"
             ) from None
         if not isinstance(value, dict):
-            raise Refused(
-                400, f"The body is a JSON {type(value).__name__}, wanted an object: {{...}}.", code="invalid_json"
-            )
+            raise Refused(400, f"The body is {describe(value)}, wanted a JSON object: {{...}}.", code="invalid_json")
         return value
 
     async def gone(self) -> None:
