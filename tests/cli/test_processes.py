@@ -69,6 +69,32 @@ def test_valkey_lives_in_a_directory_of_any_name(tmp_path: Path):
     assert (home / "appendonlydir").is_dir()
 
 
+def test_two_valkeys_never_share_a_directory(tmp_path: Path):
+    valkey = Valkey.start(tmp_path)
+    try:
+        with pytest.raises(CliError, match="Another `ballast up` works on these data"):
+            Valkey.start(tmp_path)
+    finally:
+        valkey.stop()
+
+
+def test_the_valkey_of_a_killed_keeper_makes_way_with_all_it_holds(tmp_path: Path):
+    first = Valkey.start(tmp_path)
+    with redis.Redis.from_url(first.url) as client:
+        client.set("kept", "yes")
+        orphan = client.info("server")["process_id"]
+    first.keeper.kill()
+    first.stop()
+
+    second = Valkey.start(tmp_path)
+    try:
+        wait_until_gone(orphan)
+        with redis.Redis.from_url(second.url) as client:
+            assert client.get("kept") == b"yes"
+    finally:
+        second.stop()
+
+
 def test_valkey_hears_no_interrupt_of_our_terminal(tmp_path: Path):
     valkey = Valkey.start(tmp_path)
     try:
