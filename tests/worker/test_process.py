@@ -15,6 +15,8 @@ import pytest
 from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
 from ballast_worker.__main__ import main
+from ballast_worker.errors import AddressTaken
+from ballast_worker.preflight import listen
 
 BODY = {"model": "tiny", "prompt": "The method returns", "max_tokens": 4, "temperature": 0}
 
@@ -104,6 +106,13 @@ def test_a_worker_that_cannot_start_says_why_in_a_sentence(start, tmp_path, mode
     assert ended == 78
     assert said in err
     assert err.startswith("ballast-worker: ")
+
+
+def test_an_address_has_one_worker_from_the_start_on(make_config) -> None:
+    with listen(make_config()) as first:
+        config = make_config(runtime={"port": first.getsockname()[1]})
+        with pytest.raises(AddressTaken, match="Stop what listens there"):
+            listen(config)
 
 
 def test_a_taken_port_is_told_before_the_model_is_loaded(start, tmp_path, make_config) -> None:

@@ -43,6 +43,8 @@ def listen(config: WorkerConfig) -> socket.socket:
             taken = on_error.enter_context(socket.socket(family, socket.SOCK_STREAM))
             taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             taken.bind(address)
+            # At once, though nobody accepts before the model is loaded: two that are only bound may share an address.
+            taken.listen()
             on_error.pop_all()
     except OSError as error:
         raise AddressTaken(
