@@ -167,9 +167,9 @@ def g2_the_reservation_is_never_touched(_replay: object, snapshot: Snapshot, pla
 def g2_online_never_overtakes_the_reservation(_replay: object, snapshot: Snapshot, plan: Plan) -> None:
     """A vacant slot goes to offline first while it holds less than its reservation and fits it."""
     after = After(snapshot, plan)
-    newcomers = [r for r in [*plan.admit, *plan.resume] if r.request_class is ONLINE]
+    before = [r for r in snapshot.residents if r.request_class is ONLINE and r.phase is Phase.RUNNING]
     waiting = [r for r in after.waiting if r.request_class is OFFLINE]
-    if not newcomers or not waiting or len(after.offline) >= after.reserved:
+    if len(after.online) <= len(before) or not waiting or len(after.offline) >= after.reserved:
         return
     if after.offline_prefill >= after.reserved_chunk or after.config.tenants:
         return

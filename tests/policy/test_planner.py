@@ -53,7 +53,9 @@ class Engine:
             now=self.now,
             residents=self.residents,
             waiting=sorted(self.waiting, key=lambda r: (r.request_class is OFFLINE, -r.priority)),
-            free_blocks=self.config.num_blocks - sum(r.num_blocks for r in self.residents),
+            free_blocks=self.extra.pop(
+                "free_blocks", self.config.num_blocks - sum(r.num_blocks for r in self.residents)
+            ),
             config=self.config,
             cost=self.cost,
             ledgers=self.ledgers,
@@ -354,6 +356,54 @@ def test_a_single_token_is_admitted_where_the_chunk_is_spent():
     granted = dict(engine.plan().grants)
 
     assert (granted[long], granted[short]) == (64, 1)
+
+
+def test_blocks_shared_with_an_admitted_newcomer_are_not_freed_by_a_later_preemption():
+    engine = Engine(num_blocks=20, offline_share=0.0)
+    victim = engine.decoding(OFFLINE, tokens=41)
+    sharing = engine.add(ONLINE, 42, num_cached=40, num_cached_idle=0)
+    second = engine.add(ONLINE, 48)
+
+    decided = engine.plan()
+
+    assert decided.admit == (sharing,)
+    assert victim not in decided.preempt
+    assert why(decided, second) is Reason.NO_KV
+
+
+def test_where_only_shared_blocks_are_held_the_last_is_preempted_rather_than_nobody_going_on():
+    """Neither alone would free a block, so no preemption suffices."""
+    engine = Engine(num_blocks=20, offline_share=0.0)
+    first, last = (engine.decoding(OFFLINE, tokens=41, num_private_blocks=0) for _ in range(2))
+    engine.extra["free_blocks"] = 0
+
+    decided = engine.plan()
+
+    assert decided.preempt == (last,)
+    assert why(decided, first) is Reason.NO_KV
+
+
+def test_prefill_waits_for_blocks_that_a_higher_priority_gave_back():
+    """What was promised to a prompt in the making is promised no more once it is preempted."""
+    engine = Engine(slots=2, num_blocks=38, offline_share=0.0)
+    low = engine.prefilling(ONLINE, tokens=120, done=4)
+    high = engine.add(ONLINE, 32, priority=1)
+    item = engine.add(OFFLINE, 4)
+
+    decided = engine.plan()
+
+    assert decided.preempt == (low,)
+    assert decided.admit == (high, item)
+
+
+def test_a_parked_online_request_goes_on_beside_blocks_held_for_the_reservation():
+    engine = Engine(slots=2, num_blocks=12, offline_share=0.5)
+    parked = [engine.decoding(ONLINE, tokens=tokens, phase=Phase.PARKED) for tokens in (10, 6, 6)]
+    engine.add(OFFLINE, 21)
+
+    decided = engine.plan()
+
+    assert decided.resume == tuple(parked[:2])
 
 
 class TestBudget:

@@ -170,7 +170,7 @@ class _Lending:
         Whoever is alone needs no more than its own.
         """
         step = self.step
-        free = step.free - step.kept_blocks
+        free = step.free - step.promised_blocks
         if request.phase is not Phase.WAITING:
             return step.whole(request) <= free
         if self.tails is None:

@@ -20,7 +20,7 @@ def serve_online(step: Step) -> None:
     online = step.online
     slots = Slots(step, RequestClass.ONLINE)
     door = Door(step)
-    step.kept_blocks += sum(step.whole(request) for request in online.prefills)
+    step.promised.update((request, step.whole(request)) for request in online.prefills)
     for request in turns(step, online.prefills, online.parked, step.online_waiting, door):
         if request.phase is Phase.RUNNING:
             _go_on(step, request)
@@ -52,14 +52,19 @@ def _go_on(step: Step, request: Request) -> None:
     if tokens < 1:
         step.explain(request, Reason.NO_KV)
         return
-    free = step.free
     step.grant(request, tokens)
-    step.kept_blocks -= free - step.free
 
 
 def _find_kv(step: Step, request: Request) -> bool:
-    """Have the blocks for the whole of a request free, and one beside them for each online request to grow by."""
-    beside = step.kept_blocks + step.hold_blocks + step.online.num_running
+    """Have the blocks for the whole of a request free.
+
+    A newcomer leaves one for each online request to grow by, and what is held for others; a parked one need not.
+    """
+    beside = step.promised_blocks
+    if request.phase is Phase.WAITING:
+        beside += step.hold_blocks + step.online.num_running
+    elif not step.whole(request):
+        return True
     needed = step.whole(request) + beside
     if step.free >= needed or step.reclaim(step.lent_kv, needed, newcomer=request):
         return True

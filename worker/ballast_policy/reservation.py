@@ -51,10 +51,11 @@ def _missing_blocks(step: Step, request: Request) -> int | None:
     """Give how many blocks are not free yet for the whole of a request; None if it does not fit the reservation."""
     needed = step.whole(request)
     left = step.reserved_kv - step.offline.num_blocks
-    tail = step.tail_blocks(request) if step.offline.num_blocks else 0
-    if request.phase is Phase.WAITING and needed + tail > left:
+    is_waiting = request.phase is Phase.WAITING
+    tail = step.tail_blocks(request) if is_waiting and step.offline.num_blocks else 0
+    if needed and needed + tail > left:
         return None
-    return max(0, needed + step.kept_blocks - step.free)
+    return max(0, needed + step.promised_blocks - step.free) if needed else 0
 
 
 def reserved_prefill_seconds(step: Step) -> float:

@@ -48,8 +48,8 @@ class Step:
         """Predicted time of what is granted so far."""
         self.fixed_seconds = snapshot.cost.k0
         """The part of it that is not prefill."""
-        self.kept_blocks = 0
-        """Free blocks promised to the rest of prompts that are being computed."""
+        self.promised: dict[Request, int] = {}
+        """Free blocks that the rest of a prompt in the making will take."""
         self.decode_grants: list[tuple[Request, int]] = []
         self.prefill_grants: dict[Request, int] = {}
         self.admit: list[Request] = []
@@ -90,6 +90,11 @@ class Step:
         else:
             limit, running = self.offline_limit, self.offline.num_running
         return limit - running - self.num_started[request_class]
+
+    @property
+    def promised_blocks(self) -> int:
+        """Free blocks that are promised to prompts in the making."""
+        return sum(self.promised.values())
 
     @property
     def reserved_chunk(self) -> int:
@@ -254,16 +259,18 @@ class Step:
             self.resume.append(request)
         self.num_started[request.request_class] += 1
         self.because.append(Because(request, reason))
-        free, whole = self.free, self.whole(request)
+        self.promised[request] = self.whole(request)
         self.grant(request, num_tokens)
-        self.kept_blocks += whole - (free - self.free)
 
     def grant(self, request: Request, num_tokens: int) -> None:
         """Let a request compute tokens (more of them, if it may already), and take the blocks for them."""
         done = self.prefill_grants.get(request, 0)
         start = computed(request)
         before = self.needed(request, start + done) if done else 0
-        self.free -= self.needed(request, start + done + num_tokens) - before
+        taken = self.needed(request, start + done + num_tokens) - before
+        self.free -= taken
+        if request in self.promised:
+            self.promised[request] -= taken
         if request.num_tokens - start == 1:
             self.decode_grants.append((request, 1))
             self._add_decodes(1, request.num_tokens)
@@ -302,6 +309,8 @@ class Step:
         if is_counted:
             self.count_decodes(group)
         self.gone.update(requests)
+        for request in requests:
+            self.promised.pop(request, None)
 
     def explain(self, request: Request, reason: Reason) -> None:
         """Note why a request does not get what it waits for."""
