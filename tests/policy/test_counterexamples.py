@@ -72,6 +72,10 @@ CASES = {
         make_config(4, 48, chunk_tokens=16, offline_share=1.0),
         [*[offline(1)] * 4, offline(1, 2), offline(5, 6), offline(18, 6), offline(14, 4, prefix_group=1)],
     ),
+    "time stayed reserved for prefill that found no block": (
+        make_config(4, 3, block_tokens=16, chunk_tokens=16, offline_share=1.0),
+        [offline(1), offline(1), offline(17), offline(18), online(1), online(1), online(2, 2, ttft=0.01, tpot=0.007)],
+    ),
     "the reservation's prefill was left out of the budget": (
         make_config(5, 48, block_tokens=4, tpot=0.02, tail_tokens=64, guard_share=0.05, tenants={"a": TenantShare()}),
         [

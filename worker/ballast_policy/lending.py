@@ -98,6 +98,7 @@ class _Lending:
         """Go on with prefill and give vacant slots out, decodes before prefill in each priority."""
         step, offline = self.step, self.step.offline
         step.count_decodes(offline)
+        self.reserved_seconds = reserved_prefill_seconds(step)
         self.chunk = min(self.chunk, step.chunk - step.reserved_chunk)
         slots = Slots(step, RequestClass.OFFLINE)
         self._resume_decodes(slots)
@@ -123,9 +124,9 @@ class _Lending:
         reserved = min(request.remaining, step.reserved_chunk) if is_inside else 0
         lent = self._lent_tokens(request.remaining - reserved, request.num_computed + reserved)
         tokens = min(reserved + lent, (request.num_blocks + step.free) * step.block_tokens - request.num_computed)
+        step.reserved_tokens -= reserved
+        self.reserved_seconds -= step.cost.prefill(request.num_computed, reserved)
         if tokens > 0:
-            step.reserved_tokens -= min(reserved, tokens)
-            self.reserved_seconds -= step.cost.prefill(request.num_computed, reserved)
             self.chunk -= max(0, tokens - reserved)
             step.grant(request, tokens)
             return
