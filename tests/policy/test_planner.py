@@ -371,6 +371,20 @@ def test_blocks_shared_with_an_admitted_newcomer_are_not_freed_by_a_later_preemp
     assert why(decided, second) is Reason.NO_KV
 
 
+def test_blocks_shared_with_a_newcomer_stay_taken_through_every_preemption_of_the_step():
+    engine = Engine(num_blocks=60, offline_share=0.0, chunk_tokens=1000)
+    engine.decoding(OFFLINE, tokens=41)
+    large = engine.decoding(OFFLINE, tokens=97)
+    fitting = [engine.add(ONLINE, 42, num_cached=40), engine.add(ONLINE, 120), engine.add(ONLINE, 60)]
+    last = engine.add(ONLINE, 48)
+
+    decided = engine.plan()
+
+    assert large in decided.preempt
+    assert decided.admit == tuple(fitting)
+    assert why(decided, last) is Reason.NO_KV
+
+
 def test_where_only_shared_blocks_are_held_the_last_is_preempted_rather_than_nobody_going_on():
     """Neither alone would free a block, so no preemption suffices."""
     engine = Engine(num_blocks=20, offline_share=0.0)
@@ -447,6 +461,18 @@ class TestBudget:
 
         assert why(decided, item) is Reason.STEP_BUDGET
         assert not decided.park
+
+    def test_a_parked_decode_is_resumed_before_lent_prefill_takes_the_time(self):
+        engine = Engine(slots=64, ttft=0.2, tpot=0.02, offline_share=0.0)
+        engine.cost = replace(EXACT, k1=0.001)
+        engine.decoding(ONLINE, **self.slo())
+        prompt = engine.prefilling(OFFLINE, tokens=500)
+        parked = engine.decoding(OFFLINE, phase=Phase.PARKED)
+
+        decided = engine.plan()
+
+        assert decided.resume == (parked,)
+        assert 1 < dict(decided.grants)[prompt] < 64
 
     def test_the_reservation_is_served_even_where_the_budget_is_spent(self):
         engine = self.make()
