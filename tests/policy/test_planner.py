@@ -464,7 +464,7 @@ class TestBudget:
 
     def test_a_parked_decode_is_resumed_before_lent_prefill_takes_the_time(self):
         engine = Engine(slots=64, ttft=0.2, tpot=0.02, offline_share=0.0)
-        engine.cost = replace(EXACT, k1=0.001)
+        engine.cost = replace(EXACT, k1=0.001, k3=0.002)
         engine.decoding(ONLINE, **self.slo())
         prompt = engine.prefilling(OFFLINE, tokens=500)
         parked = engine.decoding(OFFLINE, phase=Phase.PARKED)
