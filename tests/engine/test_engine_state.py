@@ -148,9 +148,6 @@ def machine(make_bench: Callable[..., Any], generation: Callable[..., Any], *, i
             self.bench.executor.fails = 0
 
         def teardown(self) -> None:
-            if is_chaotic:  # what chaos left behind is no state that the policy made: begin it anew
-                self.bench.engine._scheduler._planner = lambda snapshot: Plan(preempt=tuple(snapshot.residents))
-                self.bench.step()
             self.bench.engine._scheduler._planner = self.sane
             self.bench.run()
             for request_id, request in self.sent.items():
