@@ -25,12 +25,11 @@ class Ledger:
     bill) and lifts a tenant whenever its first request comes in after none waited or ran.
     """
 
-    __slots__ = ("_last", "_service", "_unposted", "_weights")
+    __slots__ = ("_last", "_service", "_weights")
 
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:
         self._weights = dict(weights or {})
         self._service: dict[str, float] = {}
-        self._unposted: dict[str, float] = {}
         self._last = 0.0
 
     def service(self, tenant: str) -> float:
@@ -54,7 +53,6 @@ class Ledger:
         """Add a cost (`token_cost`) to the tenant's service."""
         weighted = cost / self._weights.get(tenant, 1.0)
         self._last = self._service[tenant] = self._service.get(tenant, 0.0) + weighted
-        self._unposted[tenant] = self._unposted.get(tenant, 0.0) + weighted
 
     def lift(self, tenant: str, active_tenants: Iterable[str]) -> None:
         """Raise a tenant that returns from idle to the least served of the tenants that wait or run.
@@ -71,15 +69,9 @@ class Ledger:
         level = min((self.service(tenant) for tenant in active), default=self._last)
         self._service = {tenant: s for tenant, s in self._service.items() if tenant in active or s > level}
 
-    def take_charges(self) -> dict[str, float]:
-        """Give the service charged since the last call, for a ledger shared by several engines."""
-        charges, self._unposted = self._unposted, {}
-        return charges
-
     def absorb(self, services: Mapping[str, float]) -> None:
-        """Take the shared ledger's totals as the truth, and add what was charged here and not posted yet."""
-        for tenant, service in services.items():
-            self._service[tenant] = service + self._unposted.get(tenant, 0.0)
+        """Take the totals of a ledger that several engines share as the truth for the tenants that it names."""
+        self._service.update(services)
 
 
 EMPTY = Ledger()
