@@ -56,3 +56,5 @@ class Plan:
     budget_seconds: float = float("inf")
     """What offline work might bring the step to; inf while online is neither here nor expected, or the cost model is
     not trusted. Online and the reservation of offline may exceed it by themselves."""
+    suspendable_seconds: float = 0.0
+    """How long the step may stand still at layer boundaries for online newcomers (`plan_nested`); 0 is not at all."""

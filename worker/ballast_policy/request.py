@@ -59,6 +59,8 @@ class Request:
     num_computed: int = 0
     """Tokens whose KV lies in this request's blocks."""
     num_output: int = 0
+    first_token: float = inf
+    """When its first token was there; what the mean time per output token is counted from."""
     num_blocks: int = 0
     num_private_blocks: int = 0
     """Blocks that nobody else uses: what preempting it would free."""

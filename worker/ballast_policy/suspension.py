@@ -1,0 +1,40 @@
+"""The step nested in a suspended one: newcomers prefill at once, and nothing of the step in flight is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from ballast_policy.plan import Plan, Reason
+from ballast_policy.request import Phase, Request, RequestClass
+from ballast_policy.slots import Slots
+from ballast_policy.snapshot import Snapshot
+from ballast_policy.step import Step, computed
+
+
+def plan_nested(snapshot: Snapshot, in_flight: Collection[Request], seconds: float) -> Plan:
+    """Admit online newcomers that have their first token within `seconds`. Pure.
+
+    The KV of `in_flight`, who takes part in the suspended step, is being written: none of them is preempted or gets a
+    grant. A lent one may be parked for its slot; the token it has in flight still counts when its step ends.
+    """
+    step = Step(snapshot)
+    busy = set(in_flight)
+    parked = [request for request in step.lent_kv if request.phase is Phase.PARKED and request not in busy]
+    slots = Slots(step, RequestClass.ONLINE)
+    for request in step.online_waiting:
+        left = request.num_tokens - computed(request)
+        if step.num_vacant(RequestClass.ONLINE) < 1 or left > step.chunk:
+            break
+        if step.seconds + step.cost.prefill(computed(request), left) > seconds:
+            break
+        needed = step.whole(request) + step.hold_blocks + step.online.num_running
+        if step.free < needed and not step.reclaim(parked, needed, newcomer=request):
+            break
+        slots.make_vacant()
+        step.start(request, left, Reason.ONLINE_FIRST)
+    excess = -step.num_vacant(RequestClass.OFFLINE)
+    vacated = step.config.slots - step.online.num_running - step.num_started[RequestClass.ONLINE]
+    excess = max(excess, step.offline.num_running - vacated)
+    if step.admit and excess > 0:
+        step.leave_slots(step.offline_running[-excess:], Reason.SLOT_RECLAIMED)
+    return step.as_plan(seconds)
