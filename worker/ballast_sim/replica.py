@@ -76,6 +76,8 @@ class Replica:
     noise: float = 0.0
     """Standard deviation of the logarithm of a step's time around the model's."""
     has_prefix_cache: bool = False
+    is_fair: bool = True
+    """False: the policy is not told who was served how much."""
     guarantees: Guarantees | None = None
     refill: Callable[[Replica], None] = lambda _: None
     """Asked before each step to top up the offline work at hand."""
@@ -179,7 +181,7 @@ class Replica:
             free_blocks=self.kv.free,
             config=self.config,
             cost=known.cost,
-            ledgers=self.ledgers,
+            ledgers=self.ledgers if self.is_fair else {},
             last_online=known.last_online,
             typical_prompt=int(known.typical_prompt),
             ceiling=known.ceiling,

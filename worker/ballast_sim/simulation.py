@@ -49,6 +49,8 @@ class Scenario:
     has_prefix_cache: bool = False
     declared_output: int | None = None
     """`max_tokens` of every request; None: the largest answer of its class's traffic (nobody knows lengths ahead)."""
+    is_fair: bool = True
+    """False: nobody keeps tenants even; an ablation."""
     is_guaranteed: bool = False
     """Assert G1 and G2 at every step: for Ballast's own policy."""
 
@@ -131,6 +133,7 @@ class _Simulation:
             random=Random(scenario.seed * 1000 + index),
             noise=scenario.noise,
             has_prefix_cache=scenario.has_prefix_cache,
+            is_fair=scenario.is_fair,
             guarantees=Guarantees() if scenario.is_guaranteed else None,
             on_finish=partial(self._finished, pool),
         )
