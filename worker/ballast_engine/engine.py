@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from typing import Protocol
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ballast_engine.batch import Batch
 from ballast_engine.errors import IntegrityError
-from ballast_engine.intake import Abort, Absorb, Configure, GiveBack, Inbox, Intake, Submit, Vocabulary
+from ballast_engine.intake import Abort, Configure, GiveBack, Inbox, Intake, Submit, Vocabulary
 from ballast_engine.kv import BlockPool
 from ballast_engine.meter import Meter
 from ballast_engine.options import EngineOptions
@@ -30,7 +30,6 @@ from ballast_engine.tables import Tables
 from ballast_policy.cost import Work, attended
 from ballast_policy.plan import Plan
 from ballast_policy.planner import plan
-from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import PolicyConfig, Snapshot
 
 log = logging.getLogger(__name__)
@@ -126,10 +125,6 @@ class Engine:
         """Tell the policy something new, in force from the next step on. Sizes of KV stay what they are."""
         self._inbox.put(Configure(policy))
 
-    def absorb(self, request_class: RequestClass, services: Mapping[str, float]) -> None:
-        """Take over the totals of a ledger that several engines share, as of the next step."""
-        self._inbox.put(Absorb(request_class, dict(services)))
-
     def wait(self, timeout: float) -> None:
         """Sleep until there is something to do, at most `timeout` seconds."""
         if self._inbox or (self._by_id and not self._is_stalled):
@@ -191,8 +186,6 @@ class Engine:
                     outputs += self._leave(request_ids, FinishReason.GIVEN_BACK)
                 case Configure(policy):
                     self._scheduler.configure(policy)
-                case Absorb(request_class, services):
-                    self._scheduler.absorb(request_class, services)
         return outputs
 
     def _enter(self, sequence: Sequence, now: float) -> list[Output]:

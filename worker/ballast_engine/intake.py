@@ -59,15 +59,7 @@ class Configure:
     policy: PolicyConfig
 
 
-@dataclass(frozen=True, slots=True)
-class Absorb:
-    """The shared ledger's totals arrived."""
-
-    request_class: RequestClass
-    services: dict[str, float]
-
-
-Command = Submit | Abort | GiveBack | Configure | Absorb
+Command = Submit | Abort | GiveBack | Configure
 
 
 class Inbox:

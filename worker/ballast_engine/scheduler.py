@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from math import inf
@@ -255,10 +255,6 @@ class Scheduler:
                 ttft=self.policy.ttft,
                 prompt=int(self._typical_prompt),
             )
-
-    def absorb(self, request_class: RequestClass, services: Mapping[str, float]) -> None:
-        """Take the totals of a ledger that several engines share."""
-        self.ledgers[request_class].absorb(services)
 
     def check_integrity(self) -> None:
         """Compare residents, backlog and what entered.
