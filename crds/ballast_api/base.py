@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic.alias_generators import to_camel
+
+from ballast_api.rules import Later, Rule
 
 
 class ApiModel(BaseModel):
@@ -22,8 +24,10 @@ class ApiModel(BaseModel):
         use_attribute_docstrings=True,
     )
 
-    later: ClassVar[Mapping[str, str]] = {}
-    """Fields that the design names and this version cannot serve, each with what to do without it."""
+    later: ClassVar[Mapping[str, Later]] = {}
+    """Fields that the design names and this version cannot serve, by Python name."""
+    rules: ClassVar[tuple[Rule, ...]] = ()
+    """What must hold across fields."""
 
     @model_validator(mode="before")
     @classmethod
@@ -31,5 +35,12 @@ class ApiModel(BaseModel):
         if isinstance(data, dict):
             found = [name for name in cls.later if name in data or to_camel(name) in data]
             if found:
-                raise ValueError("; ".join(f"{to_camel(name)}: {cls.later[name]}" for name in found))
+                raise ValueError("; ".join(cls.later[name].message(to_camel(name)) for name in found))
         return data
+
+    @model_validator(mode="after")
+    def _keep_rules(self) -> Self:
+        broken = [rule.sentence(self) for rule in self.rules if not rule.holds(self)]
+        if broken:
+            raise ValueError("; ".join(broken))
+        return self

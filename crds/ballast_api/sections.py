@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from ballast_api.base import ApiModel
+from ballast_api.rules import Later, Rule
 
 Name = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$")]
 """A name that is safe in Redis keys, metric labels and Kubernetes annotations."""
@@ -37,15 +38,29 @@ class Model(ApiModel):
 class Engine(ApiModel):
     """How the engine computes."""
 
-    later: ClassVar[Mapping[str, str]] = {
-        "backend": "this version has one engine, its own; vLLM as a backend comes later. Remove the field",
-        "quantization": "quantized weights are not supported yet. Remove the field, or lower model.dtype",
-        "kv_dtype": "quantized KV is not supported yet. Remove the field",
-        "speculative": "speculative decoding is not supported yet. Remove the field",
-        "tensor_parallel": "the engine serves one device per worker; several GPUs need the vLLM backend, which comes "
-        "later. Remove the field and take a model that fits one device",
+    later: ClassVar[Mapping[str, Later]] = {
+        "quantization": Later(
+            "string", "quantized weights are not supported yet. Remove the field, or lower model.dtype"
+        ),
+        "kv_dtype": Later("string", "quantized KV is not supported yet. Remove the field"),
+        "speculative": Later("object", "speculative decoding is not supported yet. Remove the field"),
+        "tensor_parallel": Later(
+            "integer",
+            "the engine serves one device per worker; several GPUs need the vLLM backend, which comes later. Remove "
+            "the field and take a model that fits one device",
+        ),
     }
+    rules = (
+        Rule(
+            "self.backend == 'native'",
+            lambda engine: engine.backend == "native",
+            "engine.backend: this version has one engine, its own; vLLM as a backend comes later. Remove the field, or "
+            "say native",
+        ),
+    )
 
+    backend: Literal["native", "vllm"] = "native"
+    """Which engine runs the model: `native` is Ballast's own."""
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """`auto` takes the first GPU, else the CPU."""
     attention: Literal["auto", "sdpa", "cpu"] = "auto"
@@ -68,10 +83,18 @@ class Engine(ApiModel):
 class Slo(ApiModel):
     """What online requests are promised. Hot."""
 
+    later: ClassVar[Mapping[str, Later]] = {
+        "latency_milliseconds": Later(
+            "number", "encoders, whose one promise is latency, are not served yet. Use ttftMilliseconds"
+        ),
+    }
+
     ttft_milliseconds: float = Field(default=1000, gt=0)
     """Time from arrival to the first token."""
     tpot_milliseconds: float = Field(default=100, gt=0)
     """Time for each token after the first."""
+    objective_percent: float = Field(default=99, ge=50, lt=100)
+    """Share of requests that must get it: 99 promises the p99. Alerts and the condition `SLOMet` judge by it."""
 
 
 class Tenant(ApiModel):
@@ -88,6 +111,15 @@ class Tenant(ApiModel):
 
 class Offline(ApiModel):
     """What offline work gets. Hot."""
+
+    rules = (
+        Rule(
+            "self.reservedPercent <= self.maxPercent",
+            lambda offline: offline.reserved_percent <= offline.max_percent,
+            "offline.reservedPercent ({reservedPercent}) is above offline.maxPercent ({maxPercent}): lower the "
+            "reservation or raise the maximum",
+        ),
+    )
 
     reserved_percent: float = Field(default=10, ge=0, le=100)
     """Share of slots and KV that offline keeps whatever the online load; idle reservation is lent."""
@@ -106,11 +138,6 @@ class Offline(ApiModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.reserved_percent > self.max_percent:
-            raise ValueError(
-                f"offline.reservedPercent ({self.reserved_percent:g}) is above offline.maxPercent "
-                f"({self.max_percent:g}): lower the reservation or raise the maximum"
-            )
         names = [tenant.name for tenant in self.tenants]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:

@@ -11,11 +11,20 @@ from pydantic import Field, ValidationError
 
 from ballast_api.base import ApiModel
 from ballast_api.errors import InvalidConfig
+from ballast_api.rules import Later, Rule
 from ballast_api.sections import Cost, Engine, Limits, Model, Name, Offline, Slo
 
 
 class Runtime(ApiModel):
     """Where this worker lives; written by the operator or `ballast up`, not by users."""
+
+    rules = (
+        Rule(
+            "!(has(self.redisUrl) && has(self.redisUrlFile))",
+            lambda runtime: runtime.redis_url is None or runtime.redis_url_file is None,
+            "runtime.redisUrl and runtime.redisUrlFile both say where Redis is: keep one",
+        ),
+    )
 
     host: str = "127.0.0.1"
     """Address that HTTP listens on."""
@@ -23,6 +32,8 @@ class Runtime(ApiModel):
     """0 takes a free port and prints it."""
     redis_url: str | None = None
     """`redis://`, `rediss://` or `unix://`; without it the worker serves online requests only."""
+    redis_url_file: Path | None = None
+    """Holds the URL in place of `redisUrl`, where it comes from a Secret."""
     redis_password_file: Path | None = None
     """Holds the password, so that it stands in no URL and no process list."""
     namespace: Name = "local"
@@ -46,8 +57,10 @@ Slots = Annotated[int, Field(ge=1, le=4096)]
 class WorkerConfig(ApiModel):
     """Everything a worker is told. Sections `slo`, `offline`, `limits` and `cost` are hot (but for `offline.queue`)."""
 
-    later: ClassVar[Mapping[str, str]] = {
-        "ray": "serving under Ray Serve comes later; this version runs under its own server. Remove the section"
+    later: ClassVar[Mapping[str, Later]] = {
+        "ray": Later(
+            "object", "serving under Ray Serve comes later; this version runs under its own server. Remove the section"
+        )
     }
 
     model: Model

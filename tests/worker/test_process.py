@@ -86,6 +86,7 @@ def results_of(queue: Queue, job_id: str) -> dict[str, str]:
             "redisPasswordFile",
             id="password",
         ),
+        pytest.param("model: {uri: MODEL}\nruntime: {port: 0, redisUrlFile: /none}", "redisUrlFile", id="address file"),
         pytest.param("model: {uri: MODEL}\nengine: {device: 'cuda:99'}\nruntime: {port: 0}", "cuda", id="no GPU"),
     ],
 )

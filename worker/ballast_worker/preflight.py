@@ -10,7 +10,7 @@ from ballast_queue.errors import InvalidSubmission, QueueError
 from ballast_queue.redis_store import Queue
 from ballast_worker.errors import AddressTaken, NotServed
 from ballast_worker.log import Log
-from ballast_worker.settings import model_directory, redis_password
+from ballast_worker.settings import model_directory, redis_password, redis_url
 from ballast_worker.tenancy import ApiKeys
 
 log = Log(__name__)
@@ -57,7 +57,7 @@ def listen(config: WorkerConfig) -> socket.socket:
 def _check_queue(config: WorkerConfig) -> None:
     """Say what is wrong with Redis. Only a wrong address ends the start: online requests are served without Redis."""
     password = redis_password(config)
-    url = config.runtime.redis_url
+    url = redis_url(config)
     if url is None:
         return
     try:

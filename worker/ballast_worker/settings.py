@@ -123,20 +123,33 @@ def queue_settings(config: WorkerConfig, name: str) -> QueueSettings:
     )
 
 
+def redis_url(config: WorkerConfig) -> str | None:
+    """Where Redis is, as configured or from its file; None for a worker without a queue.
+
+    Raises:
+        NotServed: the file cannot be read.
+    """
+    path = config.runtime.redis_url_file
+    return config.runtime.redis_url if path is None else _secret("redisUrlFile", path)
+
+
 def redis_password(config: WorkerConfig) -> str | None:
-    """The password from its file, without the newline that editors leave.
+    """The password from its file, where there is one.
 
     Raises:
         NotServed: the file cannot be read.
     """
     path = config.runtime.redis_password_file
-    if path is None:
-        return None
+    return None if path is None else _secret("redisPasswordFile", path)
+
+
+def _secret(field: str, path: Path) -> str:
+    """The file's text without the newline that editors leave."""
     try:
         return path.read_text(encoding="utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise NotServed(f"runtime.redisPasswordFile {path} cannot be read: {reason}") from error
+        raise NotServed(f"runtime.{field} {path} cannot be read: {reason}") from error
 
 
 def public_host(host: str) -> str:

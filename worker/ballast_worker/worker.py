@@ -250,7 +250,7 @@ class Worker:
         log.info("API keys taken up")
 
     def _feed(self, config: WorkerConfig) -> Feeder | None:
-        url = config.runtime.redis_url
+        url = settings.redis_url(config)
         if url is None:
             return None
         password = settings.redis_password(config)
