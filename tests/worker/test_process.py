@@ -74,7 +74,7 @@ def results_of(queue: Queue, job_id: str) -> dict[str, str]:
     ("text", "said"),
     [
         pytest.param("model: {uri: /none}", "there is no directory /none", id="no model"),
-        pytest.param("model: {uri: 'hf://org/name'}", "this version reads directories only", id="a hub"),
+        pytest.param("model: {uri: 'hf://org/name'}", "a worker reads directories only", id="a hub"),
         pytest.param("model: {uri: 'file://host/x'}", "three slashes", id="a host"),
         pytest.param("slots: 0", "model: Field required", id="invalid"),
         pytest.param("model: {uri: MODEL}\nruntime: {redisUrl: 'http://x'}", "wanted redis://", id="redis address"),

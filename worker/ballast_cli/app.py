@@ -24,6 +24,7 @@ from ballast_cli import (
 from ballast_cli.console import examples
 from ballast_cli.demo import verb as demo
 from ballast_cli.errors import EXIT_CODES
+from ballast_cli.fetch import verb as fetch
 
 app = typer.Typer(
     name="ballast",
@@ -55,6 +56,7 @@ for _name, _run, _panel, _examples in (
     ("up", up.up, _LOCAL, up.EXAMPLES),
     ("serve", serve.serve, _LOCAL, serve.EXAMPLES),
     ("demo", demo.demo, _LOCAL, demo.EXAMPLES),
+    ("fetch", fetch.fetch, _LOCAL, fetch.EXAMPLES),
     ("submit", submit.submit, _WORK, submit.EXAMPLES),
     ("results", results.results, _WORK, results.EXAMPLES),
     ("cancel", cancel.cancel, _WORK, cancel.EXAMPLES),

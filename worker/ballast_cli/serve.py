@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from ballast_api.worker_config import WorkerConfig
 from ballast_cli.connection import DATA_DIR, PasswordFile, QueueName
 from ballast_cli.console import examples, say
 from ballast_cli.processes import require_worker_parts, take_port, worker_command
@@ -17,6 +18,7 @@ from ballast_cli.worker_file import Flags, compose, write
 EXAMPLES = examples(
     "ballast serve --config worker.yaml",
     "ballast serve --model ~/models/llama-3.2-1b --port 8000    # online requests only",
+    "ballast serve --model hf://Qwen/Qwen3-0.6B                 # fetched first, kept in ~/.cache/ballast",
     "ballast serve --redis-url redis://10.0.0.5:6379 --queue research/llama",
 )
 
@@ -46,13 +48,13 @@ def serve(
     composed = compose(config, flags)
     free_port = take_port(composed.runtime.host, composed.runtime.port)
     file = config
-    if file is None or flags != Flags():
+    if file is None or flags != Flags() or WorkerConfig.load(file).model != composed.model:
         DATA_DIR.mkdir(exist_ok=True)
         # With the port it got in its name and inside, so that two that take free ones share no file.
         file = DATA_DIR / f"serve-{free_port}.yaml"
         write(compose(config, replace(flags, port=free_port)), file)
         if config is not None:
-            say(f"Options beat {config}: the worker reads {file}, which is the one to change while it runs.")
+            say(f"The worker reads {file}, made from {config}: it is the one to change while it runs.")
     command = worker_command(file)
     # This process becomes the worker: signals, exit code and log are its own.
     os.execv(command[0], command)  # noqa: S606  no shell is what is wanted

@@ -31,7 +31,11 @@ _GRACE_SECONDS = 15
 
 ModelDir = Annotated[
     str | None,
-    typer.Option("--model", help="Checkpoint directory; by default the small model that ships.", show_default=False),
+    typer.Option(
+        "--model",
+        help="Checkpoint directory, hf:// or s3://; by default the small model that ships.",
+        show_default=False,
+    ),
 ]
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="WorkerConfig in YAML; options beat it.", show_default=False)

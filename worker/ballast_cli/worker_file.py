@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -13,6 +15,8 @@ from pydantic import ValidationError
 from ballast_api.errors import InvalidConfig
 from ballast_api.worker_config import WorkerConfig
 from ballast_cli.errors import Usage
+from ballast_cli.fetch.location import Location, parse
+from ballast_cli.fetch.verb import bring_model
 
 DEMO_MODEL = Path(__file__).parent / "demo" / "model"
 DEMO_MODEL_NAME = "ballast-tiny"
@@ -47,7 +51,7 @@ def compose(file: Path | None, flags: Flags) -> WorkerConfig:
         _put(data, "runtime", runtime | {"redisPasswordFile": flags.redis_password_file})
         if flags.slots is not None:
             data["slots"] = flags.slots
-        composed = WorkerConfig.model_validate(data)
+        composed = _at_hand(WorkerConfig.model_validate(data))
     except InvalidConfig as error:
         raise Usage(str(error)) from None
     except ValidationError as error:
@@ -85,6 +89,24 @@ def _put(data: dict[str, Any], section: str, values: dict[str, Any]) -> None:
     given = {key: value for key, value in values.items() if value is not None}
     if given:
         data[section] = data.get(section, {}) | given
+
+
+def _at_hand(config: WorkerConfig) -> WorkerConfig:
+    """Fetch a model that lies elsewhere, and serve the copy under the name it has there."""
+    location = parse(config.model.uri, config.model.revision if config.model.uri.startswith("hf://") else "")
+    if not location.is_remote:
+        return config
+    copy = _fetched(location)
+    name = config.model.served_name or (location.path or location.root).rpartition("/")[2]
+    model = config.model.model_copy(update={"uri": str(copy), "served_name": name, "revision": copy.name})
+    return config.model_copy(update={"model": model})
+
+
+@cache
+def _fetched(location: Location) -> Path:
+    """Bring a model to this user's cache; asked once, so that a moved branch changes nothing while a worker runs."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return bring_model(location, Path(), base / "ballast" / "models")
 
 
 def _check_model(uri: str) -> None:

@@ -33,8 +33,8 @@ def model_directory(config: WorkerConfig) -> Path:
         path = Path(unquote(parts.path))
     elif parts.scheme and "://" in uri:
         raise NotServed(
-            f"model.uri {uri} has the scheme {parts.scheme}://, this version reads directories only: download the "
-            "checkpoint and give its path"
+            f"model.uri {uri} has the scheme {parts.scheme}://, a worker reads directories only: `ballast fetch {uri} "
+            "DIR` brings it to one (`ballast serve` and the operator do that by themselves)"
         )
     else:
         path = Path(uri).expanduser()

@@ -1,0 +1,343 @@
+"""`ballast fetch`: every source, broken off, damaged, denied, full, at the same time."""
+
+from __future__ import annotations
+
+import errno
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ballast_cli import worker_file
+from ballast_cli.__main__ import main
+from ballast_cli.errors import CliError
+from ballast_cli.fetch import store
+from ballast_cli.fetch.location import Scheme, parse
+from ballast_cli.fetch.snapshot import File, Snapshot
+from ballast_cli.fetch.source import Unavailable
+
+FROM_HUB = "hf://org/name"
+
+
+def fetch(*arguments: object) -> int:
+    return main(["fetch", *map(str, arguments)])
+
+
+def holds(directory: Path, files: dict[str, bytes], needed: set[str]) -> bool:
+    there = {path.name for path in directory.iterdir() if not path.name.startswith(".")}
+    return there == needed and all((directory / name).read_bytes() == files[name] for name in needed)
+
+
+NEEDED = {"config.json", "tokenizer.json", "model.safetensors"}
+
+
+def test_hub_gives_only_what_an_engine_needs(hub: Any, tmp_path: Path) -> None:
+    assert fetch(FROM_HUB, tmp_path / "model") == 0
+    assert holds(tmp_path / "model", hub.files, NEEDED)
+
+
+def test_a_second_fetch_downloads_nothing(hub: Any, tmp_path: Path) -> None:
+    fetch(FROM_HUB, tmp_path / "model")
+    hub.requests.clear()
+    assert fetch(FROM_HUB, tmp_path / "model") == 0
+    assert [path for path, _ in hub.requests if "/resolve/" in path] == []
+
+
+def test_a_broken_stream_goes_on_where_it_stopped(hub: Any, tmp_path: Path) -> None:
+    hub.cut_after = 1_000_000
+    assert fetch(FROM_HUB, tmp_path / "model") == 0
+    assert holds(tmp_path / "model", hub.files, NEEDED)
+    starts = [asked for path, asked in hub.requests if path.endswith("model.safetensors") and asked]
+    assert len(starts) >= 2, "three megabytes in pieces of one"
+
+
+def test_a_server_without_ranges_costs_time_and_breaks_nothing(hub: Any, tmp_path: Path) -> None:
+    hub.knows_ranges = False
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.safetensors.part").write_bytes(hub.files["model.safetensors"][:1000])
+    assert fetch(FROM_HUB, tmp_path / "model") == 0
+    assert holds(tmp_path / "model", hub.files, NEEDED)
+
+
+def test_damage_on_the_way_is_found(hub: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hub.damage = True
+    assert fetch(FROM_HUB, tmp_path / "model") == 1
+    said = capsys.readouterr().err
+    assert "is not what the source says" in said
+    assert not (tmp_path / "model" / store.MANIFEST).exists()
+
+
+def test_damage_at_home_is_mended(hub: Any, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    fetch(FROM_HUB, model)
+    (model / store.MANIFEST).unlink()
+    weights = bytearray(hub.files["model.safetensors"])
+    weights[5] ^= 1
+    (model / "model.safetensors").write_bytes(weights)
+    assert fetch(FROM_HUB, model) == 0
+    assert holds(model, hub.files, NEEDED)
+
+
+@pytest.mark.parametrize(
+    ("asked", "code", "words"),
+    [
+        ("hf://org/other", 3, "shows no repository org/other"),
+        ("hf://org/name --revision nowhere", 3, "has no revision nowhere"),
+        ("hf://org", 2, "wanted hf://ORG/NAME"),
+        ("ftp://host/model", 2, "is not a place of a model"),
+        ("hf://org/name@a --revision b", 2, "give one"),
+        ("pvc://claim/model", 3, "no claim is mounted"),
+        ("file://host/model", 2, "three slashes"),
+        ("/nowhere/at/all", 3, "is no directory"),
+    ],
+)
+@pytest.mark.usefixtures("hub")
+def test_a_wrong_place_is_said(
+    asked: str, code: int, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uri, *options = asked.split()
+    assert fetch(uri, tmp_path / "model", *options) == code
+    assert words in capsys.readouterr().err
+
+
+def test_a_private_repository_wants_the_token(
+    hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.token = "secret"
+    assert fetch(FROM_HUB, tmp_path / "model") == 3
+    assert "HF_TOKEN" in capsys.readouterr().err
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    assert fetch(FROM_HUB, tmp_path / "model") == 0
+
+
+def test_a_place_without_weights_says_what_it_found(
+    hub: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del hub.files["model.safetensors"], hub.files["consolidated.safetensors"]
+    assert fetch(FROM_HUB, tmp_path / "model") == 1
+    assert "has no weights" in (said := capsys.readouterr().err)
+    assert "pytorch_model.bin" in said
+
+
+def test_without_network_a_whole_copy_serves(
+    hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache = tmp_path / "cache"
+    fetch(FROM_HUB, tmp_path / "a", "--cache", cache)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert fetch(FROM_HUB, tmp_path / "b", "--cache", cache) == 0
+    assert "Going on with the copy" in capsys.readouterr().err
+    assert holds(tmp_path / "b", hub.files, NEEDED)
+    assert fetch("hf://org/other", tmp_path / "c", "--cache", cache) == 4
+
+
+def test_a_cache_holds_each_version_once_and_the_name_is_a_link(hub: Any, tmp_path: Path) -> None:
+    cache, name = tmp_path / "cache", tmp_path / "models" / "llama"
+    fetch(FROM_HUB, name, "--cache", cache)
+    fetch(f"{FROM_HUB}@v2", tmp_path / "other", "--cache", cache)
+    assert [path.name for path in cache.iterdir()] == ["org--name-0123456789abcdef"], "the same commit"
+    assert name.is_symlink()
+    assert holds(name, hub.files, NEEDED)
+
+
+def test_a_name_that_is_taken_is_left_alone(hub: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "name").mkdir()
+    (tmp_path / "name" / "mine").write_text("precious")
+    assert fetch(FROM_HUB, tmp_path / "name", "--cache", tmp_path / "cache") == 2
+    assert "something in it" in capsys.readouterr().err
+    assert (tmp_path / "name" / "mine").read_text() == "precious"
+    assert hub.requests
+
+
+def test_a_moved_branch_replaces_what_was_there(hub: Any, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    hub.files["merges.txt"] = b"old"
+    fetch(FROM_HUB, model)
+    del hub.files["merges.txt"]
+    hub.files["config.json"] = b'{"new": true}'
+    whole = json.loads((model / store.MANIFEST).read_text())
+    (model / store.MANIFEST).write_text(json.dumps(whole | {"version": "an older commit"}))
+    assert fetch(FROM_HUB, model) == 0
+    assert holds(model, hub.files, NEEDED)
+
+
+def test_bucket_gives_only_what_an_engine_needs(bucket: Any, tmp_path: Path) -> None:
+    assert fetch(f"s3://{bucket.name}/models/llama", tmp_path / "model") == 0
+    assert holds(tmp_path / "model", bucket.files, NEEDED)
+    assert "/" not in json.loads((tmp_path / "model" / store.MANIFEST).read_text())["files"]
+
+
+def test_a_bucket_that_is_written_anew_is_another_version(bucket: Any, tmp_path: Path) -> None:
+    place, cache = f"s3://{bucket.name}/models/llama", tmp_path / "cache"
+    fetch(place, tmp_path / "model", "--cache", cache)
+    bucket.put_object(Bucket=bucket.name, Key="models/llama/config.json", Body=b'{"new": 1}')
+    assert fetch(place, tmp_path / "model", "--cache", cache) == 0
+    assert len(list(cache.iterdir())) == 2, "pods that read the older version keep it"
+    assert (tmp_path / "model" / "config.json").read_bytes() == b'{"new": 1}'
+
+
+def test_a_part_of_an_object_is_gone_on_with(bucket: Any, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "model.safetensors.part").write_bytes(bucket.files["model.safetensors"][:1_000_000])
+    assert fetch(f"s3://{bucket.name}/models/llama", model) == 0
+    assert holds(model, bucket.files, NEEDED)
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [("s3://nobody/models", "no such bucket"), ("s3://{name}/models/other", "no object under this prefix")],
+)
+def test_a_wrong_bucket_is_said(
+    bucket: Any, place: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fetch(place.format(name=bucket.name), tmp_path / "model") == 3
+    assert words in capsys.readouterr().err
+
+
+def test_a_bucket_without_credentials_is_said(
+    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert fetch(f"s3://{bucket.name}/models/llama", tmp_path / "model") == 4
+    assert "no credentials found" in capsys.readouterr().err
+
+
+def test_claims_and_files_stay_in_place(hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = tmp_path / "claims" / "weights" / "llama"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "config.json").write_bytes(hub.files["config.json"])
+    monkeypatch.setenv("BALLAST_CLAIMS", str(tmp_path / "claims"))
+    for place, name in (("pvc://weights/llama", "a"), (str(checkpoint), "b"), (checkpoint.as_uri(), "c")):
+        assert fetch(place, tmp_path / name) == 0
+        assert (tmp_path / name).resolve() == checkpoint
+    assert fetch("pvc://weights/../llama", tmp_path / "d") == 2, "no way out of the claim"
+
+
+# Crashes and neighbours
+
+
+def _process(directory: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "ballast_cli", "fetch", FROM_HUB, str(directory)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+
+
+def _until(condition: Any) -> None:
+    limit = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+
+
+def test_a_killed_fetch_leaves_parts_that_the_next_one_goes_on_with(hub: Any, tmp_path: Path) -> None:
+    hub.stall_after = 1_500_000
+    model = tmp_path / "model"
+    part = model / "model.safetensors.part"
+    process = _process(model)
+    _until(lambda: part.exists() and part.stat().st_size >= 1_000_000)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert process.stderr is not None
+    process.stderr.close()
+    hub.stall_after = None
+    hub.go_on.set()
+    assert not (model / store.MANIFEST).exists()
+    kept = part.stat().st_size
+    hub.requests.clear()
+    assert fetch(FROM_HUB, model) == 0
+    assert holds(model, hub.files, NEEDED)
+    assert f"bytes={kept}-" in [asked for _, asked in hub.requests]
+
+
+def test_two_pods_that_start_at_once_download_once(hub: Any, tmp_path: Path) -> None:
+    hub.stall_after = 1_500_000
+    first, second = _process(tmp_path / "model"), _process(tmp_path / "model")
+    for process in (first, second):
+        assert process.stderr is not None
+    _until(lambda: any(path.endswith("model.safetensors") for path, _ in hub.requests))
+    _until(lambda: sum("/api/models/" in path for path, _ in hub.requests) == 2)
+    hub.stall_after = None
+    hub.go_on.set()
+    said = [process.communicate(timeout=60)[1].decode() for process in (first, second)]
+    assert [first.returncode, second.returncode] == [0, 0], said
+    assert [asked for path, asked in hub.requests if path.endswith("/model.safetensors")] == [None], said
+    assert holds(tmp_path / "model", hub.files, NEEDED)
+
+
+class _Source:
+    """Gives bytes from memory, with trouble on order."""
+
+    def __init__(self, content: bytes, errors: list[Exception]) -> None:
+        self.content, self.errors = content, errors
+
+    def resolve(self) -> Snapshot:
+        return Snapshot("here", "1", (File("config.json", len(self.content)),))
+
+    @contextmanager
+    def read(self, _: File, start: int) -> Iterator[Iterator[bytes]]:
+        if self.errors:
+            raise self.errors.pop()
+        yield iter([self.content[start:]])
+
+
+def _bring(source: _Source, directory: Path) -> bool:
+    return store.bring(source, source.resolve(), directory, tell=lambda _: None, advance=lambda _: None)
+
+
+def test_a_full_disk_is_said_and_keeps_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CliError, match="is full: free some"):
+        _bring(_Source(b"x" * 10, [OSError(errno.ENOSPC, "No space left on device")]), tmp_path)
+    monkeypatch.setattr(store.shutil, "disk_usage", lambda _: SimpleNamespace(free=3))
+    with pytest.raises(CliError, match="the model needs"):
+        _bring(_Source(b"x" * 10, []), tmp_path)
+
+
+def test_a_source_that_never_answers_ends_in_its_own_words(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match="gone away"):
+        _bring(_Source(b"x" * 10, [Unavailable("gone away")] * 9), tmp_path)
+    assert _bring(_Source(b"x" * 10, [Unavailable("gone away")] * 2), tmp_path), "twice is forgiven"
+    assert not _bring(_Source(b"x" * 10, []), tmp_path), "whole"
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_a_place_or_a_clear_refusal(text: str) -> None:
+    for uri in (text, f"hf://{text}", f"s3://{text}", f"pvc://{text}", f"file://{text}"):
+        try:
+            location = parse(uri)
+        except CliError as error:
+            assert "wanted" in str(error) or "write file:///" in str(error) or "give one" in str(error)  # noqa: PT017
+        else:
+            assert location.scheme in Scheme
+            assert ".." not in location.path.split("/") or location.scheme != Scheme.CLAIM
+
+
+def test_a_worker_is_handed_the_copy_under_the_name_of_the_original(
+    hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    worker_file._fetched.cache_clear()
+    composed = worker_file.compose(None, worker_file.Flags(model=f"{FROM_HUB}@v2"))
+    copy = Path(composed.model.uri)
+    assert copy.is_relative_to(tmp_path / "ballast" / "models")
+    assert holds(copy, hub.files, NEEDED)
+    assert (composed.model.served_name, composed.model.revision) == ("name", "org--name-0123456789abcdef")
+    hub.requests.clear()
+    assert worker_file.compose(None, worker_file.Flags(model=f"{FROM_HUB}@v2")) == composed
+    assert hub.requests == [], "a branch that moves changes nothing while a worker runs"
