@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench generate verify lint format clean
+.PHONY: help demo test envtest check bench generate verify lint format clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,10 +20,17 @@ demo: $(VENV)/.ready ## Replay real online traffic with and without an offline j
 	@$(BIN)/ballast demo $(ARGS)
 
 test: $(VENV)/.ready ## Run every test that needs nothing but Python and a C compiler; ARGS='-k queue'
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -m 'not envtest' $(ARGS)
+
+envtest: $(VENV)/.ready ## Run the tests against a real etcd and kube-apiserver, from the folder KUBEBUILDER_ASSETS
+	@test -x "$$KUBEBUILDER_ASSETS/kube-apiserver" || { echo "KUBEBUILDER_ASSETS must name a folder with etcd, kube-apiserver,"; \
+	  echo "kube-controller-manager and kubectl. One way to get them (Go 1.24+):"; \
+	  echo "  go install sigs.k8s.io/controller-runtime/tools/setup-envtest@latest"; \
+	  echo "  export KUBEBUILDER_ASSETS=\$$(setup-envtest use 1.35.x -p path)"; exit 1; }
+	@$(BIN)/python -m pytest -m envtest $(ARGS)
 
 check: $(VENV)/.ready lint verify ## Lint, types, import directions, generated files, quick tests
-	@$(BIN)/python -m pytest -m 'not slow' $(ARGS)
+	@$(BIN)/python -m pytest -m 'not slow and not envtest' $(ARGS)
 	@$(BIN)/python benchmarks/size.py
 
 lint: $(VENV)/.ready
@@ -36,7 +43,7 @@ format: $(VENV)/.ready ## Format and mend what can be mended
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-generate: $(VENV)/.ready ## Write the reference documentation from the code
+generate: $(VENV)/.ready ## Write CRDs and reference documentation from the code
 	@$(BIN)/python docs/generate.py
 
 verify: $(VENV)/.ready ## Fail where a generated file is not what the code says

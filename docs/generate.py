@@ -1,7 +1,8 @@
-"""Write the reference documentation from the code, or check that it is what the code says.
+"""Write CRDs and reference documentation from the code, or check that they are what the code says.
 
 python docs/generate.py            write
 python docs/generate.py --check    fail, and name the files, where one differs
+python docs/generate.py crds       write those whose path contains `crds`
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from prometheus_client.core import Metric
 
+from ballast_api import crd
+from ballast_api.base import LATER, VALIDATIONS
+from ballast_api.inference_deployment import Spec
+from ballast_api.status import Status
 from ballast_api.worker_config import WorkerConfig
 from ballast_engine.stats import ClassStats, EngineStats
 from ballast_policy.cost import CostModel
@@ -27,7 +32,8 @@ from ballast_queue.status import QueueStats
 from ballast_worker.metrics import Figures, Metrics, QueueView, Spending, StepMeter
 from ballast_worker.requests import Recorder
 
-REFERENCE = Path(__file__).parent / "reference"
+ROOT = Path(__file__).parent.parent
+REFERENCE = ROOT / "docs" / "reference"
 NOTE = "<!-- Written by `make generate`; edit the code it describes. -->\n\n"
 
 
@@ -64,15 +70,21 @@ def section(name: str, schema: dict[str, Any], definitions: dict[str, Any]) -> I
     yield "| field | type | default | meaning |\n|---|---|---|---|"
     nested: list[tuple[str, str]] = []
     for field, spec in schema["properties"].items():
+        if LATER in spec:
+            continue
         text = " ".join(spec.get("description", "").split()).replace("|", "\\|")
         yield (
             f"| `{field}` | {kind_of(spec)} | {default_of(spec, is_required=field in schema.get('required', ()))} "
             f"| {text} |"
         )
-        ref = spec.get("$ref") or spec.get("items", {}).get("$ref")
-        if ref:
-            nested.append((field, ref.rsplit("/", 1)[1]))
+        options = (spec, spec.get("items", {}), *spec.get("anyOf", ()))
+        nested += [(field, option["$ref"].rsplit("/", 1)[1]) for option in options if "$ref" in option]
     yield ""
+    rules = schema.get(VALIDATIONS, ())
+    if rules:
+        yield "Refused with these words:\n"
+        yield from (f"- {rule['message']}" for rule in rules)
+        yield ""
     for field, definition in nested:
         prefix = "" if name == "WorkerConfig" else f"{name}."
         yield from section(f"{prefix}{field}", definitions[definition], definitions)
@@ -83,6 +95,17 @@ def configuration() -> str:
     schema = WorkerConfig.model_json_schema(by_alias=True)
     lines = section("WorkerConfig", schema, schema["$defs"])
     return "# Configuration of a worker\n\n" + NOTE + "\n".join(lines)
+
+
+def resource() -> str:
+    """The reference of the resource."""
+    spec, status = (model.model_json_schema(by_alias=True) for model in (Spec, Status))
+    law = (
+        "`apiVersion: ballast.dev/v1alpha1`, `kind: InferenceDeployment`, short name `infd`. What a rule refuses is "
+        "refused by the API server, with the rule's words.\n\n"
+    )
+    lines = [*section("spec", spec, spec["$defs"]), *section("status", status, status["$defs"])]
+    return "# InferenceDeployment\n\n" + NOTE + law + "\n".join(lines)
 
 
 def commands() -> str:
@@ -138,37 +161,40 @@ def metrics() -> str:
     return "# Metrics\n\n" + NOTE + law + head + rows
 
 
-def pages() -> dict[Path, str]:
-    """Every generated page with its text."""
-    return {
-        REFERENCE / "configuration.md": configuration(),
-        REFERENCE / "commands.md": commands(),
-        REFERENCE / "metrics.md": metrics(),
-    }
+PAGES: dict[Path, Callable[[], str]] = {
+    ROOT / "crds" / "ballast.dev_inferencedeployments.yaml": crd.text,
+    ROOT / "helm" / "ballast" / "templates" / "crds" / "inferencedeployments.yaml": crd.chart_template,
+    REFERENCE / "inferencedeployment.md": resource,
+    REFERENCE / "configuration.md": configuration,
+    REFERENCE / "commands.md": commands,
+    REFERENCE / "metrics.md": metrics,
+}
+"""Every generated file and what gives its text."""
 
 
 def main() -> int:
     """Write or check; the exit status is 1 where a page differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("only", nargs="*", help="files whose path contains one of these words; by default all")
     parser.add_argument("--check", action="store_true", help="write nothing, fail where a page differs")
-    check = parser.parse_args().check
+    options = parser.parse_args()
+    chosen = [path for path in PAGES if not options.only or any(word in str(path) for word in options.only)]
     stale = []
-    for path, text in pages().items():
-        wanted = text.rstrip("\n") + "\n"
+    for path in chosen:
+        wanted = PAGES[path]().rstrip("\n") + "\n"
         if path.exists() and path.read_text(encoding="utf-8") == wanted:
             continue
         stale.append(path)
-        if not check:
+        if not options.check:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(wanted, encoding="utf-8")
             print(f"wrote {path}")
-    known = set(pages())
-    unknown = [path for path in REFERENCE.glob("*.md") if path not in known]
-    for path in stale if check else []:
+    for path in stale if options.check else []:
         print(f"{path} is not what the code says: run `make generate`", file=sys.stderr)
+    unknown = [path for path in REFERENCE.glob("*.md") if path not in PAGES]
     for path in unknown:
         print(f"{path} is written by nobody: remove it or add it to docs/generate.py", file=sys.stderr)
-    return 1 if (check and stale) or unknown else 0
+    return 1 if (options.check and stale) or unknown else 0
 
 
 if __name__ == "__main__":

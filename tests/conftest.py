@@ -1,8 +1,9 @@
-"""Shared by all tests: hypothesis profiles and a real Valkey."""
+"""Shared by all tests: hypothesis profiles, a real Valkey, a real Kubernetes API server."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +12,17 @@ from uuid import uuid4
 import pytest
 from hypothesis import HealthCheck, settings
 
+# In importlib mode pytest leaves sys.path alone, and what lies there is shared by several folders.
+sys.path.insert(0, str(Path(__file__).parent / "support"))
+
+from control_plane import ControlPlane, control_plane
+
 # The gate's verdict must not hang on luck: it tries the same examples each time. `thorough` looks for new ones.
 settings.register_profile("default", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("thorough", settings.get_profile("default"), derandomize=False, max_examples=5000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+CRD = Path(__file__).parent.parent / "crds" / "ballast.dev_inferencedeployments.yaml"
 
 
 @dataclass(frozen=True)
@@ -32,6 +40,23 @@ def valkey() -> Iterator[Valkey]:
     config = {"maxmemory-policy": "noeviction", "appendonly": "yes", "appendfsync": "everysec"}
     with ValkeyServer(config=config) as server:
         yield Valkey(url=server.connection_url)
+
+
+@pytest.fixture(scope="session")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """One etcd and API server for the whole run, the CRD installed; tests keep apart by namespace."""
+    with control_plane(tmp_path_factory.mktemp("control-plane")) as started:
+        started.kubectl("apply", "--server-side", "-f", str(CRD))
+        started.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+        yield started
+
+
+@pytest.fixture
+def namespace(plane: ControlPlane) -> str:
+    """A namespace that no other test knows."""
+    name = f"test-{uuid4().hex[:12]}"
+    plane.kubectl("create", "namespace", name)
+    return name
 
 
 @pytest.fixture

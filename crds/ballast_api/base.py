@@ -7,8 +7,32 @@ from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic.alias_generators import to_camel
+from pydantic.config import JsonDict
 
 from ballast_api.rules import Later, Rule
+
+VALIDATIONS = "x-kubernetes-validations"
+LATER = "x-ballast-later"
+"""Marks a field in the JSON schema that is there to be refused."""
+
+
+def keyed_by(field: str) -> JsonDict:
+    """What makes the API server treat a list of objects as a map: `field` is unique, and entries merge by it."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [field]}
+
+
+def _carry_rules(schema: dict[str, Any], model: type[ApiModel]) -> None:
+    """Give a model's JSON schema what Kubernetes checks beside types: its rules, and the fields that come later."""
+    rules: list[dict[str, str]] = []
+    for name, later in model.later.items():
+        field = to_camel(name)
+        schema["properties"][field] = {"type": later.kind, "description": f"Refused: {later.sentence}.", LATER: True}
+        rules.append({"rule": f"!has(self.{field})", "message": later.message(field)})
+    for rule in model.rules:
+        figures = {"messageExpression": rule.expression} if rule.expression else {}
+        rules.append({"rule": rule.cel, "message": rule.plain, **figures})
+    if rules:
+        schema[VALIDATIONS] = rules
 
 
 class ApiModel(BaseModel):
@@ -22,6 +46,7 @@ class ApiModel(BaseModel):
         frozen=True,
         allow_inf_nan=False,  # JSON, in which settings travel on, knows neither
         use_attribute_docstrings=True,
+        json_schema_extra=_carry_rules,
     )
 
     later: ClassVar[Mapping[str, Later]] = {}

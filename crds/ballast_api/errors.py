@@ -1,7 +1,8 @@
 """Errors of this package.
 
 ApiError
-└── InvalidConfig   a configuration file that cannot be taken
+├── InvalidConfig   a configuration file that cannot be taken
+└── NotStructural   a model that no CustomResourceDefinition can check: a mistake in this package
 """
 
 from __future__ import annotations
@@ -33,3 +34,7 @@ class InvalidConfig(ApiError):
             shown = "" if isinstance(found, dict) else f" (found {found!r:.80})"
             lines.append(f"{where}: {problem['msg'].removeprefix('Value error, ')}{shown}")
         return lines
+
+
+class NotStructural(ApiError):
+    """A model that no CustomResourceDefinition can check."""

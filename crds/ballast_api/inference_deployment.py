@@ -203,7 +203,7 @@ class Network(ApiModel):
 
     rules = (
         Rule(
-            "self.policy || size(self.ingressFrom) == 0",
+            "self.policy || !has(self.ingressFrom) || size(self.ingressFrom) == 0",
             lambda network: network.policy or not network.ingress_from,
             "network.ingressFrom has no effect without the policy: set network.policy to true or remove the peers",
         ),

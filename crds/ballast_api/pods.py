@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ballast_api.base import ApiModel
+from ballast_api.base import ApiModel, keyed_by
 
 SecretName = Annotated[
     str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", examples=["redis"])
@@ -67,7 +67,7 @@ class PodTemplate(ApiModel):
     service_account_name: str | None = Field(default=None, max_length=253)
     runtime_class_name: str | None = Field(default=None, max_length=253)
     resources: Resources = Resources()
-    env: tuple[EnvVar, ...] = Field(default=(), max_length=128)
+    env: tuple[EnvVar, ...] = Field(default=(), max_length=128, json_schema_extra=keyed_by("name"))
     """Added to the worker's container."""
     volumes: tuple[Json, ...] = Field(default=(), max_length=64)
     """Added to the pod."""

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ballast_api.base import ApiModel
+from ballast_api.base import ApiModel, keyed_by
 from ballast_api.rules import Later, Rule
 
 Name = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$")]
@@ -107,6 +107,9 @@ class Tenant(ApiModel):
     """Requests and jobs above it are taken down to it."""
     max_slots: int | None = Field(default=None, ge=1)
     """Most slots its offline requests hold at a time in one worker."""
+    reserved_percent: float = Field(default=0, ge=0, le=100)
+    """Share of the slots of its class that this tenant gets first while it has work for them, before the others of a
+    priority; what it missed is repaid first."""
 
 
 class Offline(ApiModel):
@@ -119,6 +122,11 @@ class Offline(ApiModel):
             "offline.reservedPercent ({reservedPercent}) is above offline.maxPercent ({maxPercent}): lower the "
             "reservation or raise the maximum",
         ),
+        Rule(
+            "self.tenants.map(tenant, tenant.reservedPercent).sum() <= 100.0",
+            lambda offline: sum(tenant.reserved_percent for tenant in offline.tenants) <= 100,
+            "offline.tenants reserve more than 100 % of the slots together: lower a reservedPercent",
+        ),
     )
 
     reserved_percent: float = Field(default=10, ge=0, le=100)
@@ -127,7 +135,7 @@ class Offline(ApiModel):
     """Most slots offline may hold, of all slots."""
     queue: Name | None = None
     """The queue in Redis this deployment works from; by default `<namespace>/<name>`."""
-    tenants: tuple[Tenant, ...] = Field(default=(), max_length=1000)
+    tenants: tuple[Tenant, ...] = Field(default=(), max_length=1000, json_schema_extra=keyed_by("name"))
     """Empty: any tenant, equal weights. Otherwise a tenant that is not listed is refused."""
     max_attempts: int = Field(default=5, ge=1, le=100)
     """Attempts of an item before it is a dead letter; giving back spends none."""

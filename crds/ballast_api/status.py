@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from ballast_api.base import ApiModel
+from ballast_api.base import ApiModel, keyed_by
 from ballast_api.conditions import ConditionType
 
 
@@ -67,11 +67,7 @@ class Status(ApiModel):
     """Unknown until a worker has reported."""
     scaling: ScalingStatus | None = None
     """Where `spec.scaling` is set."""
-    conditions: tuple[Condition, ...] = Field(
-        default=(),
-        max_length=16,
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
-    )
+    conditions: tuple[Condition, ...] = Field(default=(), max_length=16, json_schema_extra=keyed_by("type"))
 
     def condition(self, kind: ConditionType) -> Condition | None:
         """The condition of that type, where it was reported."""

@@ -1,0 +1,114 @@
+"""From a pydantic model to the structural schema that a CustomResourceDefinition takes.
+
+Kubernetes reads OpenAPI 3.0 without references: they are put in place, `null` options go away (an absent field is the
+null), and what this module does not know is an error rather than a guess.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from ballast_api.base import LATER, VALIDATIONS
+from ballast_api.errors import NotStructural
+
+Schema = dict[str, Any]
+
+_KEPT = (
+    "type", "format", "description", "enum", "pattern", "minimum", "maximum", "minLength", "maxLength", "minItems",
+    "maxItems", "maxProperties", "required", VALIDATIONS, "x-kubernetes-list-type", "x-kubernetes-list-map-keys",
+)  # fmt: skip
+_DROPPED = {"title", "examples", "default", "additionalProperties", "properties", "items", LATER}
+"""Either of no use to the API server, or treated below."""
+
+
+def structural(model: type[BaseModel]) -> Schema:
+    """The schema of `model` as YAML writes it.
+
+    Raises:
+        NotStructural: the model holds what Kubernetes cannot check.
+    """
+    schema = model.model_json_schema(by_alias=True)
+    return _node(schema, schema.get("$defs", {}), model.__name__)
+
+
+def _node(schema: Schema, definitions: Schema, where: str) -> Schema:
+    schema = _resolved({key: value for key, value in schema.items() if key != "$defs"}, definitions, where)
+    if schema == _ANY_SCALAR:
+        return {"x-kubernetes-int-or-string": True}
+    node = {key: schema[key] for key in _KEPT if key in schema}
+    for bound, strict in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+        if strict in schema:
+            node[bound] = schema[strict]
+            node[strict] = True
+    unknown = set(schema) - set(_KEPT) - _DROPPED - {"exclusiveMinimum", "exclusiveMaximum"}
+    if unknown or "type" not in schema:
+        raise NotStructural(f"{where} says {', '.join(sorted(unknown)) or 'no type'}, which no structural schema takes")
+    if "description" in node:
+        node["description"] = " ".join(node["description"].split())
+    if schema["type"] == "array":
+        node["items"] = _node(schema["items"], definitions, f"{where}[]")
+    if schema["type"] == "object":
+        node |= _members(schema, definitions, where)
+    default = _pruned(schema.get("default"))
+    if default not in _NOTHING:
+        node["default"] = default
+    return node
+
+
+_NOTHING: tuple[Any, ...] = (None, "", [], {})
+"""Defaults that an absent field says as well."""
+
+
+def _pruned(default: Any) -> Any:
+    """A default without what says nothing. It is whole, as the API server tries rules on it before it fills fields."""
+    if not isinstance(default, dict):
+        return default
+    members = {name: _pruned(member) for name, member in default.items()}
+    return {name: member for name, member in members.items() if member not in _NOTHING}
+
+
+_ANY_SCALAR: Schema = {"anyOf": [{"type": "string"}, {"type": "integer"}]}
+
+
+def _resolved(schema: Schema, definitions: Schema, where: str) -> Schema:
+    """The schema without reference and without the option of null."""
+    if "anyOf" in schema and schema != _ANY_SCALAR:
+        options = [option for option in schema["anyOf"] if option != {"type": "null"}]
+        if len(options) != 1:
+            raise NotStructural(f"{where} may be one of {len(options)} types; Kubernetes checks one")
+        rest = {key: value for key, value in schema.items() if key != "anyOf"}
+        return _resolved(options[0] | rest, definitions, where)
+    if "$ref" in schema:
+        rest = {key: value for key, value in schema.items() if key != "$ref"}
+        return _resolved(definitions[schema["$ref"].rsplit("/", 1)[1]] | rest, definitions, where)
+    if "const" in schema:
+        return {key: value for key, value in schema.items() if key != "const"} | {"enum": [schema["const"]]}
+    return schema
+
+
+def _members(schema: Schema, definitions: Schema, where: str) -> Schema:
+    if "properties" in schema:
+        return {
+            "properties": {
+                name: _node(member, definitions, f"{where}.{name}") for name, member in schema["properties"].items()
+            }
+        }
+    values = schema.get("additionalProperties")
+    if isinstance(values, dict):
+        return {"additionalProperties": _node(values, definitions, f"{where}.*")}
+    return {"x-kubernetes-preserve-unknown-fields": True}
+
+
+def leaves(schema: Schema, prefix: str = "") -> list[str]:
+    """The paths of a structural schema that hold no further field; `[]` stands for a list's entries."""
+    if "properties" in schema:
+        return [
+            leaf
+            for name, member in schema["properties"].items()
+            for leaf in leaves(member, f"{prefix}.{name}" if prefix else name)
+        ]
+    if "properties" in schema.get("items", {}):
+        return leaves(schema["items"], f"{prefix}[]")
+    return [prefix]
