@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ballast_cli import (
+    bench,
     cancel,
     job,
     jobs,
@@ -70,3 +71,4 @@ for _name, _run, _panel, _examples in (
     ("version", version.version, _LOOK, version.EXAMPLES),
 ):
     app.command(_name, rich_help_panel=_panel, epilog=_examples)(_run)
+app.add_typer(bench.bench, name="bench", rich_help_panel=_LOOK)

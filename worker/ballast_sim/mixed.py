@@ -9,38 +9,41 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
 
 from ballast_policy.cost import CostModel
 from ballast_policy.snapshot import PolicyConfig
 from ballast_sim import baselines
-from ballast_sim.deployment import Ballast
+from ballast_sim.ablations import ABLATIONS, Ablation
 from ballast_sim.errors import BadInput
 from ballast_sim.pool import Job
 from ballast_sim.replica import Policy
-from ballast_sim.report import Percentiles, Report, report
-from ballast_sim.simulation import Scenario, simulate
+from ballast_sim.report import Report, report
+from ballast_sim.series import NOTHING, Series, series
+from ballast_sim.simulation import Run, Scenario, simulate
 from ballast_sim.step_model import StepModel, profile
 from ballast_sim.traffic import Arrival, Trace, excerpt
 
 POLICIES = (
     "online-only",
+    "offline-only",
     "static-split",
     "naive-priority",
     "sarathi",
     "qps-cap",
     "aimd",
     "greedy",
-    "static-budget",
     "ballast",
+    *ABLATIONS,
 )
-"""In the order of the table. offline-only is the two ceilings."""
+"""In the order of the table."""
+STATIC_BUDGET = "static-budget"
+"""The best fixed step time, by brute force: a bound that is printed above the table, and a policy by name."""
 BUDGETS = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Static budgets that are tried, as shares of the TPOT."""
 MOST_LOST = 0.01
 """Attainment that a tuned baseline (qps-cap, static-budget, static-split) may lose against online-only."""
-
-Progress = Callable[[str], None]
+PARTS = 10
+"""GPUs that static-split divides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +55,15 @@ class Row:
     reservation: float
     result: Report
     total_tokens: float
-    """Per second."""
+    """Per second and GPU."""
     offline_tokens: float
     note: str = ""
+    series: Series = NOTHING
 
 
 @dataclass
 class Bench:
-    """One traffic, one engine, one SLO; every row is a run on it."""
+    """One traffic, one engine, one SLO; every row is a run on it. Travels between processes."""
 
     trace: Trace
     offline: Sequence[Arrival]
@@ -69,10 +73,14 @@ class Bench:
     seed: int = 0
     noise: float = 0.0
     warmup_seconds: float = 60.0
+    ceiling_seconds: float = 900.0
+    """How long offline work alone runs; the first third, in which the batch fills, is left out."""
     is_fitted: bool = False
     """Ballast fits its cost model on the run's own steps, instead of knowing it as the baselines do."""
-    progress: Progress = lambda _: None
-    _alone: dict[float, Report] = field(default_factory=dict)
+    ceilings: dict[str, Row] = field(default_factory=dict)
+    """As far as they were asked for; so the next."""
+    alones: dict[float, Row] = field(default_factory=dict)
+    """Online-only by load."""
 
     def __post_init__(self) -> None:
         if self.seconds <= self.warmup_seconds:
@@ -83,27 +91,38 @@ class Bench:
         """What a profiling sweep finds."""
         return profile(self.model)
 
-    @cached_property
+    # Ceilings
+
+    def ceiling(self, name: str) -> Row:
+        """Offline alone: `full` batches without an SLO, or every step `bound` to the TPOT."""
+        if name not in self.ceilings:
+            policy = partial(baselines.held_to, self.config.tpot) if name == "bound" else baselines.unbounded
+            seconds = self.ceiling_seconds
+            scenario = replace(self._scenario(policy, ()), seconds=seconds, warmup_seconds=seconds / 3)
+            self.ceilings[name] = self._row("offline-only", 0.0, 0.0, simulate(scenario))
+        return self.ceilings[name]
+
+    @property
     def unbounded(self) -> float:
         """Offline tokens per second alone, without an SLO."""
-        return self._ceiling(baselines.unbounded)
+        return self.ceiling("full").total_tokens
 
-    @cached_property
+    @property
     def bound(self) -> float:
         """Offline tokens per second alone, every step within the TPOT."""
-        return self._ceiling(lambda: baselines.held_to(self.config.tpot))
+        return self.ceiling("bound").total_tokens
 
-    def _ceiling(self, policy: Callable[[], Policy]) -> float:
-        scenario = self._scenario(policy, (), 0.0)
-        return report(simulate(replace(scenario, seconds=900.0, warmup_seconds=300.0))).total_tokens
-
-    def highest_rate(self, attainment: float = 0.99) -> float:
-        """Online tokens per second that online-only serves with that attainment; to 2 % of the bound."""
+    def highest(self, attainment: float = 0.99) -> Row:
+        """Online-only at the highest load that it serves with that attainment, to 2 % of the bound; load 0 is none."""
         low, high = 0.0, 1.5
         while high - low > 0.02:
             middle = (low + high) / 2
-            low, high = (middle, high) if self._attains(self.alone(middle), attainment) else (low, middle)
-        return low * self.bound
+            result = self.alone(middle).result
+            is_met = min(result.ttft_attainment, result.tpot_attainment) >= attainment
+            low, high = (middle, high) if is_met else (low, middle)
+        return self.alone(low) if low else replace(self.alone(high), load=0.0)
+
+    # Traffic
 
     def online(self, load: float) -> list[Arrival]:
         """The trace at a load."""
@@ -114,107 +133,111 @@ class Bench:
         online = self.online(load)
         return (len(online) - 1) / online[-1].seconds
 
-    def alone(self, load: float) -> Report:
-        """Online-only at a load."""
-        if load not in self._alone:
-            self._alone[load] = self._run(self._online_only, self.online(load), 0.0, has_offline=False)
-        return self._alone[load]
+    # Rows
 
-    def row(self, policy: str, load: float, reservation: float) -> Row:
-        """Run one policy."""
-        self.progress(f"{policy} at {load:.0%}, reservation {reservation:.0%}")
-        tpot, chunk = self.config.tpot, self.config.chunk_tokens
+    def alone(self, load: float) -> Row:
+        """Online-only at a load."""
+        if load not in self.alones:
+            policy = partial(baselines.online_only, self.config.chunk_tokens)
+            scenario = replace(self._scenario(policy, self.online(load)), offline=list)
+            self.alones[load] = self._row("online-only", load, 0.0, simulate(scenario))
+        return self.alones[load]
+
+    def rows(self, policy: str, load: float, reservations: Sequence[float]) -> list[Row]:
+        """Run one policy; the baselines know no reservation, so that one run of theirs is judged by each."""
+        if policy == "ballast" or policy in ABLATIONS:
+            return [self._ballast(policy, load, reservation) for reservation in reservations]
+        tokens = self.config.chunk_tokens
         plain: dict[str, Callable[[], Policy]] = {
-            "greedy": lambda: baselines.greedy(tpot, chunk),
             "naive-priority": baselines.naive_priority,
             "sarathi": baselines.sarathi,
             "aimd": baselines.aimd,
+            "greedy": partial(baselines.greedy, self.config.tpot, tokens),
         }
-        match policy:
-            case "online-only":
-                return self._row(policy, load, reservation, self.alone(load))
-            case "static-split":
-                return self._static_split(load, reservation)
-            case "qps-cap":
-                return self._qps_cap(load, reservation)
-            case "static-budget":
-                return self._static_budget(load, reservation)
-            case "ballast":
-                result = self._run(Ballast, self.online(load), reservation, is_fitted=self.is_fitted)
-                return self._row(policy, load, reservation, result)
-            case name if name in plain:
-                return self._row(policy, load, reservation, self._run(plain[name], self.online(load), 0.0))
-        raise BadInput(f"unknown policy {policy!r}; known are {', '.join(POLICIES)}")
+        tuned = {"static-split": self._static_split, "qps-cap": self._qps_cap, STATIC_BUDGET: self._static_budget}
+        if policy in plain:
+            run = simulate(self._scenario(plain[policy], self.online(load)))
+            return [self._row(policy, load, reservation, run) for reservation in reservations]
+        if policy in tuned:
+            row = tuned[policy](load)
+        elif policy == "online-only":
+            row = self.alone(load)
+        elif policy == "offline-only":
+            row = self.ceiling("full")
+        else:
+            raise BadInput(f"unknown policy {policy!r}; known are {', '.join((*POLICIES, STATIC_BUDGET))}")
+        return [replace(row, policy=policy, load=load, reservation=reservation) for reservation in reservations]
 
-    def _online_only(self) -> Policy:
-        return baselines.online_only(self.config.chunk_tokens)
+    def _ballast(self, policy: str, load: float, reservation: float) -> Row:
+        ablation = ABLATIONS.get(policy, Ablation())
+        config = replace(self.config, offline_share=reservation)
+        scenario = replace(
+            self._scenario(ablation.policy, self.online(load)),
+            config=ablation.told(config),
+            cost=None if self.is_fitted else self.cost,
+            is_fair=ablation.is_fair,
+            is_guaranteed=policy == "ballast",
+        )
+        return self._row(policy, load, reservation, simulate(scenario))
 
-    def _static_budget(self, load: float, reservation: float) -> Row:
+    def _static_budget(self, load: float) -> Row:
         """The largest fixed step time that keeps the attainment, by brute force."""
         best: Row | None = None
         for share in BUDGETS:
             budget = share * self.config.tpot
             policy = partial(baselines.static_budget, budget, self.config.chunk_tokens)
-            result = self._run(policy, self.online(load), 0.0)
-            row = self._row("static-budget", load, reservation, result, f"{1e3 * budget:.1f} ms")
-            if best is None or (self._keeps(row.result, load) and row.total_tokens > best.total_tokens):
+            run = simulate(self._scenario(policy, self.online(load)))
+            row = self._row(STATIC_BUDGET, load, 0.0, run, f"{1e3 * budget:.1f} ms")
+            if best is None or (self.keeps(row) and row.total_tokens > best.total_tokens):
                 best = row
         assert best is not None
         return best
 
-    def _qps_cap(self, load: float, reservation: float) -> Row:
+    def _qps_cap(self, load: float) -> Row:
         """The highest rate of offline requests that keeps the attainment, by bisection."""
         mean = sum(a.num_tokens for a in self.offline) / len(self.offline)
-        low, high, best = 0.0, self.unbounded / mean, None
+        low, high = 0.0, self.unbounded / mean
+        best = replace(self.alone(load), note="no rate keeps the attainment")
         for _ in range(6):
             middle = (low + high) / 2
-            result = self._run(partial(baselines.qps_cap, middle), self.online(load), 0.0)
-            if self._keeps(result, load):
-                low, best = middle, self._row("qps-cap", load, reservation, result, f"{middle:.2f} requests/s")
+            run = simulate(self._scenario(partial(baselines.qps_cap, middle), self.online(load)))
+            row = self._row("qps-cap", load, 0.0, run, f"{middle:.2f} requests/s")
+            if self.keeps(row):
+                low, best = middle, row
             else:
                 high = middle
-        return best or self._row("qps-cap", load, reservation, self.alone(load), "no rate keeps the attainment")
+        return best
 
-    def _static_split(self, load: float, reservation: float) -> Row:
+    def _static_split(self, load: float) -> Row:
         """GPUs apart: the smallest of ten parts that serves online alone, the others offline without an SLO."""
-        for parts in range(1, 10):
-            result = self.alone(load * 10 / parts)
-            if self._keeps(result, load):
-                total = load * self.bound + (10 - parts) / 10 * self.unbounded
-                note = f"{parts} of 10 GPUs online"
-                offline = (10 - parts) / 10 * self.unbounded
-                return Row("static-split", load, reservation, result, total, offline, note)
-        return Row("static-split", load, reservation, self.alone(load), load * self.bound, 0.0, "all GPUs online")
+        for parts in range(1, PARTS):
+            row = self.alone(load * PARTS / parts)
+            alone = self.alone(load).result
+            if self._within(row.result, alone):
+                offline = (PARTS - parts) / PARTS * self.unbounded
+                total = row.result.online.total * parts / PARTS + offline
+                note = f"{parts} of {PARTS} GPUs online"
+                return replace(row, total_tokens=total, offline_tokens=offline, note=note)
+        return replace(self.alone(load), note="all GPUs online")
 
-    def _keeps(self, result: Report, load: float) -> bool:
-        alone = self.alone(load)
+    def keeps(self, row: Row) -> bool:
+        """Whether a row attains what online-only does, less `MOST_LOST`."""
+        return self._within(row.result, self.alone(row.load).result)
+
+    def _within(self, result: Report, alone: Report) -> bool:
         return (
             result.ttft_attainment >= alone.ttft_attainment - MOST_LOST
             and result.tpot_attainment >= alone.tpot_attainment - MOST_LOST
         )
 
-    def _attains(self, result: Report, share: float) -> bool:
-        return result.ttft_attainment >= share and result.tpot_attainment >= share
+    def _row(self, policy: str, load: float, reservation: float, run: Run, note: str = "") -> Row:
+        result = report(run, replace(self.config, offline_share=reservation))
+        total, offline = result.total_tokens, result.offline.total
+        return Row(policy, load, reservation, result, total, offline, note, series(run))
 
-    def _row(self, policy: str, load: float, reservation: float, result: Report, note: str = "") -> Row:
-        return Row(policy, load, reservation, result, result.total_tokens, result.offline.total, note)
-
-    def _run(
-        self,
-        policy: Callable[[], Policy],
-        online: Sequence[Arrival],
-        reservation: float,
-        *,
-        has_offline: bool = True,
-        is_fitted: bool = False,
-    ) -> Report:
-        scenario = self._scenario(policy, online, reservation)
-        scenario = scenario if has_offline else replace(scenario, offline=list)
-        return report(simulate(replace(scenario, cost=None if is_fitted else self.cost)))
-
-    def _scenario(self, policy: Callable[[], Policy], online: Sequence[Arrival], reservation: float) -> Scenario:
+    def _scenario(self, policy: Callable[[], Policy], online: Sequence[Arrival]) -> Scenario:
         return Scenario(
-            config=replace(self.config, offline_share=reservation),
+            config=replace(self.config, offline_share=0.0),
             model=self.model,
             policy=policy,
             online=online,
@@ -224,36 +247,4 @@ class Bench:
             seed=self.seed,
             noise=self.noise,
             cost=self.cost,
-            is_guaranteed=policy is Ballast,
         )
-
-
-def as_json(row: Row, bench: Bench) -> dict[str, Any]:
-    """A row under the names of the evidence file: fractions of 1, milliseconds."""
-    result = row.result
-    return {
-        "policy": row.policy,
-        "load_percent": 100 * row.load,
-        "reservation_percent": 100 * row.reservation,
-        "ttft_ms": _milliseconds(result.ttft),
-        "tpot_ms": _milliseconds(result.tpot),
-        "ttft_attainment": result.ttft_attainment,
-        "tpot_attainment": result.tpot_attainment,
-        "envelope_attainment": result.envelope_attainment,
-        "goodput_requests_per_s": result.goodput,
-        "total_tokens_per_s": row.total_tokens,
-        "offline_tokens_per_s": row.offline_tokens,
-        "slo_bound_tokens_per_s": bench.bound,
-        "unbounded_tokens_per_s": bench.unbounded,
-        "slot_utilization": result.online_slots + result.offline_slots,
-        "wasted_tokens": result.wasted_tokens,
-        "jain": result.jain,
-        "service_gap": result.service_gap,
-        "reservation_shortfall": result.reservation_shortfall,
-        "deadline_hits": None if result.deadline_hits != result.deadline_hits else result.deadline_hits,
-        "note": row.note,
-    }
-
-
-def _milliseconds(percentiles: Percentiles) -> dict[str, float]:
-    return {name: 1e3 * getattr(percentiles, name) for name in ("p50", "p95", "p99")}

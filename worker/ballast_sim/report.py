@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import nan
+from math import inf, nan
 
 from ballast_policy.request import RequestClass
 from ballast_policy.shares import reserved_slots
+from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.fairness import jain, service_gap
 from ballast_sim.item import Item
 from ballast_sim.replica import Step
@@ -91,12 +92,15 @@ class Report:
         return self.online.total + self.offline.total
 
 
-def report(run: Run) -> Report:
-    """Sum up a run over `[warmup, end]`."""
+def report(run: Run, judged_by: PolicyConfig | None = None) -> Report:
+    """Sum up a run over `[warmup, end]`, by the SLO and the reservation that the policy was told or by others.
+
+    Whether every token came in time was noted in the run, by the SLO it was told: without one it is nan.
+    """
     start, end = run.scenario.warmup_seconds, run.seconds
     seconds = max(end - start, 1e-9)
     replicas = len(run.replicas)
-    config = run.scenario.config
+    config = judged_by or run.scenario.config
     online = _measured(run.online, start, end, config.ttft)
     answered = [item for item in online if item.last_token <= end and item.num_output > 1]
     tpots = [(item.last_token - item.first_token) / (item.num_output - 1) for item in answered]
@@ -119,7 +123,7 @@ def report(run: Run) -> Report:
         tpot=Percentiles.of(tpots),
         ttft_attainment=_share(met_ttft),
         tpot_attainment=_share(met_tpot),
-        envelope_attainment=_share([item.num_late == 0 for item in answered]),
+        envelope_attainment=_share([item.num_late == 0 for item in answered if item.request.ttft < inf]),
         goodput=sum(1 for item in answered if _met_both(item, config.ttft, config.tpot)) / seconds,
         online=_tokens(run.online, start, end),
         offline=_tokens(run.offline, start, end),
@@ -135,7 +139,7 @@ def report(run: Run) -> Report:
         num_preempted=sum(replica.num_preempted for replica in run.replicas),
         jain=min((jain(sample) for sample in samples), default=1.0),
         service_gap=max((service_gap(sample) for sample in samples), default=0.0),
-        reservation_shortfall=_shortfall(run, steps),
+        reservation_shortfall=_shortfall(run, steps, config),
         deadline_hits=_share([job.finished_at <= job.deadline for job in run.jobs if job.deadline is not None]),
     )
 
@@ -165,8 +169,7 @@ def _prediction_error(steps: Sequence[Step]) -> float:
     return sum(errors) / len(errors) if errors else nan
 
 
-def _shortfall(run: Run, steps: Sequence[Step]) -> float:
-    config = run.scenario.config
+def _shortfall(run: Run, steps: Sequence[Step], config: PolicyConfig) -> float:
     ceilings = [replica.known.ceiling or config.slots for replica in run.replicas]
     reserved = reserved_slots(config.offline_share, config.slots, min(ceilings))
     if not run.jobs or not reserved:

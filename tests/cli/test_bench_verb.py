@@ -1,0 +1,84 @@
+"""`ballast bench mixed` as a person runs it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+HEADER = "arrival_seconds,prompt_tokens,output_tokens\n"
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(name, text):
+        (tmp_path / name).write_text(text)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "found"),
+    [
+        (["--gpu", "b9000"], 2, "unknown GPU 'b9000'; known are a100"),
+        (["--model", "gpt-9"], 2, "unknown model 'gpt-9'"),
+        (["--policy", "ballast,magic"], 2, "unknown policy 'magic'; known are all, online-only"),
+        (["--step-model", "magic"], 2, "unknown step model 'magic'; known are auto"),
+        (["--gpu", "h100", "--step-model", "refit"], 2, "no times are published for llama-3-8b on h100"),
+        (["--model", "llama-3-70b"], 1, "llama-3-70b does not fit: 141.1 GB of weights"),
+        (["--tpot-ms", "5"], 1, "TPOT of 5 ms is below the fastest step"),
+        (["--tpot-ms", "15.4"], 1, "one decode of llama-3-8b on a100 takes 15.5 ms by the refit step times"),
+        (["--ttft-ms", "14"], 1, "TTFT of 14 ms is below the fastest"),
+        (["--load", "twenty"], 2, "--load is 'twenty'; wanted percentages, separated by commas"),
+        (["--load", "0"], 2, "a load of 0 % was asked for"),
+        (["--reservation", "110"], 2, "a reservation of 110 % was asked for; wanted 0 to 100 %"),
+        (["--online", "nothing.csv"], 2, "nothing.csv: cannot be read"),
+        (["--online", "empty.csv"], 2, "empty.csv: holds no request"),
+        (["--online", "unsorted.csv"], 2, "unsorted.csv, line 3: the request arrives 2 s before the line above it"),
+        (["--online", "negative.csv"], 2, "negative.csv, line 2: prompt_tokens is '-3'; wanted a whole number"),
+        (["--offline", "negative.csv"], 2, "negative.csv, line 2: prompt_tokens is '-3'; wanted a whole number"),
+        (["--json", "no/such/rows.json"], 2, "--json: there is no directory no/such"),
+        (["--plot", "empty.csv"], 2, "--plot: empty.csv is a file, wanted a directory"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_sentence_and_an_exit_code(ballast, write, arguments, code, found):
+    write("empty.csv", HEADER)
+    write("unsorted.csv", HEADER + "5,10,10\n3,10,10\n")
+    write("negative.csv", HEADER + "0,-3,10\n1,10,10\n")
+
+    ran = ballast("bench", "mixed", *arguments)
+
+    assert (ran.code, ran.out) == (code, "")
+    assert found in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_the_table_the_rows_and_the_pictures_come_from_one_run(ballast, write, tmp_path):
+    lengths = [f"{300 + 37 * i % 900},{40 + 11 * i % 200}" for i in range(200)]
+    write("online.csv", HEADER + "\n".join(f"{0.5 * i},{line}" for i, line in enumerate(lengths)))
+    write("offline.jsonl", '{"prompt_tokens": 900, "output_tokens": 60}\n' * 3)
+
+    ran = ballast(
+        *("bench", "mixed", "--online", "online.csv", "--offline", "offline.jsonl", "--load", "30"),
+        *("--reservation", "10", "--policy", "online-only,offline-only,ballast", "--minutes", "0.1", "--jobs", "1"),
+        *("--slots", "32", "--json", "rows.json", "--plot", "pictures"),
+    )
+
+    assert ran.code == 0, ran.err
+    assert "the SLO-bound ceiling" in ran.out
+    assert "best static budget at  30 % load" in ran.out
+    assert "Online alone attains 99 % up to" in ran.out
+    assert "Load 30 % (" in ran.out
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [row["policy"] for row in rows] == ["online-only", "offline-only", "ballast"]
+    assert rows[1]["ttft_ms"] == {"p50": None, "p95": None, "p99": None}
+    pictures = {path.name: path.stat().st_size for path in (tmp_path / "pictures").iterdir()}
+    assert set(pictures) == {"harvest.png", "ttft-load-30-reservation-10.png", "slots-load-30-reservation-10.png"}
+    assert min(pictures.values()) > 10_000
+
+
+def test_the_help_has_examples_of_use(ballast):
+    ran = ballast("bench", "mixed", "--help")
+
+    assert ran.code == 0
+    assert "ballast bench mixed" in ran.out.split("Examples:")[1]

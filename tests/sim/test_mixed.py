@@ -1,0 +1,140 @@
+"""The table of the benchmark: what each row is run with, and that processes do not change it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from ballast_policy.cost import CostModel
+from ballast_policy.request import Phase
+from ballast_policy.snapshot import PolicyConfig
+from ballast_sim.ablations import ABLATIONS, Unparked
+from ballast_sim.crew import run_table
+from ballast_sim.deployment import Ballast
+from ballast_sim.errors import BadInput
+from ballast_sim.evidence import as_json
+from ballast_sim.mixed import POLICIES, STATIC_BUDGET, Bench
+from ballast_sim.simulation import simulate
+from ballast_sim.step_model import Linear
+from ballast_sim.traffic import Arrival
+
+MODEL = Linear(CostModel(0.010, 1e-4, 1e-8, 2e-4, 1e-7, is_trusted=True))
+TRACE = [Arrival(0.4 * i, 40 + 37 * i % 200, 10 + 7 * i % 40, tenant="ab"[i % 2]) for i in range(400)]
+POOL = [Arrival(0.0, 60 + 29 * i % 300, 4 + 11 * i % 50) for i in range(30)]
+CONFIG = PolicyConfig(slots=16, num_blocks=600, chunk_tokens=128, ttft=0.3, tpot=0.016)
+
+
+@pytest.fixture(scope="module")
+def make_bench():
+    def make(**fields) -> Bench:
+        usual = {"trace": TRACE, "offline": POOL, "config": CONFIG, "model": MODEL, "seconds": 8.0}
+        return Bench(**{**usual, "warmup_seconds": 2.0, "ceiling_seconds": 6.0, **fields})
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def table(make_bench):
+    return run_table(make_bench(), policies=(*POLICIES, STATIC_BUDGET), loads=(0.2, 0.4), reservations=(0.0, 0.25))
+
+
+KEYS = {
+    *("policy", "load_percent", "reservation_percent", "ttft_ms", "tpot_ms", "ttft_attainment", "tpot_attainment"),
+    *("total_tokens_per_s", "offline_tokens_per_s", "slo_bound_tokens_per_s", "unbounded_tokens_per_s"),
+    *("wasted_tokens", "jain", "reservation_shortfall"),
+}
+
+
+def test_the_table_has_a_row_for_each_policy_load_and_reservation_and_is_plain_json(table):
+    rows = [as_json(row, table.bench) for row in table.rows]
+
+    assert json.loads(json.dumps(rows, allow_nan=False)) == rows
+    assert [(row["load_percent"], row["reservation_percent"], row["policy"]) for row in rows] == [
+        (load, reservation, policy)
+        for load in (20.0, 40.0)
+        for reservation in (0.0, 25.0)
+        for policy in (*POLICIES, STATIC_BUDGET)
+    ]
+    assert all(row.keys() >= KEYS for row in rows)
+    assert all(set(row["ttft_ms"]) == set(row["tpot_ms"]) == {"p50", "p95", "p99"} for row in rows)
+
+
+def test_several_processes_give_the_rows_that_one_gives(make_bench):
+    asked = {"policies": ("online-only", "ballast"), "loads": (0.4,), "reservations": (0.0, 0.25)}
+    calls: list[tuple[int, int]] = []
+
+    one = run_table(make_bench(noise=0.1), **asked)
+    two = run_table(make_bench(noise=0.1), **asked, processes=2, progress=lambda done, of, _: calls.append((done, of)))
+
+    assert [as_json(row, two.bench) for row in two.rows] == [as_json(row, one.bench) for row in one.rows]
+    assert [row.series for row in two.rows] == [row.series for row in one.rows]
+    assert two.rate == one.rate
+    assert calls[-1] == (4, 4)
+
+
+def test_the_load_is_a_share_of_the_bound_and_the_ceilings_bound_what_offline_does_alone(table):
+    bench = table.bench
+    alone = table.of(0.4, 0.0)[0]
+
+    assert bench.bound < bench.unbounded
+    assert alone.result.online.total == pytest.approx(0.4 * bench.bound, rel=0.25)
+    assert table.of(0.4, 0.0)[1].offline_tokens == bench.unbounded
+    assert 0.2 * bench.bound < table.rate
+    assert table.budgets[0.2].total_tokens >= table.of(0.2, 0.0)[0].total_tokens
+
+
+def test_only_ballast_keeps_the_reservation(table):
+    short = {row.policy: row.result.reservation_shortfall for row in table.of(0.4, 0.25)}
+
+    assert short["ballast"] < 0.02
+    assert short["ballast-no-reservation"] > short["ballast"]
+    assert short["greedy"] > short["ballast"]
+
+
+def test_without_a_budget_steps_outgrow_the_slo(table):
+    rows = {row.policy: row.result for row in table.of(0.4, 0.0)}
+
+    assert rows["ballast-no-budget"].tpot.p50 > rows["ballast"].tpot.p50
+    assert rows["ballast-no-budget"].envelope_attainment != rows["ballast-no-budget"].envelope_attainment  # nan
+    assert set(ABLATIONS) < set(rows)
+
+
+def test_without_parking_who_decodes_takes_part_in_every_step(make_scenario):
+    class Watch(Unparked):
+        def plan(self, snapshot):
+            plan = super().plan(snapshot)
+            granted = {request.seq for request, _ in plan.grants}
+            gone = {request.seq for request in (*plan.park, *plan.preempt)}
+            running = {r.seq for r in snapshot.residents if r.phase is Phase.RUNNING and r.remaining == 1}
+            sat_out.append(len(running - granted - gone))
+            return plan
+
+    sat_out = []
+    online = [Arrival(2.0 * (i // 6), 20, 60) for i in range(36)]
+    scenario = make_scenario(online=online, offline=POOL * 4, policy=Watch, config={"tpot": 0.0125, "slots": 16})
+    with_parking = simulate(replace(scenario, policy=Ballast))
+    without = simulate(replace(scenario, is_guaranteed=False))
+
+    assert with_parking.replicas[0].num_parked > 2 * without.replicas[0].num_parked
+    assert max(sat_out) == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ({"policies": ("ballast", "magic")}, "unknown policy 'magic'; known are all, online-only"),
+        ({"policies": ("ballast", "ballast")}, "a policy is named twice"),
+        ({"loads": (0.0,)}, "a load of 0 % was asked for; wanted 0.1 to 200 %"),
+        ({"loads": (float("nan"),)}, "a load of nan % was asked for"),
+        ({"loads": ()}, "no load given"),
+        ({"reservations": (-0.1,)}, "a reservation of -10 % was asked for; wanted 0 to 100 %"),
+        ({"reservations": (0.1, 0.1)}, "a reservation is named twice"),
+    ],
+)
+def test_a_table_that_cannot_be_is_refused_before_anything_runs(make_bench, asked, found):
+    usual = {"policies": ("ballast",), "loads": (0.4,), "reservations": (0.0,)}
+
+    with pytest.raises(BadInput, match=found):
+        run_table(make_bench(), **{**usual, **asked})

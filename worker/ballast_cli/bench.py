@@ -1,0 +1,206 @@
+"""`ballast bench`: what the policy is worth, in virtual time; anyone can run it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ballast_cli.console import examples, print_json, say
+from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
+from ballast_cli.errors import CliError, Usage
+
+if TYPE_CHECKING:
+    from ballast_sim.crew import Table
+
+EXAMPLES = examples(
+    "ballast bench mixed                                   # all policies at 20, 40 and 60 % online load",
+    "ballast bench mixed --policy ballast,greedy --load 40 --minutes 3",
+    "ballast bench mixed --gpu h100 --model qwen2.5-7b --tpot-ms 25 --json rows.json --plot pictures",
+    "ballast bench mixed --online mooncake.jsonl --offline lengths.csv",
+)
+bench = typer.Typer(
+    name="bench",
+    help="Compare the policy with others on the same traffic, in virtual time.",
+    no_args_is_help=True,
+    epilog=EXAMPLES,
+)
+
+_Trace = Annotated[
+    Path,
+    typer.Option(metavar="TRACE", help="Online traffic: CSV or JSONL with times.", show_default="Azure conversations"),
+]
+_Lengths = Annotated[
+    Path,
+    typer.Option(metavar="LENGTHS", help="Offline work: CSV or JSONL.", show_default="arXiv summaries"),
+]
+_Model = Annotated[str, typer.Option(help="A known name, or a model's config.json.")]
+_Gpu = Annotated[str, typer.Option(help="a100, h100, h200 or l4.")]
+_Load = Annotated[str, typer.Option(metavar="PERCENT,...", help="Online tokens/s, of the SLO-bound ceiling.")]
+_Reservation = Annotated[str, typer.Option(metavar="PERCENT,...", help="Of slots, KV and prefill, kept for offline.")]
+_Ttft = Annotated[float, typer.Option("--ttft-ms", min=0.001, help="SLO: first token.")]
+_Tpot = Annotated[float, typer.Option("--tpot-ms", min=0.001, help="SLO: each token after it, on average.")]
+_Policy = Annotated[str, typer.Option(metavar="NAME,...", help="all, or some of the names in the table.")]
+_Seed = Annotated[int, typer.Option(min=0, help="Of the noise.")]
+_Minutes = Annotated[float, typer.Option(min=0.1, help="Traffic of each run; a quarter, at most 1, warms up.")]
+_Slots = Annotated[int, typer.Option(min=1, max=4096, help="Places in the running batch.")]
+_Chunk = Annotated[int, typer.Option(min=16, help="Most prefill tokens in a step.")]
+_StepModel = Annotated[str, typer.Option(help="auto, refit, published or roofline.")]
+_Noise = Annotated[float, typer.Option(min=0, max=1, help="Spread of step times (deviation of the logarithm).")]
+_Fitted = Annotated[bool, typer.Option("--fitted", help="Ballast learns the step times during the run.")]
+_Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Processes.", show_default="one per core")]
+_Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the rows.", show_default=False)]
+_Plot = Annotated[Path | None, typer.Option(metavar="DIR", help="Draw pictures into DIR.", show_default=False)]
+
+
+@bench.callback()
+def _bench() -> None:
+    """Compare the policy with others on the same traffic, in virtual time."""
+
+
+@bench.command("mixed", epilog=EXAMPLES)
+def mixed(
+    *,
+    online: _Trace = ONLINE_TRACE,
+    offline: _Lengths = OFFLINE_TRACE,
+    model: _Model = "llama-3-8b",
+    gpu: _Gpu = "a100",
+    load: _Load = "20,40,60",
+    reservation: _Reservation = "0,10",
+    ttft: _Ttft = 1000.0,
+    tpot: _Tpot = 50.0,
+    policy: _Policy = "all",
+    seed: _Seed = 0,
+    minutes: _Minutes = 10.0,
+    slots: _Slots = 256,
+    chunk: _Chunk = 512,
+    step_model: _StepModel = "auto",
+    noise: _Noise = 0.0,
+    fitted: _Fitted = False,
+    jobs: _Jobs = None,
+    json_file: _Json = None,
+    plot: _Plot = None,
+) -> None:
+    """Put Ballast beside online alone, GPUs apart, priorities, chunks, a rate limit, AIMD and filled steps.
+
+    Every row replays the same traffic from the same seed; a load is a share of what one GPU does with offline work
+    alone when every step keeps the TPOT.
+    """
+    _need("numpy", "worker")
+    if plot:
+        _need("matplotlib", "local")
+    if json_file is not None and not json_file.parent.is_dir():
+        raise Usage(f"--json: there is no directory {json_file.parent}: make it first.")
+    if plot is not None and plot.exists() and not plot.is_dir():
+        raise Usage(f"--plot: {plot} is a file, wanted a directory for several pictures.")
+    with refusals():
+        from ballast_cli.bench_table import print_table_of  # noqa: PLC0415  numpy, for this verb only
+        from ballast_sim.crew import run_table  # noqa: PLC0415
+        from ballast_sim.mixed import POLICIES, Bench  # noqa: PLC0415
+        from ballast_sim.setting import setting  # noqa: PLC0415
+        from ballast_sim.traffic import read, read_lengths  # noqa: PLC0415
+
+        trace, lengths = read(online), read_lengths(offline)
+        engine = setting(
+            model=model,
+            gpu=gpu,
+            ttft=ttft / 1e3,
+            tpot=tpot / 1e3,
+            slots=slots,
+            chunk_tokens=chunk,
+            online=trace,
+            offline=lengths,
+            step_model=step_model,
+        )
+        table = run_table(
+            Bench(
+                trace,
+                lengths,
+                engine.config,
+                engine.model,
+                60 * minutes,
+                seed=seed,
+                noise=noise,
+                warmup_seconds=min(60.0, 15 * minutes),
+                ceiling_seconds=min(900.0, 900 * minutes),
+                is_fitted=fitted,
+            ),
+            policies=POLICIES if policy == "all" else names(policy),
+            loads=fractions("--load", load),
+            reservations=fractions("--reservation", reservation),
+            processes=jobs or len(os.sched_getaffinity(0)),
+            progress=progress,
+        )
+    if str(json_file) != "-":
+        print_table_of(table, engine)
+    if json_file:
+        _write(table, json_file)
+    if plot:
+        _draw(table, plot)
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Turn what the simulator refuses into a sentence and an exit code."""
+    from ballast_sim.errors import IllegalPlan, Impossible, SimError  # noqa: PLC0415
+
+    try:
+        yield
+    except Impossible as error:
+        raise CliError(f"{error}.") from error
+    except IllegalPlan as error:
+        raise CliError(f"the policy broke its contract, which is a bug of Ballast: {error}") from error
+    except SimError as error:
+        raise Usage(str(error)) from error
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Split names at commas."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def fractions(option: str, text: str) -> tuple[float, ...]:
+    """Read percentages, separated by commas, as fractions of 1."""
+    try:
+        return tuple(float(part) / 100 for part in names(text))
+    except ValueError:
+        raise Usage(f"{option} is {text!r}; wanted percentages, separated by commas, such as 20,40,60.") from None
+
+
+def progress(done: int, number: int, what: str) -> None:
+    """Say on a terminal how far it is."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{done} of {number}: {what}" if done < number else "\r\x1b[K")
+        sys.stderr.flush()
+
+
+def _need(module: str, extra: str) -> None:
+    if find_spec(module) is None:
+        raise CliError(f"`ballast bench` needs {module}: pip install 'ballast[{extra}]'")
+
+
+def _write(table: Table, path: Path) -> None:
+    import json  # noqa: PLC0415
+
+    from ballast_sim.evidence import as_json  # noqa: PLC0415
+
+    rows = [as_json(row, table.bench) for row in table.rows]
+    if str(path) == "-":
+        print_json(rows)
+        return
+    path.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    say(f"Rows: {path}")
+
+
+def _draw(table: Table, directory: Path) -> None:
+    from ballast_cli.bench_pictures import draw  # noqa: PLC0415  a second of import, where a picture is asked for
+
+    directory.mkdir(parents=True, exist_ok=True)
+    for path in draw(table, directory):
+        say(f"Picture: {path}")

@@ -1,0 +1,111 @@
+"""The table of `ballast bench mixed`: ceilings first, then latency and work for each load and reservation."""
+
+from __future__ import annotations
+
+import sys
+from math import isfinite
+
+from ballast_cli.console import print_table
+from ballast_sim.crew import Table
+from ballast_sim.mixed import Row
+from ballast_sim.setting import Setting
+
+_LATENCY = (
+    *("policy", "TTFT p50", "p95", "p99", "p50 vs alone", "p99 vs alone", "met", "lost"),
+    *("TPOT p50", "p95", "p99", "met", "lost", "envelope", "goodput/s"),
+)
+_WORK = (
+    *("policy", "offline tok/s", "prefill", "decode", "harvest", "total tok/s", "of bound", "slots", "wasted"),
+    *("gap", "Jain", "shortfall", "deadlines", "how"),
+)
+
+
+def print_table_of(table: Table, engine: Setting) -> None:
+    """Print everything that the command computed."""
+    _print_ceilings(table, engine)
+    for load in dict.fromkeys(row.load for row in table.rows):
+        for reservation in dict.fromkeys(row.reservation for row in table.rows):
+            rate = table.bench.request_rate(load)
+            sys.stdout.write(f"\nLoad {100 * load:g} % ({rate:.2f} requests/s), reservation {100 * reservation:g} %\n")
+            rows = table.of(load, reservation)
+            print_table(_LATENCY, [_latency(table, row) for row in rows], right=_LATENCY[1:])
+            sys.stdout.write("\n")
+            print_table(_WORK, [_work(table, row) for row in rows], right=_WORK[1:-1])
+
+
+def _print_ceilings(table: Table, engine: Setting) -> None:
+    bench, config = table.bench, table.bench.config
+    milliseconds = f"TTFT {1e3 * config.ttft:g} ms and TPOT {1e3 * config.tpot:g} ms"
+    sys.stdout.write(
+        f"{engine.name}, {engine.step_model} step times, {config.slots} slots, "
+        f"{config.num_blocks * config.block_tokens:,} tokens of KV, chunks of {config.chunk_tokens}; {milliseconds}\n"
+        f"Each run replays {bench.seconds / 60:g} minutes, the first {bench.warmup_seconds:g} s left out; seed "
+        f"{bench.seed}\n\n"
+        f"Ceilings, tokens/s of one GPU\n"
+        f"  offline alone, unbounded           {bench.unbounded:8,.0f}\n"
+        f"  offline alone, steps within TPOT   {bench.bound:8,.0f}   {bench.bound / bench.unbounded:.1%} of unbounded: "
+        "the SLO-bound ceiling\n"
+    )
+    for load, row in table.budgets.items():
+        kept = "" if bench.keeps(row) else " (none keeps the attainment; the smallest tried)"
+        sys.stdout.write(
+            f"  best static budget at {100 * load:3.4g} % load {row.total_tokens:8,.0f}   "
+            f"{row.total_tokens / bench.bound:.1%} of the bound, steps of {row.note}{kept}\n"
+        )
+    sys.stdout.write(
+        f"\nOnline alone attains 99 % up to {table.rate:,.0f} tokens/s, {table.rate / bench.bound:.0%} of the bound\n"
+    )
+
+
+def _latency(table: Table, row: Row) -> tuple[str, ...]:
+    result, alone = row.result, table.bench.alone(row.load).result
+    ttft, tpot = result.ttft, result.tpot
+    return (
+        row.policy,
+        *(_ms(value) for value in (ttft.p50, ttft.p95, ttft.p99)),
+        *(_change(found, usual) for found, usual in ((ttft.p50, alone.ttft.p50), (ttft.p99, alone.ttft.p99))),
+        _percent(result.ttft_attainment),
+        _points(alone.ttft_attainment - result.ttft_attainment),
+        *(_ms(value, 1) for value in (tpot.p50, tpot.p95, tpot.p99)),
+        _percent(result.tpot_attainment),
+        _points(alone.tpot_attainment - result.tpot_attainment),
+        _percent(result.envelope_attainment),
+        f"{result.goodput:.2f}",
+    )
+
+
+def _work(table: Table, row: Row) -> tuple[str, ...]:
+    result, bench = row.result, table.bench
+    is_split = row.policy == "static-split"
+    return (
+        row.policy,
+        f"{row.offline_tokens:,.0f}",
+        "-" if is_split else f"{result.offline.prefill:,.0f}",
+        "-" if is_split else f"{result.offline.decode:,.0f}",
+        f"{row.offline_tokens / bench.unbounded:.1%}",
+        f"{row.total_tokens:,.0f}",
+        f"{row.total_tokens / bench.bound:.1%}",
+        f"{result.online_slots + result.offline_slots:.1%}",
+        f"{result.wasted_tokens:,}",
+        f"{result.service_gap:,.0f}",
+        f"{result.jain:.3f}",
+        _percent(result.reservation_shortfall),
+        _percent(result.deadline_hits),
+        row.note,
+    )
+
+
+def _ms(seconds: float, digits: int = 0) -> str:
+    return f"{1e3 * seconds:,.{digits}f} ms" if isfinite(seconds) else "-"
+
+
+def _change(found: float, usual: float) -> str:
+    return f"{found / usual - 1:+.0%}" if isfinite(found) and usual > 0 else "-"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.2%}" if isfinite(share) else "-"
+
+
+def _points(lost: float) -> str:
+    return f"{100 * lost + 0.0:.2f}" if isfinite(lost) else "-"

@@ -1,0 +1,53 @@
+"""What the pictures of a run are drawn from: few enough points to send from one process to another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ballast_sim.simulation import Run
+
+MOST_POINTS = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Latencies and slots of one run, its warm-up left out."""
+
+    ttft: tuple[float, ...] = ()
+    """Evenly spaced quantiles, in seconds."""
+    times: tuple[float, ...] = ()
+    """Middle of each stretch of time, in seconds since the run began."""
+    online_slots: tuple[float, ...] = ()
+    """Slots held on average over the stretch, all replicas together."""
+    offline_slots: tuple[float, ...] = ()
+    parked: tuple[float, ...] = ()
+
+
+NOTHING = Series()
+
+
+def series(run: Run) -> Series:
+    """Thin a run out."""
+    start, end = run.scenario.warmup_seconds, run.seconds
+    waits = sorted(
+        min(item.first_token, end) - item.request.arrival for item in run.online if item.request.arrival >= start
+    )
+    every = max(1, -(-len(waits) // MOST_POINTS))
+    width = max((end - start) / MOST_POINTS, 1e-9)
+    sums = [[0.0, 0.0, 0.0] for _ in range(MOST_POINTS)]
+    for replica in run.replicas:
+        for step in replica.steps:
+            index = int((step.start - start) / width)
+            if 0 <= index < MOST_POINTS:
+                held = sums[index]
+                held[0] += step.online_slots * step.seconds
+                held[1] += step.offline_slots * step.seconds
+                held[2] += step.parked * step.seconds
+    online, offline, parked = ([one[kind] / width for one in sums] for kind in range(3))
+    return Series(
+        ttft=tuple(waits[every - 1 :: every]),
+        times=tuple(start + (index + 0.5) * width for index in range(MOST_POINTS)),
+        online_slots=tuple(online),
+        offline_slots=tuple(offline),
+        parked=tuple(parked),
+    )
