@@ -13,6 +13,7 @@ from math import inf
 from ballast_policy.backlog import Backlog
 from ballast_policy.cost import CostModel, Work, attended
 from ballast_policy.fairness import Ledger, token_cost
+from ballast_policy.holding import note_holding
 from ballast_policy.plan import Plan
 from ballast_policy.planner import plan as make_plan
 from ballast_policy.request import Phase, Request, RequestClass
@@ -117,7 +118,8 @@ class Replay:
         self.pool = Pool(config.num_blocks)
         self.backlog = Backlog()
         weights = {name: share.weight for name, share in config.tenants.items()}
-        self.ledgers = {request_class: Ledger(weights) for request_class in RequestClass}
+        reserved = {name: share.reserved for name, share in config.tenants.items()}
+        self.ledgers = {request_class: Ledger(weights, reserved) for request_class in RequestClass}
         self.lives: dict[Request, Life] = {}
         self.residents: dict[Request, Life] = {}
         self.last_online = -inf
@@ -275,6 +277,7 @@ class Replay:
             request.num_computed = request.num_cached = len(life.blocks) * self.config.block_tokens
             request.phase = Phase.RUNNING
             self.residents[request] = life
+        note_holding(self.ledgers, self.residents, self.backlog, now=self.now, slots=self.config.slots)
         grants = [(self.residents[r], min(tokens, r.remaining)) for r, tokens in plan.grants]
         for life, tokens in grants:
             missing = -(-(life.request.num_computed + tokens) // self.config.block_tokens) - len(life.blocks)

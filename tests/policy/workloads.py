@@ -56,7 +56,10 @@ def configs(draw: st.DrawFn) -> PolicyConfig:
     tenants = {}
     if draw(st.booleans()):
         cap = draw(st.none() | st.integers(1, 3))
-        tenants = {"a": TenantShare(weight=draw(st.sampled_from([0.5, 1.0, 3.0])), max_slots=cap)}
+        tenants = {
+            "a": TenantShare(weight=draw(st.sampled_from([0.5, 1.0, 3.0])), max_slots=cap),
+            "b": TenantShare(reserved=draw(st.sampled_from([0.0, 0.2, 0.6]))),
+        }
     share = draw(st.sampled_from([0.0, 0.1, 0.3, 0.5, 1.0]))
     return PolicyConfig(
         slots=draw(st.integers(1, 8)),
@@ -115,7 +118,8 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
             residents.append(request)
         else:
             waiting.append(request)
-    ledgers = {request_class: Ledger() for request_class in RequestClass}
+    reserved = {name: share.reserved for name, share in config.tenants.items()}
+    ledgers = {request_class: Ledger(reserved=reserved) for request_class in RequestClass}
     for tenant in "abc":
         ledgers[RequestClass.OFFLINE].charge(tenant, draw(st.integers(0, 50)))
     backlog = Backlog()

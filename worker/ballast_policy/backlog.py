@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Mapping
-from heapq import heapify, heappop, heapreplace
+from collections.abc import Iterable, Iterator, Mapping
+from heapq import heapify, heappop, heappush, heapreplace
 from itertools import islice
 from math import inf
 
 from ballast_policy.fairness import EMPTY, INPUT_COST, Ledger
+from ballast_policy.floors import Floors
 from ballast_policy.order import Place, place
 from ballast_policy.request import Request, RequestClass
 
@@ -117,13 +118,15 @@ class Backlog:
         ledgers: Ledgers | None = None,
         room: Mapping[str, int] | None = None,
         num_tokens: float = inf,
+        floors: Mapping[RequestClass, Floors] | None = None,
     ) -> list[Request]:
         """Give the first that wait, online before offline, at most so many of each class.
 
         Tenants take turns as they would if each request were admitted as it is listed: its input is charged to a
-        copy of the ledger. `room` limits how many offline requests of a tenant are worth listing (slots it may still
-        take): one more than that is listed, which says why it waits, and does not count. A class ends early, behind
-        `LEAST` requests, once it has `num_tokens` to compute: a step computes no more than its chunk.
+        copy of the ledger, and in a class with `floors` who is behind goes first. `room` limits how many offline
+        requests of a tenant are worth listing (slots it may still take): one more than that is listed, which says why
+        it waits, and does not count. A class ends early, behind `LEAST` requests, once it has `num_tokens` to compute:
+        a step computes no more than its chunk.
         """
         out: list[Request] = []
         for request_class in RequestClass:
@@ -134,6 +137,7 @@ class Backlog:
                 num_tokens,
                 (ledgers or {}).get(request_class, EMPTY),
                 dict(room) if room and request_class is RequestClass.OFFLINE else {},
+                (floors or {}).get(request_class),
             )
             for negated in self._priorities[request_class]:
                 if listing.is_full:
@@ -151,14 +155,17 @@ class Backlog:
 class _Listing:
     """The head of one class in the making."""
 
-    __slots__ = ("ledger", "left", "num_tokens", "requests", "room")
+    __slots__ = ("floors", "ledger", "left", "num_tokens", "requests", "room")
 
-    def __init__(self, limit: int, num_tokens: float, ledger: Ledger, room: dict[str, int]) -> None:
+    def __init__(
+        self, limit: int, num_tokens: float, ledger: Ledger, room: dict[str, int], floors: Floors | None
+    ) -> None:
         self.requests: list[Request] = []
         self.left = limit
         self.num_tokens = num_tokens
         self.ledger = ledger
         self.room = room
+        self.floors = floors
 
     @property
     def is_full(self) -> bool:
@@ -169,31 +176,69 @@ class _Listing:
         for request in islice(queue.requests, queue.start, queue.start + self.left):
             if self.is_full:
                 return
-            self.requests.append(request)
-            self.left -= 1
-            self.num_tokens -= request.num_tokens - request.num_cached
+            self._take(request)
 
     def take_turns(self, queues: Mapping[str, _Queue]) -> None:
-        """List the requests of one band, the least served tenant first."""
+        """List the requests of one band: of a tenant that is behind its reservation, else of the least served one."""
         ledger, room = self.ledger, self.room
-        turns = [(ledger.service(tenant), q.places[q.start], q.start, tenant) for tenant, q in queues.items()]
-        heapify(turns)
-        while turns and not self.is_full:
-            service, _, index, tenant = turns[0]
+        turns = _Turns((ledger.service(tenant), q.places[q.start], q.start, tenant) for tenant, q in queues.items())
+        while turns.of and not self.is_full:
+            service, _, index, tenant = turn = turns.next(self.floors)
             queue = queues[tenant]
             request = queue.requests[index]
-            self.requests.append(request)
             index += 1
             if tenant in room:
                 room[tenant] -= 1
                 if room[tenant] < 0:
-                    heappop(turns)
+                    self.requests.append(request)
+                    turns.end(turn)
                     continue
-            self.left -= 1
-            tokens = request.num_tokens - request.num_cached
-            self.num_tokens -= tokens
+            self._take(request)
             if index == len(queue.requests):
-                heappop(turns)
+                turns.end(turn)
             else:
-                service += INPUT_COST * tokens / ledger.weight(tenant)
-                heapreplace(turns, (service, queue.places[index], index, tenant))
+                service += INPUT_COST * (request.num_tokens - request.num_cached) / ledger.weight(tenant)
+                turns.go_on(turn, (service, queue.places[index], index, tenant))
+
+    def _take(self, request: Request) -> None:
+        self.requests.append(request)
+        self.left -= 1
+        self.num_tokens -= request.num_tokens - request.num_cached
+        if self.floors is not None:
+            self.floors.count(request.tenant)
+
+
+_Turn = tuple[float, Place, int, str]
+"""Service so far, then the place and the index of the tenant's next request."""
+
+
+class _Turns:
+    """Whose request of a band is listed next."""
+
+    __slots__ = ("_heap", "of")
+
+    def __init__(self, turns: Iterable[_Turn]) -> None:
+        self._heap = list(turns)
+        self.of = {turn[3]: turn for turn in self._heap}
+        """By tenant; what else the heap holds is over."""
+        heapify(self._heap)
+
+    def next(self, floors: Floors | None) -> _Turn:
+        """Give the turn of who is behind by most, else of the least served."""
+        if floors is not None and (behind := floors.behind(self.of)) is not None:
+            return self.of[behind]
+        while self.of.get(self._heap[0][3]) is not self._heap[0]:
+            heappop(self._heap)
+        return self._heap[0]
+
+    def go_on(self, turn: _Turn, following: _Turn) -> None:
+        """Let a tenant wait for its next turn."""
+        self.of[turn[3]] = following
+        if turn is self._heap[0]:
+            heapreplace(self._heap, following)
+        else:
+            heappush(self._heap, following)
+
+    def end(self, turn: _Turn) -> None:
+        """Take out a tenant that has no more to list."""
+        del self.of[turn[3]]

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from ballast_policy.floors import Debts
+
 INPUT_COST = 1.0
 OUTPUT_COST = 2.0
 
@@ -25,9 +27,11 @@ class Ledger:
     bill) and lifts a tenant whenever its first request comes in after none waited or ran.
     """
 
-    __slots__ = ("_last", "_service", "_weights")
+    __slots__ = ("_last", "_service", "_weights", "debts")
 
-    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
+    def __init__(self, weights: Mapping[str, float] | None = None, reserved: Mapping[str, float] | None = None) -> None:
+        self.debts = Debts(reserved)
+        """What tenants reserve of the class's slots, and what they are owed of it."""
         self._weights = dict(weights or {})
         self._service: dict[str, float] = {}
         self._last = 0.0
@@ -48,6 +52,18 @@ class Ledger:
     def reweigh(self, weights: Mapping[str, float]) -> None:
         """Use these weights from now on; what was charged stays as it was charged."""
         self._weights = dict(weights)
+
+    def reserve(self, reserved: Mapping[str, float]) -> None:
+        """Go by these shares of the slots from now on.
+
+        Who reserves less than before starts level with the most served of the others: what it got by its reservation
+        is no debt to them.
+        """
+        for tenant, share in self.debts.reserved.items():
+            if reserved.get(tenant, 0.0) < share and tenant in self._service:
+                most = max((service for other, service in self._service.items() if other != tenant), default=0.0)
+                self._service[tenant] = min(self._service[tenant], most)
+        self.debts.reserve(reserved)
 
     def charge(self, tenant: str, cost: float) -> None:
         """Add a cost (`token_cost`) to the tenant's service."""

@@ -8,6 +8,7 @@ from math import inf
 
 from ballast_policy.backlog import Backlog, Ledgers
 from ballast_policy.cost import CostModel
+from ballast_policy.holding import floors_of
 from ballast_policy.request import Phase, Request, RequestClass
 
 
@@ -19,6 +20,8 @@ class TenantShare:
     max_priority: int = 100
     max_slots: int | None = None
     """Most slots its offline requests hold at a time."""
+    reserved: float = 0.0
+    """Share of the slots that its class holds which this tenant gets first, see `floors`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,4 +129,4 @@ def first_waiting(
     limit = config.slots - min(
         (held[request_class] for request_class in RequestClass if backlog.count(request_class)), default=0
     )
-    return backlog.head(limit + 1, ledgers, room, config.chunk_tokens)
+    return backlog.head(limit + 1, ledgers, room, config.chunk_tokens, floors_of(ledgers, residents))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
 from itertools import chain
 from operator import attrgetter
 
-from ballast_policy.fairness import EMPTY
+from ballast_policy.fairness import EMPTY, Ledger
+from ballast_policy.floors import Floors, in_turn
 from ballast_policy.order import Rank, ranking
 from ballast_policy.plan import Because, Plan, Reason
 from ballast_policy.request import Phase, Request, RequestClass
@@ -116,11 +118,25 @@ class Step:
             return listed
         if len({(request.priority, request.tenant) for request in listed}) == 1:
             return sorted(listed, key=_IN_PLACE)
-        return sorted(listed, key=self.ranking(listed[0]))
+        ordered = sorted(listed, key=self.ranking(listed[0]))
+        debts = self.ledger(listed[0]).debts
+        return list(in_turn(ordered, debts.floors({}))) if debts.reserved else ordered
 
     def ranking(self, request: Request) -> Callable[[Request], Rank]:
         """Give the function that orders requests of the same class."""
-        return ranking(self.snapshot.ledgers.get(request.request_class, EMPTY))
+        return ranking(self.ledger(request))
+
+    def floors(self, request: Request) -> Floors | None:
+        """Give the floors of the request's class as of now; None where no tenant reserves anything."""
+        debts = self.ledger(request).debts
+        if not debts.reserved:
+            return None
+        started = [r for r in chain(self.admit, self.resume) if r.request_class is request.request_class]
+        return debts.floors(Counter(r.tenant for r in chain(self.group(request).running, started)))
+
+    def ledger(self, request: Request) -> Ledger:
+        """Give the ledger of the request's class."""
+        return self.snapshot.ledgers.get(request.request_class, EMPTY)
 
     # Caps of tenants
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 
+from ballast_policy.floors import in_turn
 from ballast_policy.plan import Reason
 from ballast_policy.request import Phase, Request
 from ballast_policy.step import Step, computed
@@ -62,8 +63,18 @@ class Door:
         return self._has_told_waiting and (self._shuts_all or (self._shuts_waiting and not has_parked))
 
 
-def candidates(step: Step, parked: Iterable[Request], waiting: Sequence[Request]) -> Iterator[Request]:
-    """Go through who could take a slot of one class, in policy order; among equal tenants parked ones first."""
+def candidates(step: Step, parked: Sequence[Request], waiting: Sequence[Request]) -> Iterator[Request]:
+    """Go through who could take a slot of one class, in policy order; among equal tenants parked ones first.
+
+    Who is behind its reservation goes first in its priority.
+    """
+    ordered = _merged(step, parked, waiting)
+    some = next(chain(parked, waiting), None)
+    floors = step.floors(some) if some is not None else None
+    return ordered if floors is None else in_turn(ordered, floors)
+
+
+def _merged(step: Step, parked: Iterable[Request], waiting: Sequence[Request]) -> Iterator[Request]:
     left = step.ranked(parked)
     if not left or not waiting:
         yield from left or waiting

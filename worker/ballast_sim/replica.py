@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 from ballast_policy.backlog import Backlog
 from ballast_policy.cost import attended
 from ballast_policy.fairness import INPUT_COST, OUTPUT_COST, Ledger
+from ballast_policy.holding import note_holding
 from ballast_policy.plan import Plan
 from ballast_policy.request import Phase, Request, RequestClass
 from ballast_policy.snapshot import PolicyConfig, Snapshot, take_snapshot
@@ -106,7 +107,8 @@ class Replica:
     def __post_init__(self) -> None:
         weights = {tenant: share.weight for tenant, share in self.config.tenants.items()}
         self.kv = Kv(self.config.num_blocks, self.config.block_tokens, self.has_prefix_cache)
-        self.ledgers = {request_class: Ledger(weights) for request_class in RequestClass}
+        reserved = {tenant: share.reserved for tenant, share in self.config.tenants.items()}
+        self.ledgers = {request_class: Ledger(weights, reserved) for request_class in RequestClass}
         self.num_running = dict.fromkeys(RequestClass, 0)
         self.samples = {request_class: Samples() for request_class in RequestClass}
         self._active = {request_class: {} for request_class in RequestClass}
@@ -211,6 +213,7 @@ class Replica:
         if num_running > self.config.slots:
             raise IllegalPlan(f"{num_running} requests hold a slot, there are {self.config.slots}")
         work, tokens = self._grant(plan)
+        note_holding(self.ledgers, self.residents.values(), self.backlog, now=self.clock.now, slots=self.config.slots)
         parked = len(self.residents) - num_running
         online, offline = running[RequestClass.ONLINE], running[RequestClass.OFFLINE]
         waiting = self.backlog.count(RequestClass.ONLINE)

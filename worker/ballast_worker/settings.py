@@ -100,7 +100,10 @@ def policy_config(config: WorkerConfig, current: PolicyConfig) -> PolicyConfig:
         ttft=config.slo.ttft_milliseconds / 1000,
         tpot=config.slo.tpot_milliseconds / 1000,
         tenants={
-            tenant.name: TenantShare(tenant.weight, tenant.max_priority, tenant.max_slots) for tenant in offline.tenants
+            tenant.name: TenantShare(
+                tenant.weight, tenant.max_priority, tenant.max_slots, tenant.reserved_percent / 100
+            )
+            for tenant in offline.tenants
         },
     )
 
