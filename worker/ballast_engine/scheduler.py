@@ -15,6 +15,7 @@ from ballast_engine.stats import Admission
 from ballast_policy.backlog import Backlog
 from ballast_policy.cost import Fit, Work
 from ballast_policy.fairness import Ledger
+from ballast_policy.holding import note_holding
 from ballast_policy.plan import Plan
 from ballast_policy.request import Phase, RequestClass
 from ballast_policy.shares import reserved_slots
@@ -103,8 +104,10 @@ class Scheduler:
         pool = self.residency.pool
         self.policy = replace(policy, num_blocks=pool.num_blocks, block_tokens=pool.block_tokens)
         weights = {name: share.weight for name, share in policy.tenants.items()}
+        reserved = {name: share.reserved for name, share in policy.tenants.items()}
         for ledger in self.ledgers.values():
             ledger.reweigh(weights)
+            ledger.reserve(reserved)
         for sequence in self.live.values():
             set_slo(sequence.request, sequence.generation, self.policy)
         self._refit()
@@ -135,6 +138,8 @@ class Scheduler:
             self.backlog.remove(request)
             residency.admit(live[request.seq])
         decodes, chunks, num_deferred = self._make_room(plan)
+        residents = (sequence.request for sequence in residency.sequences())
+        note_holding(self.ledgers, residents, self.backlog, now=now, slots=self.policy.slots)
         admissions = [self._note_admission(live[r.seq], now) for r in plan.admit if r.phase is Phase.RUNNING]
         for request in snapshot.waiting:
             if request.phase is Phase.WAITING:
