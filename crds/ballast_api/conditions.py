@@ -50,6 +50,7 @@ class Reason(StrEnum):
     NO_SECRET = "SecretMissing"  # noqa: S105 - a reason, no password
     ROLLOUT_STUCK = "RolloutStuck"
     QUOTA = "Quota"
+    NAME_TAKEN = "NameTaken"
     # ConfigApplied
     APPLIED = "Applied"
     PENDING = "Pending"

@@ -137,8 +137,8 @@ class Rollout(ApiModel):
         Rule(
             "self.maxSurge + self.maxUnavailable > 0",
             lambda rollout: rollout.max_surge + rollout.max_unavailable > 0,
-            "rollout.maxSurge and rollout.maxUnavailable are both 0, so no pod could ever be replaced: raise one; "
-            "maxUnavailable 1 where no spare GPU exists",
+            "rollout.maxSurge and rollout.maxUnavailable are both 0, so no pod could ever be replaced: raise one, "
+            "maxUnavailable where no spare GPU exists",
         ),
     )
 

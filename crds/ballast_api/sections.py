@@ -123,7 +123,7 @@ class Offline(ApiModel):
             "reservation or raise the maximum",
         ),
         Rule(
-            "self.tenants.map(tenant, tenant.reservedPercent).sum() <= 100.0",
+            "!has(self.tenants) || self.tenants.map(tenant, tenant.reservedPercent).sum() <= 100.0",
             lambda offline: sum(tenant.reserved_percent for tenant in offline.tenants) <= 100,
             "offline.tenants reserve more than 100 % of the slots together: lower a reservedPercent",
         ),

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,11 @@ class ControlPlane:
         """HTTP with the rights of `token`; give paths such as `/api/v1/namespaces`."""
         context = ssl.create_default_context(cafile=str(PEM))
         return httpx.Client(base_url=self.url, verify=context, headers={"Authorization": f"Bearer {token}"}, timeout=30)
+
+    @cached_property
+    def http(self) -> httpx.Client:
+        """One client of the administrator for the life of this control plane."""
+        return self.client()
 
     def run(self, name: str, *arguments: str) -> None:
         """Start one program; its output goes to a file named for it."""
@@ -169,6 +175,8 @@ class ControlPlane:
         )
 
     def stop(self) -> None:
+        if "http" in self.__dict__:
+            self.http.close()
         for name in reversed(list(self.processes)):
             self.kill(name)
 

@@ -1,0 +1,75 @@
+"""One law in two languages: what the model takes, a real API server takes, and they refuse with the same words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from control_plane import ControlPlane
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ballast_api.errors import InvalidConfig
+from ballast_api.inference_deployment import InferenceDeployment
+from ballast_api.names import API_VERSION, KIND, PLURAL
+
+PERCENT = st.sampled_from([0, 0.1, 10, 33.3, 50, 99.95, 100])
+FEW = st.integers(0, 3)
+
+
+def some(**members: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """An object with any of these members."""
+    return st.fixed_dictionaries({}, optional=members)
+
+
+SPECS = st.fixed_dictionaries(
+    {
+        "model": st.fixed_dictionaries(
+            {"uri": st.sampled_from(["hf://a/b", "s3://b/c", "pvc://c/d", "file:///e", "a/b", "ftp://x", "hf://"])},
+            optional={"cachePath": st.just("/cache"), "credentialsSecret": st.just("secret")},
+        )
+    },
+    optional={
+        "engine": some(
+            device=st.sampled_from(["auto", "cpu", "cuda", "cuda:1"]),
+            backend=st.sampled_from(["native", "native", "vllm"]),
+            quantization=st.just("int8"),
+        ),
+        "gpu": some(count=FEW, resourceName=st.just("nvidia.com/gpu"), resourceClaimTemplate=st.just("one")),
+        "offline": some(
+            reservedPercent=PERCENT,
+            maxPercent=PERCENT,
+            tenants=st.lists(some(reservedPercent=PERCENT, weight=st.just(2)), max_size=3).map(
+                lambda tenants: [{"name": f"t{number}"} | tenant for number, tenant in enumerate(tenants)]
+            ),
+        ),
+        "scaling": st.fixed_dictionaries(
+            {"maxReplicas": st.integers(1, 3)}, optional={"minReplicas": FEW, "offlineMaxReplicas": FEW}
+        ),
+        "rollout": some(maxSurge=FEW, maxUnavailable=FEW),
+        "network": some(policy=st.booleans(), ingressFrom=st.lists(st.just({"podSelector": {}}), max_size=1)),
+    },
+)
+NAMES = st.sampled_from(["a", "a-b", "a" * 52, "a" * 53, "7b"])
+
+
+@pytest.mark.envtest
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(name=NAMES, spec=SPECS)
+def test_the_model_and_the_api_server_agree(plane: ControlPlane, name: str, spec: dict[str, Any]) -> None:
+    manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": spec}
+    try:
+        InferenceDeployment.read(manifest, "here")
+        problems = []
+    except InvalidConfig as error:
+        problems = [problem.split(": ", 1)[1].split(" (found")[0] for problem in error.problems]
+
+    answer = plane.http.post(
+        f"/apis/{API_VERSION}/namespaces/default/{PLURAL}",
+        params={"dryRun": "All", "fieldValidation": "Strict"},
+        json=manifest,
+    ).json()
+
+    assert (answer["kind"] == "Status") == bool(problems), answer.get("message")
+    for sentence in (part for problem in problems for part in problem.split("; ")):
+        assert sentence in answer["message"]

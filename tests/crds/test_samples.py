@@ -1,0 +1,147 @@
+"""The samples of the documentation: accepted, or refused with the words of their first line, at every door."""
+
+from __future__ import annotations
+
+import re
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from control_plane import ControlPlane
+from jsonschema import Draft4Validator
+
+import ballast_api
+from ballast_api import crd
+from ballast_api.base import VALIDATIONS
+from ballast_api.errors import InvalidConfig
+from ballast_api.inference_deployment import InferenceDeployment
+from ballast_api.names import KIND
+from ballast_api.structural import leaves
+
+SAMPLES = Path(ballast_api.__file__).parents[2] / "docs" / "samples"
+GOOD = sorted(SAMPLES.glob("*.yaml"))
+BAD = sorted((SAMPLES / "invalid").glob("*.yaml"))
+
+
+def objects(path: Path) -> list[dict[str, Any]]:
+    return [each for each in yaml.safe_load_all(path.read_text()) if each["kind"] == KIND]
+
+
+def expected(path: Path) -> dict[str, str]:
+    """The words that refuse a sample: `error` from the model, `server` from the API server where it words its own."""
+    lines = [line.removeprefix("# ") for line in path.read_text().splitlines() if line.startswith("# ")]
+    said = dict(line.split(": ", 1) for line in lines)
+    return {"server": said["error"]} | said
+
+
+def closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """A structural schema that refuses unknown fields, as kubectl has the API server do."""
+    schema = deepcopy(schema)
+    for member in [*schema.get("properties", {}).items()]:
+        schema["properties"][member[0]] = closed(member[1])
+    if "properties" in schema:
+        schema["additionalProperties"] = False
+    if "items" in schema:
+        schema["items"] = closed(schema["items"])
+    return schema
+
+
+def schema_of_specs() -> Draft4Validator:
+    return Draft4Validator(closed(crd.schema()["properties"]["spec"]))
+
+
+def rules(schema: dict[str, Any]) -> list[str]:
+    """Every message of every rule in the schema."""
+    own = [rule["message"] for rule in schema.get(VALIDATIONS, ())]
+    inside = [*schema.get("properties", {}).values(), *([schema["items"]] if "items" in schema else [])]
+    return own + [message for member in inside for message in rules(member)]
+
+
+def without_figures(text: str) -> str:
+    return re.sub(r" \([^ )]+\)", "", text)
+
+
+@pytest.mark.parametrize("path", GOOD, ids=lambda path: path.stem)
+def test_a_sample_is_accepted(path: Path) -> None:
+    for manifest in objects(path):
+        read = InferenceDeployment.read(manifest, path.name)
+        problems = [error.message for error in schema_of_specs().iter_errors(manifest["spec"])]
+
+        assert read.metadata.name == manifest["metadata"]["name"]
+        assert problems == []
+
+
+@pytest.mark.parametrize("path", BAD, ids=lambda path: path.stem)
+def test_a_bad_sample_is_refused_with_the_words_of_its_first_line(path: Path) -> None:
+    (manifest,) = objects(path)
+
+    with pytest.raises(InvalidConfig) as caught:
+        InferenceDeployment.read(manifest, path.name)
+
+    assert expected(path)["error"] in str(caught.value)
+
+
+@pytest.mark.parametrize("path", BAD, ids=lambda path: path.stem)
+def test_types_and_bounds_refuse_what_no_rule_refuses(path: Path) -> None:
+    (manifest,) = objects(path)
+    words = without_figures(expected(path)["server"])
+    is_ruled = words in rules(crd.schema()) or words == "Duplicate value"  # the key of a list, which JSON Schema lacks
+
+    assert is_ruled == schema_of_specs().is_valid(manifest["spec"])
+
+
+def test_every_rule_has_a_bad_sample() -> None:
+    shown = {without_figures(expected(path)["error"]) for path in BAD}
+
+    assert set(rules(crd.schema())) - shown == set()
+
+
+def test_the_sample_of_every_field_has_every_field() -> None:
+    (manifest,) = objects(SAMPLES / "everything.yaml")
+    schema = crd.schema()["properties"]["spec"]
+    refused = {leaf for leaf in leaves(schema) if "Refused" in described(schema, leaf)}
+    exclusive = {"gpu.resourceClaimTemplate"}
+
+    assert set(leaves(schema)) - refused - exclusive == set(given(manifest["spec"], schema))
+
+
+def described(schema: dict[str, Any], path: str) -> str:
+    for part in path.split("."):
+        schema = schema["properties"][part.removesuffix("[]")]
+        schema = schema["items"] if part.endswith("[]") else schema
+    return schema.get("description", "")
+
+
+def given(value: Any, schema: dict[str, Any], prefix: str = "") -> list[str]:
+    """The leaves of the schema that a value fills."""
+    if "properties" in schema:
+        return [
+            leaf
+            for name, member in value.items()
+            for leaf in given(member, schema["properties"][name], f"{prefix}.{name}" if prefix else name)
+        ]
+    if "properties" in schema.get("items", {}):
+        return [leaf for entry in value for leaf in given(entry, schema["items"], f"{prefix}[]")]
+    return [prefix]
+
+
+@pytest.mark.envtest
+@pytest.mark.parametrize("path", GOOD, ids=lambda path: path.stem)
+def test_the_api_server_accepts_a_sample(plane: ControlPlane, namespace: str, path: Path) -> None:
+    done = plane.kubectl("apply", "-n", namespace, "-f", str(path), check=False)
+
+    assert done.stderr == ""
+    assert done.returncode == 0
+
+
+@pytest.mark.envtest
+@pytest.mark.parametrize("path", BAD, ids=lambda path: path.stem)
+def test_the_api_server_refuses_a_bad_sample_with_the_same_words(
+    plane: ControlPlane, namespace: str, path: Path
+) -> None:
+    done = plane.kubectl("apply", "-n", namespace, "-f", str(path), check=False)
+
+    assert done.returncode == 1
+    assert expected(path)["server"] in done.stderr
