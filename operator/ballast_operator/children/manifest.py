@@ -1,0 +1,53 @@
+"""What all children share: identity, labels, owner, and a hash of what they were built from. PURE."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from ballast_api.inference_deployment import InferenceDeployment
+from ballast_api.names import API_VERSION, KIND, SPEC_HASH, child_labels
+from ballast_operator.kinds import Body, Kind
+
+
+def manifest(
+    kind: Kind,
+    resource: InferenceDeployment,
+    content: Body,
+    *,
+    name: str | None = None,
+    labels: dict[str, str] | None = None,
+    annotations: dict[str, str] | None = None,
+) -> Body:
+    """A child of `resource` with `content` (`spec`, `data`, ...), named like it unless `name` says otherwise."""
+    body: Body = {
+        "apiVersion": kind.api_version,
+        "kind": kind.name,
+        "metadata": {
+            "name": name or resource.metadata.name,
+            "namespace": resource.metadata.namespace,
+            "labels": (labels or {}) | child_labels(resource.metadata.name),
+            "annotations": annotations or {},
+            "ownerReferences": [owner(resource)],
+        },
+        **content,
+    }
+    body["metadata"]["annotations"] |= {SPEC_HASH: hash_of(body)}
+    return body
+
+
+def owner(resource: InferenceDeployment) -> Body:
+    """The reference that lets Kubernetes delete the child after its owner, whether the operator runs or not."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": resource.metadata.name,
+        "uid": resource.metadata.uid,
+        "controller": True,
+        "blockOwnerDeletion": False,  # true would need the right to set finalizers, and nothing waits for children
+    }
+
+
+def hash_of(value: object) -> str:
+    """A short hash of a JSON value."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,41 @@
+"""The address of the workers, what may be evicted of them, and who may connect. PURE."""
+
+from __future__ import annotations
+
+from ballast_api.inference_deployment import InferenceDeployment
+from ballast_api.names import HTTP_PORT, HTTP_PORT_NAME, selector
+from ballast_operator.children.manifest import manifest
+from ballast_operator.kinds import BUDGET, NETWORK_POLICY, SERVICE, Body
+
+
+def service(resource: InferenceDeployment) -> Body:
+    """One address for all workers that are ready."""
+    ports = [{"name": HTTP_PORT_NAME, "port": HTTP_PORT, "targetPort": HTTP_PORT_NAME, "protocol": "TCP"}]
+    spec = {"type": "ClusterIP", "ports": ports, "selector": selector(resource.metadata.name)}
+    return manifest(SERVICE, resource, {"spec": spec})
+
+
+def budget(resource: InferenceDeployment) -> Body:
+    """How many workers may be evicted at a time; one that serves nobody never holds up a node's drain."""
+    spec = {
+        "maxUnavailable": resource.spec.disruption.max_unavailable,
+        "selector": {"matchLabels": selector(resource.metadata.name)},
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+    }
+    return manifest(BUDGET, resource, {"spec": spec})
+
+
+def network_policy(resource: InferenceDeployment) -> Body | None:
+    """Admits the HTTP port alone; None where it is switched off."""
+    network = resource.spec.network
+    if not network.policy:
+        return None
+    rule: Body = {"ports": [{"port": HTTP_PORT, "protocol": "TCP"}]}
+    if network.ingress_from:
+        rule["from"] = list(network.ingress_from)
+    spec = {
+        "podSelector": {"matchLabels": selector(resource.metadata.name)},
+        "policyTypes": ["Ingress"],
+        "ingress": [rule],
+    }
+    return manifest(NETWORK_POLICY, resource, {"spec": spec})

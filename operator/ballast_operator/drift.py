@@ -1,0 +1,85 @@
+"""Where an object differs from what was applied: paths of fields that say something else, or are missing. PURE.
+
+Fields that only the object has are not ours to judge: defaults, and what others added. Lists of named things are
+compared by name, as server-side apply merges them; other lists as a whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+_QUANTITY = re.compile(r"^([+-]?[0-9.]+)([eE][+-]?[0-9]+|[numkMGTPE]|[KMGTPE]i)?$")
+_SUFFIX = {
+    "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "k": Decimal(10**3), "M": Decimal(10**6),
+    "G": Decimal(10**9), "T": Decimal(10**12), "P": Decimal(10**15), "E": Decimal(10**18),
+    "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40), "Pi": Decimal(2**50),
+    "Ei": Decimal(2**60),
+}  # fmt: skip
+
+
+def drift(wanted: Any, found: Any) -> tuple[str, ...]:
+    """Paths at which `found` is not what `wanted` says; empty where it is."""
+    return tuple(_differences(wanted, found, ""))
+
+
+def _differences(wanted: Any, found: Any, path: str) -> Iterator[str]:
+    if isinstance(wanted, dict) and isinstance(found, dict):
+        for name, value in wanted.items():
+            where = f"{path}.{name}" if path else name
+            if name in found:
+                yield from _differences(value, found[name], where)
+            elif not _is_empty(value):
+                yield where
+    elif isinstance(wanted, list) and isinstance(found, list):
+        yield from _list_differences(wanted, found, path)
+    elif not _is_equal(wanted, found):
+        yield path
+
+
+def _list_differences(wanted: list[Any], found: list[Any], path: str) -> Iterator[str]:
+    if all(isinstance(item, dict) and "name" in item for item in wanted + found):
+        by_name = {item["name"]: item for item in found}
+        for item in wanted:
+            where = f"{path}[{item['name']}]"
+            if item["name"] in by_name:
+                yield from _differences(item, by_name[item["name"]], where)
+            else:
+                yield where
+    elif len(wanted) != len(found):
+        yield path
+    else:
+        for i, (one, other) in enumerate(zip(wanted, found, strict=True)):
+            yield from _differences(one, other, f"{path}[{i}]")
+
+
+def _is_empty(value: Any) -> bool:
+    """The API server leaves out empty maps and lists."""
+    return value is None or value in ({}, [])
+
+
+def _is_equal(wanted: Any, found: Any) -> bool:
+    if type(wanted) is bool or type(found) is bool:
+        return wanted is found
+    if wanted == found:
+        return True
+    if not isinstance(wanted, (str, int, float)) or not isinstance(found, (str, int, float)):
+        return False
+    quantity = _quantity(wanted)
+    return quantity is not None and quantity == _quantity(found)
+
+
+def _quantity(value: str | float) -> Decimal | None:
+    """A Kubernetes quantity as a number: `1000m` is `1`."""
+    match = _QUANTITY.match(str(value))
+    if match is None:
+        return None
+    number, suffix = match.groups()
+    try:
+        if suffix and suffix[0] in "eE" and len(suffix) > 1 and suffix != "Ei":
+            return Decimal(number + suffix)
+        return Decimal(number) * _SUFFIX.get(suffix or "", Decimal(1))
+    except InvalidOperation:
+        return None

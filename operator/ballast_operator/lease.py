@@ -1,0 +1,134 @@
+"""One active operator among several, by a Lease that the active one renews.
+
+A replica that could not renew for `RENEW_WITHIN_SECONDS` stops, well before another may take over after
+`DURATION_SECONDS`; both intervals are measured with clocks of one process, never by comparing two machines' clocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from ballast_operator.cluster import Cluster
+from ballast_operator.errors import ClusterRefused, ClusterUnavailable, Conflict
+from ballast_operator.kinds import LEASE, Body, Key
+from ballast_worker.log import Log
+
+log = Log(__name__)
+
+DURATION_SECONDS = 15.0
+RENEW_WITHIN_SECONDS = 10.0
+RENEW_EVERY_SECONDS = 5.0
+LOOK_EVERY_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What the holder last wrote, and when this process first saw that."""
+
+    version: str
+    at: float
+
+
+class Leadership:
+    """This process's part in the election."""
+
+    def __init__(self, cluster: Cluster, key: Key, identity: str, *, seconds: Callable[[], float]) -> None:
+        """Take part as `identity`; `seconds` is a clock that only goes forward."""
+        self._cluster = cluster
+        self._key = key
+        self._identity = identity
+        self._seconds = seconds
+        self._seen: _Seen | None = None
+        self._lease: Body | None = None
+
+    async def acquire(self) -> None:
+        """Return when this process is the active one."""
+        log.info("waiting to be the active operator", lease=str(self._key), identity=self._identity)
+        while True:
+            try:
+                if await self._try():
+                    log.info("active", lease=str(self._key), identity=self._identity)
+                    return
+            except (ClusterUnavailable, ClusterRefused) as error:
+                log.warning("lease not read or written, tried again", because=str(error))
+            await asyncio.sleep(LOOK_EVERY_SECONDS)
+
+    async def keep(self) -> None:
+        """Renew until that fails for too long, then return: this process must stop at once."""
+        renewed = self._seconds()
+        while True:
+            await asyncio.sleep(RENEW_EVERY_SECONDS if self._seconds() - renewed < RENEW_EVERY_SECONDS else 1.0)
+            before = self._seconds()
+            try:
+                async with asyncio.timeout(max(0.1, renewed + RENEW_WITHIN_SECONDS - before)):
+                    if not await self._renew():
+                        log.error("another operator is active now, this one stops", lease=str(self._key))
+                        return
+                renewed = before
+            except (ClusterUnavailable, ClusterRefused, TimeoutError) as error:
+                if self._seconds() - renewed >= RENEW_WITHIN_SECONDS - 1:
+                    said = str(error) or "no answer"
+                    log.warning("lease not renewed in time, this operator stops", because=said)
+                    return
+                log.warning("lease not renewed, tried again", because=str(error) or "no answer")
+
+    async def release(self) -> None:
+        """Let another replica take over without waiting for the lease to end."""
+        lease = self._lease
+        if lease is None or lease["spec"].get("holderIdentity") != self._identity:
+            return
+        lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
+        try:
+            await self._cluster.replace(LEASE, lease)
+        except (ClusterUnavailable, ClusterRefused) as error:
+            log.info("lease not released, it ends by itself", because=str(error))
+
+    async def _renew(self) -> bool:
+        """Renew with one call, which only works on the lease as this process left it."""
+        if self._lease is not None:
+            try:
+                self._lease = await self._write(self._lease)
+            except Conflict:
+                self._lease = None
+            else:
+                return True
+        return await self._try()
+
+    async def _try(self) -> bool:
+        lease = await self._cluster.get(LEASE, self._key)
+        if lease is not None and not self._is_free(lease):
+            return False
+        try:
+            self._lease = await self._write(lease)
+        except Conflict:
+            return False  # somebody else was faster
+        self._seen = None
+        return True
+
+    def _is_free(self, lease: Body) -> bool:
+        spec: dict[str, Any] = lease.get("spec") or {}
+        if spec.get("holderIdentity") in {self._identity, "", None}:
+            return True
+        version = lease["metadata"]["resourceVersion"]
+        if self._seen is None or self._seen.version != version:
+            self._seen = _Seen(version, self._seconds())
+            return False
+        return self._seconds() - self._seen.at >= float(spec.get("leaseDurationSeconds") or DURATION_SECONDS)
+
+    async def _write(self, lease: Body | None) -> Body:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        mine = {"holderIdentity": self._identity, "leaseDurationSeconds": int(DURATION_SECONDS), "renewTime": now}
+        if lease is None:
+            metadata = {"namespace": self._key.namespace, "name": self._key.name}
+            spec = mine | {"acquireTime": now, "leaseTransitions": 0}
+            body = {"apiVersion": LEASE.api_version, "kind": LEASE.name, "metadata": metadata, "spec": spec}
+            return await self._cluster.create(LEASE, body)
+        before: dict[str, Any] = lease.get("spec") or {}
+        changed = before.get("holderIdentity") != self._identity
+        if changed:
+            mine |= {"acquireTime": now, "leaseTransitions": int(before.get("leaseTransitions") or 0) + 1}
+        return await self._cluster.replace(LEASE, lease | {"spec": before | mine})

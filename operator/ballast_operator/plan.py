@@ -1,0 +1,305 @@
+"""From (resource, snapshot) to what must be written. PURE: `plan` of what `plan` produced is empty."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from ballast_api.inference_deployment import InferenceDeployment
+from ballast_api.names import CONFIG_HASH, COPY_OF, SPEC_HASH, config_map, redis_secret
+from ballast_operator.children.config import (
+    REDIS_HASH,
+    VERSION,
+    config_manifest,
+    config_texts,
+    content_hash,
+    file_name,
+    version_of,
+    worker_config,
+)
+from ballast_operator.children.manifest import manifest
+from ballast_operator.children.monitoring import service_monitor
+from ballast_operator.children.pods import deployment
+from ballast_operator.children.service import budget, network_policy, service
+from ballast_operator.drift import drift
+from ballast_operator.kinds import (
+    BUDGET,
+    CHILDREN,
+    CONFIG_MAP,
+    DEPLOYMENT,
+    NETWORK_POLICY,
+    SECRET,
+    SERVICE,
+    SERVICE_MONITOR,
+    Body,
+    Key,
+    Kind,
+    key_of,
+)
+from ballast_operator.load import Load
+from ballast_queue.status import WorkerStatus
+
+DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
+MOST_PATHS = 4
+"""Of drift, named in a sentence."""
+
+ChildName = tuple[str, str]
+"""Kind and name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What is the same for every resource."""
+
+    image: str
+    """Of workers that name none."""
+    kinds: frozenset[str] = frozenset()
+    """Optional kinds that this cluster has."""
+    redis: Mapping[str, str] | None = None
+    """Data of the operator's own Redis Secret, as the API gives it; None: there is none."""
+    redis_key: Key | None = None
+    """Where that Secret is."""
+
+    @property
+    def redis_hash(self) -> str:
+        """Names that data; empty where there is none."""
+        if self.redis is None:
+            return ""
+        return hashlib.sha256(json.dumps(dict(self.redis), sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What of one resource stands in the cluster."""
+
+    uid: str
+    """Of the resource: what it owns names it."""
+    children: Mapping[ChildName, Body] = field(default_factory=dict)
+    pods: tuple[Body, ...] = ()
+    tolerated: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """By the hash of a manifest: paths at which the cluster changes it whatever is applied, as a webhook does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Make an object what the manifest says; with `force`, where others own its fields."""
+
+    kind: Kind
+    manifest: Body
+    force: bool
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete this very object."""
+
+    kind: Kind
+    key: Key
+    uid: str
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Touch:
+    """Set annotations of a pod."""
+
+    key: Key
+    annotations: Mapping[str, str]
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to write, in this order: costs, applications, deletions, touches."""
+
+    costs: tuple[Touch, ...] = ()
+    apply: tuple[Apply, ...] = ()
+    delete: tuple[Delete, ...] = ()
+    touch: tuple[Touch, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Hash of the configuration file of each version, which workers of that version should have in force."""
+    version: str = ""
+    """The version that pods should run."""
+
+    def __bool__(self) -> bool:
+        return bool(self.costs or self.apply or self.delete or self.touch)
+
+    @property
+    def because(self) -> tuple[str, ...]:
+        """Why, one sentence for each thing to write."""
+        steps: tuple[Apply | Delete | Touch, ...] = (*self.costs, *self.apply, *self.delete, *self.touch)
+        return tuple(step.because for step in steps)
+
+
+def plan(
+    resource: InferenceDeployment, snapshot: Snapshot, surroundings: Surroundings, load: Load | None = None
+) -> Plan:
+    """Compare what is wanted with what is there.
+
+    Args:
+        resource: what is wanted.
+        snapshot: assumed to be what is there now; where it was not, the next turn sees that.
+        surroundings: image, Redis and kinds that this cluster has.
+        load: tells which pods to lose first.
+    """
+    config = worker_config(resource, has_own_redis=surroundings.redis is not None)
+    texts = config_texts(config, _running_files(resource, snapshot))
+    files = {version: content_hash(text) for version, text in texts.items()}
+    wanted = list(_wanted(resource, surroundings, texts, version_of(config)))
+    return Plan(
+        costs=tuple(_costs(resource, snapshot, load)),
+        apply=(
+            *_redis_copy(resource, snapshot, surroundings),
+            *(step for kind, body in wanted if (step := _application(kind, body, snapshot)) is not None),
+        ),
+        delete=tuple(_deletions(wanted, snapshot)),
+        touch=tuple(_touches(resource, snapshot, files)),
+        files=files,
+        version=version_of(config),
+    )
+
+
+def _wanted(
+    resource: InferenceDeployment, surroundings: Surroundings, texts: Mapping[str, str], version: str
+) -> Iterator[tuple[Kind, Body]]:
+    """Children in the order of application: what a pod needs at its start stands before the Deployment."""
+    has_own_redis = surroundings.redis is not None
+    copied = surroundings.redis_hash if resource.spec.redis is None else ""
+    yield CONFIG_MAP, config_manifest(resource, texts, copied)
+    policy = network_policy(resource)
+    if policy is not None:
+        yield NETWORK_POLICY, policy
+    yield SERVICE, service(resource)
+    yield BUDGET, budget(resource)
+    yield DEPLOYMENT, deployment(resource, version, image=surroundings.image, has_own_redis=has_own_redis)
+    monitor = service_monitor(resource)
+    if monitor is not None and SERVICE_MONITOR.name in surroundings.kinds:
+        yield SERVICE_MONITOR, monitor
+
+
+def _application(kind: Kind, wanted: Body, snapshot: Snapshot) -> Apply | None:
+    name = key_of(wanted).name
+    found = snapshot.children.get((kind.name, name))
+    if found is None:
+        return Apply(kind, wanted, force=False, because=f"Created {kind.name} {name}")
+    if found["metadata"].get("deletionTimestamp"):
+        return None  # the next turn, when it is gone, makes a new one
+    if not _is_owned(found, snapshot.uid):
+        return Apply(kind, wanted, force=True, because=f"Took over {kind.name} {name} of a deleted resource")
+    marker = wanted["metadata"]["annotations"][SPEC_HASH]
+    if (found["metadata"].get("annotations") or {}).get(SPEC_HASH) != marker:
+        return Apply(kind, wanted, force=True, because=f"Updated {kind.name} {name}")
+    paths = [path for path in drift(wanted, found) if path not in snapshot.tolerated.get(marker, ())]
+    if paths:
+        named = ", ".join(paths[:MOST_PATHS]) + (" ..." if len(paths) > MOST_PATHS else "")
+        return Apply(kind, wanted, force=True, because=f"Restored {kind.name} {name}, where somebody changed {named}")
+    return None
+
+
+def _redis_copy(resource: InferenceDeployment, snapshot: Snapshot, surroundings: Surroundings) -> Iterator[Apply]:
+    """No cache holds Secrets (that would need the right to read all of them): the ConfigMap says what was copied."""
+    if surroundings.redis is None or resource.spec.redis is not None:
+        return
+    found = snapshot.children.get((CONFIG_MAP.name, config_map(resource.metadata.name)))
+    copied = (found["metadata"].get("annotations") or {}).get(REDIS_HASH) if found is not None else None
+    if found is not None and _is_owned(found, snapshot.uid) and copied == surroundings.redis_hash:
+        return
+    name = redis_secret(resource.metadata.name)
+    source = {COPY_OF: str(surroundings.redis_key)}
+    content: Body = {"type": "Opaque", "data": dict(surroundings.redis)}
+    body = manifest(SECRET, resource, content, name=name, annotations=source)
+    yield Apply(SECRET, body, force=True, because=f"Copied the Redis Secret to {name}")
+
+
+def _deletions(wanted: list[tuple[Kind, Body]], snapshot: Snapshot) -> Iterator[Delete]:
+    names = {(kind.name, key_of(body).name) for kind, body in wanted}
+    kinds = {kind.name: kind for kind in CHILDREN}
+    for (kind, name), found in sorted(snapshot.children.items()):
+        metadata = found["metadata"]
+        if (kind, name) in names or metadata.get("deletionTimestamp") or not _is_owned(found, snapshot.uid):
+            continue
+        yield Delete(
+            kinds[kind], key_of(found), metadata["uid"], f"Deleted {kind} {name}, which is not wanted any more"
+        )
+
+
+def _touches(resource: InferenceDeployment, snapshot: Snapshot, files: Mapping[str, str]) -> Iterator[Touch]:
+    """Pods whose file changed under them: an annotation makes the kubelet bring the new one at once."""
+    found = snapshot.children.get((CONFIG_MAP.name, config_map(resource.metadata.name)))
+    changed = _changed_at(found) if found is not None else None
+    for pod in snapshot.pods:
+        metadata = pod["metadata"]
+        annotations = metadata.get("annotations") or {}
+        wanted = files.get(annotations.get(VERSION, ""))
+        if wanted is None or not is_live(pod) or annotations.get(CONFIG_HASH) == wanted:
+            continue
+        is_younger = changed is not None and metadata["creationTimestamp"] > changed
+        if CONFIG_HASH not in annotations and (changed is None or is_younger) and not _is_stale(found, pod, wanted):
+            continue  # it started with this very file
+        yield Touch(key_of(pod), {CONFIG_HASH: wanted}, f"Told pod {metadata['name']} of its new configuration")
+
+
+def _is_stale(found: Body | None, pod: Body, wanted: str) -> bool:
+    """The ConfigMap is about to change under a pod that has started."""
+    if found is None:
+        return False
+    text = (found.get("data") or {}).get(file_name(pod["metadata"]["annotations"][VERSION]))
+    return text is not None and content_hash(text) != wanted
+
+
+def _changed_at(config: Body) -> str | None:
+    """When its data changed last after its creation, by the API server's clock, as pods' creation times are."""
+    created = config["metadata"].get("creationTimestamp", "")
+    times = [entry["time"] for entry in config["metadata"].get("managedFields") or () if entry.get("time")]
+    newest = max(times, default=created)
+    return newest if newest > created else None
+
+
+def _costs(resource: InferenceDeployment, snapshot: Snapshot, load: Load | None) -> Iterator[Touch]:
+    """Before replicas leave: the least loaded first. Nothing is written while none leaves."""
+    found = snapshot.children.get((DEPLOYMENT.name, resource.metadata.name))
+    pods = tuple(pod for pod in snapshot.pods if is_live(pod))
+    if load is None or found is None or not 0 < resource.spec.replicas < found["spec"].get("replicas", 1):
+        return
+    statuses = load.of_pods(pods)
+    for pod in pods:
+        name = pod["metadata"]["name"]
+        # A pod that has said nothing serves nobody yet, or is unwell.
+        cost = str(_busy(statuses[name])) if name in statuses else "-1"
+        if (pod["metadata"].get("annotations") or {}).get(DELETION_COST) != cost:
+            yield Touch(key_of(pod), {DELETION_COST: cost}, f"Marked pod {name} with its load, {cost}")
+
+
+def _busy(status: WorkerStatus) -> int:
+    """Online work weighs more: offline items are given back and lose nothing."""
+    online, offline = status.online, status.offline
+    return 1000 * (online.running + online.parked + online.waiting) + offline.running + offline.parked
+
+
+def _running_files(resource: InferenceDeployment, snapshot: Snapshot) -> dict[str, str]:
+    """Files of the versions that pods run with, and of the one that is wanted, as they stand in the ConfigMap."""
+    found = snapshot.children.get((CONFIG_MAP.name, config_map(resource.metadata.name)))
+    if found is None:
+        return {}
+    running = {(pod["metadata"].get("annotations") or {}).get(VERSION) for pod in snapshot.pods}
+    # The Deployment may be about to make pods of the version that it has, and the caches may not show them yet.
+    made = snapshot.children.get((DEPLOYMENT.name, resource.metadata.name))
+    if made is not None:
+        running.add((made["spec"]["template"]["metadata"].get("annotations") or {}).get(VERSION))
+    data = found.get("data") or {}
+    return {version: data[file_name(version)] for version in running if version and file_name(version) in data}
+
+
+def is_live(pod: Body) -> bool:
+    """True for a pod that runs or will; what is being deleted or has ended counts no more."""
+    return not pod["metadata"].get("deletionTimestamp") and pod.get("status", {}).get("phase") not in {
+        "Succeeded",
+        "Failed",
+    }
+
+
+def _is_owned(body: Body, uid: str) -> bool:
+    return any(owner.get("uid") == uid for owner in body["metadata"].get("ownerReferences") or ())

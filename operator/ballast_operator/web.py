@@ -1,0 +1,51 @@
+"""Metrics and probes over HTTP: `/metrics`, `/healthz`, `/readyz`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aiohttp import web
+
+from ballast_operator.metrics import Metrics
+from ballast_worker.log import Log
+
+log = Log(__name__)
+
+
+class Web:
+    """A small server for kubelet and Prometheus."""
+
+    def __init__(self, metrics: Metrics, *, is_alive: Callable[[], bool], refresh: Callable[[], None]) -> None:
+        """`refresh` brings gauges up to date before a scrape."""
+        self._metrics = metrics
+        self._is_alive = is_alive
+        self._refresh = refresh
+        self._runner: web.AppRunner | None = None
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen; give the port."""
+        app = web.Application()
+        app.router.add_get("/metrics", self._scrape)
+        app.router.add_get("/healthz", self._health)
+        app.router.add_get("/readyz", self._health)
+        self._runner = web.AppRunner(app, access_log=None)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, host, port)
+        await site.start()
+        taken = int(self._runner.addresses[0][1])
+        log.info("listening", port=taken)
+        return taken
+
+    async def stop(self) -> None:
+        """Stop listening."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _scrape(self, _: web.Request) -> web.Response:
+        self._refresh()
+        return web.Response(body=self._metrics.text(), content_type="text/plain", charset="utf-8")
+
+    async def _health(self, _: web.Request) -> web.Response:
+        if self._is_alive():
+            return web.Response(text="ok\n")
+        return web.Response(status=503, text="a part of the operator has ended\n")
