@@ -1,0 +1,20 @@
+"""Names of the metrics that alerts and dashboards read; a test compares them with what workers and operator export."""
+
+from __future__ import annotations
+
+SLO_REQUESTS = "ballast_slo_requests_total"
+"""Requests with a promise, by `class`, `slo` and `met`."""
+REQUESTS = "ballast_requests_total"
+"""Requests that ended, by `class` and `outcome`."""
+OFFLINE_FLOOR_MET = "ballast_offline_floor_met"
+JOBS_AT_RISK = "ballast_jobs_at_risk"
+DEAD_LETTERS = "ballast_dead_letters"
+REDIS_UP = "ballast_redis_up"
+ENGINE_HEALTHY = "ballast_engine_healthy"
+OPERATOR_REPLICAS = "ballast_operator_replicas"
+"""Worker pods of a resource, by `namespace`, `name` and `state`; the operator's own."""
+
+FAILURES = ("failed", "queue_full", "draining")
+"""Outcomes of `REQUESTS` in which an online request got no answer."""
+ANSWERS = ("stop", "length")
+"""Outcomes of `REQUESTS` in which it got one."""
