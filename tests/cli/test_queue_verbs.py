@@ -23,7 +23,7 @@ def finish(queue: Any, job_id: str, count: int) -> list[str]:
     return [one.custom_id for one in claimed]
 
 
-def make_status(**offline: float) -> WorkerStatus:
+def make_status(*, items_rate: float = 0.0, tokens_rate: float = 0.0, **offline: float) -> WorkerStatus:
     return WorkerStatus(
         worker_id="w1",
         address="http://127.0.0.1:8000",
@@ -35,6 +35,8 @@ def make_status(**offline: float) -> WorkerStatus:
         kv_blocks_free=40,
         online=ClassLoad(running=2, waiting=1),
         offline=ClassLoad(running=4, reserved=1, lent=3, **offline),
+        offline_items_per_second=items_rate,
+        offline_tokens_per_second=tokens_rate,
         ttft_p99_seconds=0.0123,
     )
 
@@ -99,13 +101,41 @@ def test_a_deadline_is_repeated_as_it_was_understood(queued, items: Path):
 
 
 def test_a_deadline_that_cannot_be_met_is_told_at_submission(queued, items: Path, queue: Any):
-    queue.publish(make_status(decode_tokens_per_second=1.0, requests_per_second=1.0), 60)
-    at_risk = queued("submit", items, "--deadline", "10s", "--json").json["deadline"]
+    queue.publish(make_status(items_rate=0.25, tokens_rate=1.0), 60)
+    missed = queued("submit", items, "--deadline", "10s", "--json").json["deadline"]
+    at_risk = queued("submit", items, "--deadline", "20s").err
     fine = queued("submit", items, "--deadline", "1h", "--json").json["deadline"]
 
-    assert at_risk["feasible"] == "no"
+    assert missed["feasible"] == "no"
+    assert missed["because"].startswith("at 1 output tokens/s of 1 worker it needs 12s, ")
+    assert "It is AT RISK: at 1 output tokens/s of 1 worker it needs 12s and 12s for what goes before it" in at_risk
+    assert "`ballast cancel job-" in at_risk
     assert fine["feasible"] == "yes"
-    assert "12" not in fine["because"]
+
+
+def test_a_job_at_risk_says_so_wherever_it_is_shown(queued, items: Path, queue: Any):
+    fine = submit(queued, items, "--deadline", "2h")
+    queue.publish(make_status(items_rate=0.25, tokens_rate=1.0), 60)
+    late = submit(queued, items, "--deadline", "10s", "--tenant", "late")
+    top = queued("top", "--once").out.splitlines()
+    shown = queued("job", late).out
+
+    assert "1 jobs AT RISK" in top[0]
+    assert [line.split()[1] for line in top if line.startswith("job ")] == [late, fine]
+    assert "AT RISK" in next(line for line in queued("jobs").out.splitlines() if late in line)
+    assert "AT RISK" in shown
+    assert "ago: at 1 output tokens/s" in shown
+    assert queued("job", late, "--json").json["job"]["outlook"] == "no"
+
+
+def test_without_history_a_deadline_is_taken_and_nothing_promised(queued, items: Path, queue: Any):
+    nobody = queued("submit", items, "--deadline", "10s")
+    queue.publish(make_status(decode_tokens_per_second=5.0), 60)
+    unmeasured = queued("submit", items, "--deadline", "10s")
+
+    assert (nobody.code, unmeasured.code) == (0, 0)
+    assert "unknown: no ready worker has published" in nobody.err
+    assert "unknown: 1 worker had no more offline work than slots so far" in unmeasured.err
 
 
 def test_jobs_lists_newest_first_as_plain_text(queued, items: Path):
@@ -200,10 +230,18 @@ def test_dead_letters_are_listed_and_redriven(queued, items: Path, queue: Any):
     (claimed,) = queue.claim(job_id, 1, "w1")
     queue.retry("w1", claimed, "engine_error", "the engine broke", is_retryable=False)
     listed = queued("redrive", job_id, "--dry-run")
+    skipped = queued("redrive", job_id)
 
     assert "the engine broke" in listed.out
     assert queued("redrive", job_id, "--dry-run", "--json").json["dead_letters"][0]["code"] == "engine_error"
-    assert "1 items" in queued("redrive", job_id).err
+    assert "0 items" in skipped.err
+    assert "1 stay dead letters" in skipped.err
+    assert queued("redrive", job_id, "--all", "--json").json == {
+        "version": 1,
+        "queue": queue.name,
+        "redriven": 1,
+        "left": 0,
+    }
     assert "no dead letters" in queued("redrive", job_id).err
 
 

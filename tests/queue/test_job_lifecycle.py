@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import json
 from collections import Counter
 
 import pytest
 
 from ballast_queue.errors import JobNotFound, JobStateConflict
-from ballast_queue.job import JobState, Prefix
+from ballast_queue.job import JobState, Outlook, Prefix, Redriven
 from ballast_queue.outcome import Outcome
+from ballast_queue.service import MOST_IDLE, Service
 from ballast_queue.settings import QueueSettings
 from ballast_queue.status import ClassLoad, WorkerStatus
+from ballast_queue.work import Group
 
 
 def submit(queue, line, n=3, **given):
@@ -274,18 +277,18 @@ def test_redrive_withdraws_the_errors_and_starts_afresh(impatient, line, result)
         else:
             queue.retry("w1", claimed, "oops", "x", is_retryable=False)
     before = (queue.job(job_id).state, sorted(ids(queue, job_id)))
-    redriven = queue.redrive(job_id)
+    redriven = queue.redrive(job_id, takes_all=True)
     during = (queue.job(job_id).state, ids(queue, job_id), list(queue.dead_letters()))
     again = queue.claim(job_id, 5, "w2")
     queue.finish_many("w2", [(c, result(c)) for c in again])
 
     assert before == (JobState.COMPLETED, ["r0", "r1", "r2"])
-    assert redriven == 2
+    assert redriven == Redriven(returned=2, left=0)
     assert during == (JobState.IN_PROGRESS, ["r1"], [])
     assert [c.attempt for c in again] == [1, 1]
     assert queue.job(job_id).state is JobState.COMPLETED
     assert ids(queue, job_id) == ["r1", "r0", "r2"]
-    assert queue.redrive(job_id) == 0
+    assert queue.redrive(job_id) == Redriven(0, 0)
 
 
 def test_redriving_many_dead_letters_takes_several_calls(impatient, line):
@@ -296,8 +299,35 @@ def test_redriving_many_dead_letters_takes_several_calls(impatient, line):
             queue.retry("w1", item, "oops", "x", is_retryable=False)
 
     assert len(list(queue.dead_letters(job_id))) == 1200
-    assert queue.redrive(job_id) == 1200
+    assert queue.redrive(job_id) == Redriven(returned=0, left=1200)
+    assert queue.redrive(job_id, takes_all=True) == Redriven(returned=1200, left=0)
     assert queue.job(job_id).counts.waiting == 1200
+
+
+def test_redrive_leaves_out_what_no_attempt_can_serve(queue, desk, line, result):
+    queue.configure(QueueSettings(max_attempts=1))
+    job_id = submit(queue, line, 4)
+    broken, invalid, refused, silent = queue.claim(job_id, 4, "w1")
+    queue.retry("w1", broken, "engine_failed", 'said "is_retryable":true', is_retryable=True)
+    queue.retry("w1", invalid, "invalid_request", 'not "is_retryable":true', is_retryable=False)
+    queue.finish("w1", refused, result(refused, error={"code": "no", "message": "no"}))
+    desk.end_lease(job_id, silent.index)
+    queue.reap()
+    letters = {letter.custom_id: letter.is_retryable for letter in queue.dead_letters(job_id)}
+    first, second = queue.redrive(job_id), queue.redrive(job_id)
+
+    assert letters == {"r0": True, "r1": False, "r2": False, "r3": True}
+    assert (first, second) == (Redriven(returned=2, left=2), Redriven(returned=0, left=2))
+    assert [c.custom_id for c in queue.claim(job_id, 4, "w1")] == ["r0", "r3"]
+
+
+def test_a_job_without_anything_to_redrive_stays_over(queue, line):
+    job_id = submit(queue, line, 1)
+    (claimed,) = queue.claim(job_id, 1, "w1")
+    queue.retry("w1", claimed, "invalid_request", "x", is_retryable=False)
+    queue.redrive(job_id)
+
+    assert queue.job(job_id).state is JobState.COMPLETED
 
 
 def test_cancelling_ends_waiting_items_at_once_and_leased_ones_at_their_heartbeat(queue, line, result):
@@ -496,9 +526,20 @@ def test_heads_stay_few_however_many_tenants_wait(queue, line):
     in_top_band = [head.tenant for head in queue.heads() if head.priority == 5]
 
     assert Counter(in_top_band) == {f"u{i:03}": 1 for i in range(200)}
-    assert len(heads) == 512
-    assert [head.priority for head in heads] == [1] * 300 + [0] * 212
-    assert len({head.tenant for head in heads}) == 512
+    assert [head.priority for head in heads] == [1] * 300 + [0] * 300
+    assert len({head.tenant for head in heads}) == 600
+
+
+def test_heads_are_read_of_the_groups_that_are_named(queue, line):
+    submit(queue, line, 1, tenant="many", deadline=queue.now() + 1000)
+    late = submit(queue, line, 1, tenant="late")
+    above = submit(queue, line, 1, tenant="late", priority=3)
+    everyone = queue.demand().groups
+    queue.cancel(above)
+
+    assert everyone == (Group(3, "late"), Group(0, "late"), Group(0, "many"))
+    assert [head.job_id for head in queue.heads([Group(0, "late"), Group(9, "nobody")])] == [late]
+    assert queue.demand().groups == everyone[1:]
 
 
 def test_settings_of_a_newer_resource_or_generation_win(queue):
@@ -514,9 +555,36 @@ def test_settings_of_a_newer_resource_or_generation_win(queue):
 def test_the_ledger_adds_up_and_lifts(queue):
     queue.charge({"acme": 1.5, "blue": 2})
     queue.charge({"acme": 1})
+    lifted = queue.lift(2.25, ["acme", "blue", "green"])
+    lower = queue.lift(1, ["blue"])
+    charged = queue.charge({"green": 1})
 
-    assert queue.lift({"acme": 2, "green": 3}) == {"acme": 2.5, "blue": 2, "green": 3}
-    assert queue.service() == {"acme": 2.5, "blue": 2, "green": 3}
+    assert (lifted.level, lifted.tenants) == (2.25, {"acme": 2.5, "blue": 2.25})
+    assert lower == lifted
+    assert (charged.of("green"), charged.of("newcomer")) == (3.25, 2.25)
+    assert queue.service() == charged
+
+
+def test_the_ledger_forgets_whom_a_return_would_lift_anyway(queue):
+    queue.charge({"poor": 1, "level": 5, "rich": 9, "works": 1})
+    service = queue.lift(5, [])
+    needless = service.needless({"works"})
+    queue.charge({"level": 1})
+    left = queue.forget_service(service, needless)
+
+    assert set(needless) == {"poor", "level"}
+    assert left.tenants == {"level": 6, "rich": 9, "works": 1}
+    assert left.of("poor") == 5
+
+
+def test_the_ledger_keeps_a_bounded_number_of_idle_tenants():
+    tenants = {f"t{i}": float(i) for i in range(2500)}
+    service = Service(level=0, tenants=tenants)
+    needless = service.needless({"t3"})
+
+    assert len(needless) == 2500 - 1 - MOST_IDLE
+    assert "t3" not in needless
+    assert max(tenants[name] for name in needless) < min(tenants[name] for name in set(tenants) - {*needless, "t3"})
 
 
 def test_a_status_holds_until_it_expires_or_is_withdrawn(queue, desk):
@@ -591,3 +659,58 @@ def test_the_statistics_count_items_jobs_and_age(queue, desk, line, result):
     assert stats.jobs[JobState.IN_PROGRESS] == 2
     assert stats.oldest_waiting_seconds == pytest.approx(stats.at - 1)
     assert queue.stats().oldest_waiting_seconds < 60
+
+
+def test_what_is_left_of_a_job_is_guessed_from_limits_and_then_from_results(queue, line, result):
+    bounded = [line(f"r{i}", max_tokens=100) for i in range(10)]
+    job_id = queue.submit([*bounded, line("r0"), b"bad"]).job_id
+    unbounded = queue.submit(
+        [
+            json.dumps(
+                {
+                    **json.loads(line("r")),
+                    "url": "/v1/chat/completions",
+                    "body": {"model": "m", "messages": [{"role": "user", "content": "x"}]},
+                }
+            ).encode()
+        ]
+    ).job_id
+    at_first = queue.job(job_id).output_left
+    head = next(head for head in queue.heads() if head.job_id == job_id)
+    for claimed in queue.claim(job_id, 8, "w1"):
+        queue.finish("w1", claimed, result(claimed, tokens_out=10))
+
+    assert (at_first, head.output_left, queue.job(unbounded).output_left) == (1000, 1000, 0)
+    assert queue.job(job_id).output_left == 2 * 10
+
+
+def test_an_outlook_stands_in_the_job_until_it_ends(queue, line):
+    job_id = submit(queue, line, 1, deadline=queue.now() + 60)
+    before = queue.job(job_id)
+    queue.appraise([(job_id, Outlook.NO, "it needs 2m of the 1m left")])
+    told, at_risk = queue.job(job_id), queue.stats().jobs_at_risk
+    queue.cancel(job_id)
+    queue.appraise([(job_id, Outlook.YES, "too late to say")])
+
+    assert (before.outlook, before.appraised, before.is_at_risk) == (None, None, False)
+    assert (told.outlook, told.because, told.is_at_risk) == (Outlook.NO, "it needs 2m of the 1m left", True)
+    assert told.appraised == pytest.approx(queue.now(), abs=5)
+    assert at_risk == 1
+    assert (queue.job(job_id).outlook, queue.job(job_id).is_at_risk) == (Outlook.NO, False)
+    assert queue.stats().jobs_at_risk == 0
+
+
+def test_active_jobs_are_those_not_over_with_the_nearest_deadlines_first(queue, line, result):
+    plain = submit(queue, line, 1)
+    far, near = (submit(queue, line, 1, deadline=queue.now() + seconds) for seconds in (2000, 1000))
+    over = submit(queue, line, 1)
+    queue.finish("w1", (claimed := queue.claim(over, 1, "w1")[0]), result(claimed))
+    paused = submit(queue, line, 1)
+    queue.pause(paused)
+
+    assert [job.id for job in queue.active_jobs(2)] == [near, far]
+    assert {job.id for job in queue.active_jobs()} == {plain, far, near, paused}
+
+
+def test_one_of_all_workers_has_the_turn(queue):
+    assert [queue.take_turn(60) for _ in range(3)] == [True, False, False]

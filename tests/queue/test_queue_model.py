@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ballast_queue.errors import JobStateConflict
-from ballast_queue.job import Claimed, JobState, Prefix, Result
+from ballast_queue.job import Claimed, JobState, Outlook, Prefix, Redriven, Result
 from ballast_queue.outcome import Outcome
 from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
@@ -36,6 +37,8 @@ class Item:
     """Of the lease; once it is over of the finish that ended it, 0 where nobody did."""
     prefix: Prefix | None = None
     is_dead: bool = False
+    is_hopeless: bool = False
+    """A dead letter that no attempt can serve."""
 
 
 @dataclass
@@ -46,6 +49,14 @@ class ModelJob:
     is_closed: bool = True
     state: JobState = JobState.IN_PROGRESS
     ending: str = ""
+    tenant: str = "default"
+    priority: int = 0
+    deadline: float | None = None
+    outlook: Outlook | None = None
+
+    @property
+    def is_at_risk(self) -> bool:
+        return not self.state.is_over and not self.ending and self.outlook in {Outlook.AT_RISK, Outlook.NO}
 
     def claimable(self) -> list[int]:
         if self.state not in RUNS:
@@ -65,8 +76,8 @@ class ModelJob:
     def release(self, item: Item, *, spent: int, is_delayed: bool = False) -> None:
         item.state, item.spent, item.token, item.is_delayed = "waiting", spent, 0, is_delayed
 
-    def bury(self, item: Item) -> None:
-        item.state, item.is_dead, item.prefix = "failed", True, None
+    def bury(self, item: Item, *, is_hopeless: bool = False) -> None:
+        item.state, item.is_dead, item.is_hopeless, item.prefix = "failed", True, is_hopeless, None
 
     def end(self, ending: str) -> None:
         if self.state.is_over or self.ending:
@@ -130,12 +141,21 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
 
         # Submitters
 
-        @rule(target=jobs, n=st.integers(0, 6), bad=st.integers(0, 2))
-        def submit(self, n: int, bad: int) -> str:
+        @rule(
+            target=jobs,
+            n=st.integers(0, 6),
+            bad=st.integers(0, 2),
+            tenant=st.sampled_from(["default", "other"]),
+            priority=st.integers(0, 1),
+            seconds=st.none() | st.integers(5000, 9000),
+        )
+        def submit(self, n: int, bad: int, tenant: str, priority: int, seconds: int | None) -> str:
             n = max(n, 1) if not bad else n
             lines = [self._line(f"r{i}") for i in range(n)] + ["no json"] * bad
-            job_id = self.queue.submit(lines).job_id
+            deadline = None if seconds is None else self.queue.now() + seconds
+            job_id = self.queue.submit(lines, tenant=tenant, priority=priority, deadline=deadline).job_id
             job = ModelJob(job_id, [Item(f"r{i}") for i in range(n)], bad)
+            job.tenant, job.priority, job.deadline = tenant, priority, deadline
             job.settle()
             self.model[job_id] = job
             return job_id
@@ -185,6 +205,7 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
             self.raw.zadd(self.queue._keys.timers, {f"deadline:{job_id}": 1})
             while self.queue.reap():
                 pass
+            job.deadline = 1
             job.end("expired")
 
         @rule(job_id=jobs, verb=st.sampled_from(["pause", "resume"]))
@@ -200,15 +221,24 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
             elif job.state is JobState.PAUSED:
                 job.state = JobState.IN_PROGRESS if job.is_closed else JobState.VALIDATING
 
-        @rule(job_id=jobs)
-        def redrive(self, job_id: str) -> None:
+        @rule(job_id=jobs, outlook=st.sampled_from(Outlook))
+        def appraise(self, job_id: str, outlook: Outlook) -> None:
+            self.queue.appraise([(job_id, outlook, "so say the rates")])
+            job = self.model[job_id]
+            if not job.state.is_over and not job.ending:
+                job.outlook = outlook
+
+        @rule(job_id=jobs, takes_all=st.booleans())
+        def redrive(self, job_id: str, takes_all: bool) -> None:
             job = self.model[job_id]
             if job.ending or (job.state.is_over and job.state is not JobState.COMPLETED):
                 with pytest.raises(JobStateConflict):
-                    self.queue.redrive(job_id)
+                    self.queue.redrive(job_id, takes_all=takes_all)
                 return
-            dead = [item for item in job.items if item.is_dead]
-            assert self.queue.redrive(job_id) == len(dead)
+            letters = [item for item in job.items if item.is_dead]
+            dead = [item for item in letters if takes_all or not item.is_hopeless]
+            wanted = Redriven(returned=len(dead), left=len(letters) - len(dead))
+            assert self.queue.redrive(job_id, takes_all=takes_all) == wanted
             for item in dead:
                 item.is_dead = False
                 job.release(item, spent=0)
@@ -248,7 +278,7 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
                 if is_ok:
                     item.state = "succeeded"
                 else:
-                    job.bury(item)
+                    job.bury(item, is_hopeless=True)
             error = None if is_ok else {"code": "no", "message": "no"}
             results = [
                 (c, Result(custom_id=c.custom_id, status_code=200 if is_ok else 400, body={}, error=error))
@@ -292,7 +322,7 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
                     job.release(item, spent=item.spent + 1, is_delayed=True)
                 else:
                     wanted = Outcome.DEAD
-                    job.bury(item)
+                    job.bury(item, is_hopeless=not is_retryable)
                 assert self.of_worker[worker].retry(worker, c, "oops", "failed", is_retryable=is_retryable) is wanted
                 job.settle()
 
@@ -356,14 +386,33 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
                 wanted["total"] = len(job.items) + job.num_rejected
 
                 assert (found.state, counts) == (job.state, wanted)
+                assert (found.outlook, found.deadline is None) == (job.outlook, job.deadline is None)
+
+        @precondition(lambda self: self.model)
+        @invariant()
+        def the_jobs_that_are_not_over_are_at_hand(self) -> None:
+            active = [job for job in self.model.values() if not job.state.is_over]
+
+            assert {job.id for job in self.queue.active_jobs()} == {job.id for job in active}
+            assert self.queue.stats().jobs_at_risk == sum(job.is_at_risk for job in active)
 
         @precondition(lambda self: self.model)
         @invariant()
         def the_heads_are_the_jobs_with_something_to_claim(self) -> None:
-            wanted = {job.id: len(job.claimable()) for job in self.model.values() if job.claimable()}
-            heads = {head.job_id: head.waiting for head in self.queue.heads()}
+            groups: dict[tuple[int, str], list[ModelJob]] = {}
+            for job in self.model.values():  # in the order of submission, which sorting keeps
+                if job.claimable():
+                    groups.setdefault((-job.priority, job.tenant), []).append(job)
+            wanted = [
+                (job.id, len(job.claimable()))
+                for _, group in sorted(groups.items())
+                for job in sorted(group, key=lambda job: job.deadline or math.inf)[:8]
+            ]
 
-            assert heads == dict(list(wanted.items())[:8])
+            assert [(-group.priority, group.tenant) for group in self.queue.demand().groups] == sorted(groups)
+            assert [(head.job_id, head.waiting) for head in self.queue.heads()] == wanted
+            held = Counter(job.tenant for job in self.model.values() for item in job.items if item.state == "leased")
+            assert self.queue.demand().held == held
 
     QueueMachine.TestCase.settings = settings(max_examples=settings.default.max_examples // 2, stateful_step_count=40)
     return QueueMachine

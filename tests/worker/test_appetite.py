@@ -5,7 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ballast_policy.claim import Candidate
-from ballast_worker.appetite import LEAST_AHEAD, Appetite, Room, share_out, wanted
+from ballast_policy.floors import Floors
+from ballast_queue.work import Group
+from ballast_worker.appetite import LEAST_AHEAD, Appetite, Room, share_out, wanted, worth_reading
 
 
 def make_room(**changes) -> Room:
@@ -141,3 +143,43 @@ def test_as_much_is_shared_out_as_there_is(waiting, count) -> None:
 
     assert sum(taken.values()) == min(count, sum(n for _, _, n in waiting))
     assert all(0 < n <= next(c.waiting for c in candidates if c.job_id == job) for job, n in taken.items())
+
+
+def test_a_tenant_behind_its_reservation_goes_first_until_it_is_not() -> None:
+    candidates = [make_candidate("a1"), make_candidate("b1", tenant="b"), make_candidate("top", priority=1, waiting=2)]
+    floors = Floors({"b": 0.5}, {}, {"a": 3, "b": 1})
+
+    assert share_out(candidates, {"b": 1e9}, {}, count=6, cost=1, floors=floors) == {"top": 2, "b1": 4}
+
+
+def test_enough_groups_are_read_and_no_more() -> None:
+    groups = [Group(0, f"t{i:04}") for i in range(1000)]
+    services = {group.tenant: float(i) for i, group in enumerate(reversed(groups))}
+    found = worth_reading(
+        [Group(1, "above"), *groups], services, count=3, rooms={"t0999": 0, "t0998": 5}, reserved={"t0001"}
+    )
+
+    assert found == [groups[1], Group(1, "above"), *(groups[i] for i in range(998, 998 - 5 - LEAST_AHEAD, -1))]
+
+
+@given(
+    waiting=st.lists(st.tuples(st.integers(0, 30), st.integers(-1, 1), st.integers(1, 4)), max_size=40),
+    services=st.lists(st.integers(0, 500), min_size=31, max_size=31),
+    count=st.integers(1, 6),
+    cost=st.integers(1, 100),
+)
+def test_what_is_read_is_enough_to_choose_as_from_all(waiting, services, count, cost) -> None:
+    """Where no tenant stands in two bands: there an earlier pick may put another tenant before one that was read."""
+    band = {tenant: priority for tenant, priority, _ in reversed(waiting)}
+    candidates = [
+        make_candidate(f"j{i:02}", tenant=f"t{tenant}", priority=band[tenant], waiting=n)
+        for i, (tenant, _, n) in enumerate(waiting)
+    ]
+    served = {f"t{i}": float(service) for i, service in enumerate(services)}
+    groups = sorted({Group(c.priority, c.tenant) for c in candidates}, key=lambda g: (-g.priority, g.tenant))
+
+    read = set(worth_reading(groups, served, count=count, rooms={}, reserved=()))
+    few = [c for c in candidates if Group(c.priority, c.tenant) in read]
+    taken = share_out(few, served, {}, count=count, cost=cost)
+
+    assert taken == share_out(candidates, served, {}, count=count, cost=cost)

@@ -211,7 +211,7 @@ def test_tenants_take_turns(fed, queue, eventually) -> None:
         first = queue.job(jobs["a"]).counts
         for job_id in jobs.values():
             wait_for(queue, job_id, eventually)
-        service = eventually(lambda: len(s := queue.service()) == 2 and s, "the ledger to be posted")
+        service = eventually(lambda: len(s := queue.service().tenants) == 2 and s, "the ledger to be posted")
 
     assert first.done < 12, "the first tenant's job must not be done before the second's begins"
     assert set(service) == {"a", "b"}

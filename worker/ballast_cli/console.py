@@ -55,19 +55,6 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right:
         sys.stdout.write("  ".join(cells).rstrip() + "\n")
 
 
-def duration(seconds: float) -> str:
-    """Say a span in its two largest units: `90` is `1m30s`."""
-    left = round(seconds)
-    if left < 1:
-        return "0s"
-    parts = []
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "m"), (1, "s")):
-        count, left = divmod(left, size)
-        if count:
-            parts.append(f"{count}{unit}")
-    return "".join(parts[:2])
-
-
 def examples(*lines: str) -> str:
     """Format the examples at the end of a verb's help."""
     return "\n".join(("Examples:", *(f"  {line}" for line in lines)))

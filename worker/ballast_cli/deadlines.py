@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from ballast_cli.console import duration
 from ballast_cli.errors import Usage
+from ballast_worker.forecast import duration
 
 _UNITS = {"w": 604800, "d": 86400, "h": 3600, "m": 60, "s": 1}
 _SPAN = re.compile(r"\+?((?:\d+(?:\.\d+)?[wdhms])+)")

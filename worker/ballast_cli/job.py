@@ -10,6 +10,7 @@ from ballast_cli.connection import AsJson, JobId, PasswordFile, Place, QueueName
 from ballast_cli.console import examples, print_json
 from ballast_cli.jobs import deadline
 from ballast_queue.job import Job
+from ballast_worker.forecast import duration
 
 EXAMPLES = examples("ballast job job-1f3a", "ballast job job-1f3a --json | jq .job.counts")
 
@@ -48,6 +49,8 @@ def _fields(one: Job, now: float) -> list[tuple[str, str]]:
     ]
     if one.deadline is not None:
         fields.append(("deadline", f"{_moment(one.deadline)} ({deadline(one, now)})"))
+    if one.appraised is not None and not one.state.is_over:
+        fields.append(("", f"{duration(max(0.0, now - one.appraised))} ago: {one.because}"))
     if one.finished is not None:
         fields.append(("finished", _moment(one.finished)))
     if one.reason:

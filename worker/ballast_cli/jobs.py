@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from ballast_cli.connection import AsJson, PasswordFile, Place, QueueName, RedisUrl, open_queue
-from ballast_cli.console import duration, examples, print_json, print_table, say
+from ballast_cli.console import examples, print_json, print_table, say
 from ballast_queue.job import Job
+from ballast_worker.forecast import duration
 
 EXAMPLES = examples("ballast jobs", "ballast jobs --active --tenant research", "ballast jobs --json | jq '.jobs[].id'")
 COLUMNS = ("ID", "TENANT", "PRIORITY", "STATE", "DONE", "FAILED", "TOKENS OUT", "AGE", "DEADLINE")
@@ -28,8 +29,8 @@ def jobs(
     """List the jobs of a queue, newest first."""
     place = Place.of(redis_url, queue, password_file)
     with open_queue(place) as connected:
-        found = sorted(connected.jobs(), key=lambda one: (-one.created, one.id))
-    shown = [one for one in found if (tenant is None or one.tenant == tenant) and not (active and one.state.is_over)]
+        found = connected.active_jobs() if active else connected.jobs()
+    shown = sorted((one for one in found if tenant in {None, one.tenant}), key=lambda one: (-one.created, one.id))
     if as_json:
         print_json({"version": 1, "queue": place.queue, "jobs": [one.model_dump(mode="json") for one in shown]})
     elif not shown:
@@ -61,4 +62,6 @@ def deadline(one: Job, now: float) -> str:
     if one.state.is_over:
         return "over"
     left = one.deadline - now
-    return f"in {duration(left)}" if left > 0 else f"{duration(-left)} ago"
+    if left <= 0:
+        return f"{duration(-left)} ago"
+    return f"in {duration(left)}" + (", AT RISK" if one.is_at_risk else "")

@@ -19,12 +19,18 @@ def redrive(
     *,
     job_id: JobId,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the dead letters.")] = False,
+    takes_all: Annotated[
+        bool, typer.Option("--all", help="Also those that no attempt can serve: for where the worker has changed.")
+    ] = False,
     redis_url: RedisUrl = None,
     queue: QueueName = None,
     password_file: PasswordFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put the items of a job whose attempts are spent back into the queue; their error results go away."""
+    """Put the items of a job whose attempts are spent back into the queue; their error results go away.
+
+    An item whose request is wrong stays a dead letter.
+    """
     place = Place.of(redis_url, queue, password_file)
     with open_queue(place) as connected:
         connected.job(job_id)
@@ -39,8 +45,15 @@ def redrive(
             else:
                 say(f"{job_id} has no dead letters.")
             return
-        count = connected.redrive(job_id)
+        done = connected.redrive(job_id, takes_all=takes_all)
     if as_json:
-        print_json({"version": 1, "queue": place.queue, "redriven": count})
+        print_json({"version": 1, "queue": place.queue, "redriven": done.returned, "left": done.left})
+    elif not done.returned and not done.left:
+        say(f"{job_id} has no dead letters.")
     else:
-        say(f"{count:,} items of {job_id} are back in the queue." if count else f"{job_id} has no dead letters.")
+        say(f"{done.returned:,} items of {job_id} are back in the queue.")
+        if done.left:
+            say(
+                f"{done.left:,} stay dead letters, as no attempt can serve them: `ballast redrive {job_id} --dry-run` "
+                "says why of each. --all tries them nevertheless."
+            )

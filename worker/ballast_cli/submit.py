@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 from uuid import uuid4
 
 import typer
@@ -19,10 +16,10 @@ from ballast_cli.connection import AsJson, PasswordFile, Place, QueueName, Redis
 from ballast_cli.console import examples, print_json, say
 from ballast_cli.deadlines import Deadline, parse_deadline
 from ballast_cli.errors import CliError, Usage
-from ballast_cli.feasibility import Feasibility, Work, assess
 from ballast_cli.watch import progress, watch
-from ballast_queue.body import COUNT_LIMIT
 from ballast_queue.errors import QueueFull, QueueUnavailable
+from ballast_queue.job import Outlook
+from ballast_worker.forecast import Forecast
 
 if TYPE_CHECKING:
     from ballast_queue.job import Submission
@@ -36,35 +33,12 @@ EXAMPLES = examples(
 )
 
 
-@dataclass(slots=True)
-class _Lines:
-    """Passes lines on and adds up what they ask for."""
-
-    source: Iterable[bytes]
-    items: int = 0
-    output_tokens: int = 0
-    unbounded: int = 0
-    """Items that state no output limit."""
-    wants_tokens: bool = field(default=False)
-
-    def __iter__(self) -> Iterator[bytes]:
-        for line in self.source:
-            if line.strip():
-                self.items += 1
-                if self.wants_tokens:
-                    self._add(line)
-            yield line
-
-    def _add(self, line: bytes) -> None:
-        try:
-            body: Any = json.loads(line)["body"]
-            limit = body.get("max_completion_tokens") or body.get("max_tokens")
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return  # the validator says what is wrong with it
-        if not isinstance(limit, int):
-            self.unbounded += 1
-        elif limit < COUNT_LIMIT:  # else it is refused
-            self.output_tokens += limit
+_ANSWERS = {
+    Outlook.YES: "It can be met",
+    Outlook.AT_RISK: "It is AT RISK",
+    Outlook.NO: "It will be MISSED at the present rates, even alone",
+    Outlook.UNKNOWN: "Whether it can be met is unknown",
+}
 
 
 def submit(
@@ -87,21 +61,19 @@ def submit(
     place = Place.of(redis_url, queue, password_file)
     with open_queue(place) as connected, _opened(file) as (source, total):
         connected.require_fit()
-        ahead = _items_ahead(connected) if due else 0
-        lines = _Lines(source, wants_tokens=due is not None)
         # With a key of its own every submission can be gone on with, whatever breaks it.
         own_key = key or f"cli-{uuid4().hex[:12]}"
         with _resumable(own_key), progress("Submitting", total) as advance:
             done = connected.submit(
-                lines,
+                source,
                 tenant=tenant,
                 priority=priority,
                 deadline=due.at if due else None,
                 key=own_key,
                 on_progress=advance,
             )
-        feasible = _feasible(connected, lines, due, ahead) if due else None
-        _report(done, file=file, due=due, feasible=feasible, place=place, as_json=as_json)
+        told = _outlook(connected, done.job_id) if due else None
+        _report(done, file=file, due=due, told=told, place=place, as_json=as_json)
         if not done.accepted and done.is_new:
             raise CliError(
                 f"No line of {file} could be taken: `ballast results {done.job_id}` says for each line what was found "
@@ -151,23 +123,22 @@ def _opened(file: str) -> Iterator[tuple[Iterable[bytes], int | None]]:
         yield opened, total
 
 
-def _items_ahead(queue: Queue) -> int:
-    stats = queue.stats()
-    return stats.depth + stats.items.leased
-
-
-def _feasible(queue: Queue, lines: _Lines, due: Deadline, ahead: int) -> Feasibility:
-    work = Work(lines.items, 0 if lines.unbounded else lines.output_tokens, ahead)
-    return assess(work, queue.workers(), due.at - time.time())
+def _outlook(queue: Queue, job_id: str) -> tuple[Outlook, str]:
+    """Say whether the deadline can be met; the job keeps the answer."""
+    weights = {tenant.name: tenant.weight for tenant in queue.settings().tenants}
+    forecast = Forecast(queue.active_jobs(), queue.workers(), queue.now(), weights)
+    outlook, because = forecast.of(queue.job(job_id))
+    queue.appraise([(job_id, outlook, because)])
+    return outlook, because
 
 
 def _report(
-    done: Submission, *, file: str, due: Deadline | None, feasible: Feasibility | None, place: Place, as_json: bool
+    done: Submission, *, file: str, due: Deadline | None, told: tuple[Outlook, str] | None, place: Place, as_json: bool
 ) -> None:
     if as_json:
         deadline = None
-        if due and feasible:
-            deadline = {"at": due.at, "feasible": feasible.verdict, "because": feasible.because}
+        if due and told:
+            deadline = {"at": due.at, "feasible": told[0], "because": told[1]}
         print_json(
             {
                 "version": 1,
@@ -187,10 +158,7 @@ def _report(
     else:
         rejected = f", {done.rejected:,} rejected (`ballast results {done.job_id}` says why)" if done.rejected else ""
         say(f"{done.accepted:,} items of {file} accepted{rejected}.")
-    if due and feasible:
-        answer = {
-            "yes": "It can be met",
-            "no": "It is AT RISK",
-            "unknown": "Whether it can be met is unknown",
-        }[feasible.verdict]
-        say(f"Deadline {due.spoken}. {answer}: {feasible.because}.")
+    if due and told:
+        say(f"Deadline {due.spoken}. {_ANSWERS[told[0]]}: {told[1]}.")
+        if told[0] in {Outlook.AT_RISK, Outlook.NO}:
+            say(f"What is done by then is kept; `ballast cancel {done.job_id}` takes the job back.")

@@ -14,10 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from ballast_cli.connection import AsJson, PasswordFile, Place, QueueName, RedisUrl, open_queue
-from ballast_cli.console import duration, examples, print_json, stdout
+from ballast_cli.console import examples, print_json, stdout
 from ballast_cli.jobs import COLUMNS, RIGHT, row
 from ballast_queue.job import Job
 from ballast_queue.status import ClassLoad, QueueStats, WorkerStatus
+from ballast_worker.forecast import duration
 
 if TYPE_CHECKING:
     from ballast_queue.redis_store import Queue
@@ -34,14 +35,14 @@ class View:
     stats: QueueStats
     workers: tuple[WorkerStatus, ...]
     jobs: tuple[Job, ...]
-    """Those that are not over."""
+    """Those that are not over; first those that will miss their deadline, then in the order of submission."""
 
     @classmethod
     def read(cls, queue: Queue, name: str) -> View:
         """Ask Redis once."""
-        active = tuple(job for job in queue.jobs() if not job.state.is_over)
+        active = sorted(queue.active_jobs(), key=lambda job: (not job.is_at_risk, job.created, job.id))
         workers = tuple(sorted(queue.workers(), key=lambda worker: worker.worker_id))
-        return cls(name, queue.stats(), workers, active)
+        return cls(name, queue.stats(), workers, tuple(active))
 
     def as_json(self) -> dict[str, Any]:
         """The stable form."""
@@ -144,10 +145,11 @@ def _cells(worker: WorkerStatus, width: int) -> tuple[int, int]:
 
 def _queue_line(view: View) -> str:
     stats, items = view.stats, view.stats.items
+    at_risk = f", {stats.jobs_at_risk:,} jobs AT RISK" if stats.jobs_at_risk else ""
     oldest = f", oldest {duration(stats.oldest_waiting_seconds)}" if stats.depth else ""
     return (
         f"queue {view.queue}: {stats.depth:,} waiting{oldest}, {items.leased:,} leased, {items.succeeded:,} succeeded, "
-        f"{items.failed:,} failed, {stats.dead_letters:,} dead letters"
+        f"{items.failed:,} failed, {stats.dead_letters:,} dead letters{at_risk}"
     )
 
 

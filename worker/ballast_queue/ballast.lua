@@ -7,18 +7,22 @@
 -- A queue's keys, all in one hash slot (`keys.py` writes them, callers pass them in KEYS; nothing here builds a key):
 --   ballast:{<queue>}:inbox     stream   entries of submitters: item, job, tenant, priority, deadline, end
 --   ballast:{<queue>}:intake    string   who takes the inbox in just now (a short lock, an optimization only)
+--   ballast:{<queue>}:appraisal string   while deadlines were appraised a moment ago
 --   ballast:{<queue>}:settings  hash     json, created, generation, and the numbers that functions here read
---   ballast:{<queue>}:totals    hash     sums over the jobs below (waiting, leased, ..., dead), jobs:<state>,
+--   ballast:{<queue>}:totals    hash     sums over the jobs below (waiting, leased, ..., dead), jobs:<state>, `at_risk`,
 --                                        `sequence` (of jobs) and `token` (the last fencing token)
 --   ballast:{<queue>}:jobs      zset     job id -> sequence
 --   ballast:{<queue>}:ready     zset     rank -> 0, of jobs with claimable items; a rank sorts as
 --                                        <1000 - priority>|<tenant>|<deadline>|<sequence>|<job id>
+--   ballast:{<queue>}:groups    set      <1000 - priority>|<tenant>| of the ranks in `ready`
+--   ballast:{<queue>}:held      hash     tenant -> items under lease
+--   ballast:{<queue>}:active    zset     job id -> deadline (inf: none), of jobs that are not over
 --   ballast:{<queue>}:backlog   zset     job id -> created, of jobs that run and have waiting items
 --   ballast:{<queue>}:timers    zset     <what>:<job id> -> when it is due: lease (no later than the earliest expiry),
 --                                        wake (the earliest backoff), deadline, sweep (an ending job's waiting items),
 --                                        forget (results kept long enough)
 --   ballast:{<queue>}:keys      hash     <tenant>\n<idempotency key> -> job id
---   ballast:{<queue>}:service   hash     tenant -> service charged so far
+--   ballast:{<queue>}:service   hash     tenant -> service charged so far; `` -> the level, at which the others stand
 --   ballast:{<queue>}:workers   zset     worker id -> when its status expires
 --   ballast:{<queue>}:statuses  hash     worker id -> JSON of its status
 -- A job's keys, ballast:{<queue>}:job:<id> and behind it:
@@ -34,15 +38,18 @@
 --   :ids                        set      custom ids, until the job is closed
 -- The items from `next` to `stored` - 1 wait without an entry anywhere but in :items.
 
-local REVISION = 1
+local REVISION = 2
 
 local FIELDS = {
-  'id', 'tenant', 'state', 'rank', 'source', 'key', 'ending', 'reason',
+  'id', 'tenant', 'state', 'rank', 'source', 'key', 'ending', 'reason', 'outlook', 'because',
   'priority', 'created', 'deadline', 'finished', 'closed', 'lines', 'stored', 'next', 'delayed', 'prefix_group',
-  'tokens_in', 'tokens_out', 'total', 'waiting', 'leased', 'succeeded', 'failed', 'cancelled', 'expired', 'dead',
+  'asked_out', 'unbounded', 'appraised', 'tokens_in', 'tokens_out', 'total', 'waiting', 'leased', 'succeeded', 'failed', 'cancelled', 'expired', 'dead',
 }
-local NUM_TEXTS = 8 -- the first fields are text, the rest numbers
-local HEAD = {'tenant', 'priority', 'created', 'deadline', 'waiting', 'delayed', 'leased', 'prefix_group'}
+local NUM_TEXTS = 10 -- the first fields are text, the rest numbers
+local HEAD = {
+  'tenant', 'priority', 'created', 'deadline', 'waiting', 'delayed', 'leased', 'prefix_group',
+  'stored', 'asked_out', 'unbounded', 'succeeded', 'tokens_out',
+}
 local SUMMED = {'total', 'waiting', 'leased', 'succeeded', 'failed', 'cancelled', 'expired', 'dead'}
 local RUNS = {validating = true, in_progress = true}
 local OVER = {completed = true, failed = true, expired = true, cancelled = true}
@@ -57,8 +64,9 @@ local function bind(keys)
   return {
     totals = keys[1], jobs = keys[2], ready = keys[3], backlog = keys[4], timers = keys[5], settings = keys[6],
     keys = keys[7], inbox = keys[8],
-    job = keys[9], items = keys[10], live = keys[11], returned = keys[12], delayed = keys[13], leases = keys[14],
-    prefixes = keys[15], dead = keys[16], results = keys[17], ids = keys[18],
+    groups = keys[9], active = keys[10], held = keys[11],
+    job = keys[12], items = keys[13], live = keys[14], returned = keys[15], delayed = keys[16], leases = keys[17],
+    prefixes = keys[18], dead = keys[19], results = keys[20], ids = keys[21],
   }
 end
 
@@ -94,11 +102,37 @@ local function load_job(k)
 end
 
 local function is_ready(job)
-  return RUNS[job.state] and job.waiting > job.delayed
+  return RUNS[job.state] == true and job.waiting > job.delayed
 end
 
 local function is_backlog(job)
   return RUNS[job.state] and job.waiting > 0
+end
+
+-- A state of '' is that of a job before it was opened.
+local function is_active(job)
+  return job.state ~= '' and not OVER[job.state]
+end
+
+local function num_at_risk(job)
+  local is_told = job.outlook == 'at_risk' or job.outlook == 'no'
+  return is_told and is_active(job) and job.ending == '' and 1 or 0
+end
+
+local function group_of(rank)
+  return string.match(rank, '^%d+|[^|]*|')
+end
+
+local function set_ready(k, rank, is_now)
+  local group = group_of(rank)
+  if is_now then
+    call('ZADD', k.ready, 0, rank)
+    call('SADD', k.groups, group)
+    return
+  end
+  call('ZREM', k.ready, rank)
+  local left = call('ZRANGE', k.ready, '[' .. group, '(' .. group .. '\255', 'BYLEX', 'LIMIT', 0, 1)
+  if #left == 0 then call('SREM', k.groups, group) end
 end
 
 local function save_job(k, job)
@@ -119,9 +153,15 @@ local function save_job(k, job)
     if was.state ~= '' then call('HINCRBY', k.totals, 'jobs:' .. was.state, -1) end
     call('HINCRBY', k.totals, 'jobs:' .. job.state, 1)
   end
-  local ready, backlog = is_ready(job), is_backlog(job)
-  if ready and not is_ready(was) then call('ZADD', k.ready, 0, job.rank) end
-  if not ready and is_ready(was) then call('ZREM', k.ready, job.rank) end
+  if job.leased ~= was.leased and call('HINCRBY', k.held, job.tenant, job.leased - was.leased) == 0 then
+    call('HDEL', k.held, job.tenant)
+  end
+  local risk = num_at_risk(job) - num_at_risk(was)
+  if risk ~= 0 then call('HINCRBY', k.totals, 'at_risk', risk) end
+  local active, ready, backlog = is_active(job), is_ready(job), is_backlog(job)
+  if active and not is_active(was) then call('ZADD', k.active, job.deadline > 0 and job.deadline or 'inf', job.id) end
+  if not active and is_active(was) then call('ZREM', k.active, job.id) end
+  if ready ~= is_ready(was) then set_ready(k, job.rank, ready) end
   if backlog and not is_backlog(was) then call('ZADD', k.backlog, job.created, job.id) end
   if not backlog and is_backlog(was) then call('ZREM', k.backlog, job.id) end
 end
@@ -195,8 +235,8 @@ local function let_go(k, job, index)
   job[job.ending] = job[job.ending] + 1
 end
 
--- The item's end as a dead letter; its line is kept for a redrive. `letter` has token, attempts, code, message, worker
--- and either status or the whole result.
+-- The item's end as a dead letter; its line is kept for a redrive. `letter` has token, attempts, code, message, worker,
+-- is_retryable (false: no attempt can serve it) and either status or the whole result.
 local function bury(k, job, index, letter, now)
   local custom_id = custom_id_of(k, index)
   local result = letter.result
@@ -205,7 +245,7 @@ local function bury(k, job, index, letter, now)
   local json = '{"version":1,"job_id":' .. cjson.encode(job.id) .. ',"index":' .. index .. ',"custom_id":' .. custom_id
     .. ',"attempts":' .. letter.attempts .. ',"code":' .. cjson.encode(letter.code)
     .. ',"message":' .. cjson.encode(letter.message) .. ',"worker":' .. cjson.encode(letter.worker)
-    .. ',"at":' .. string.format('%.6f', now) .. '}'
+    .. ',"is_retryable":' .. tostring(letter.is_retryable) .. ',"at":' .. string.format('%.6f', now) .. '}'
   call('HSET', k.dead, index, letter.attempts .. '\n' .. id .. '\n' .. letter.token .. '\n' .. json)
   forget_item(k, index)
   job.failed = job.failed + 1
@@ -275,7 +315,8 @@ local function open(keys, argv)
 end
 
 -- ARGV: job id, source, lines stored before (-1: whatever there is), 1 to close the job, prefix group; then for each
--- line: kind (a: take, r: reject, b: blank), inbox entry or '', custom_id, custom_id as JSON, line or error as JSON.
+-- line: kind (a: take, r: reject, b: blank), inbox entry or '', custom_id, custom_id as JSON, line or error as JSON,
+-- most tokens of output ('' for no limit).
 -- An inbox entry is deleted in the same breath; one that another worker has deleted is passed over.
 -- Reply: ok | missing | closed | elsewhere, lines, accepted, rejected.
 local function store(keys, argv)
@@ -287,7 +328,7 @@ local function store(keys, argv)
   if is_submit and job.closed == 1 then return {'closed', job.lines, job.stored, rejected} end
   if before >= 0 and before ~= job.lines then return {'elsewhere', job.lines, job.stored, rejected} end
   local items = {}
-  for i = 6, #argv, 5 do
+  for i = 6, #argv, 6 do
     local kind, entry, custom_id, custom_id_json, text = argv[i], argv[i + 1], argv[i + 2], argv[i + 3], argv[i + 4]
     if entry == '' or call('XDEL', k.inbox, entry) == 1 then
       job.lines = job.lines + 1
@@ -296,6 +337,8 @@ local function store(keys, argv)
         items[#items + 1] = job.stored
         items[#items + 1] = custom_id_json .. '\n' .. text
         job.stored, job.total, job.waiting = job.stored + 1, job.total + 1, job.waiting + 1
+        job.asked_out = job.asked_out + (tonumber(argv[i + 5]) or 0)
+        if argv[i + 5] == '' then job.unbounded = job.unbounded + 1 end
       elseif kind ~= 'b' then
         local error = text
         if kind == 'a' and job.closed == 1 then
@@ -348,26 +391,16 @@ end
 
 -- The work
 
-local function group_of(rank)
-  return string.match(rank, '^%d+|[^|]*|')
+-- KEYS: groups, held. Reply: each band and tenant with claimable items, in no order; tenants and how many they hold.
+local function demand(keys, _)
+  return {call('SMEMBERS', keys[1]), call('HGETALL', keys[2])}
 end
 
--- KEYS: ready. ARGV: most jobs, most jobs of one tenant in one band. Reply: ranks, higher bands first.
--- Every tenant of a band is represented before any has its second job; within a tenant the nearest deadline leads.
+-- KEYS: ready. ARGV: most jobs of each group, then the groups. Reply: their ranks; the nearest deadlines lead.
 local function look(keys, argv)
-  local limit = tonumber(argv[1])
-  local groups, from = {}, '-'
-  while #groups < limit do
-    local first = call('ZRANGE', keys[1], from, '+', 'BYLEX', 'LIMIT', 0, 1)[1]
-    if not first then break end
-    groups[#groups + 1] = group_of(first)
-    from = '(' .. groups[#groups] .. '\255'
-  end
-  if #groups == 0 then return {} end
-  local each = math.max(1, math.min(tonumber(argv[2]), math.floor(limit / #groups)))
   local ranks = {}
-  for _, group in ipairs(groups) do
-    local page = call('ZRANGE', keys[1], '[' .. group, '(' .. group .. '\255', 'BYLEX', 'LIMIT', 0, each)
+  for i = 2, #argv do
+    local page = call('ZRANGE', keys[1], '[' .. argv[i], '(' .. argv[i] .. '\255', 'BYLEX', 'LIMIT', 0, argv[1])
     for _, rank in ipairs(page) do ranks[#ranks + 1] = rank end
   end
   return ranks
@@ -496,7 +529,7 @@ local function finish(keys, argv)
       else
         end_lease(k, job, index)
         local letter = {token = token, attempts = attempts, code = code, message = argv[at + 6], worker = worker}
-        letter.result = result
+        letter.result, letter.is_retryable = result, false
         bury(k, job, index, letter, now)
       end
     end
@@ -561,7 +594,7 @@ local function retry(keys, argv)
     outcome = 'retried'
   else
     local letter = {token = token, attempts = attempts, code = argv[4], message = argv[5], worker = worker}
-    letter.status = argv[7]
+    letter.status, letter.is_retryable = argv[7], argv[6] == '1'
     bury(k, job, index, letter, now)
     outcome = 'dead'
   end
@@ -604,7 +637,7 @@ local function expire_leases(keys, argv)
         attempts, most, worker)
       -- Token 0: nobody's finish, so that the worker which comes back late hears that its lease is lost.
       local letter = {token = '0', attempts = attempts, code = 'lease_expired', message = message, worker = worker}
-      letter.status = 504
+      letter.status, letter.is_retryable = 504, true
       bury(k, job, index, letter, now)
     else
       release(k, job, index, attempts, 0)
@@ -715,38 +748,53 @@ local function hold(keys, argv)
   return {'ok', job.state}
 end
 
--- ARGV: job id, about how many. Dead letters wait again with fresh attempts, and their error results are withdrawn.
--- Reply: ok | missing | conflict | passed, how many (or the state), how many are left.
+-- ARGV: job id, about how many, where to go on ('0' at first), 1 for all. Dead letters wait again with fresh attempts,
+-- and their error results are withdrawn; those that no attempt can serve only where all are asked for.
+-- Reply: ok | missing | conflict | passed, how many (or the state), where to go on ('0': done), how many are left.
 local function redrive(keys, argv)
   local k, now = bind(keys), clock()
   local job = load_job(k)
-  if not job then return {'missing', 0, 0} end
-  if job.ending ~= '' or (OVER[job.state] and job.state ~= 'completed') then return {'conflict', job.state, 0} end
-  if job.dead == 0 then return {'ok', 0, 0} end
-  if job.deadline > 0 and now >= job.deadline then return {'passed', job.state, 0} end
-  local page, cursor = {}, '0'
-  repeat
-    local reply = call('HSCAN', k.dead, cursor, 'COUNT', argv[2])
-    cursor, page = reply[1], reply[2]
-  until #page > 0 or cursor == '0'
+  if not job then return {'missing', 0, '0', 0} end
+  if job.ending ~= '' or (OVER[job.state] and job.state ~= 'completed') then return {'conflict', job.state, '0', 0} end
+  if job.dead == 0 then return {'ok', 0, '0', 0} end
+  if job.deadline > 0 and now >= job.deadline then return {'passed', job.state, '0', 0} end
+  local reply, n = call('HSCAN', k.dead, argv[3], 'COUNT', argv[2]), 0
+  local cursor, page = reply[1], reply[2]
   for i = 1, #page, 2 do
-    local index, id = page[i], string.match(page[i + 1], '^%d+\n([^\n]*)\n')
-    call('XDEL', k.results, id)
-    call('HDEL', k.dead, index)
-    release(k, job, index, 0, 0)
+    local index, id, letter = page[i], string.match(page[i + 1], '^%d+\n([^\n]*)\n%d+\n(.*)$')
+    if argv[4] == '1' or cjson.decode(letter).is_retryable then
+      call('XDEL', k.results, id)
+      call('HDEL', k.dead, index)
+      release(k, job, index, 0, 0)
+      n = n + 1
+    end
   end
-  local n = #page / 2
   job.failed, job.dead = job.failed - n, job.dead - n
-  if job.state == 'completed' then
+  if n > 0 and job.state == 'completed' then
     job.state, job.finished = 'in_progress', 0
     call('ZREM', k.timers, 'forget:' .. job.id)
     if job.deadline > 0 then call('ZADD', k.timers, job.deadline, 'deadline:' .. job.id) end
   end
   save_job(k, job)
-  return {'ok', n, job.dead}
+  return {'ok', n, cursor, job.dead}
+end
+
+-- ARGV: job id, yes | at_risk | no | unknown, why. Whether a job will meet its deadline, as a worker sees it now.
+local function appraise(keys, argv)
+  local k = bind(keys)
+  local job = load_job(k)
+  if not job or OVER[job.state] or job.ending ~= '' then return 0 end
+  job.outlook, job.because, job.appraised = argv[2], argv[3], clock()
+  save_job(k, job)
+  return 1
 end
 
 -- The queue as a whole
+
+-- KEYS: a key. ARGV: seconds. Reply: 1 for the first that asks within so many seconds.
+local function take_turn(keys, argv)
+  return call('SET', keys[1], '1', 'NX', 'PX', math.floor(tonumber(argv[1]) * 1000)) and 1 or 0
+end
 
 -- KEYS: totals, inbox, backlog. Reply: now, inbox length, created of the oldest job that waits ('' for none), id of the
 -- first inbox entry, then the totals.
@@ -755,6 +803,44 @@ local function stats(keys, _)
   local first = call('XRANGE', keys[2], '-', '+', 'COUNT', 1)
   local entry = first[1] and first[1][1] or ''
   return {string.format('%.6f', clock()), call('XLEN', keys[2]), oldest[2] or '', entry, call('HGETALL', keys[1])}
+end
+
+-- KEYS: totals, jobs, ready, backlog, groups, active, held, then the keys of each job from its record on.
+-- ARGV: the jobs' ids. Reply: nothing where these are not all; else what lies under the others, then for each job
+-- its fields, returned, delayed, leases, and the indexes in live (leased only), prefixes, dead, items that are kept,
+-- then how many items succeeded, how many were let go, and the custom ids of the results.
+local function audit(keys, argv)
+  local ids = call('ZRANGE', keys[2], 0, -1)
+  if table.concat(ids, '\n') ~= table.concat(argv, '\n') then return {} end
+  local reply = {
+    call('HGETALL', keys[1]), call('ZRANGE', keys[3], 0, -1), call('ZRANGE', keys[4], 0, -1),
+    call('SMEMBERS', keys[5]), call('ZRANGE', keys[6], 0, -1), call('HGETALL', keys[7]),
+  }
+  for at = 8, #keys, 10 do
+    local live, kept, custom_ids, succeeded, let = {}, {}, {}, 0, 0
+    local pairs_of_live, items = call('HGETALL', keys[at + 2]), call('HGETALL', keys[at + 1])
+    for i = 1, #pairs_of_live, 2 do
+      if parse_live(pairs_of_live[i + 1]) ~= '0' then live[#live + 1] = pairs_of_live[i] end
+    end
+    for i = 1, #items, 2 do
+      if string.sub(items[i + 1], 1, 1) == '=' then
+        succeeded = succeeded + 1
+      elseif items[i + 1] == '!' then
+        let = let + 1
+      else
+        kept[#kept + 1] = items[i]
+      end
+    end
+    for _, entry in ipairs(call('XRANGE', keys[at + 8], '-', '+')) do
+      custom_ids[#custom_ids + 1] = cjson.decode(entry[2][4]).custom_id
+    end
+    reply[#reply + 1] = {
+      call('HMGET', keys[at], unpack(FIELDS)), call('ZRANGE', keys[at + 3], 0, -1),
+      call('ZRANGE', keys[at + 4], 0, -1), call('ZRANGE', keys[at + 5], 0, -1), live, call('HKEYS', keys[at + 6]),
+      call('HKEYS', keys[at + 7]), kept, succeeded, let, custom_ids,
+    }
+  end
+  return reply
 end
 
 -- KEYS: settings. ARGV: created, generation, JSON, then names and numbers. Reply: 1 where they are in force now.
@@ -767,17 +853,34 @@ local function configure(keys, argv)
   return 1
 end
 
--- KEYS: service. ARGV: tenants and costs. Reply: the ledger.
+-- KEYS: service. ARGV: tenants and costs. One that is not in the ledger starts at its level. Reply: the ledger.
 local function charge(keys, argv)
-  for i = 1, #argv, 2 do call('HINCRBYFLOAT', keys[1], argv[i], argv[i + 1]) end
+  local level = call('HGET', keys[1], '') or '0'
+  for i = 1, #argv, 2 do
+    call('HSETNX', keys[1], argv[i], level)
+    call('HINCRBYFLOAT', keys[1], argv[i], argv[i + 1])
+  end
   return call('HGETALL', keys[1])
 end
 
--- KEYS: service. ARGV: tenants and the least that their service counts. Reply: the ledger.
+-- KEYS: service. ARGV: a level, then tenants. The level never falls; tenants under it are raised to it.
+-- Reply: the ledger.
 local function lift(keys, argv)
+  local function raise(field)
+    local known = tonumber(call('HGET', keys[1], field) or -math.huge)
+    if tonumber(argv[1]) > known then call('HSET', keys[1], field, argv[1]) end
+  end
+  raise('')
+  for i = 2, #argv do
+    if call('HEXISTS', keys[1], argv[i]) == 1 then raise(argv[i]) end
+  end
+  return call('HGETALL', keys[1])
+end
+
+-- KEYS: service. ARGV: tenants and their service. Those that were not charged since are forgotten.
+local function forget_service(keys, argv)
   for i = 1, #argv, 2 do
-    local known = tonumber(call('HGET', keys[1], argv[i]) or 0)
-    if tonumber(argv[i + 1]) > known then call('HSET', keys[1], argv[i], argv[i + 1]) end
+    if call('HGET', keys[1], argv[i]) == argv[i + 1] then call('HDEL', keys[1], argv[i]) end
   end
   return call('HGETALL', keys[1])
 end
@@ -824,6 +927,7 @@ register('open', open, {})
 register('store', store, {})
 register('begin_intake', begin_intake, {'allow-oom'})
 register('end_intake', end_intake, {'allow-oom'})
+register('demand', demand, {'no-writes'})
 register('look', look, {'no-writes'})
 register('read', read, {'no-writes'})
 register('heads', heads, {'no-writes'})
@@ -840,10 +944,14 @@ register('sweep', sweep, {'allow-oom'})
 register('forget', forget, {'allow-oom'})
 register('hold', hold, {'allow-oom'})
 register('redrive', redrive, {'allow-oom'})
+register('take_turn', take_turn, {'allow-oom'})
+register('appraise', appraise, {'allow-oom'})
+register('audit', audit, {'no-writes'})
 register('stats', stats, {'no-writes'})
 register('configure', configure, {'allow-oom'})
 register('charge', charge, {'allow-oom'})
 register('lift', lift, {'allow-oom'})
+register('forget_service', forget_service, {'allow-oom'})
 register('publish_status', publish_status, {'allow-oom'})
 register('statuses', statuses, {'no-writes'})
 register('now', now, {'no-writes'})

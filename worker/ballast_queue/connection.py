@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 SOURCE = files("ballast_queue").joinpath("ballast.lua").read_text(encoding="utf-8")
 _REVISION = int(re.findall(r"^local REVISION = (\d+)$", SOURCE, re.MULTILINE)[0])
 PREFIX = "ballast1_"
-_READS = frozenset({"look", "read", "heads", "due", "stats", "statuses", "now", "revision"})
+_READS = frozenset({"demand", "look", "read", "heads", "due", "audit", "stats", "statuses", "now", "revision"})
 """Functions registered with no-writes."""
 _PASSING = ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "UNBLOCKED", "NOREPLICAS", "MISCONF")
 """Codes of replies that say: not now."""

@@ -13,12 +13,17 @@ from ballast_queue.connection import Argument, Call
 from ballast_queue.keys import Keys
 
 FIELDS = (
-    *("id", "tenant", "state", "rank", "source", "key", "ending", "reason"),
+    *("id", "tenant", "state", "rank", "source", "key", "ending", "reason", "outlook", "because"),
     *("priority", "created", "deadline", "finished", "closed", "lines", "stored", "next", "delayed", "prefix_group"),
-    *("tokens_in", "tokens_out"),
+    *("asked_out", "unbounded", "appraised", "tokens_in", "tokens_out"),
     *("total", "waiting", "leased", "succeeded", "failed", "cancelled", "expired", "dead"),
 )
 """A job's record, in the order of FIELDS in ballast.lua."""
+HEAD = (
+    *("tenant", "priority", "created", "deadline", "waiting", "delayed", "leased", "prefix_group"),
+    *("stored", "asked_out", "unbounded", "succeeded", "tokens_out"),
+)
+"""What the claim's decision reads of it, in the order of HEAD there."""
 Source = Literal["submit", "inbox"]
 
 
@@ -33,6 +38,8 @@ class Line(NamedTuple):
     """The line, or the error as JSON."""
     entry: bytes = b""
     """The inbox entry it came in."""
+    asked_out: int | None = 0
+    """Most tokens of its answer; None: it states no limit."""
 
 
 class Finished(NamedTuple):
@@ -71,7 +78,8 @@ class Functions:
         arguments: list[Argument] = [source, before, int(closes), group]
         for line in lines:
             custom_id = json.dumps(line.custom_id, ensure_ascii=False) if line.custom_id else ""
-            arguments += (line.kind, line.entry, line.custom_id, custom_id, line.text)
+            asked_out = "" if line.asked_out is None else line.asked_out
+            arguments += (line.kind, line.entry, line.custom_id, custom_id, line.text, asked_out)
         return self._of_job("store", job_id, *arguments)
 
     def begin_intake(self, owner: str, limit: int, seconds: float) -> Call:
@@ -80,8 +88,11 @@ class Functions:
     def end_intake(self, owner: str) -> Call:
         return "end_intake", (self._keys.intake,), (owner,)
 
-    def look(self, limit: int, each: int) -> Call:
-        return "look", (self._keys.ready,), (limit, each)
+    def demand(self) -> Call:
+        return "demand", (self._keys.groups, self._keys.held), ()
+
+    def look(self, each: int, groups: Sequence[str]) -> Call:
+        return "look", (self._keys.ready,), (each, *groups)
 
     def read(self, job_ids: Sequence[str]) -> Call:
         return "read", [self._keys.job(job_id) for job_id in job_ids], ()
@@ -128,8 +139,17 @@ class Functions:
     def hold(self, job_id: str, how: Literal["paused", "resumed"]) -> Call:
         return self._of_job("hold", job_id, how)
 
-    def redrive(self, job_id: str, limit: int) -> Call:
-        return self._of_job("redrive", job_id, limit)
+    def redrive(self, job_id: str, limit: int, cursor: bytes, *, takes_all: bool) -> Call:
+        return self._of_job("redrive", job_id, limit, cursor, int(takes_all))
+
+    def appraise(self, job_id: str, outlook: str, because: str) -> Call:
+        return self._of_job("appraise", job_id, outlook, because)
+
+    def take_turn(self, seconds: float) -> Call:
+        return "take_turn", (self._keys.appraisal,), (seconds,)
+
+    def audit(self, job_ids: Sequence[str]) -> Call:
+        return "audit", self._keys.for_audit(job_ids), job_ids
 
     def stats(self) -> Call:
         return "stats", (self._keys.totals, self._keys.inbox, self._keys.backlog), ()
@@ -141,8 +161,11 @@ class Functions:
     def charge(self, costs: Sequence[tuple[str, float]]) -> Call:
         return "charge", (self._keys.service,), [value for pair in costs for value in pair]
 
-    def lift(self, floors: Sequence[tuple[str, float]]) -> Call:
-        return "lift", (self._keys.service,), [value for pair in floors for value in pair]
+    def lift(self, level: float, tenants: Sequence[str]) -> Call:
+        return "lift", (self._keys.service,), (level, *tenants)
+
+    def forget_service(self, known: Sequence[tuple[str, str]]) -> Call:
+        return "forget_service", (self._keys.service,), [value for pair in known for value in pair]
 
     def publish_status(self, worker: str, seconds: float, text: str) -> Call:
         """`seconds` 0 takes it back."""

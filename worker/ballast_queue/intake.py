@@ -52,7 +52,7 @@ def read_line(raw: bytes | str, settings: QueueSettings) -> tuple[Line, Body | N
         body = _check(data, settings)
     except InvalidBody as error:
         return reject(custom_id, error), None
-    return Line("a", custom_id, line), body
+    return Line("a", custom_id, line, asked_out=body.num_output), body
 
 
 def reject(custom_id: str, error: InvalidBody) -> Line:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
+from typing import Any
 
-from ballast_queue.job import ItemState, JobState, Result
+from ballast_queue.functions import FIELDS
+from ballast_queue.job import JobState
 from ballast_queue.record import SUMMED
 from ballast_queue.store import Store
 
@@ -18,77 +21,101 @@ class Auditing(Store):
     def check_integrity(self) -> list[str]:
         """Compare everything that is kept twice; give what differs, as sentences.
 
-        Reads the whole queue, item by item; call it while nobody changes the queue.
+        Reads the whole queue in one call, during which the server does nothing else: seconds where there are millions
+        of items.
         """
-        records = self._records(self._job_ids())
-        ready = {rank.decode().split("|", 4)[4] for rank in self._connection.members(self._keys.ready, 0, -1)}
-        backlog = {job_id.decode() for job_id in self._connection.members(self._keys.backlog, 0, -1)}
-        found = [sentence for record in records for sentence in self._check_job(record, ready, backlog)]
-        known = {record["id"] for record in records}
-        found += [f"{job_id} is ready and is no job" for job_id in ready - known]
-        found += [f"{job_id} has a backlog and is no job" for job_id in backlog - known]
-        totals = {name.decode(): int(value) for name, value in self._connection.hash_pairs(self._keys.totals)}
-        for name in (*SUMMED, "dead"):
-            total = sum(int(record[name]) for record in records)
-            if totals.get(name, 0) != total:
-                found.append(f"totals.{name} is {totals.get(name, 0)}, its jobs sum up to {total}")
-        states = Counter(record["state"] for record in records)
-        for state in JobState:
-            if totals.get(f"jobs:{state}", 0) != states[state]:
-                found.append(f"totals counts {totals.get(f'jobs:{state}', 0)} jobs {state}, there are {states[state]}")
+        reply: list[Any] = []
+        while not reply:  # a job came or went between the two calls
+            job_ids = self._job_ids()
+            reply = self._run(self._functions.audit(job_ids))
+        totals, ready, backlog, groups, active, held = reply[:6]
+        jobs = [_Audited(job) for job in reply[6:]]
+        found = list(chain.from_iterable(job.problems() for job in jobs))
+        ranks = {rank.decode() for rank in ready}
+        leased = Counter[str]()
+        for job in jobs:
+            leased[job.text["tenant"]] += job.count["leased"]
+        wanted: tuple[tuple[str, object, object], ...] = (
+            ("held", _numbers(held), {tenant: n for tenant, n in leased.items() if n}),
+            ("ready", ranks, {job.text["rank"] for job in jobs if job.is_ready}),
+            ("groups", {name.decode() for name in groups}, {f"{band}|{name}|" for band, name in map(_group, ranks)}),
+            ("backlog", {job_id.decode() for job_id in backlog}, {job.id for job in jobs if job.has_backlog}),
+            ("active", {job_id.decode() for job_id in active}, {job.id for job in jobs if not job.state.is_over}),
+        )
+        found += [f"{name}: found {kept}, wanted {real}" for name, kept, real in wanted if kept != real]
+        sums = {name: sum(job.count[name] for job in jobs) for name in (*SUMMED, "dead")}
+        sums |= {f"jobs:{state}": sum(job.state is state for job in jobs) for state in JobState}
+        sums["at_risk"] = sum(job.is_at_risk for job in jobs)
+        counted = _numbers(totals)
+        found += [
+            f"totals.{name} is {counted.get(name, 0)}, its jobs sum up to {total}"
+            for name, total in sums.items()
+            if counted.get(name, 0) != total
+        ]
         return found
 
-    def _check_job(self, record: dict[str, str], ready: set[str], backlog: set[str]) -> Iterator[str]:
-        job_id, state = record["id"], JobState(record["state"])
-        count = {name: int(record[name]) for name in (*SUMMED, "dead", "delayed", "next", "stored", "closed")}
 
-        def differs(what: str, kept: object, real: object) -> Iterator[str]:
-            if kept != real:
-                yield f"{job_id}: {what}: found {kept}, wanted {real}"
+def _numbers(pairs: list[bytes]) -> dict[str, int]:
+    return {name.decode(): int(value) for name, value in zip(pairs[::2], pairs[1::2], strict=True)}
 
-        keys = self._keys
-        indexes = {
-            part: {int(member) for member in self._connection.members(keys.part(job_id, part), 0, -1)}
-            for part in ("returned", "delayed", "leases")
+
+def _group(rank: str) -> list[str]:
+    return rank.split("|", 2)[:2]
+
+
+class _Audited:
+    """One job as `audit` gives it."""
+
+    def __init__(self, reply: list[Any]) -> None:
+        values, returned, delayed, leases, live, prefixes, dead, kept, self._succeeded, self._let_go, results = reply
+        self.text = {name: (value or b"").decode() for name, value in zip(FIELDS, values, strict=True)}
+        self.id, self.state = self.text["id"], JobState(self.text["state"])
+        self.count = {
+            name: int(self.text[name] or 0) for name in (*SUMMED, "dead", "delayed", "next", "stored", "closed")
         }
+        self._parts = {
+            name: {int(index) for index in indexes}
+            for name, indexes in (
+                *(("returned", returned), ("delayed", delayed), ("leases", leases), ("live", live)),
+                *(("prefixes", prefixes), ("dead", dead), ("kept", kept)),
+            )
+        }
+        self._results = Counter(custom_id.decode() for custom_id in results)
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state in _RUNS and self.count["waiting"] > self.count["delayed"]
+
+    @property
+    def has_backlog(self) -> bool:
+        return self.state in _RUNS and self.count["waiting"] > 0
+
+    @property
+    def is_at_risk(self) -> bool:
+        is_ending = bool(self.text["ending"]) or self.state.is_over
+        return not is_ending and self.text["outlook"] in {"at_risk", "no"}
+
+    def problems(self) -> Iterator[str]:
+        """What differs, as sentences."""
+        count, parts = self.count, self._parts
         fresh = set(range(count["next"], count["stored"]))
-        dead = {int(index) for index, _ in self._connection.hash_pairs(keys.part(job_id, "dead"))}
-        real = {"waiting": fresh | indexes["returned"] | indexes["delayed"], "leased": indexes["leases"], "dead": dead}
-        for name, members in real.items():
-            yield from differs(name, count[name], len(members))
-        yield from differs("delayed", count["delayed"], len(indexes["delayed"]))
-        prefixes = {int(index) for index, _ in self._connection.hash_pairs(keys.part(job_id, "prefixes"))}
-        yield from differs("prefixes of items that are over", prefixes - real["waiting"] - real["leased"], set())
-        leased = {
-            int(index)
-            for index, live in self._connection.hash_pairs(keys.part(job_id, "live"))
-            if not live.startswith(b"0:")
-        }
-        yield from differs("items with a token", leased, indexes["leases"])
-        alive, done = set(), Counter[str]()
-        for index, item in self._connection.hash_pairs(keys.part(job_id, "items")):
-            if item.startswith(b"="):
-                done[ItemState.SUCCEEDED] += 1
-            elif item == b"!":
-                done["let go"] += 1
-            else:
-                alive.add(int(index))
-        yield from differs("items with a line", alive, real["waiting"] | real["leased"] | dead)
-        yield from differs("succeeded", count["succeeded"], done[ItemState.SUCCEEDED])
-        yield from differs("cancelled and expired", count["cancelled"] + count["expired"], done["let go"])
-        yield from differs("total", count["total"], sum(count[name] for name in SUMMED[1:]))
-        yield from differs("failed", count["failed"], count["total"] - count["stored"] + len(dead))
-        results = Counter(result.custom_id for result in self._results(job_id))
-        yield from differs("results", results.total(), sum(count[name] for name in SUMMED[3:]))
-        yield from differs("custom ids with several results", [name for name, n in results.items() if n > 1], [])
-        yield from differs("is ready", job_id in ready, state in _RUNS and count["waiting"] > count["delayed"])
-        yield from differs("has a backlog", job_id in backlog, state in _RUNS and count["waiting"] > 0)
-        is_done = count["closed"] == 1 and count["waiting"] + count["leased"] == 0
-        yield from differs("is over", state.is_over, is_done)
-
-    def _results(self, job_id: str) -> Iterator[Result]:
-        seen = b"0"
-        while page := self._connection.entries(self._keys.part(job_id, "results"), seen, 1000):
-            for entry_id, fields in page:
-                seen = entry_id
-                yield Result.model_validate_json(fields[b"r"])
+        waiting = fresh | parts["returned"] | parts["delayed"]
+        compared: tuple[tuple[str, object, object], ...] = (
+            ("waiting", count["waiting"], len(waiting)),
+            ("leased", count["leased"], len(parts["leases"])),
+            ("dead", count["dead"], len(parts["dead"])),
+            ("delayed", count["delayed"], len(parts["delayed"])),
+            ("prefixes of items that are over", parts["prefixes"] - waiting - parts["leases"], set()),
+            ("items with a token", parts["live"], parts["leases"]),
+            ("items with a line", parts["kept"], waiting | parts["leases"] | parts["dead"]),
+            ("succeeded", count["succeeded"], self._succeeded),
+            ("cancelled and expired", count["cancelled"] + count["expired"], self._let_go),
+            ("total", count["total"], sum(count[name] for name in SUMMED[1:])),
+            ("failed", count["failed"], count["total"] - count["stored"] + len(parts["dead"])),
+            ("results", self._results.total(), sum(count[name] for name in SUMMED[3:])),
+            ("custom ids with several results", [name for name, n in self._results.items() if n > 1], []),
+            ("is over", self.state.is_over, count["closed"] == 1 and count["waiting"] + count["leased"] == 0),
+        )
+        for what, kept, real in compared:
+            if kept != real:
+                yield f"{self.id}: {what}: found {kept}, wanted {real}"

@@ -50,6 +50,18 @@ class ItemState(StrEnum):
     EXPIRED = "expired"
 
 
+class Outlook(StrEnum):
+    """Whether a job will meet its deadline, as a worker saw it last."""
+
+    YES = "yes"
+    AT_RISK = "at_risk"
+    """Not with what goes before it or beside it."""
+    NO = "no"
+    """Not even alone."""
+    UNKNOWN = "unknown"
+    """No rate was measured: nothing is promised."""
+
+
 class _Wire(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -86,8 +98,21 @@ class Job(_Wire):
     counts: RequestCounts = RequestCounts()
     tokens_in: int = 0
     tokens_out: int = 0
+    output_left: int = 0
+    """Tokens that what is left of it will generate, about; 0 where nothing is known of it."""
+    outlook: Outlook | None = None
+    """None: it has no deadline, or no worker has looked at it yet."""
+    because: str = ""
+    """The outlook as a sentence, with its figures."""
+    appraised: float | None = None
+    """When the outlook was said."""
     reason: str = ""
-    """Why it failed, expired or is at risk: a sentence."""
+    """Why it failed or expired: a sentence."""
+
+    @property
+    def is_at_risk(self) -> bool:
+        """True while it runs and will miss its deadline at the present rates."""
+        return not self.state.is_over and self.outlook in {Outlook.AT_RISK, Outlook.NO}
 
 
 class Prefix(_Wire):
@@ -97,6 +122,20 @@ class Prefix(_Wire):
     seed: int = 0
     model_revision: str = ""
     """A worker whose revision differs discards the prefix."""
+
+
+ENOUGH_SUCCEEDED = 8
+"""Results after which the mean of what they generated says more than the limits that the requests state."""
+
+
+def output_left(remaining: int, *, stored: int, asked: int | None, succeeded: int, generated: int) -> int:
+    """Estimate the tokens that `remaining` items will generate: so many times the mean, of results or of limits.
+
+    `asked` sums the limits of the `stored` items, None where one states none. 0: nothing is known.
+    """
+    if succeeded >= ENOUGH_SUCCEEDED or (succeeded and asked is None):
+        return round(remaining * generated / succeeded)
+    return round(remaining * asked / stored) if asked and stored else 0
 
 
 Lease = tuple[str, int, int]
@@ -166,6 +205,8 @@ class DeadLetter(_Wire):
     message: str
     worker: str = ""
     """Who held it last."""
+    is_retryable: bool = True
+    """False: no attempt can serve it, as the request itself is wrong."""
     at: float
     """When it was given up."""
 
@@ -184,7 +225,19 @@ class JobHead:
     remaining: int
     """Items without a result."""
     leased: int
+    output_left: int = 0
+    """As `Job.output_left`."""
     prefix_group: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Redriven:
+    """What `redrive` did."""
+
+    returned: int
+    """Items that wait again."""
+    left: int
+    """Dead letters that no attempt can serve."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from pydantic import ValidationError
 
 from ballast_queue.errors import JobNotFound, JobStateConflict, QueueError
-from ballast_queue.job import DeadLetter, Job, JobState, Result
+from ballast_queue.job import DeadLetter, Job, JobState, Outlook, Redriven, Result
 from ballast_queue.record import counts_of, job_of
 from ballast_queue.status import QueueStats, WorkerStatus
 from ballast_queue.store import Store
@@ -18,6 +18,8 @@ SWEEP_ITEMS = 500
 """Items that get their error result in one call."""
 PAGE = 200
 """Results read in one call."""
+MOST_ACTIVE = 2000
+"""Jobs that are looked at together."""
 
 
 class Jobs(Store):
@@ -28,6 +30,19 @@ class Jobs(Store):
         if limit is not None and limit < 1:
             return []
         return [job_of(record) for record in self._records(self._job_ids(-limit if limit else 0))]
+
+    def active_jobs(self, limit: int = MOST_ACTIVE) -> list[Job]:
+        """Give jobs that are not over, at most `limit`: those with the nearest deadlines, then the others."""
+        job_ids = [job_id.decode() for job_id in self._connection.members(self._keys.active, 0, limit - 1)]
+        return [job_of(record) for record in self._records(job_ids)]
+
+    def appraise(self, told: Sequence[tuple[str, Outlook, str]]) -> None:
+        """Say of jobs whether they will meet their deadline, and why; nothing happens to one that is over or ending."""
+        self._connection.call_many([self._functions.appraise(*each) for each in told])
+
+    def take_turn(self, seconds: float) -> bool:
+        """Give True to the first of all workers that asks within so many seconds: it appraises the deadlines."""
+        return bool(self._run(self._functions.take_turn(seconds)))
 
     def results(self, job_id: str, *, follow: bool = False, poll_seconds: float = 1.0) -> Iterator[Result]:
         """Give the results so far in the order of completion, each custom_id once; with `follow` until the job is over.
@@ -82,15 +97,18 @@ class Jobs(Store):
             raise JobStateConflict(f"job {job_id} is {state.decode()}: only a job that is not at its end can be {how}")
         return self.job(job_id)
 
-    def redrive(self, job_id: str) -> int:
-        """Put a job's dead letters back, with fresh attempts; their error results are withdrawn. Give how many.
+    def redrive(self, job_id: str, *, takes_all: bool = False) -> Redriven:
+        """Put a job's dead letters back, with fresh attempts; their error results are withdrawn.
+
+        Those that no attempt can serve stay, unless `takes_all`: for where the worker has changed, not the request.
 
         Raises:
             JobStateConflict: the job was cancelled, failed or expired.
         """
-        total, left = 0, 1
-        while left:
-            status, done, left = self._run(self._functions.redrive(job_id, SWEEP_ITEMS))
+        total, left, cursor = 0, 0, b"0"
+        while True:
+            call = self._functions.redrive(job_id, SWEEP_ITEMS, cursor, takes_all=takes_all)
+            status, done, cursor, left = self._run(call)
             if status == b"missing":
                 raise JobNotFound(job_id, self.name)
             if status == b"passed":
@@ -99,7 +117,8 @@ class Jobs(Store):
                 state = JobState(done.decode())
                 raise JobStateConflict(f"job {job_id} is {state}: submit its lines as another job")
             total += done
-        return total
+            if cursor == b"0":
+                return Redriven(total, left)
 
     def dead_letters(self, job_id: str | None = None) -> Iterator[DeadLetter]:
         """Give the items of one job (or of all) whose attempts are spent or that no attempt can serve."""
@@ -125,6 +144,7 @@ class Jobs(Store):
             inbox=inbox,
             oldest_waiting_seconds=max(0.0, float(at) - min(since)) if since else 0.0,
             dead_letters=int(totals.get("dead", 0)),
+            jobs_at_risk=int(totals.get("at_risk", 0)),
             jobs={state: int(totals.get(f"jobs:{state}", 0)) for state in JobState},
         )
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ballast_queue.functions import FIELDS
-from ballast_queue.job import Job, JobHead, JobState, RequestCounts
+from ballast_queue.functions import FIELDS, HEAD
+from ballast_queue.job import Job, JobHead, JobState, Outlook, RequestCounts, output_left
 
 SUMMED = ("total", "waiting", "leased", "succeeded", "failed", "cancelled", "expired")
 
@@ -35,21 +35,37 @@ def job_of(fields: Mapping[str, str]) -> Job:
         counts=counts_of(fields),
         tokens_in=int(fields["tokens_in"]),
         tokens_out=int(fields["tokens_out"]),
+        output_left=_output_left(fields),
+        outlook=Outlook(fields["outlook"]) if fields["outlook"] else None,
+        because=fields["because"],
+        appraised=float(fields["appraised"]) or None,
         reason=fields["reason"],
+    )
+
+
+def _output_left(fields: Mapping[str, str]) -> int:
+    return output_left(
+        int(fields["waiting"]) + int(fields["leased"]),
+        stored=int(fields["stored"]),
+        asked=None if int(fields["unbounded"]) else int(fields["asked_out"]),
+        succeeded=int(fields["succeeded"]),
+        generated=int(fields["tokens_out"]),
     )
 
 
 def head_of(job_id: str, reply: bytes) -> JobHead:
     """Read what `heads` gives for one job."""
-    tenant, priority, created, deadline, waiting, delayed, leased, group = reply.decode().split("\x1f")
+    fields = dict(zip(HEAD, reply.decode().split("\x1f"), strict=True))
+    waiting, leased = int(fields["waiting"]), int(fields["leased"])
     return JobHead(
         job_id=job_id,
-        tenant=tenant,
-        priority=int(priority),
-        created=float(created),
-        deadline=float(deadline) or None,
-        waiting=int(waiting) - int(delayed),
-        remaining=int(waiting) + int(leased),
-        leased=int(leased),
-        prefix_group=int(group),
+        tenant=fields["tenant"],
+        priority=int(fields["priority"]),
+        created=float(fields["created"]),
+        deadline=float(fields["deadline"]) or None,
+        waiting=waiting - int(fields["delayed"]),
+        remaining=waiting + leased,
+        leased=leased,
+        output_left=_output_left(fields),
+        prefix_group=int(fields["prefix_group"]),
     )

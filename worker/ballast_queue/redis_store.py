@@ -12,12 +12,13 @@ from ballast_queue.fitness import inspect
 from ballast_queue.inbox import TakingIn
 from ballast_queue.integrity import Auditing
 from ballast_queue.jobs import Jobs
+from ballast_queue.service import Charging
 from ballast_queue.settings import Name
 from ballast_queue.upkeep import Upkeep
 from ballast_queue.work import Working
 
 
-class Queue(TakingIn, Jobs, Working, Upkeep, Auditing):
+class Queue(TakingIn, Jobs, Working, Charging, Upkeep, Auditing):
     """One queue in Redis or Valkey 7+. Threads may share it; a method is one round trip, or few.
 
     Every method raises `QueueUnavailable` where the server cannot be reached.

@@ -46,6 +46,10 @@ class WorkerStatus(BaseModel):
     kv_blocks_free: int
     online: ClassLoad
     offline: ClassLoad
+    offline_items_per_second: float = 0
+    """What it took up while it last had more offline work than slots for it; 0: that has not been measured yet."""
+    offline_tokens_per_second: float = 0
+    """What it decoded of it then."""
     cost_model: tuple[float, ...] = ()
     """Coefficients k0..k4 of the step time, seconds; empty until trusted."""
     ttft_p99_seconds: float | None = None
@@ -72,6 +76,8 @@ class QueueStats(BaseModel):
     oldest_waiting_seconds: float
     """Age of the oldest job with items that wait (or of the first inbox entry); 0 when nothing waits."""
     dead_letters: int
+    jobs_at_risk: int = 0
+    """Jobs that will miss their deadline at the present rates."""
     jobs: dict[JobState, int]
 
     @property

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 from ballast_queue.functions import Finished
 from ballast_queue.job import Claimed, JobHead, Lease, Prefix, Result
@@ -16,11 +17,39 @@ from ballast_queue.settings import QueueSettings
 from ballast_queue.status import WorkerStatus
 from ballast_queue.store import Store
 
-MAX_HEADS = 512
 MAX_ITEMS = 1000
 """Items of one job in one call; Lua unpacks no more than some thousands of arguments."""
-HEADS_OF_TENANT = 8
+HEADS_OF_GROUP = 8
 """Heads that one tenant shows in one band; the nearest deadlines, then in the order of submission."""
+MOST_HEADS = 512
+"""Of all groups together; with more groups each shows one."""
+
+
+class Group(NamedTuple):
+    """The jobs of one tenant in one band."""
+
+    priority: int
+    tenant: str
+
+    @property
+    def prefix(self) -> str:
+        """How the ranks of its jobs begin."""
+        return f"{1000 - self.priority:04d}|{self.tenant}|"
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What offline tenants want of all workers of a queue, and what they have of them."""
+
+    groups: tuple[Group, ...] = ()
+    """With claimable items, higher bands first."""
+    held: Mapping[str, int] = field(default_factory=dict)
+    """Items under lease by tenant."""
+
+    @property
+    def tenants(self) -> set[str]:
+        """Those that have something to claim."""
+        return {group.tenant for group in self.groups}
 
 
 class Working(Store):
@@ -38,13 +67,26 @@ class Working(Store):
         text = settings.model_dump_json()
         return bool(self._run(self._functions.configure(settings.created, settings.generation, text, numbers)))
 
-    def heads(self) -> list[JobHead]:
-        """Give the jobs that have claimable items, higher bands first; what the claim's decision chooses from.
+    def demand(self) -> Demand:
+        """Give who has something to claim, and who holds how much."""
+        names, held = self._run(self._functions.demand())
+        found = (name.decode().split("|") for name in names)
+        bands = sorted((int(band), tenant) for band, tenant, _ in found)
+        return Demand(
+            tuple(Group(1000 - band, tenant) for band, tenant in bands),
+            {name.decode(): int(n) for name, n in zip(held[::2], held[1::2], strict=True)},
+        )
 
-        Of a tenant's jobs in one band only the first few are among them, so that the call stays small however many
-        jobs there are; no tenant is left out before there are 512 of them in its band and those above.
+    def heads(self, groups: Sequence[Group] | None = None) -> list[JobHead]:
+        """Give the jobs of these groups (by default of all) that have claimable items; what the claim chooses from.
+
+        Of a group's jobs only the first few are among them, so that the call stays small however many there are.
         """
-        ranks = self._run(self._functions.look(MAX_HEADS, HEADS_OF_TENANT))
+        wanted = self.demand().groups if groups is None else groups
+        if not wanted:
+            return []
+        each = max(1, min(HEADS_OF_GROUP, MOST_HEADS // len(wanted)))
+        ranks = self._run(self._functions.look(each, [group.prefix for group in wanted]))
         if not ranks:
             return []
         job_ids = [rank.decode().split("|", 4)[4] for rank in ranks]
@@ -144,18 +186,6 @@ class Working(Store):
         """Take a worker's status back at once, as a worker that stops does."""
         self._run(self._functions.publish_status(worker, 0, ""))
 
-    def charge(self, costs: Mapping[str, float]) -> dict[str, float]:
-        """Add what offline tenants were served to the ledger; give the ledger. A call that failed may have counted."""
-        return _ledger(self._run(self._functions.charge(list(costs.items()))))
-
-    def lift(self, floors: Mapping[str, float]) -> dict[str, float]:
-        """Raise tenants that return from idle to at least these values; give the ledger."""
-        return _ledger(self._run(self._functions.lift(list(floors.items()))))
-
-    def service(self) -> dict[str, float]:
-        """Give the ledger of offline tenants."""
-        return self.charge({})
-
 
 def _by_job(job_ids: Sequence[str]) -> list[tuple[str, list[int]]]:
     """Group positions by job, a call's worth in each group."""
@@ -168,10 +198,6 @@ def _by_job(job_ids: Sequence[str]) -> list[tuple[str, list[int]]]:
             groups.append((job_id, group))
         group.append(position)
     return groups
-
-
-def _ledger(pairs: Sequence[bytes]) -> dict[str, float]:
-    return {name.decode(): float(value) for name, value in zip(pairs[::2], pairs[1::2], strict=True)}
 
 
 def _seed_of(job_id: str, index: int, body: Mapping[str, Any]) -> int:

@@ -6,13 +6,16 @@ could run them, and tie the order down before it is due.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
 from math import ceil, sqrt
 
 from ballast_policy.claim import Candidate, choose
 from ballast_policy.fairness import Ledger
+from ballast_policy.floors import Floors
 from ballast_policy.order import place
+from ballast_queue.work import Group
 
 MEMORY_SECONDS = 2.0
 """Weight of the past in the measured rates halves about this fast."""
@@ -82,6 +85,27 @@ def wanted(room: Room, ahead: int, at_hand: int) -> int:
     return max(0, target - at_hand)
 
 
+def worth_reading(
+    groups: Sequence[Group],
+    services: Mapping[str, float],
+    *,
+    count: int,
+    rooms: Mapping[str, int],
+    reserved: Collection[str],
+) -> list[Group]:
+    """Groups that `share_out` could pick `count` items from: the first in order, and who reserves slots.
+
+    Each of them has an item at least, so `count` would do if nobody else claimed; twice that leaves few claims short.
+    """
+    able = [group for group in groups if rooms.get(group.tenant, 1) > 0]
+    first = nsmallest(
+        2 * count + LEAST_AHEAD,
+        (group for group in able if group.tenant not in reserved),
+        key=lambda group: (-group.priority, services.get(group.tenant, 0.0)),
+    )
+    return [*(group for group in able if group.tenant in reserved), *first]
+
+
 def share_out(
     candidates: Sequence[Candidate],
     services: Mapping[str, float],
@@ -90,11 +114,12 @@ def share_out(
     count: int,
     cost: float,
     rooms: Mapping[str, int] | None = None,
+    floors: Floors | None = None,
 ) -> dict[str, int]:
     """Items to claim of each job, `count` in all; of a tenant in `rooms` at most so many.
 
     Every pick is charged `cost` (what an item is expected to cost) before the next, so that tenants take turns within
-    one round trip as they would if each item were claimed alone.
+    one round trip as they would if each item were claimed alone. Tenants behind their floors go first in their band.
     """
     ledger = Ledger(weights)
     ledger.absorb(services)
@@ -107,13 +132,15 @@ def share_out(
     taken: dict[str, int] = {}
     left = dict(rooms or {})
     for _ in range(count):
-        best = choose([group[-1] for group in groups.values() if left.get(group[-1].tenant, 1) > 0], ledger)
+        best = choose([group[-1] for group in groups.values() if left.get(group[-1].tenant, 1) > 0], ledger, floors)
         if best is None:
             break
         if best.tenant in left:
             left[best.tenant] -= 1
         taken[best.job_id] = taken.get(best.job_id, 0) + 1
         ledger.charge(best.tenant, cost)
+        if floors is not None:
+            floors.count(best.tenant)
         if taken[best.job_id] == best.waiting:
             key = (best.priority, best.tenant)
             groups[key].pop()

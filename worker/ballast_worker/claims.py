@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
 from ballast_engine.errors import InvalidRequest
-from ballast_policy.claim import Candidate, in_submission_order, laxity
+from ballast_policy.claim import Candidate, in_submission_order
+from ballast_policy.deadline import Rates
 from ballast_policy.fairness import token_cost
 from ballast_policy.request import RequestClass
 from ballast_policy.shares import most_slots
 from ballast_queue.job import Claimed, JobHead, Prefix
 from ballast_queue.redis_store import Queue
 from ballast_queue.status import WorkerStatus
-from ballast_worker.appetite import LEAST_AHEAD, Appetite, Room, share_out, wanted
+from ballast_worker.appetite import LEAST_AHEAD, Appetite, Room, share_out, wanted, worth_reading
 from ballast_worker.errors import Refused
+from ballast_worker.forecast import laxity, rates_of
 from ballast_worker.holdings import Failure, Held, Holdings
 from ballast_worker.log import Log
 from ballast_worker.loop import EngineLoop
 from ballast_worker.openai import Caller, Served, of_job
 from ballast_worker.requests import Passage
 from ballast_worker.shapes import Shape
+from ballast_worker.standing import Standing
 
 log = Log(__name__)
 
@@ -41,27 +44,32 @@ class Claims:
         self.look_at = 0.0
         """When to look at the queue again without being woken; inf while nothing could be used."""
         self.weights: Mapping[str, float] = {}
-        self.services: dict[str, float] = {}
-        """The shared ledger of offline tenants, as of the last tick."""
-        self.num_at_risk = 0
         self._worker = worker
         self._loop = loop
         self._served = served
         self._holdings = holdings
         self._appetite = Appetite()
         self._cost = FIRST_COST
-        self._rate: float | None = None
-        """Items per second over all workers."""
+        self._rates = Rates()
+        """Of all workers."""
+        self._tenants = Standing()
         self._seen_started = 0
         self._seen_at = time.monotonic()
         self._jobs: dict[str, Candidate] = {}
         """The jobs of the last look."""
-        self._active: set[str] | None = None
-        """Tenants that had items to claim; None before the first look."""
 
-    def consider(self, workers: Sequence[WorkerStatus]) -> None:
-        """Take note of how fast all workers of the queue take up items."""
-        self._rate = sum(worker.offline.requests_per_second for worker in workers) or None
+    def consider(self, queue: Queue, workers: Sequence[WorkerStatus], gained: Mapping[str, float]) -> None:
+        """Take note of what all workers do and whom they serve; `gained` is what tenants got here since the last time.
+
+        Raises:
+            QueueError: what was gained may have been counted.
+        """
+        self._rates = rates_of(workers)
+        shares = self._loop.engine.policy.tenants
+        self._tenants.reserve({name: share.reserved for name, share in shares.items()})
+        self._tenants.post(queue, gained)
+        self._tenants.notice(queue, queue.demand(), slots=sum(worker.slots for worker in workers))
+        self._tenants.forget(queue)
 
     def saw_end(self, item: Held) -> None:
         """Learn what an item costs."""
@@ -82,19 +90,7 @@ class Claims:
             return
         if now < self.look_at < inf:
             return
-        heads = queue.heads()
-        if not heads:
-            self.look_at = now + EMPTY_SECONDS
-            return
-        self._lift_returning(queue, heads)
-        taken = share_out(
-            self._candidates(heads),
-            self._expected_services(),
-            self.weights,
-            count=count,
-            cost=self._cost,
-            rooms=self._rooms(),
-        )
+        taken = self._choose(queue, count)
         if not taken:
             self.look_at = now + EMPTY_SECONDS
             return
@@ -107,6 +103,24 @@ class Claims:
         done = time.monotonic()
         self._appetite.saw_round_trip(done - now)
         self.look_at = inf if num_claimed >= count else done + SHORT_SECONDS
+
+    def _choose(self, queue: Queue, count: int) -> dict[str, int]:
+        """Say how many items to claim of which jobs."""
+        demand = queue.demand()
+        tenants = self._tenants
+        tenants.notice(queue, demand)
+        services = self._expected_services(demand.tenants)
+        rooms = self._rooms()
+        groups = worth_reading(demand.groups, services, count=count, rooms=rooms, reserved=tenants.reserved)
+        return share_out(
+            self._candidates(queue.heads(groups)),
+            services,
+            self.weights,
+            count=count,
+            cost=self._cost,
+            rooms=rooms,
+            floors=tenants.floors(demand),
+        )
 
     def _wanted(self, now: float) -> int:
         started = self._loop.num_started
@@ -144,7 +158,7 @@ class Claims:
                     job_id=head.job_id,
                     tenant=head.tenant,
                     priority=head.priority,
-                    laxity=laxity(head.deadline, now, head.remaining, self._rate),
+                    laxity=laxity(head, self._rates, now),
                     prefix_group=head.prefix_group,
                     seq=head.created,
                     waiting=head.waiting,
@@ -152,31 +166,16 @@ class Claims:
                 for head in heads
             ]
         )
-        self.num_at_risk = sum(candidate.laxity < 0 for candidate in candidates)
         self._jobs = {candidate.job_id: candidate for candidate in candidates}
         return candidates
 
-    def _expected_services(self) -> dict[str, float]:
-        """The ledger, and what the items at hand will add to it."""
-        services = dict(self.services)
+    def _expected_services(self, tenants: Iterable[str]) -> dict[str, float]:
+        """What these were served, and what the items at hand will add to it."""
+        services = {tenant: self._tenants.service.of(tenant) for tenant in tenants}
         for item in self._holdings.held.values():
-            tenant = item.claimed.tenant
-            services[tenant] = services.get(tenant, 0.0) + self._cost / self.weights.get(tenant, 1.0)
+            if item.claimed.tenant in services:
+                services[item.claimed.tenant] += self._cost / self.weights.get(item.claimed.tenant, 1.0)
         return services
-
-    def _lift_returning(self, queue: Queue, heads: Sequence[JobHead]) -> None:
-        """Raise tenants that had nothing to claim a moment ago to the least served of those that had."""
-        present = {head.tenant for head in heads}
-        active = self._active
-        self._active = present | {item.claimed.tenant for item in self._holdings.held.values()}
-        if active is None:
-            return
-        floor = min((self.services.get(tenant, 0.0) for tenant in active & self._active), default=None)
-        if floor is None:
-            return
-        behind = {tenant: floor for tenant in present - active if self.services.get(tenant, 0.0) < floor}
-        if behind:
-            self.services = queue.lift(behind)
 
     def _enter(self, claimed: Claimed) -> None:
         request_id = f"{claimed.job_id}:{claimed.index}:{claimed.token}"

@@ -20,6 +20,7 @@ from ballast_queue.outcome import Outcome
 from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
 from ballast_queue.status import QueueStats, WorkerStatus
+from ballast_worker.appraisal import appraise
 from ballast_worker.claims import Claims
 from ballast_worker.holdings import Holdings
 from ballast_worker.log import Log
@@ -30,7 +31,9 @@ from ballast_worker.requests import Recorder
 log = Log(__name__)
 
 TICK_SECONDS = 1.0
-"""Intake, what is due in the queue, the ledger and the worker's status."""
+"""What is due in the queue, the ledger, the worker's status, deadlines, and the inbox."""
+INTAKE_ENTRIES = 500
+"""Of the inbox between two looks at leases and claims; some tens of milliseconds."""
 STATUS_TTL_SECONDS = 5.0
 FIRST_BACKOFF, LAST_BACKOFF = 0.05, 2.0
 GATHER_SECONDS = 0.002
@@ -72,7 +75,7 @@ class Feeder:
         self._posted: dict[str, float] = {}
         """Service of offline tenants that the shared ledger knows of."""
         self._lease_seconds = settings.lease_seconds
-        self._tick_at = self._beat_at = self._retry_at = 0.0
+        self._tick_at = self._beat_at = self._intake_at = self._retry_at = 0.0
         self._is_draining = self._is_returned = self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="ballast-feeder", daemon=True)
 
@@ -107,8 +110,8 @@ class Feeder:
 
     @property
     def num_at_risk(self) -> int:
-        """Jobs that will miss their deadline at the present rate."""
-        return self._claims.num_at_risk
+        """Jobs that will miss their deadline at the present rates."""
+        return self.stats.jobs_at_risk if self.stats is not None else 0
 
     def _wake(self) -> None:
         self._loop.ended.put([])
@@ -152,7 +155,7 @@ class Feeder:
         now = time.monotonic()
         if not self.is_up:
             return max(0.001, self._retry_at - now)
-        due = min(self._tick_at, self._beat_at)
+        due = min(self._tick_at, self._beat_at, self._intake_at)
         if not self._is_draining:
             due = min(due, self._claims.look_at)
         return max(0.001, due - now)
@@ -189,7 +192,7 @@ class Feeder:
             for warning in self._queue.require_fit():
                 if not self._is_configured:
                     log.warning("redis", warning=warning)
-            self._beat_at = self._tick_at = 0.0
+            self._beat_at = self._tick_at = self._intake_at = 0.0
         if not self._is_configured:
             self._is_configured = True
             settings = self._settings
@@ -210,6 +213,8 @@ class Feeder:
         if now >= self._tick_at:
             self._tick(queue)
             self._tick_at = now + min(TICK_SECONDS, self._lease_seconds / 3)
+        if now >= self._intake_at:
+            self._take_in(queue)
         if self._is_draining:
             self._drain()
         elif self._loop.is_healthy:
@@ -224,15 +229,20 @@ class Feeder:
                 self._loop.abort(request_id)
 
     def _tick(self, queue: Queue) -> None:
-        queue.take_in()
         queue.reap()
-        self._post_service(queue)
-        self.stats = queue.stats()
-        self._claims.consider(queue.workers())
         queue.publish(self._status(), STATUS_TTL_SECONDS)
+        workers = queue.workers()
+        self._claims.consider(queue, workers, self._gained())
+        self.stats = queue.stats()
+        appraise(queue, workers, self.stats.at, self._claims.weights)
 
-    def _post_service(self, queue: Queue) -> None:
-        """Post what the engine charged offline tenants since the last time."""
+    def _take_in(self, queue: Queue) -> None:
+        """Take a page of the inbox in; the next one follows at once where there is more, behind leases and claims."""
+        is_full = queue.take_in(INTAKE_ENTRIES) >= INTAKE_ENTRIES
+        self._intake_at = 0.0 if is_full else time.monotonic() + TICK_SECONDS
+
+    def _gained(self) -> dict[str, float]:
+        """What the engine charged offline tenants since the last time."""
         served = {
             tenant: service
             for (request_class, tenant), service in self._loop.engine.stats().service.items()
@@ -245,7 +255,7 @@ class Feeder:
             if service > self._posted.get(tenant, 0.0)
         }
         self._posted |= served  # before the call: one that failed may have counted, and counting twice is worse
-        self._claims.services = queue.charge(gained)
+        return gained
 
     def _drain(self) -> None:
         if not self._is_returned:

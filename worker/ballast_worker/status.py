@@ -26,6 +26,11 @@ class Rates:
     """Tokens and requests per second by class, smoothed; `sample` is called about once a second by one thread."""
 
     classes: dict[RequestClass, _ClassRates] = field(default_factory=lambda: {c: _ClassRates() for c in RequestClass})
+    offline_items: float = 0.0
+    """Items taken up per second while more waited than got slots; the last measurement stands while fewer do."""
+    offline_tokens: float = 0.0
+    """Tokens decoded of them per second."""
+    _was_full: bool = False
     _before: dict[RequestClass, tuple[int, int, int, int]] | None = None
     _at: float = 0.0
 
@@ -46,6 +51,11 @@ class Rates:
                 rates.decode = rates.decode * keep + news[1] * (1 - keep)
                 rates.requests = rates.requests * keep + news[2] * (1 - keep)
                 rates.ended = rates.ended * keep + news[3] * (1 - keep)
+                if request_class is RequestClass.OFFLINE and self._was_full and stats.offline.waiting:
+                    past = keep if self.offline_items else 0.0
+                    self.offline_items = self.offline_items * past + news[2] * (1 - past)
+                    self.offline_tokens = self.offline_tokens * past + news[1] * (1 - past)
+        self._was_full = stats.offline.waiting > 0
         self._before, self._at = seen, now
 
     def load(self, stats: EngineStats, request_class: RequestClass) -> ClassLoad:

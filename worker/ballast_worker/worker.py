@@ -188,6 +188,8 @@ class Worker:
             kv_blocks_free=stats.kv_cached + stats.kv_free,
             online=self._rates.load(stats, RequestClass.ONLINE),
             offline=self._rates.load(stats, RequestClass.OFFLINE),
+            offline_items_per_second=round(self._rates.offline_items, 4),
+            offline_tokens_per_second=round(self._rates.offline_tokens, 3),
             cost_model=coefficients(stats),
             ttft_p99_seconds=ttft,
             tpot_p99_seconds=tpot,

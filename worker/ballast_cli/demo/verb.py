@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ballast_cli.console import duration, examples, say, stderr
+from ballast_cli.console import examples, say, stderr
 from ballast_cli.errors import CliError, Usage
 from ballast_cli.processes import LOCAL_INSTALL, require_worker_parts
 from ballast_cli.version import versions
+from ballast_worker.forecast import duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable

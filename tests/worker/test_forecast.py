@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ballast_queue.job import Job, JobHead, JobState, Outlook, RequestCounts
+from ballast_queue.status import ClassLoad, WorkerStatus
+from ballast_worker.forecast import Forecast, duration, laxity, rates_of
+
+
+def make_worker(*, items: float = 0.0, tokens: float = 0.0, is_ready: bool = True, is_draining: bool = False):
+    return WorkerStatus(
+        worker_id="w",
+        address="http://127.0.0.1:8000",
+        at=0,
+        model="m",
+        slots=8,
+        batch_ceiling=8,
+        kv_blocks_total=1,
+        kv_blocks_free=1,
+        online=ClassLoad(),
+        offline=ClassLoad(),
+        offline_items_per_second=items,
+        offline_tokens_per_second=tokens,
+        is_ready=is_ready,
+        is_draining=is_draining,
+    )
+
+
+def make_job(job_id: str = "j", *, items: int = 10, output: int = 1000, deadline: float | None = 100, **given) -> Job:
+    counts = RequestCounts(total=items, waiting=items)
+    fields = {"tenant": "a", "state": JobState.IN_PROGRESS, "created": 0.0}
+    return Job(id=job_id, deadline=deadline, output_left=output, counts=counts, **(fields | given))
+
+
+def outlook(job: Job, *others: Job, workers=None, now: float = 0, weights=None):
+    workers = [make_worker(items=1, tokens=100)] if workers is None else workers
+    return Forecast([job, *others], workers, now, weights or {}).of(job)
+
+
+def test_no_worker_reads_as_unknown_and_not_as_idle():
+    assert outlook(make_job(), workers=[]) == (
+        Outlook.UNKNOWN,
+        "no ready worker has published its rates to this queue",
+    )
+
+
+def test_workers_that_measured_nothing_are_unknown():
+    found, because = outlook(make_job(), workers=[make_worker(), make_worker()])
+
+    assert found is Outlook.UNKNOWN
+    assert because == "2 workers had no more offline work than slots so far: no rate was measured"
+
+
+def test_workers_that_drain_or_are_not_ready_do_not_count():
+    workers = [make_worker(items=1, tokens=10, is_draining=True), make_worker(items=1, tokens=10, is_ready=False)]
+
+    assert rates_of(workers).items == 0
+
+
+def test_a_worker_that_measured_nothing_yet_counts_as_the_others():
+    rates = rates_of([make_worker(items=1, tokens=60), make_worker(items=2, tokens=40), make_worker()])
+
+    assert (rates.items, rates.output_tokens) == (4.5, 150)
+
+
+@pytest.mark.parametrize(
+    ("deadline", "wanted"), [(10, Outlook.YES), (9.9, Outlook.NO)], ids=["just in time", "a moment too late"]
+)
+def test_a_job_alone_takes_its_tokens_at_the_measured_rate(deadline, wanted):
+    assert outlook(make_job(deadline=deadline))[0] is wanted
+
+
+def test_the_sentence_has_the_figures():
+    ahead = make_job("first", output=9000, priority=1)
+
+    assert outlook(make_job(deadline=60), ahead) == (
+        Outlook.AT_RISK,
+        "at 100 output tokens/s of 1 worker it needs 10s and 1m30s for what goes before it, 1m are left",
+    )
+
+
+def test_output_that_nobody_knows_is_counted_in_items():
+    found, because = outlook(make_job(output=0, items=30), make_job("twin", output=0, items=10, deadline=50))
+
+    assert found is Outlook.YES
+    assert because == "at 1 items/s of 1 worker it needs 30s and 10s for what goes before it, 1m40s are left"
+
+
+@pytest.mark.parametrize("state", [JobState.PAUSED, JobState.CANCELLING, JobState.FINALIZING])
+def test_who_claims_nothing_stands_before_nobody(state):
+    assert outlook(make_job(deadline=11), make_job("held", priority=1, output=10**6, state=state))[0] is Outlook.YES
+
+
+def test_a_paused_job_is_judged_as_if_it_went_on():
+    assert outlook(make_job(deadline=5, state=JobState.PAUSED))[0] is Outlook.NO
+
+
+def test_a_tenant_with_its_weight_gets_its_share():
+    other = make_job("b", tenant="b", output=10**6, deadline=None)
+
+    assert outlook(make_job(deadline=19), other)[0] is Outlook.AT_RISK
+    assert outlook(make_job(deadline=21), other)[0] is Outlook.YES
+    assert outlook(make_job(deadline=19), other, weights={"a": 3.0})[0] is Outlook.YES
+
+
+@given(
+    others=st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(-1, 1), st.integers(0, 50), st.sampled_from([0, 500])), max_size=8
+    ),
+    deadline=st.integers(1, 200),
+)
+def test_more_time_and_less_work_before_it_never_make_it_worse(others, deadline):
+    jobs = [
+        make_job(f"o{i}", tenant=tenant, priority=priority, items=items, output=output, deadline=None)
+        for i, (tenant, priority, items, output) in enumerate(others)
+    ]
+    badness = [Outlook.YES, Outlook.AT_RISK, Outlook.NO]
+    tight = badness.index(outlook(make_job(deadline=deadline), *jobs)[0])
+
+    assert badness.index(outlook(make_job(deadline=deadline + 10), *jobs)[0]) <= tight
+    assert badness.index(outlook(make_job(deadline=deadline), *jobs[1:])[0]) <= tight
+
+
+def test_laxity_is_what_is_left_beyond_the_work():
+    head = JobHead("j", "a", 0, created=0, deadline=100, waiting=10, remaining=10, leased=0, output_left=1000)
+    fresh = rates_of([make_worker(items=1, tokens=100)])
+
+    assert laxity(head, fresh, 20) == 70
+    assert laxity(head, rates_of([]), 20) == 80
+
+
+def test_spans_are_said_in_their_two_largest_units():
+    assert [duration(seconds) for seconds in (0.2, 59, 60, 90, 3600, 90061)] == [
+        "0s",
+        "59s",
+        "1m",
+        "1m30s",
+        "1h",
+        "1d1h",
+    ]

@@ -1,0 +1,115 @@
+"""Whether jobs meet their deadlines: from what the queue and its workers say of themselves to a verdict. PURE.
+
+The same words at submission, at intake and while a job runs.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from ballast_policy.deadline import Feasibility, Rates, Verdict, Work, feasible
+from ballast_queue.job import Job, JobHead, JobState, Outlook
+from ballast_queue.status import WorkerStatus
+
+_GOES_ON = {JobState.VALIDATING, JobState.IN_PROGRESS}
+
+
+def rates_of(workers: Sequence[WorkerStatus]) -> Rates:
+    """Add up what the ready workers do of offline work when there is enough of it.
+
+    One that has not measured that yet counts as the mean of those that have; where none has, nothing is known.
+    """
+    ready = _ready(workers)
+    measured = [worker for worker in ready if worker.offline_items_per_second > 0]
+    if not measured:
+        return Rates()
+    scale = len(ready) / len(measured)
+    return Rates(
+        items=scale * sum(worker.offline_items_per_second for worker in measured),
+        output_tokens=scale * sum(worker.offline_tokens_per_second for worker in measured),
+    )
+
+
+def _ready(workers: Sequence[WorkerStatus]) -> list[WorkerStatus]:
+    return [worker for worker in workers if worker.is_ready and not worker.is_draining]
+
+
+def laxity(head: JobHead, rates: Rates, now: float) -> float:
+    """Give the seconds that a job can still lose; infinite without a deadline, and without rates all that is left."""
+    work = Work(head.tenant, head.priority, head.deadline, head.remaining, head.output_left)
+    found = feasible(work, (), rates, now)
+    return found.seconds_left - (found.seconds_needed or 0.0)
+
+
+class Forecast:
+    """Judges the jobs of one queue at one moment."""
+
+    def __init__(
+        self, active: Iterable[Job], workers: Sequence[WorkerStatus], now: float, weights: Mapping[str, float]
+    ) -> None:
+        self._ready = len(_ready(workers))
+        self._rates = rates_of(workers)
+        self._now = now
+        self._weights = weights
+        self._groups: dict[tuple[int, str], list[Job]] = defaultdict(list)
+        for job in active:
+            if job.state in _GOES_ON:
+                self._groups[job.priority, job.tenant].append(job)
+        # Of another tenant or priority only the sums count, however many jobs there are.
+        self._sums = {group: _sums(jobs) for group, jobs in self._groups.items()}
+
+    def of(self, job: Job) -> tuple[Outlook, str]:
+        """Give a job's outlook, and why in a sentence with the figures."""
+        group = (job.priority, job.tenant)
+        others = [_work(other) for other in self._groups.get(group, ()) if other.id != job.id]
+        for other, sums in self._sums.items():
+            if other != group:
+                others += sums
+        found = feasible(_work(job), others, self._rates, self._now, self._weights)
+        return Outlook(found.verdict), self._sentence(job, found)
+
+    def _sentence(self, job: Job, found: Feasibility) -> str:
+        if not self._ready:
+            return "no ready worker has published its rates to this queue"
+        workers = "1 worker" if self._ready == 1 else f"{self._ready} workers"
+        if found.verdict is Verdict.UNKNOWN or found.seconds_needed is None:
+            return f"{workers} had no more offline work than slots so far: no rate was measured"
+        rates = self._rates
+        per_second = f"{rates.items:,.3g} items/s"
+        if job.output_left and rates.output_tokens:
+            per_second = f"{rates.output_tokens:,.0f} output tokens/s"
+        alone = found.seconds_needed - found.seconds_ahead
+        ahead = f" and {duration(found.seconds_ahead)} for what goes before it" if found.seconds_ahead >= 1 else ""
+        left = f"{duration(found.seconds_left)} are left" if found.seconds_left > 0 else "none are left"
+        return f"at {per_second} of {workers} it needs {duration(alone)}{ahead}, {left}"
+
+
+def _work(job: Job) -> Work:
+    remaining = job.counts.waiting + job.counts.leased
+    return Work(job.tenant, job.priority, job.deadline, remaining, job.output_left)
+
+
+def _sums(jobs: Iterable[Job]) -> list[Work]:
+    """Add up the work of jobs whose output is known, and of those that count by their items."""
+    sums: dict[bool, tuple[int, int]] = {}
+    tenant, priority = "", 0
+    for job in jobs:
+        tenant, priority = job.tenant, job.priority
+        items, tokens = sums.get(job.output_left > 0, (0, 0))
+        remaining = job.counts.waiting + job.counts.leased
+        sums[job.output_left > 0] = (items + remaining, tokens + job.output_left)
+    return [Work(tenant, priority, None, items, tokens) for items, tokens in sums.values()]
+
+
+def duration(seconds: float) -> str:
+    """Say a span in its two largest units: `90` is `1m30s`."""
+    left = round(seconds)
+    if left < 1:
+        return "0s"
+    parts = []
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m"), (1, "s")):
+        count, left = divmod(left, size)
+        if count:
+            parts.append(f"{count}{unit}")
+    return "".join(parts[:2])

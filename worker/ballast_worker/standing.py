@@ -1,0 +1,70 @@
+"""How offline tenants stand with each other over all workers of a queue: service, and reservations with their debts.
+
+Every worker comes to the same by itself, from who waits and who holds items in the queue; service alone is added up
+there. A worker that starts knows of no debt yet: a debt is worth some seconds of a reservation at most.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+
+from ballast_policy.floors import Debts, Floors
+from ballast_queue.redis_store import Queue
+from ballast_queue.service import Service
+from ballast_queue.work import Demand
+
+
+class Standing:
+    """Belongs to the feeder's thread."""
+
+    def __init__(self) -> None:
+        self.service = Service()
+        """The shared ledger, as of the last tick."""
+        self._debts = Debts()
+        self._working: set[str] | None = None
+        """Tenants that waited or held something when anybody last did; None before the first look."""
+
+    @property
+    def reserved(self) -> Collection[str]:
+        """Tenants with a reservation."""
+        return self._debts.reserved.keys()
+
+    def reserve(self, shares: Mapping[str, float]) -> None:
+        """Go by these reservations, shares of the slots that offline holds."""
+        self._debts.reserve(shares)
+
+    def floors(self, demand: Demand) -> Floors | None:
+        """Give who is behind its reservation, counted over all workers; None where nobody reserves."""
+        return self._debts.floors(demand.held) if self._debts.reserved else None
+
+    def post(self, queue: Queue, gained: Mapping[str, float]) -> None:
+        """Add what tenants got here, over their weights, to the ledger."""
+        self.service = queue.charge(gained)
+
+    def notice(self, queue: Queue, demand: Demand, *, slots: int | None = None) -> None:
+        """Lift who returns from idle to the least served of those that stayed; count debts on with so many slots."""
+        if slots is not None:
+            self._debts.note(time.monotonic(), demand.held, demand.tenants, slots)
+        working = demand.tenants | demand.held.keys()
+        if not working:
+            return
+        before, known = self._working, self.service.tenants.keys()
+        self._working = working
+        if before is None:  # who is in the ledger may have been there all the time
+            before = working & known or set(known)
+        returning = working - before
+        # With nobody who stayed, those that left last: neither they nor who comes now has a claim from before.
+        stayed = before & working or before
+        if not returning or not stayed:
+            return
+        level = min(self.service.of(tenant) for tenant in stayed)
+        behind = [tenant for tenant in returning if self.service.of(tenant) < level]
+        if behind:
+            self.service = queue.lift(level, behind)
+
+    def forget(self, queue: Queue) -> None:
+        """Drop idle tenants that the ledger does not need, so that names do not pile up."""
+        needless = self.service.needless(self._working or set())
+        if needless:
+            self.service = queue.forget_service(self.service, needless)
