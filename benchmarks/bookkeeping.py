@@ -13,13 +13,13 @@ import time
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from replay import DEMO, machine, median, parser, percentile, write
 
-from ballast_engine.batch import Batch
+from ballast_engine.batch import Batch, Ints
 from ballast_engine.engine import Engine
 from ballast_engine.options import EngineOptions
 from ballast_engine.request import GenerationRequest, SamplingParams
+from ballast_engine.suspension import Interrupt, Suspended
 from ballast_engine.tokenizer import Tokenizer
 from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import PolicyConfig, Snapshot
@@ -35,9 +35,13 @@ class Nothing:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
 
-    def run(self, batch: Batch) -> NDArray[np.int64]:
+    def run(self, batch: Batch, interrupt: Interrupt | None) -> Ints:  # noqa: ARG002 -- it is never in the middle
         """Give the token 100 to everybody."""
         return np.full(len(batch.samples), 100, np.int64)
+
+    def resume(self, suspended: Suspended, interrupt: Interrupt | None) -> Ints:
+        """Nothing is ever suspended."""
+        raise NotImplementedError
 
 
 def make_engine(slots: int) -> Engine:

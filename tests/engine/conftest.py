@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ballast_engine.batch import Batch, SampleRow
+from ballast_engine.batch import Batch, Ints, SampleRow
 from ballast_engine.request import SamplingParams
+from ballast_engine.suspension import Course, Interrupt, Suspended, follow
 
 SMALL = {
     "vocab_size": 193,
@@ -204,12 +205,36 @@ class TokenMemory:
         self.fails = 0
         """How many of the next steps raise, after having spoilt what they would have written."""
         self.batches: list[Batch] = []
+        self.meanwhile: list[Callable[[], object]] = []
+        """What other threads do, one thing before each layer that is computed."""
+        self.in_flight: set[int] = set()
+        """Where a suspended step writes."""
+        self.num_suspended = 0
         self.tokens = np.full(num_blocks * block_tokens, -1)
         self.positions = np.full(num_blocks * block_tokens, -1)
 
-    def run(self, batch: Batch) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def run(self, batch: Batch, interrupt: Interrupt | None) -> Ints | Suspended:
+        return follow(self.course(batch, interrupt))
+
+    def resume(self, suspended: Suspended, interrupt: Interrupt | None) -> Ints | Suspended:
+        return follow(suspended.course, interrupt)
+
+    def course(self, batch: Batch, interrupt: Interrupt | None) -> Course[Ints]:
+        """Three layers. What a step will write is spoilt until the last one, and nobody else may write it."""
         self.batches.append(batch)
         self.check_shape(batch)
+        assert not set(batch.slot_mapping.tolist()) & self.in_flight
+        for layer in range(3):
+            if self.meanwhile:
+                self.meanwhile.pop(0)()
+            while interrupt is not None and interrupt.is_raised_at(layer):
+                assert not self.in_flight, "suspended two levels deep"
+                self.tokens[batch.slot_mapping] = self.positions[batch.slot_mapping] = -2
+                self.in_flight = set(batch.slot_mapping.tolist())
+                self.num_suspended += 1
+                interrupt = yield
+                assert (self.tokens[batch.slot_mapping] == -2).all()
+                self.in_flight = set()
         if self.fails:
             self.fails -= 1
             self.tokens[batch.slot_mapping] = -1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
@@ -58,7 +58,35 @@ class Chaos:
                 if target is not None:
                     target.append(request)
                     slots -= 1
-        return Plan(tuple(grants), tuple(admit), tuple(park), tuple(resume), tuple(preempt))
+        seconds = self.random.choice([0.0, 0.05, 10.0])
+        return Plan(
+            tuple(grants), tuple(admit), tuple(park), tuple(resume), tuple(preempt), suspendable_seconds=seconds
+        )
+
+    def nested(self, snapshot: Snapshot, in_flight: Collection[Request], seconds: float) -> Plan:
+        """Whoever is in flight is parked at most; newcomers get slots, and all or some of their prefill."""
+        config, chance = snapshot.config, self.random.random
+        free = snapshot.free_blocks
+        preempt = [r for r in snapshot.residents if r.phase is Phase.PARKED and r not in in_flight and chance() < 0.3]
+        free += sum(request.num_private_blocks for request in preempt)
+        running = [request for request in snapshot.residents if request.phase is Phase.RUNNING]
+        park = [request for request in running if chance() < 0.3]
+        slots = config.slots - len(running) + len(park)
+        grants = []
+        for request in snapshot.waiting[:slots]:
+            tokens = request.num_tokens - request.num_cached
+            tokens = tokens if chance() < 0.7 else self.random.randint(1, tokens)
+            need = blocks_for(request, request.num_cached, tokens, config.block_tokens) + request.num_cached_idle
+            if need <= free and chance() < 0.8:
+                free -= need
+                grants.append((request, tokens))
+        assert seconds > 0
+        return Plan(tuple(grants), tuple(r for r, _ in grants), tuple(park), preempt=tuple(preempt))
+
+
+def suspendable(planner: Callable[[Snapshot], Plan]) -> Callable[[Snapshot], Plan]:
+    """The same plan, but every step may stand still for long."""
+    return lambda snapshot: replace(planner(snapshot), suspendable_seconds=10.0)
 
 
 def blocks_for(request: Request, computed: int, tokens: int, size: int) -> int:
@@ -71,19 +99,24 @@ def machine(make_bench: Callable[..., Any], generation: Callable[..., Any], *, i
         def __init__(self) -> None:
             super().__init__()
             self.bench = make_bench(num_blocks=14, slots=4, chunk_tokens=12, offline_share=0.25, max_model_len=40)
-            self.sane = self.bench.engine._scheduler._planner
+            scheduler = self.bench.engine._scheduler
+            self.sane = scheduler._planner, scheduler._nested_planner
+            scheduler._planner = suspendable(scheduler._planner)
             self.sent: dict[str, Any] = {}
 
         @rule(seed=st.integers(0, 2**32))
         def shuffle(self, seed: int) -> None:
             if is_chaotic:
-                self.bench.engine._scheduler._planner = Chaos(Random(seed))
+                chaos = Chaos(Random(seed))
+                self.bench.engine._scheduler._planner = chaos
+                self.bench.engine._scheduler._nested_planner = chaos.nested
 
         @rule(
             prefix=st.sampled_from(PREFIXES),
             rest=st.lists(st.integers(1, 24), min_size=1, max_size=16),
             max_tokens=st.integers(1, 20),
             online=st.booleans(),
+            is_meanwhile=st.booleans(),
             details=st.fixed_dictionaries(
                 {},
                 optional={
@@ -105,14 +138,25 @@ def machine(make_bench: Callable[..., Any], generation: Callable[..., Any], *, i
             ),
         )
         def submit(
-            self, prefix: list[int], rest: list[int], max_tokens: int, online: bool, details: dict[str, Any]
+            self,
+            *,
+            prefix: list[int],
+            rest: list[int],
+            max_tokens: int,
+            online: bool,
+            is_meanwhile: bool,
+            details: dict[str, Any],
         ) -> None:
-            self.send(
-                generation(f"r{len(self.sent)}", [*prefix, *rest], online, max_tokens=max_tokens, **details),
-            )
+            request = generation(f"r{len(self.sent)}", [*prefix, *rest], online, max_tokens=max_tokens, **details)
+            if is_meanwhile:  # in the middle of the next step
+                self.bench.executor.meanwhile.append(lambda: self.send(request))
+                self.bench.step()
+            else:
+                self.send(request)
 
         def send(self, request: Any) -> None:
-            self.sent[request.request_id] = request
+            name = f"r{len(self.sent)}"
+            self.sent[name] = request = replace(request, request_id=name)
             self.bench.engine.submit(request)
 
         @rule(times=st.integers(1, 6))
@@ -120,14 +164,28 @@ def machine(make_bench: Callable[..., Any], generation: Callable[..., Any], *, i
             self.bench.step(times)
 
         @precondition(lambda self: self.sent)
-        @rule(data=st.data())
-        def abort(self, data: st.DataObject) -> None:
-            self.bench.engine.abort(data.draw(st.sampled_from(sorted(self.sent))))
+        @rule(data=st.data(), is_meanwhile=st.booleans(), how=st.sampled_from(["abort", "give_back", "both"]))
+        def end_early(self, data: st.DataObject, is_meanwhile: bool, how: str) -> None:
+            live = [name for name in self.sent if name in self.bench.engine._by_id]
+            name = data.draw(st.sampled_from(sorted(live or self.sent)))
+
+            def end() -> None:
+                if how != "abort":
+                    self.bench.engine.give_back([name])
+                if how != "give_back":
+                    self.bench.engine.abort(name)
+
+            if is_meanwhile:
+                self.bench.executor.meanwhile.append(end)
+            else:
+                end()
 
         @precondition(lambda self: self.sent)
         @rule(data=st.data())
         def give_back_and_go_on(self, data: st.DataObject) -> None:
             chosen = data.draw(st.lists(st.sampled_from(sorted(self.sent)), min_size=1, max_size=3))
+            while self.bench.engine.is_suspended:
+                self.bench.step()
             self.bench.engine.give_back(chosen)
             self.bench.step()
             for request_id in set(chosen):
@@ -148,7 +206,12 @@ def machine(make_bench: Callable[..., Any], generation: Callable[..., Any], *, i
             self.bench.executor.fails = 0
 
         def teardown(self) -> None:
-            self.bench.engine._scheduler._planner = self.sane
+            scheduler = self.bench.engine._scheduler
+            scheduler._planner, scheduler._nested_planner = self.sane
+            self.bench.run()
+            for do in self.bench.executor.meanwhile:
+                do()
+            self.bench.executor.meanwhile = []
             self.bench.run()
             for request_id, request in self.sent.items():
                 self.check(request_id, request)

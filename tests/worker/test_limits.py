@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from contextlib import ExitStack
 
-import numpy as np
 import pytest
 
 BODY = {"model": "tiny", "prompt": "The method returns", "max_tokens": 4, "temperature": 0}
@@ -112,10 +111,10 @@ class FailingRunner:
     def __getattr__(self, name: str):
         return getattr(self._inner, name)
 
-    def run(self, batch) -> np.ndarray:
+    def run(self, batch, interrupt):
         if self.fails:
             raise RuntimeError("the device is gone")
-        return self._inner.run(batch)
+        return self._inner.run(batch, interrupt)
 
 
 def test_a_failed_step_is_a_500_with_a_sentence_and_many_make_the_worker_unhealthy(serve, make_config) -> None:

@@ -36,6 +36,7 @@ def make_stats(**changes) -> EngineStats:
         "prefix_hit_tokens": 0,
         "steps": 0,
         "failed_steps": 0,
+        "suspended_steps": 0,
         "deferred_grants": 0,
         "batch_ceiling": 8,
         "cost": CostModel(),

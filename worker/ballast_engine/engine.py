@@ -2,6 +2,9 @@
 
 The policy decides who runs; the engine carries the plan out and says what came of it. One thread calls `step`; the
 other methods may be called from any thread.
+
+A step whose plan allows it may be suspended between two layers when an online request comes in: a step for newcomers
+is nested in it and their first tokens are given out; the next call of `step` goes on where the suspended one stood.
 """
 
 from __future__ import annotations
@@ -10,14 +13,13 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
+from math import inf
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ballast_engine.batch import Batch
+from ballast_engine.batch import Batch, Ints
 from ballast_engine.errors import IntegrityError
-from ballast_engine.intake import Abort, Configure, GiveBack, Inbox, Intake, Submit, Vocabulary
+from ballast_engine.flight import Flight
+from ballast_engine.intake import Abort, Command, Configure, GiveBack, Inbox, Intake, Submit, Vocabulary
 from ballast_engine.kv import BlockPool
 from ballast_engine.meter import Meter
 from ballast_engine.options import EngineOptions
@@ -26,10 +28,11 @@ from ballast_engine.residency import Residency
 from ballast_engine.scheduler import Scheduler, Step
 from ballast_engine.sequence import Sequence
 from ballast_engine.stats import NO_STEP, EngineStats, StepKind, StepRecord
+from ballast_engine.suspension import Interrupt, Suspended
 from ballast_engine.tables import Tables
-from ballast_policy.cost import Work, attended
 from ballast_policy.plan import Plan
 from ballast_policy.planner import plan
+from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import PolicyConfig, Snapshot
 
 log = logging.getLogger(__name__)
@@ -48,7 +51,8 @@ class Runner(Protocol):
     def vocab_size(self) -> int: ...
     @property
     def max_model_len(self) -> int: ...
-    def run(self, batch: Batch) -> NDArray[np.int64]: ...
+    def run(self, batch: Batch, interrupt: Interrupt | None) -> Ints | Suspended: ...
+    def resume(self, suspended: Suspended, interrupt: Interrupt | None) -> Ints | Suspended: ...
 
 
 class Engine:
@@ -90,6 +94,8 @@ class Engine:
         self._meter = Meter()
         self._failures_in_a_row = 0
         self._is_stalled = False
+        self._interrupt = Interrupt()
+        self._suspended: Flight | None = None
 
     @property
     def max_tokens(self) -> int:
@@ -112,6 +118,8 @@ class Engine:
         sequence = self._intake.make(request, self.policy, self._clock())
         self._inbox.claim_id(request.request_id)
         self._inbox.put(Submit(sequence))
+        if request.request_class is RequestClass.ONLINE:
+            self._interrupt.raise_at(0)
 
     def abort(self, request_id: str) -> None:
         """End a request before the next plan; one that has ended already is left alone."""
@@ -137,6 +145,11 @@ class Engine:
         """Whether a request came in that has not ended."""
         return bool(self._inbox.num_ids)
 
+    @property
+    def is_suspended(self) -> bool:
+        """Whether a step stands still; the next call of `step` goes on with it."""
+        return self._suspended is not None
+
     def stats(self) -> EngineStats:
         """Give all counters; cheap (two of them may be a step apart)."""
         return self._meter.stats(self._scheduler)
@@ -144,27 +157,73 @@ class Engine:
     # The engine's thread
 
     def step(self) -> list[Output]:
-        """Do one step and say what it produced; nothing if nothing could run."""
-        started = self._clock()
-        outputs = self._take_in(started)
+        """Do one step and say what it produced; nothing if nothing could run.
+
+        Where the step was suspended, that is what the step nested in it produced; the next call goes on with it.
+        """
+        flight, self._suspended = self._suspended, None
+        outputs: list[Output] = []
+        if flight is None:
+            started = self._clock()
+            self._interrupt.clear()  # before looking at the inbox: what is put there later raises it again
+            outputs = self._take_in(self._inbox.take(), started)
+            flight = self._begin(started)
+            if flight is None:
+                return outputs
+        outputs += self._advance(flight)
+        if flight.suspended is not None:
+            self._suspended = flight
+            outputs += self._nest(flight)
+        return outputs
+
+    def _begin(self, started: float) -> Flight | None:
+        """Plan a step and lay it out, if anything can run."""
         if not self._by_id:
-            return outputs
+            return None
         step = self._scheduler.schedule(started)
         self._meter.note_plan(step)
-        members = step.members
-        self._is_stalled = not members
-        if not members:
-            return outputs
-        batch = self._scheduler.residency.assemble(step.decodes, step.chunks)
-        assembled = self._clock()
+        self._is_stalled = not step.members
+        if self._is_stalled:
+            return None
+        flight = self._lay_out(step, started)
+        flight.seconds_left = step.plan.suspendable_seconds
+        return flight
+
+    def _lay_out(self, step: Step, started: float) -> Flight:
+        return Flight(step, self._scheduler.residency.assemble(step.decodes, step.chunks), started)
+
+    def _advance(self, flight: Flight) -> list[Output]:
+        """Compute a step to its end, or to where it is interrupted while it may be."""
+        begun = self._clock()
         try:
-            tokens = self._run(batch)
+            drawn = self._compute(flight, self._interrupt if flight.seconds_left > 0 else None)
         except Exception as error:
-            log.exception("step failed", extra={"requests": len(members)})
-            return outputs + self._fail(members, error)
-        run_seconds = self._clock() - assembled
-        outputs += self._finish(step, tokens)
-        self._record(step, batch, started=started, run_seconds=run_seconds)
+            flight.suspended = None
+            log.exception("step failed", extra={"requests": len(flight.step.members)})
+            return self._fail(flight.step.members, error)
+        flight.run_seconds += self._clock() - begun
+        if drawn is None:
+            return []
+        outputs = self._finish(flight.step, drawn)
+        self._record(flight)
+        return outputs
+
+    def _nest(self, flight: Flight) -> list[Output]:
+        """Let newcomers in while a step stands still, and give those their first token for whom there is time.
+
+        Whatever else was asked waits for the end of that step, as it would have without its suspension: what it writes
+        its KV to must not change hands.
+        """
+        started = self._clock()
+        self._interrupt.clear()
+        newcomers = self._inbox.take_newcomers()
+        outputs = self._take_in(newcomers, started)
+        if newcomers:
+            step = self._scheduler.nest(started, flight.step, flight.seconds_left)
+            self._meter.note_plan(step)
+            if step.members:
+                outputs += self._advance(self._lay_out(step, started))
+            flight.stand(self._clock() - started)
         return outputs
 
     def reset(self) -> None:
@@ -174,9 +233,9 @@ class Engine:
         self._meter = Meter()
         self.last_step = NO_STEP
 
-    def _take_in(self, now: float) -> list[Output]:
+    def _take_in(self, commands: Iterable[Command], now: float) -> list[Output]:
         outputs = []
-        for command in self._inbox.take():
+        for command in commands:
             match command:
                 case Submit(sequence):
                     outputs += self._enter(sequence, now)
@@ -197,10 +256,18 @@ class Engine:
         found = [self._by_id[request_id] for request_id in request_ids if request_id in self._by_id]
         return [self._end(sequence, reason) for sequence in dict.fromkeys(found)]
 
-    def _run(self, batch: Batch) -> list[int]:
-        tokens = self._executor.run(batch)
-        if len(tokens) != len(batch.samples):
-            raise RuntimeError(f"the executor gave {len(tokens)} tokens for {len(batch.samples)} requests")
+    def _compute(self, flight: Flight, interrupt: Interrupt | None) -> list[int] | None:
+        """Run or resume; None where the step stands still."""
+        if flight.suspended is None:
+            tokens = self._executor.run(flight.batch, interrupt)
+        else:
+            tokens = self._executor.resume(flight.suspended, interrupt)
+        if isinstance(tokens, Suspended):
+            flight.suspended = tokens
+            return None
+        flight.suspended = None
+        if len(tokens) != len(flight.batch.samples):
+            raise RuntimeError(f"the executor gave {len(tokens)} tokens for {len(flight.batch.samples)} requests")
         if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._executor.vocab_size:
             raise RuntimeError(f"the executor gave a token outside the vocabulary of {self._executor.vocab_size}")
         drawn: list[int] = tokens.tolist()
@@ -221,6 +288,7 @@ class Engine:
         outputs = []
         drawn = iter(tokens)
         residency, meter = self._scheduler.residency, self._meter
+        now = self._clock()
         for sequence, num_tokens in [*((sequence, 1) for sequence in step.decodes), *step.chunks]:
             request = sequence.request
             residency.settle(sequence, num_tokens)
@@ -228,6 +296,8 @@ class Engine:
             meter.note_tokens(sequence, num_tokens, is_drawn=is_drawn)
             if is_drawn:
                 sequence.append(next(drawn))
+                if request.first_token == inf:
+                    request.first_token = now
                 output = self._deliver(sequence)
                 if output is not None:
                     outputs.append(output)
@@ -251,6 +321,7 @@ class Engine:
         self._release(sequence, reason)
         text = ""
         if reason in {FinishReason.STOP, FinishReason.LENGTH}:
+            self._scheduler.experience.finished(sequence.request)
             sequence.read()
             text = sequence.take_text() + sequence.text.end()
         output = sequence.tell(text)
@@ -267,29 +338,24 @@ class Engine:
     def _plan(self, snapshot: Snapshot) -> Plan:
         return plan(snapshot)
 
-    def _record(self, step: Step, batch: Batch, *, started: float, run_seconds: float) -> None:
-        self._meter.note_step(self._scheduler.residency)
-        num_decode = len(step.decodes)
-        contexts = batch.context_lens[num_decode:].tolist()
-        chunks = [(context - num, num) for context, (_, num) in zip(contexts, step.chunks, strict=True)]
-        work = Work(
-            num_prefill=sum(num for _, num in chunks),
-            prefill_context=sum(attended(before, num) for before, num in chunks),
-            num_decode=num_decode,
-            decode_context=int(batch.context_lens[:num_decode].sum()),
-        )
-        seconds = self._clock() - started
+    def _record(self, flight: Flight) -> None:
+        """Learn what the step took, without the time that it stood still: a nested step is a step of its own."""
+        step, work = flight.step, flight.work()
+        self._meter.note_step(self._scheduler.residency, flight)
+        seconds = self._clock() - flight.started - flight.seconds_stood
         self._scheduler.observe(work, seconds)
         self.last_step = StepRecord(
-            kind=StepKind.DECODE if not chunks else StepKind.MIXED if num_decode else StepKind.PREFILL,
+            kind=StepKind.DECODE if not step.chunks else StepKind.MIXED if step.decodes else StepKind.PREFILL,
             seconds=seconds,
-            run_seconds=run_seconds,
+            run_seconds=flight.run_seconds,
             predicted_seconds=step.plan.predicted_seconds,
             budget_seconds=step.plan.budget_seconds,
             num_prefill=work.num_prefill,
-            num_decode=num_decode,
+            num_decode=work.num_decode,
             admissions=step.admissions,
             because=step.plan.because,
+            is_nested=step.is_nested,
+            stood_seconds=flight.seconds_stood,
         )
 
     def check_integrity(self) -> None:

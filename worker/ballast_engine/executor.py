@@ -19,6 +19,7 @@ from ballast_engine.models.decoder import Decoder
 from ballast_engine.models.native import NativeDecoder
 from ballast_engine.native.library import kernels
 from ballast_engine.sampling import sample
+from ballast_engine.suspension import Course, Interrupt, Suspended, follow, whole
 
 
 def kv_bytes_per_block(config: ModelConfig, dtype: torch.dtype, block_tokens: int) -> int:
@@ -27,7 +28,7 @@ def kv_bytes_per_block(config: ModelConfig, dtype: torch.dtype, block_tokens: in
 
 
 class _Model(Protocol):
-    def hidden(self, batch: Batch) -> Tensor: ...
+    def hidden(self, batch: Batch, interrupt: Interrupt | None = None) -> Course[Tensor]: ...
 
     def logits(self, hidden: Tensor, rows: Ints) -> Tensor: ...
 
@@ -55,26 +56,37 @@ class Executor:
         self._model = _model(loaded, shape)
         self._kernels = kernels() if loaded.attention == "cpu" else None
 
-    def run(self, batch: Batch) -> Ints:
-        """Compute a batch and draw the next token of each of its sample rows."""
-        with torch.inference_mode():
-            hidden = self._hidden(batch)
-            if not batch.samples:
-                return np.empty(0, dtype=np.int64)
-            return sample(self._model.logits(hidden, batch.sample_rows), batch.samples, self._kernels)
+    @torch.inference_mode()
+    def run(self, batch: Batch, interrupt: Interrupt | None = None) -> Ints | Suspended:
+        """Compute a batch and draw the next token of each of its sample rows, unless interrupted between two layers.
+
+        Without an interrupt it always runs to its end, also while another batch is suspended.
+        """
+        return follow(self._drawn(batch, interrupt))
+
+    @torch.inference_mode()
+    def resume(self, suspended: Suspended, interrupt: Interrupt | None = None) -> Ints | Suspended:
+        """Go on with a batch from the layer where it stood. Its KV must not have changed hands since."""
+        return follow(suspended.course, interrupt)
+
+    def _drawn(self, batch: Batch, interrupt: Interrupt | None) -> Course[Ints]:
+        hidden = yield from self._hidden(batch, interrupt)
+        if not batch.samples:
+            return np.empty(0, dtype=np.int64)
+        return sample(self._model.logits(hidden, batch.sample_rows), batch.samples, self._kernels)
 
     @torch.inference_mode()
     def logits(self, batch: Batch) -> Tensor:
         """Compute a batch and give the logits `[s, vocabulary]` of its sample rows."""
-        return self._model.logits(self._hidden(batch), batch.sample_rows)
+        return self._model.logits(whole(self._hidden(batch, None)), batch.sample_rows)
 
-    def _hidden(self, batch: Batch) -> Tensor:
+    def _hidden(self, batch: Batch, interrupt: Interrupt | None) -> Course[Tensor]:
         if batch.token_ids.min() < 0 or batch.token_ids.max() >= self.vocab_size:
             raise InvalidRequest(
                 f"The batch holds token ids from {batch.token_ids.min()} to {batch.token_ids.max()}; this model has a "
                 f"vocabulary of {self.vocab_size}: give ids under that."
             )
-        return self._model.hidden(batch)
+        return self._model.hidden(batch, interrupt)
 
 
 def _model(loaded: LoadedModel, shape: AttentionShape) -> _Model:

@@ -108,6 +108,19 @@ class Inbox:
             commands.append(self._commands.popleft())
         return commands
 
+    def take_newcomers(self) -> list[Submit]:
+        """Take out the requests that came in; the rest stays, in its order."""
+        newcomers: list[Submit] = []
+        rest: list[Command] = []
+        while self._commands:
+            command = self._commands.popleft()
+            if isinstance(command, Submit):
+                newcomers.append(command)
+            else:
+                rest.append(command)
+        self._commands.extendleft(reversed(rest))
+        return newcomers
+
     def wait(self, timeout: float) -> None:
         """Sleep until a command is there, at most `timeout` seconds."""
         self._event.wait(timeout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ballast_engine.flight import Flight
 from ballast_engine.residency import Residency
 from ballast_engine.scheduler import Scheduler, Step
 from ballast_engine.sequence import Sequence
@@ -41,6 +42,7 @@ class Meter:
     prefix_hit_tokens: int = 0
     steps: int = 0
     failed_steps: int = 0
+    suspended_steps: int = 0
     deferred_grants: int = 0
     unused_positions: int = 0
     """Summed over steps; with `held_positions` the mean waste."""
@@ -93,11 +95,17 @@ class Meter:
             service[counted] = service.get(counted, 0.0) + cost
         self.bills.clear()
 
-    def note_step(self, residency: Residency) -> None:
-        """Count a step that was computed."""
+    def note_step(self, residency: Residency, flight: Flight) -> None:
+        """Count a step that was computed. Nobody sits out a nested one beside the step that it belongs to."""
         self.steps += 1
-        for request_class, held in residency.held.items():
-            self.classes[request_class].parked_steps += held[Phase.PARKED]
+        if not flight.step.is_nested:
+            for request_class, held in residency.held.items():
+                self.classes[request_class].parked_steps += held[Phase.PARKED]
+        if flight.seconds_stood:
+            self.suspended_steps += 1
+            for sequence in flight.step.members:  # parked in the middle of a step that it took part in
+                if sequence.request.phase is Phase.PARKED:
+                    self.classes[sequence.request.request_class].parked_steps -= 1
         self.unused_positions += residency.num_unused
         self.held_positions += residency.pool.num_used * residency.pool.block_tokens
 
@@ -120,6 +128,7 @@ class Meter:
             prefix_hit_tokens=self.prefix_hit_tokens,
             steps=self.steps,
             failed_steps=self.failed_steps,
+            suspended_steps=self.suspended_steps,
             deferred_grants=self.deferred_grants,
             batch_ceiling=scheduler.ceiling or slots,
             cost=scheduler.fit.model,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Items
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -14,14 +13,17 @@ from ballast_engine.sequence import Sequence
 from ballast_engine.stats import Admission
 from ballast_policy.backlog import Backlog
 from ballast_policy.cost import Fit, Work
+from ballast_policy.experience import Experience
 from ballast_policy.fairness import Ledger
 from ballast_policy.holding import note_holding
 from ballast_policy.plan import Plan
-from ballast_policy.request import Phase, RequestClass
+from ballast_policy.request import Phase, Request, RequestClass
 from ballast_policy.shares import reserved_slots
 from ballast_policy.snapshot import PolicyConfig, Snapshot, take_snapshot
+from ballast_policy.suspension import plan_nested
 
 Planner = Callable[[Snapshot], Plan]
+NestedPlanner = Callable[[Snapshot, Collection[Request], float], Plan]
 
 REFIT_STEPS = 32
 MOST_IDLE = 1000
@@ -40,7 +42,9 @@ class Step:
     chunks: list[tuple[Sequence, int]]
     admissions: tuple[Admission, ...]
     num_deferred: int
-    is_floor_met: bool
+    is_floor_met: bool = True
+    is_nested: bool = False
+    """It belongs to the suspended step that it ran in."""
 
     @property
     def members(self) -> list[Sequence]:
@@ -61,7 +65,9 @@ class Scheduler:
         self.ceiling: int | None = None
         """Largest decode batch that the SLO allows; None until the cost model is trusted."""
         self.fit = Fit()
+        self.experience = Experience(residency.pool.num_blocks * residency.pool.block_tokens)
         self._planner = planner
+        self._nested_planner: NestedPlanner = plan_nested
         self._last_online = -inf
         self._typical_prompt = 0.0
         self._mean_context = 0.0
@@ -80,6 +86,7 @@ class Scheduler:
             self.ledgers[request.request_class].lift(request.tenant, active)
         self.live[request.seq] = sequence
         self.backlog.add(request)
+        self.experience.arrived(request, now)
 
     def _active(self, request_class: RequestClass) -> set[str]:
         """Tenants that wait or hold KV."""
@@ -124,7 +131,22 @@ class Scheduler:
     def schedule(self, now: float) -> Step:
         """Plan a step and carry the plan out, up to the computing."""
         snapshot = self._look(now)
-        plan = self._planner(snapshot)
+        step = self._carry_out(self._planner(snapshot), now)
+        for request in snapshot.waiting:
+            if request.phase is Phase.WAITING:
+                request.steps_waited += 1
+        return replace(step, is_floor_met=self._is_floor_met(step))
+
+    def nest(self, now: float, suspended: Step, seconds: float) -> Step:
+        """Plan a step of so many seconds for newcomers beside a suspended one, and carry it out like any other.
+
+        Nobody has waited a step longer for it.
+        """
+        in_flight = [sequence.request for sequence in suspended.members]
+        step = self._carry_out(self._nested_planner(self._look(now), in_flight, seconds), now)
+        return replace(step, is_floor_met=suspended.is_floor_met, is_nested=True)
+
+    def _carry_out(self, plan: Plan, now: float) -> Step:
         live, residency = self.live, self.residency
         for request in plan.preempt:
             residency.release(live[request.seq])
@@ -141,16 +163,12 @@ class Scheduler:
         residents = (sequence.request for sequence in residency.sequences())
         note_holding(self.ledgers, residents, self.backlog, now=now, slots=self.policy.slots)
         admissions = [self._note_admission(live[r.seq], now) for r in plan.admit if r.phase is Phase.RUNNING]
-        for request in snapshot.waiting:
-            if request.phase is Phase.WAITING:
-                request.steps_waited += 1
         return Step(
             plan=plan,
             decodes=decodes,
             chunks=chunks,
             admissions=tuple(admission for admission in admissions if admission is not None),
             num_deferred=num_deferred,
-            is_floor_met=self._is_floor_met(decodes, chunks),
         )
 
     def _look(self, now: float) -> Snapshot:
@@ -168,6 +186,7 @@ class Scheduler:
             last_online=self._last_online,
             typical_prompt=int(self._typical_prompt),
             ceiling=self.ceiling,
+            expectation=self.experience.expectation,
         )
         if residency.pool.has_prefix_cache:
             hinted = dict.fromkeys(RequestClass, 0)
@@ -225,13 +244,12 @@ class Scheduler:
         slots = self.policy.slots
         return reserved_slots(self.policy.offline_share, slots, self.ceiling or slots)
 
-    def _is_floor_met(self, decodes: Items[Sequence], chunks: Items[tuple[Sequence, int]]) -> bool:
+    def _is_floor_met(self, step: Step) -> bool:
         offline = RequestClass.OFFLINE
         wanted = sum(self.residency.held[offline].values()) + self.backlog.count(offline)
         if not wanted:
             return True
-        took = sum(s.request.request_class is offline for s in decodes)
-        took += sum(s.request.request_class is offline for s, _ in chunks)
+        took = sum(sequence.request.request_class is offline for sequence in step.members)
         return took >= min(self.reserved, wanted)
 
     # Learning

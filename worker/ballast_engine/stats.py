@@ -54,6 +54,10 @@ class StepRecord:
     admissions: tuple[Admission, ...] = ()
     because: tuple[Because, ...] = ()
     """The plan's reasons; the records in it go on changing."""
+    is_nested: bool = False
+    """It ran while another step stood still."""
+    stood_seconds: float = 0.0
+    """How long it was suspended for newcomers; not part of `seconds`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,8 @@ class EngineStats:
     prefix_hit_tokens: int
     steps: int
     failed_steps: int
+    suspended_steps: int
+    """Steps that stood still for newcomers."""
     deferred_grants: int
     """Grants that a plan gave and that blocks did not suffice for."""
     batch_ceiling: int

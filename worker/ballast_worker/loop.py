@@ -195,7 +195,7 @@ class EngineLoop:
         engine = self.engine
         last = engine.last_step
         try:
-            while not self._stopping:
+            while not self._stopping or engine.is_suspended:
                 engine.wait(IDLE_SECONDS)
                 outputs = engine.step()
                 is_slot_free = self._hand_out(outputs) if outputs else False

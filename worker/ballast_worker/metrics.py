@@ -245,6 +245,12 @@ def _engine(figures: Figures) -> Iterator[Metric]:
         (),
         [((), stats.is_floor_met)],
     )
+    yield _counter(
+        "ballast_suspended_steps",
+        "Steps that stood still between two layers for online newcomers.",
+        (),
+        [((), stats.suspended_steps)],
+    )
     yield _counter("ballast_failed_steps", "Steps that ended in an error.", (), [((), stats.failed_steps)])
     yield _counter(
         "ballast_prefix_cache_tokens",

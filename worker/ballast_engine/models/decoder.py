@@ -13,6 +13,7 @@ from ballast_engine.batch import Batch, Ints
 from ballast_engine.models.config import ModelConfig
 from ballast_engine.models.rope import RopeTable, rotate
 from ballast_engine.models.weights import DecoderWeights, LayerWeights
+from ballast_engine.suspension import Course, Interrupt
 
 
 class Decoder(Generic[Prepared]):
@@ -26,8 +27,11 @@ class Decoder(Generic[Prepared]):
         self._dtype = weights.embedding.dtype
         self._device = weights.embedding.device
 
-    def hidden(self, batch: Batch) -> Tensor:
-        """The hidden states `[n, hidden]` behind the last layer, before the final norm."""
+    def hidden(self, batch: Batch, interrupt: Interrupt | None = None) -> Course[Tensor]:
+        """The hidden states `[n, hidden]` behind the last layer, before the final norm.
+
+        On a GPU the layers are handed over faster than they are computed: an interrupt stops what is not handed over.
+        """
         step = self._attention.prepare(batch)
         token_ids = torch.from_numpy(batch.token_ids).to(self._device)
         positions = torch.from_numpy(batch.positions).to(self._device)
@@ -36,6 +40,8 @@ class Decoder(Generic[Prepared]):
         sin = self._rope.sin[positions].unsqueeze(1).to(self._dtype)
         x = embedding(token_ids, self._weights.embedding)
         for index, layer in enumerate(self._weights.layers):
+            while interrupt is not None and interrupt.is_raised_at(index):
+                interrupt = yield
             x = x + self._attend(index, layer, x, (cos, sin), step)
             x = x + self._mlp(layer, x)
         return x

@@ -10,12 +10,13 @@ import ctypes
 import torch
 from torch import Tensor
 
-from ballast_engine.attention.cpu import CpuAttention
+from ballast_engine.attention.cpu import CpuAttention, CpuStep
 from ballast_engine.batch import Batch, Ints
 from ballast_engine.models.config import ModelConfig
 from ballast_engine.models.rope import RopeTable
 from ballast_engine.models.weights import DecoderWeights
 from ballast_engine.native.library import LAYER_TENSORS, CDecoder, CLayer, kernels
+from ballast_engine.suspension import Course, Interrupt
 
 
 class NativeDecoder:
@@ -48,15 +49,24 @@ class NativeDecoder:
         self._scratch_width = config.hidden_size + max(wide, config.intermediate_size)
         self._scratch = torch.empty(0)
 
-    def hidden(self, batch: Batch) -> Tensor:
+    def hidden(self, batch: Batch, interrupt: Interrupt | None = None) -> Course[Tensor]:
         """The hidden states `[n, hidden]` behind the last layer, before the final norm."""
         step = self._attention.prepare(batch)
+        x = torch.empty(batch.num_tokens, self._config.hidden_size)
+        layer = self._layers_from(0, step, x, interrupt)
+        while layer < self._config.num_layers:
+            interrupt = yield
+            layer = self._layers_from(layer, step, x, interrupt)
+        return x
+
+    def _layers_from(self, layer: int, step: CpuStep, x: Tensor, interrupt: Interrupt | None) -> int:
+        """Angles and scratch may have moved since the last call: a step nested in this one may have needed more."""
+        batch = step.batch
         self._rope.reserve(int(batch.context_lens.max()))
         step.raw.cosines, step.raw.sines = self._rope.cos.data_ptr(), self._rope.sin.data_ptr()
-        x = torch.empty(batch.num_tokens, self._config.hidden_size)
         scratch = self._room(batch.num_tokens * self._scratch_width)
-        self._kernels.layers(self._raw, step.raw, x, scratch, team=self._attention.team)
-        return x
+        team = self._attention.team
+        return self._kernels.layers(self._raw, step.raw, x, scratch, first=layer, interrupt=interrupt, team=team)
 
     def logits(self, hidden: Tensor, rows: Ints) -> Tensor:
         """The logits `[s, vocabulary]` of some rows of `hidden`."""

@@ -94,15 +94,16 @@ static void run_layer(pool *helpers, const pass *p) {
     multiply(helpers, rows, d->inner, hidden, p->inner, d->inner, l->down, l->down_bias, p->x, hidden, ADD);
 }
 
-/* Compute layers from `layer` on; returns the first one not computed, which is `num_layers` unless `*stop` was set.
- * `scratch` has room for normed, qkv and seen (or, in their place, inner) of every row. */
+/* Compute layers from `layer` on; returns the first one not computed, which is `num_layers` unless another thread has
+ * lowered `*end` (NULL: nobody may). `scratch` has room for normed, qkv and seen (or, in their place, inner) of every
+ * row; nothing in it outlives a layer. */
 int64_t ballast_layers(const decoder *d, const step *s, float *x, float *scratch, int64_t layer,
-                       const volatile int32_t *stop, pool *helpers) {
+                       const volatile int32_t *end, pool *helpers) {
     if (layer == 0)
         for (int64_t row = 0; row < s->num_rows; row++)
             memcpy(x + row * d->hidden, d->embedding + s->token_ids[row] * d->hidden, (size_t)d->hidden * sizeof(float));
     for (; layer < d->num_layers; layer++) {
-        if (stop && *stop) break;
+        if (end && layer >= *end) break;
         const attention *a = &d->layers[layer].attention;
         float *qkv = scratch + s->num_rows * d->hidden;
         float *seen = qkv + s->num_rows * (a->num_heads + 2 * a->num_kv_heads) * a->head_dim;

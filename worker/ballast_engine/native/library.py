@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ballast_engine.batch import Ints
 from ballast_engine.native.compiler import compiled
+from ballast_engine.suspension import Interrupt
 
 MAX_HEAD_DIM = 256
 MAX_TILE = 48
@@ -114,9 +115,24 @@ class Kernels:
         """Start the helpers of an engine with so many threads."""
         return Team(self.library, threads)
 
-    def layers(self, decoder: CDecoder, step: CStep, x: Tensor, scratch: Tensor, *, team: Team) -> None:
-        """Look up the step's tokens and compute all layers; `x` holds the hidden states."""
-        self.library.ballast_layers(byref(decoder), byref(step), x.data_ptr(), scratch.data_ptr(), 0, None, team.handle)
+    def layers(
+        self,
+        decoder: CDecoder,
+        step: CStep,
+        x: Tensor,
+        scratch: Tensor,
+        *,
+        first: int,
+        interrupt: Interrupt | None,
+        team: Team,
+    ) -> int:
+        """Compute layers from `first` on (before layer 0 the step's tokens are looked up) until interrupted.
+
+        `x` holds the hidden states. Gives the first layer not computed: their number at the end.
+        """
+        end = None if interrupt is None else byref(interrupt.layer)
+        pointers = (x.data_ptr(), scratch.data_ptr())
+        return int(self.library.ballast_layers(byref(decoder), byref(step), *pointers, first, end, team.handle))
 
     def head(self, decoder: CDecoder, x: Tensor, rows: Ints, scratch: Tensor, *, team: Team) -> Tensor:
         """Final norm and logits of some rows of `x`."""

@@ -1,0 +1,45 @@
+"""A step on its way through the executor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ballast_engine.batch import Batch
+from ballast_engine.scheduler import Step
+from ballast_engine.suspension import Suspended
+from ballast_policy.cost import Work, attended
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step that is laid out, until it is recorded."""
+
+    step: Step
+    batch: Batch
+    started: float
+    seconds_left: float = 0.0
+    """How long it may still stand for newcomers; 0 is not at all."""
+    run_seconds: float = 0.0
+    """Inside the executor so far."""
+    seconds_stood: float = 0.0
+    suspended: Suspended | None = None
+    """Where it stands, while it does."""
+
+    def stand(self, seconds: float) -> None:
+        """Take note that it stood still for newcomers."""
+        self.seconds_stood += seconds
+        self.seconds_left -= seconds
+
+    def work(self) -> Work:
+        """What it computes, as far as its time depends on it."""
+        num_decode = len(self.step.decodes)
+        ends = self.batch.context_lens
+        counts = [num for _, num in self.step.chunks]
+        return Work(
+            num_prefill=sum(counts),
+            prefill_context=sum(
+                attended(end - num, num) for end, num in zip(ends[num_decode:].tolist(), counts, strict=True)
+            ),
+            num_decode=num_decode,
+            decode_context=int(ends[:num_decode].sum()),
+        )
