@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic.config import JsonDict
 
+from ballast_api.kinds import mismatch
 from ballast_api.rules import Later, Rule
 
 VALIDATIONS = "x-kubernetes-validations"
@@ -53,6 +54,14 @@ class ApiModel(BaseModel):
     """Fields that the design names and this version cannot serve, by Python name."""
     rules: ClassVar[tuple[Rule, ...]] = ()
     """What must hold across fields."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _keep_kinds(cls, value: Any, info: ValidationInfo) -> Any:
+        wrong = mismatch(cls.model_fields[info.field_name or ""].annotation, value)
+        if wrong:
+            raise ValueError(wrong)
+        return value
 
     @model_validator(mode="before")
     @classmethod

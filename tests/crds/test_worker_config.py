@@ -48,6 +48,10 @@ def test_a_dumped_configuration_reads_back_equal(
         pytest.param("model: [", "while parsing", id="not YAML"),
         pytest.param("slots: 4", "model: Field required", id="no model"),
         pytest.param(MINIMAL + "slots: many", "slots: Input should be a valid integer", id="wrong type"),
+        pytest.param(MINIMAL + "slots: true", "slots: wanted a number, not true or false (found True)", id="yes"),
+        pytest.param(MINIMAL + "slots: '4'", "slots: wanted a number, not text: leave the quotes out", id="quoted"),
+        pytest.param(MINIMAL + "engine: {prefixCache: 1}", "wanted true or false, not a number", id="one for true"),
+        pytest.param(MINIMAL + "engine: {prefixCache: 'on'}", "not text: leave the quotes out", id="quoted true"),
         pytest.param(MINIMAL + "slot: 4", "slot: Extra inputs are not permitted (found 4)", id="unknown field"),
         pytest.param(MINIMAL + "offline: {reservedPercent: 120}", "less than or equal to 100", id="over 100 %"),
         pytest.param(
