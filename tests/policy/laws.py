@@ -37,6 +37,8 @@ class After:
         self.reserved = max(0, min(share, most))
         self.prefill = {r: n for r, n in plan.grants if left(r) > 1}
         self.offline_prefill = sum(n for r, n in self.prefill.items() if r.request_class is OFFLINE)
+        is_paced = snapshot.cost.is_trusted and min(config.ttft, config.tpot) < inf
+        self.most_prefill = config.chunk_tokens * (4 if is_paced else 1)
         self.reserved_chunk = ceil(config.offline_share * config.chunk_tokens - 1e-9)
         self.free = snapshot.free_blocks + sum(r.num_private_blocks for r in plan.preempt)
         self.free -= sum(new_blocks(self, r, n) for r, n in plan.grants)
@@ -82,7 +84,10 @@ def the_plan_is_well_formed(_replay: object, snapshot: Snapshot, plan: Plan) -> 
 def slots_and_chunk_are_never_exceeded(_replay: object, snapshot: Snapshot, plan: Plan) -> None:
     after = After(snapshot, plan)
     assert len(after.holders) <= after.config.slots, "more slots are held than there are"
-    assert sum(after.prefill.values()) <= after.config.chunk_tokens, "more prefill than the chunk"
+    assert sum(after.prefill.values()) <= after.most_prefill, "more prefill than the chunks of online"
+    assert after.offline_prefill <= after.config.chunk_tokens, "more prefill of offline than the chunk"
+    if after.offline_prefill > after.reserved_chunk:
+        assert sum(after.prefill.values()) <= after.config.chunk_tokens, "lent prefill beside more than the chunk"
     assert after.free >= 0, "more KV is granted than is free"
 
 
@@ -106,7 +111,9 @@ def g1_online_comes_first(_replay: object, snapshot: Snapshot, plan: Plan) -> No
     if len(after.online) + min(len(after.offline), after.reserved) >= after.config.slots:
         return
     online_prefill = sum(after.prefill.values()) - after.offline_prefill
-    if left(first) > 1 and online_prefill >= after.config.chunk_tokens - _reserved_prefill_wanted(after):
+    if left(first) > 1 and online_prefill >= after.most_prefill - _reserved_prefill_wanted(after):
+        return
+    if left(first) > 1 and _decodes_cannot_wait(after, first):
         return
     # Neither slots nor tokens: then KV, and offline beyond its reservation must not be able to give it.
     private = [r.num_private_blocks for r in after.offline_residents]
@@ -117,6 +124,15 @@ def g1_online_comes_first(_replay: object, snapshot: Snapshot, plan: Plan) -> No
     shared = sum(r.num_cached for r in [first, *plan.admit]) // after.config.block_tokens
     needed = blocks(after, first.num_tokens) + beside + shared
     assert after.free + lent < needed, "online waits for KV that offline holds beyond its reservation"
+
+
+def _decodes_cannot_wait(after: After, first: Request) -> bool:
+    """The step is as long as an online decode beside it takes on average, and prefill has a third of it."""
+    cost, decodes = after.snapshot.cost, [r for r in after.snapshot.residents if r.request_class is ONLINE]
+    tpots = [r.tpot for r in decodes if r in after.granted and left(r) == 1 and r.first_token < inf]
+    longer = after.plan.predicted_seconds + cost.prefill(done(first), 1)
+    prefill = sum(cost.prefill(done(r), n) for r, n in after.prefill.items())
+    return bool(tpots) and longer > min(tpots) - 1e-9 and prefill + cost.prefill(done(first), 1) > longer / 3 - 1e-9
 
 
 def _reserved_prefill_wanted(after: After) -> int:
@@ -211,7 +227,9 @@ def _check_reason(after: After, request: Request, reason: Reason) -> None:
     config, plan = after.config, after.plan
     if reason is Reason.CHUNK_SPENT:
         spent = sum(after.prefill.values()) + _reserved_prefill_wanted(after)
-        assert spent >= config.chunk_tokens, "prefill tokens are left"
+        is_online = request.request_class is ONLINE
+        most = after.most_prefill if is_online else config.chunk_tokens
+        assert spent >= most or (is_online and _decodes_cannot_wait(after, request)), "prefill tokens are left"
     elif reason is Reason.STEP_BUDGET:
         cost = after.snapshot.cost
         added = cost.decode(request.num_tokens) if left(request) == 1 else cost.prefill(done(request), 1)

@@ -299,6 +299,7 @@ class Replay:
             return
         request.num_tokens += 1
         request.num_output += 1
+        request.first_token = min(request.first_token, self.now)
         life.first_token_at = life.first_token_at or self.now
         life.last_token_at = self.now
         self.ledgers[request.request_class].charge(request.tenant, token_cost(0, 1))

@@ -5,7 +5,7 @@ from math import inf
 
 import pytest
 
-from ballast_policy.budget import OnlineStep, step_budget
+from ballast_policy.budget import OnlineStep, prefill_room, step_budget
 from ballast_policy.cost import CostModel
 from ballast_policy.request import Phase, Request, RequestClass
 from ballast_policy.snapshot import PolicyConfig, Snapshot
@@ -44,6 +44,53 @@ def budget(*decodes: Request, vacancy: float = 1.0, snapshot: Snapshot | None = 
 
 def test_a_step_beside_online_decodes_takes_at_most_a_share_of_their_tpot():
     assert budget(make_decode()) == pytest.approx(CONFIG.tpot_share * 0.05)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "taken", "expected"),
+    [(1, 0.0, 0.02625), (5, 0.25, 0.01), (5, 0.2, 0.01125), (8, 0.1, 0.05), (2, 0.3, 0.01)],
+    ids=["first token just came", "exactly on pace", "a fifth faster", "a lot faster", "late, and catches up"],
+)
+def test_decodes_save_slack_for_their_mean_time_per_token(tokens: int, taken: float, expected: float):
+    request = make_decode(num_output=tokens, first_token=10.0 - taken, arrival=9.5, max_output=100)
+
+    assert budget(request) == pytest.approx(expected)
+
+
+def test_a_mean_that_cannot_be_kept_any_more_does_not_freeze_the_batch():
+    request = make_decode(num_output=7, first_token=8.0, arrival=9.5, max_output=8)
+
+    assert budget(request) == pytest.approx(CONFIG.tpot_share * 0.05)
+
+
+def room(*decodes: Request, pending: tuple[Request, ...] = ()) -> float:
+    return prefill_room(make_snapshot(), OnlineStep(decodes, pending, ONLINE_ALONE, ONLINE_ALONE))
+
+
+def make_newcomer(**fields) -> Request:
+    usual = {"num_prompt": 100, "num_tokens": 100, "num_computed": 0, "num_output": 0, "phase": Phase.WAITING}
+    return make_decode(**{**usual, **fields})
+
+
+def test_online_prefill_takes_what_the_decodes_beside_it_can_wait():
+    early = make_decode(num_output=8, first_token=9.9)
+
+    assert room(early) == pytest.approx(0.3)
+    assert room(early, make_decode(num_output=1, first_token=10.0)) == pytest.approx(0.05)
+    assert room(make_decode()) == inf  # its first token is not known, so neither is its pace
+
+
+def test_online_prefill_that_runs_out_of_its_own_slack_waits_for_no_decode():
+    fresh = make_decode(num_output=1, first_token=10.0)
+
+    assert room(fresh, pending=(make_newcomer(),)) == pytest.approx(0.05)
+    assert room(fresh, pending=(make_newcomer(arrival=9.2),)) == inf
+
+
+def test_online_prefill_gets_a_third_of_a_step_that_decodes_fill():
+    step = OnlineStep((make_decode(num_output=1, first_token=10.0),), (), 0.045, 0.045)
+
+    assert prefill_room(make_snapshot(), step) == pytest.approx(0.0675)
 
 
 def test_an_online_request_about_to_miss_its_token_leaves_nothing_to_lend():

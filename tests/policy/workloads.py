@@ -111,6 +111,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         if draw(st.booleans()) and blocks <= left:
             request.num_tokens += computed == tokens
             request.num_output += computed == tokens
+            request.first_token = draw(st.sampled_from([9.9, 9.99])) if computed == tokens else inf
             request.num_computed, request.num_blocks, request.num_private_blocks = computed, blocks, blocks
             request.phase = Phase.RUNNING if slots and draw(st.booleans()) else Phase.PARKED
             slots -= request.phase is Phase.RUNNING

@@ -13,6 +13,9 @@ from ballast_policy.snapshot import PolicyConfig, Snapshot
 _LOOK_AHEAD = 32
 """How many requests that prefill or wait bound the budget, the first in order; those behind have to wait anyway."""
 
+ONLINE_CHUNKS = 4
+"""Prefill of online may fill this many chunks in one step, where step times are known and decodes can wait."""
+
 
 @dataclass(frozen=True, slots=True)
 class OnlineStep:
@@ -34,13 +37,22 @@ def is_provided_for(snapshot: Snapshot, *, has_online: bool) -> bool:
     return has_online or snapshot.now - snapshot.last_online <= snapshot.config.quiet_seconds
 
 
+def most_prefill(config: PolicyConfig, cost: CostModel) -> int:
+    """Give the most prefill tokens of a step: several chunks for online where an SLO and step times are known."""
+    is_paced = cost.is_trusted and min(config.ttft, config.tpot) < inf
+    return config.chunk_tokens * (ONLINE_CHUNKS if is_paced else 1)
+
+
 def step_budget(snapshot: Snapshot, step: OnlineStep) -> float:
-    """Give the seconds that the step may take, the smallest of three bounds.
+    """Give the seconds that the step may take, the smallest of four bounds.
 
     - `step.seconds + slack_safety * (slack - slack_reserve * ttft)` over the online requests that are not overdue,
       where slack is what the request can still lose after the time that online alone needs for its next token
       (for a prefill: its own and all prefill ahead of it, chunk by chunk);
-    - `tpot_share * tpot` of online decodes, so that the mean time per token holds and not the envelope alone;
+    - `step.seconds + slack_safety * (slack - reserve)` over the decodes, where slack counts from the first token, so
+      that the mean time per token holds: `reserve` grows with every token, by `1 - pace_share` of the TPOT, up to
+      `slack_reserve * ttft`. Who is late and can still catch up gets all the time there is;
+    - `tpot_share * tpot` of online decodes;
     - `k0 + newcomer_share * (ttft - 2 * k0 - prefill of a typical prompt)`: an online request that comes in the
       middle of the step waits for its end, and then needs a step of its own.
 
@@ -49,21 +61,61 @@ def step_budget(snapshot: Snapshot, step: OnlineStep) -> float:
     while `slot_headroom` of them are): longer steps keep requests in their slots for longer, so that a burst which
     online alone would have served fills the slots and queues.
     """
-    config, cost, now = snapshot.config, snapshot.cost, snapshot.now
-    bounds = [_newcomer(config, cost, snapshot.typical_prompt)]
-    loose = slack = inf
-    for request in step.decodes:
-        loose = min(loose, request.tpot)
-        left = request.next_deadline - now - step.seconds
-        if 0 <= left < inf:
-            slack = min(slack, left - config.slack_reserve * request.ttft)
-    bounds.append(config.tpot_share * loose)
-    slack = min(slack, _prefill_slack(snapshot, step))
-    bounds.append(step.seconds + config.slack_safety * max(0.0, slack))
-    bound = min(bounds)
+    config, cost = snapshot.config, snapshot.cost
+    loose, slack = _decode_slack(snapshot, step)
+    slack = min(slack, _prefill_slack(snapshot, step.pending, step.fixed, config.chunk_tokens))
+    bound = min(
+        _newcomer(config, cost, snapshot.typical_prompt),
+        config.tpot_share * loose,
+        step.seconds + config.slack_safety * max(0.0, slack),
+    )
     if step.vacancy >= config.slot_headroom or not step.seconds < bound < inf:
         return bound
     return step.seconds + (bound - step.seconds) * step.vacancy / config.slot_headroom
+
+
+def prefill_room(snapshot: Snapshot, step: OnlineStep) -> float:
+    """Give the seconds to which prefill of online may bring the step: what the decodes beside it can wait.
+
+    That is the time until the first of their next tokens is due for its mean, or one TPOT where it is due sooner;
+    prefill gets a third of the step at least, and all it wants where its own slack is down to the reserve.
+    """
+    config, now = snapshot.config, snapshot.now
+    until = loose = inf
+    for request in step.decodes:
+        left = request.paced_deadline - now
+        if left < inf and (left >= step.fixed or _catches_up(request, step.fixed - left, step.fixed)):
+            until, loose = min(until, left), min(loose, request.tpot)
+    if until == inf:
+        return inf
+    if _prefill_slack(snapshot, step.pending, step.fixed, most_prefill(config, snapshot.cost)) <= 0:
+        return inf
+    return max(until, loose, 1.5 * step.fixed)
+
+
+def _decode_slack(snapshot: Snapshot, step: OnlineStep) -> tuple[float, float]:
+    """Give the smallest TPOT of the decodes and their smallest slack, reserve left out."""
+    config = snapshot.config
+    next_token = snapshot.now + step.seconds
+    loose = slack = inf
+    for request in step.decodes:
+        tpot = request.tpot
+        loose = min(loose, tpot)
+        reserve = config.slack_reserve * request.ttft
+        left = request.next_deadline - next_token
+        if 0 <= left < inf:
+            slack = min(slack, left - reserve)
+        left = request.paced_deadline - next_token
+        if left >= 0:
+            slack = min(slack, left - min(reserve, (1 - config.pace_share) * request.num_output * tpot))
+        elif _catches_up(request, -left, step.fixed):
+            slack = 0.0
+    return loose, slack
+
+
+def _catches_up(request: Request, late: float, fixed: float) -> bool:
+    """Tell whether a decode that is late can make up for it while online is alone."""
+    return late <= (request.max_output - request.num_output) * (request.tpot - fixed)
 
 
 def _newcomer(config: PolicyConfig, cost: CostModel, typical_prompt: int) -> float:
@@ -71,16 +123,15 @@ def _newcomer(config: PolicyConfig, cost: CostModel, typical_prompt: int) -> flo
     return cost.k0 + config.newcomer_share * max(0.0, spare)
 
 
-def _prefill_slack(snapshot: Snapshot, step: OnlineStep) -> float:
+def _prefill_slack(snapshot: Snapshot, pending: Iterable[Request], fixed: float, chunk: int) -> float:
     """Give the smallest slack, reserve left out, over what prefills or waits; inf without any that is not overdue."""
     config, cost = snapshot.config, snapshot.cost
     slack, tokens, context = inf, 0, 0.0
-    for _, request in zip(range(_LOOK_AHEAD), step.pending, strict=False):
+    for _, request in zip(range(_LOOK_AHEAD), pending, strict=False):
         computed = max(request.num_computed, request.num_cached)
         tokens += request.num_tokens - computed
         context += attended(computed, request.num_tokens - computed)
-        num_steps = -(-tokens // config.chunk_tokens)
-        alone = num_steps * step.fixed + cost.k1 * tokens + cost.k2 * context
+        alone = -(-tokens // chunk) * fixed + cost.k1 * tokens + cost.k2 * context
         left = request.next_deadline - snapshot.now - alone
         if 0 <= left < inf:
             slack = min(slack, left - config.slack_reserve * request.ttft)

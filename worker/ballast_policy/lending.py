@@ -32,7 +32,7 @@ class _Lending:
         config = step.config
         self.step = step
         self.budget = budget
-        self.chunk = step.chunk
+        self.chunk = config.chunk_tokens
         """Prefill tokens that may be lent."""
         vacated = config.slots - step.online.num_running - step.num_started[RequestClass.ONLINE]
         step.offline_limit = min(step.offline_limit, vacated)
@@ -99,7 +99,7 @@ class _Lending:
         step, offline = self.step, self.step.offline
         step.count_decodes(offline)
         self.reserved_seconds = reserved_prefill_seconds(step)
-        self.chunk = min(self.chunk, step.chunk - step.reserved_chunk)
+        self.chunk = max(0, min(self.chunk, step.lent_chunk - step.reserved_chunk))
         slots = Slots(step, RequestClass.OFFLINE)
         self._resume_decodes(slots)
         for request in turns(step, offline.prefills, offline.parked, step.offline_waiting, self.door):

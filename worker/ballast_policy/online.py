@@ -3,32 +3,57 @@
 from __future__ import annotations
 
 from itertools import chain
+from math import inf
 
+from ballast_policy.budget import OnlineStep, prefill_room
 from ballast_policy.plan import Reason
 from ballast_policy.request import Phase, Request, RequestClass
+from ballast_policy.reservation import reserved_prefill_seconds
 from ballast_policy.slots import Slots
 from ballast_policy.step import Step, computed
 from ballast_policy.turns import Door, turns
 
 
+def online_step(step: Step) -> OnlineStep:
+    """Give the part of the step that no lever of the budget touches: online, and the reservation of offline."""
+    online, offline = step.online, step.offline
+    fixed = step.fixed_seconds
+    if offline.decodes:
+        num_reserved = min(step.num_reserved_held, len(offline.decodes))
+        fixed += num_reserved * step.cost.decode(offline.context // len(offline.decodes))
+    seconds = fixed + step.seconds - step.fixed_seconds + reserved_prefill_seconds(step)
+    resumed = [request for request in step.resume if request.request_class is RequestClass.ONLINE]
+    num_open = step.config.slots - step.num_reserved_held
+    num_held = online.num_running + step.num_started[RequestClass.ONLINE]
+    return OnlineStep(
+        decodes=online.decodes,
+        pending=chain(step.ranked(online.prefills), resumed, step.online_waiting),
+        seconds=seconds,
+        fixed=fixed,
+        vacancy=max(0.0, 1 - num_held / num_open) if num_open else 0.0,
+    )
+
+
 def serve_online(step: Step) -> None:
     """Grant prefill tokens in order of priority, to residents first among equals, then to who takes a slot.
 
-    Slots are vacant ones, lent ones (`lend` parks who holds them) and those of lower priorities. Once a request does
-    not get a slot, blocks or tokens, those behind it get no slot either: only residents go on.
+    They get as many as the decodes beside them can wait for (`prefill_room`). Slots are vacant ones, lent ones (`lend`
+    parks who holds them) and those of lower priorities. Once a request does not get a slot, blocks or tokens, those
+    behind it get no slot either: only residents go on.
     """
     online = step.online
+    room = _prefill_seconds(step)
     slots = Slots(step, RequestClass.ONLINE)
     door = Door(step)
     step.promised.update((request, step.whole(request)) for request in online.prefills)
     for request in turns(step, online.prefills, online.parked, step.online_waiting, door):
         if request.phase is Phase.RUNNING:
-            _go_on(step, request)
+            _go_on(step, request, room - step.seconds)
             continue
         if door.is_shut_for(request):
             continue
         left = request.num_tokens - computed(request)
-        tokens = 1 if left == 1 else min(left, step.chunk - step.reserved_chunk)
+        tokens = 1 if left == 1 else _tokens(step, request, room - step.seconds)
         if not slots.has_one_for(request):
             door.close(request, Reason.NO_SLOT)
         elif tokens < 1:
@@ -41,8 +66,23 @@ def serve_online(step: Step) -> None:
             step.start(request, tokens, Reason.ONLINE_FIRST)
 
 
-def _go_on(step: Step, request: Request) -> None:
-    tokens = min(request.remaining, step.chunk - step.reserved_chunk)
+def _prefill_seconds(step: Step) -> float:
+    """Give the value of `step.seconds` up to which online prefills."""
+    if not (step.cost.is_trusted and (step.online.prefills or step.online.parked or step.online_waiting)):
+        return inf
+    part = online_step(step)
+    return prefill_room(step.snapshot, part) - (part.seconds - step.seconds)
+
+
+def _tokens(step: Step, request: Request, seconds: float) -> int:
+    """Give the prefill tokens that a request gets: what time and the chunk leave."""
+    done = computed(request)
+    limit = min(request.num_tokens - done, step.chunk - step.reserved_chunk)
+    return limit if seconds == inf else step.cost.largest_chunk(seconds, done, limit)
+
+
+def _go_on(step: Step, request: Request, seconds: float) -> None:
+    tokens = _tokens(step, request, seconds)
     if tokens < 1:
         step.explain(request, Reason.CHUNK_SPENT)
         return

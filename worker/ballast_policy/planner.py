@@ -18,16 +18,14 @@ reservation; any other is parked.
 
 from __future__ import annotations
 
-from itertools import chain
 from math import inf
 
-from ballast_policy.budget import OnlineStep, is_provided_for, step_budget
+from ballast_policy.budget import is_provided_for, step_budget
 from ballast_policy.growth import grow
 from ballast_policy.lending import lend
-from ballast_policy.online import serve_online
+from ballast_policy.online import online_step, serve_online
 from ballast_policy.plan import Plan, Reason
-from ballast_policy.request import RequestClass
-from ballast_policy.reservation import fill_reservation, reserved_prefill_seconds
+from ballast_policy.reservation import fill_reservation
 from ballast_policy.snapshot import Snapshot
 from ballast_policy.step import Step
 
@@ -47,20 +45,7 @@ def plan(snapshot: Snapshot) -> Plan:
 
 def _budget(step: Step) -> float:
     """Give what the step may cost, from what online and the reservation of offline cost in it."""
-    online, offline = step.online, step.offline
-    if not step.cost.is_trusted:
-        return inf
-    fixed = step.fixed_seconds
-    if offline.decodes:
-        num_reserved = min(step.num_reserved_held, len(offline.decodes))
-        fixed += num_reserved * step.cost.decode(offline.context // len(offline.decodes))
-    seconds = fixed + step.seconds - step.fixed_seconds + reserved_prefill_seconds(step)
-    resumed = [request for request in step.resume if request.request_class is RequestClass.ONLINE]
-    pending = chain(step.ranked(online.prefills), resumed, step.online_waiting)
-    num_open = step.config.slots - step.num_reserved_held
-    num_held = online.num_running + step.num_started[RequestClass.ONLINE]
-    vacancy = max(0.0, 1 - num_held / num_open) if num_open else 0.0
-    return step_budget(step.snapshot, OnlineStep(online.decodes, pending, seconds, fixed, vacancy))
+    return step_budget(step.snapshot, online_step(step)) if step.cost.is_trusted else inf
 
 
 def _break_deadlock(step: Step) -> None:

@@ -82,3 +82,8 @@ class Request:
         if self.num_output == 0:
             return self.arrival + self.ttft
         return self.arrival + self.ttft + self.num_output * self.tpot
+
+    @property
+    def paced_deadline(self) -> float:
+        """When its next token is due so that its mean time per token holds: `first_token + num_output * tpot`."""
+        return self.first_token + self.num_output * self.tpot

@@ -32,7 +32,8 @@ class PolicyConfig:
     num_blocks: int
     block_tokens: int = 16
     chunk_tokens: int = 512
-    """Most prefill tokens in a step."""
+    """Most prefill tokens of a step that offline takes part in or whose time nobody can tell; online alone may take
+    as many as the decodes beside it can wait for (`budget.prefill_room`)."""
     offline_share: float = 0.1
     """Reservation of offline in slots, KV blocks and prefill chunk."""
     offline_max_share: float = 1.0
@@ -45,8 +46,10 @@ class PolicyConfig:
     """Share of the online slack (reserve left out) that offline may spend in one step."""
     slack_reserve: float = 0.2
     """Share of TTFT kept back from every online slack, for a burst to use."""
-    tpot_share: float = 0.95
+    tpot_share: float = 1.0
     """A step with online decodes takes at most this share of their TPOT because of offline work."""
+    pace_share: float = 0.85
+    """Offline work lets a decode take this share of its TPOT on average, until it has saved the reserve of slack."""
     newcomer_share: float = 0.15
     """A step takes at most this share of the TTFT that a newcomer has left beside its own prefill."""
     slot_headroom: float = 0.5

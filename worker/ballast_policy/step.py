@@ -9,6 +9,7 @@ from functools import cached_property
 from itertools import chain
 from operator import attrgetter
 
+from ballast_policy.budget import most_prefill
 from ballast_policy.fairness import EMPTY, Ledger
 from ballast_policy.floors import Floors, in_turn
 from ballast_policy.order import Rank, ranking
@@ -44,7 +45,7 @@ class Step:
         )
         """Slots of the reservation that offline has work for."""
         self.free = snapshot.free_blocks
-        self.chunk = config.chunk_tokens
+        self.chunk = self.most_prefill = most_prefill(config, snapshot.cost)
         """Prefill tokens not granted yet."""
         self.seconds = snapshot.cost.k0
         """Predicted time of what is granted so far."""
@@ -92,6 +93,11 @@ class Step:
         else:
             limit, running = self.offline_limit, self.offline.num_running
         return limit - running - self.num_started[request_class]
+
+    @property
+    def lent_chunk(self) -> int:
+        """Prefill tokens that are left of one chunk: what offline may get, its kept tokens included."""
+        return max(0, self.chunk - self.most_prefill + self.config.chunk_tokens)
 
     @property
     def promised_blocks(self) -> int:

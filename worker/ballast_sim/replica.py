@@ -333,7 +333,7 @@ class Replica:
         """One more token; the last one ends the request."""
         request = item.request
         if request.num_output == 0:
-            item.first_token = now
+            item.first_token = request.first_token = now
         if now > request.next_deadline:
             item.num_late += 1
         request.num_output += 1
