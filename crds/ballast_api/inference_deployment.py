@@ -52,6 +52,9 @@ class ServedModel(Model):
     uri: str = Field(min_length=1, max_length=2048, examples=["hf://Qwen/Qwen3-8B"])
     """`hf://owner/name`, `s3://bucket/prefix`, `pvc://claim/path`, or `file:///directory` that the image or a volume
     of the template holds."""
+    revision: str = Field(default="", max_length=253)
+    """Names this version of the weights, on `hf://` a branch, tag or commit; a generated prefix is only continued under
+    the same revision."""
     credentials_secret: SecretName | None = None
     """Secret whose keys become environment variables of the fetch, e.g. `HF_TOKEN`, `AWS_ACCESS_KEY_ID`,
     `AWS_SECRET_ACCESS_KEY`, `AWS_ENDPOINT_URL`."""
@@ -255,7 +258,8 @@ class Spec(ApiModel):
     @property
     def served_name(self) -> str:
         """The name clients ask for."""
-        return self.model.served_name or self.model.uri.rstrip("/").rsplit("/", 1)[-1]
+        last = self.model.uri.rstrip("/").rsplit("/", 1)[-1]
+        return self.model.served_name or last.partition("@")[0]
 
 
 class Metadata(ApiModel):

@@ -47,6 +47,9 @@ class Runtime(ApiModel):
     """Creation time of that resource, Unix seconds; with `generation` it decides whose queue settings win."""
     api_keys_file: Path | None = None
     """YAML mapping from API key to tenant; where it is set, a request without a known key gets 401."""
+    unready_seconds: float = Field(default=0, ge=0)
+    """How long after SIGTERM new requests are still taken while `/ready` says no already, for a balancer that goes by
+    it. In Kubernetes a preStop pause does this before the signal."""
     drain_seconds: float = Field(default=30, ge=0)
     """How long online requests may finish after SIGTERM."""
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ballast_cli import (
+    alerts,
     bench,
     cancel,
     job,
@@ -68,6 +69,7 @@ for _name, _run, _panel, _examples in (
     ("job", job.job, _LOOK, job.EXAMPLES),
     ("top", top.top, _LOOK, top.EXAMPLES),
     ("plan", plan.plan, _LOOK, plan.EXAMPLES),
+    ("alerts", alerts.alerts, _LOOK, alerts.EXAMPLES),
     ("version", version.version, _LOOK, version.EXAMPLES),
 ):
     app.command(_name, rich_help_panel=_panel, epilog=_examples)(_run)

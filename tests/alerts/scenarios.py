@@ -1,0 +1,139 @@
+"""Series that must and must not fire, as promtool's rule tests write them: one sample a minute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+TARGET = 'namespace="default",service="chat",pod="chat-0"'
+QUEUE = f'{TARGET},queue="default/chat"'
+MINUTES = 10 * 60
+"""A share that is steady from the start is the same over every window, so few hours do for days."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What is scraped, and which alerts fire at a minute."""
+
+    name: str
+    series: dict[str, str]
+    at: str
+    fires: set[tuple[str, str]] = field(default_factory=set)
+
+
+def judged(slo: str, met: str, missed: str) -> dict[str, str]:
+    """Counters of one promise; the increase per minute in `start+step x minutes` notation."""
+    base = f'ballast_slo_requests_total{{{TARGET},class="online",slo="{slo}"'
+    return {f'{base},met="true"}}': met, f'{base},met="false"}}': missed}
+
+
+def ended(**outcomes: str) -> dict[str, str]:
+    """Counters of ended online requests."""
+    return {f'ballast_requests_total{{{TARGET},class="online",outcome="{o}"}}': v for o, v in outcomes.items()}
+
+
+def gauge(name: str, values: str, labels: str = TARGET) -> dict[str, str]:
+    return {f"{name}{{{labels}}}": values}
+
+
+CRITICAL, WARNING = "critical", "warning"
+SCENARIOS = (
+    Scenario("nothing is scraped", {}, "1d"),
+    Scenario("all promises kept", judged("ttft", f"0+60x{MINUTES}", f"0x{MINUTES}"), "8h"),
+    Scenario(
+        "half a percent misses of the one that may",
+        judged("ttft", f"0+199x{MINUTES}", f"0+1x{MINUTES}"),
+        "8h",
+    ),
+    Scenario(
+        "two percent miss for days",
+        judged("ttft", f"0+98x{MINUTES}", f"0+2x{MINUTES}"),
+        "8h",
+        {("BallastTtftBudgetBurn", WARNING)},
+    ),
+    Scenario(
+        "a fifth misses for an hour after a good day",
+        judged("tpot", "0+100x1440 144000+80x70", "0x1440 0+20x70"),
+        "25h5m",
+        {("BallastTpotBudgetBurn", CRITICAL)},
+    ),
+    Scenario(
+        "a fifth missed for an hour, over for ten minutes",
+        judged("tpot", "0+100x1440 144000+80x60 148800+100x20", "0x1440 0+20x60 1200x20"),
+        "25h12m",
+    ),
+    Scenario(
+        "a tenth misses for six hours",
+        judged("ttft", "0+100x200 20000+90x400", "0x200 0+10x400"),
+        "9h30m",
+        {("BallastTtftBudgetBurn", CRITICAL), ("BallastTtftBudgetBurn", WARNING)},
+    ),
+    Scenario(
+        "five requests an hour, one of them late",
+        judged("ttft", "0 0 1 1 1 1 2 2 2 2 3 3 3 4x100", "0 0 0 0 0 1x100"),
+        "30m",
+        {("BallastTtftBudgetBurn", WARNING)},
+    ),
+    Scenario(
+        "requests are turned away",
+        ended(stop="0+80x200", queue_full="0+20x200", aborted="0+500x200", invalid="0+500x200"),
+        "2h",
+        {("BallastAvailabilityBudgetBurn", CRITICAL), ("BallastAvailabilityBudgetBurn", WARNING)},
+    ),
+    Scenario(
+        "clients go away and send nonsense",
+        ended(stop="0+80x200", failed="0x200", aborted="0+500x200", invalid="0+500x200"),
+        "2h",
+    ),
+    Scenario("the floor holds", gauge("ballast_offline_floor_met", "1x60"), "30m"),
+    Scenario("one look found no floor", gauge("ballast_offline_floor_met", "1x20 0 1x20"), "30m"),
+    Scenario(
+        "the floor is gone",
+        gauge("ballast_offline_floor_met", "1x10 0x60"),
+        "40m",
+        {("BallastOfflineFloorNotMet", WARNING)},
+    ),
+    Scenario(
+        "a job is late", gauge("ballast_jobs_at_risk", "0x5 1x30", QUEUE), "20m", {("BallastDeadlineAtRisk", WARNING)}
+    ),
+    Scenario("a job was late for three minutes", gauge("ballast_jobs_at_risk", "0x5 1x2 0x30", QUEUE), "9m"),
+    Scenario(
+        "another queue's job is late", gauge("ballast_jobs_at_risk", "1x30", f'{TARGET},queue="else/where"'), "20m"
+    ),
+    Scenario("old dead letters", gauge("ballast_dead_letters", "7x120", QUEUE), "1h"),
+    Scenario(
+        "new dead letters",
+        gauge("ballast_dead_letters", "7x50 9x60", QUEUE),
+        "1h",
+        {("BallastDeadLetters", WARNING)},
+    ),
+    Scenario("letters were redriven", gauge("ballast_dead_letters", "7x50 0x60", QUEUE), "1h"),
+    Scenario("Redis was away for a minute", gauge("ballast_redis_up", "1x5 0 1x30"), "8m"),
+    Scenario("Redis is away", gauge("ballast_redis_up", "1x5 0x30"), "10m", {("BallastRedisUnreachable", CRITICAL)}),
+    Scenario(
+        "one of two workers cannot reach Redis",
+        gauge("ballast_redis_up", "1x30") | gauge("ballast_redis_up", "0x30", TARGET.replace("chat-0", "chat-1")),
+        "10m",
+        {("BallastRedisUnreachable", CRITICAL)},
+    ),
+    Scenario("a worker loads its model", gauge("up", "0x9 1x30"), "15m"),
+    Scenario("a worker does not come", gauge("up", "0x60"), "20m", {("BallastWorkerNotReady", CRITICAL)}),
+    Scenario(
+        "an engine failed and the process stays",
+        gauge("up", "1x60") | gauge("ballast_engine_healthy", "0x60"),
+        "20m",
+        {("BallastWorkerNotReady", CRITICAL)},
+    ),
+    Scenario(
+        "the operator misses a worker",
+        gauge("ballast_operator_replicas", "3x60", 'namespace="default",name="chat",state="desired",pod="operator-0"')
+        | gauge("ballast_operator_replicas", "2x60", 'namespace="default",name="chat",state="ready",pod="operator-0"'),
+        "20m",
+        {("BallastWorkerNotReady", CRITICAL)},
+    ),
+    Scenario(
+        "all replicas are ready",
+        gauge("ballast_operator_replicas", "3x60", 'namespace="default",name="chat",state="desired",pod="operator-0"')
+        | gauge("ballast_operator_replicas", "3x60", 'namespace="default",name="chat",state="ready",pod="operator-0"'),
+        "20m",
+    ),
+)

@@ -1,0 +1,71 @@
+"""The metrics that rules and dashboards read are those that workers and operator export, with the same labels."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+from test_rules import alerts, make_resource
+
+from ballast_api import metrics
+from ballast_api.alerts import rule_groups
+from ballast_operator.metrics import Metrics as OperatorMetrics
+
+ROOT = Path(__file__).parents[2]
+DASHBOARD = ROOT / "helm" / "ballast" / "dashboards" / "ballast.json"
+SCRAPED = {"namespace", "service", "pod", "instance", "job", "le"}
+"""Labels that Prometheus adds, or that histograms have."""
+SELECTED = re.compile(r"\b(ballast_[a-z_]+|up)\b(?:\{([^}]*)\})?")
+
+
+def exported() -> dict[str, set[str]]:
+    """Every series with its labels: the worker's from its reference page, which `make verify` keeps true."""
+    found: dict[str, set[str]] = {"up": set()}
+    for line in (ROOT / "docs" / "reference" / "metrics.md").read_text().splitlines():
+        row = re.match(r"\| `([^`]+)` \| (\w+) \| (.*?) \| [^|]*\|$", line.replace("\\|", "/"))
+        if row is None:
+            continue
+        labels = {label.split("=")[0].strip() for label in row[3].split(",") if label.strip()}
+        suffixes = ("_bucket", "_sum", "_count") if row[2] == "histogram" else ("",)
+        found |= {row[1] + suffix: labels for suffix in suffixes}
+    operator = OperatorMetrics()
+    operator.replicas.labels("n", "n", "ready").set(1)
+    for family in text_string_to_metric_families(operator.text().decode()):
+        for sample in family.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+def read_by(expression: str) -> list[tuple[str, set[str]]]:
+    """The metrics of an expression, each with the labels that it selects by."""
+    return [
+        (name, set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", labels or "")) - SCRAPED)
+        for name, labels in SELECTED.findall(expression)
+    ]
+
+
+def check(expressions: list[str]) -> None:
+    known = exported()
+    used = [pair for expression in expressions for pair in read_by(expression)]
+
+    assert used
+    assert [name for name, _ in used if name not in known] == []
+    assert [(name, labels - known[name]) for name, labels in used if labels - known[name]] == []
+
+
+def test_rules_read_what_is_exported() -> None:
+    check([rule["expr"] for group in rule_groups(make_resource()) for rule in group["rules"]])
+
+
+def test_every_name_that_rules_read_stands_in_one_place() -> None:
+    named = {value for value in vars(metrics).values() if isinstance(value, str)}
+    read = {name for alert in alerts() for name, _ in read_by(alert["expr"]) if name != "up"}
+
+    assert read <= named
+
+
+def test_outcomes_are_those_of_the_worker() -> None:
+    from ballast_worker.requests import RequestOutcome
+
+    assert set(metrics.FAILURES) | set(metrics.ANSWERS) <= {outcome.value for outcome in RequestOutcome}

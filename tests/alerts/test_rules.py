@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from scenarios import SCENARIOS, Scenario
+
+from ballast_api.alerts import RUNBOOKS, rule_groups
+from ballast_api.inference_deployment import InferenceDeployment
+
+ROOT = Path(__file__).parents[2]
+
+
+def make_resource(**spec: Any) -> InferenceDeployment:
+    manifest = {
+        "apiVersion": "ballast.dev/v1alpha1",
+        "kind": "InferenceDeployment",
+        "metadata": {"name": "chat", "namespace": "default"},
+        "spec": {"model": {"uri": "hf://a/b"}} | spec,
+    }
+    return InferenceDeployment.read(manifest, "here")
+
+
+def rules(**spec: Any) -> list[dict[str, Any]]:
+    return [rule for group in rule_groups(make_resource(**spec)) for rule in group["rules"]]
+
+
+def alerts(**spec: Any) -> list[dict[str, Any]]:
+    return [rule for rule in rules(**spec) if "alert" in rule]
+
+
+def test_every_alert_has_a_page_that_says_what_to_do() -> None:
+    for alert in alerts():
+        page = ROOT / alert["annotations"]["runbook_url"]
+        text = page.read_text()
+
+        assert alert["alert"] in text
+        assert {"## What it means", "## Look", "## Do"} <= set(text.splitlines())
+
+
+def test_every_page_has_an_alert() -> None:
+    pages = {path.stem for path in (ROOT / RUNBOOKS).glob("*.md")} - {"README"}
+
+    assert pages == {Path(alert["annotations"]["runbook_url"]).stem for alert in alerts()}
+
+
+def test_the_thresholds_follow_the_objective() -> None:
+    (critical,) = (
+        alert
+        for alert in alerts(slo={"objectivePercent": 99.9})
+        if alert["alert"] == "BallastTtftBudgetBurn" and alert["labels"]["severity"] == "critical"
+    )
+
+    assert re.findall(r"> ([0-9.]+)", critical["expr"]) == ["0.0144", "0.0144", "0.006", "0.006"]
+
+
+def test_a_burn_that_no_share_of_misses_can_reach_is_left_out() -> None:
+    severities = [a["labels"]["severity"] for a in alerts(slo={"objectivePercent": 75}) if "Ttft" in a["alert"]]
+
+    assert severities == ["warning"]
+
+
+def test_without_a_reservation_no_floor_is_watched() -> None:
+    names = {alert["alert"] for alert in alerts(offline={"reservedPercent": 0})}
+
+    assert "BallastOfflineFloorNotMet" not in names
+
+
+def test_a_named_queue_is_the_one_that_is_watched() -> None:
+    (late,) = (a for a in alerts(offline={"queue": "teams/shared"}) if a["alert"] == "BallastDeadlineAtRisk")
+
+    assert 'queue="teams/shared"' in late["expr"]
+
+
+def test_matchers_can_be_given_for_another_scrape() -> None:
+    groups = rule_groups(make_resource(), match='job="chat"')
+
+    assert 'ballast_redis_up{job="chat"}' in str(groups)
+    assert "service=" not in str(groups)
+
+
+def test_pages_can_lie_elsewhere() -> None:
+    groups = rule_groups(make_resource(), runbooks="https://docs.example/run/")
+
+    assert "https://docs.example/run/dead-letters.md" in str(groups)
+
+
+@pytest.mark.promtool
+@pytest.mark.parametrize("objective", [50, 90, 99, 99.95])
+def test_promtool_takes_the_rules(promtool: str, tmp_path: Path, objective: float) -> None:
+    path = tmp_path / "rules.yaml"
+    path.write_text(yaml.safe_dump({"groups": rule_groups(make_resource(slo={"objectivePercent": objective}))}))
+
+    done = subprocess.run([promtool, "check", "rules", path], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, "SUCCESS" in done.stdout) == (0, True), done.stderr
+
+
+def test_every_alert_fires_in_some_scenario() -> None:
+    fired = {name for scenario in SCENARIOS for name, _ in scenario.fires}
+
+    assert fired == {alert["alert"] for alert in alerts()}
+
+
+def written(scenario: Scenario, folder: Path) -> Path:
+    """Write the scenario and the rules as promtool reads them."""
+    (folder / "rules.yaml").write_text(yaml.safe_dump({"groups": rule_groups(make_resource())}))
+    samples = [
+        {"labels": f'{{alertname="{name}",severity="{severity}"}}', "value": 1} for name, severity in scenario.fires
+    ]
+    case = {
+        "rule_files": ["rules.yaml"],
+        "evaluation_interval": "2m",
+        "tests": [
+            {
+                "name": scenario.name,
+                "interval": "1m",
+                "input_series": [{"series": series, "values": values} for series, values in scenario.series.items()],
+                "promql_expr_test": [
+                    {
+                        "expr": 'count by (alertname, severity) (ALERTS{alertstate="firing"})',
+                        "eval_time": scenario.at,
+                        "exp_samples": samples,
+                    }
+                ],
+            }
+        ],
+    }
+    path = folder / "test.yaml"
+    path.write_text(yaml.safe_dump(case))
+    return path
+
+
+@pytest.mark.promtool
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_what_fires(promtool: str, tmp_path: Path, scenario: Scenario) -> None:
+    path = written(scenario, tmp_path)
+
+    done = subprocess.run(
+        [promtool, "test", "rules", path.name], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,51 @@
+"""`ballast alerts`: the alert rules of a resource, for a Prometheus that reads files."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+
+from ballast_api.alerts import RUNBOOKS, rule_groups
+from ballast_cli.console import examples
+from ballast_cli.errors import Usage
+from ballast_cli.manifests import from_cluster, from_file
+
+EXAMPLES = examples(
+    "ballast alerts chat -n inference > chat.rules.yaml   # from the cluster",
+    "ballast alerts -f chat.yaml | promtool check rules",
+    "ballast alerts -f chat.yaml --match 'job=\"chat\"'     # where the scrape sets other labels",
+)
+
+
+def alerts(
+    *,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="An InferenceDeployment in the cluster.", show_default=False)
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", metavar="FILE", help="Read it from YAML; - is standard input.")
+    ] = None,
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", "-n", help="Namespace.", show_default="as kubectl has it, or the file")
+    ] = None,
+    match: Annotated[
+        str | None,
+        typer.Option(help="PromQL matchers of the scraped workers.", show_default='namespace="...",service="NAME"'),
+    ] = None,
+    runbooks: Annotated[str, typer.Option(metavar="URL", help="Where the runbook pages are.")] = RUNBOOKS,
+) -> None:
+    """Print the alert rules of a resource: promises by burn rate, and what else should wake somebody.
+
+    The operator makes a PrometheusRule of the same rules where the cluster has that kind.
+    """
+    if (name is None) == (file is None):
+        raise Usage(
+            "wanted either the NAME of a resource in the cluster or a FILE (-f), found " + ("both" if name else "none")
+        )
+    resources = from_file(file, namespace) if file else (from_cluster(name or "", namespace),)
+    groups = [group for each in resources for group in rule_groups(each, match=match, runbooks=runbooks)]
+    yaml.safe_dump({"groups": groups}, sys.stdout, sort_keys=False, width=118)
