@@ -17,6 +17,7 @@ from ballast_engine.executor import Executor
 from ballast_engine.loader import load
 from ballast_engine.options import EngineOptions
 from ballast_engine.request import FinishReason, GenerationRequest
+from ballast_engine.suspension import Interrupt, Suspended
 from ballast_engine.tokenizer import Tokenizer
 from ballast_policy.plan import Plan
 from ballast_policy.planner import plan
@@ -191,6 +192,55 @@ def test_parked_and_resumed(model: Model, requests: list[GenerationRequest], see
     found = answers(engine, requests)
 
     assert engine.stats().online.parked_steps + engine.stats().offline.parked_steps > 20
+    assert_same(model, requests, found)
+
+
+class Interrupting:
+    """The executor, with requests that come in the middle of a step: before a layer drawn at random."""
+
+    def __init__(self, engine: Engine, late: list[GenerationRequest], random: Random) -> None:
+        self.inner, self.engine, self.late, self.random = engine._executor, engine, late, random
+        self.num_suspended = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def run(self, batch: Batch, interrupt: Interrupt | None) -> Any:
+        return self.note(self.inner.run(batch, self.disturbed(interrupt)))
+
+    def resume(self, suspended: Suspended, interrupt: Interrupt | None) -> Any:
+        return self.note(self.inner.resume(suspended, self.disturbed(interrupt)))
+
+    def disturbed(self, interrupt: Interrupt | None) -> Interrupt | None:
+        if interrupt is not None and self.late and self.random.random() < 0.7:
+            self.engine.submit(self.late.pop())
+            interrupt.raise_at(self.random.randrange(4))
+        return interrupt
+
+    def note(self, result: Any) -> Any:
+        self.num_suspended += isinstance(result, Suspended)
+        return result
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_suspended_and_beside_newcomers(model: Model, requests: list[GenerationRequest], seed: int) -> None:
+    engine, random = model.engine(chunk_tokens=48), Random(seed)
+    planner = engine._scheduler._planner
+    engine._scheduler._planner = lambda snapshot: replace(planner(snapshot), suspendable_seconds=10.0)
+    late = [request for request in requests if request.request_class is RequestClass.ONLINE]
+    executor = engine._executor = Interrupting(engine, random.sample(late, len(late)), random)
+    found: dict[str, list[int]] = {request.request_id: [] for request in requests}
+    for request in requests:
+        if request not in late:
+            engine.submit(request)
+    while executor.late or engine.has_work:
+        for output in engine.step():
+            found[output.request_id] += output.token_ids
+        engine.check_integrity()
+
+    assert executor.num_suspended >= 3
+    assert engine.stats().suspended_steps >= 1
+    assert engine.stats().kv_used == 0
     assert_same(model, requests, found)
 
 

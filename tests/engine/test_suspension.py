@@ -50,7 +50,7 @@ def test_a_batch_draws_the_same_tokens_whatever_layer_it_stood_still_before(
     executor: Executor, batch_of: Make, part: Make
 ) -> None:
     first = batch_of([part(range(5, 45), 0, range(5), GREEDY), part(range(100, 130), 0, range(5, 9), GREEDY)], SIZE)
-    # Longer than anything before it: angles and scratch are laid out anew while the first one stands.
+    # Longer than anything before it: scratch is laid out anew while the first one stands.
     nested = batch_of([part(range(7, 247), 0, range(20, 50), GREEDY)], SIZE)
     expected = [executor.run(batch).tolist() for batch in (first, nested)]
     for layer in range(4):
