@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import ceil, floor, inf
 
+from ballast_policy.admission import Peak
 from ballast_policy.growth import make_offline_room
 from ballast_policy.plan import Reason
 from ballast_policy.request import Phase, Request, RequestClass
@@ -42,11 +43,14 @@ class _Lending:
             self.chunk = min(self.chunk, ceil(config.static_share * config.chunk_tokens))
         self.inside = step.num_reserved_held - step.num_started[RequestClass.OFFLINE]
         """How many of those that run, the first in order, the reservation covers."""
-        self.guard = floor(config.guard_share * config.num_blocks) if is_guarded else 0
+        expectation = step.snapshot.expectation
+        guard_share = config.guard_share if expectation.guard_share is None else expectation.guard_share
+        self.guard = floor(guard_share * config.num_blocks) if is_guarded else 0
         self.door = Door(step)
         self.reserved_seconds = reserved_prefill_seconds(step)
         """Time that the reserved prefill tokens will take."""
-        self.tails: int | None = None
+        self.peak: Peak | None = None
+        """Of everybody who holds KV; None until an admission is considered."""
 
     @property
     def spare(self) -> float:
@@ -158,26 +162,29 @@ class _Lending:
         slots.make_vacant()
         step.count_slot(request)
         self.chunk -= tokens if left > 1 else 0
-        if self.tails is not None:
-            self.tails += step.tail_blocks(request)
+        if self.peak is not None:
+            self.peak.add(request, step.whole(request))
         step.start(request, tokens, Reason.LENT)
 
     def _lent_tokens(self, wanted: int, num_computed: int) -> int:
         return self.step.cost.largest_chunk(self.spare, num_computed, min(wanted, self.chunk))
 
     def _has_kv(self, request: Request) -> bool:
-        """Tell whether the blocks for the whole of a request are free, and some for everybody to grow by.
+        """Tell whether the blocks for the whole of a request are free, and those that will be missing at the peak.
 
         Whoever is alone needs no more than its own.
         """
-        step = self.step
-        free = step.free - step.promised_blocks
-        if request.phase is not Phase.WAITING:
-            return step.whole(request) <= free
-        if self.tails is None:
-            self.tails = sum(map(step.tail_blocks, step.online.everyone + step.offline.everyone))
-            self.tails += sum(step.tail_blocks(request) for request in step.admit + step.resume)
-        if not (step.admit or step.resume or step.online.everyone or step.offline.everyone):
-            return step.whole(request) <= free
-        beside = self.tails + step.tail_blocks(request) + self.guard + step.hold_blocks
-        return step.whole(request) + beside <= free
+        step, whole = self.step, self.step.whole(request)
+        free = step.free - step.promised_blocks - whole
+        if request.phase is not Phase.WAITING or free < 0:
+            return free >= 0
+        everyone = step.online.everyone + step.offline.everyone
+        if not (step.admit or step.resume or everyone):
+            return True
+        free -= self.guard + step.hold_blocks
+        if free < 0:
+            return False
+        if self.peak is None:
+            self.peak = Peak(step.snapshot.expectation, step.block_tokens, step.config.tail_tokens)
+            self.peak.add_all(everyone + step.admit + step.resume, step.promised)
+        return self.peak.with_one(request, whole) <= free

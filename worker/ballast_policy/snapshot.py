@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
+from ballast_policy.admission import UNKNOWN, Expectation
 from ballast_policy.backlog import Backlog, Ledgers
 from ballast_policy.cost import CostModel
 from ballast_policy.holding import floors_of
@@ -59,9 +60,10 @@ class PolicyConfig:
     static_share: float = 0.25
     """Share of slots and of the prefill chunk lent to offline beside online while the cost model is untrusted."""
     guard_share: float = 0.05
-    """Share of KV blocks that lent offline admissions leave free for online, while online is present or recent."""
+    """Share of KV blocks that lent offline admissions leave free for online, while online is present or recent and
+    what it asks for at once is not known yet."""
     tail_tokens: int = 64
-    """KV that an offline admission leaves each resident to grow by (less where it will not grow so far)."""
+    """Tokens that a request is expected to generate while the lengths of answers are not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,8 @@ class Snapshot:
     """Tokens that an online prompt usually has to compute; 0 while nothing is known."""
     ceiling: int | None = None
     """`CostModel.batch_ceiling`, computed whenever the model is fitted anew; None until it is trusted."""
+    expectation: Expectation = UNKNOWN
+    """How long answers are and how much KV online asks for, see `Experience`."""
 
 
 def take_snapshot(
@@ -99,6 +103,7 @@ def take_snapshot(
     last_online: float = -inf,
     typical_prompt: int = 0,
     ceiling: int | None = None,
+    expectation: Expectation = UNKNOWN,
 ) -> Snapshot:
     """Put a snapshot together, with as much of the backlog as one step can need and no more."""
     ledgers = ledgers or {}
@@ -113,6 +118,7 @@ def take_snapshot(
         last_online=last_online,
         typical_prompt=typical_prompt,
         ceiling=ceiling,
+        expectation=expectation,
     )
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 
 from ballast_policy.backlog import Backlog
 from ballast_policy.cost import attended
+from ballast_policy.experience import Experience
 from ballast_policy.fairness import INPUT_COST, OUTPUT_COST, Ledger
 from ballast_policy.holding import note_holding
 from ballast_policy.plan import Plan
@@ -97,6 +98,7 @@ class Replica:
     """Park decisions carried out."""
     num_running: dict[RequestClass, int] = field(init=False)
     is_busy: bool = field(init=False, default=False)
+    experience: Experience = field(init=False)
     _stalled: int = field(init=False, default=0)
     _in_flight: list[Item] = field(init=False, default_factory=list)
     samples: dict[RequestClass, Samples] = field(init=False)
@@ -109,6 +111,7 @@ class Replica:
         self.kv = Kv(self.config.num_blocks, self.config.block_tokens, self.has_prefix_cache)
         reserved = {tenant: share.reserved for tenant, share in self.config.tenants.items()}
         self.ledgers = {request_class: Ledger(weights, reserved) for request_class in RequestClass}
+        self.experience = Experience(self.config.num_blocks * self.config.block_tokens)
         self.num_running = dict.fromkeys(RequestClass, 0)
         self.samples = {request_class: Samples() for request_class in RequestClass}
         self._active = {request_class: {} for request_class in RequestClass}
@@ -133,6 +136,7 @@ class Replica:
             active[request.tenant] = active.get(request.tenant, 0) + 1
             self.items[request.seq] = item
             self.backlog.add(request)
+            self.experience.arrived(request, self.clock.now)
             if request.request_class is RequestClass.ONLINE:
                 self.known.last_online = self.clock.now
 
@@ -187,6 +191,7 @@ class Replica:
             last_online=known.last_online,
             typical_prompt=int(known.typical_prompt),
             ceiling=known.ceiling,
+            expectation=self.experience.expectation,
         )
         if self.has_prefix_cache:
             for request in snapshot.waiting:
@@ -341,6 +346,7 @@ class Replica:
             request.num_tokens += 1
             return
         item.last_token = now
+        self.experience.finished(request)
         self.kv.release(item, is_preempted=False)
         self.kv.forget(request.seq)
         del self.residents[request.seq], self.items[request.seq]

@@ -1,0 +1,122 @@
+"""What admission by the predicted peak is worth where KV is short: throughput and tokens computed again.
+
+Offline work (arXiv lengths, never empty) beside a share of online (Azure conversations) on an A100 with Llama-3-8B in
+the simulator; nobody knows how long an answer will be. Four rules for the same traffic and seed: every answer keeps
+room for all it may become (`full`), the peak as if every answer became that (`longest`), 64 tokens for everybody
+(`tail`, what is done before lengths are known), and the peak by what answers usually come to (`ballast`).
+
+python benchmarks/kv_admission.py --kv-tokens 440000,220000,110000 --load 0,40
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from ballast_policy.admission import UNKNOWN
+from ballast_policy.plan import Plan
+from ballast_policy.planner import plan
+from ballast_policy.request import RequestClass
+from ballast_policy.snapshot import PolicyConfig, Snapshot
+from ballast_sim.pool import Job
+from ballast_sim.replica import Policy
+from ballast_sim.report import Report, report
+from ballast_sim.simulation import Scenario, simulate
+from ballast_sim.step_model import REFIT_A100
+from ballast_sim.traffic import Arrival, excerpt, read, read_lengths
+
+TRACES = Path(__file__).parents[1] / "worker" / "ballast_cli" / "demo" / "traces"
+ALONE_TOKENS_PER_SECOND = 8_000.0
+"""What a load of 100 % means: about what the GPU does with offline alone under a TPOT of 50 ms."""
+RULES = ("full", "longest", "tail", "ballast")
+
+
+class Ruled:
+    """The policy that ships, told more or less of what to expect."""
+
+    def __init__(self, rule: str) -> None:
+        self._rule = rule
+
+    def plan(self, snapshot: Snapshot) -> Plan:
+        """Decide the next step."""
+        if self._rule == "ballast":
+            return plan(snapshot)
+        unknown = replace(snapshot, expectation=UNKNOWN)
+        if self._rule == "tail":
+            return plan(unknown)
+        longest = replace(snapshot.config, tail_tokens=1 << 30)
+        waiting = _with_full_room(snapshot) if self._rule == "full" else snapshot.waiting
+        return plan(replace(unknown, config=longest, waiting=waiting))
+
+
+def _with_full_room(snapshot: Snapshot) -> list:
+    """Leave out the offline requests whose longest answer does not fit beside everybody's longest answer."""
+    size = snapshot.config.block_tokens
+    whole = [-(-(r.num_prompt + r.max_output) // size) for r in snapshot.residents]
+    left = snapshot.config.num_blocks - sum(whole)
+    kept = []
+    for request in snapshot.waiting:
+        if request.request_class is RequestClass.OFFLINE:
+            left -= -(-(request.num_prompt + request.max_output) // size)
+            if left < 0:
+                break
+        kept.append(request)
+    return kept
+
+
+def run(
+    rule: str, online: list[Arrival], offline: list[Arrival], kv_tokens: int, options: argparse.Namespace
+) -> Report:
+    """Simulate one rule."""
+    config = PolicyConfig(
+        slots=256, num_blocks=kv_tokens // 16, chunk_tokens=512, offline_share=options.reservation, ttft=1.0, tpot=0.05
+    )
+
+    def policy() -> Policy:
+        return Ruled(rule)
+
+    scenario = Scenario(
+        config=config,
+        model=REFIT_A100,
+        policy=policy,
+        online=online,
+        offline=lambda: [Job.endless("offline", offline)],
+        seconds=60 * options.minutes,
+        warmup_seconds=20 * options.minutes,
+        cost=REFIT_A100.cost,
+    )
+    return report(simulate(scenario))
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kv-tokens", default="440000,220000,110000")
+    parser.add_argument("--load", default="0,40", help="online load, percent")
+    parser.add_argument("--reservation", type=float, default=0.0)
+    parser.add_argument("--minutes", type=float, default=6)
+    parser.add_argument("--offline", choices=("read", "write"), default="write", help="arXiv lengths, or turned round")
+    parser.add_argument("--rules", default=",".join(RULES))
+    options = parser.parse_args()
+    trace, offline = read(TRACES / "azure_conv_2023.csv"), read_lengths(TRACES / "arxiv_summarization.csv")
+    if options.offline == "write":
+        offline = [replace(item, num_prompt=item.num_output, num_output=item.num_prompt) for item in offline]
+    print("KV tokens  load  rule     tokens/s  offline/s  computed again  preempted  TTFT p50    p99     met  TPOT met")
+    for kv_tokens in map(int, options.kv_tokens.split(",")):
+        for load in map(float, options.load.split(",")):
+            rate = load / 100 * ALONE_TOKENS_PER_SECOND
+            online = excerpt(trace, rate, 60 * options.minutes) if load else []
+            for rule in options.rules.split(","):
+                result = run(rule, online, offline, kv_tokens, options)
+                print(
+                    f"{kv_tokens:9,}  {load:3.0f}%  {rule:8} {result.total_tokens:8,.0f}  "
+                    f"{result.offline.total:9,.0f}  {result.wasted_share:14.2%}  {result.num_preempted:9} "
+                    f"{1e3 * result.ttft.p50:6.0f} ms {1e3 * result.ttft.p99:5.0f} ms {result.ttft_attainment:6.2%}  "
+                    f"{result.tpot_attainment:7.2%}",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()

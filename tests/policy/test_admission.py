@@ -1,0 +1,228 @@
+"""The predicted peak of KV, held against a replay of what it predicts, and what an engine comes to expect."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ballast_policy.admission import UNKNOWN, Expectation, Peak
+from ballast_policy.backlog import Backlog
+from ballast_policy.cost import CostModel
+from ballast_policy.experience import LEAST_GUARD, MOST_GUARD, NUM_LENGTHS, REFRESH, UNKNOWN_SHARE, Experience
+from ballast_policy.plan import Reason
+from ballast_policy.planner import plan
+from ballast_policy.request import Phase, Request, RequestClass
+from ballast_policy.snapshot import PolicyConfig, Snapshot, take_snapshot
+
+ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
+
+
+def make_request(seq: int = 0, request_class: RequestClass = OFFLINE, **fields) -> Request:
+    usual = {"arrival": 0.0, "num_prompt": 16, "max_output": 100, "num_tokens": 16}
+    return Request(seq, request_class, **{**usual, **fields})
+
+
+def make_resident(seq: int, num_blocks: int, left: int, block_tokens: int = 1) -> Request:
+    """Build one that decodes and will generate exactly `left` tokens more, where lengths are unknown."""
+    tokens = num_blocks * block_tokens
+    return make_request(
+        seq,
+        num_tokens=tokens,
+        num_computed=tokens,
+        num_blocks=num_blocks,
+        num_private_blocks=num_blocks,
+        max_output=left,
+        phase=Phase.RUNNING,
+    )
+
+
+ends = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 12)), min_size=1, max_size=8)
+
+
+@given(ends, st.integers(1, 9), st.integers(0, 12))
+def test_the_peak_is_what_a_replay_of_the_growth_needs(residents, num_blocks, left):
+    peak = Peak(UNKNOWN, 1, unknown=1000)
+    peak.add_all([make_resident(seq, *resident) for seq, resident in enumerate(residents)], {})
+    found = peak.with_one(make_request(99, num_tokens=num_blocks, max_output=left), num_blocks)
+
+    everyone = [*residents, (num_blocks, left)]
+    used = [
+        sum(held + min(after, left) for held, left in everyone if left >= after)
+        for after in range(max(left for _, left in everyone) + 1)
+    ]
+    assert found == max(0, *(blocks - sum(held for held, _ in everyone) for blocks in used))
+
+
+@given(ends, st.integers(1, 9), st.integers(0, 12))
+def test_counting_an_admission_is_the_same_as_counting_a_resident(residents, num_blocks, left):
+    everyone = [make_resident(seq, *resident) for seq, resident in enumerate([*residents, (num_blocks, left)])]
+    counted, added = Peak(UNKNOWN, 1, unknown=1000), Peak(UNKNOWN, 1, unknown=1000)
+    counted.add_all(everyone, {})
+    added.add_all(everyone[:-1], {})
+    added.add(everyone[-1], num_blocks)
+
+    newcomer = make_request(99, num_tokens=3, max_output=4)
+    assert added.with_one(newcomer, 3) == counted.with_one(newcomer, 3)
+
+
+def test_promised_blocks_come_free_with_the_rest():
+    resident = make_request(0, num_tokens=40, num_computed=10, num_blocks=10, num_private_blocks=10, max_output=2)
+    peak = Peak(UNKNOWN, 1, unknown=1000)
+    peak.add_all([resident], {resident: 30})
+
+    assert peak.with_one(make_request(1, max_output=10), 16) == max(2 * 2, 10 - 40)
+
+
+@pytest.mark.parametrize(
+    ("generated", "most", "expected"),
+    [
+        pytest.param(0, 1000, 40, id="a newcomer"),
+        pytest.param(50, 1000, 20, id="those longer than it is already"),
+        pytest.param(100, 1000, 40, id="longer than all that ended"),
+        pytest.param(50, 60, 10, id="no more than it may"),
+    ],
+)
+def test_what_remains_is_taken_from_answers_that_were_longer(generated, most, expected):
+    expectation = Expectation({OFFLINE: (10, 20, 30, 40, 50, 60, 70, 80, 90, 100)})
+
+    assert expectation.remaining(make_request(max_output=most, num_output=generated), 64) == expected
+
+
+def test_online_is_expected_to_last_longer_than_offline():
+    expectation = Expectation({ONLINE: tuple(range(1, 101)), OFFLINE: tuple(range(1, 101))})
+
+    assert expectation.remaining(make_request(request_class=ONLINE), 0) > expectation.remaining(make_request(), 0)
+
+
+lengths = st.lists(st.integers(1, 500), min_size=1, max_size=40).map(lambda drawn: tuple(sorted(drawn)))
+
+
+@given(lengths, st.integers(0, 600), st.integers(0, 600))
+def test_what_remains_is_never_more_than_allowed_nor_negative(seen, generated, left):
+    request = make_request(num_output=generated, max_output=generated + left)
+
+    assert 0 <= Expectation({OFFLINE: seen}).remaining(request, 64) <= left
+
+
+def test_lengths_are_known_once_some_answers_have_ended():
+    experience = Experience(10_000)
+    request = make_request(max_output=400)
+    assert experience.expectation.remaining(request, 64) == UNKNOWN_SHARE * 400
+    for _ in range(REFRESH):
+        experience.finished(make_request(num_output=7))
+
+    assert experience.expectation.remaining(request, 64) == 7
+    assert experience.expectation.remaining(make_request(request_class=ONLINE), 64) == 64, "a class learns for itself"
+
+
+def test_old_answers_are_forgotten():
+    experience = Experience(10_000)
+    for length in [5] * NUM_LENGTHS + [300] * NUM_LENGTHS:
+        experience.finished(make_request(num_output=length))
+
+    assert experience.expectation.outputs[OFFLINE] == (300,) * NUM_LENGTHS
+
+
+def surges(experience: Experience, tokens: int, seconds: range) -> float | None:
+    for second in seconds:
+        experience.arrived(make_request(request_class=ONLINE, num_tokens=tokens), second * 1.01)
+    return experience.expectation.guard_share
+
+
+def test_the_guard_follows_what_online_asks_for_within_a_second():
+    experience = Experience(10_000)
+    assert experience.expectation.guard_share is None
+
+    assert surges(experience, 100, range(1, 20)) == LEAST_GUARD
+    assert surges(experience, 1200, range(20, 40)) == 0.12
+    assert surges(experience, 9000, range(40, 60)) == MOST_GUARD
+    later = surges(experience, 100, range(60, 400))
+    assert later is not None
+    assert LEAST_GUARD <= later < 0.06, "it falls slowly, once the surges are forgotten"
+
+
+def test_offline_does_not_count_as_a_surge():
+    experience = Experience(10_000)
+    for second in range(10):
+        experience.arrived(make_request(num_tokens=9000), second * 1.01)
+
+    assert experience.expectation.guard_share is None
+
+
+def look(free: int, expectation: Expectation, *, has_online: bool = False) -> Snapshot:
+    """Ten residents of 10 blocks each that have generated nothing yet, and one of 10 blocks that waits."""
+    residents = [make_resident(seq, 10, 100) for seq in range(10)]
+    for resident in residents:
+        resident.num_tokens += 1
+    if has_online:
+        residents[0].request_class = ONLINE
+    backlog = Backlog()
+    backlog.add(make_request(20, num_tokens=10))
+    return take_snapshot(
+        now=0.0,
+        residents=residents,
+        backlog=backlog,
+        free_blocks=free,
+        config=PolicyConfig(slots=20, num_blocks=100 + free, block_tokens=1, offline_share=0.0, guard_share=0.0),
+        cost=CostModel(0.001, 1e-5, 0, 1e-5, 0, is_trusted=True),
+        expectation=expectation,
+    )
+
+
+def is_admitted(snapshot: Snapshot) -> bool:
+    decided = plan(snapshot)
+    assert decided.admit or any(because.reason is Reason.NO_KV for because in decided.because)
+    return bool(decided.admit)
+
+
+@pytest.mark.parametrize(("free", "is_in"), [(10 + 10 + 11 * 5, True), (10 + 10 + 11 * 5 - 1, False)])
+def test_a_newcomer_gets_in_if_the_peak_of_everybody_fits(free, is_in):
+    assert is_admitted(look(free, Expectation({OFFLINE: (5,)}))) is is_in
+
+
+def test_a_measured_guard_is_left_to_online():
+    expectation = Expectation({ONLINE: (5,), OFFLINE: (5,)}, guard_share=0.3)
+
+    assert is_admitted(look(200, expectation))
+    assert is_admitted(look(110, expectation))
+    assert not is_admitted(look(110, expectation, has_online=True))
+
+
+def test_nobody_is_preempted_where_lengths_are_as_expected():
+    """Growth is what was predicted, so nothing is computed twice."""
+    residents: dict[Request, int] = {}
+    backlog = Backlog()
+    for seq in range(60):
+        backlog.add(make_request(seq, num_tokens=1 + seq * 7 % 13, max_output=30))
+    config = PolicyConfig(slots=30, num_blocks=160, block_tokens=1, offline_share=0.0)
+    held = 0
+    for _ in range(700):
+        decided = plan(
+            take_snapshot(
+                now=0.0,
+                residents=list(residents),
+                backlog=backlog,
+                free_blocks=config.num_blocks - sum(r.num_blocks for r in residents),
+                config=config,
+                cost=CostModel(0.001, 1e-5, 0, 1e-5, 0, is_trusted=True),
+                expectation=Expectation({OFFLINE: (30,)}),
+            )
+        )
+        assert not decided.preempt
+        for request in decided.admit:
+            backlog.remove(request)
+            request.phase = Phase.RUNNING
+            residents[request] = 0
+        for request, tokens in decided.grants:
+            request.num_computed += tokens
+            request.num_blocks = request.num_private_blocks = request.num_computed
+            if request.num_computed == request.num_tokens:
+                request.num_tokens += 1
+                request.num_output += 1
+            if request.num_output == 30:
+                del residents[request]
+        held = max(held, sum(r.num_blocks for r in residents))
+    assert not residents
+    assert not len(backlog)
+    assert held > 0.9 * config.num_blocks

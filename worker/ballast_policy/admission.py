@@ -1,0 +1,95 @@
+"""Whether the KV will do for one more: the peak that residents will come to, by what answers usually come to.
+
+Of `n` residents that compute in step, the k-th longest to last ends after `b_k` more tokens. Those that last as long
+have grown by `b_k` each by then, and the others have given their blocks back. So the most blocks that are missing
+beside those in use is
+
+    max over k of  k * blocks(b_k) - (private blocks of those that end before)
+
+which must be free (Past-Future, arXiv 2507.10150). How long an answer will be is not known: it is taken from the
+answers of its class that ended lately and were longer than what it has generated so far.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from ballast_policy.request import Request, RequestClass
+
+QUANTILES = {RequestClass.ONLINE: 0.9, RequestClass.OFFLINE: 0.3}
+"""Online must not run short. Offline may be preempted, and what that costs is less than slots left empty:
+`benchmarks/kv_admission.py`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What answers come to and what online asks for, as seen lately."""
+
+    outputs: Mapping[RequestClass, tuple[int, ...]] = field(default_factory=dict)
+    """Lengths of answers, sorted; a class without any is not known."""
+    guard_share: float | None = None
+    """Share of the KV that online may ask for at once; None while it is not known."""
+    unknown_share: float = 0.0
+    """What a request is expected to generate of the most it may, in a class without any."""
+
+    def remaining(self, request: Request, unknown: int) -> int:
+        """Give the tokens that a request will probably still generate; at least `unknown` where nothing is known.
+
+        Who outlived all that ended counts as if it began anew.
+        """
+        most = request.max_output - request.num_output
+        lengths = self.outputs.get(request.request_class)
+        if not lengths:
+            return min(max(unknown, int(self.unknown_share * most)), most)
+        quantile = QUANTILES[request.request_class]
+        shorter = bisect_right(lengths, request.num_output)
+        if shorter == len(lengths):
+            return min(most, lengths[int(quantile * shorter)])
+        return min(most, lengths[shorter + int(quantile * (len(lengths) - shorter))] - request.num_output)
+
+
+UNKNOWN = Expectation()
+
+
+class Peak:
+    """Who will hold KV, by how long they last."""
+
+    __slots__ = ("_block_tokens", "_ends", "_expectation", "_unknown")
+
+    def __init__(self, expectation: Expectation, block_tokens: int, unknown: int) -> None:
+        self._expectation = expectation
+        self._block_tokens = block_tokens
+        self._unknown = unknown
+        """Tokens that a request is expected to generate where nothing is known."""
+        self._ends: list[tuple[int, int]] = []
+        """Sorted: the blocks that each will still begin, and those that come free when it ends."""
+
+    def add_all(self, requests: Iterable[Request], promised: Mapping[Request, int]) -> None:
+        """Count residents, with the blocks that were promised to them."""
+        for request in requests:
+            private = request.num_private_blocks + promised.get(request, 0)
+            self._ends.append((self._growth(request), private))
+        self._ends.sort()
+
+    def add(self, request: Request, num_blocks: int) -> None:
+        """Count one that is admitted into so many free blocks."""
+        insort(self._ends, (self._growth(request), num_blocks))
+
+    def with_one(self, request: Request, num_blocks: int) -> int:
+        """Give the most blocks that will be missing beside those in use and promised, were one more admitted."""
+        ends = self._ends.copy()
+        insort(ends, (self._growth(request), num_blocks))
+        freed = most = 0
+        lasting = len(ends)
+        for blocks, given_back in ends:
+            most = max(most, lasting * blocks - freed)
+            freed += given_back
+            lasting -= 1
+        return most
+
+    def _growth(self, request: Request) -> int:
+        """Give the blocks behind those of the tokens known now."""
+        size, num_tokens = self._block_tokens, request.num_tokens
+        return -(-(num_tokens + self._expectation.remaining(request, self._unknown)) // size) - -(-num_tokens // size)

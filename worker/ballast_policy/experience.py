@@ -1,0 +1,68 @@
+"""What an engine has seen, for what it expects: how long answers are, and how much KV online asks for at once."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from ballast_policy.admission import Expectation
+from ballast_policy.request import Request, RequestClass
+
+NUM_LENGTHS = 256
+"""Answers of a class that are remembered."""
+REFRESH = 16
+"""Answers between two looks at all of them."""
+SURGE_SECONDS = 1.0
+"""Online prompts that come within it come at once: what offline decodes began by then stays for a moment longer."""
+NUM_SURGES = 100
+UNKNOWN_SHARE = 0.25
+"""Answers are expected to come to this share of the most they may, until some have ended."""
+LEAST_GUARD, MOST_GUARD = 0.05, 0.30
+KEEP = 0.9
+"""Weight of the past in the guard when it falls; it rises at once."""
+
+
+class Experience:
+    """Belongs to one engine. `expectation` is what a snapshot carries."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self.expectation = Expectation(unknown_share=UNKNOWN_SHARE)
+        self._num_tokens = num_tokens
+        """Tokens that the KV holds."""
+        self._lengths: dict[RequestClass, deque[int]] = {c: deque(maxlen=NUM_LENGTHS) for c in RequestClass}
+        self._num_new = 0
+        self._surges: deque[int] = deque(maxlen=NUM_SURGES)
+        self._surge = 0
+        self._since = 0.0
+        self._guard: float | None = None
+
+    def arrived(self, request: Request, now: float) -> None:
+        """A request came in: what online brings within a second is a surge."""
+        if request.request_class is not RequestClass.ONLINE:
+            return
+        if now - self._since > SURGE_SECONDS:
+            self._close(now)
+        self._surge += request.num_tokens
+
+    def finished(self, request: Request) -> None:
+        """An answer came to its own end."""
+        self._lengths[request.request_class].append(request.num_output)
+        self._num_new += 1
+        if self._num_new >= REFRESH:
+            self._num_new = 0
+            self._publish()
+
+    def _close(self, now: float) -> None:
+        """End a surge; seconds in which nothing came are surges of nothing."""
+        quiet = min(NUM_SURGES, int((now - self._since) / SURGE_SECONDS) - 1) if self._surges else 0
+        self._surges.append(self._surge)
+        self._surges.extend([0] * quiet)
+        self._surge, self._since = 0, now
+        ordered = sorted(self._surges)
+        share = ordered[int(0.99 * (len(ordered) - 1))] / self._num_tokens
+        wanted = min(max(share, LEAST_GUARD), MOST_GUARD)
+        self._guard = wanted if self._guard is None else max(wanted, KEEP * self._guard + (1 - KEEP) * wanted)
+        self._publish()
+
+    def _publish(self) -> None:
+        outputs = {c: tuple(sorted(lengths)) for c, lengths in self._lengths.items() if len(lengths) >= REFRESH}
+        self.expectation = Expectation(outputs, self._guard, UNKNOWN_SHARE)
