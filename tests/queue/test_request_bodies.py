@@ -146,6 +146,11 @@ def test_a_known_field_that_is_not_served_is_refused_by_name_unless_neutral(url,
     assert caught.value.as_openai()["error"]["code"] == "unsupported_parameter"
 
 
+def test_what_belongs_to_chats_is_not_called_unknown_in_completions():
+    with pytest.raises(Unsupported, match="and there too tool calls are not supported yet"):
+        parse_body(COMPLETIONS, {"model": "m", "prompt": "p", "tools": [{"type": "function"}]})
+
+
 @pytest.mark.parametrize("value", [True, 2, 0, 1.5, "1"])
 def test_more_than_one_completion_is_refused(value):
     with pytest.raises(Unsupported, match=r"^n: found"):

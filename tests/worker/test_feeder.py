@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import redis
 
 from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
@@ -16,6 +17,13 @@ def queue(valkey, queue_name):
     queue = Queue.connect(valkey.url, queue_name)
     yield queue
     queue.close()
+
+
+@pytest.fixture
+def desk(valkey):
+    """Redis behind the queue."""
+    with redis.Redis.from_url(valkey.url) as raw:
+        yield raw
 
 
 @pytest.fixture
@@ -254,3 +262,67 @@ def test_a_worker_that_stops_after_draining_leaves_no_lease_and_spends_no_attemp
     assert len(prefixes) == 4, "four slots were at work"
     assert all(prefix.token_ids for prefix in prefixes)
     assert {prefix.model_revision for prefix in prefixes} == {serving.worker.served.revision}
+
+
+def test_a_job_from_the_inbox_is_told_whether_it_meets_its_deadline(fed, queue, desk, eventually) -> None:
+    background = queue.submit([make_line(i, max_tokens=30, ignore_eos=True) for i in range(4000)]).job_id
+    with fed() as serving, serving.client() as client:
+        eventually(lambda: any(worker.offline_items_per_second for worker in queue.workers()), "a measured rate")
+        for name, seconds in (("late", 20), ("fine", 10**7)):
+            fields = {"job": name, "deadline": str(queue.now() + seconds), "tenant": name, "end": "1"}
+            for i in range(300):
+                line = make_line(i, max_tokens=1000, ignore_eos=True)
+                desk.xadd(queue._keys.inbox, {"item": line, **fields, "end": str(int(i == 299))})
+        late, fine = (
+            eventually(
+                lambda name=name: (
+                    (jobs := {j.id: j for j in queue.jobs()}).get(name) and jobs[name].outlook and jobs[name]
+                ),
+                "an outlook",
+            )
+            for name in ("late", "fine")
+        )
+        at_risk = eventually(lambda: (n := _at_risk(client, queue.name)) and n, "the metric")
+        for job_id in ("late", "fine", background):
+            queue.cancel(job_id)
+        calm = eventually(lambda: _at_risk(client, queue.name) == 0, "the risk to go with the job")
+
+    assert late.is_at_risk
+    assert "output tokens/s of 1 worker it needs" in late.because
+    assert fine.outlook == "yes"
+    assert (at_risk, calm) == (1, True)
+
+
+def _at_risk(client, queue_name) -> float:
+    name = f'ballast_jobs_at_risk{{queue="{queue_name}"}} '
+    return next(
+        float(line.removeprefix(name)) for line in client.get("/metrics").text.splitlines() if line.startswith(name)
+    )
+
+
+def test_an_inbox_is_drained_without_waiting_for_the_next_tick(fed, queue, desk, eventually, monkeypatch) -> None:
+    monkeypatch.setattr("ballast_worker.feeder.TICK_SECONDS", 3600.0)
+    with desk.pipeline() as pipeline:
+        for i in range(1700):
+            pipeline.xadd(queue._keys.inbox, {"item": make_line(i, max_tokens=1), "job": "big"})
+        pipeline.execute()
+    with fed():
+        eventually(lambda: queue.stats().inbox == 0, "the inbox to be empty")
+        eventually(lambda: queue.job("big").counts.succeeded, "work to go on meanwhile")
+        queue.cancel("big")
+
+    assert queue.job("big").counts.total == 1700
+
+
+def test_a_reservation_holds_over_all_workers(fed, queue, eventually) -> None:
+    """Each of two workers sees little of it; together they give the tenant its half of the slots."""
+    tenants = [{"name": "small", "reservedPercent": 50, "weight": 0.001}, {"name": "big", "weight": 1000}]
+    long = {"max_tokens": 400, "ignore_eos": True}
+    with fed(offline={"tenants": tenants}), fed(offline={"tenants": tenants}, runtime={"workerId": "w2"}):
+        eventually(lambda: queue.settings().tenants, "the workers to configure the queue")
+        big = queue.submit([make_line(i, **long) for i in range(200)], tenant="big").job_id
+        eventually(lambda: queue.demand().held.get("big", 0) >= 8, "the other tenant to have every slot")
+        small = queue.submit([make_line(i, **long) for i in range(200)], tenant="small").job_id
+        eventually(lambda: 2 * queue.demand().held.get("small", 0) >= queue.demand().held["big"], "the reservation")
+        for job_id in (big, small):
+            queue.cancel(job_id)

@@ -171,6 +171,18 @@ def test_a_signal_finishes_online_requests_and_refuses_new_ones(run_worker, make
 
 
 @pytest.mark.slow
+def test_a_worker_says_that_it_is_not_ready_before_it_refuses(run_worker, make_config, tmp_path, eventually) -> None:
+    with run_worker(make_config(runtime={"unreadySeconds": 3600}), tmp_path) as running, running.client() as client:
+        running.signal(signal.SIGTERM)
+        eventually(lambda: client.get("/ready").status_code == 503, "the worker to be unready")
+        answered = client.post("/v1/completions", json=BODY).status_code
+        running.signal(signal.SIGTERM)
+        code = running.wait()
+
+    assert (answered, code) == (200, 0)
+
+
+@pytest.mark.slow
 def test_after_the_drain_time_what_is_left_is_aborted_with_an_error(run_worker, make_config, tmp_path) -> None:
     config = make_config(runtime={"drainSeconds": 0.2})
     with run_worker(config, tmp_path) as running, running.client() as client:

@@ -95,6 +95,18 @@ def test_where_tenants_are_declared_all_others_get_403(name: bytes) -> None:
         tenancy.caller({b"x-llm-d-inference-fairness-id": name})
 
     assert (caught.value.status, caught.value.code) == (403, "unknown_tenant")
+    assert "in the header x-llm-d-inference-fairness-id" in caught.value.message
+
+
+def test_who_is_named_by_an_api_key_is_not_told_of_a_header(tmp_path: Path) -> None:
+    tenancy = Tenancy((Tenant(name="a"),), make_keys(tmp_path, "sk-1: team-b"))
+
+    with pytest.raises(Refused) as caught:
+        tenancy.caller({b"authorization": b"Bearer sk-1", b"x-llm-d-inference-fairness-id": b"a"})
+
+    assert caught.value.status == 403
+    assert "'team-b' is not declared in this deployment: the API key names it" in caught.value.message
+    assert "header" not in caught.value.message
 
 
 @pytest.mark.parametrize(

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from ballast_cli.connection import AsJson, JobId, PasswordFile, Place, QueueName, RedisUrl, open_queue
-from ballast_cli.console import examples, print_json, say
+from ballast_cli.console import examples
+from ballast_cli.transition import transition
 
 EXAMPLES = examples("ballast cancel job-1f3a")
 
-
-def cancel(
-    *,
-    job_id: JobId,
-    redis_url: RedisUrl = None,
-    queue: QueueName = None,
-    password_file: PasswordFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """Cancel a job: nothing more of it starts, what is done is kept."""
-    place = Place.of(redis_url, queue, password_file)
-    with open_queue(place) as connected:
-        after = connected.cancel(job_id)
-    if as_json:
-        print_json({"version": 1, "queue": place.queue, "job": after.model_dump(mode="json")})
-        return
-    counts = after.counts
-    say(
-        f"{after.id} is {after.state}: {counts.done:,} of {counts.total:,} items are over, {counts.leased:,} still run."
-    )
+cancel = transition(
+    lambda queue, job_id: queue.cancel(job_id),
+    lambda job: f"{job.counts.done:,} of {job.counts.total:,} items are over, {job.counts.leased:,} still run",
+    purpose="Cancel a job: nothing more of it starts, what is done is kept.",
+)

@@ -80,8 +80,14 @@ _CHAT: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "prompt": ((), "prompt belongs to /v1/completions; /v1/chat/completions takes messages"),
 }
 
+_CHAT_ALONE: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    field: (neutral, f"{field} belongs to /v1/chat/completions, and there too {advice}")
+    for field, (neutral, advice) in _CHAT.items()
+    if field != "prompt"
+}
+
 REFUSED_BY_URL: Mapping[str, Mapping[str, tuple[tuple[Any, ...], str]]] = {
-    "/v1/completions": {**_COMMON, **_COMPLETION},
+    "/v1/completions": {**_COMMON, **_CHAT_ALONE, **_COMPLETION},
     "/v1/chat/completions": {**_COMMON, **_CHAT},
 }
 """URL -> field -> (values that change nothing beside null, what to do instead)."""

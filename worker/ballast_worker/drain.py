@@ -1,6 +1,7 @@
 """SIGTERM: offline items go back with what they generated, online requests finish, then the process ends.
 
-New requests get 503 with Retry-After from the first signal on (in a cluster, a preStop pause lets endpoints go first).
+From the first signal on `/ready` says no and nothing more is claimed; after `unready_seconds` new requests get 503 with
+Retry-After. (In a cluster a preStop pause lets endpoints go before the signal.)
 A second signal ends at once: the leases of what is still held run out, and other workers take it up.
 """
 
@@ -22,13 +23,17 @@ LAST_WORDS_SECONDS = 2.0
 
 async def drain(worker: Worker) -> None:
     """Empty the worker within its `drain_seconds`; returns earlier when nothing is left."""
-    seconds = worker.config.runtime.drain_seconds
-    end = time.monotonic() + seconds
+    runtime = worker.config.runtime
+    seconds = runtime.drain_seconds
     worker.is_draining = True
     feeder = worker.feeder
     log.info("draining", online=worker.loop.num_streams, offline=feeder.num_held if feeder else 0, seconds=seconds)
     if feeder is not None:
         feeder.drain()
+    if runtime.unready_seconds:
+        await asyncio.sleep(runtime.unready_seconds)
+    worker.is_closed = True
+    end = time.monotonic() + seconds
     await _until(lambda: not worker.loop.num_streams and (feeder is None or feeder.drained.is_set()), worker, end)
     if worker.loop.num_streams:
         log.warning("drain time is over; online requests are aborted", count=worker.loop.num_streams)

@@ -32,6 +32,7 @@ HOT = frozenset(
         "runtime.generation",
         "runtime.created",
         "runtime.drain_seconds",
+        "runtime.unready_seconds",
     }
 )
 COLD = frozenset({"offline.queue"})

@@ -118,11 +118,14 @@ class Tenancy:
                     code="invalid_tenant",
                 )
         if self._declared and tenant not in self._declared:
-            known = TENANT_HEADER.decode()
+            advice = (
+                f"name a declared one in the header {TENANT_HEADER.decode()}, or add it under offline.tenants"
+                if self._keys is None
+                else "the API key names it, so add it under offline.tenants or use the key of another tenant"
+            )
             raise Refused(
                 403,
-                f"Tenant '{tenant}' is not declared in this deployment: name a declared one in the header {known}, "
-                "or add it under offline.tenants.",
+                f"Tenant '{tenant}' is not declared in this deployment: {advice}.",
                 code="unknown_tenant",
                 kind="permission_error",
             )

@@ -57,6 +57,9 @@ class Worker:
         self.address = f"http://{config.runtime.host}:{config.runtime.port}"
         """Of the HTTP API; the server corrects it once it knows its port."""
         self.is_draining = False
+        """It is on its way out: not ready, and it claims nothing."""
+        self.is_closed = False
+        """It takes no more requests."""
         self.recorder = Recorder()
         self.tenancy = Tenancy(config.offline.tenants, keys)
         tokenizer = Tokenizer(directory)
@@ -121,8 +124,8 @@ class Worker:
     # Requests
 
     def check_open(self) -> None:
-        """Refuse a request while the worker drains, or once its engine failed."""
-        if self.is_draining:
+        """Refuse a request of a worker that shuts down, or whose engine failed."""
+        if self.is_closed:
             raise stopping()
         if not self.loop.is_healthy:
             raise Refused(500, self.loop.failure or BROKEN, code="engine_failed", kind="server_error")
