@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.util
+import logging
 import os
 import sys
 
@@ -20,6 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run until a signal; gives the exit code."""
     options = _parse(arguments)
     log.configure(options.log_level, options.log_format)
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # a line for each event that it heard
     try:
         check_installed()
         # These need the `operator` extra, which was checked just now.

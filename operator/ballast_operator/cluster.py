@@ -44,6 +44,7 @@ _REFUSALS: Mapping[int, type[ClusterRefused]] = {
     409: Conflict,
     422: Invalid,
 }
+_NOT_TYPED = "failed to create typed patch object"
 _PASSING = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.TOO_MANY_REQUESTS})
 
 
@@ -104,6 +105,14 @@ class Cluster:
         return await self._call(
             "apply", "PATCH", kind, kind.path(key.namespace, key.name), query, body=manifest, content_type=APPLY
         )
+
+    async def overwrite(self, kind: Kind, manifest: Body) -> Body:
+        """Make every list in the object exactly what `manifest` says, which apply cannot where others added to it."""
+        key = key_of(manifest)
+        body = {name: value for name, value in manifest.items() if name not in {"apiVersion", "kind", "metadata"}}
+        query = {"fieldManager": FIELD_MANAGER}
+        path = kind.path(key.namespace, key.name)
+        return await self._call("overwrite", "PATCH", kind, path, query, body=body, content_type=MERGE)
 
     async def apply_status(self, manifest: Body) -> Body:
         """Make the status of an InferenceDeployment what `manifest` says."""
@@ -198,6 +207,8 @@ class Cluster:
         if status < HTTPStatus.MULTIPLE_CHOICES:
             return answer
         what, message = f"{verb} {path}", str(answer.get("message", ""))[:1000]
+        if _NOT_TYPED in message:
+            status = HTTPStatus.UNPROCESSABLE_ENTITY  # server-side apply answers 500 where a field has no place
         if status in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             after = headers.get("Retry-After", "")
             said = f"{what}: the API server answered {status}: {message}"

@@ -9,6 +9,7 @@ import kopf
 
 from ballast_api.names import MANAGED_BY_LABEL, OPERATOR
 from ballast_operator.cache import Cache, owner_of
+from ballast_operator.cluster import log_in
 from ballast_operator.kinds import INFERENCE_DEPLOYMENT, WATCHED, Body, Key, Kind, key_of
 
 SETTLE_SECONDS = 0.1
@@ -19,6 +20,11 @@ CHILDREN_SELECTOR = f"{MANAGED_BY_LABEL}={OPERATOR}"
 def registry(cache: Cache, add: Callable[[Key, float], None], relisted: Callable[[], None]) -> kopf.OperatorRegistry:
     """Handlers that fill `cache` and `add` turns; `relisted` is called where a stream was listed anew."""
     found = kopf.OperatorRegistry()
+
+    @kopf.on.login(id="log-in", registry=found)
+    async def login(**_: Any) -> kopf.ConnectionInfo:
+        return log_in()
+
     for kind in WATCHED:
         _register(found, kind, cache, add, relisted)
     return found

@@ -20,7 +20,7 @@ from ballast_operator.children.config import (
     worker_config,
 )
 from ballast_operator.children.manifest import manifest
-from ballast_operator.children.monitoring import service_monitor
+from ballast_operator.children.monitoring import prometheus_rule, service_monitor
 from ballast_operator.children.pods import deployment
 from ballast_operator.children.service import budget, network_policy, service
 from ballast_operator.drift import drift
@@ -30,6 +30,7 @@ from ballast_operator.kinds import (
     CONFIG_MAP,
     DEPLOYMENT,
     NETWORK_POLICY,
+    RULE,
     SECRET,
     SERVICE,
     SERVICE_MONITOR,
@@ -90,6 +91,8 @@ class Apply:
     manifest: Body
     force: bool
     because: str
+    is_repair: bool = False
+    """The object differs from what was applied, so somebody else wrote it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +178,9 @@ def _wanted(
     yield SERVICE, service(resource)
     yield BUDGET, budget(resource)
     yield DEPLOYMENT, deployment(resource, version, image=surroundings.image, has_own_redis=has_own_redis)
-    monitor = service_monitor(resource)
-    if monitor is not None and SERVICE_MONITOR.name in surroundings.kinds:
-        yield SERVICE_MONITOR, monitor
+    for kind, body in ((SERVICE_MONITOR, service_monitor(resource)), (RULE, prometheus_rule(resource))):
+        if body is not None and kind.name in surroundings.kinds:
+            yield kind, body
 
 
 def _application(kind: Kind, wanted: Body, snapshot: Snapshot) -> Apply | None:
@@ -195,7 +198,8 @@ def _application(kind: Kind, wanted: Body, snapshot: Snapshot) -> Apply | None:
     paths = [path for path in drift(wanted, found) if path not in snapshot.tolerated.get(marker, ())]
     if paths:
         named = ", ".join(paths[:MOST_PATHS]) + (" ..." if len(paths) > MOST_PATHS else "")
-        return Apply(kind, wanted, force=True, because=f"Restored {kind.name} {name}, where somebody changed {named}")
+        said = f"Restored {kind.name} {name}, where somebody changed {named}"
+        return Apply(kind, wanted, force=True, because=said, is_repair=True)
     return None
 
 

@@ -84,9 +84,14 @@ class Operator:
 
     def refresh(self) -> None:
         """Bring the gauges up to date."""
-        phases = Counter(self._reconciler.phases.values())
+        found = self._reconciler.figures
+        phases = Counter(figures.phase for figures in found.values())
         for phase in ("Ready", "Progressing", "NotReady", "Degraded"):
             self._metrics.resources.labels(phase).set(phases[phase])
+        self._metrics.replicas.clear()
+        for key, figures in found.items():
+            self._metrics.replicas.labels(key.namespace, key.name, "desired").set(figures.desired)
+            self._metrics.replicas.labels(key.namespace, key.name, "ready").set(figures.ready)
         self._metrics.waiting.set(self._turns.agenda.num_waiting)
 
     async def work(self, leadership: Leadership) -> int:
@@ -104,7 +109,8 @@ class Operator:
         self._parts = [watching, *others]
         try:
             await asyncio.wait([*self._parts, stopping], return_when=asyncio.FIRST_COMPLETED)
-            if self._stop.is_set():
+            # Kopf takes the signals over and ends in order; it ends by itself only with an error.
+            if self._stop.is_set() or (watching.done() and watching.exception() is None):
                 log.info("stopping on a signal")
                 return 0
             if others[1].done():

@@ -45,13 +45,22 @@ class _Memory:
     """The resource at a resourceVersion."""
 
 
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What the metrics say of a resource."""
+
+    phase: str
+    desired: int
+    ready: int
+
+
 class Reconciler:
     """Makes the cluster what each resource says."""
 
     def __init__(self, cluster: Cluster, cache: Cache, loads: Loads, surroundings: Surroundings) -> None:
         self.surroundings = surroundings
         """Replaced as a whole when something of it changes; every resource then gets a turn."""
-        self.phases: dict[Key, str] = {}
+        self.figures: dict[Key, Figures] = {}
         """For the metrics."""
         self._cluster = cluster
         self._cache = cache
@@ -135,7 +144,7 @@ class Reconciler:
             return known[1]
         name = step.manifest["metadata"]["name"]
         try:
-            answer = await self._cluster.apply(step.kind, step.manifest, force=step.force)
+            answer = await self._write_child(step)
         except Invalid as error:
             trouble = Trouble(Reason.INVALID_POD, f"{step.kind.name} {name} was refused: {error.message}")
         except Conflict as error:
@@ -152,6 +161,15 @@ class Reconciler:
         memory.refused[marker] = (time.monotonic(), trouble)
         log.warning("refused by the API server", kind=step.kind.name, name=name, because=trouble.message)
         return trouble
+
+    async def _write_child(self, step: Apply) -> Body:
+        try:
+            return await self._cluster.apply(step.kind, step.manifest, force=step.force)
+        except Invalid:
+            # A Service whose port somebody changed would have two ports of one name: the lists are set as a whole.
+            if not step.is_repair:
+                raise
+        return await self._cluster.overwrite(step.kind, step.manifest)
 
     @staticmethod
     def _tolerate(step: Apply, answer: Body, marker: str, memory: _Memory) -> None:
@@ -172,7 +190,8 @@ class Reconciler:
         resource = world.resource
         verdicts, memory.unsettled = report.settle(conditions(world), resource.status, memory.unsettled, world.now)
         status = report.status(world, verdicts, config_hash=config_hash, scaling=scaling, now=time.time())
-        self.phases[Key(resource.metadata.namespace, resource.metadata.name)] = phase(status)
+        key = Key(resource.metadata.namespace, resource.metadata.name)
+        self.figures[key] = Figures(phase(status), resource.spec.replicas, status.ready_replicas)
         if status != resource.status:
             await self._write(resource.metadata, resource.status, status)
 
@@ -194,7 +213,8 @@ class Reconciler:
         status = report.with_condition(
             before, ConditionType.DEGRADED, verdict, generation=metadata.generation, now=time.time()
         )
-        self.phases[Key(metadata.namespace, metadata.name)] = phase(status)
+        desired = int(body["spec"].get("replicas", 1))
+        self.figures[Key(metadata.namespace, metadata.name)] = Figures(phase(status), desired, status.ready_replicas)
         if status != before:
             await self._write(metadata, before, status)
 
@@ -206,7 +226,7 @@ class Reconciler:
 
     def _forget(self, key: Key) -> None:
         self._memories.pop(key, None)
-        self.phases.pop(key, None)
+        self.figures.pop(key, None)
         self._loads.forget(key)
 
 

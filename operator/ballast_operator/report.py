@@ -104,11 +104,14 @@ def status_manifest(about: Metadata, wanted: Status) -> Body:
 
 
 def news(before: Status, after: Status) -> list[Condition]:
-    """Conditions whose status or reason is new: what people are told by events."""
+    """Conditions whose change people are told by an event: what went wrong, what is well again, and `Ready`."""
     found = []
     for condition in after.conditions:
         old = before.condition(ConditionType(condition.type))
-        if old is None or (old.status, old.reason) != (condition.status, condition.reason):
+        if old is not None and (old.status, old.reason) == (condition.status, condition.reason):
+            continue
+        was_bad = old is not None and is_bad(old)
+        if is_bad(condition) or was_bad or (old is not None and condition.type == ConditionType.READY):
             found.append(condition)
     return found
 

@@ -1,0 +1,29 @@
+"""The operator as a real process, in front of a real API server with the real controllers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from control_plane import ControlPlane
+from operated import Cluster, Operator, running
+
+
+@pytest.fixture(scope="session")
+def controllers(plane: ControlPlane) -> ControlPlane:
+    """The plane with the controllers that make pods and collect garbage."""
+    plane.start_controller_manager()
+    return plane
+
+
+@pytest.fixture(scope="session")
+def operator(controllers: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
+    """One operator for the tests that leave it alone."""
+    with running(controllers.kubeconfig, tmp_path_factory.mktemp("operator")) as found:
+        yield found
+
+
+@pytest.fixture
+def cluster(controllers: ControlPlane, namespace: str) -> Cluster:
+    """A namespace that no other test knows."""
+    return Cluster(controllers, namespace)

@@ -1,0 +1,218 @@
+"""`kubectl apply`, and it is right; somebody changes something, and it is right again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from ballast_api.worker_config import WorkerConfig
+from operated import Cluster, Operator, until
+
+pytestmark = pytest.mark.envtest
+
+CHILDREN = ("deployments", "services", "poddisruptionbudgets", "networkpolicies")
+
+
+def config_of(cluster: Cluster, name: str = "llm") -> Any:
+    """The configuration that new pods read."""
+    args = pod_of(cluster, name)["containers"][0]["args"]
+    data = cluster.get("configmaps", f"{name}-config")["data"]
+    text = data[args[1].rpartition("/")[2]]
+    return WorkerConfig.parse(text, name).model_dump(mode="json", by_alias=True)
+
+
+def pod_of(cluster: Cluster, name: str = "llm") -> Any:
+    return cluster.get("deployments", name)["spec"]["template"]["spec"]
+
+
+def made(cluster: Cluster, name: str = "llm") -> None:
+    until(lambda: all(cluster.get(kind, name) for kind in CHILDREN), said=f"children of {name}")
+
+
+def test_a_resource_gets_all_its_children(operator: Operator, cluster: Cluster) -> None:
+    cluster.make()
+    made(cluster)
+
+    assert config_of(cluster)["model"]["uri"] == "file:///models/tiny"
+    owners = [cluster.get(kind, "llm")["metadata"]["ownerReferences"][0]["kind"] for kind in CHILDREN]
+    assert owners == ["InferenceDeployment"] * 4
+    assert cluster.get("services", "llm")["spec"]["ports"][0]["port"] == 8000
+
+
+FIELDS: dict[str, tuple[dict[str, Any], Any, Any]] = {
+    "image": ({"template": {"image": "worker:2"}}, lambda c: pod_of(c)["containers"][0]["image"], "worker:2"),
+    "replicas": ({"replicas": 3}, lambda c: c.get("deployments", "llm")["spec"]["replicas"], 3),
+    "slo": ({"slo": {"ttftMilliseconds": 250}}, lambda c: config_of(c)["slo"]["ttftMilliseconds"], 250.0),
+    "slots": ({"slots": 7}, lambda c: config_of(c)["slots"], 7),
+    "tenants": (
+        {"offline": {"tenants": [{"name": "blue", "weight": 3}]}},
+        lambda c: [tenant["name"] for tenant in config_of(c)["offline"]["tenants"]],
+        ["blue"],
+    ),
+    "gpu": (
+        {"gpu": {"count": 1}},
+        lambda c: pod_of(c)["containers"][0]["resources"]["limits"],
+        {"nvidia.com/gpu": "1"},
+    ),
+    "drain": ({"rollout": {"drainSeconds": 90}}, lambda c: pod_of(c)["terminationGracePeriodSeconds"], 110),
+    "evictions": (
+        {"disruption": {"maxUnavailable": 2}},
+        lambda c: c.get("poddisruptionbudgets", "llm")["spec"]["maxUnavailable"],
+        2,
+    ),
+    "peers": (
+        {"network": {"ingressFrom": [{"podSelector": {"matchLabels": {"app": "router"}}}]}},
+        lambda c: c.get("networkpolicies", "llm")["spec"]["ingress"][0]["from"],
+        [{"podSelector": {"matchLabels": {"app": "router"}}}],
+    ),
+    "no policy": ({"network": {"policy": False}}, lambda c: c.get("networkpolicies", "llm"), None),
+    "keys": (
+        {"apiKeys": {"secretName": "keys"}},
+        lambda c: config_of(c)["runtime"]["apiKeysFile"],
+        "/etc/ballast/keys/keys.yaml",
+    ),
+    "fetched model": (
+        {"model": {"uri": "hf://a/b", "revision": "main"}},
+        lambda c: pod_of(c)["initContainers"][0]["command"][:3],
+        ["ballast", "fetch", "hf://a/b"],
+    ),
+    "memory": (
+        {"template": {"resources": {"limits": {"memory": "4096Mi"}}}},
+        lambda c: pod_of(c)["containers"][0]["resources"]["limits"],
+        {"memory": "4Gi"},
+    ),
+}
+
+
+def test_each_change_of_a_field_reaches_its_child(operator: Operator, cluster: Cluster) -> None:
+    """One resource for each field, changed all at once: the operator has turns for many."""
+    names = {case: f"llm-{i}" for i, case in enumerate(FIELDS)}
+    for name in names.values():
+        cluster.make(name)
+    for name in names.values():
+        made(cluster, name)
+    for case, (spec, _, _) in FIELDS.items():
+        cluster.patch("inferencedeployments", names[case], {"spec": spec})
+
+    for case, (_, found, wanted) in FIELDS.items():
+        view = _Named(cluster, names[case])
+        until(lambda view=view, found=found, wanted=wanted: found(view) == wanted, said=f"{case}: {found(view)}")
+
+
+class _Named(Cluster):
+    """A cluster in which `llm` means another resource."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        super().__init__(cluster.plane, cluster.namespace)
+        self._name = name
+
+    def get(self, kind: str, name: str) -> Any:
+        return super().get(kind, name.replace("llm", self._name, 1))
+
+
+def test_what_somebody_changes_or_deletes_is_restored(operator: Operator, cluster: Cluster) -> None:
+    cluster.make(replicas=2)
+    made(cluster)
+    cluster.patch("deployments", "llm", {"spec": {"replicas": 9}})
+    cluster.patch("services", "llm", {"spec": {"ports": [{"name": "http", "port": 9, "targetPort": "http"}]}})
+    cluster.delete("poddisruptionbudgets", "llm")
+    cluster.delete("configmaps", "llm-config")
+
+    until(lambda: cluster.get("deployments", "llm")["spec"]["replicas"] == 2)
+    until(lambda: cluster.get("services", "llm")["spec"]["ports"][0]["port"] == 8000)
+    until(lambda: cluster.get("poddisruptionbudgets", "llm"))
+    until(lambda: cluster.get("configmaps", "llm-config"))
+
+
+def test_fields_that_others_add_are_left_alone(operator: Operator, cluster: Cluster) -> None:
+    cluster.make()
+    made(cluster)
+    cluster.patch("deployments", "llm", {"metadata": {"annotations": {"team": "blue"}}})
+    cluster.patch("inferencedeployments", "llm", {"spec": {"replicas": 2}})
+    until(lambda: cluster.get("deployments", "llm")["spec"]["replicas"] == 2)
+
+    assert cluster.get("deployments", "llm")["metadata"]["annotations"]["team"] == "blue"
+
+
+def test_a_service_of_somebody_else_is_not_taken(operator: Operator, cluster: Cluster) -> None:
+    spec = {"ports": [{"port": 80}], "selector": {"app": "theirs"}}
+    cluster.create("services", {"metadata": {"name": "llm"}, "spec": spec})
+    cluster.make()
+
+    assert "is not Ballast's" in cluster.says("Degraded", "True", "NameTaken")["message"]
+    assert cluster.get("services", "llm")["spec"]["selector"] == {"app": "theirs"}
+
+
+def test_what_no_pod_can_have_is_told_in_the_api_servers_words(operator: Operator, cluster: Cluster) -> None:
+    cluster.make(template={"volumes": [{"name": "x", "emptyDirectory": {}}]})
+
+    assert "emptyDirectory" in cluster.says("Degraded", "True", "InvalidPod")["message"]
+    cluster.patch("inferencedeployments", "llm", {"spec": {"template": {"volumes": []}}})
+    cluster.says("Degraded", "False")
+
+
+def test_deletion_leaves_nothing_behind(operator: Operator, cluster: Cluster) -> None:
+    cluster.make()
+    made(cluster)
+    until(cluster.pods)
+    cluster.delete("inferencedeployments", "llm")
+
+    kinds = ("inferencedeployments", *CHILDREN, "pods")
+    until(lambda: not [kind for kind in kinds if cluster.names(kind)], said="nothing is left")
+    assert "llm-config" not in cluster.names("configmaps")
+
+
+def test_a_resource_made_again_under_its_name_gets_children_of_its_own(operator: Operator, cluster: Cluster) -> None:
+    cluster.make()
+    made(cluster)
+    cluster.delete("inferencedeployments", "llm")
+    uid = cluster.make(slots=3)["metadata"]["uid"]
+
+    until(lambda: _owner(cluster) == uid and config_of(cluster).get("slots") == 3)
+
+
+def _owner(cluster: Cluster) -> str:
+    found = cluster.get("deployments", "llm")
+    return found["metadata"]["ownerReferences"][-1]["uid"] if found else ""
+
+
+def test_an_idle_cluster_makes_no_calls(operator: Operator, cluster: Cluster) -> None:
+    cluster.make()
+    cluster.says("Progressing", "True")
+    until(cluster.pods)
+    for pod in cluster.pods():
+        cluster.make_ready(pod["metadata"]["name"])
+    cluster.says("Ready", "True")
+    cluster.says("Progressing", "False", "Complete")
+    before = operator.calls()
+    turns = operator.metrics()["ballast_operator_reconcile_seconds_count"]
+    # Changes that ask for nothing: the operator has its turns, and says nothing.
+    cluster.plane.kubectl("annotate", "-n", cluster.namespace, "infd", "llm", "note=1")
+    cluster.plane.kubectl("label", "-n", cluster.namespace, "deployment", "llm", "theirs=1")
+    until(lambda: operator.metrics()["ballast_operator_reconcile_seconds_count"] >= turns + 2)
+
+    assert operator.calls() == before
+
+
+def test_kubectl_scale_and_wait_work(operator: Operator, cluster: Cluster) -> None:
+    cluster.make()
+    cluster.plane.kubectl("scale", "-n", cluster.namespace, "infd/llm", "--replicas=2")
+    until(lambda: len(cluster.pods()) == 2)
+    for number, pod in enumerate(cluster.pods()):
+        cluster.make_ready(pod["metadata"]["name"], f"10.0.0.{number + 1}")
+
+    cluster.plane.kubectl("wait", "-n", cluster.namespace, "infd/llm", "--for=condition=Ready", "--timeout=20s")
+    scale = cluster.request("GET", cluster.path("inferencedeployments", "llm") + "/scale")
+    assert scale["status"]["selector"] == "app.kubernetes.io/name=ballast-worker,app.kubernetes.io/instance=llm"
+
+
+def test_probes_and_metrics_answer(operator: Operator, cluster: Cluster) -> None:
+    cluster.make(replicas=2)
+    made(cluster)
+    address = f"http://127.0.0.1:{operator.port}"
+    series = f'ballast_operator_replicas{{name="llm",namespace="{cluster.namespace}",state="desired"}}'
+
+    assert httpx.get(f"{address}/healthz").status_code == httpx.get(f"{address}/readyz").status_code == 200
+    until(lambda: operator.metrics().get(series) == 2)
+    assert operator.metrics()["ballast_operator_active"] == 1

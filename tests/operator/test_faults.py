@@ -1,0 +1,177 @@
+"""Whatever is killed, refused or away, the cluster ends as the resource says, with nothing made twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from control_plane import ControlPlane
+from faults import Answer, Call, Proxy, proxy
+from operated import Cluster, Operator, running, until
+
+pytestmark = pytest.mark.envtest
+
+CHILDREN = ("deployments", "services", "poddisruptionbudgets", "networkpolicies")
+
+
+@pytest.fixture
+def between(controllers: ControlPlane) -> Iterator[Proxy]:
+    with proxy(controllers) as found:
+        yield found
+
+
+def is_right(cluster: Cluster, name: str = "llm") -> bool:
+    """Every child is there, once, and the status speaks of this generation."""
+    if not all(cluster.names(kind) == [name] for kind in CHILDREN) or not cluster.get("configmaps", f"{name}-config"):
+        return False
+    resource = cluster.resource(name)
+    return resource.get("status", {}).get("observedGeneration") == resource["metadata"]["generation"]
+
+
+def ends_right(cluster: Cluster) -> None:
+    until(lambda: is_right(cluster), said="all children and the status")
+    until(lambda: len(cluster.pods()) == 1, said="one pod")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_the_operator_may_be_killed_at_every_step(between: Proxy, cluster: Cluster, tmp_path: Path, when: str) -> None:
+    """A new operator each time, killed at its n-th write, until one lives to the end."""
+    cluster.make()
+    steps = 0
+    for step in range(1, 20):
+        operator = Operator(between.kubeconfig, tmp_path)
+        seen: list[Call] = []
+
+        def kill_at(call: Call, operator: Operator = operator, seen: list[Call] = seen, step: int = step) -> None:
+            if call.is_write and cluster.namespace in call.path:
+                seen.append(call)
+                if len(seen) == step and operator.process is not None:
+                    operator.process.kill()
+
+        between.before = lambda call, kill_at=kill_at: kill_at(call) if when == "before" else None
+        between.after = lambda call, kill_at=kill_at: kill_at(call) if when == "after" else None
+        operator.start()
+        assert operator.process is not None
+        until(lambda o=operator: o.process.poll() is not None or is_right(cluster), said="killed, or done")
+        between.before, between.after = lambda _: None, lambda _: None
+        if operator.process.poll() is None:
+            steps = len(seen)
+            operator.kill()
+            break
+        for kind in CHILDREN:  # the next one begins from nothing, and the status from nothing
+            cluster.delete(kind, "llm")
+        cluster.delete("configmaps", "llm-config")
+
+    assert steps >= 6, "five children and the status"
+    with running(between.kubeconfig, tmp_path):
+        ends_right(cluster)
+
+
+FAULTS: dict[str, Answer] = {
+    "409": (409, {}),
+    "429": (429, {"Retry-After": "1"}),
+    "500": (500, {}),
+    "503": (503, {}),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_every_write_may_be_refused_once(between: Proxy, cluster: Cluster, tmp_path: Path, name: str) -> None:
+    """What was refused is tried again; nothing is given up and nothing reported as wrong."""
+    refused: set[str] = set()
+
+    def refuse(call: Call) -> Answer | None:
+        if call.is_write and cluster.namespace in call.path and call.path not in refused:
+            refused.add(call.path)
+            return FAULTS[name]
+        return None
+
+    between.before = refuse
+    with running(between.kubeconfig, tmp_path):
+        cluster.make()
+        ends_right(cluster)
+        cluster.says("Degraded", "False")
+    assert len(refused) >= 6
+
+
+def test_a_stream_whose_history_is_gone_is_read_anew(between: Proxy, cluster: Cluster, tmp_path: Path) -> None:
+    """A deletion that no stream showed is found by the audit."""
+    cut = False
+
+    def expire(call: Call) -> Answer | None:
+        return (410, {}) if cut and "watch" in call.query and "services" in call.path else None
+
+    between.before = expire
+    with running(between.kubeconfig, tmp_path, BALLAST_AUDIT_SECONDS="10") as operator:
+        cluster.make()
+        ends_right(cluster)
+        before = operator.metrics().get("ballast_operator_reconcile_errors_total", 0)
+        cluster.delete("services", "llm")
+        until(lambda: cluster.get("services", "llm"))
+        assert before == 0
+
+
+def test_the_api_server_may_restart(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
+    """With a plane of its own, which others would miss."""
+    from control_plane import control_plane
+
+    crd = Path(__file__).parent.parent.parent / "crds" / "ballast.dev_inferencedeployments.yaml"
+    with control_plane(tmp_path_factory.mktemp("restarting")) as plane:
+        plane.kubectl("apply", "--server-side", "-f", str(crd))
+        plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+        plane.start_controller_manager()
+        cluster = Cluster(plane, "default")
+        with running(plane.kubeconfig, tmp_path):
+            cluster.make("before")
+            until(lambda: is_right_among(cluster, "before"))
+            plane.kill("kube-apiserver")
+            plane.start_apiserver()
+            cluster.make("after")
+            until(lambda: is_right_among(cluster, "after"), seconds=60)
+            cluster.delete("deployments", "before")
+            until(lambda: is_right_among(cluster, "before"), seconds=60)
+
+
+def is_right_among(cluster: Cluster, name: str) -> bool:
+    resource = cluster.resource(name)
+    is_reported = resource.get("status", {}).get("observedGeneration") == resource["metadata"]["generation"]
+    return all(cluster.get(kind, name) for kind in CHILDREN) and is_reported
+
+
+def test_of_two_operators_one_is_active_and_the_other_takes_over(
+    controllers: ControlPlane, cluster: Cluster, tmp_path: Path
+) -> None:
+    first = Operator(controllers.kubeconfig, tmp_path)
+    second = Operator(controllers.kubeconfig, tmp_path, lease=first.lease)
+    try:
+        first.start()
+        second.start(active=False)
+        cluster.make()
+        ends_right(cluster)
+        assert second.metrics()["ballast_operator_active"] == 0
+        assert first.stop() == 0  # gives its lease up
+        cluster.patch("inferencedeployments", "llm", {"spec": {"slots": 3}})
+        until(lambda: second.metrics()["ballast_operator_active"] == 1)
+        ends_right(cluster)
+        first.start(active=False)
+        second.kill()  # gives nothing up: the lease has to end
+        until(lambda: first.metrics()["ballast_operator_active"] == 1, seconds=40)
+        cluster.patch("inferencedeployments", "llm", {"spec": {"slots": 4}})
+        until(lambda: is_right(cluster))
+    finally:
+        for operator in (first, second):
+            if operator.process is not None and operator.process.poll() is None:
+                operator.kill()
+
+
+def test_an_operator_whose_lease_was_taken_stops(controllers: ControlPlane, tmp_path: Path) -> None:
+    operator = Operator(controllers.kubeconfig, tmp_path)
+    operator.start()
+    assert operator.process is not None
+    lease = f"/apis/coordination.k8s.io/v1/namespaces/default/leases/{operator.lease}"
+    merge = {"Content-Type": "application/merge-patch+json"}
+    controllers.http.patch(lease, json={"spec": {"holderIdentity": "another"}}, headers=merge)
+
+    assert operator.process.wait(20) == 1

@@ -1,0 +1,122 @@
+"""A proxy before the API server that sees every call, and can answer for the server, cut calls off, or tell of them."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+from aiohttp import web
+from control_plane import ControlPlane
+
+HOP_BY_HOP = {"transfer-encoding", "content-length", "content-encoding", "connection", "keep-alive"}
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request."""
+
+    method: str
+    path: str
+    query: dict[str, str]
+
+    @property
+    def is_write(self) -> bool:
+        """True for what changes children, status or pods; the Lease and events are the operator's own affair."""
+        return self.method != "GET" and "/leases" not in self.path and "/events" not in self.path
+
+
+Answer = tuple[int, dict[str, str]]
+"""Status and headers in place of the server's."""
+
+
+@dataclass
+class Proxy:
+    """What was seen, and what to do about calls to come."""
+
+    plane: ControlPlane
+    port: int = 0
+    calls: list[Call] = field(default_factory=list)
+    before: Callable[[Call], Answer | None] = lambda _: None
+    """Called before a call goes on; an answer is given in the server's place."""
+    after: Callable[[Call], None] = lambda _: None
+    """Called when the server has answered, before its answer goes back."""
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.plane.kubeconfig_of("test-admin", f"http://127.0.0.1:{self.port}")
+
+    def kubeconfig_of(self, token: str) -> Path:
+        return self.plane.kubeconfig_of(token, f"http://127.0.0.1:{self.port}")
+
+    @property
+    def writes(self) -> list[Call]:
+        return [call for call in self.calls if call.is_write]
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        call = Call(request.method, request.path, dict(request.query))
+        self.calls.append(call)
+        answer = self.before(call)
+        if answer is not None:
+            return web.json_response({"message": "injected"}, status=answer[0], headers=answer[1])
+        headers = {
+            name: value for name, value in request.headers.items() if name.lower() not in {"host", "accept-encoding"}
+        }
+        context = ssl.create_default_context(cafile=str(Path(__file__).parent.parent / "queue" / "loopback.pem"))
+        timeout = aiohttp.ClientTimeout(total=None)
+        async with (
+            aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(ssl=context)) as session,
+            session.request(
+                request.method, self.plane.url + str(request.rel_url), headers=headers, data=await request.read()
+            ) as upstream,
+        ):
+            kept = {name: value for name, value in upstream.headers.items() if name.lower() not in HOP_BY_HOP}
+            if "watch" not in request.query:
+                body = await upstream.read()
+                self.after(call)
+                return web.Response(status=upstream.status, body=body, headers=kept)
+            response = web.StreamResponse(status=upstream.status, headers=kept)
+            await response.prepare(request)
+            async for chunk in upstream.content.iter_any():
+                await response.write(chunk)
+            return response
+
+    async def serve(self, ready: threading.Event, stop: asyncio.Event) -> None:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            try:
+                return await self.handle(request)
+            except (aiohttp.ClientError, ConnectionError) as error:  # the server is away
+                return web.json_response({"message": str(error)}, status=503)
+
+        app = web.Application(client_max_size=2**26)
+        app.router.add_route("*", "/{path:.*}", handle)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        self.port = int(runner.addresses[0][1])
+        ready.set()
+        await stop.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(2):
+                await runner.cleanup()
+
+
+@contextmanager
+def proxy(plane: ControlPlane) -> Iterator[Proxy]:
+    """Run a proxy on a thread of its own."""
+    found, ready, stop = Proxy(plane), threading.Event(), asyncio.Event()
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=lambda: loop.run_until_complete(found.serve(ready, stop)), daemon=True)
+    thread.start()
+    assert ready.wait(10)
+    try:
+        yield found
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(10)
+        loop.close()

@@ -1,0 +1,210 @@
+"""The operator as a real process, in front of a real API server with the real controllers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import httpx
+from control_plane import ControlPlane
+
+WAIT_SECONDS = 30
+INFD = "/apis/ballast.dev/v1alpha1/namespaces/{}/inferencedeployments"
+
+
+def until(what: Callable[[], Any], *, seconds: float = WAIT_SECONDS, said: str = "") -> Any:
+    """Wait until `what` gives something true; what a cluster does has no other signal."""
+    end = time.monotonic() + seconds
+    found = None
+    while time.monotonic() < end:
+        found = what()
+        if found:
+            return found
+        time.sleep(0.03)
+    raise AssertionError(f"not within {seconds} s: {said or what}; last found {found!r}")
+
+
+@dataclass
+class Operator:
+    """One process of the operator."""
+
+    kubeconfig: Path
+    folder: Path
+    environment: dict[str, str] = field(default_factory=dict)
+    lease: str = field(default_factory=lambda: f"lease-{uuid4().hex[:8]}")
+    process: subprocess.Popen[bytes] | None = None
+    port: int = 0
+
+    @property
+    def log(self) -> Path:
+        return self.folder / f"operator-{id(self)}.log"
+
+    def text(self) -> str:
+        return self.log.read_text() if self.log.exists() else ""
+
+    def start(self, *, active: bool = True) -> None:
+        """Start the process, by default until it is the active one."""
+        environment = {
+            **os.environ,
+            "KUBECONFIG": str(self.kubeconfig),
+            "BALLAST_NAMESPACE": "default",
+            "BALLAST_WORKER_IMAGE": "worker:1",
+            "BALLAST_LEASE_NAME": self.lease,
+            "BALLAST_HOST": "127.0.0.1",
+            "BALLAST_PORT": "0",
+            "BALLAST_LOOK_SECONDS": "1",
+            **self.environment,
+        }
+        before = len(self.text())
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "ballast_operator"], env=environment, stdout=log, stderr=log
+            )
+        pattern = r"listening port=(\d+)"
+        self.port = int(until(lambda: re.search(pattern, self.text()[before:]), said="listening")[1])
+        if active:
+            until(lambda: " active lease" in self.text()[before:], said="active")
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> int:
+        assert self.process is not None
+        self.process.terminate()
+        return self.process.wait(20)
+
+    def metrics(self) -> dict[str, float]:
+        """Every sample, by its name with labels."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=5) as answer:
+            lines = answer.read().decode().splitlines()
+        return {name: float(value) for name, _, value in (x.rpartition(" ") for x in lines if not x.startswith("#"))}
+
+    def calls(self, *, without: tuple[str, ...] = ("Lease",)) -> float:
+        """Calls to the API server so far."""
+        return sum(
+            value
+            for name, value in self.metrics().items()
+            if name.startswith("ballast_operator_api_calls_total") and not any(f'kind="{k}"' in name for k in without)
+        )
+
+
+@dataclass
+class Cluster:
+    """A namespace of the API server, as a person uses it."""
+
+    plane: ControlPlane
+    namespace: str
+
+    def request(self, method: str, path: str, **more: Any) -> Any:
+        response = self.plane.http.request(method, path, **more)
+        if response.status_code == httpx.codes.NOT_FOUND:
+            return None
+        assert response.is_success, response.text
+        return response.json()
+
+    def path(self, kind: str, name: str = "") -> str:
+        group = {
+            "inferencedeployments": "apis/ballast.dev/v1alpha1",
+            "deployments": "apis/apps/v1",
+            "poddisruptionbudgets": "apis/policy/v1",
+            "networkpolicies": "apis/networking.k8s.io/v1",
+            "servicemonitors": "apis/monitoring.coreos.com/v1",
+            "prometheusrules": "apis/monitoring.coreos.com/v1",
+        }.get(kind, "api/v1")
+        return f"/{group}/namespaces/{self.namespace}/{kind}" + (f"/{name}" if name else "")
+
+    def get(self, kind: str, name: str) -> Any:
+        return self.request("GET", self.path(kind, name))
+
+    def list(self, kind: str) -> list[Any]:
+        found = self.request("GET", self.path(kind))
+        return found["items"] if found else []
+
+    def names(self, kind: str) -> list[str]:
+        return [item["metadata"]["name"] for item in self.list(kind)]
+
+    def create(self, kind: str, body: Any) -> Any:
+        return self.request("POST", self.path(kind), json=body)
+
+    def patch(self, kind: str, name: str, body: Any, subresource: str = "") -> Any:
+        path = self.path(kind, name) + (f"/{subresource}" if subresource else "")
+        return self.request("PATCH", path, json=body, headers={"Content-Type": "application/merge-patch+json"})
+
+    def delete(self, kind: str, name: str) -> None:
+        self.request("DELETE", self.path(kind, name))
+
+    def make(self, name: str = "llm", **spec: Any) -> Any:
+        """Create an InferenceDeployment of which only `spec` matters."""
+        return self.create("inferencedeployments", make_resource(name, self.namespace, **spec))
+
+    def resource(self, name: str = "llm") -> Any:
+        return self.get("inferencedeployments", name)
+
+    def condition(self, kind: str, name: str = "llm") -> dict[str, Any]:
+        conditions = (self.resource(name).get("status") or {}).get("conditions") or ()
+        return next((found for found in conditions if found["type"] == kind), {"status": "", "reason": ""})
+
+    def says(self, kind: str, status: str, reason: str = "", name: str = "llm") -> dict[str, Any]:
+        """Wait for a condition."""
+
+        def found() -> dict[str, Any] | None:
+            condition = self.condition(kind, name)
+            right = condition["status"] == status and reason in {"", condition["reason"]}
+            return condition if right else None
+
+        try:
+            return until(found, said=f"{kind} is {status} {reason}")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{json.dumps(self.resource(name).get('status'), indent=1)}") from None
+
+    def pods(self) -> list[Any]:
+        return [pod for pod in self.list("pods") if not pod["metadata"].get("deletionTimestamp")]
+
+    def set_pod(self, name: str, **status: Any) -> None:
+        self.patch("pods", name, {"status": status}, "status")
+
+    def make_ready(self, name: str, ip: str = "10.0.0.1") -> None:
+        """Say of a pod what a kubelet says of one that serves."""
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        conditions = [{"type": kind, "status": "True", "lastTransitionTime": now} for kind in ("Ready", "PodScheduled")]
+        container = {"name": "worker", "ready": True, "restartCount": 0, "image": "worker:1", "imageID": "x"}
+        container |= {"state": {"running": {"startedAt": now}}, "started": True}
+        self.set_pod(
+            name, phase="Running", conditions=conditions, podIP=ip, podIPs=[{"ip": ip}], containerStatuses=[container]
+        )
+
+
+def make_resource(name: str, namespace: str, **spec: Any) -> Any:
+    model = {"uri": "file:///models/tiny"}
+    return {
+        "apiVersion": "ballast.dev/v1alpha1",
+        "kind": "InferenceDeployment",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"model": model, "gpu": {"count": 0}} | spec,
+    }
+
+
+@contextmanager
+def running(kubeconfig: Path, folder: Path, **environment: str) -> Iterator[Operator]:
+    """An operator of its own."""
+    operator = Operator(kubeconfig, folder, environment)
+    operator.start()
+    try:
+        yield operator
+    finally:
+        if operator.process is not None and operator.process.poll() is None:
+            operator.kill()
+    assert "Traceback" not in operator.text(), operator.text()
