@@ -105,7 +105,7 @@ def g1_online_comes_first(_replay: object, snapshot: Snapshot, plan: Plan) -> No
     """A waiting online request gets a slot, unless slots, prefill tokens or KV are held by online or reserved."""
     after = After(snapshot, plan)
     waiting = [r for r in after.waiting if r.request_class is ONLINE]
-    if not waiting:
+    if not waiting or plan.wait_until > snapshot.now:  # see `g3_only_an_idle_engine_waits_for_a_batch`
         return
     first = waiting[0]
     if len(after.online) + min(len(after.offline), after.reserved) >= after.config.slots:
@@ -211,6 +211,8 @@ def g3_no_slot_stays_empty_without_a_true_reason(_replay: object, snapshot: Snap
     after = After(snapshot, plan)
     if len(after.holders) >= after.config.slots or snapshot.cost.is_trusted is False:
         return
+    if plan.wait_until > snapshot.now:
+        return
     reasons = {because.request: because.reason for because in plan.because}
     most = floor(after.config.offline_max_share * after.config.slots + 1e-9)
     for request_class in RequestClass:
@@ -221,6 +223,16 @@ def g3_no_slot_stays_empty_without_a_true_reason(_replay: object, snapshot: Snap
         explained = [because.request for because in plan.because if because.request in group]
         assert explained, f"a slot stays empty, {request_class} waits, and nobody says why"
         _check_reason(after, explained[0], reasons[explained[0]])
+
+
+def g3_only_an_idle_engine_waits_for_a_batch(_replay: object, snapshot: Snapshot, plan: Plan) -> None:
+    if plan.wait_until <= snapshot.now:
+        return
+    assert not (snapshot.residents or plan.grants), "a busy engine waited for a batch"
+    first = min(r.arrival for r in snapshot.waiting)
+    assert plan.wait_until <= first + snapshot.config.batch_window + 1e-9, "the window is over"
+    assert len(snapshot.waiting) < snapshot.config.slots, "the batch is full"
+    assert {because.reason for because in plan.because} == {Reason.BATCH_WINDOW}
 
 
 def _check_reason(after: After, request: Request, reason: Reason) -> None:
@@ -309,6 +321,7 @@ LAWS = (
     g2_the_reservation_is_never_touched,
     g2_online_never_overtakes_the_reservation,
     g3_no_slot_stays_empty_without_a_true_reason,
+    g3_only_an_idle_engine_waits_for_a_batch,
     g4_lent_work_fits_the_budget,
     g4_the_prediction_is_that_of_the_grants,
     g5_nobody_is_overtaken_by_a_lower_priority,

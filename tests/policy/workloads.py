@@ -71,6 +71,7 @@ def configs(draw: st.DrawFn) -> PolicyConfig:
         ttft=draw(st.sampled_from([inf, 0.05, 0.2])),
         tpot=draw(st.sampled_from([inf, 0.02])),
         tenants=tenants,
+        batch_window=draw(st.sampled_from([0.0, 0.0, 0.004, 0.02])),
         tail_tokens=draw(st.sampled_from([0, 8, 64])),
         guard_share=draw(st.sampled_from([0.0, 0.05, 0.2])),
     )

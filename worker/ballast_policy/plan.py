@@ -23,6 +23,8 @@ class Reason(StrEnum):
     KV_RECLAIMED = "kv_reclaimed"
     PRIORITY = "priority"
     TENANT_CAP = "tenant_cap"
+    BATCH_WINDOW = "batch_window"
+    """The idle engine waits a moment for others to come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,5 +58,7 @@ class Plan:
     budget_seconds: float = float("inf")
     """What offline work might bring the step to; inf while online is neither here nor expected, or the cost model is
     not trusted. Online and the reservation of offline may exceed it by themselves."""
+    wait_until: float = float("-inf")
+    """When an empty plan is worth another look, if nobody comes before; -inf where that is not known."""
     suspendable_seconds: float = 0.0
     """How long the step may stand still at layer boundaries for online newcomers (`plan_nested`); 0 is not at all."""

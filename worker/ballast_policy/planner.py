@@ -12,6 +12,8 @@ request of a higher priority takes the slot of the lowest. Nobody overtakes with
 fit ends the admissions (one exception: an offline request larger than the whole KV reservation does not keep the
 others from filling it).
 
+An idle engine may wait a moment for a batch before all this (`window`).
+
 A RUNNING request without a grant keeps its slot where it waits for prefill tokens and is online or within the
 reservation; any other is parked.
 """
@@ -24,14 +26,18 @@ from ballast_policy.budget import is_provided_for, step_budget
 from ballast_policy.growth import grow
 from ballast_policy.lending import lend
 from ballast_policy.online import online_step, serve_online
-from ballast_policy.plan import Plan, Reason
+from ballast_policy.plan import Because, Plan, Reason
 from ballast_policy.reservation import fill_reservation
 from ballast_policy.snapshot import Snapshot
 from ballast_policy.step import Step
+from ballast_policy.window import begins_at
 
 
 def plan(snapshot: Snapshot) -> Plan:
     """Decide the next step. Pure: the same snapshot gives the same plan, and nothing in it is changed."""
+    wait_until = begins_at(snapshot)
+    if snapshot.now < wait_until:
+        return Plan(because=tuple(Because(r, Reason.BATCH_WINDOW) for r in snapshot.waiting), wait_until=wait_until)
     step = Step(snapshot)
     grow(step)
     fill_reservation(step)

@@ -55,6 +55,8 @@ class PolicyConfig:
     """A step takes at most this share of the TTFT that a newcomer has left beside its own prefill."""
     slot_headroom: float = 0.5
     """Share of online's slots that must be free for all the time of the budget to be lent; with fewer, less is."""
+    batch_window: float = 0.0
+    """Seconds that an idle engine waits after the first arrival to begin with a whole batch."""
     quiet_seconds: float = 30.0
     """How long after the last online request the next one is still provided for."""
     static_share: float = 0.25

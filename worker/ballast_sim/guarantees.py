@@ -14,8 +14,9 @@ from ballast_policy.shares import reserved_slots
 from ballast_policy.snapshot import Snapshot
 from ballast_sim.errors import IllegalPlan
 
-_EXCUSES = frozenset({Reason.NO_KV, Reason.CHUNK_SPENT})
-"""Why an online request may wait beside a slot: its KV is not free, or the step computes as much prefill as it may."""
+_EXCUSES = frozenset({Reason.NO_KV, Reason.CHUNK_SPENT, Reason.BATCH_WINDOW})
+"""Why an online request may wait beside a slot: its KV is not free, the step computes as much prefill as it may, or an
+idle engine waits for a batch."""
 
 
 @dataclass

@@ -154,7 +154,7 @@ class Replica:
         if self.guarantees:
             self.guarantees.check(snapshot, plan, self.num_running)
         if not plan.grants:
-            self._rest()
+            self._rest(plan.wait_until)
             return
         self._stalled = 0
         seconds = self.model.seconds(work)
@@ -163,7 +163,7 @@ class Replica:
         self.steps.append(Step(self.clock.now, seconds, plan.predicted_seconds, *log))
         self.clock.at(self.clock.now + seconds, lambda: self._finish(work, seconds), rank=1)
 
-    def _rest(self) -> None:
+    def _rest(self, until: float) -> None:
         """Nothing to compute: sleep until work comes, or look again soon where the policy lets work wait."""
         if not self.items:
             self.is_busy = False
@@ -173,7 +173,8 @@ class Replica:
         self._stalled += 1 if is_owed else 0  # a gateway may hold offline work back
         if self._stalled > STALLED:
             raise IllegalPlan(f"{len(self.items)} requests wait or are resident, and no plan runs any of them")
-        self.clock.at(self.clock.now + LOOK_AGAIN_SECONDS, self._begin, rank=1)
+        again = until if until > self.clock.now else self.clock.now + LOOK_AGAIN_SECONDS
+        self.clock.at(again, self._begin, rank=1)
 
     def _snapshot(self) -> Snapshot:
         now, known = self.clock.now, self.known

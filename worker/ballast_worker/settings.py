@@ -99,6 +99,7 @@ def policy_config(config: WorkerConfig, current: PolicyConfig) -> PolicyConfig:
         offline_max_share=offline.max_percent / 100,
         ttft=config.slo.ttft_milliseconds / 1000,
         tpot=config.slo.tpot_milliseconds / 1000,
+        batch_window=offline.batch_window_milliseconds / 1000,
         tenants={
             tenant.name: TenantShare(
                 tenant.weight, tenant.max_priority, tenant.max_slots, tenant.reserved_percent / 100

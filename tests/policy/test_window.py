@@ -1,0 +1,79 @@
+"""An idle engine waits a moment for a batch, and never longer than it is worth."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+
+from ballast_policy.backlog import Backlog
+from ballast_policy.cost import CostModel
+from ballast_policy.plan import Reason
+from ballast_policy.planner import plan
+from ballast_policy.request import Phase, Request, RequestClass
+from ballast_policy.snapshot import PolicyConfig, Snapshot, take_snapshot
+
+ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
+COST = CostModel(0.001, 1e-5, 0, 1e-4, 0, is_trusted=True)
+
+
+def make_request(seq: int, arrival: float, request_class: RequestClass = ONLINE, **fields) -> Request:
+    return Request(seq, request_class, arrival, 10, 10, **{"num_tokens": 10, **fields})
+
+
+def look(now: float, *waiting: Request, residents: tuple[Request, ...] = (), cost: CostModel = COST) -> Snapshot:
+    backlog = Backlog()
+    for request in waiting:
+        backlog.add(request)
+    return take_snapshot(
+        now=now,
+        residents=residents,
+        backlog=backlog,
+        free_blocks=100,
+        config=PolicyConfig(slots=4, num_blocks=100, chunk_tokens=64, batch_window=0.015),
+        cost=cost,
+    )
+
+
+def test_the_window_opens_with_the_first_arrival_whoever_comes_later():
+    decided = plan(look(1.010, make_request(0, 1.0, OFFLINE), make_request(1, 1.009)))
+
+    assert (decided.grants, decided.wait_until) == ((), pytest.approx(1.015))
+    assert {because.reason for because in decided.because} == {Reason.BATCH_WINDOW}
+
+
+def test_when_it_closes_everybody_starts_online_first():
+    online, offline = make_request(1, 1.009), make_request(0, 1.0, OFFLINE)
+    decided = plan(look(1.015, offline, online))
+
+    assert decided.wait_until == -inf
+    assert set(decided.admit) == {online, offline}
+    assert decided.because[0].request is offline, "its reservation is filled first"
+    assert decided.because[1].reason is Reason.ONLINE_FIRST
+
+
+@pytest.mark.parametrize(
+    "waiting",
+    [
+        pytest.param([make_request(seq, 1.0) for seq in range(4)], id="every slot is taken"),
+        pytest.param([make_request(0, 1.0, num_tokens=64)], id="the chunk is full"),
+        pytest.param([make_request(0, 1.0, ttft=0.0115)], id="a first token would be late"),
+        pytest.param([make_request(0, 0.5)], id="one waited before, preempted or held back"),
+    ],
+)
+def test_it_does_not_wait_for_what_it_cannot_use_or_afford(waiting):
+    assert plan(look(1.011, *waiting)).admit
+
+
+def test_it_waits_as_long_as_the_first_token_allows():
+    decided = plan(look(1.001, make_request(0, 1.0, ttft=0.010)))
+
+    assert decided.wait_until == pytest.approx(1.010 - 0.001 - 10e-5)
+
+
+def test_a_busy_engine_does_not_wait():
+    resident = make_request(
+        0, 0.0, phase=Phase.RUNNING, num_tokens=12, num_computed=11, num_output=2, num_blocks=1, num_private_blocks=1
+    )
+
+    assert plan(look(1.0, make_request(1, 1.0), residents=(resident,))).admit
