@@ -137,6 +137,9 @@ class Offline(ApiModel):
     """The queue in Redis this deployment works from; by default `<namespace>/<name>`."""
     tenants: tuple[Tenant, ...] = Field(default=(), max_length=1000, json_schema_extra=keyed_by("name"))
     """Empty: any tenant, equal weights. Otherwise a tenant that is not listed is refused."""
+    batch_window_milliseconds: float = Field(default=0, ge=0, le=1000)
+    """How long an idle engine waits after the first arrival to begin with a whole batch, online first; never so long
+    that a first token comes late. 0 does not wait: a model that generates lets newcomers in at every step."""
     max_attempts: int = Field(default=5, ge=1, le=100)
     """Attempts of an item before it is a dead letter; giving back spends none."""
     lease_seconds: float = Field(default=30, ge=1, le=3600)

@@ -94,6 +94,7 @@ class Engine:
         self._meter = Meter()
         self._failures_in_a_row = 0
         self._is_stalled = False
+        self._wait_until = -inf
         self._interrupt = Interrupt()
         self._suspended: Flight | None = None
 
@@ -137,8 +138,11 @@ class Engine:
         """Sleep until there is something to do, at most `timeout` seconds."""
         if self._inbox or (self._by_id and not self._is_stalled):
             return
-        # A stalled engine has work that the policy holds back: time alone may let it go.
-        self._inbox.wait(min(timeout, 0.005) if self._by_id else timeout)
+        if self._by_id:
+            # A stalled engine has work that the policy holds back: time alone may let it go.
+            held_for = self._wait_until - self._clock()
+            timeout = min(timeout, held_for if held_for > 0 else 0.005)
+        self._inbox.wait(timeout)
 
     @property
     def has_work(self) -> bool:
@@ -183,6 +187,7 @@ class Engine:
         step = self._scheduler.schedule(started)
         self._meter.note_plan(step)
         self._is_stalled = not step.members
+        self._wait_until = step.plan.wait_until
         if self._is_stalled:
             return None
         flight = self._lay_out(step, started)
