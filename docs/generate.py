@@ -24,6 +24,7 @@ from ballast_api.base import LATER, VALIDATIONS
 from ballast_api.inference_deployment import Spec
 from ballast_api.status import Status
 from ballast_api.worker_config import WorkerConfig
+from ballast_engine.footprint import Footprint
 from ballast_engine.stats import ClassStats, EngineStats
 from ballast_policy.cost import CostModel
 from ballast_policy.request import RequestClass
@@ -31,6 +32,7 @@ from ballast_queue.job import RequestCounts
 from ballast_queue.status import QueueStats
 from ballast_worker.metrics import Figures, Metrics, QueueView, Spending, StepMeter
 from ballast_worker.requests import Recorder
+from ballast_worker.utilization import Utilization
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "docs" / "reference"
@@ -133,6 +135,7 @@ def nothing_yet() -> Figures:
     items = QueueStats(at=0, items=RequestCounts(), inbox=0, oldest_waiting_seconds=0, dead_letters=0, jobs={})
     return Figures(
         model="model", stats=stats, steps=StepMeter(), recorders=(Recorder(),), spending=Spending(),
+        utilization=Utilization(Footprint(*[1.0] * 7)),
         queue=QueueView("queue", is_up=True, stats=items, jobs_at_risk=0, held=0), block_tokens=16, generation=0,
         restart_required=0, config_invalid=False, is_draining=False, is_healthy=True,
     )  # fmt: skip

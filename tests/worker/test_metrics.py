@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from ballast_engine.footprint import Footprint, PhaseWork
 from ballast_engine.request import FinishReason
 from ballast_engine.stats import NO_STEP, Admission, ClassStats, EngineStats, StepKind
 from ballast_policy.cost import CostModel
@@ -17,9 +18,19 @@ from ballast_worker.histogram import Histogram
 from ballast_worker.log import JsonFormatter, KeyValueFormatter, Log
 from ballast_worker.metrics import MOST_TENANTS, Figures, Metrics, Spending, StepMeter
 from ballast_worker.requests import Passage, Recorder, RequestOutcome
-from ballast_worker.status import Rates
+from ballast_worker.status import SMOOTHING_SECONDS, Rates
+from ballast_worker.utilization import Utilization
 
 ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
+FOOTPRINT = Footprint(
+    token_flops=10.0,
+    attended_flops=1.0,
+    draw_flops=5.0,
+    weight_bytes=100.0,
+    kv_bytes=2.0,
+    peak_flops=1000.0,
+    peak_bandwidth=500.0,
+)
 
 
 def make_stats(**changes) -> EngineStats:
@@ -54,6 +65,7 @@ def make_figures(**changes) -> Figures:
         "steps": StepMeter(),
         "recorders": (Recorder(),),
         "spending": Spending(),
+        "utilization": Utilization(FOOTPRINT),
         "queue": None,
         "block_tokens": 16,
         "generation": 0,
@@ -176,3 +188,29 @@ def test_a_log_line_is_an_event_with_fields(caplog) -> None:
     )
     entry = json.loads(JsonFormatter().format(record))
     assert (entry["event"], entry["create"], entry["level"]) == ("pods planned", 2, "info")
+
+
+def make_work(**decode: float) -> dict[str, PhaseWork]:
+    return {"prefill": PhaseWork(), "decode": PhaseWork(**decode)}
+
+
+def test_utilization_is_the_share_of_the_peak_that_a_phase_took_lately() -> None:
+    used = Utilization(FOOTPRINT)
+    used.sample(make_stats(work=make_work()), 10.0)
+    at = 10.0 + SMOOTHING_SECONDS  # half of the past is forgotten by then
+    work = make_work(passes=2.0, tokens=20, attended=300.0, context=300, draws=20)
+    used.sample(make_stats(work=work), at)
+    flops, moved = 10 * 20 + 300 + 5 * 20, 2 * 100 + 2 * (300 + 20)
+    found = scrape(make_figures(utilization=used))
+
+    share = 0.5 * flops / SMOOTHING_SECONDS / 1000
+    assert found["ballast_model_flops_utilization", frozenset({("phase", "decode")})] == pytest.approx(share)
+    share = 0.5 * moved / SMOOTHING_SECONDS / 500
+    assert found["ballast_model_bandwidth_utilization", frozenset({("phase", "decode")})] == pytest.approx(share)
+    assert found["ballast_model_flops_utilization", frozenset({("phase", "prefill")})] == 0
+    used.sample(make_stats(work=work), at + SMOOTHING_SECONDS)
+    assert used.bandwidth["decode"] == pytest.approx(share / 2), "an idle device is not used"
+
+
+def test_steps_that_stood_still_are_counted() -> None:
+    assert scrape(make_figures(stats=make_stats(suspended_steps=3)))["ballast_suspended_steps_total", frozenset()] == 3

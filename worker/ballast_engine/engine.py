@@ -19,6 +19,7 @@ from typing import Protocol
 from ballast_engine.batch import Batch, Ints
 from ballast_engine.errors import IntegrityError
 from ballast_engine.flight import Flight
+from ballast_engine.footprint import Footprint
 from ballast_engine.intake import Abort, Command, Configure, GiveBack, Inbox, Intake, Submit, Vocabulary
 from ballast_engine.kv import BlockPool
 from ballast_engine.meter import Meter
@@ -51,6 +52,8 @@ class Runner(Protocol):
     def vocab_size(self) -> int: ...
     @property
     def max_model_len(self) -> int: ...
+    @property
+    def footprint(self) -> Footprint: ...
     def run(self, batch: Batch, interrupt: Interrupt | None) -> Ints | Suspended: ...
     def resume(self, suspended: Suspended, interrupt: Interrupt | None) -> Ints | Suspended: ...
 
@@ -102,6 +105,11 @@ class Engine:
     def max_tokens(self) -> int:
         """Longest prompt and answer together."""
         return self._intake.max_tokens
+
+    @property
+    def footprint(self) -> Footprint:
+        """What the model costs its device."""
+        return self._executor.footprint
 
     @property
     def policy(self) -> PolicyConfig:
@@ -345,7 +353,7 @@ class Engine:
 
     def _record(self, flight: Flight) -> None:
         """Learn what the step took, without the time that it stood still: a nested step is a step of its own."""
-        step, work = flight.step, flight.work()
+        step, work = flight.step, flight.work
         self._meter.note_step(self._scheduler.residency, flight)
         seconds = self._clock() - flight.started - flight.seconds_stood
         self._scheduler.observe(work, seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -13,11 +14,13 @@ from ballast_engine.attention.cpu import CpuAttention
 from ballast_engine.attention.sdpa import SdpaAttention
 from ballast_engine.batch import Batch, Ints
 from ballast_engine.errors import InvalidRequest
+from ballast_engine.footprint import Footprint
 from ballast_engine.loader import LoadedModel
 from ballast_engine.models.config import ModelConfig
 from ballast_engine.models.decoder import Decoder
 from ballast_engine.models.native import NativeDecoder
 from ballast_engine.native.library import kernels
+from ballast_engine.peak import measured
 from ballast_engine.sampling import sample
 from ballast_engine.suspension import Course, Interrupt, Suspended, follow, whole
 
@@ -55,6 +58,12 @@ class Executor:
         )
         self._model = _model(loaded, shape)
         self._kernels = kernels() if loaded.attention == "cpu" else None
+        self._loaded = loaded
+
+    @cached_property
+    def footprint(self) -> Footprint:
+        """What the model costs this device, which is measured when somebody first asks."""
+        return measured(self._loaded)
 
     @torch.inference_mode()
     def run(self, batch: Batch, interrupt: Interrupt | None = None) -> Ints | Suspended:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ballast_engine.batch import Batch
 from ballast_engine.scheduler import Step
@@ -24,18 +24,14 @@ class Flight:
     seconds_stood: float = 0.0
     suspended: Suspended | None = None
     """Where it stands, while it does."""
+    work: Work = field(init=False)
+    """What it computes, as far as its time depends on it."""
 
-    def stand(self, seconds: float) -> None:
-        """Take note that it stood still for newcomers."""
-        self.seconds_stood += seconds
-        self.seconds_left -= seconds
-
-    def work(self) -> Work:
-        """What it computes, as far as its time depends on it."""
+    def __post_init__(self) -> None:
         num_decode = len(self.step.decodes)
         ends = self.batch.context_lens
         counts = [num for _, num in self.step.chunks]
-        return Work(
+        self.work = Work(
             num_prefill=sum(counts),
             prefill_context=sum(
                 attended(end - num, num) for end, num in zip(ends[num_decode:].tolist(), counts, strict=True)
@@ -43,3 +39,8 @@ class Flight:
             num_decode=num_decode,
             decode_context=int(ends[:num_decode].sum()),
         )
+
+    def stand(self, seconds: float) -> None:
+        """Take note that it stood still for newcomers."""
+        self.seconds_stood += seconds
+        self.seconds_left -= seconds

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, field
 
 from ballast_engine.flight import Flight
+from ballast_engine.footprint import PHASES, PhaseWork
 from ballast_engine.residency import Residency
 from ballast_engine.scheduler import Scheduler, Step
 from ballast_engine.sequence import Sequence
@@ -36,6 +38,7 @@ class Meter:
 
     classes: dict[RequestClass, ClassMeter] = field(default_factory=lambda: {c: ClassMeter() for c in RequestClass})
     service: dict[Payer, float] = field(default_factory=dict)
+    work: dict[str, PhaseWork] = field(default_factory=lambda: {phase: PhaseWork() for phase in PHASES})
     bills: dict[Payer, float] = field(default_factory=dict)
     """What the step at hand charges; `settle_bills` empties it."""
     prefix_query_tokens: int = 0
@@ -98,6 +101,7 @@ class Meter:
     def note_step(self, residency: Residency, flight: Flight) -> None:
         """Count a step that was computed. Nobody sits out a nested one beside the step that it belongs to."""
         self.steps += 1
+        self._note_work(flight)
         if not flight.step.is_nested:
             for request_class, held in residency.held.items():
                 self.classes[request_class].parked_steps += held[Phase.PARKED]
@@ -108,6 +112,25 @@ class Meter:
                     self.classes[sequence.request.request_class].parked_steps -= 1
         self.unused_positions += residency.num_unused
         self.held_positions += residency.pool.num_used * residency.pool.block_tokens
+
+    def _note_work(self, flight: Flight) -> None:
+        work, ends = flight.work, flight.batch.context_lens
+        num_decode = work.num_decode
+        share = num_decode / (num_decode + work.num_prefill)
+        if num_decode:
+            decode = self.work["decode"]
+            decode.passes += share
+            decode.tokens += num_decode
+            decode.attended += work.decode_context
+            decode.context += work.decode_context
+            decode.draws += num_decode
+        if work.num_prefill:
+            prefill = self.work["prefill"]
+            prefill.passes += 1 - share
+            prefill.tokens += work.num_prefill
+            prefill.attended += work.prefill_context
+            prefill.context += int(ends[num_decode:].sum())
+            prefill.draws += len(flight.batch.samples) - num_decode
 
     def stats(self, scheduler: Scheduler) -> EngineStats:
         """Put the value together."""
@@ -135,6 +158,7 @@ class Meter:
             cost_error_ratio=scheduler.fit.error,
             is_floor_met=self.is_floor_met,
             service=dict(self.service),
+            work={phase: copy(work) for phase, work in self.work.items()},
         )
 
     def _class_stats(self, scheduler: Scheduler, request_class: RequestClass, reserved: int) -> ClassStats:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 
+from ballast_engine.footprint import PhaseWork
 from ballast_policy.cost import CostModel
 from ballast_policy.plan import Because, Reason
 from ballast_policy.request import RequestClass
@@ -115,6 +116,8 @@ class EngineStats:
     """Offline took part in the last step with its reserved slots, or with all it had."""
     service: Mapping[tuple[RequestClass, str], float]
     """Tokens by class and tenant, weighed as the policy weighs them (input 1, output 2)."""
+    work: Mapping[str, PhaseWork] = field(default_factory=dict)
+    """What was computed, by phase."""
 
     def of(self, request_class: RequestClass) -> ClassStats:
         """Give one class."""

@@ -27,6 +27,7 @@ from ballast_queue.job import ItemState
 from ballast_queue.status import QueueStats
 from ballast_worker.histogram import Histogram
 from ballast_worker.requests import Recorder
+from ballast_worker.utilization import Utilization
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MOST_TENANTS = 100
@@ -105,6 +106,7 @@ class Figures:
     steps: StepMeter
     recorders: tuple[Recorder, ...]
     spending: Spending
+    utilization: Utilization
     queue: QueueView | None
     """None for a worker that serves online requests only."""
     block_tokens: int
@@ -140,6 +142,7 @@ class Metrics(Collector):
         yield from _requests(figures)
         yield from _engine(figures)
         yield from _steps(figures)
+        yield from _device(figures)
         yield from self._tenant_service(figures)
         yield from _process(figures)
         if figures.queue is not None:
@@ -264,6 +267,20 @@ def _engine(figures: Figures) -> Iterator[Metric]:
         ("class",),
         [((c.value,), dollars) for c, dollars in figures.spending.dollars.items()],
     )
+
+
+def _device(figures: Figures) -> Iterator[Metric]:
+    used = figures.utilization
+    for name, what, shares in (
+        ("flops", "operations per second", used.flops),
+        ("bandwidth", "memory bandwidth", used.bandwidth),
+    ):
+        yield _gauge(
+            f"ballast_model_{name}_utilization",
+            f"Share of the device's {what}, as measured at start, that the model's work took lately.",
+            ("phase",),
+            [((phase,), share) for phase, share in shares.items()],
+        )
 
 
 def _steps(figures: Figures) -> Iterator[Metric]:

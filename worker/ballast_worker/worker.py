@@ -27,6 +27,7 @@ from ballast_worker.requests import Passage, Recorder
 from ballast_worker.shapes import Answer, stopping
 from ballast_worker.status import Rates, coefficients
 from ballast_worker.tenancy import ApiKeys, Tenancy
+from ballast_worker.utilization import Utilization
 
 log = Log(__name__)
 
@@ -73,6 +74,7 @@ class Worker:
         self._keys = keys
         self._loaded = loaded
         self._spending = Spending()
+        self._utilization = Utilization(self.engine.footprint)
         self._rates = Rates()
         self._watcher: Watcher | None = None
         if path is not None:
@@ -218,6 +220,7 @@ class Worker:
             steps=self._steps,
             recorders=(self.recorder, feeder.recorder) if feeder is not None else (self.recorder,),
             spending=self._spending,
+            utilization=self._utilization,
             queue=view,
             block_tokens=self.engine.policy.block_tokens,
             generation=self.config.runtime.generation,
@@ -233,6 +236,7 @@ class Worker:
         taken_up = {RequestClass.ONLINE: self.loop.num_entered(RequestClass.ONLINE)}
         taken_up[RequestClass.OFFLINE] = self.loop.num_started
         self._rates.sample(stats, taken_up, self.recorder.num_ended(), now)
+        self._utilization.sample(stats, now)
         self._spending.sample(stats, self.config.cost.dollars_per_gpu_hour, now)
 
     # Configuration, on the watcher's thread

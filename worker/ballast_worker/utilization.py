@@ -1,0 +1,34 @@
+"""Shares of the device that prefill and decode use: MFU and MBU."""
+
+from __future__ import annotations
+
+from ballast_engine.footprint import PHASES, Footprint
+from ballast_engine.stats import EngineStats
+from ballast_worker.status import SMOOTHING_SECONDS
+
+
+class Utilization:
+    """Operations and bytes over the device's peak, smoothed as rates are. Idle time counts: the device stands there."""
+
+    def __init__(self, footprint: Footprint) -> None:
+        self.flops = dict.fromkeys(PHASES, 0.0)
+        """By phase, as a share of the peak; so is `bandwidth`."""
+        self.bandwidth = dict.fromkeys(PHASES, 0.0)
+        self._footprint = footprint
+        self._at: float | None = None
+        self._before: dict[str, tuple[float, float]] = {}
+
+    def sample(self, stats: EngineStats, now: float) -> None:
+        """Look at the counters; called about once a second by one thread."""
+        footprint = self._footprint
+        done = {phase: (footprint.flops(work), footprint.bytes(work)) for phase, work in stats.work.items()}
+        if self._at is not None and now > self._at:
+            elapsed = now - self._at
+            keep = 0.5 ** (elapsed / SMOOTHING_SECONDS)
+            for phase, (flops, moved) in done.items():
+                flops_before, moved_before = self._before[phase]
+                share = max(0.0, flops - flops_before) / elapsed / footprint.peak_flops
+                self.flops[phase] += (share - self.flops[phase]) * (1 - keep)
+                share = max(0.0, moved - moved_before) / elapsed / footprint.peak_bandwidth
+                self.bandwidth[phase] += (share - self.bandwidth[phase]) * (1 - keep)
+        self._at, self._before = now, done
