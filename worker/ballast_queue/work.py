@@ -70,10 +70,9 @@ class Working(Store):
     def demand(self) -> Demand:
         """Give who has something to claim, and who holds how much."""
         names, held = self._run(self._functions.demand())
-        found = (name.decode().split("|") for name in names)
-        bands = sorted((int(band), tenant) for band, tenant, _ in found)
+        found = (name.split("|") for name in sorted(names.decode().splitlines()))
         return Demand(
-            tuple(Group(1000 - band, tenant) for band, tenant in bands),
+            tuple(Group(1000 - int(band), tenant) for band, tenant, _ in found),
             {name.decode(): int(n) for name, n in zip(held[::2], held[1::2], strict=True)},
         )
 
