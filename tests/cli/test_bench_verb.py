@@ -82,3 +82,21 @@ def test_the_help_has_examples_of_use(ballast):
 
     assert ran.code == 0
     assert "ballast bench mixed" in ran.out.split("Examples:")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "found"),
+    [
+        (["--clock", "sundial"], 2, "--clock is 'sundial'; wanted wall or cpu"),
+        (["--json", "no/such/validation.json"], 2, "--json: there is no directory no/such"),
+        ([], 1, "the machine is busy: 900.0 processes want its"),
+        (["--clock", "cpu", "--online", "nothing.csv"], 2, "nothing.csv: cannot be read"),
+    ],
+)
+def test_a_validation_that_would_mean_nothing_is_refused(ballast, monkeypatch, arguments, code, found):
+    monkeypatch.setattr("os.getloadavg", lambda: (900.0, 0.0, 0.0))
+
+    ran = ballast("bench", "validate", *arguments)
+
+    assert (ran.code, ran.out) == (code, "")
+    assert found in ran.err

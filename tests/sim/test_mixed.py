@@ -88,9 +88,9 @@ def test_the_load_is_a_share_of_the_bound_and_the_ceilings_bound_what_offline_do
 def test_only_ballast_keeps_the_reservation(table):
     short = {row.policy: row.result.reservation_shortfall for row in table.of(0.4, 0.25)}
 
-    assert short["ballast"] < 0.02
+    assert short["ballast"] < 0.05
     assert short["ballast-no-reservation"] > short["ballast"]
-    assert short["greedy"] > short["ballast"]
+    assert short["greedy"] > 2 * short["ballast"]
 
 
 def test_without_a_budget_steps_outgrow_the_slo(table):

@@ -9,7 +9,7 @@ import pytest
 
 from ballast_sim.arrivals import ClosedLoop, bursts, constant, generate, ramp
 from ballast_sim.errors import BadInput, BadTrace
-from ballast_sim.traffic import Arrival, at_rate, excerpt, read, read_lengths, tokens_per_second
+from ballast_sim.traffic import Arrival, at_rate, excerpt, read, read_lengths, repeated, tokens_per_second
 
 
 @pytest.fixture
@@ -115,6 +115,15 @@ def test_an_excerpt_has_the_wanted_rate_however_quiet_the_trace_begins():
     assert len(part) == 20
     assert tokens_per_second(part) == pytest.approx(50.0)
     assert excerpt(trace[:5], wanted=50.0, seconds=1e6)[-1].seconds == pytest.approx(10.0)
+
+
+def test_a_trace_that_is_too_short_comes_round_again_at_its_own_rate():
+    trace = [Arrival(2.0 * i, 90, 10) for i in range(5)]
+
+    longer = repeated(trace, tokens=1100)
+
+    assert [arrival.seconds for arrival in longer] == [2.0 * i for i in range(15)]
+    assert repeated(trace, tokens=500) == trace
 
 
 POOL = [Arrival(0.0, 100, 10), Arrival(0.0, 200, 20)]

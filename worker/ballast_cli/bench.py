@@ -25,6 +25,10 @@ EXAMPLES = examples(
     "ballast bench mixed --gpu h100 --model qwen2.5-7b --tpot-ms 25 --json rows.json --plot pictures",
     "ballast bench mixed --online mooncake.jsonl --offline lengths.csv",
 )
+VALIDATE_EXAMPLES = examples(
+    "ballast bench validate                     # five minutes on a calm machine",
+    "ballast bench validate --clock cpu         # beside other work: the engine's own processor time",
+)
 bench = typer.Typer(
     name="bench",
     help="Compare the policy with others on the same traffic, in virtual time.",
@@ -57,6 +61,13 @@ _Fitted = Annotated[bool, typer.Option("--fitted", help="Ballast learns the step
 _Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Processes.", show_default="one per core")]
 _Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the rows.", show_default=False)]
 _Plot = Annotated[Path | None, typer.Option(metavar="DIR", help="Draw pictures into DIR.", show_default=False)]
+_Checkpoint = Annotated[
+    Path | None, typer.Option("--model", help="Checkpoint directory.", show_default="the small model that ships")
+]
+_Clock = Annotated[str, typer.Option(help="wall, or cpu: the engine's own processor time.")]
+_Share = Annotated[float, typer.Option("--load", min=1, max=100, help="Percent of what offline alone does.")]
+_Seconds = Annotated[float, typer.Option(min=2, help="Of each slice.")]
+_Turns = Annotated[int, typer.Option(min=1, help="Replays of each slice.")]
 
 
 @bench.callback()
@@ -143,6 +154,53 @@ def mixed(
         _write(table, json_file)
     if plot:
         _draw(table, plot)
+
+
+@bench.command("validate", epilog=VALIDATE_EXAMPLES)
+def validate(
+    *,
+    online: _Trace = ONLINE_TRACE,
+    offline: _Lengths = OFFLINE_TRACE,
+    model: _Checkpoint = None,
+    clock: _Clock = "wall",
+    load: _Share = 15.0,
+    seconds: _Seconds = 40.0,
+    turns: _Turns = 2,
+    slots: _Slots = 16,
+    json_file: _Json = None,
+) -> None:
+    """Compare the simulator with the real engine on this machine; exit code 1 where it is off.
+
+    The engine replays two slices of the trace; the step times of the first give the coefficients by which the second
+    is simulated. Lengths are a sixteenth of the traces'.
+    """
+    for module in ("numpy", "torch"):
+        _need(module, "worker")
+    if clock not in {"wall", "cpu"}:
+        raise Usage(f"--clock is {clock!r}; wanted wall or cpu.")
+    if json_file is not None and not json_file.parent.is_dir():
+        raise Usage(f"--json: there is no directory {json_file.parent}: make it first.")
+    from ballast_cli import bench_validate  # noqa: PLC0415
+
+    bench_validate.require_calm(clock)
+    with refusals():
+        from ballast_sim.traffic import read, read_lengths  # noqa: PLC0415
+
+        found = bench_validate.validate(
+            bench_validate.shortened(read(online)),
+            bench_validate.shortened(read_lengths(offline)),
+            model=model,
+            clock=clock,
+            load=load / 100,
+            seconds=seconds,
+            turns=turns,
+            slots=slots,
+        )
+    bench_validate.print_validation(found, clock)
+    if json_file:
+        bench_validate.write_validation(found, json_file)
+    if not found.is_valid:
+        raise typer.Exit(1)
 
 
 @contextmanager

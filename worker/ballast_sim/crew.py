@@ -10,7 +10,7 @@ from multiprocessing import get_context
 from typing import Self
 
 from ballast_sim.errors import BadInput
-from ballast_sim.mixed import POLICIES, STATIC_BUDGET, Bench, Row
+from ballast_sim.mixed import POLICIES, STATIC_BUDGET, Bench, Row, knob
 
 Progress = Callable[[int, int, str], None]
 """How many runs are done, of how many, and which one was the last."""
@@ -93,7 +93,7 @@ def _tasks(policies: Sequence[str], loads: Sequence[float], reservations: tuple[
 
 
 def _check(policies: Sequence[str], loads: Sequence[float], reservations: Sequence[float]) -> None:
-    unknown = [name for name in policies if name not in (*POLICIES, STATIC_BUDGET)]
+    unknown = [policy for policy in policies if knob(policy)[0] not in (*POLICIES, STATIC_BUDGET)]
     if unknown:
         raise BadInput(f"unknown policy {unknown[0]!r}; known are all, {', '.join((*POLICIES, STATIC_BUDGET))}")
     for name, values, most in (("load", loads, 2.0), ("reservation", reservations, 1.0)):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from math import inf, nan
 
 from ballast_policy.cost import CostModel
 from ballast_policy.snapshot import PolicyConfig
@@ -21,7 +22,7 @@ from ballast_sim.report import Report, report
 from ballast_sim.series import NOTHING, Series, series
 from ballast_sim.simulation import Run, Scenario, simulate
 from ballast_sim.step_model import StepModel, profile
-from ballast_sim.traffic import Arrival, Trace, excerpt
+from ballast_sim.traffic import Arrival, Trace, excerpt, repeated
 
 POLICIES = (
     "online-only",
@@ -40,6 +41,12 @@ STATIC_BUDGET = "static-budget"
 """The best fixed step time, by brute force: a bound that is printed above the table, and a policy by name."""
 BUDGETS = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Static budgets that are tried, as shares of the TPOT."""
+KNOBS = {
+    STATIC_BUDGET: "milliseconds of a step",
+    "qps-cap": "offline requests per second",
+    "ballast": "percent of the TTFT held back as slack",
+}
+"""What a policy may be given by hand, as in `static-budget=35`."""
 MOST_LOST = 0.01
 """Attainment that a tuned baseline (qps-cap, static-budget, static-split) may lose against online-only."""
 PARTS = 10
@@ -125,8 +132,9 @@ class Bench:
     # Traffic
 
     def online(self, load: float) -> list[Arrival]:
-        """The trace at a load."""
-        return excerpt(self.trace, load * self.bound, self.seconds)
+        """The trace at a load; it comes round again where it is too short."""
+        rate = load * self.bound
+        return excerpt(repeated(self.trace, rate * self.seconds), rate, self.seconds)
 
     def request_rate(self, load: float) -> float:
         """Online requests per second at a load."""
@@ -145,15 +153,20 @@ class Bench:
 
     def rows(self, policy: str, load: float, reservations: Sequence[float]) -> list[Row]:
         """Run one policy; the baselines know no reservation, so that one run of theirs is judged by each."""
-        if policy == "ballast" or policy in ABLATIONS:
+        name, value = knob(policy)
+        if name == "ballast" or policy in ABLATIONS:
             return [self._ballast(policy, load, reservation) for reservation in reservations]
-        tokens = self.config.chunk_tokens
+        tokens, tpot = self.config.chunk_tokens, self.config.tpot
         plain: dict[str, Callable[[], Policy]] = {
             "naive-priority": baselines.naive_priority,
             "sarathi": baselines.sarathi,
             "aimd": baselines.aimd,
-            "greedy": partial(baselines.greedy, self.config.tpot, tokens),
+            "greedy": partial(baselines.greedy, tpot, tokens),
         }
+        if value is not None:
+            is_rate = name == "qps-cap"
+            budget = partial(baselines.static_budget, value / 1e3, tokens)
+            plain[policy] = partial(baselines.qps_cap, value) if is_rate else budget
         tuned = {"static-split": self._static_split, "qps-cap": self._qps_cap, STATIC_BUDGET: self._static_budget}
         if policy in plain:
             run = simulate(self._scenario(plain[policy], self.online(load)))
@@ -165,18 +178,21 @@ class Bench:
         elif policy == "offline-only":
             row = self.ceiling("full")
         else:
-            raise BadInput(f"unknown policy {policy!r}; known are {', '.join((*POLICIES, STATIC_BUDGET))}")
+            raise BadInput(f"unknown policy {policy!r}; known are all, {', '.join((*POLICIES, STATIC_BUDGET))}")
         return [replace(row, policy=policy, load=load, reservation=reservation) for reservation in reservations]
 
     def _ballast(self, policy: str, load: float, reservation: float) -> Row:
         ablation = ABLATIONS.get(policy, Ablation())
+        _, value = knob(policy)
         config = replace(self.config, offline_share=reservation)
+        if value is not None:
+            config = replace(config, slack_reserve=value / 100)
         scenario = replace(
             self._scenario(ablation.policy, self.online(load)),
             config=ablation.told(config),
             cost=None if self.is_fitted else self.cost,
             is_fair=ablation.is_fair,
-            is_guaranteed=policy == "ballast",
+            is_guaranteed=policy not in ABLATIONS,
         )
         return self._row(policy, load, reservation, simulate(scenario))
 
@@ -248,3 +264,22 @@ class Bench:
             noise=self.noise,
             cost=self.cost,
         )
+
+
+def knob(policy: str) -> tuple[str, float | None]:
+    """Split `name=value`; the value is None where there is none.
+
+    Raises:
+        BadInput: the value is no number above 0, or the policy has no knob.
+    """
+    name, sign, text = policy.partition("=")
+    if not sign:
+        return name, None
+    try:
+        value = float(text)
+    except ValueError:
+        value = nan
+    if name not in KNOBS or not 0 < value < inf:
+        known = ", ".join(f"{policy} ({meaning})" for policy, meaning in KNOBS.items())
+        raise BadInput(f"policy {policy!r}: wanted a number above 0 for one of {known}")
+    return name, value

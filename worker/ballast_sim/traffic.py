@@ -67,8 +67,13 @@ def read(path: Path) -> list[Arrival]:
             raise BadTrace(str(path), line, f"the request arrives {earlier}: sort the file by time")
         last = arrival.seconds
         arrivals.append(arrival)
-    first = arrivals[0].seconds
-    return [replace(arrival, seconds=arrival.seconds - first) for arrival in arrivals]
+    return at_zero(arrivals)
+
+
+def at_zero(trace: Trace) -> list[Arrival]:
+    """Count time from the first request."""
+    first = trace[0].seconds
+    return [replace(arrival, seconds=arrival.seconds - first) for arrival in trace]
 
 
 def read_lengths(path: Path) -> list[Arrival]:
@@ -105,6 +110,16 @@ def excerpt(trace: Trace, wanted: float, seconds: float) -> list[Arrival]:
         tokens += trace[number].num_tokens
         number += 1
     return at_rate(trace[:number], wanted)
+
+
+def repeated(trace: Trace, tokens: float) -> Trace:
+    """Let a trace come round again until it has so many tokens; between two rounds lies the mean gap."""
+    total = sum(arrival.num_tokens for arrival in trace)
+    rounds = int(-(-tokens // total))
+    span = trace[-1].seconds * len(trace) / max(len(trace) - 1, 1)
+    if rounds < 2:
+        return trace
+    return [replace(arrival, seconds=arrival.seconds + turn * span) for turn in range(rounds) for arrival in trace]
 
 
 def _records(path: Path, *, needs_times: bool) -> Iterator[tuple[int, Arrival]]:

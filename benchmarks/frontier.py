@@ -1,0 +1,198 @@
+"""Print and draw harvest against TTFT p99 inflation: every baseline and its knob beside Ballast and its own.
+
+    python benchmarks/frontier.py --load 40 --minutes 5 --plot docs/images/frontier.png
+
+Three traces: the Azure conversations, the arena's 27 tenants, and bursts (a tenth of each minute at eight times the
+rate of the rest, Azure lengths). Above each: where GPUs apart do more than the SLO-bound ceiling, by computation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from ballast_cli.bench import refusals
+from ballast_cli.console import print_table
+from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
+from ballast_policy.snapshot import PolicyConfig
+from ballast_sim.arrivals import bursts, generate
+from ballast_sim.crew import Table, run_table
+from ballast_sim.mixed import BUDGETS, Bench, Row, knob
+from ballast_sim.setting import setting
+from ballast_sim.traffic import Arrival, read, read_lengths
+
+BUDGET_POLICIES = tuple(f"static-budget={50 * share:g}" for share in BUDGETS)
+RATES = ("qps-cap=0.25", "qps-cap=0.5", "qps-cap=1", "qps-cap=1.5", "qps-cap=2")
+OURS = ("ballast=0.1", "ballast=5", "ballast=10", "ballast=20", "ballast=30", "ballast=45", "ballast=60", "ballast=80")
+OTHERS = ("static-split", "naive-priority", "sarathi", "aimd", "greedy")
+MORE = 0.01
+"""Points of harvest by which a baseline may lie above our curve."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One row in the plane."""
+
+    policy: str
+    inflation: float
+    """TTFT p99 over that of online alone, less 1."""
+    harvest: float
+
+
+def points(table: Table, load: float) -> list[Point]:
+    """Where the rows lie."""
+    alone = table.bench.alone(load).result.ttft.p99
+    return [
+        Point(row.policy, row.result.ttft.p99 / alone - 1, row.offline_tokens / table.bench.unbounded)
+        for row in table.rows
+    ]
+
+
+def curve(ours: Sequence[Point], inflation: float) -> float:
+    """Most harvest of ours at that inflation or less, straight lines between the points; 0 left of the first."""
+    best = 0.0
+    ordered = [Point("", 0.0, 0.0), *sorted(ours, key=lambda point: point.inflation)]
+    for left, right in pairwise(ordered):
+        if right.inflation <= inflation:
+            best = max(best, right.harvest)
+        elif left.inflation <= inflation:
+            share = (inflation - left.inflation) / (right.inflation - left.inflation)
+            best = max(best, left.harvest + share * (right.harvest - left.harvest))
+    return best
+
+
+def traces(minutes: float, seed: int) -> dict[str, list[Arrival]]:
+    """By name."""
+    azure = read(ONLINE_TRACE)
+    burst = generate(
+        bursts(2.0, 16.0, every=60.0, lasting=6.0), peak=16.0, seconds=240 * minutes, lengths=azure, seed=seed
+    )
+    return {"azure": azure, "arena": read(ONLINE_TRACE.with_name("vtc_arena.csv")), "bursts": burst}
+
+
+def bound_sentences(table: Table, load: float) -> str:
+    """What GPUs apart and mixed can do at most, from the ceilings and the highest online rate."""
+    full = table.bench.unbounded / table.bench.bound
+    most = table.rate / table.bench.bound
+    if not most:
+        return "Online alone attains 99 % at no rate here."
+    apart = load + max(0.0, 1 - load / most) * full
+    mixed = min(1.0, load / most) + max(0.0, 1 - load / most) * full
+    even = (full - 1) / (full / most - 1)
+    return (
+        f"Offline alone does {full:.1%} of the SLO-bound ceiling where no step is bound, online alone fills a GPU at "
+        f"{most:.0%}. GPUs apart, cut as finely as one likes, do {load:.0%} + (1 - {load:.0%} / {most:.0%}) x "
+        f"{full:.1%} = {apart:.1%}: more than the ceiling below {even:.0%} load. Online on the fewest mixed GPUs, "
+        f"offline alone on the others: {mixed:.1%}."
+    )
+
+
+def judge(name: str, table: Table, load: float) -> tuple[list[Point], bool]:
+    """Print one trace."""
+    found = points(table, load)
+    ours = [point for point in found if knob(point.policy)[0] == "ballast"]
+    print(f"\n{name}: {100 * load:g} % load, {table.bench.request_rate(load):.2f} requests/s")
+    print(bound_sentences(table, load))
+    rows, worst = [], 0.0
+    for point, row in zip(found, table.rows, strict=True):
+        above = point.harvest - curve(ours, point.inflation)
+        is_ours = point in ours
+        if not is_ours and point.policy != "static-split":
+            worst = max(worst, above)
+        rows.append(_cells(point, row, "" if is_ours else f"{100 * above:+.1f}", table))
+    columns = ("policy", "TTFT p99", "inflation", "TTFT met", "TPOT met", "harvest", "of bound", "above our curve", "")
+    print_table(columns, rows, right=columns[1:-1])
+    print(f"Highest baseline above our curve: {100 * worst:.1f} points (allowed {100 * MORE:g})")
+    return found, worst <= MORE
+
+
+def _cells(point: Point, row: Row, above: str, table: Table) -> tuple[str, ...]:
+    result = row.result
+    return (
+        point.policy,
+        f"{1e3 * result.ttft.p99:,.0f} ms",
+        f"{point.inflation:+.1%}",
+        f"{result.ttft_attainment:.2%}",
+        f"{result.tpot_attainment:.2%}",
+        f"{point.harvest:.1%}",
+        f"{row.total_tokens / table.bench.bound:.1%}",
+        above,
+        row.note,
+    )
+
+
+def draw(by_trace: dict[str, list[Point]], path: Path) -> None:
+    """One plane for each trace."""
+    from matplotlib.figure import Figure  # noqa: PLC0415  a second of import, where a picture is asked for
+
+    figure = Figure(figsize=(12, 4), layout="constrained")
+    planes = figure.subplots(1, len(by_trace), squeeze=False)[0]
+    for axes, (name, found) in zip(planes, by_trace.items(), strict=True):
+        for policy in dict.fromkeys(knob(point.policy)[0] for point in found):
+            of_policy = sorted(
+                (point for point in found if knob(point.policy)[0] == policy), key=lambda point: point.inflation
+            )
+            axes.plot(
+                [100 * max(point.inflation, 1e-3) for point in of_policy],
+                [100 * point.harvest for point in of_policy],
+                marker="o",
+                label=policy,
+                linewidth=2.5 if policy == "ballast" else 1.0,
+            )
+        axes.set(xscale="symlog", title=name, xlabel="TTFT p99 over online alone, %")
+    figure.axes[0].set_ylabel("harvest, % of offline alone")
+    figure.axes[0].legend(fontsize=7)
+    figure.savefig(path, dpi=150)
+
+
+def main() -> int:
+    """Run all three; the exit status is 1 where a baseline lies above our curve."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--load", type=float, default=40.0, help="percent of the SLO-bound ceiling")
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--trace", choices=("azure", "arena", "bursts"), help="one of them alone")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--plot", type=Path, metavar="FILE")
+    parser.add_argument("--quick", action="store_true", help="two minutes of traffic")
+    options = parser.parse_args()
+    minutes, load = 2.0 if options.quick else options.minutes, options.load / 100
+    lengths, by_trace, is_kept = read_lengths(OFFLINE_TRACE), {}, True
+    for name, trace in traces(minutes, options.seed).items():
+        if options.trace not in {None, name}:
+            continue
+        table = run(trace, lengths, load, minutes, options)
+        by_trace[name], is_below = judge(name, table, load)
+        is_kept &= is_below
+    if options.plot:
+        draw(by_trace, options.plot)
+    return 0 if is_kept else 1
+
+
+def run(
+    trace: list[Arrival], lengths: list[Arrival], load: float, minutes: float, options: argparse.Namespace
+) -> Table:
+    """All policies on one trace."""
+    with refusals():
+        engine = setting(
+            model="llama-3-8b", gpu="a100", ttft=1.0, tpot=0.05, slots=256, chunk_tokens=512, online=trace,
+            offline=lengths,
+        )  # fmt: skip
+        config: PolicyConfig = engine.config
+        bench = Bench(trace, lengths, config, engine.model, 60 * minutes, seed=options.seed)
+        return run_table(
+            bench,
+            policies=(*OURS, *BUDGET_POLICIES, *RATES, *OTHERS),
+            loads=(load,),
+            reservations=(0.0,),
+            processes=options.jobs,
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

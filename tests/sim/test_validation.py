@@ -1,0 +1,105 @@
+"""The simulator against the real engine: by one clock they compute the same steps and hand out the same tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil
+from pathlib import Path
+
+import pytest
+
+import ballast_cli
+from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
+from ballast_policy.cost import CostModel
+from ballast_policy.snapshot import PolicyConfig
+from ballast_sim.ablations import Unsuspended
+from ballast_sim.errors import BadInput
+from ballast_sim.measured import Bed, Replay, Ticks, Timed
+from ballast_sim.pool import Job
+from ballast_sim.simulation import Scenario, simulate
+from ballast_sim.step_model import Linear, Work
+from ballast_sim.traffic import excerpt, read, read_lengths
+from ballast_sim.validation import fit, kinds, noise
+
+COST = CostModel(2e-3, 6e-5, 2.5e-8, 6e-5, 2e-7, is_trusted=True)
+CONFIG = PolicyConfig(slots=8, num_blocks=8 * 64, chunk_tokens=128, ttft=0.15, tpot=0.02)
+DIRECTORY = Path(ballast_cli.__file__).parent / "demo" / "model"
+
+
+def shortened(lengths):
+    return [replace(a, num_prompt=ceil(a.num_prompt / 16), num_output=ceil(a.num_output / 16)) for a in lengths]
+
+
+@pytest.fixture(scope="module")
+def online():
+    return excerpt(shortened(read(ONLINE_TRACE)), wanted=1000.0, seconds=3.0)
+
+
+@pytest.fixture(scope="module")
+def offline():
+    return shortened(read_lengths(OFFLINE_TRACE))
+
+
+@pytest.fixture(scope="module")
+def bed():
+    return Bed(DIRECTORY, CONFIG)
+
+
+@pytest.fixture(scope="module")
+def replays(bed, online, offline):
+    return [bed.replay(online, offline, Ticks("model", Linear(COST))) for _ in range(2)]
+
+
+def test_by_the_clock_of_a_step_model_every_replay_computes_the_same_steps(replays, online):
+    one, two = replays
+
+    assert [step.work for step in one.steps] == [step.work for step in two.steps]
+    assert one.waits == two.waits
+    assert len(one.waits) == len(online)
+    assert noise(replays, "cpu") > 0
+
+
+def test_by_one_clock_simulator_and_engine_hand_out_first_tokens_at_the_same_moments(replays, online, offline):
+    scenario = Scenario(
+        config=CONFIG,
+        model=Linear(COST),
+        policy=Unsuspended,
+        online=online,
+        offline=lambda: [Job.endless("offline", offline)],
+        seconds=online[-1].seconds + 5.0,
+        cost=COST,
+    )
+
+    waits = [item.first_token - item.request.arrival for item in simulate(scenario).online]
+
+    assert waits == pytest.approx(replays[0].waits, abs=1e-9)
+
+
+def make_steps(model: CostModel, factor: float = 1.0) -> list[Timed]:
+    works = [Work(16 * i % 200, 1000.0 * i % 7000, 0, 1 + i % 8, 300 * (1 + i % 8), 1) for i in range(80)]
+    works += [Work(0, 0.0, 0, 1 + i % 8, (200 + i) * (1 + i % 8), 0) for i in range(40)]
+    return [Timed(work, seconds := factor * Linear(model).seconds(work), seconds / 2) for work in works]
+
+
+def test_coefficients_are_found_again_on_the_chosen_clock():
+    steps = make_steps(COST)
+
+    assert kinds(fit(steps, "wall"), steps, "wall")[0].error < 0.01
+    assert fit(steps, "cpu").k0 == pytest.approx(COST.k0 / 2, rel=0.05)
+
+
+def test_errors_are_told_by_kind_of_step_with_their_bias():
+    found = {kind.name: kind for kind in kinds(COST, make_steps(COST, factor=1.25), "wall")}
+
+    assert set(found) == {"all steps", "mixed", "decodes"}
+    assert found["all steps"].number == found["mixed"].number + found["decodes"].number
+    assert found["decodes"].error == pytest.approx(0.2)
+    assert found["decodes"].bias == pytest.approx(-0.2)
+
+
+def test_noise_is_the_mean_difference_of_the_same_steps_and_of_no_others():
+    one, two = make_steps(COST), make_steps(COST, factor=1.1)
+
+    assert noise([Replay(one, []), Replay(two, [])], "wall") == pytest.approx(0.1 / 1.05)
+    with pytest.raises(BadInput, match="computed different steps"):
+        noise([Replay(one, []), Replay(two[1:], [])], "wall")

@@ -1,0 +1,130 @@
+"""`ballast bench validate`: the simulator's step times and TTFT against the real engine, on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict, replace
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ballast_cli.console import print_table, say
+from ballast_cli.errors import CliError
+from ballast_cli.worker_file import DEMO_MODEL
+
+if TYPE_CHECKING:
+    from ballast_sim.traffic import Arrival
+    from ballast_sim.validation import Validation
+
+LENGTH_FACTOR = 1 / 16
+"""Of the traces' lengths: the small model has a context of 2,048 tokens and this is a CPU."""
+
+
+def require_calm(clock: str) -> None:
+    """Refuse to measure wall time beside others.
+
+    Raises:
+        CliError: says what to do instead.
+    """
+    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if clock == "wall" and load > cores / 2:
+        raise CliError(
+            f"the machine is busy: {load:.1f} processes want its {cores} cores, and wall times would measure them. "
+            "Wait until it is calm, or take --clock cpu, which counts the engine's own processor time alone."
+        )
+
+
+def shortened(lengths: list[Arrival]) -> list[Arrival]:
+    """Scale prompts and answers to what the small model can do."""
+    return [
+        replace(
+            arrival,
+            num_prompt=ceil(arrival.num_prompt * LENGTH_FACTOR),
+            num_output=ceil(arrival.num_output * LENGTH_FACTOR),
+        )
+        for arrival in lengths
+    ]
+
+
+def validate(
+    online: list[Arrival],
+    offline: list[Arrival],
+    *,
+    model: Path | None,
+    clock: str,
+    load: float,
+    seconds: float,
+    turns: int,
+    slots: int,
+) -> Validation:
+    """Build the engine and run the comparison."""
+    from ballast_policy.snapshot import PolicyConfig  # noqa: PLC0415  with torch, for this verb only
+    from ballast_sim.measured import BLOCK_TOKENS, Bed  # noqa: PLC0415
+    from ballast_sim.validation import Validator  # noqa: PLC0415
+
+    longest = max(arrival.num_tokens for arrival in (*online, *offline))
+    config = PolicyConfig(
+        slots=slots, num_blocks=slots * -(-longest // BLOCK_TOKENS), block_tokens=BLOCK_TOKENS, ttft=0.15, tpot=0.02
+    )
+    bed = Bed(model or DEMO_MODEL, config)
+    return Validator(
+        bed, online, offline, clock=clock, load=load, seconds=seconds, turns=turns, progress=_progress
+    ).run()
+
+
+def print_validation(found: Validation, clock: str) -> None:
+    """Print what was found, what is allowed, and whether it holds."""
+    cost = found.model
+    sys.stdout.write(
+        f"Fitted to the first slice: {1e3 * cost.k0:.3f} ms + {1e6 * cost.k1:.1f} us per prefill token + "
+        f"{1e9 * cost.k2:.1f} ns per token and context + {1e6 * cost.k3:.1f} us per decode + "
+        f"{1e9 * cost.k4:.1f} ns per token of their context\n"
+        f"Compared on the second, which nothing was fitted to; {clock} time, engine and policy without HTTP, "
+        f"{found.num_requests} online requests, {len(found.measured)} replays; wall time was "
+        f"{found.wall_over_cpu:.2f} times the engine's processor time\n\n"
+    )
+    columns = ("steps", "number", "measured", "predicted/measured", "mean error")
+    rows = [
+        (kind.name, f"{kind.number:,}", f"{1e3 * kind.mean:.2f} ms", f"{1 + kind.bias:.3f}", f"{kind.error:.1%}")
+        for kind in found.kinds
+    ]
+    print_table(columns, rows, right=columns[1:])
+    sys.stdout.write("\n")
+    named = [(f"replay {number}", one) for number, one in enumerate(found.measured, start=1)]
+    waits = [
+        (name, *(_ms(value) for value in (ttft.p50, ttft.p95, ttft.p99)))
+        for name, ttft in (*named, ("simulated", found.predicted))
+    ]
+    print_table(("TTFT", "p50", "p95", "p99"), waits, right=("p50", "p95", "p99"))
+    sys.stdout.write(
+        f"\nMean step error {found.step_error:.1%}; allowed {found.most_step_error:.1%} (10 %, or 1.5 times the "
+        f"{found.noise:.1%} that two replays of the same steps differ by)\n"
+        f"TTFT p95 error {found.ttft_error:.1%}; allowed 20 % (by one clock, engine and simulator differ by "
+        f"{found.structure:.2%})\n"
+        f"{'The simulator is valid.' if found.is_valid else 'The simulator is NOT valid here.'}\n"
+    )
+
+
+def write_validation(found: Validation, path: Path) -> None:
+    """Write the figures as JSON."""
+    figures = {
+        **asdict(found),
+        "step_error": found.step_error,
+        "most_step_error": found.most_step_error,
+        "ttft_error": found.ttft_error,
+        "is_valid": found.is_valid,
+    }
+    path.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    say(f"Figures: {path}")
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.1f} ms"
+
+
+def _progress(what: str) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{what} ...")
+        sys.stderr.flush()
