@@ -20,6 +20,7 @@ reservation; any other is parked.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
 from ballast_policy.budget import is_provided_for, step_budget
@@ -30,6 +31,7 @@ from ballast_policy.plan import Because, Plan, Reason
 from ballast_policy.reservation import fill_reservation
 from ballast_policy.snapshot import Snapshot
 from ballast_policy.step import Step
+from ballast_policy.suspension import suspendable_seconds
 from ballast_policy.window import begins_at
 
 
@@ -46,7 +48,7 @@ def plan(snapshot: Snapshot) -> Plan:
     budget = _budget(step) if is_guarded else inf
     lend(step, budget, is_guarded=is_guarded)
     _break_deadlock(step)
-    return step.as_plan(budget)
+    return replace(step.as_plan(budget), suspendable_seconds=suspendable_seconds(step))
 
 
 def _budget(step: Step) -> float:

@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from math import inf
 
 from ballast_policy.plan import Plan, Reason
 from ballast_policy.request import Phase, Request, RequestClass
 from ballast_policy.slots import Slots
 from ballast_policy.snapshot import Snapshot
 from ballast_policy.step import Step, computed
+
+
+def suspendable_seconds(step: Step) -> float:
+    """Give how long the step may stand still: until the first online token in it would come too late.
+
+    Tokens that come too late anyhow count for nothing. A step no longer than two of the nested ones' fixed costs may
+    not be suspended: waiting for its end is cheaper.
+    """
+    if not step.cost.is_trusted or step.config.ttft == inf or step.seconds <= 2 * step.cost.k0:
+        return 0.0
+    end = step.snapshot.now + step.seconds
+    slack = step.config.ttft
+    for request in step.online.decodes:
+        for due in (request.next_deadline, request.paced_deadline):
+            if due >= step.snapshot.now:
+                slack = min(slack, due - end)
+    for request in step.prefill_grants:
+        if request.request_class is RequestClass.ONLINE and request.next_deadline >= end:
+            slack = min(slack, request.next_deadline - end)
+    return max(0.0, slack)
 
 
 def plan_nested(snapshot: Snapshot, in_flight: Collection[Request], seconds: float) -> Plan:

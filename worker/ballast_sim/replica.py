@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from math import exp
 from random import Random
 from typing import NamedTuple, Protocol
@@ -20,9 +21,11 @@ from ballast_policy.holding import note_holding
 from ballast_policy.plan import Plan
 from ballast_policy.request import Phase, Request, RequestClass
 from ballast_policy.snapshot import PolicyConfig, Snapshot, take_snapshot
+from ballast_policy.suspension import plan_nested
 from ballast_sim.clock import Clock
 from ballast_sim.errors import IllegalPlan
 from ballast_sim.fairness import Samples
+from ballast_sim.flight import Flight
 from ballast_sim.guarantees import Guarantees
 from ballast_sim.item import Item
 from ballast_sim.knowledge import Knowledge
@@ -80,6 +83,8 @@ class Replica:
     has_prefix_cache: bool = False
     is_fair: bool = True
     """False: the policy is not told who was served how much."""
+    num_layers: int = 32
+    """Of the model: between two of them a step can stand still."""
     guarantees: Guarantees | None = None
     refill: Callable[[Replica], None] = lambda _: None
     """Asked before each step to top up the offline work at hand."""
@@ -96,11 +101,14 @@ class Replica:
     num_preempted: int = field(init=False, default=0)
     num_parked: int = field(init=False, default=0)
     """Park decisions carried out."""
+    num_suspended: int = field(init=False, default=0)
+    """Steps that stood still for newcomers."""
     num_running: dict[RequestClass, int] = field(init=False)
     is_busy: bool = field(init=False, default=False)
     experience: Experience = field(init=False)
     _stalled: int = field(init=False, default=0)
-    _in_flight: list[Item] = field(init=False, default_factory=list)
+    _flight: Flight | None = field(init=False, default=None)
+    """The step that is being computed, or stands still."""
     samples: dict[RequestClass, Samples] = field(init=False)
     """Service of tenants over time, by class."""
     _active: dict[RequestClass, dict[str, int]] = field(init=False)
@@ -139,6 +147,7 @@ class Replica:
             self.experience.arrived(request, self.clock.now)
             if request.request_class is RequestClass.ONLINE:
                 self.known.last_online = self.clock.now
+                self._interrupt()
 
     def wake(self) -> None:
         """Begin a step as soon as nothing else is due at this time."""
@@ -150,18 +159,53 @@ class Replica:
         self.refill(self)
         snapshot = self._snapshot()
         plan = self.policy.plan(snapshot)
-        work, log = self._apply(plan)
+        flight = self._apply(plan)
         if self.guarantees:
             self.guarantees.check(snapshot, plan, self.num_running)
         if not plan.grants:
             self._rest(plan.wait_until)
             return
         self._stalled = 0
-        seconds = self.model.seconds(work)
-        if self.noise:
-            seconds *= exp(self.random.gauss(0.0, self.noise))
-        self.steps.append(Step(self.clock.now, seconds, plan.predicted_seconds, *log))
-        self.clock.at(self.clock.now + seconds, lambda: self._finish(work, seconds), rank=1)
+        self._flight = flight
+        flight.suspendable = plan.suspendable_seconds
+        self._go_on(flight)
+
+    def _go_on(self, flight: Flight) -> None:
+        """Compute a step from where it stands to its end."""
+        flight.run_from = self.clock.now
+        self.clock.at(self.clock.now + flight.left, partial(self._end, flight, flight.num_turns), rank=1)
+
+    def _interrupt(self) -> None:
+        """Let a step in flight stand still at the end of its layer, if it may."""
+        flight = self._flight
+        if flight and flight.suspendable > 0 and not flight.is_interrupted:
+            at = flight.next_boundary(self.clock.now)
+            if at is not None:
+                flight.is_interrupted = True
+                self.clock.at(at, lambda: self._suspend(flight), rank=1)
+
+    def _suspend(self, flight: Flight) -> None:
+        """Nest a step for newcomers in one that stands still, and let it go on where there is none."""
+        flight.is_interrupted = False
+        if self._flight is not flight:
+            return
+        nested = None
+        if flight.suspendable > 0 and self.backlog.count(RequestClass.ONLINE):
+            plan = plan_nested(self._snapshot(), [item.request for item in flight.items], flight.suspendable)
+            nested = self._apply(plan) if plan.grants else None
+        if nested is None:
+            if not flight.is_running:
+                self._go_on(flight)
+            return
+        self.num_suspended += flight.is_running
+        flight.stand(self.clock.now)
+        flight.suspendable -= nested.seconds
+        self.clock.at(self.clock.now + nested.seconds, lambda: self._resume(flight, nested), rank=1)
+
+    def _resume(self, flight: Flight, nested: Flight) -> None:
+        """Give out the first tokens of a nested step, and look for newcomers once more before going on."""
+        self._deliver(nested)
+        self._suspend(flight)
 
     def _rest(self, until: float) -> None:
         """Nothing to compute: sleep until work comes, or look again soon where the policy lets work wait."""
@@ -199,7 +243,7 @@ class Replica:
                 self.kv.look_up(self.items[request.seq])
         return snapshot
 
-    def _apply(self, plan: Plan) -> tuple[Work, tuple[int, ...]]:
+    def _apply(self, plan: Plan) -> Flight:
         """Carry out the decisions, allocate KV, and sum up the step's work."""
         running = self.num_running
         for request in plan.preempt:
@@ -218,20 +262,26 @@ class Replica:
         num_running = sum(running.values())
         if num_running > self.config.slots:
             raise IllegalPlan(f"{num_running} requests hold a slot, there are {self.config.slots}")
-        work, tokens = self._grant(plan)
+        items, work, tokens = self._grant(plan)
         note_holding(self.ledgers, self.residents.values(), self.backlog, now=self.clock.now, slots=self.config.slots)
         parked = len(self.residents) - num_running
         online, offline = running[RequestClass.ONLINE], running[RequestClass.OFFLINE]
         waiting = self.backlog.count(RequestClass.ONLINE)
         at_hand = len(self.items) - waiting - online
-        return work, (online, offline, parked, waiting, at_hand, *tokens)
+        seconds = self.model.seconds(work)
+        if self.noise:
+            seconds *= exp(self.random.gauss(0.0, self.noise))
+        if items:
+            log = (online, offline, parked, waiting, at_hand, *tokens)
+            self.steps.append(Step(self.clock.now, seconds, plan.predicted_seconds, *log))
+        return Flight(items, work, seconds, self.num_layers)
 
-    def _grant(self, plan: Plan) -> tuple[Work, tuple[int, int, int, int]]:
+    def _grant(self, plan: Plan) -> tuple[list[Item], Work, tuple[int, int, int, int]]:
         items, block_tokens = self.items, self.config.block_tokens
         prefill = {RequestClass.ONLINE: 0, RequestClass.OFFLINE: 0}
         decode = {RequestClass.ONLINE: 0, RequestClass.OFFLINE: 0}
         pairs, before, context, chunks = 0.0, 0, 0, 0
-        self._in_flight = grants = []
+        grants: list[Item] = []
         for request, tokens in plan.grants:
             computed = request.num_computed
             remaining = request.num_tokens - computed
@@ -253,11 +303,15 @@ class Replica:
         num_prefill = prefill[RequestClass.ONLINE] + prefill[RequestClass.OFFLINE]
         num_decode = decode[RequestClass.ONLINE] + decode[RequestClass.OFFLINE]
         work = Work(num_prefill, pairs, before, num_decode, context, chunks)
-        return work, (
-            prefill[RequestClass.ONLINE],
-            prefill[RequestClass.OFFLINE],
-            decode[RequestClass.ONLINE],
-            decode[RequestClass.OFFLINE],
+        return (
+            grants,
+            work,
+            (
+                prefill[RequestClass.ONLINE],
+                prefill[RequestClass.OFFLINE],
+                decode[RequestClass.ONLINE],
+                decode[RequestClass.OFFLINE],
+            ),
         )
 
     def _extend(self, item: Item, tokens: int) -> bool:
@@ -301,10 +355,19 @@ class Replica:
         self.backlog.add(request)
         self.num_preempted += 1
 
-    def _finish(self, work: Work, seconds: float) -> None:
+    def _end(self, flight: Flight, turn: int) -> None:
+        """A step has come to its end, unless it stood still on the way and will end later."""
+        if turn != flight.num_turns:
+            return
+        self._flight = None
+        self._deliver(flight)
+        self._begin()
+
+    def _deliver(self, flight: Flight) -> None:
+        """Take note of what a step computed."""
         now = self.clock.now
         charges: dict[tuple[RequestClass, str], float] = {}
-        for item in self._in_flight:
+        for item in flight.items:
             request, tokens = item.request, item.num_granted
             item.num_granted = 0
             computed = request.num_computed + tokens
@@ -328,12 +391,11 @@ class Replica:
                 charges[key] = charges.get(key, 0.0) + cost
         for (request_class, tenant), cost in charges.items():
             self.ledgers[request_class].charge(tenant, cost)
-        self.known.stepped(work, seconds, self.config)
+        self.known.stepped(flight.work, flight.seconds, self.config)
         if len(self.steps) % SAMPLE_EVERY == 0:
             self._sample()
         if len(self.steps) % CHECK_EVERY == 0:
             self.kv.check(self._resident_items())
-        self._begin()
 
     def _emit(self, item: Item, now: float) -> None:
         """One more token; the last one ends the request."""
@@ -351,7 +413,7 @@ class Replica:
         self.kv.release(item, is_preempted=False)
         self.kv.forget(request.seq)
         del self.residents[request.seq], self.items[request.seq]
-        self.num_running[request.request_class] -= 1
+        self.num_running[request.request_class] -= request.phase is Phase.RUNNING
         active = self._active[request.request_class]
         active[request.tenant] -= 1
         if not active[request.tenant]:

@@ -47,6 +47,8 @@ class Scenario:
     cost: CostModel | None = None
     """What the policy plans by; None: fitted on the run's own steps, as a real engine does."""
     has_prefix_cache: bool = False
+    num_layers: int = 32
+    """Of the model: a step can stand still between two of them."""
     declared_output: int | None = None
     """`max_tokens` of every request; None: the largest answer of its class's traffic (nobody knows lengths ahead)."""
     is_fair: bool = True
@@ -133,6 +135,7 @@ class _Simulation:
             random=Random(scenario.seed * 1000 + index),
             noise=scenario.noise,
             has_prefix_cache=scenario.has_prefix_cache,
+            num_layers=scenario.num_layers,
             is_fair=scenario.is_fair,
             guarantees=Guarantees() if scenario.is_guaranteed else None,
             on_finish=partial(self._finished, pool),
