@@ -11,7 +11,6 @@ from ballast_api.errors import InvalidConfig
 from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
 from ballast_sim.capacity import plan_fleet
 from ballast_sim.deployment import Deployment
-from ballast_sim.encoder import batch_seconds, encoder_limit
 from ballast_sim.errors import BadInput, Impossible
 from ballast_sim.forecast import plan_ahead
 from ballast_sim.hardware import GPUS
@@ -27,8 +26,7 @@ from ballast_sim.inputs import (
     describe,
 )
 from ballast_sim.price import HOURS_PER_MONTH, Price
-from ballast_sim.shape import SHAPES, Quantization
-from ballast_sim.step_model import Roofline
+from ballast_sim.shape import Quantization
 from ballast_sim.traffic import Arrival, read, read_lengths
 
 SMALL = EngineInput(slots=48)
@@ -120,16 +118,6 @@ def test_money_per_token_adds_up_to_money_per_hour(small_fleet):
         assert per_hour == pytest.approx(option.dollars_per_hour)
 
 
-def test_an_encoder_batch_is_the_largest_whose_two_steps_fit():
-    model = Roofline(SHAPES["bge-base"], GPUS["a100"])
-
-    limit = encoder_limit(model, prompt=256, latency=0.030)
-
-    assert 2 * batch_seconds(model, limit.batch, 256) <= 0.030 < 2 * batch_seconds(model, limit.batch + 1, 256)
-    with pytest.raises(Impossible, match="a latency of 1 ms is below the fastest answer: bge-base takes"):
-        encoder_limit(model, prompt=256, latency=0.001)
-
-
 EMBEDDINGS = ServiceInput(
     name="embeddings", kind="encoder", model="bge-large", requests_per_second=(8000, 20000), prompt_tokens=128
 )
@@ -162,7 +150,7 @@ def test_gpus_that_are_needed_long_are_bought_and_the_others_rented():
 
     assert first.rented == 0
     assert last.rented > 0
-    assert all(month.bought + month.rented >= month.gpus for month in dear.months)
+    assert all(month.owned + month.rented >= month.gpus for month in dear.months)
     price = Price(replace(GPUS["a100"], purchase_dollars=30_000), EnergyInput(), MoneyInput(way="cheapest"))
     longest_rented = next(n for n in range(18, 0, -1) if _rent(price, n) <= _buy(price, n))
     assert last.rented == last.gpus - dear.months[18 - longest_rented - 1].gpus
@@ -186,12 +174,24 @@ def test_a_power_budget_names_the_month_that_breaks_it():
 
 
 def test_a_plan_ahead_without_services_or_with_the_wrong_kind_is_refused():
-    wrong = EMBEDDINGS.model_copy(update={"model": "llama-3-8b"})
-
     with pytest.raises(BadInput, match="name at least one service"):
-        plan_ahead(PlanInputs())
-    with pytest.raises(BadInput, match="llama-3-8b generates text"):
-        plan_ahead(PlanInputs(ahead=AheadInput(services=(wrong,))))
+        plan_ahead(PlanInputs(ahead=AheadInput(services=())))
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({"model": "llama-3-8b"}, "llama-3-8b generates text"),
+        ({"kind": "online", "output_tokens": 9}, "bge-large is an encoder: outputTokens is 0"),
+        ({"prompt_tokens": 600}, "600 tokens of prompt and answer on average, but bge-large takes at most 512"),
+        ({"latency_milliseconds": 2}, "a latency of 2 ms is below the fastest answer: bge-large takes 2"),
+    ],
+)
+def test_a_service_that_its_model_cannot_give_is_refused_with_the_figure(change, found):
+    service = EMBEDDINGS.model_copy(update=change)
+
+    with pytest.raises((BadInput, Impossible), match=found):
+        plan_ahead(PlanInputs(ahead=AheadInput(services=(service,))))
 
 
 def test_inputs_are_read_back_as_they_are_printed(tmp_path):
@@ -202,6 +202,7 @@ def test_inputs_are_read_back_as_they_are_printed(tmp_path):
     again = PlanInputs.load(path)
 
     assert again.model_copy(update={"gpus": {}}) == inputs
+    assert PlanInputs.load(path).dump() == inputs.dump()
     assert [describe(again.find_gpu(name)) for name in GPUS] == [pytest.approx(describe(gpu)) for gpu in GPUS.values()]
 
 
@@ -212,7 +213,10 @@ def test_inputs_are_read_back_as_they_are_printed(tmp_path):
         ("slo: {tpotMilliseconds: -1}\n", "slo.tpotMilliseconds: Input should be greater than 0"),
         ("speed: 9\n", "speed: Extra inputs are not permitted"),
         ("- 1\n", "found list, wanted a mapping"),
-        ("ahead: {services: [{name: a, model: b, requestsPerSecond: [0, 1], promptTokens: 1}]}", "must be above 0"),
+        (
+            "ahead: {services: [{name: a, model: b, requestsPerSecond: [0, 1], promptTokens: 1}]}",
+            "requestsPerSecond.0: Input should be greater than or equal",
+        ),
     ],
 )
 def test_wrong_inputs_are_refused_by_name(tmp_path, text, found):

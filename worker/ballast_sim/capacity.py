@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil, inf
+from math import ceil
 
 from ballast_sim.deployment import Ballast, Deployment
-from ballast_sim.errors import BadInput, Impossible
+from ballast_sim.errors import BadInput
 from ballast_sim.inputs import PlanInputs
 from ballast_sim.price import Price
 from ballast_sim.report import Report
-from ballast_sim.shape import Quantization
-from ballast_sim.traffic import Arrival, Trace, excerpt
+from ballast_sim.traffic import Arrival, Trace, at_rate, excerpt
 
 STEP_SHARES = (0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
 """Shares of the TPOT that steps may be filled to; the largest that keeps the SLO is taken."""
+MOST_SIMULATED = 16
+"""GPUs of a larger fleet that are simulated, with their part of the traffic."""
+
+FEWEST_MIXED = "mixed, fewest GPUs"
 
 Progress = Callable[[str], None]
 
@@ -60,6 +63,13 @@ class Option:
     offline_dollars: float
     kilowatts: float
     note: str = ""
+    step_share: float = 0.0
+    """Of the TPOT that mixed steps are filled to."""
+
+    @property
+    def kilowatt_hours(self) -> float:
+        """Per million tokens of both classes."""
+        return per_million(self.kilowatts, self.online_tokens + self.offline_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +87,11 @@ class FleetPlan:
     batch_ceiling_because: str
     options: tuple[Option, ...]
     because: tuple[str, ...]
+
+    @property
+    def mixed(self) -> Option | None:
+        """The fewest mixed GPUs that do the work."""
+        return next((option for option in self.options if option.name == FEWEST_MIXED), None)
 
 
 def plan_fleet(
@@ -109,7 +124,8 @@ class _Planner:
         self.online_tokens = fleet.online_gpus * fleet.online_utilization_percent / 100 * ceilings.online_full
         self.offline_tokens = fleet.offline_gpus * fleet.offline_utilization_percent / 100 * ceilings.offline_full
         seconds = self.inputs.traffic_minutes * 60
-        self.online = excerpt(self.trace, self.online_tokens, seconds)
+        self.part = min(1.0, MOST_SIMULATED / fleet.online_gpus)
+        self.online = excerpt(self.trace, self.part * self.online_tokens, seconds)
         self.seconds = min(seconds, self.online[-1].seconds)
         options = [self._given(), self._right_sized()]
         mixed = self._fewest_mixed(most=fleet.online_gpus + fleet.offline_gpus)
@@ -149,7 +165,14 @@ class _Planner:
 
     def _online_alone(self, gpus: int) -> Report:
         """One of so many GPUs that serve online alone."""
-        return self.deployment.alone(self.online[::gpus], self.seconds)
+        return self.deployment.alone(self._traffic(1, gpus), self.seconds)
+
+    def _traffic(self, simulated: int, gpus: int) -> list[Arrival]:
+        """What so many of `gpus` get of the online traffic: every so many-th request."""
+        kept = simulated / gpus / self.part
+        if kept > 1:
+            return at_rate(self.online, self.online_tokens * simulated / gpus)
+        return [a for i, a in enumerate(self.online) if int((i + 1) * kept) > int(i * kept)]
 
     def _fewest_mixed(self, most: int) -> Option | None:
         """As few GPUs as serve both classes."""
@@ -157,7 +180,7 @@ class _Planner:
         work = self.online_tokens / self.ceilings.online_full + needed / self.ceilings.offline_full
         least = _fewest(lambda gpus: self._step_share(gpus, needed) is not None, most, low=ceil(work))
         for gpus in range(least or most + 1, most + 1):
-            option = self._mixed(gpus, "mixed, fewest GPUs", needed)
+            option = self._mixed(gpus, FEWEST_MIXED, needed)
             if option:
                 return option
         return None
@@ -183,7 +206,7 @@ class _Planner:
         if (gpus, share) not in self._ones:
             self._ones[gpus, share] = self.deployment.run(
                 Ballast,
-                online=self.online[::gpus],
+                online=self._traffic(1, gpus),
                 offline=self.offline,
                 seconds=self.seconds,
                 config=replace(self.deployment.config, tpot_share=STEP_SHARES[share]),
@@ -194,18 +217,24 @@ class _Planner:
         """All of them behind a router, with the largest step share that keeps the SLO."""
         start = self._step_share(gpus, needed)
         for share in STEP_SHARES[start:] if start is not None else ():
-            self.progress(f"simulating {gpus} mixed GPUs behind a router")
-            whole = self.deployment.run(
-                Ballast,
-                online=self.online,
-                offline=self.offline,
-                seconds=self.seconds,
-                replicas=gpus,
-                config=replace(self.deployment.config, tpot_share=share),
-            )
+            simulated = min(gpus, MOST_SIMULATED)
+            self.progress(f"simulating {simulated} mixed GPUs behind a router")
+            whole = self._routed(simulated, gpus, share)
             if self.deployment.fits(whole):
-                return self._shared(name, gpus, whole, share) if whole.offline.total >= needed else None
+                offline = whole.offline.total * gpus / simulated
+                return self._shared(name, gpus, whole, offline, share) if offline >= needed else None
         return None
+
+    def _routed(self, simulated: int, gpus: int, share: float) -> Report:
+        """So many of the mixed GPUs behind a router."""
+        return self.deployment.run(
+            Ballast,
+            online=self._traffic(simulated, gpus),
+            offline=self.offline,
+            seconds=self.seconds,
+            replicas=simulated,
+            config=replace(self.deployment.config, tpot_share=share),
+        )
 
     def _apart(self, name: str, online_gpus: int, offline_gpus: int, result: Report) -> Option:
         online_work = self.online_tokens / self.ceilings.online_full
@@ -226,14 +255,13 @@ class _Planner:
             online_tokens=self.online_tokens,
             offline_tokens=self.offline_tokens,
             dollars_per_hour=online_cost + offline_cost,
-            online_dollars=_per_million(online_cost, self.online_tokens),
-            offline_dollars=_per_million(offline_cost, self.offline_tokens),
+            online_dollars=per_million(online_cost, self.online_tokens),
+            offline_dollars=per_million(offline_cost, self.offline_tokens),
             kilowatts=online_gpus * price.kilowatts(online_each) + offline_gpus * price.kilowatts(offline_each),
             note=f"{online_gpus} online + {offline_gpus} offline",
         )
 
-    def _shared(self, name: str, gpus: int, result: Report, step_share: float) -> Option:
-        offline = result.offline.total
+    def _shared(self, name: str, gpus: int, result: Report, offline: float, step_share: float) -> Option:
         online_work = self.online_tokens / self.ceilings.online_full
         offline_work = offline / self.ceilings.offline_full
         work = online_work + offline_work
@@ -248,10 +276,12 @@ class _Planner:
             online_tokens=self.online_tokens,
             offline_tokens=offline,
             dollars_per_hour=cost,
-            online_dollars=_per_million(cost * online_work / work, self.online_tokens),
-            offline_dollars=_per_million(cost * offline_work / work, offline),
+            online_dollars=per_million(cost * online_work / work, self.online_tokens),
+            offline_dollars=per_million(cost * offline_work / work, offline),
             kilowatts=gpus * self._price.kilowatts(work / gpus),
-            note=f"steps filled to {step_share:.0%} of the TPOT",
+            note=f"steps filled to {step_share:.0%} of the TPOT"
+            + (f", {MOST_SIMULATED} of them simulated" if gpus > MOST_SIMULATED else ""),
+            step_share=step_share,
         )
 
     @property
@@ -281,6 +311,7 @@ class _Planner:
             ),
         ]
         lines.append(self._verdict(apart, mixed))
+        lines += self._why_not_fewer(mixed) if mixed else []
         if same and self.offline_tokens:
             more = same.offline_tokens / self.offline_tokens
             lines.append(
@@ -288,6 +319,22 @@ class _Planner:
                 f"{fleet.offline_gpus} offline GPUs beside their online work, at {same.utilization:.0%}."
             )
         return lines
+
+    def _why_not_fewer(self, mixed: Option) -> list[str]:
+        """What one GPU fewer would miss."""
+        gpus = mixed.gpus - 1
+        if gpus < 1:
+            return []
+        fits = [share for share in range(len(STEP_SHARES)) if self.deployment.fits(self._one(gpus, share))][:1]
+        if not fits:
+            found = self._one(gpus, len(STEP_SHARES) - 1)
+            missed = f"TTFT met by {found.ttft_attainment:.2%}, TPOT by {found.tpot_attainment:.2%}"
+            return [f"{gpus} mixed GPUs miss the SLO even with steps filled to {STEP_SHARES[-1]:.0%}: {missed}."]
+        done = self._one(gpus, fits[0]).offline.total * gpus
+        if done < self.offline_tokens:
+            steps = f"with the SLO kept (steps filled to {STEP_SHARES[fits[0]]:.0%})"
+            return [f"{gpus} mixed GPUs do {done:,.0f} of the {self.offline_tokens:,.0f} offline tokens/s {steps}."]
+        return [f"{gpus} mixed GPUs do it each for itself, but not behind a router, which spreads requests unevenly."]
 
     def _verdict(self, apart: Option, mixed: Option | None) -> str:
         """Whether mixing pays."""
@@ -323,49 +370,6 @@ def measure(deployment: Deployment, online: Sequence[Arrival], offline: Sequence
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Alternative:
-    """Something to try: what one GPU would do, and what a million tokens would cost at least."""
-
-    name: str
-    bound: float
-    """SLO-bound tokens per second."""
-    full: float
-    dollars: float
-    """Per million tokens at the SLO-bound ceiling."""
-    problem: str = ""
-
-
-def alternatives(
-    inputs: PlanInputs, online: Trace, offline: Sequence[Arrival], progress: Progress
-) -> list[Alternative]:
-    """Other chips, weights and SLOs, by the same computation."""
-    half = inputs.slo.model_copy(update={"tpot_milliseconds": inputs.slo.tpot_milliseconds / 2})
-    double = inputs.slo.model_copy(update={"tpot_milliseconds": inputs.slo.tpot_milliseconds * 2})
-    changes: list[tuple[str, dict[str, object]]] = [("as given", {})]
-    changes += [
-        (f"{kind.value} weights", {"quantization": kind}) for kind in Quantization if kind is not inputs.quantization
-    ]
-    names = dict.fromkeys(("a100", "h100", "h200", "l4", *(name.lower() for name in inputs.gpus)))
-    changes += [(f"{name} instead", {"gpu": name}) for name in names if name != inputs.gpu.lower()]
-    changes += [(f"TPOT {slo.tpot_milliseconds:g} ms", {"slo": slo}) for slo in (half, double)]
-    found = []
-    for name, change in changes:
-        progress(f"trying {name}")
-        found.append(_try(name, inputs.model_copy(update=change), online, offline))
-    return found
-
-
-def _try(name: str, inputs: PlanInputs, online: Trace, offline: Sequence[Arrival]) -> Alternative:
-    try:
-        deployment = Deployment.of(inputs, online, offline)
-    except Impossible as error:
-        return Alternative(name, 0.0, 0.0, inf, str(error))
-    bound, full = deployment.slo_bound(offline), deployment.unbounded(offline)
-    price = Price(deployment.gpu, inputs.energy, inputs.money).per_hour(bound / full if full else 0.0)
-    return Alternative(name, bound, full, _per_million(price, bound))
-
-
 def _fewest(works: Callable[[int], bool], most: int, low: int = 1) -> int | None:
     """Smallest number, `low` to `most`, that works, given that all larger ones do; by bisection."""
     high = most + 1
@@ -375,5 +379,6 @@ def _fewest(works: Callable[[int], bool], most: int, low: int = 1) -> int | None
     return low if low <= most else None
 
 
-def _per_million(dollars_per_hour: float, tokens_per_second: float) -> float:
-    return dollars_per_hour / 3600 / tokens_per_second * 1e6 if tokens_per_second else 0.0
+def per_million(per_hour: float, tokens_per_second: float) -> float:
+    """What a million tokens takes of something that is counted by the hour."""
+    return per_hour / 3600 / tokens_per_second * 1e6 if tokens_per_second else 0.0

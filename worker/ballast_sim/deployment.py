@@ -14,10 +14,11 @@ from ballast_sim import baselines
 from ballast_sim.errors import Impossible
 from ballast_sim.hardware import GPUS, Gpu
 from ballast_sim.inputs import PlanInputs
+from ballast_sim.memory import kv_tokens
 from ballast_sim.pool import Job
 from ballast_sim.replica import Policy
 from ballast_sim.report import Report, report
-from ballast_sim.shape import Quantization, Shape, shape
+from ballast_sim.shape import Quantization, Shape
 from ballast_sim.simulation import Scenario, simulate
 from ballast_sim.step_model import Roofline, Work, profile
 from ballast_sim.traffic import Arrival
@@ -50,12 +51,12 @@ class Deployment:
             BadInput: a GPU or a model is not known.
             Impossible: the model does not fit, or the SLO is below the fastest step; says by which figure.
         """
-        gpu, model = inputs.find_gpu(inputs.gpu), shape(inputs.model)
+        gpu, model = inputs.find_gpu(inputs.gpu), inputs.find_shape(inputs.model)
         if model.is_encoder:
             raise Impossible(f"{model.name} is an encoder: it generates nothing. Plan it as a service under `ahead`")
         roofline = Roofline(model, gpu, inputs.quantization, inputs.efficiency.value())
-        kv_tokens = _kv_tokens(inputs, gpu, model, [*online, *offline])
-        deployment = cls(inputs, gpu, model, roofline, profile(roofline), kv_tokens)
+        longest = max((arrival.num_tokens for arrival in (*online, *offline)), default=1)
+        deployment = cls(inputs, gpu, model, roofline, profile(roofline), kv_tokens(inputs, gpu, model, longest))
         deployment._check_slo(online)
         return deployment
 
@@ -183,30 +184,3 @@ class Deployment:
         faster = {name: seconds for name, seconds in times.items() if seconds < found}
         listed = ", ".join(f"{1e3 * seconds:.1f} ms with {name}" for name, seconds in faster.items())
         return f"One decode would take {listed}" if faster else "No known GPU is faster: relax the SLO"
-
-
-def _kv_tokens(inputs: PlanInputs, gpu: Gpu, model: Shape, lengths: Sequence[Arrival]) -> int:
-    """Tokens of KV cache beside the weights."""
-    usable = gpu.memory * inputs.engine.memory_percent / 100
-    weights = model.weight_bytes(inputs.quantization)
-    room = usable - weights
-    longest = max((arrival.num_tokens for arrival in lengths), default=1)
-    needed = longest * model.kv_bytes_per_token
-    if room >= needed:
-        return min(int(room / model.kv_bytes_per_token), inputs.engine.slots * model.max_context)
-    found = f"{weights / 1e9:.1f} GB of weights" + (f" and {needed / 1e9:.1f} GB of KV for {longest} tokens")
-    options = [
-        f"{kind.value} weights take {model.weight_bytes(kind) / 1e9:.1f} GB"
-        for kind in Quantization
-        if model.weight_bytes(kind) + needed <= usable
-    ]
-    options += [
-        f"one {other.name} has {other.memory / 1e9:.0f} GB"
-        for other in GPUS.values()
-        if weights + needed <= other.memory * inputs.engine.memory_percent / 100
-    ]
-    hint = "; ".join(options) or "no known single GPU holds it, and a plan is for one GPU per replica"
-    raise Impossible(
-        f"{model.name} does not fit: {found}, but one {gpu.name} has {usable / 1e9:.1f} GB of "
-        f"{gpu.memory / 1e9:.0f} GB for them ({inputs.engine.memory_percent:g} %). {hint[0].upper()}{hint[1:]}"
-    )

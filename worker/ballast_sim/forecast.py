@@ -14,20 +14,22 @@ from random import Random
 from ballast_policy.cost import attended
 from ballast_sim.capacity import STEP_SHARES
 from ballast_sim.deployment import Ballast, Deployment
-from ballast_sim.encoder import encoder_limit
+from ballast_sim.encoder import Promise, batch_seconds, encoder_limit
 from ballast_sim.errors import BadInput, Impossible
 from ballast_sim.inputs import PlanInputs, ServiceInput
+from ballast_sim.memory import kv_tokens
+from ballast_sim.payment import Payments, pay
 from ballast_sim.price import HOURS_PER_MONTH, Price
-from ballast_sim.shape import Quantization, shape
+from ballast_sim.shape import Quantization, Shape, shape
 from ballast_sim.step_model import Roofline, Work
 from ballast_sim.traffic import Arrival
 
+FULL_BATCH = 1024
+"""Prompts in an encoder's step when only throughput counts."""
 LENGTHS = 512
 """Requests drawn to stand for a service."""
 SEARCH_REQUESTS = 800
 """Traffic of one simulation in the search for a service's highest rate."""
-MOST_USED = 0.9
-"""Share of the highest rate that a GPU is planned for at the peak."""
 
 Progress = Callable[[str], None]
 
@@ -52,6 +54,7 @@ class Capacity:
     """With full batches and no SLO: what a utilization of 100 % means."""
     mixed: float = 0.0
     """Utilization that a GPU reaches when offline work of the same model fills it up."""
+    because: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +63,19 @@ class Month:
 
     number: int
     gpus: int
-    bought: int
-    """Owned so far."""
+    owned: int
     rented: int
     utilization: float
     kilowatts: float
-    dollars: float
+    hardware_dollars: float
+    """Rent, and what bought GPUs lose in value."""
+    power_dollars: float
+    """Electricity of the bought ones; the rent of the others holds theirs."""
+
+    @property
+    def dollars(self) -> float:
+        """Both."""
+        return self.hardware_dollars + self.power_dollars
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +84,15 @@ class ServiceCost:
 
     name: str
     unit: str
-    dollars_per_million: float
-    kilowatt_hours_per_million: float
+    hardware_dollars: float
+    """Per million."""
+    power_dollars: float
+    kilowatt_hours: float
+
+    @property
+    def dollars(self) -> float:
+        """Per million, hardware and electricity."""
+        return self.hardware_dollars + self.power_dollars
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,48 +157,69 @@ class _Ahead:
         months = range(inputs.ahead.months)
         needs = [self._gpus(services, capacities, month) for month in months]
         counts = [sum(need) for need in needs]
-        rented, bought, paid = self._pay(counts)
         price, rows = Price(inputs.find_gpu(inputs.gpu), inputs.energy, inputs.money), []
+        paid = pay(counts, price)
         for month in months:
             work = sum(s.rate(month, len(months)) / c.full for s, c in zip(services, capacities, strict=True))
             used = work / counts[month] if counts[month] else 0.0
-            power = counts[month] * price.kilowatts(used)
-            dollars = paid[month] + bought[month] * price.power_per_hour(used) * HOURS_PER_MONTH
-            rows.append(Month(month + 1, counts[month], bought[month], rented[month], used, power, dollars))
-        costs = self._costs(services, capacities, rows)
-        because = tuple(self._reason(s, c) for s, c in zip(services, capacities, strict=True))
-        return Outlook(self.way, tuple(rows), costs, because)
+            rows.append(
+                Month(
+                    number=month + 1,
+                    gpus=counts[month],
+                    owned=paid.owned[month],
+                    rented=paid.rented[month],
+                    utilization=used,
+                    kilowatts=counts[month] * price.kilowatts(used),
+                    hardware_dollars=paid.dollars[month],
+                    power_dollars=paid.owned[month] * price.power_per_hour(used) * HOURS_PER_MONTH,
+                )
+            )
+        because = [self._reason(s, c) for s, c in zip(services, capacities, strict=True)]
+        because += [_purchases(paid), *self._power(rows)]
+        return Outlook(self.way, tuple(rows), self._costs(services, capacities, rows), tuple(because))
 
     def _capacity(self, service: ServiceInput) -> Capacity:
         update = {"model": service.model, "quantization": self.way.quantization}
         inputs = self.inputs.model_copy(update=update)
-        if service.kind == "encoder":
-            return self._encoder(inputs, service)
+        model = inputs.find_shape(service.model)
+        _check(service, model)
+        if model.is_encoder:
+            return self._encoder(inputs, service, model)
         lengths = draw_lengths(service, self.inputs.seed)
         deployment = Deployment.of(inputs, lengths)
-        full_tokens = deployment.unbounded(lengths)
         mean = sum(a.num_tokens for a in lengths) / len(lengths)
+        full = deployment.unbounded(lengths) / mean
         if not self.way.is_batching:
-            alone = self._alone(deployment, service)
-            return Capacity(alone, full_tokens / mean)
-        full = full_tokens / mean
+            return Capacity(self._alone(deployment, service), full)
         if service.kind == "offline":
             return Capacity(full, full)
         peak = self._highest_rate(deployment, lengths, full)
-        average = peak * MOST_USED / service.peak_factor
+        average = peak * self._most_used / service.peak_factor
         return Capacity(peak, full, self._mixed(deployment, lengths, average, full) if self.way.is_mixing else 0.0)
 
-    def _encoder(self, inputs: PlanInputs, service: ServiceInput) -> Capacity:
-        model = shape(service.model)
-        if not model.is_encoder:
-            raise BadInput(f"service {service.name}: {model.name} generates text; its kind is online or offline")
-        roofline = Roofline(model, inputs.find_gpu(inputs.gpu), inputs.quantization, inputs.efficiency.value())
-        full = encoder_limit(roofline, service.prompt_tokens, 1.0).requests_per_second
+    @property
+    def _most_used(self) -> float:
+        return self.inputs.ahead.most_used_percent / 100
+
+    def _encoder(self, inputs: PlanInputs, service: ServiceInput, model: Shape) -> Capacity:
+        gpu = inputs.find_gpu(inputs.gpu)
+        kv_tokens(inputs, gpu, model, service.prompt_tokens)
+        roofline = Roofline(model, gpu, inputs.quantization, inputs.efficiency.value())
+        prompt = service.prompt_tokens
+        full = FULL_BATCH / batch_seconds(roofline, FULL_BATCH, prompt)
+        if service.kind == "offline":
+            return Capacity(full if self.way.is_batching else 1 / batch_seconds(roofline, 1, prompt), full)
+        promise = Promise(
+            latency=service.latency_milliseconds / 1e3,
+            share=service.latency_percentile / 100,
+            window=service.batch_window_milliseconds / 1e3 if self.way.is_batching else 0.0,
+        )
         if not self.way.is_batching:
-            one = encoder_limit(roofline, service.prompt_tokens, service.latency_milliseconds / 1e3, most=1)
-            return Capacity(one.requests_per_second, full)
-        limit = encoder_limit(roofline, service.prompt_tokens, service.latency_milliseconds / 1e3)
-        return Capacity(limit.requests_per_second, max(full, limit.requests_per_second))
+            return Capacity(encoder_limit(roofline, prompt, promise, most=1).requests_per_second, full)
+        limit = encoder_limit(roofline, prompt, promise)
+        peak = limit.requests_per_second
+        full = max(full, peak)
+        return Capacity(peak, full, peak / full if self.way.is_mixing else 0.0, limit.because)
 
     def _alone(self, deployment: Deployment, service: ServiceInput) -> float:
         """Requests per second, one after the other."""
@@ -236,7 +274,7 @@ class _Ahead:
                 needs.append(0)
                 continue
             rate = service.rate(month, months)
-            gpus = ceil(rate * service.peak_factor / (capacity.peak * MOST_USED) - 1e-9)
+            gpus = ceil(rate * service.peak_factor / (capacity.peak * self._most_used) - 1e-9)
             spare = gpus * capacity.mixed - rate / capacity.full
             left[service.model] = left.get(service.model, 0.0) + max(0.0, spare)
             needs.append(gpus)
@@ -248,28 +286,6 @@ class _Ahead:
                 needs[index] = ceil(work - taken - 1e-9)
         return needs
 
-    def _pay(self, counts: Sequence[int]) -> tuple[list[int], list[int], list[float]]:
-        """Decide for each GPU that is ever needed whether it is bought; give rented, owned and dollars by month."""
-        money = self.inputs.money
-        price = Price(self.inputs.find_gpu(self.inputs.gpu), self.inputs.energy, money)
-        rented, owned, paid = ([0] * len(counts) for _ in range(3))
-        dollars = [float(x) for x in paid]
-        for index in range(max(counts)):
-            needed = [month for month, count in enumerate(counts) if count > index]
-            held = len(counts) - needed[0]
-            rent = len(needed) * HOURS_PER_MONTH * price.gpu.dollars_per_hour
-            buy = price.purchase_for(held)
-            power = held * HOURS_PER_MONTH * price.power_per_hour(1.0)
-            if money.way == "buy" or (money.way == "cheapest" and buy + power < rent):
-                for month in range(needed[0], len(counts)):
-                    owned[month] += 1
-                    dollars[month] += buy / held
-            else:
-                for month in needed:
-                    rented[month] += 1
-                    dollars[month] += HOURS_PER_MONTH * price.gpu.dollars_per_hour
-        return rented, owned, dollars
-
     def _costs(
         self, services: Sequence[ServiceInput], capacities: Sequence[Capacity], months: Sequence[Month]
     ) -> tuple[ServiceCost, ...]:
@@ -280,21 +296,66 @@ class _Ahead:
             for m in range(len(months))
         ]
         for index, service in enumerate(services):
-            each = 1 if service.kind == "encoder" else service.prompt_tokens + service.output_tokens
+            is_encoder = not service.output_tokens
+            each = 1 if is_encoder else service.prompt_tokens + service.output_tokens
             units = sum(service.rate(m, len(months)) * each for m in range(len(months))) * HOURS_PER_MONTH * 3600 / 1e6
             shares = [work[index] / sum(work) for work in works]
-            dollars = sum(share * month.dollars for share, month in zip(shares, months, strict=True))
-            energy = sum(s * m.kilowatts for s, m in zip(shares, months, strict=True)) * HOURS_PER_MONTH
-            unit = "embeddings" if service.kind == "encoder" else "tokens"
-            found.append(ServiceCost(service.name, unit, dollars / units, energy / units))
+            found.append(
+                ServiceCost(
+                    name=service.name,
+                    unit="embeddings" if is_encoder else "tokens",
+                    hardware_dollars=sum(s * m.hardware_dollars for s, m in zip(shares, months, strict=True)) / units,
+                    power_dollars=sum(s * m.power_dollars for s, m in zip(shares, months, strict=True)) / units,
+                    kilowatt_hours=sum(s * m.kilowatts for s, m in zip(shares, months, strict=True))
+                    * HOURS_PER_MONTH
+                    / units,
+                )
+            )
         return tuple(found)
+
+    def _power(self, months: Sequence[Month]) -> list[str]:
+        """What a power budget feeds, where it does not feed all."""
+        budget = self.inputs.energy.budget_kilowatts
+        over = next((month for month in months if budget is not None and month.kilowatts > budget), None)
+        if over is None or budget is None:
+            return []
+        fed = int(budget / (over.kilowatts / over.gpus) + 1e-9)
+        needs = (
+            f"{over.gpus} ({over.kilowatts:,.1f} kW, the server's share and a PUE of {self.inputs.energy.pue:g} in it)"
+        )
+        return [f"{budget:g} kW feed {fed} GPUs as busy as those of month {over.number}, which needs {needs}"]
 
     def _reason(self, service: ServiceInput, capacity: Capacity) -> str:
         """One GPU's figures for a service."""
         line = f"{service.name}: one GPU serves {capacity.peak:,.1f} requests/s"
-        line += "" if service.kind == "offline" else " within the SLO"
+        if not self.way.is_batching:
+            line += " one after the other, waiting left out"
+        elif service.kind != "offline":
+            line += " within the SLO"
         line += f", {capacity.full:,.1f} in full batches"
-        return line + (f"; mixed it is used to {capacity.mixed:.0%}" if capacity.mixed else "")
+        line += f"; mixed it is used to {capacity.mixed:.0%}" if capacity.mixed else ""
+        return line + (f" ({capacity.because})" if capacity.because else "")
+
+
+def _check(service: ServiceInput, model: Shape) -> None:
+    """Whether the model can do what the service asks for."""
+    if model.is_encoder == bool(service.output_tokens):
+        wanted = "is an encoder: outputTokens is 0" if model.is_encoder else "generates text: outputTokens is 1 or more"
+        raise BadInput(f"service {service.name}: {model.name} {wanted}")
+    tokens = service.prompt_tokens + service.output_tokens
+    if tokens > model.max_context:
+        raise BadInput(
+            f"service {service.name}: {tokens:,} tokens of prompt and answer on average, but {model.name} takes at "
+            f"most {model.max_context:,}"
+        )
+
+
+def _purchases(paid: Payments) -> str:
+    """When how many are bought and rented, in a sentence."""
+    buys = [f"{gpus} in month {month}" for month, gpus in enumerate(paid.bought, start=1) if gpus]
+    first = next((month for month, gpus in enumerate(paid.rented, start=1) if gpus), None)
+    bought = f"buy {', '.join(buys)}" if buys else "buy none"
+    return bought + (f"; rent from month {first} on, {max(paid.rented)} at most" if first else "; rent none")
 
 
 def draw_lengths(service: ServiceInput, seed: int) -> list[Arrival]:

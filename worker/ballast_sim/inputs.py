@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
@@ -12,10 +13,15 @@ from ballast_api.base import ApiModel
 from ballast_api.errors import InvalidConfig
 from ballast_sim.errors import BadInput
 from ballast_sim.hardware import GPUS, Gpu
-from ballast_sim.shape import Quantization
+from ballast_sim.shape import KV_BYTES, Quantization, Shape, shape
 from ballast_sim.step_model import Efficiency
 
 _EFFICIENCY = Efficiency()
+MOST_TOKENS = 10_000_000
+MOST_GPUS = 100_000
+MOST_RATE = 1e9
+Rate = Annotated[float, Field(ge=1e-6, le=MOST_RATE)]
+"""Requests per second."""
 
 
 class GpuInput(ApiModel):
@@ -88,11 +94,13 @@ class EngineInput(ApiModel):
     """One replica: one engine on one GPU."""
 
     slots: int = Field(default=256, ge=1, le=4096)
-    chunk_tokens: int = Field(default=512, ge=16)
+    chunk_tokens: int = Field(default=512, ge=16, le=MOST_TOKENS)
     """Most prefill tokens in a step."""
     memory_percent: float = Field(default=92, gt=0, le=100)
     """Of the GPU's memory, for weights and KV."""
-    block_tokens: int = Field(default=16, ge=1)
+    block_tokens: int = Field(default=16, ge=1, le=4096)
+    kv_dtype: Literal["bfloat16", "fp8", "int8"] = "bfloat16"
+    """How the KV cache is stored."""
     reserved_percent: float = Field(default=10, ge=0, le=100)
     """Reservation of offline."""
 
@@ -103,9 +111,9 @@ class FleetInput(ApiModel):
     A utilization is the work done over what the same GPUs do with full batches of the same lengths.
     """
 
-    online_gpus: int = Field(default=8, ge=1)
+    online_gpus: int = Field(default=8, ge=1, le=MOST_GPUS)
     online_utilization_percent: float = Field(default=20, gt=0, le=100)
-    offline_gpus: int = Field(default=4, ge=0)
+    offline_gpus: int = Field(default=4, ge=0, le=MOST_GPUS)
     offline_utilization_percent: float = Field(default=30, ge=0, le=100)
 
 
@@ -126,7 +134,7 @@ class MoneyInput(ApiModel):
 
     way: Literal["rent", "buy", "cheapest"] = "rent"
     """`cheapest` decides month by month, in plans ahead; in a plan for today it takes the lower price per hour."""
-    amortization_months: int = Field(default=36, ge=1)
+    amortization_months: int = Field(default=36, ge=1, le=1200)
     """Until when a bought GPU is written off, evenly."""
     resale_percent: float = Field(default=50, ge=0, le=100)
     """What it sells for when new, of its price; falls evenly to nothing over the amortization."""
@@ -137,15 +145,21 @@ class ServiceInput(ApiModel):
 
     name: str = Field(min_length=1)
     kind: Literal["online", "encoder", "offline"] = "online"
+    """Offline work is for any model and has no SLO."""
     model: str
-    requests_per_second: tuple[float, float]
+    requests_per_second: tuple[Rate, Rate]
     """In the first and in the last month; between them it grows by an equal factor each month."""
-    prompt_tokens: int = Field(ge=1)
+    prompt_tokens: int = Field(ge=1, le=MOST_TOKENS)
     """On average."""
-    output_tokens: int = Field(default=0, ge=0)
+    output_tokens: int = Field(default=0, ge=0, le=MOST_TOKENS)
+    """On average; 0 where the model is an encoder."""
     latency_milliseconds: float = Field(default=30, gt=0)
     """Encoders: from arrival to answer."""
-    peak_factor: float = Field(default=2.0, ge=1)
+    latency_percentile: float = Field(default=95, gt=0, lt=100)
+    """Encoders: share of the requests that keep the latency."""
+    batch_window_milliseconds: float = Field(default=10, ge=0, le=1000)
+    """Encoders: how long the first request of a batch waits for others."""
+    peak_factor: float = Field(default=2.0, ge=1, le=1000)
     """Busiest minute over the average; GPUs are counted for the peak, offline work for the average."""
 
     def rate(self, month: int, months: int) -> float:
@@ -156,18 +170,86 @@ class ServiceInput(ApiModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if min(self.requests_per_second) <= 0:
-            raise ValueError(f"requestsPerSecond is {self.requests_per_second}: both must be above 0")
-        if self.kind != "encoder" and self.output_tokens < 1:
+        if self.kind == "online" and self.output_tokens < 1:
             raise ValueError(f"outputTokens is {self.output_tokens}: a service that generates needs 1 or more")
+        if self.kind == "encoder" and self.output_tokens:
+            raise ValueError(f"outputTokens is {self.output_tokens}: an encoder generates nothing, leave it out")
         return self
+
+
+class CeilingInput(ApiModel):
+    """One batch ceiling to compute: the largest batch that keeps one latency SLO."""
+
+    name: str = Field(min_length=1)
+    model: str
+    prompt_tokens: int = Field(ge=1, le=MOST_TOKENS)
+    output_tokens: int = Field(default=0, ge=0, le=MOST_TOKENS)
+    """0 for an encoder."""
+    milliseconds: float = Field(gt=0)
+    """From arrival to the first token; for an encoder to the answer."""
+    percentile: float = Field(default=95, gt=0, lt=100)
+    """Share of the requests that keep it."""
+    requests_per_second: float = Field(gt=0, le=MOST_RATE)
+    """What comes in while the batch is full."""
+    steps: Literal["roofline", "published"] = "roofline"
+    """Where step times come from; `published` are measurements of llama-3-8b on an A100."""
+
+
+SERVICES = (
+    ServiceInput(
+        name="embeddings", kind="encoder", model="bge-large", requests_per_second=(8000, 20000), prompt_tokens=128
+    ),
+    ServiceInput(name="chat", model="llama-3-8b", requests_per_second=(20, 60), prompt_tokens=1155, output_tokens=211),
+    ServiceInput(
+        name="summaries",
+        kind="offline",
+        model="llama-3-8b",
+        requests_per_second=(5, 20),
+        prompt_tokens=2588,
+        output_tokens=291,
+    ),
+)
 
 
 class AheadInput(ApiModel):
     """A plan over months."""
 
     months: int = Field(default=18, ge=1, le=120)
-    services: tuple[ServiceInput, ...] = ()
+    most_used_percent: float = Field(default=90, gt=0, le=100)
+    """Of the highest rate that keeps the SLO: what a GPU is planned for at the peak."""
+    services: tuple[ServiceInput, ...] = SERVICES
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        names = [service.name for service in self.services]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"services named twice: {', '.join(twice)}; give each a name of its own")
+        return self
+
+
+CEILINGS = (
+    CeilingInput(
+        name="7B model",
+        model="llama-2-7b",
+        prompt_tokens=150,
+        output_tokens=150,
+        milliseconds=50,
+        percentile=99,
+        requests_per_second=2,
+    ),
+    CeilingInput(
+        name="8B model by published steps",
+        model="llama-3-8b",
+        prompt_tokens=128,
+        output_tokens=128,
+        milliseconds=50,
+        percentile=99,
+        requests_per_second=1,
+        steps="published",
+    ),
+    CeilingInput(name="small encoder", model="bge-base", prompt_tokens=256, milliseconds=30, requests_per_second=1000),
+)
 
 
 class PlanInputs(ApiModel):
@@ -185,9 +267,11 @@ class PlanInputs(ApiModel):
     gpus: dict[str, GpuInput] = Field(default_factory=dict)
     """Figures that differ from the defaults, and GPUs that are not known."""
     ahead: AheadInput = AheadInput()
-    traffic_minutes: float = Field(default=5, gt=0)
+    ceilings: tuple[CeilingInput, ...] = CEILINGS
+    """What `ballast plan --ceilings` answers."""
+    traffic_minutes: float = Field(default=5, gt=0, le=240)
     """How much traffic each simulation replays."""
-    ceiling_minutes: float = Field(default=9, gt=0)
+    ceiling_minutes: float = Field(default=9, gt=0, le=240)
     """How long full batches are simulated for a ceiling; the first third, in which they fill, is left out."""
     seed: int = 0
 
@@ -214,6 +298,14 @@ class PlanInputs(ApiModel):
         data = self.model_dump(mode="json", by_alias=True, exclude_none=True)
         data["gpus"] = {name: describe(self.find_gpu(name)) for name in (*GPUS, *(set(self.gpus) - set(GPUS)))}
         return yaml.safe_dump(data, sort_keys=False)
+
+    def find_shape(self, name: str) -> Shape:
+        """A model by name or by the path of its config.json, with the KV type of this file.
+
+        Raises:
+            BadInput: it is neither.
+        """
+        return replace(shape(name), kv_bytes=KV_BYTES[self.engine.kv_dtype])
 
     def find_gpu(self, name: str) -> Gpu:
         """A GPU by name, with the figures of this file.

@@ -29,6 +29,10 @@ class Quantization(StrEnum):
         return {"none": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5 + 4 / 64}[self.value]
 
 
+KV_BYTES = {"bfloat16": 2.0, "fp8": 1.0, "int8": 1.0 + 2 / 128}
+"""Of one number in the KV cache; int8 carries a 16-bit scale for each token and head of 128."""
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """A dense transformer: a decoder (grouped-query attention, gated MLP) or a BERT-style encoder."""

@@ -1,0 +1,57 @@
+"""The pictures of `ballast plan`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ballast_sim.capacity import FleetPlan
+    from ballast_sim.forecast import Outlook
+
+
+def draw_fleet(found: FleetPlan, path: Path) -> None:
+    """Utilization and cost of the options, side by side."""
+    from matplotlib.figure import Figure  # noqa: PLC0415  a second of import, where a picture is asked for
+
+    names = [
+        f"{option.name}\n{option.gpus} GPUs".replace(", ", ",\n").replace(" on ", " on\n") for option in found.options
+    ]
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    online = [option.online_tokens / found.ceilings.online_full / option.gpus for option in found.options]
+    offline = [option.offline_tokens / found.ceilings.offline_full / option.gpus for option in found.options]
+    left.bar(names, online, label="online")
+    left.bar(names, offline, bottom=online, label="offline")
+    left.axhline(found.ceilings.bound_share, linestyle="--", color="gray", label="most within the TPOT")
+    left.set(title="Utilization", ylim=(0, 1))
+    left.legend(loc="upper left")
+    places = range(len(names))
+    right.bar([p - 0.2 for p in places], [o.online_dollars for o in found.options], width=0.4, label="online")
+    right.bar([p + 0.2 for p in places], [o.offline_dollars for o in found.options], width=0.4, label="offline")
+    right.set_xticks(list(places), names)
+    right.set(title="Dollars per million tokens")
+    right.legend()
+    for axes in (left, right):
+        axes.tick_params(axis="x", labelsize=7)
+    figure.savefig(path, dpi=150)
+
+
+def draw_ahead(outlooks: list[Outlook], budget: float | None, path: Path) -> None:
+    """GPUs and power over the months, one line for each way."""
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for outlook in outlooks:
+        months = [month.number for month in outlook.months]
+        left.step(months, [month.gpus for month in outlook.months], where="mid", label=outlook.way.name)
+        right.plot(months, [month.kilowatts for month in outlook.months], label=outlook.way.name)
+    if budget is not None:
+        right.axhline(budget, linestyle="--", color="gray", label="power budget")
+    left.set(title="GPUs", xlabel="month", yscale="log")
+    right.set(title="Kilowatts at the meter", xlabel="month", yscale="log")
+    left.legend()
+    right.legend()
+    figure.savefig(path, dpi=150)

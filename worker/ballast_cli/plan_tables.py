@@ -1,0 +1,216 @@
+"""The tables of `ballast plan`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from ballast_cli.console import print_table
+
+if TYPE_CHECKING:
+    from ballast_sim.alternatives import Alternative, Chunk
+    from ballast_sim.capacity import FleetPlan
+    from ballast_sim.ceiling import Ceiling
+    from ballast_sim.forecast import Month, Outlook
+    from ballast_sim.inputs import PlanInputs
+
+
+def print_premises(inputs: PlanInputs, found: FleetPlan) -> None:
+    """What the plan rests on."""
+    deployment, gpu = found.deployment, found.deployment.gpu
+    slo, weights = inputs.slo, inputs.quantization
+    named = "bfloat16" if weights == "none" else weights.value
+    sys.stdout.write(
+        f"{deployment.shape.name} ({deployment.shape.parameters / 1e9:.2f} billion {named} weights) on {gpu.name}: "
+        f"{gpu.flops / 1e12:g} TFLOP/s, {gpu.bandwidth / 1e12:g} TB/s, {gpu.memory / 1e9:g} GB, "
+        f"{deployment.kv_tokens:,} tokens of KV\n"
+        f"SLO: TTFT {slo.ttft_milliseconds:g} ms and TPOT {slo.tpot_milliseconds:g} ms "
+        f"for {slo.attainment_percent:g} % of requests\n"
+        f"Batch ceiling: {found.batch_ceiling} decodes ({found.batch_ceiling_because})\n"
+        f"Online asks for {found.online_tokens:,.0f} tokens/s, offline for {found.offline_tokens:,.0f} tokens/s\n\n"
+    )
+
+
+def print_options(found: FleetPlan) -> None:
+    """The ways to serve the traffic, a row each."""
+    latency = ("TTFT met", "TPOT met")
+    dollars = ("$/hour", "$/M online", "$/M offline")
+    columns = ("", "GPUs", "used", "MFU", *latency, "offline tok/s", *dollars, "kW", "kWh/M", "how")
+    rows = [
+        (
+            option.name,
+            str(option.gpus),
+            f"{option.utilization:.0%}",
+            f"{option.mfu:.0%}",
+            f"{option.ttft_attainment:.2%}",
+            f"{option.tpot_attainment:.2%}",
+            f"{option.offline_tokens:,.0f}",
+            f"{option.dollars_per_hour:.2f}",
+            f"{option.online_dollars:.3f}",
+            f"{option.offline_dollars:.3f}",
+            f"{option.kilowatts:.2f}",
+            f"{option.kilowatt_hours:.4f}",
+            option.note,
+        )
+        for option in found.options
+    ]
+    print_table(columns, rows, right=columns[1:-1])
+    sys.stdout.write("\n")
+
+
+def print_alternatives(tried: list[Alternative], sizes: list[Chunk]) -> None:
+    """What else to try: weights, chips and SLOs by what one GPU does, chunks by a simulation."""
+    sys.stdout.write("\nWhat else to try, by what one GPU does with offline work alone:\n")
+    columns = ("", "tok/s within TPOT", "tok/s in full batches", "kept", "$/M tokens", "mixed GPUs, about", "$/hour")
+    rows = [
+        (
+            one.name,
+            f"{one.bound:,.0f}",
+            f"{one.full:,.0f}",
+            f"{one.bound / one.full:.0%}",
+            f"{one.dollars:.3f}",
+            str(one.gpus or "-"),
+            f"{one.dollars_per_hour:.2f}" if one.gpus else "-",
+        )
+        for one in tried
+        if not one.problem
+    ]
+    print_table(columns, rows, right=columns[1:])
+    for one in tried:
+        if one.problem:
+            sys.stdout.write(f"- {one.name}: {one.problem}\n")
+    if sizes:
+        heads = ("chunk", "offline tok/s", "TTFT p50", "TTFT met", "TPOT met")
+        lines = [
+            (
+                str(one.tokens),
+                f"{one.offline_tokens:,.0f}",
+                f"{1e3 * one.ttft_p50:.0f} ms",
+                f"{one.ttft_attainment:.2%}",
+                f"{one.tpot_attainment:.2%}",
+            )
+            for one in sizes
+        ]
+        print_table(heads, lines, right=heads)
+
+
+def print_ways(outlooks: list[Outlook], budget: float | None) -> None:
+    """The ways to run growing services, a row each, then each with its reasons, costs and months."""
+    columns = ("", "GPUs first", "GPUs last", "owned", "rented", "used", "kW last", "$ in all", "power budget")
+    rows = []
+    for outlook in outlooks:
+        first, last = outlook.months[0], outlook.months[-1]
+        over = outlook.over_budget(budget)
+        kept = "none given" if budget is None else f"over from month {over.number}" if over else "kept"
+        rows.append(
+            (
+                outlook.way.name,
+                str(first.gpus),
+                str(last.gpus),
+                str(last.owned),
+                str(last.rented),
+                f"{last.utilization:.0%}",
+                f"{last.kilowatts:,.1f}",
+                f"{outlook.dollars:,.0f}",
+                kept,
+            )
+        )
+    print_table(columns, rows, right=columns[1:-1])
+    for outlook in outlooks:
+        _print_outlook(outlook)
+
+
+def _print_outlook(outlook: Outlook) -> None:
+    sys.stdout.write(f"\n{outlook.way.name}\n")
+    for reason in outlook.because:
+        sys.stdout.write(f"- {reason}\n")
+    costs = ("service", "a million", "$ hardware", "$ energy", "$", "kWh")
+    print_table(
+        costs,
+        [
+            (
+                cost.name,
+                cost.unit,
+                f"{cost.hardware_dollars:.4f}",
+                f"{cost.power_dollars:.4f}",
+                f"{cost.dollars:.4f}",
+                f"{cost.kilowatt_hours:.4f}",
+            )
+            for cost in outlook.services
+        ],
+        right=costs[2:],
+    )
+    columns = ("month", "GPUs", "owned", "rented", "used", "kW", "$ hardware", "$ energy")
+    print_table(columns, [_month(month) for month in outlook.months], right=columns)
+
+
+def _month(month: Month) -> tuple[str, ...]:
+    return (
+        str(month.number),
+        str(month.gpus),
+        str(month.owned),
+        str(month.rented),
+        f"{month.utilization:.0%}",
+        f"{month.kilowatts:,.1f}",
+        f"{month.hardware_dollars:,.0f}",
+        f"{month.power_dollars:,.0f}",
+    )
+
+
+def print_ceiling(ceiling: Ceiling, simulated: int) -> None:
+    """One batch ceiling with its reasons."""
+    case = ceiling.case
+    what = "answer" if case.is_encoder else "first token"
+    sys.stdout.write(
+        f"{case.name}: prompts of {case.prompt} tokens, {case.rate:g} requests/s, {what} within "
+        f"{1e3 * case.seconds:g} ms for {case.share:.0%}\n- batch ceiling {ceiling.batch} computed, "
+        f"{simulated} by simulating batch sizes\n"
+    )
+    for reason in ceiling.because:
+        sys.stdout.write(f"- {reason}\n")
+
+
+def fleet_figures(found: FleetPlan, tried: list[Alternative], sizes: list[Chunk]) -> dict[str, Any]:
+    """The plan as JSON."""
+    return {
+        "version": 1,
+        "model": found.deployment.shape.name,
+        "gpu": found.deployment.gpu.name,
+        "inputs": found.deployment.inputs.model_dump(mode="json", by_alias=True),
+        "kv_tokens": found.deployment.kv_tokens,
+        "batch_ceiling": found.batch_ceiling,
+        "batch_ceiling_because": found.batch_ceiling_because,
+        "work_gpus": found.work,
+        "online_tokens_per_s": found.online_tokens,
+        "offline_tokens_per_s": found.offline_tokens,
+        "ceilings": asdict(found.ceilings),
+        "options": [{**asdict(option), "kilowatt_hours": option.kilowatt_hours} for option in found.options],
+        "because": list(found.because),
+        "chunks": [asdict(one) for one in sizes],
+        "alternatives": [asdict(one) for one in tried if not one.problem],
+        "impossible": {one.name: one.problem for one in tried if one.problem},
+    }
+
+
+def outlook_figures(outlook: Outlook) -> dict[str, Any]:
+    """A way over the months as JSON."""
+    months = [{**asdict(month), "dollars": month.dollars} for month in outlook.months]
+    services = [{**asdict(cost), "dollars": cost.dollars} for cost in outlook.services]
+    return {**asdict(outlook), "dollars": outlook.dollars, "months": months, "services": services}
+
+
+def ceiling_figures(ceiling: Ceiling, simulated: int) -> dict[str, Any]:
+    """A ceiling as JSON."""
+    case = ceiling.case
+    return {
+        "name": case.name,
+        "prompt_tokens": case.prompt,
+        "context": case.context,
+        "milliseconds": 1e3 * case.seconds,
+        "percentile": 100 * case.share,
+        "requests_per_second": case.rate,
+        "batch_ceiling": ceiling.batch,
+        "simulated": simulated,
+        "because": list(ceiling.because),
+    }

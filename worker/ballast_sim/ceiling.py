@@ -1,0 +1,235 @@
+"""The batch that one latency SLO allows: computed from step times, and found again in the simulator by trying sizes.
+
+The batch is always full: offline work fills what newcomers leave. A newcomer waits for the rest of the step in flight
+and then for its own step, which it shares with whoever came in the same wait. For an encoder its answer comes with that
+step; for a model that generates, its first token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import exp, inf
+
+from ballast_policy.cost import attended
+from ballast_policy.snapshot import PolicyConfig
+from ballast_sim.arrivals import constant, generate
+from ballast_sim.baselines import Fill
+from ballast_sim.errors import BadInput, Impossible
+from ballast_sim.inputs import CeilingInput, PlanInputs
+from ballast_sim.pool import Job
+from ballast_sim.simulation import Scenario, simulate
+from ballast_sim.step_model import REFIT_A100, Roofline, StepModel, Work, profile
+from ballast_sim.traffic import Arrival
+
+MOST_BATCH = 512
+_TAIL = 1e-9
+"""Newcomers of one step that are less likely than this are left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model that steps with a full batch while requests come in."""
+
+    name: str
+    step_model: StepModel
+    prompt: int
+    context: int
+    """Mean of the decodes; 0 for an encoder."""
+    seconds: float
+    """The SLO: to the first token, or to the answer."""
+    share: float
+    """Of the requests that must keep it."""
+    rate: float
+    """Newcomers per second."""
+
+    @classmethod
+    def of(cls, inputs: PlanInputs, asked: CeilingInput) -> Case:
+        """Resolve the names.
+
+        Raises:
+            BadInput: an unknown name, a prompt that the model cannot take, or published coefficients of another model.
+        """
+        gpu, shape = inputs.find_gpu(inputs.gpu), inputs.find_shape(asked.model)
+        if asked.prompt_tokens + asked.output_tokens > shape.max_context:
+            raise BadInput(
+                f"ceilings.{asked.name}: {asked.prompt_tokens + asked.output_tokens} tokens of prompt and answer, but "
+                f"{shape.name} takes at most {shape.max_context}"
+            )
+        if shape.is_encoder == bool(asked.output_tokens):
+            wanted = "is an encoder: outputTokens is 0" if shape.is_encoder else "generates: outputTokens is 1 or more"
+            raise BadInput(f"ceilings.{asked.name}: {shape.name} {wanted}")
+        model: StepModel = Roofline(shape, gpu, inputs.quantization, inputs.efficiency.value())
+        if asked.steps == "published":
+            if (shape.name, gpu.name, inputs.quantization.value) != ("llama-3-8b", "a100", "none"):
+                raise BadInput(
+                    f"ceilings.{asked.name}: published are the steps of llama-3-8b on a100, without quantization"
+                )
+            model = REFIT_A100
+        context = 0 if shape.is_encoder else asked.prompt_tokens + asked.output_tokens // 2
+        seconds, share = asked.milliseconds / 1e3, asked.percentile / 100
+        return cls(asked.name, model, asked.prompt_tokens, context, seconds, share, asked.requests_per_second)
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether a request is over with its prefill."""
+        return not self.context
+
+    def step(self, batch: int, newcomers: int) -> float:
+        """Seconds of a step with so many newcomers in a full batch; those beyond it take further steps."""
+        rounds = max(1, -(-newcomers // batch))
+        prompts = batch if self.is_encoder else min(newcomers, batch)
+        decodes = batch - prompts
+        work = Work(
+            num_prefill=prompts * self.prompt,
+            prefill_context=prompts * attended(0, self.prompt),
+            num_decode=decodes,
+            decode_context=decodes * self.context,
+            num_chunks=prompts,
+        )
+        return rounds * self.step_model.seconds(work)
+
+    def slowest(self, batch: int) -> float:
+        """Seconds within which the wanted share of newcomers is answered.
+
+        Steps follow one another; how many newcomers a step holds depends on how long the one before it took, so the
+        steps are a Markov chain. A newcomer meets a step by the time it takes, at any moment of it.
+        """
+        steps = [self.step(batch, newcomers) for newcomers in range(self._most_newcomers(batch) + 1)]
+        arrivals = [_poisson(self.rate * seconds, len(steps)) for seconds in steps]
+        often = [1.0] + [0.0] * (len(steps) - 1)
+        for _ in range(32):
+            often = [sum(often[k] * arrivals[k][j] for k in range(len(steps))) for j in range(len(steps))]
+        total = sum(often[k] * steps[k] for k in range(len(steps)))
+        met = [often[k] * steps[k] / total for k in range(len(steps))]
+
+        def within(limit: float) -> float:
+            return sum(
+                met[k] * arrivals[k][j] * min(1.0, max(0.0, (limit - steps[min(j + 1, len(steps) - 1)]) / steps[k]))
+                for k in range(len(steps))
+                for j in range(len(steps))
+            )
+
+        low, high = 0.0, 2 * steps[-1]
+        for _ in range(40):
+            middle = (low + high) / 2
+            low, high = (low, middle) if within(middle) >= self.share else (middle, high)
+        return high
+
+    def _most_newcomers(self, batch: int) -> int:
+        """More than come in one step, all but surely."""
+        most = 1
+        while most < batch and _poisson(self.rate * self.step(batch, most), most + 2)[most] > _TAIL:
+            most += 1
+        return most
+
+    def ceiling(self) -> Ceiling:
+        """Compute the largest batch that keeps the SLO.
+
+        Raises:
+            Impossible: not even a batch of one does; says what it takes.
+        """
+        if self.slowest(1) > self.seconds:
+            raise Impossible(
+                f"{self.name}: {1e3 * self.seconds:g} ms is below the fastest answer. A step takes "
+                f"{1e3 * self.step(1, 0):.1f} ms with one in it and {1e3 * self.step(1, 1):.1f} ms with a prompt of "
+                f"{self.prompt} tokens; a newcomer waits for one and needs the other, "
+                f"{1e3 * self.slowest(1):.1f} ms for {self.share:.0%} of them"
+            )
+        low, high = 1, MOST_BATCH
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.slowest(middle) <= self.seconds else (low, middle - 1)
+        return Ceiling(self, low)
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """The answer to a case."""
+
+    case: Case
+    batch: int
+
+    @property
+    def because(self) -> tuple[str, ...]:
+        """Why it is this one, each sentence with its figures."""
+        case, batch = self.case, self.batch
+        full, mixed = case.step(batch, 0), case.step(batch, 1)
+        if case.is_encoder:
+            each = case.step(batch, 0) - case.step(batch - 1, 0) if batch > 1 else 0.0
+            first = (
+                f"a step over {batch} prompts of {case.prompt} tokens takes {1e3 * full:.1f} ms, {1e6 * each:.0f} us "
+                "of it for the last"
+            )
+        else:
+            each = case.step(2, 0) - case.step(1, 0)
+            first = (
+                f"a step takes {1e3 * (case.step(1, 0) - each):.1f} ms for the weights and {1e6 * each:.0f} us for "
+                f"each decode of {case.context} tokens: {1e3 * full:.1f} ms with {batch}, {1e3 * mixed:.1f} ms with a "
+                f"prompt of {case.prompt} tokens in place of one"
+            )
+        second = (
+            f"a newcomer waits for the rest of the step in flight and then for its own: at {case.rate:g} requests/s "
+            f"{case.share:.0%} are answered within {1e3 * case.slowest(batch):.1f} ms of {1e3 * case.seconds:g} ms, "
+            f"and within {1e3 * case.slowest(batch + 1):.1f} ms if the batch were {batch + 1}"
+        )
+        return first, second
+
+
+def measured(case: Case, batch: int, requests: int = 2000, seed: int = 0) -> float:
+    """Simulate a batch that is kept full: seconds within which the wanted share of newcomers is answered."""
+    seconds = max(10.0 * case.step(batch, 0), requests / case.rate)
+    online = generate(
+        constant(case.rate), peak=case.rate, seconds=seconds, lengths=[Arrival(0.0, case.prompt, 1)], seed=seed
+    )
+    filler = Arrival(0.0, case.prompt, 1) if case.is_encoder else Arrival(0.0, 1, 1 << 40)
+    tokens = batch * case.prompt if case.is_encoder else 1 << 30
+    run = simulate(
+        Scenario(
+            config=PolicyConfig(slots=batch, num_blocks=1 << 50, chunk_tokens=tokens, offline_share=0.0),
+            model=_AtContext(case.step_model, case.context),
+            policy=lambda: Fill(chunk_tokens=tokens, is_parking=True, kv_watermark=0.0),
+            online=online,
+            offline=lambda: [Job.endless("filler", [filler])],
+            seconds=seconds,
+            seed=seed,
+            cost=profile(case.step_model),
+        )
+    )
+    waits = sorted(min(item.first_token, inf) - item.request.arrival for item in run.online)
+    return waits[min(len(waits) - 1, int(len(waits) * case.share))]
+
+
+def sweep(case: Case, batches: Sequence[int], requests: int = 2000) -> dict[int, float]:
+    """Simulate one batch size after the other."""
+    return {batch: measured(case, batch, requests) for batch in batches}
+
+
+def largest(case: Case, measure: Callable[[int], float], most: int = MOST_BATCH) -> int:
+    """Largest batch that keeps the SLO as measured, given that larger ones are slower; 0 where none does."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if measure(middle) <= case.seconds else (low, middle - 1)
+    return low
+
+
+@dataclass(frozen=True, slots=True)
+class _AtContext:
+    """A step model that takes every decode at one context, as the computed ceiling does."""
+
+    step_model: StepModel
+    context: int
+
+    def seconds(self, work: Work) -> float:
+        """Time of one step."""
+        return self.step_model.seconds(work._replace(decode_context=work.num_decode * self.context))
+
+
+def _poisson(mean: float, number: int) -> list[float]:
+    """Probabilities of 0, 1, ... arrivals; the last takes the rest."""
+    found, chance = [], exp(-mean)
+    for k in range(number - 1):
+        found.append(chance)
+        chance *= mean / (k + 1)
+    return [*found, max(0.0, 1.0 - sum(found))]
