@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test envtest alerts check bench generate verify lint format clean
+.PHONY: help demo test envtest alerts chart check bench generate verify lint format clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,11 +20,11 @@ demo: $(VENV)/.ready ## Replay real online traffic with and without an offline j
 	@$(BIN)/ballast demo $(ARGS)
 
 test: $(VENV)/.ready ## Run every test that needs nothing but Python and a C compiler; ARGS='-k queue'
-	@$(BIN)/python -m pytest -m 'not envtest and not promtool' $(ARGS)
+	@$(BIN)/python -m pytest -m 'not envtest and not promtool and not helm' $(ARGS)
 
 envtest: $(VENV)/.ready ## Run the tests against a real etcd and kube-apiserver, from the folder KUBEBUILDER_ASSETS
 	@test -x "$$KUBEBUILDER_ASSETS/kube-apiserver" || { echo "KUBEBUILDER_ASSETS must name a folder with etcd, kube-apiserver, kubectl"; \
-	  echo "(and kube-controller-manager, for some). One way to get them (Go 1.24+):"; \
+	  echo "(kube-controller-manager and helm for some). One way to get them (Go 1.24+):"; \
 	  echo "  go install sigs.k8s.io/controller-runtime/tools/setup-envtest@latest"; \
 	  echo "  export KUBEBUILDER_ASSETS=\$$(setup-envtest use 1.35.x -p path)"; exit 1; }
 	@$(BIN)/python -m pytest -m envtest $(ARGS)
@@ -34,8 +34,12 @@ alerts: $(VENV)/.ready ## Run the alert rules over series with promtool, from th
 	  echo "Debian's package prometheus; put it on the PATH or set PROMTOOL."; exit 1; }
 	@$(BIN)/python -m pytest -m promtool $(ARGS) tests/alerts
 
+chart: $(VENV)/.ready ## Lint and render the Helm chart, with helm from the PATH or HELM
+	@command -v "$${HELM:-helm}" >/dev/null || { echo "helm is missing: https://helm.sh/docs/intro/install; or set HELM."; exit 1; }
+	@$(BIN)/python -m pytest -m 'helm and not envtest' $(ARGS) tests/helm
+
 check: $(VENV)/.ready lint verify ## Lint, types, import directions, generated files, quick tests
-	@$(BIN)/python -m pytest -m 'not slow and not envtest and not promtool' $(ARGS)
+	@$(BIN)/python -m pytest -m 'not slow and not envtest and not promtool and not helm' $(ARGS)
 	@$(BIN)/python benchmarks/size.py
 
 lint: $(VENV)/.ready

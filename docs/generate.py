@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import dashboard
+import yaml
 from prometheus_client.core import Metric
 
 from ballast_api import crd
@@ -26,6 +28,7 @@ from ballast_api.status import Status
 from ballast_api.worker_config import WorkerConfig
 from ballast_engine.footprint import Footprint
 from ballast_engine.stats import ClassStats, EngineStats
+from ballast_operator import permissions
 from ballast_policy.cost import CostModel
 from ballast_policy.request import RequestClass
 from ballast_queue.job import RequestCounts
@@ -36,6 +39,7 @@ from ballast_worker.utilization import Utilization
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "docs" / "reference"
+CHART = ROOT / "helm" / "ballast"
 NOTE = "<!-- Written by `make generate`; edit the code it describes. -->\n\n"
 
 
@@ -110,6 +114,11 @@ def resource() -> str:
     return "# InferenceDeployment\n\n" + NOTE + law + "\n".join(lines)
 
 
+def role_rules(granted: tuple[permissions.Permission, ...]) -> str:
+    """What a role of the chart grants the operator."""
+    return yaml.safe_dump(permissions.rules(granted), sort_keys=False)
+
+
 def commands() -> str:
     """The reference of the `ballast` command, from its own help."""
     command = [sys.executable, "-m", "typer", "ballast_cli.app", "utils", "docs", "--name", "ballast"]
@@ -166,7 +175,10 @@ def metrics() -> str:
 
 PAGES: dict[Path, Callable[[], str]] = {
     ROOT / "crds" / "ballast.dev_inferencedeployments.yaml": crd.text,
-    ROOT / "helm" / "ballast" / "templates" / "crds" / "inferencedeployments.yaml": crd.chart_template,
+    CHART / "templates" / "crds" / "inferencedeployments.yaml": crd.chart_template,
+    CHART / "files" / "cluster-rules.yaml": lambda: role_rules(permissions.CLUSTER),
+    CHART / "files" / "own-namespace-rules.yaml": lambda: role_rules(permissions.OWN_NAMESPACE),
+    CHART / "dashboards" / "ballast.json": dashboard.text,
     REFERENCE / "inferencedeployment.md": resource,
     REFERENCE / "configuration.md": configuration,
     REFERENCE / "commands.md": commands,

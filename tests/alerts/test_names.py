@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -56,6 +57,12 @@ def check(expressions: list[str]) -> None:
 
 def test_rules_read_what_is_exported() -> None:
     check([rule["expr"] for group in rule_groups(make_resource()) for rule in group["rules"]])
+
+
+def test_the_dashboard_reads_what_is_exported() -> None:
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+
+    check([target["expr"] for panel in panels for target in panel.get("targets", ())])
 
 
 def test_every_name_that_rules_read_stands_in_one_place() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -98,6 +99,22 @@ def test_promtool_takes_the_rules(promtool: str, tmp_path: Path, objective: floa
     done = subprocess.run([promtool, "check", "rules", path], capture_output=True, text=True, check=False)
 
     assert (done.returncode, "SUCCESS" in done.stdout) == (0, True), done.stderr
+
+
+@pytest.mark.promtool
+def test_promtool_takes_what_the_dashboard_asks(promtool: str, tmp_path: Path) -> None:
+    panels = json.loads((ROOT / "helm" / "ballast" / "dashboards" / "ballast.json").read_text())["panels"]
+    asked = [target["expr"] for panel in panels for target in panel.get("targets", ())]
+    path = tmp_path / "rules.yaml"
+    path.write_text(
+        yaml.safe_dump(
+            {"groups": [{"name": "g", "rules": [{"record": f"r{i}", "expr": e} for i, e in enumerate(asked)]}]}
+        )
+    )
+
+    done = subprocess.run([promtool, "check", "rules", path], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, len(asked) > 20) == (0, True), done.stderr
 
 
 def test_every_alert_fires_in_some_scenario() -> None:

@@ -1,0 +1,147 @@
+"""The Grafana dashboard of the chart, from a list of panels."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+SELECTED = '{namespace="$namespace",service="$deployment"}'
+"""What a ServiceMonitor's target has, chosen by the variables above the panels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One graph: title, unit, what it means, and legend -> PromQL with `@` for the selected labels."""
+
+    title: str
+    unit: str
+    text: str
+    lines: dict[str, str]
+
+
+def _quantile(metric: str, share: float) -> str:
+    return f"histogram_quantile({share}, sum by (le) (rate({metric}_bucket@{{class='online'}}[5m])))"
+
+
+ROWS: dict[str, tuple[Panel, ...]] = {
+    "Online": (
+        Panel("Time to first token", "s", "From arrival to the first token of online requests.",
+              {f"p{100 * q:g}": _quantile("ballast_time_to_first_token_seconds", q) for q in (0.5, 0.95, 0.99)}),
+        Panel("Time per output token", "s", "Mean time of each token after the first, by request.",
+              {f"p{100 * q:g}": _quantile("ballast_time_per_output_token_seconds", q) for q in (0.5, 0.95, 0.99)}),
+        Panel("Promises kept", "percentunit", "Share of online requests that got what spec.slo promises.",
+              {"{{slo}}": "sum by (slo) (rate(ballast_slo_requests_total@{class='online',met='true'}[5m]))"
+                          " / sum by (slo) (rate(ballast_slo_requests_total@{class='online'}[5m]))"}),
+        Panel("Ended requests", "reqps", "By how they ended.",
+              {"{{outcome}}": "sum by (outcome) (rate(ballast_requests_total@{class='online'}[5m]))"}),
+    ),
+    "Slots and work": (
+        Panel("Slots in use", "short", "Places in the running batch, over all workers. The ceiling is the largest "
+              "decode batch that the SLO allows.",
+              {"{{class}}": "sum by (class) (ballast_slots@{state='running'})",
+               "all slots": "sum(ballast_slots_total@)", "ceiling": "sum(ballast_batch_ceiling@)"}),
+        Panel("Reserved and lent", "short", "Slots kept for offline work, and what each class holds beyond its own.",
+              {"reserved for {{class}}": "sum by (class) (ballast_slots_reserved@)",
+               "lent to {{class}}": "sum by (class) (ballast_slots_lent@)"}),
+        Panel("Tokens", "short", "Computed for the first time, per second.",
+              {"{{class}} {{phase}}": "sum by (class, phase) (rate(ballast_tokens_total@[5m]))"}),
+        Panel("Dollars per million tokens", "currencyUSD", "Price of the device by the service that each class got; "
+              "needs spec.cost.",
+              {"{{class}}": "1e6 * sum by (class) (rate(ballast_cost_dollars_total@[30m]))"
+                            " / sum by (class) (rate(ballast_tokens_total@[30m]))"}),
+        Panel("Given up and computed again", "short", "Preemptions by reason, and tokens that had to be computed "
+              "again, per second.",
+              {"{{class}} {{reason}}": "sum by (class, reason) (rate(ballast_preemptions_total@[5m]))",
+               "{{class}} tokens again": "sum by (class) (rate(ballast_wasted_tokens_total@[5m]))"}),
+        Panel("Steps an online request waits for its slot", "short", "One is the step in flight when it came.",
+              {"p99": "histogram_quantile(0.99, sum by (le) (rate(ballast_reclaim_steps_bucket@[5m])))"}),
+        Panel("Engine step", "s", "By what the step held.",
+              {"{{kind}} p95": "histogram_quantile(0.95, sum by (le, kind) (rate(ballast_step_seconds_bucket@[5m])))"}),
+        Panel("KV blocks", "short", "Held, only in the prefix cache, or empty.",
+              {"{{state}}": "sum by (state) (ballast_kv_blocks@)"}),
+    ),
+    "Queue": (
+        Panel("Items", "short", "By state; inbox: not taken in yet.",
+              {"{{queue}} {{state}}": "max by (queue, state) (ballast_queue_items@{state!~'succeeded|cancelled'})"}),
+        Panel("Oldest waiting job", "s", "Its age.", {"{{queue}}": "max by (queue) (ballast_queue_oldest_seconds@)"}),
+        Panel("At risk and given up", "short", "Jobs that will miss their deadline, and dead letters.",
+              {"jobs at risk": "max by (queue) (ballast_jobs_at_risk@)",
+               "dead letters": "max by (queue) (ballast_dead_letters@)"}),
+        Panel("Service by tenant", "short", "Weighted tokens of offline work per second.",
+              {"{{tenant}}": "sum by (tenant) (rate(ballast_tenant_service_total@{class='offline'}[5m]))"}),
+    ),
+    "Health": (
+        Panel("Offline floor met", "bool_yes_no", "1: offline has its reserved slots, or all it asked for.",
+              {"{{pod}}": "ballast_offline_floor_met@"}),
+        Panel("Redis", "bool_yes_no", "1: the worker can use it.", {"{{pod}}": "ballast_redis_up@"}),
+        Panel("Configuration in force", "short", "Generation by worker.",
+              {"{{pod}}": "ballast_config_generation@"}),
+        Panel("Cost model", "percentunit", "How far predicted step times are off.",
+              {"p50": "histogram_quantile(0.5, sum by (le) (rate(ballast_step_prediction_error_ratio_bucket@[5m])))"}),
+    ),
+}  # fmt: skip
+
+
+def text() -> str:
+    """The dashboard as JSON."""
+    panels: list[dict[str, Any]] = []
+    top = 0
+    for title, row in ROWS.items():
+        panels.append(_row(title, top))
+        top += 1
+        for number, panel in enumerate(row):
+            panels.append(_graph(panel, len(panels), x=6 * (number % 4), y=top + 8 * (number // 4)))
+        top += 8 * -(-len(row) // 4)
+    dashboard = {
+        "title": "Ballast",
+        "uid": "ballast",
+        "tags": ["ballast"],
+        "schemaVersion": 39,
+        "editable": True,
+        "refresh": "30s",
+        "time": {"from": "now-3h", "to": "now"},
+        "templating": {"list": _variables()},
+        "panels": panels,
+    }
+    return json.dumps(dashboard, indent=1)
+
+
+def _selected(query: str) -> str:
+    """Put the selected labels where `@` stands, before those that the query gives itself."""
+    return query.replace("@{", SELECTED[:-1] + ",").replace("@", SELECTED)
+
+
+_SOURCE = {"type": "prometheus", "uid": "$datasource"}
+
+
+def _row(title: str, y: int) -> dict[str, Any]:
+    return {"type": "row", "title": title, "collapsed": False, "gridPos": {"h": 1, "w": 24, "x": 0, "y": y}}
+
+
+def _graph(panel: Panel, number: int, *, x: int, y: int) -> dict[str, Any]:
+    targets = [
+        {"refId": chr(ord("A") + i), "expr": _selected(query), "legendFormat": legend, "datasource": _SOURCE}
+        for i, (legend, query) in enumerate(panel.lines.items())
+    ]
+    return {
+        "id": number,
+        "type": "timeseries",
+        "title": panel.title,
+        "description": panel.text,
+        "datasource": _SOURCE,
+        "gridPos": {"h": 8, "w": 6, "x": x, "y": y},
+        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
+        "targets": targets,
+    }
+
+
+def _variables() -> list[dict[str, Any]]:
+    def asked(name: str, query: str) -> dict[str, Any]:
+        return {"name": name, "type": "query", "datasource": _SOURCE, "query": query, "refresh": 2, "sort": 1}
+
+    return [
+        {"name": "datasource", "type": "datasource", "query": "prometheus"},
+        asked("namespace", "label_values(ballast_slots_total, namespace)"),
+        asked("deployment", 'label_values(ballast_slots_total{namespace="$namespace"}, service)'),
+    ]

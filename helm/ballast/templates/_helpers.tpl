@@ -1,0 +1,71 @@
+{{- define "ballast.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "ballast.fullname" -}}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride | trunc 52 | trimSuffix "-" }}
+{{- else if contains (include "ballast.name" .) .Release.Name }}
+{{- .Release.Name | trunc 52 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name (include "ballast.name" .) | trunc 52 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+
+{{- /* Labels of everything that the chart makes; a Deployment's selector is a part of them. */ -}}
+{{- define "ballast.labels" -}}
+app.kubernetes.io/name: {{ include "ballast.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/part-of: ballast
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "ballast.operatorSelector" -}}
+app.kubernetes.io/name: {{ include "ballast.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: operator
+{{- end }}
+
+{{- define "ballast.valkeySelector" -}}
+app.kubernetes.io/name: {{ include "ballast.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: queue
+{{- end }}
+
+{{- define "ballast.serviceAccount" -}}
+{{- if .Values.serviceAccount.create }}
+{{- default (printf "%s-operator" (include "ballast.fullname" .)) .Values.serviceAccount.name }}
+{{- else }}
+{{- required "serviceAccount.create is false: name an existing account in serviceAccount.name" .Values.serviceAccount.name }}
+{{- end }}
+{{- end }}
+
+{{- /* An image from a dict of root, repository, tag, digest; a digest wins over a tag. */ -}}
+{{- define "ballast.image" -}}
+{{- $repository := .image.repository }}
+{{- if .root.Values.image.registry }}
+{{- $repository = printf "%s/%s" (trimSuffix "/" .root.Values.image.registry) $repository }}
+{{- end }}
+{{- if .image.digest }}
+{{- printf "%s@%s" $repository .image.digest }}
+{{- else }}
+{{- printf "%s:%s" $repository (default .root.Chart.AppVersion .image.tag) }}
+{{- end }}
+{{- end }}
+
+{{- /* The Secret with url and password of the Redis for resources that name none; empty where there is none. */ -}}
+{{- define "ballast.redisSecret" -}}
+{{- if and .Values.redis.existingSecret .Values.valkey.enabled }}
+{{- fail "redis.existingSecret names a Redis and valkey.enabled makes another: set valkey.enabled to false, or remove the Secret's name" }}
+{{- end }}
+{{- if .Values.redis.existingSecret }}
+{{- .Values.redis.existingSecret }}
+{{- else if .Values.valkey.enabled }}
+{{- printf "%s-redis" (include "ballast.fullname" .) }}
+{{- end }}
+{{- end }}

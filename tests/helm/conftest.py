@@ -1,0 +1,60 @@
+"""The chart as Helm renders it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+CHART = Path(__file__).parents[2] / "helm" / "ballast"
+
+
+class Helm:
+    """One helm program; a folder of its own keeps the user's settings out."""
+
+    def __init__(self, program: str, folder: Path) -> None:
+        self.program, self.folder = program, folder
+        homes = {name: str(folder) for name in ("HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME")}
+        self.environment = os.environ | homes
+
+    def run(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [self.program, *arguments], capture_output=True, text=True, check=False, env=self.environment
+        )
+        if check and done.returncode:
+            pytest.fail(f"helm {' '.join(arguments)}: {done.stderr}")
+        return done
+
+    def values(self, values: dict[str, Any], name: str) -> str:
+        """A file with these values."""
+        path = self.folder / name
+        path.write_text(yaml.safe_dump(values))
+        return str(path)
+
+    def template(self, values: dict[str, Any], *, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """A release `ballast` in the namespace `system`; the password is given, as Helm would draw one each time."""
+        pinned = self.values({"valkey": {"password": "pinned"}}, "pinned.yaml")
+        given = self.values(values, "values.yaml")
+        return self.run("template", "ballast", str(CHART), "-n", "system", "-f", pinned, "-f", given, check=check)
+
+    def objects(self, values: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """The rendered objects by `Kind/name`."""
+        rendered = [each for each in yaml.safe_load_all(self.template(values).stdout) if each]
+        return {f"{each['kind']}/{each['metadata']['name']}": each for each in rendered}
+
+
+@pytest.fixture(scope="session")
+def helm_program() -> str:
+    found = os.environ.get("HELM") or shutil.which("helm")
+    assert found, "helm is neither on the PATH nor named by HELM: see `make chart`"
+    return found
+
+
+@pytest.fixture
+def helm(helm_program: str, tmp_path: Path) -> Helm:
+    return Helm(helm_program, tmp_path)

@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from ballast_api import crd
+from ballast_operator import permissions
+from ballast_operator.settings import PREFIX, OperatorSettings
+
+if TYPE_CHECKING:
+    from conftest import Helm
+
+pytestmark = pytest.mark.helm
+
+CHART = Path(__file__).parents[2] / "helm" / "ballast"
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
+SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
+
+CASES: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "external-redis": {"valkey": {"enabled": False}, "redis": {"existingSecret": "my-redis"}},
+    "without-redis": {"valkey": {"enabled": False}, "operator": {"replicas": 1}},
+    "monitored": {
+        "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+        "grafana": {"dashboards": {"enabled": True, "annotations": {"folder": "inference"}}},
+    },
+}
+"""Each with the CRD left out, which has its own file and its own test, and dashboards cut to their names."""
+
+OTHER: dict[str, Any] = {
+    "nameOverride": "other",
+    "fullnameOverride": "other",
+    "commonLabels": {"team": "inference"},
+    "image.registry": "registry.example/team",
+    "image.operator.digest": "sha256:" + "a" * 64,
+    "image.worker.digest": "sha256:" + "b" * 64,
+    "valkey.image.digest": "sha256:" + "c" * 64,
+    "image.pullPolicy": "Always",
+    "image.pullSecrets": ["pull"],
+    "operator.logLevel": "debug",
+    "operator.logFormat": "text",
+    "operator.settings": {"lookSeconds": 5},
+    "operator.topologySpreadConstraints": [],
+    "valkey.persistence.size": "1Gi",
+    "valkey.persistence.storageClass": "fast",
+    "valkey.maxMemory": "2gb",
+    "serviceMonitor.interval": "60s",
+    "serviceAccount.name": "mine",
+}
+"""A value that differs from the default, where one of its type cannot be made up."""
+NEEDED: dict[str, dict[str, Any]] = {
+    "serviceMonitor.interval": {"serviceMonitor": {"enabled": True}},
+    "serviceMonitor.labels": {"serviceMonitor": {"enabled": True}},
+    "grafana.dashboards.labels": {"grafana": {"dashboards": {"enabled": True}}},
+    "grafana.dashboards.annotations": {"grafana": {"dashboards": {"enabled": True}}},
+    "redis.existingSecret": {"valkey": {"enabled": False}},
+    "serviceAccount.create": {"serviceAccount": {"name": "mine"}},
+}
+"""What else must be set for a value to show."""
+
+
+def leaves(value: Any, schema: dict[str, Any], path: str = "") -> list[str]:
+    """The paths of all values; an object without properties in the schema is one value."""
+    if "properties" not in schema:
+        return [path]
+    return [
+        leaf
+        for name, member in value.items()
+        for leaf in leaves(member, schema["properties"][name], f"{path}.{name}" if path else name)
+    ]
+
+
+def nested(path: str, value: Any) -> dict[str, Any]:
+    head, _, rest = path.partition(".")
+    return {head: nested(rest, value) if rest else value}
+
+
+def merged(base: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    return base | {
+        k: merged(base[k], v) if isinstance(v, dict) and isinstance(base.get(k), dict) else v for k, v in more.items()
+    }
+
+
+def default_of(path: str) -> Any:
+    value = VALUES
+    for part in path.split("."):
+        value = value[part]
+    return value
+
+
+def another(path: str) -> Any:
+    """A value other than the default."""
+    if path in OTHER:
+        return OTHER[path]
+    match default_of(path):
+        case bool() as on:
+            return not on
+        case int() as number:
+            return number + 1
+        case str():
+            return "other"
+        case [*_]:
+            return [{"key": "other", "operator": "Exists"}]
+        case _:
+            return {"other": "yes"}
+
+
+def test_helm_finds_nothing_to_complain_about(helm: Helm) -> None:
+    done = helm.run("lint", "--strict", str(CHART))
+
+    assert "[WARNING]" not in done.stdout
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_rendered_chart_is_as_it_was(helm: Helm, case: str) -> None:
+    values = CASES[case] | {"crds": {"enabled": False}}
+    objects = helm.objects(values)
+    for each in objects.values():
+        if each["kind"] == "ConfigMap" and "ballast.json" in each["data"]:
+            each["data"]["ballast.json"] = json.loads(each["data"]["ballast.json"])["title"]
+    rendered = yaml.safe_dump_all(objects.values(), sort_keys=True)
+    path = SNAPSHOTS / f"{case}.yaml"
+    if os.environ.get("UPDATE_SNAPSHOTS"):
+        path.write_text(rendered)
+
+    assert rendered == path.read_text(), "the chart renders otherwise: look, then run with UPDATE_SNAPSHOTS=1"
+
+
+@pytest.mark.parametrize("path", [p for p in leaves(VALUES, SCHEMA) if not p.startswith("crds.")])
+def test_a_value_changes_what_is_rendered(helm: Helm, path: str) -> None:
+    base = merged({"crds": {"enabled": False}}, NEEDED.get(path, {}))
+    changed = merged(base, nested(path, another(path)))
+
+    assert helm.template(base).stdout != helm.template(changed).stdout
+
+
+def test_the_definition_is_the_generated_one_and_is_kept(helm: Helm) -> None:
+    name = f"CustomResourceDefinition/{crd.CRD_NAME}"
+    rendered = helm.objects({})[name]
+    unkept = helm.objects({"crds": {"keep": False}})[name]
+
+    assert rendered["spec"] == crd.manifest()["spec"]
+    assert rendered["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert "annotations" not in unkept["metadata"]
+    assert name not in helm.objects({"crds": {"enabled": False}})
+
+
+def test_roles_are_what_the_operator_declares(helm: Helm) -> None:
+    objects = helm.objects({})
+
+    assert objects["ClusterRole/ballast-operator-system"]["rules"] == permissions.rules(permissions.CLUSTER)
+    assert objects["Role/ballast-operator"]["rules"] == permissions.rules(permissions.OWN_NAMESPACE)
+
+
+def test_the_environment_is_what_the_operator_reads(helm: Helm) -> None:
+    settings = {"turnsAtATime": 4, "lookSeconds": 5, "auditSeconds": 60}
+    (container,) = helm.objects({"operator": {"settings": settings}})["Deployment/ballast-operator"]["spec"][
+        "template"
+    ]["spec"]["containers"]
+    environment = {each["name"]: each.get("value", "from-field") for each in container["env"]}
+    read = OperatorSettings.read(environment)
+
+    assert {name.removeprefix(PREFIX).lower() for name in environment} <= set(OperatorSettings.model_fields)
+    assert (read.turns_at_a_time, read.look_seconds, read.audit_seconds) == (4, 5, 60)
+    assert read.redis_secret == "ballast-redis"
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        pytest.param({"operator": {"replica": 3}}, "replica", id="a name with a slip"),
+        pytest.param({"operator": {"replicas": 0}}, "minimum", id="no operator"),
+        pytest.param({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy", id="no such policy"),
+        pytest.param({"valkey": {"persistence": {"size": "large"}}}, "size", id="no size"),
+        pytest.param({"redis": {"existingSecret": "mine"}}, "makes another", id="two Redis"),
+        pytest.param({"serviceAccount": {"create": False}}, "name an existing account", id="no account"),
+    ],
+)
+def test_wrong_values_are_refused_with_a_reason(helm: Helm, values: dict[str, Any], said: str) -> None:
+    done = helm.template(values, check=False)
+
+    assert done.returncode != 0
+    assert said in done.stderr
+
+
+def described(schema: dict[str, Any], path: str = "") -> list[str]:
+    """The paths of members without a description."""
+    missing = []
+    for name, member in schema.get("properties", {}).items():
+        here = f"{path}.{name}" if path else name
+        missing += ([] if member.get("description") else [here]) + described(member, here)
+    return missing
+
+
+def test_every_value_is_described_and_every_description_has_a_value() -> None:
+    def members(schema: dict[str, Any], path: str = "") -> list[str]:
+        if "properties" not in schema:
+            return [path]
+        return [m for n, s in schema["properties"].items() for m in members(s, f"{path}.{n}" if path else n)]
+
+    assert described(SCHEMA) == []
+    assert set(members(SCHEMA)) - {"global"} == set(leaves(VALUES, SCHEMA))
+
+
+@pytest.mark.parametrize("kind", ["Deployment/ballast-operator", "StatefulSet/ballast-valkey", "Pod/ballast-test"])
+def test_pods_run_without_rights(helm: Helm, kind: str) -> None:
+    rendered = helm.objects({})[kind]
+    pod = rendered["spec"] if kind.startswith("Pod") else rendered["spec"]["template"]["spec"]
+
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in pod["containers"]:
+        context = container["securityContext"]
+        assert (context["allowPrivilegeEscalation"], context["readOnlyRootFilesystem"]) == (False, True)
+        assert context["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_the_password_stands_in_the_secret_alone(helm: Helm) -> None:
+    objects = helm.objects({})
+    secret = objects.pop("Secret/ballast-redis")
+
+    assert secret["stringData"]["password"] == "pinned"
+    assert "pinned" not in yaml.safe_dump_all(objects.values())

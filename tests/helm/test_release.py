@@ -1,0 +1,116 @@
+"""Releases against a real API server: what a cluster takes, keeps and gives back."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from control_plane import ControlPlane, control_plane
+
+from ballast_api.names import CRD_NAME
+
+if TYPE_CHECKING:
+    from conftest import Helm
+
+pytestmark = [pytest.mark.envtest, pytest.mark.helm]
+
+CHART = str(Path(__file__).parents[2] / "helm" / "ballast")
+SAMPLE = Path(__file__).parents[2] / "docs" / "samples" / "minimal.yaml"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """An API server of one's own: releases here put the CRD in and take it out."""
+    with control_plane(tmp_path_factory.mktemp("releases")) as plane:
+        yield plane
+
+
+class Release:
+    """One release in one namespace."""
+
+    def __init__(self, helm: Helm, cluster: ControlPlane) -> None:
+        self._helm, self._cluster = helm, cluster
+
+    def run(self, verb: str, *more: str) -> None:
+        more = (CHART, *more) if verb != "uninstall" else more
+        self._helm.run(verb, "ballast", *more, "-n", "system", "--kubeconfig", str(self._cluster.kubeconfig))
+
+    def get(self, *what: str) -> dict[str, Any]:
+        return json.loads(self._cluster.kubectl("get", *what, "-n", "system", "-o", "json").stdout)
+
+    @property
+    def password(self) -> str:
+        return base64.b64decode(self.get("secret", "ballast-redis")["data"]["password"]).decode()
+
+    @property
+    def hash_of_valkey(self) -> str:
+        template = self.get("statefulset", "ballast-valkey")["spec"]["template"]
+        return template["metadata"]["annotations"]["ballast.dev/config-hash"]
+
+
+@pytest.fixture
+def release(helm: Helm, cluster: ControlPlane) -> Iterator[Release]:
+    cluster.kubectl("create", "namespace", "system", check=False)
+    release = Release(helm, cluster)
+    release.run("install", "--set", "operator.replicas=1")
+    yield release
+    helm.run("uninstall", "ballast", "-n", "system", "--kubeconfig", str(cluster.kubeconfig), check=False)
+    cluster.kubectl("delete", "crd", CRD_NAME, "--ignore-not-found")
+
+
+def test_an_upgrade_keeps_the_password_and_restarts_nothing(release: Release) -> None:
+    password, hashed = release.password, release.hash_of_valkey
+
+    release.run("upgrade", "--set", "operator.replicas=2")
+
+    assert release.get("deployment", "ballast-operator")["spec"]["replicas"] == 2
+    assert (release.password, release.hash_of_valkey) == (password, hashed)
+    assert len(password) == 32
+
+
+def test_a_new_password_restarts_the_queue_with_it(release: Release) -> None:
+    hashed = release.hash_of_valkey
+
+    release.run("upgrade", "--set", "valkey.password=fresh")
+
+    assert release.password == "fresh"
+    assert release.hash_of_valkey != hashed
+
+
+def test_a_password_changed_in_the_secret_is_taken_over_by_an_upgrade(release: Release, cluster: ControlPlane) -> None:
+    hashed = release.hash_of_valkey
+    changed = json.dumps({"stringData": {"password": "rotated"}})
+    cluster.kubectl("patch", "secret", "ballast-redis", "-n", "system", "--type=merge", "-p", changed)
+
+    release.run("upgrade")
+
+    assert release.password == "rotated"
+    assert release.hash_of_valkey != hashed
+
+
+def test_resources_outlive_the_release_and_meet_the_next_one(release: Release, cluster: ControlPlane) -> None:
+    cluster.kubectl("wait", "--for=condition=Established", f"crd/{CRD_NAME}", "--timeout=30s")
+    cluster.kubectl("apply", "-n", "default", "-f", str(SAMPLE))
+
+    release.run("uninstall")
+    kept = json.loads(cluster.kubectl("get", "infd", "chat", "-n", "default", "-o", "json").stdout)
+    release.run("install")
+
+    again = json.loads(cluster.kubectl("get", "infd", "chat", "-n", "default", "-o", "json").stdout)
+    assert again["metadata"]["uid"] == kept["metadata"]["uid"]
+    assert again["spec"] == kept["spec"]
+
+
+def test_everything_the_chart_can_make_is_taken_by_the_api_server(release: Release) -> None:
+    release.run(
+        "upgrade",
+        "--dry-run=server",
+        "--set",
+        "grafana.dashboards.enabled=true",
+        "--set",
+        "valkey.persistence.enabled=false",
+    )
