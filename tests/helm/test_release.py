@@ -105,12 +105,14 @@ def test_resources_outlive_the_release_and_meet_the_next_one(release: Release, c
     assert again["spec"] == kept["spec"]
 
 
-def test_everything_the_chart_can_make_is_taken_by_the_api_server(release: Release) -> None:
-    release.run(
-        "upgrade",
-        "--dry-run=server",
-        "--set",
-        "grafana.dashboards.enabled=true",
-        "--set",
-        "valkey.persistence.enabled=false",
-    )
+def test_everything_the_chart_can_make_is_taken_by_the_api_server(
+    release: Release, helm: Helm, cluster: ControlPlane
+) -> None:
+    values = ("crds.enabled=false", "grafana.dashboards.enabled=true", "valkey.persistence.enabled=false")
+    sets = [part for value in values for part in ("--set", value)]
+
+    where = ("-n", "other", "--create-namespace", "--kubeconfig", str(cluster.kubeconfig))
+    helm.run("install", "second", CHART, *sets, *where)
+
+    made = json.loads(cluster.kubectl("get", "configmap,statefulset", "-n", "other", "-o", "json").stdout)["items"]
+    assert {each["metadata"]["name"] for each in made} >= {"second-ballast-dashboards", "second-ballast-valkey"}
