@@ -20,6 +20,22 @@ def token_cost(num_input: int, num_output: int) -> float:
     return INPUT_COST * num_input + OUTPUT_COST * num_output
 
 
+def most_ahead(slots: int, max_input: int, max_output: int, weight: float = 1.0) -> float:
+    """Give the most by which a tenant's service exceeds that of another which waits.
+
+    `(2 * max_input * 1 + slots * max_output * 2) / weight`, by the longest prompt and answer and the lesser weight of
+    both; for requests of one priority that fit the KV, without caps and reservations of tenants.
+
+    When the tenant last got a slot it was the least served of those that wait, what was admitted before it in that step
+    counted in. Of that at most one prompt is not computed in the step, the one that the reservation of offline began.
+    Since then it was charged for what its slots hold: one more prompt that is not computed (a step admits nobody behind
+    an unfinished one), and an answer for each slot. So the service of two tenants that both wait differs by no more
+    than this at any time, and grows apart by no more than twice of it over any span. Who was away is lifted to the
+    least served, and so keeps the bound.
+    """
+    return (2 * INPUT_COST * max_input + OUTPUT_COST * slots * max_output) / weight
+
+
 class Ledger:
     """Service of the tenants of one class, in tokens over weight.
 
