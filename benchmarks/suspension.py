@@ -1,0 +1,143 @@
+"""What standing still between two layers gives a newcomer, and what it costs everybody else.
+
+    python benchmarks/suspension.py [--model DIR | --shape 100m] [--json FILE] [--quick]
+
+First the look at the interrupt before each layer: executor steps with and without one, in turn. Then people who ask one
+short question each beside offline work that fills the steps: the same questions at the same moments, to an engine whose
+steps may stand still and to one whose steps may not, in turn.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+
+import numpy as np
+from engine_step import BLOCK_TOKENS, CASES, SHAPES, make_batch, write_config
+from replay import build, machine, median, parser, percentile, write
+
+from ballast_engine.engine import Engine
+from ballast_engine.executor import Executor
+from ballast_engine.loader import LoadFormat, load
+from ballast_engine.request import GenerationRequest, SamplingParams
+from ballast_engine.suspension import Interrupt
+from ballast_policy.request import RequestClass
+
+OFFLINE_TOKENS = (1200, 40)
+"""Prompt and answer of the offline requests."""
+
+
+def looks(model: Path, load_format: LoadFormat, repeats: int) -> dict[str, float]:
+    """Print, by step, the CPU time with an interrupt that nobody raises over the time without one."""
+    loaded = load(model, device="cpu", dtype="float32", load_format=load_format, threads=1)
+    num_blocks = 64 * -(-1024 // BLOCK_TOKENS)
+    executor = Executor(loaded, num_blocks=num_blocks, block_tokens=BLOCK_TOKENS)
+    ratios = {}
+    print(f"{'step':26}{'CPU ms':>9}{'with the look':>15}{'ratio':>9}")
+    for name, requests in CASES.items():
+        vocabulary = loaded.config.vocab_size
+        batch = make_batch(requests, vocabulary=vocabulary, num_blocks=num_blocks, temperature=0.0)
+        seconds: tuple[list[float], list[float]] = ([], [])
+        for turn in range(2 * repeats):
+            looking = turn % 2
+            begun = time.thread_time()
+            executor.run(batch, Interrupt() if looking else None)
+            seconds[looking].append(time.thread_time() - begun)
+        without, beside = (1e3 * median(each[1:]) for each in seconds)
+        ratios[name] = beside / without
+        print(f"{name:26}{without:9.3f}{beside:15.3f}{ratios[name]:9.3f}")
+    return ratios
+
+
+def ask(engine: Engine, moments: list[float], num_prompt: int, *, stands: bool) -> dict[str, list[float]]:
+    """Fill the engine with offline work, ask at these moments, and give the seconds to each first token."""
+    decide = engine._scheduler._planner  # noqa: SLF001 -- whether steps stand still is what is compared
+    engine._scheduler._planner = lambda seen: replace(decide(seen), suspendable_seconds=60.0 if stands else 0.0)  # noqa: SLF001
+    rng = np.random.default_rng(1)
+
+    def request(name: str, size: tuple[int, int], request_class: RequestClass) -> GenerationRequest:
+        sampling = SamplingParams(temperature=0.0, max_tokens=size[1], ignore_eos=True)
+        prompt = tuple(rng.integers(5, 4000, size[0]).tolist())
+        return GenerationRequest(name, prompt, sampling, request_class)
+
+    people = [request(f"person {i}", (num_prompt, 1), RequestClass.ONLINE) for i in range(len(moments))]
+    for i in range(400):
+        engine.submit(request(f"job {i}", OFFLINE_TOKENS, RequestClass.OFFLINE))
+    asked: dict[str, float] = {}
+    answered: dict[str, float] = {}
+    steps = []
+    begin = time.monotonic()
+
+    def come() -> None:
+        for moment, person in zip(moments, people, strict=True):
+            time.sleep(max(0.0, begin + moment - time.monotonic()))
+            asked[person.request_id] = time.monotonic()
+            engine.submit(person)
+
+    crowd = threading.Thread(target=come)
+    crowd.start()
+    tokens = 0
+    while len(answered) < len(people):
+        outputs = engine.step()
+        now = time.monotonic()
+        answered |= {output.request_id: now for output in outputs if output.request_id.startswith("person")}
+        tokens += engine.last_step.num_prefill + engine.last_step.num_decode
+        steps.append(engine.last_step.seconds)
+    crowd.join()
+    rate = tokens / (time.monotonic() - begin)
+    engine.give_back([f"job {i}" for i in range(400)])
+    while engine.has_work:
+        engine.step()
+    engine._scheduler._planner = decide  # noqa: SLF001 -- as above
+    return {"ttft": [answered[name] - asked[name] for name in asked], "steps": steps, "rate": [rate]}
+
+
+def newcomers(engine: Engine, *, num_prompt: int, count: int, turns: int) -> dict[str, float]:
+    """Print the time to the first token of people whose requests come in the middle of offline steps."""
+    ask(engine, [0.1] * 3, num_prompt, stands=True)
+    found: dict[bool, dict[str, list[float]]] = {stands: {} for stands in (False, True)}
+    for turn in range(turns):
+        steps = median(ask(engine, [0.5], num_prompt, stands=False)["steps"])
+        gaps = np.random.default_rng(turn).uniform(2 * steps, 5 * steps, count)
+        moments = np.cumsum(gaps).tolist()
+        for stands in (False, True):
+            engine.reset()
+            for name, values in ask(engine, moments, num_prompt, stands=stands).items():
+                found[stands].setdefault(name, []).extend(values)
+    print(f"\n{'newcomers beside offline':26}{'step ms':>9}{'TTFT p50':>10}{'p95':>8}{'tokens/s':>10}")
+    figures = {}
+    for stands, each in found.items():
+        name = "steps stand still" if stands else "they wait for the step"
+        p50, p95 = (1e3 * percentile(each["ttft"], share) for share in (50, 95))
+        figures |= {f"{name}: p50 ms": p50, f"{name}: p95 ms": p95, f"{name}: tokens/s": mean(each["rate"])}
+        print(f"{name:26}{1e3 * median(each['steps']):9.1f}{p50:10.1f}{p95:8.1f}{mean(each['rate']):10.0f}")
+    return figures
+
+
+def main() -> int:
+    """Choose the model and measure both."""
+    options = parser(__doc__)
+    options.add_argument("--shape", choices=SHAPES)
+    asked = options.parse_args()
+    about = machine()
+    with tempfile.TemporaryDirectory() as folder:
+        model, load_format = asked.model, "auto"
+        if asked.shape is not None:
+            write_config(Path(folder), asked.shape)
+            for name in ("tokenizer.json", "tokenizer_config.json"):
+                (Path(folder) / name).write_bytes((asked.model / name).read_bytes())
+            model, load_format = Path(folder), "dummy"
+        ratios = looks(model, load_format, 10 if asked.quick else 40)
+        engine = build(model, slots=32, load_format=load_format, policy={"chunk_tokens": 256})
+        figures = newcomers(engine, num_prompt=24, count=20 if asked.quick else 60, turns=1 if asked.quick else 3)
+    write(asked.json, {"machine": about, "look_ratio": ratios, "newcomers": figures})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
