@@ -174,7 +174,7 @@ class Cluster:
                 page = await self._call("list", "GET", kind, kind.path(namespace), query, accept=METADATA_ONLY)
             except NotFound:
                 return None
-            found |= {key_of(item): item["metadata"]["uid"] for item in page["items"]}
+            found |= {key_of(item): item["metadata"]["uid"] for item in page["items"] or ()}
             token = page["metadata"].get("continue")
             if not token:
                 return found

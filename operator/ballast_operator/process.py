@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import signal
 import time
+import traceback
 from collections import Counter
 from collections.abc import Coroutine
 from dataclasses import replace
@@ -116,8 +117,9 @@ class Operator:
             if others[1].done():
                 return LEADERSHIP_LOST
             for part in self._parts:
-                if part.done() and not part.cancelled() and part.exception() is not None:
-                    log.error("a part of the operator failed, it ends", because=str(part.exception()))
+                if part.done() and not part.cancelled() and (error := part.exception()) is not None:
+                    trace = "".join(traceback.format_exception(error))
+                    log.error("a part of the operator failed, it ends", because=str(error), trace=trace)
             return PART_ENDED
         finally:
             for part in (*others, stopping):

@@ -27,6 +27,8 @@ from ballast_worker.log import Log
 
 log = Log(__name__)
 
+OWNED_BY_OTHERS = "Apply failed with"
+"""How the API server begins where other managers own fields; other conflicts pass."""
 REFUSED_AGAIN_SECONDS = 300.0
 """What the API server refused is not sent again before this, unless it changed."""
 
@@ -148,7 +150,7 @@ class Reconciler:
         except Invalid as error:
             trouble = Trouble(Reason.INVALID_POD, f"{step.kind.name} {name} was refused: {error.message}")
         except Conflict as error:
-            if step.force:
+            if step.force or OWNED_BY_OTHERS not in error.message:
                 raise
             said = f"{step.kind.name} {name} exists and is not Ballast's: rename it or this resource ({error.message})"
             trouble = Trouble(Reason.NAME_TAKEN, said)

@@ -33,7 +33,7 @@ class OperatorSettings(BaseModel):
     """Resources that are worked on at the same time."""
     look_seconds: float = Field(default=10, ge=1, le=60)
     """How often workers and queue of a resource are looked at in Redis."""
-    audit_seconds: float = Field(default=600, ge=10)
+    audit_seconds: float = Field(default=600, ge=1)
     """How often the caches are compared with the cluster: one list of names per kind."""
     host: str = "0.0.0.0"  # noqa: S104 - a pod's probes come from outside
     """Address of metrics and probes."""

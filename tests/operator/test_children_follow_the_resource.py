@@ -6,8 +6,9 @@ from typing import Any
 
 import httpx
 import pytest
-from ballast_api.worker_config import WorkerConfig
 from operated import Cluster, Operator, until
+
+from ballast_api.worker_config import WorkerConfig
 
 pytestmark = pytest.mark.envtest
 

@@ -6,13 +6,13 @@ import asyncio
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
 from aiohttp import web
-from control_plane import ControlPlane
+from control_plane import PEM, ControlPlane
 
 HOP_BY_HOP = {"transfer-encoding", "content-length", "content-encoding", "connection", "keep-alive"}
 
@@ -47,6 +47,10 @@ class Proxy:
     after: Callable[[Call], None] = lambda _: None
     """Called when the server has answered, before its answer goes back."""
 
+    mute: Callable[[Call], bool] = lambda _: False
+    """Says which streams lose what they would have brought."""
+    session: aiohttp.ClientSession | None = None
+
     @property
     def kubeconfig(self) -> Path:
         return self.plane.kubeconfig_of("test-admin", f"http://127.0.0.1:{self.port}")
@@ -67,23 +71,20 @@ class Proxy:
         headers = {
             name: value for name, value in request.headers.items() if name.lower() not in {"host", "accept-encoding"}
         }
-        context = ssl.create_default_context(cafile=str(Path(__file__).parent.parent / "queue" / "loopback.pem"))
-        timeout = aiohttp.ClientTimeout(total=None)
-        async with (
-            aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(ssl=context)) as session,
-            session.request(
-                request.method, self.plane.url + str(request.rel_url), headers=headers, data=await request.read()
-            ) as upstream,
-        ):
+        assert self.session is not None
+        body = await request.read() or None
+        url = self.plane.url + str(request.rel_url)
+        async with self.session.request(request.method, url, headers=headers, data=body) as upstream:
             kept = {name: value for name, value in upstream.headers.items() if name.lower() not in HOP_BY_HOP}
             if "watch" not in request.query:
-                body = await upstream.read()
+                answered = await upstream.read()
                 self.after(call)
-                return web.Response(status=upstream.status, body=body, headers=kept)
+                return web.Response(status=upstream.status, body=answered, headers=kept)
             response = web.StreamResponse(status=upstream.status, headers=kept)
             await response.prepare(request)
             async for chunk in upstream.content.iter_any():
-                await response.write(chunk)
+                if not self.mute(call):
+                    await response.write(chunk)
             return response
 
     async def serve(self, ready: threading.Event, stop: asyncio.Event) -> None:
@@ -93,6 +94,9 @@ class Proxy:
             except (aiohttp.ClientError, ConnectionError) as error:  # the server is away
                 return web.json_response({"message": str(error)}, status=503)
 
+        context = ssl.create_default_context(cafile=str(PEM))
+        connector = aiohttp.TCPConnector(ssl=context, limit=0)
+        self.session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None), connector=connector)
         app = web.Application(client_max_size=2**26)
         app.router.add_route("*", "/{path:.*}", handle)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
@@ -101,9 +105,13 @@ class Proxy:
         self.port = int(runner.addresses[0][1])
         ready.set()
         await stop.wait()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(2):
-                await runner.cleanup()
+        streams = asyncio.all_tasks() - {asyncio.current_task()}
+        for stream in streams:
+            stream.cancel()
+        await asyncio.gather(*streams, return_exceptions=True)
+        await self.session.close()
+        await runner.cleanup()
+        await asyncio.sleep(0.1)  # for the sockets to close
 
 
 @contextmanager

@@ -204,6 +204,9 @@ def running(kubeconfig: Path, folder: Path, **environment: str) -> Iterator[Oper
     operator.start()
     try:
         yield operator
+    except BaseException:
+        print(operator.text()[-4000:])  # noqa: T201 - shown with the failure
+        raise
     finally:
         if operator.process is not None and operator.process.poll() is None:
             operator.kill()
