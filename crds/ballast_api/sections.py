@@ -94,7 +94,7 @@ class Slo(ApiModel):
     tpot_milliseconds: float = Field(default=100, gt=0)
     """Time for each token after the first."""
     objective_percent: float = Field(default=99, ge=50, lt=100)
-    """Share of requests that must get it: 99 promises the p99. Alerts and the condition `SLOMet` judge by it."""
+    """Share of requests that must get it: 99 promises the p99. Alerts judge by it."""
 
 
 class Tenant(ApiModel):

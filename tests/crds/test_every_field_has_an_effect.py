@@ -1,0 +1,256 @@
+"""No field is accepted and ignored: each leaf of the schema is changed, and what comes of it must change.
+
+A field of the resource must change what the operator makes or decides; a field of the worker's configuration must
+change what engine, policy or queue are told, or name the test that shows what else it does.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ballast_api import crd
+from ballast_api.inference_deployment import InferenceDeployment, Scaling
+from ballast_api.structural import leaves, structural
+from ballast_api.worker_config import WorkerConfig
+from ballast_operator.load import Load
+from ballast_operator.plan import Snapshot, Surroundings, plan
+from ballast_operator.scaling import History, scale
+from ballast_policy.snapshot import PolicyConfig
+from ballast_queue.job import RequestCounts
+from ballast_queue.status import ClassLoad, QueueStats, WorkerStatus
+from ballast_worker import settings
+
+TESTS = Path(__file__).parents[1]
+EVERYTHING: dict[str, Any] = yaml.safe_load((TESTS.parent / "docs" / "samples" / "everything.yaml").read_text())
+SPEC = crd.schema()["properties"]["spec"]
+CONFIG = structural(WorkerConfig)
+
+REFUSED = {
+    "engine.backend": "one value is taken, the other refused: see the bad sample `vllm`",
+    **dict.fromkeys(
+        (
+            "engine.quantization",
+            "engine.kvDtype",
+            "engine.speculative",
+            "engine.tensorParallel",
+            "slo.latencyMilliseconds",
+        ),
+        "there to be refused; each has a bad sample",
+    ),
+}
+BY_SCALING = {leaf for leaf in leaves(SPEC) if leaf.startswith("scaling.")}
+
+BASE: dict[str, Any] = {"monitoring.serviceMonitor": True, "monitoring.prometheusRule": True}
+"""Changes to the sample of every field, so that every child is made."""
+NEEDED: dict[str, dict[str, Any]] = {
+    "gpu.count": {"gpu": {}, "engine.device": "auto"},
+    "gpu.resourceClaimTemplate": {"gpu": {"count": 1}},
+    "network.policy": {"network.ingressFrom": []},
+    "template.env[].valueFrom": {
+        "template.env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}}]
+    },
+}
+"""What else must be so for a field to be free to change."""
+OTHER: dict[str, Any] = {
+    "model.uri": "hf://Qwen/Qwen3-4B",
+    "engine.device": "cuda:1",
+    "gpu.count": 0,
+    "gpu.resourceClaimTemplate": "one-gpu",
+    "offline.maxPercent": 80,
+    "template.imagePullSecrets": ["other"],
+    "template.topologySpreadConstraints": [],
+    "template.volumes": [{"name": "scratch", "emptyDir": {"medium": "Memory"}}],
+    "template.volumeMounts": [{"name": "scratch", "mountPath": "/other"}],
+    "network.ingressFrom": [{"podSelector": {}}],
+    "runtime.redisUrl": "redis://other",
+}
+
+SHOWN_BY: dict[str, str] = {
+    "slo.objectivePercent": "alerts/test_rules.py::test_the_thresholds_follow_the_objective",
+    "offline.queue": "alerts/test_rules.py::test_a_named_queue_is_the_one_that_is_watched",
+    "limits.maxQueuedRequests": "worker/test_limits.py::test_a_full_queue_is_a_429_with_the_time_to_try_again",
+    "cost.dollarsPerGpuHour": "worker/test_metrics.py::test_the_price_of_the_device_is_split_by_service_and_adds_up",
+}
+"""Leaves of the worker's configuration that other parts than engine, policy and queue read."""
+
+
+def schema_of(path: str, schema: dict[str, Any]) -> dict[str, Any]:
+    for part in path.split("."):
+        schema = schema["properties"][part.removesuffix("[]")]
+        schema = schema["items"] if part.endswith("[]") else schema
+    return schema
+
+
+def put(value: dict[str, Any], path: str, new: Any) -> None:
+    """Set a leaf; of a list, the first entry's."""
+    head, _, rest = path.partition(".")
+    name = head.removesuffix("[]")
+    if not rest:
+        value[name] = new
+    elif head.endswith("[]"):
+        put(value.setdefault(name, [{}])[0], rest, new)
+    else:
+        put(value.setdefault(name, {}), rest, new)
+
+
+def get(value: Any, path: str) -> Any:
+    for part in path.split("."):
+        value = value.get(part.removesuffix("[]"), {}) if isinstance(value, dict) else value
+        value = value[0] if part.endswith("[]") and value else value
+    return None if value == {} else value
+
+
+def another(path: str, found: Any, schema: dict[str, Any]) -> Any:
+    """A valid value that differs from what is there."""
+    if path in OTHER:
+        return OTHER[path]
+    leaf = schema_of(path, schema)
+    if "enum" in leaf:
+        return next(value for value in leaf["enum"] if value != found)
+    match leaf.get("type"):
+        case "boolean":
+            return not found
+        case "integer" | "number":
+            raised = (found or leaf.get("minimum", 0)) + 1
+            return raised if raised <= leaf.get("maximum", raised) else leaf.get("minimum", 0)
+        case "string":
+            return f"{found or ''}x"
+        case _:
+            return {"other": "1"}
+
+
+def changed(base: dict[str, Any], path: str, schema: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The value before and after a change of one leaf."""
+    before = deepcopy(base)
+    for needed, value in NEEDED.get(path, {}).items():
+        put(before, needed, value)
+    after = deepcopy(before)
+    put(after, path, another(path, get(before, path), schema))
+    return before, after
+
+
+def everything() -> dict[str, Any]:
+    spec = deepcopy(EVERYTHING["spec"])
+    for path, value in BASE.items():
+        put(spec, path, value)
+    return spec
+
+
+def made(spec: dict[str, Any]) -> list[Any]:
+    """All that the operator would write for a resource of which nothing is there yet."""
+    resource = InferenceDeployment.read(EVERYTHING | {"spec": spec}, "here")
+    surroundings = Surroundings(image="worker", kinds=frozenset({"ServiceMonitor", "PrometheusRule"}))
+    return [step.manifest for step in plan(resource, Snapshot(uid="1"), surroundings).apply]
+
+
+@pytest.mark.parametrize("leaf", sorted(set(leaves(SPEC)) - set(REFUSED) - BY_SCALING))
+def test_a_field_changes_what_the_operator_makes(leaf: str) -> None:
+    before, after = changed(everything(), leaf, SPEC)
+
+    assert before != after
+    assert made(before) != made(after)
+
+
+def looks() -> Iterator[tuple[float, Load]]:
+    """A day in short: load rises far, a backlog comes, everything ends."""
+    for minute in range(240):
+        online = 40 if 10 <= minute < 60 else 0
+        depth = 900 if 90 <= minute < 120 else 0
+        worker = WorkerStatus(
+            worker_id="w", address="http://10.0.0.1:8000", at=minute * 60, model="m", slots=16, batch_ceiling=8,
+            kv_blocks_total=1, kv_blocks_free=1, online=ClassLoad(running=online), offline=ClassLoad(),
+        )  # fmt: skip
+        counts = RequestCounts(waiting=depth)
+        queue = QueueStats(at=0, items=counts, inbox=0, oldest_waiting_seconds=0, dead_letters=0, jobs={})
+        for second in (0, 20, 40):
+            yield minute * 60 + second, Load(at=minute * 60 + second, workers=(worker,), queue=queue)
+
+
+def decided(spec: dict[str, Any]) -> list[int]:
+    scaling = Scaling.model_validate(spec)
+    replicas, history, decisions = 1, History(), []
+    for now, load in looks():
+        decision = scale(scaling, replicas=replicas, ready=min(replicas, 1), load=load, now=now, history=history)
+        replicas, history = decision.replicas, decision.history
+        decisions.append(replicas)
+    return decisions
+
+
+@pytest.mark.parametrize("leaf", sorted(BY_SCALING))
+def test_a_field_changes_how_replicas_follow_the_load(leaf: str) -> None:
+    base = {
+        "minReplicas": 0, "maxReplicas": 6, "headroomPercent": 0, "offlineMaxReplicas": 3,
+        "scaleUpSeconds": 60, "scaleDownSeconds": 300, "idleSeconds": 900,
+    }  # fmt: skip
+    step = {
+        "headroomPercent": 50,
+        "scaleUpSeconds": 120,
+        "scaleDownSeconds": 600,
+        "idleSeconds": 1800,
+        "maxReplicas": 4,
+    }
+    name = leaf.removeprefix("scaling.")
+
+    assert decided(base) != decided(base | {name: step.get(name, base[name] + 1)})
+
+
+def told(values: dict[str, Any]) -> tuple[Any, ...]:
+    """What a worker tells engine, policy and queue."""
+    config = WorkerConfig.model_validate(values)
+    folder = Path("/models/qwen3")
+    return (
+        settings.engine_options(config, folder),
+        settings.policy_config(config, PolicyConfig(slots=8, num_blocks=64)),
+        settings.queue_settings(config, "model"),
+        settings.model_revision(config, folder),
+        settings.served_name(config, folder),
+    )
+
+
+def worker_leaves() -> list[str]:
+    """Of the sections that resource and worker share: `runtime` is the operator's."""
+    return [
+        leaf
+        for leaf in leaves(CONFIG)
+        if leaf not in REFUSED and leaf not in SHOWN_BY and leaf.partition(".")[0] not in {"runtime", "ray"}
+    ]
+
+
+@pytest.mark.parametrize("leaf", [leaf for leaf in worker_leaves() if leaf != "model.uri"])
+def test_a_field_changes_what_a_worker_is_told(leaf: str) -> None:
+    shared = {name: value for name, value in everything().items() if name in CONFIG["properties"]}
+    shared["model"] = {n: v for n, v in shared["model"].items() if n in CONFIG["properties"]["model"]["properties"]}
+    before, after = changed(shared, leaf, CONFIG)
+
+    assert told(before) != told(after)
+
+
+def test_the_model_is_read_from_where_it_is_said_to_be(tmp_path: Path) -> None:
+    config = WorkerConfig.model_validate({"model": {"uri": f"file://{tmp_path}"}})
+
+    assert settings.model_directory(config) == tmp_path
+
+
+@pytest.mark.parametrize("test", sorted(set(SHOWN_BY.values())))
+def test_a_test_that_shows_an_effect_exists(test: str) -> None:
+    path, _, name = test.partition("::")
+    functions = [node.name for node in ast.walk(ast.parse((TESTS / path).read_text())) if hasattr(node, "name")]
+
+    assert name in functions
+
+
+def test_no_excuse_outlives_its_field() -> None:
+    known = {*leaves(SPEC), *leaves(CONFIG)}
+
+    assert set(REFUSED) | set(SHOWN_BY) <= known
+
+
+def test_the_same_resource_makes_the_same() -> None:
+    assert made(everything()) == made(everything())
