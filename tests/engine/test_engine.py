@@ -493,3 +493,22 @@ def test_more_cached_than_the_plan_knew_of_shortens_the_grant(bench_of: Make, ge
 
     assert bench.executor.batches[-8].query_start.tolist() == [0, 4]
     assert bench.tokens("a") == bench.tokens("b")
+
+
+def test_an_idle_engine_waits_a_moment_for_what_comes_together(bench_of: Make, generation: Make) -> None:
+    bench = bench_of(batch_window=0.05, offline_share=0.0)
+    engine = bench.engine
+    engine.submit(generation("first", online=False))
+    assert not engine.step()
+    assert bench.executor.batches == []
+    assert engine.stats().is_floor_met
+    engine.submit(generation("second"))
+    assert not engine.step()
+    assert bench.executor.batches == []
+    engine.wait(60.0)  # until the window has passed, and not for a minute
+    bench.clock.now += 0.05
+    bench.step()
+
+    assert bench.executor.batches[0].num_requests == 2
+    assert [admission.steps_waited for admission in engine.last_step.admissions] == [0, 0]
+    bench.run()

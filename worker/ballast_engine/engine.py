@@ -39,6 +39,8 @@ from ballast_policy.snapshot import PolicyConfig, Snapshot
 log = logging.getLogger(__name__)
 
 FAILURES_TO_BE_UNHEALTHY = 3
+STALL_SECONDS = 0.005
+"""How soon an engine looks again that could run nothing, unless the plan says when."""
 
 
 class Runner(Protocol):
@@ -195,6 +197,7 @@ class Engine:
         step = self._scheduler.schedule(started)
         self._meter.note_plan(step)
         self._is_stalled = not step.members
+        self._wait_until = step.plan.wait_until
         self._wait_until = step.plan.wait_until
         if self._is_stalled:
             return None

@@ -132,6 +132,8 @@ class Scheduler:
         """Plan a step and carry the plan out, up to the computing."""
         snapshot = self._look(now)
         step = self._carry_out(self._planner(snapshot), now)
+        if step.plan.wait_until > now:
+            return step  # the batch window: nobody is kept from a step
         for request in snapshot.waiting:
             if request.phase is Phase.WAITING:
                 request.steps_waited += 1
