@@ -151,7 +151,7 @@ class Engine:
         if self._by_id:
             # A stalled engine has work that the policy holds back: time alone may let it go.
             held_for = self._wait_until - self._clock()
-            timeout = min(timeout, held_for if held_for > 0 else 0.005)
+            timeout = min(timeout, held_for if held_for > 0 else STALL_SECONDS)
         self._inbox.wait(timeout)
 
     @property
@@ -197,7 +197,6 @@ class Engine:
         step = self._scheduler.schedule(started)
         self._meter.note_plan(step)
         self._is_stalled = not step.members
-        self._wait_until = step.plan.wait_until
         self._wait_until = step.plan.wait_until
         if self._is_stalled:
             return None
