@@ -19,9 +19,10 @@ from ballast_queue.errors import (
     QueueUnavailable,
     ServerUnfit,
 )
-from ballast_queue.job import JobState
+from ballast_queue.job import JobState, Outlook, Redriven
 from ballast_queue.outcome import Outcome
 from ballast_queue.redis_store import Queue
+from ballast_queue.work import Demand, Group
 
 SAFE = {"maxmemory-policy": "noeviction", "appendonly": "yes", "appendfsync": "always"}
 DOC = Path(__file__).parents[2] / "docs" / "job-lifecycle.md"
@@ -286,6 +287,7 @@ def test_after_a_crash_of_the_server_everything_goes_on(tmp_path, queue_name, li
     idle = Queue.connect(server.connection_url, queue_name)
     held, done = queue.claim(job_id, 2, "w1")
     queue.finish("w1", done, result(done))
+    queue.appraise([(job_id, Outlook.NO, "too late")])
     port = server.port
     server.terminate()
     with pytest.raises(QueueUnavailable, match=f"127.0.0.1:{port}"):
@@ -294,12 +296,14 @@ def test_after_a_crash_of_the_server_everything_goes_on(tmp_path, queue_name, li
     again.start()
     try:
         waiting = idle.stats().items.waiting
+        outlook, demand = idle.job(job_id).outlook, idle.demand()
         lost = queue.heartbeat("w1", [held.lease])
         outcome = queue.finish("w1", held, result(held))
         (last,) = queue.claim(job_id, 5, "w1")
         queue.finish("w1", last, result(last))
 
         assert (waiting, lost) == (1, [])
+        assert (outlook, demand) == (Outlook.NO, Demand((Group(0, "default"),), {"default": 1}))
         assert outcome is Outcome.DONE
         assert queue.finish("w1", done, result(done)) is Outcome.ALREADY_DONE
         assert queue.job(job_id).state is JobState.COMPLETED
@@ -325,11 +329,22 @@ def test_a_cluster_takes_every_call(queue_name, line, result):
         lost = queue.heartbeat("w1", [c.lease for c in claimed])
         outcomes = queue.finish_many("w1", [(c, result(c)) for c in claimed])
         queue.reap()
+        bad = queue.submit([line("a")], deadline=queue.now() + 100).job_id
+        queue.appraise([(bad, Outlook.AT_RISK, "perhaps")])
+        queue.retry("w1", queue.claim(bad, 1, "w1")[0], "no", "no", is_retryable=False)
+        redriven = queue.redrive(bad, takes_all=True)
+        service = queue.lift(1.0, list(queue.charge({"a": 0.5}).tenants))
+        forgotten = queue.forget_service(service, service.needless(set()))
+        turns = [queue.take_turn(60), queue.take_turn(60)]
 
+        assert redriven == Redriven(returned=1, left=0)
+        assert [job.id for job in queue.active_jobs()] == [bad]
+        assert [head.job_id for head in queue.heads()] == [bad]
+        assert (service.tenants, forgotten.tenants, turns) == ({"a": 1.0}, {}, [True, False])
         assert lost == []
         assert outcomes == [Outcome.DONE] * 3
         assert [len(list(queue.results(name))) for name in ("j", job_id)] == [1, 2]
-        assert len(queue.jobs()) == 2
+        assert len(queue.jobs()) == 3
         assert queue.check_integrity() == []
         queue.close()
 
@@ -340,8 +355,13 @@ def connect_when_ready(url, name):
     while time.monotonic() < deadline:
         try:
             queue = Queue.connect(url, name)
+        except QueueUnavailable:
+            threading.Event().wait(0.05)
+            continue
+        try:
             queue.stats()
         except QueueUnavailable:
+            queue.close()
             threading.Event().wait(0.05)
         else:
             return queue

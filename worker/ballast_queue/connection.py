@@ -75,7 +75,11 @@ class Connection:
             client.close()
             cluster = connection._guard(lambda: RedisCluster.from_url(url, **options))
             connection = cls(cluster, connection.where, socket_timeout)
-        connection._load()
+        try:
+            connection._load()
+        except QueueError:
+            connection.close()
+            raise
         return connection
 
     def close(self) -> None:
