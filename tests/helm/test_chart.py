@@ -2,6 +2,10 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -227,3 +231,31 @@ def test_the_password_stands_in_the_secret_alone(helm: Helm) -> None:
 
     assert secret["stringData"]["password"] == "pinned"
     assert "pinned" not in yaml.safe_dump_all(objects.values())
+
+
+class Ready(BaseHTTPRequestHandler):
+    """Answers as the operator's probe does."""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/readyz" else 404)
+        self.end_headers()
+        self.wfile.write(b"ok\n")
+
+    def log_message(self, *_: Any) -> None:
+        """Keep quiet."""
+
+
+@pytest.mark.parametrize(("is_there", "code"), [pytest.param(True, 0, id="up"), pytest.param(False, 1, id="no Redis")])
+def test_the_program_of_helm_test_asks_operator_and_redis(helm: Helm, valkey, is_there: bool, code: int) -> None:
+    (program,) = helm.objects({})["Pod/ballast-test"]["spec"]["containers"][0]["args"]
+    redis = valkey.url if is_there else "redis://127.0.0.1:1"
+    with HTTPServer(("127.0.0.1", 0), Ready) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        asked = program.replace("ballast-operator:8080", f"127.0.0.1:{server.server_port}")
+        given = os.environ | {"REDIS_URL": redis}
+        done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=False, env=given)
+        thread.join()
+
+    assert done.returncode == code, done.stderr
+    assert "operator: ok" in done.stdout
