@@ -40,7 +40,6 @@ def ballast(capsys, monkeypatch, tmp_path):
         (["--ahead", "--ceilings"], 2, "--ahead and --ceilings are plans of their own"),
         (["--ahead", "--online", "mine.csv"], 2, "--ahead takes its requests from --inputs"),
         (["--ceilings", "--plot", "plan.png"], 2, "--ceilings has no picture"),
-        (["--ceilings", "--gpu", "l4"], 1, "7B model: 50 ms is below the fastest answer. A step takes 75"),
     ],
 )
 def test_what_cannot_be_planned_is_one_sentence_and_an_exit_code(ballast, arguments, code, found):

@@ -194,14 +194,22 @@ def _ahead(inputs: PlanInputs, json_file: Path | None, plot: Path | None) -> Non
 def _ceilings(inputs: PlanInputs, json_file: Path | None) -> None:
     from ballast_cli.plan_tables import ceiling_figures, print_ceiling  # noqa: PLC0415
     from ballast_sim.ceiling import Case, largest, measured  # noqa: PLC0415
+    from ballast_sim.errors import Impossible  # noqa: PLC0415
 
-    figures = []
+    figures, refused = [], None
     for asked in inputs.ceilings:
-        ceiling = Case.of(inputs, asked).ceiling()
+        try:
+            ceiling = Case.of(inputs, asked).ceiling()
+        except Impossible as error:
+            refused = error
+            sys.stdout.write(f"{error}.\n")
+            continue
         _progress(f"simulating batch sizes of {asked.name}")
         simulated = largest(ceiling.case, partial(measured, ceiling.case), most=2 * ceiling.batch)
         print_ceiling(ceiling, simulated)
         figures.append(ceiling_figures(ceiling, simulated))
+    if not figures:
+        raise refused or Usage("there is no ceiling to compute: name at least one under `ceilings`")
     if json_file:
         _write_json(json_file, figures)
 

@@ -23,7 +23,7 @@ from ballast_sim.step_model import REFIT_A100, Roofline, StepModel, Work, profil
 from ballast_sim.traffic import Arrival
 
 MOST_BATCH = 512
-_TAIL = 1e-9
+_TAIL = 1e-6
 """Newcomers of one step that are less likely than this are left out."""
 
 
@@ -48,7 +48,8 @@ class Case:
         """Resolve the names.
 
         Raises:
-            BadInput: an unknown name, a prompt that the model cannot take, or published coefficients of another model.
+            BadInput: an unknown name, or a prompt that the model cannot take.
+            Impossible: published step times are asked for where none are published.
         """
         gpu, shape = inputs.find_gpu(inputs.gpu), inputs.find_shape(asked.model)
         if asked.prompt_tokens + asked.output_tokens > shape.max_context:
@@ -62,9 +63,7 @@ class Case:
         model: StepModel = Roofline(shape, gpu, inputs.quantization, inputs.efficiency.value())
         if asked.steps == "published":
             if (shape.name, gpu.name, inputs.quantization.value) != ("llama-3-8b", "a100", "none"):
-                raise BadInput(
-                    f"ceilings.{asked.name}: published are the steps of llama-3-8b on a100, without quantization"
-                )
+                raise Impossible(f"{asked.name}: published are the steps of llama-3-8b on a100, without quantization")
             model = REFIT_A100
         context = 0 if shape.is_encoder else asked.prompt_tokens + asked.output_tokens // 2
         seconds, share = asked.milliseconds / 1e3, asked.percentile / 100
@@ -97,9 +96,12 @@ class Case:
         """
         steps = [self.step(batch, newcomers) for newcomers in range(self._most_newcomers(batch) + 1)]
         arrivals = [_poisson(self.rate * seconds, len(steps)) for seconds in steps]
-        often = [1.0] + [0.0] * (len(steps) - 1)
-        for _ in range(32):
-            often = [sum(often[k] * arrivals[k][j] for k in range(len(steps))) for j in range(len(steps))]
+        often, before = arrivals[0], [1.0] + [0.0] * (len(steps) - 1)
+        while max(abs(now - then) for now, then in zip(often, before, strict=True)) > _TAIL:
+            often, before = (
+                [sum(often[k] * arrivals[k][j] for k in range(len(steps))) for j in range(len(steps))],
+                often,
+            )
         total = sum(often[k] * steps[k] for k in range(len(steps)))
         met = [often[k] * steps[k] / total for k in range(len(steps))]
 
@@ -111,7 +113,7 @@ class Case:
             )
 
         low, high = 0.0, 2 * steps[-1]
-        for _ in range(40):
+        for _ in range(30):
             middle = (low + high) / 2
             low, high = (low, middle) if within(middle) >= self.share else (middle, high)
         return high

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
@@ -15,6 +15,7 @@ from ballast_sim.errors import BadInput
 from ballast_sim.hardware import GPUS, Gpu
 from ballast_sim.shape import KV_BYTES, Quantization, Shape, shape
 from ballast_sim.step_model import Efficiency
+from ballast_sim.worksheet import worksheet
 
 _EFFICIENCY = Efficiency()
 MOST_TOKENS = 10_000_000
@@ -282,12 +283,7 @@ class PlanInputs(ApiModel):
         Raises:
             InvalidConfig: says every field that is wrong.
         """
-        try:
-            data = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise InvalidConfig(str(path), [str(error)]) from error
-        if not isinstance(data, dict):
-            raise InvalidConfig(str(path), [f"found {type(data).__name__}, wanted a mapping"])
+        data = _read(path)
         try:
             return cls.model_validate(data)
         except ValidationError as error:
@@ -295,9 +291,11 @@ class PlanInputs(ApiModel):
 
     def dump(self) -> str:
         """All figures as YAML, the GPUs' own among them: change what differs and hand it back."""
-        data = self.model_dump(mode="json", by_alias=True, exclude_none=True)
-        data["gpus"] = {name: describe(self.find_gpu(name)) for name in (*GPUS, *(set(self.gpus) - set(GPUS)))}
-        return yaml.safe_dump(data, sort_keys=False)
+        gpus = {name: self._described(name) for name in (*GPUS, *sorted(set(self.gpus) - set(GPUS)))}
+        return worksheet(self.model_copy(update={"gpus": gpus}))
+
+    def _described(self, name: str) -> GpuInput:
+        return GpuInput.model_validate(describe(self.find_gpu(name)))
 
     def find_shape(self, name: str) -> Shape:
         """A model by name or by the path of its config.json, with the KV type of this file.
@@ -324,6 +322,22 @@ class PlanInputs(ApiModel):
         return known
 
 
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise InvalidConfig(str(path), [str(error)]) from error
+    except ValueError as error:  # no UTF-8, or a date that no calendar has
+        raise InvalidConfig(str(path), [f"is no YAML in UTF-8: {error}"]) from error
+    except RecursionError as error:
+        raise InvalidConfig(str(path), ["is nested too deeply"]) from error
+    if data is None:
+        return {}
+    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+        raise InvalidConfig(str(path), [f"found {type(data).__name__}, wanted a mapping with names as keys"])
+    return data
+
+
 def describe(gpu: Gpu) -> dict[str, float]:
     """A GPU's figures under the names of the input file."""
     figures = {
@@ -336,7 +350,7 @@ def describe(gpu: Gpu) -> dict[str, float]:
         "dollarsPerHour": gpu.dollars_per_hour,
         "purchaseDollars": gpu.purchase_dollars,
     }
-    return {name: round(float(value), 6) for name, value in figures.items()}
+    return {name: float(f"{value:.12g}") for name, value in figures.items()}  # 0.1 + 0.2 is 0.3
 
 
 def _times(value: float | None, unit: float) -> float | None:

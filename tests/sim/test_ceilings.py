@@ -1,0 +1,77 @@
+"""The batch that a latency SLO allows: computed, and found again by simulating one size after the other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ballast_sim.ceiling import Case, largest, measured, sweep
+from ballast_sim.errors import BadInput, Impossible
+from ballast_sim.inputs import CEILINGS, PlanInputs
+from ballast_sim.step_model import Work
+
+BIG, PUBLISHED, ENCODER = (Case.of(PlanInputs(), asked) for asked in CEILINGS)
+
+
+def test_the_ceiling_of_a_7b_model_on_an_a100_with_50_ms_is_near_what_operators_report():
+    ceiling = BIG.ceiling()
+
+    assert ceiling.batch == 15
+    assert BIG.slowest(15) <= 0.050 < BIG.slowest(16)
+    assert "12.8 ms for the weights" in ceiling.because[0]
+    assert "99% are answered within 49.9 ms of 50 ms" in ceiling.because[1]
+
+
+def test_a_sweep_over_encoder_batches_finds_the_computed_ceiling():
+    found = sweep(ENCODER, range(46, 53), requests=4000)
+    kept = [batch for batch, seconds in found.items() if seconds <= ENCODER.seconds]
+
+    assert abs(max(kept) - ENCODER.ceiling().batch) <= 1
+    assert all(seconds == pytest.approx(ENCODER.slowest(batch), rel=0.02) for batch, seconds in found.items())
+
+
+def test_a_first_token_takes_in_the_simulator_what_the_steps_as_a_chain_say():
+    shorter = replace(BIG, prompt=64, context=96, rate=12.0)
+
+    for batch in (4, 12):
+        assert measured(shorter, batch, requests=2000) == pytest.approx(shorter.slowest(batch), rel=0.04)
+
+
+def test_an_encoder_waits_at_most_one_step_and_takes_another():
+    step = ENCODER.step(49, 0)
+
+    assert step == ENCODER.step(49, 20) == ENCODER.step_model.seconds(Work(49 * 256, 49 * 256 * 128.5, 0, 0, 0, 49))
+    assert ENCODER.slowest(49) == pytest.approx(1.95 * step)
+
+
+@pytest.mark.parametrize("case", [BIG, ENCODER, PUBLISHED])
+def test_more_prompt_and_a_higher_rate_never_allow_a_larger_batch(case):
+    longer = replace(case, prompt=int(1.1 * case.prompt))
+    busier = replace(case, rate=1.5 * case.rate)
+
+    assert longer.ceiling().batch < case.ceiling().batch
+    assert busier.ceiling().batch <= case.ceiling().batch
+
+
+def test_the_largest_batch_is_found_by_bisection_and_none_is_none():
+    assert largest(BIG, lambda batch: 0.001 * batch) == 50
+    assert largest(BIG, lambda _: 1.0) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({"milliseconds": 20}, "20 ms is below the fastest answer. A step takes 13.0 ms .* and needs the other"),
+        ({"model": "bge-base"}, "bge-base is an encoder: outputTokens is 0"),
+        ({"output_tokens": 0}, "llama-2-7b generates: outputTokens is 1 or more"),
+        ({"prompt_tokens": 4000}, "4150 tokens of prompt and answer, but llama-2-7b takes at most 4096"),
+        ({"steps": "published"}, "published are the steps of llama-3-8b on a100"),
+        ({"model": "gpt-9"}, "unknown model 'gpt-9'"),
+    ],
+)
+def test_a_ceiling_that_cannot_be_is_refused_with_its_figure(change, found):
+    asked = CEILINGS[0].model_copy(update=change)
+
+    with pytest.raises((BadInput, Impossible), match=found):
+        Case.of(PlanInputs(), asked).ceiling()
