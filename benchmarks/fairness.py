@@ -1,0 +1,116 @@
+"""How evenly tenants are served: the arena trace on one engine with more work than it can do, in the simulator.
+
+Each of the trace's tenants has an endless job of its own requests, so that all of them wait all the time; online
+conversations come beside them. Printed of the tenants without a reservation: Jain's index of the service over weight,
+how far the furthest share is from what its weight gives it, the widest difference of service that two of them came to,
+and the proven bound of it; and what part of all service a reservation comes to.
+
+python benchmarks/fairness.py --minutes 10
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ballast_policy.fairness import most_ahead
+from ballast_policy.request import RequestClass
+from ballast_policy.snapshot import PolicyConfig, TenantShare
+from ballast_sim.deployment import Ballast
+from ballast_sim.fairness import jain, service_gap
+from ballast_sim.pool import Job
+from ballast_sim.simulation import Run, Scenario, simulate
+from ballast_sim.step_model import REFIT_A100
+from ballast_sim.traffic import Arrival, excerpt, read
+
+TRACES = Path(__file__).parents[1] / "worker" / "ballast_cli" / "demo" / "traces"
+
+
+@dataclass(frozen=True)
+class Case:
+    """How tenants are told apart."""
+
+    name: str
+    shares: dict[str, TenantShare]
+    online_tokens: float = 0.0
+    """Per second."""
+
+
+def cases(tenants: Sequence[str]) -> list[Case]:
+    """Equal weights without and with online; weights of 1 to 4 by turns; one tenant with a third of the slots."""
+    weights = {name: TenantShare(weight=1.0 + i % 4) for i, name in enumerate(tenants)}
+    return [
+        Case("equal weights", {}),
+        Case("equal weights beside online", {}, online_tokens=2000.0),
+        Case("weights 1 to 4", weights),
+        Case("weights 1 to 4 beside online", weights, online_tokens=2000.0),
+        Case("a third reserved", {tenants[0]: TenantShare(reserved=1 / 3)}),
+    ]
+
+
+def run(case: Case, lengths: dict[str, list[Arrival]], conversations: list[Arrival], minutes: float) -> Run:
+    """Simulate one case."""
+    seconds = 60 * minutes
+    return simulate(
+        Scenario(
+            config=PolicyConfig(
+                slots=64, num_blocks=440_000 // 16, offline_share=0.1, ttft=1.0, tpot=0.05, tenants=case.shares
+            ),
+            model=REFIT_A100,
+            policy=Ballast,
+            online=excerpt(conversations, case.online_tokens, seconds) if case.online_tokens else (),
+            offline=lambda: [Job.endless(name, items, tenant=name) for name, items in lengths.items()],
+            seconds=seconds,
+            warmup_seconds=seconds / 5,
+            cost=REFIT_A100.cost,
+            is_guaranteed=True,
+        )
+    )
+
+
+def describe(case: Case, found: Run, lengths: dict[str, list[Arrival]]) -> str:
+    """Put a case's figures on one line."""
+    start = found.scenario.warmup_seconds
+    (replica,) = found.replicas
+    samples = replica.samples[RequestClass.OFFLINE].after(start)
+    plain = [name for name in lengths if not case.shares.get(name, TenantShare()).reserved]
+    weights = {name: case.shares.get(name, TenantShare()).weight for name in lengths}
+    always = set(samples[0]).intersection(*samples)
+    service = {name: (samples[-1][name] - samples[0][name]) * weights[name] for name in lengths if name in always}
+    total = sum(service[name] for name in plain)
+    whole = sum(weights[name] for name in plain)
+    off = max(abs(service[name] / total / (weights[name] / whole) - 1) for name in plain)
+    alike = [{name: sample[name] for name in plain if name in sample} for sample in samples]
+    items = [item for each in lengths.values() for item in each]
+    bound = 2 * most_ahead(
+        found.scenario.config.slots,
+        max(item.num_prompt for item in items),
+        max(item.num_output for item in items),
+        min(weights.values()),
+    )
+    line = (
+        f"{case.name:30} {len(always)} of {len(lengths)} always waited  Jain {jain(alike):.4f}  "
+        f"furthest share {off:5.2%} off  gap {service_gap(alike):6,.0f} of at most {bound:8,.0f}"
+    )
+    for name in lengths.keys() - plain:
+        line += f"  {name}: {service[name] / sum(service.values()):.1%} of the service"
+    return line
+
+
+def main() -> None:
+    """Print a line for each case."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=10)
+    options = parser.parse_args()
+    lengths: dict[str, list[Arrival]] = {}
+    for arrival in read(TRACES / "vtc_arena.csv"):
+        lengths.setdefault(arrival.tenant, []).append(arrival)
+    conversations = read(TRACES / "azure_conv_2023.csv")
+    for case in cases(list(lengths)):
+        print(describe(case, run(case, lengths, conversations, options.minutes), lengths), flush=True)
+
+
+if __name__ == "__main__":
+    main()
