@@ -58,7 +58,7 @@ def test_options_are_among_the_inputs_it_shows(ballast, tmp_path):
 
     assert code == 0
     assert again == (0, shown, "")
-    assert "tpotMilliseconds: 30.0" in shown
+    assert "tpotMilliseconds: 30\n" in shown
     assert re.search(r"h100:\n(    .*\n)*    dollarsPerHour: 2.5", shown)
 
 

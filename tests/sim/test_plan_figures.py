@@ -1,0 +1,168 @@
+"""Figures of the planner against the same figures computed by hand from data sheets and prices."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ballast_sim.ceiling import Case
+from ballast_sim.deployment import Deployment
+from ballast_sim.forecast import plan_ahead
+from ballast_sim.hardware import GPUS
+from ballast_sim.inputs import (
+    SERVICES,
+    AheadInput,
+    CeilingInput,
+    EfficiencyInput,
+    EnergyInput,
+    EngineInput,
+    MoneyInput,
+    PlanInputs,
+)
+from ballast_sim.payment import is_bought, pay
+from ballast_sim.price import Price
+from ballast_sim.shape import SHAPES, Quantization
+from ballast_sim.traffic import Arrival
+
+EMBEDDINGS = SERVICES[0]
+
+
+def test_a_token_of_llama_3_8b_takes_128_kib_of_kv_and_an_80_gb_gpu_holds_439_thousand():
+    assert SHAPES["llama-3-8b"].kv_bytes_per_token == 2 * 32 * 8 * 128 * 2 == 131_072
+
+    weights = 2 * (32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336) + 2 * 128256 * 4096)
+    kv = Deployment.of(PlanInputs(), [Arrival(0, 100, 10)]).kv_tokens
+
+    assert weights == pytest.approx(16.06e9, rel=1e-3)
+    assert kv == int((0.92 * 80e9 - weights) / 131_072) == 438_995
+
+
+def test_kv_in_eight_bits_holds_twice_as_much():
+    fp8 = PlanInputs(engine=EngineInput(kv_dtype="fp8"))
+
+    assert Deployment.of(fp8, [Arrival(0, 100, 10)]).kv_tokens == 877_990
+
+
+def test_int4_weights_of_llama_3_8b_are_6_gigabytes():
+    linear = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+
+    assert SHAPES["llama-3-8b"].weight_bytes(Quantization.INT4) == linear * 0.5625 + 2 * 2 * 128256 * 4096
+
+
+def test_a_bought_a100_costs_69_cents_an_hour_and_7_of_electricity():
+    price = Price(GPUS["a100"], EnergyInput(), MoneyInput(way="buy"))
+
+    kilowatts = (60 + (400 - 60) * 0.5) / 1000 * 1.4 * 1.3
+    assert price.kilowatts(0.5) == pytest.approx(kilowatts) == pytest.approx(0.4186)
+    assert price.owned_per_hour(1.0) == pytest.approx(18_000 / (36 * 730) + 0.400 * 1.4 * 1.3 * 0.12)
+
+
+def test_renting_is_dearer_from_the_eighth_month_on():
+    price = Price(GPUS["a100"], EnergyInput(), MoneyInput(way="cheapest"))
+
+    def buys(months):
+        return is_bought(price, num_needed=months, num_held=months)
+
+    def by_hand(months):
+        return 18_000 * (1 - 0.5 * (1 - months / 36)) + months * 730 * 0.08736 < months * 730 * 1.8
+
+    assert [buys(months) for months in range(1, 19)] == [by_hand(months) for months in range(1, 19)]
+    assert not buys(8)
+    assert buys(9)
+
+
+@given(
+    counts=st.lists(st.integers(0, 9), min_size=1, max_size=40),
+    way=st.sampled_from(["rent", "buy", "cheapest"]),
+    months=st.integers(1, 60),
+)
+def test_gpus_decided_together_are_paid_for_as_if_each_were_decided_alone(counts, way, months):
+    price = Price(GPUS["a100"], EnergyInput(), MoneyInput(way=way, amortization_months=months))
+    owned, rented, dollars = [0] * len(counts), [0] * len(counts), 0.0
+    for index in range(max(counts)):
+        needed = [month for month, count in enumerate(counts) if count > index]
+        held = range(needed[0], len(counts))
+        bought = is_bought(price, num_needed=len(needed), num_held=len(held))
+        for month in held if bought else needed:
+            (owned if bought else rented)[month] += 1
+        dollars += price.purchase_for(len(held)) if bought else len(needed) * 730 * 1.8
+
+    paid = pay(counts, price)
+
+    assert (list(paid.owned), list(paid.rented)) == (owned, rented)
+    assert sum(paid.dollars) == pytest.approx(dollars)
+    assert sum(paid.bought) == owned[-1]
+
+
+def test_a_billion_gpus_are_paid_for_at_once():
+    price = Price(GPUS["a100"], EnergyInput(), MoneyInput())
+
+    assert pay([10**9, 2 * 10**9], price).rented == (10**9, 2 * 10**9)
+
+
+def test_gpus_and_cost_of_embeddings_in_the_first_month_by_hand():
+    inputs = PlanInputs(ahead=AheadInput(months=18, services=(EMBEDDINGS,)))
+    _, batched, _, _ = plan_ahead(inputs)
+    first = batched.months[0]
+
+    weights = 24 * (4 * 1024 * 1024 + 2 * 1024 * 4096)
+    read = 2 * weights / (2.039e12 * 0.6)
+    each = (2 * weights * 128 + 4 * 24 * 16 * 64 * 128 * 64.5) / (312e12 * 0.6) + 30e-6
+    batch = int((0.030 / 1.95 - 0.002 - read) / each)
+    rate = batch / (0.002 + read + batch * each)
+    gpus = ceil(8000 * 2 / (rate * 0.9))
+
+    assert first.gpus == gpus
+    assert f"one GPU serves {rate:,.1f} requests/s within the SLO" in batched.because[0]
+    assert first.hardware_dollars == pytest.approx(gpus * 730 * 1.8)
+    assert first.power_dollars == 0  # in the rent
+    full = 1024 / (0.002 + read + 1024 * each)
+    assert first.utilization == pytest.approx(8000 / full / gpus)
+    assert first.kilowatts == pytest.approx(gpus * (60 + 340 * 8000 / full / gpus) / 1000 * 1.4 * 1.3)
+    (cost,) = batched.services
+    embeddings = sum(EMBEDDINGS.rate(month, 18) for month in range(18)) * 730 * 3600 / 1e6
+    assert cost.hardware_dollars == pytest.approx(batched.dollars / embeddings)
+    assert cost.kilowatt_hours == pytest.approx(sum(month.kilowatts for month in batched.months) * 730 / embeddings)
+
+
+def test_bulk_embeddings_fill_what_the_encoders_leave_over():
+    bulk = EMBEDDINGS.model_copy(
+        update={"name": "bulk", "kind": "offline", "requests_per_second": (3000, 3000), "peak_factor": 1.0}
+    )
+    inputs = PlanInputs(ahead=AheadInput(months=2, services=(EMBEDDINGS, bulk)))
+
+    _, _, apart, mixed = plan_ahead(inputs)
+
+    alone = plan_ahead(inputs.model_copy(update={"ahead": AheadInput(months=2, services=(EMBEDDINGS,))}))[2]
+    assert apart.months[0].gpus == alone.months[0].gpus + 2
+    assert mixed.months[0].gpus == alone.months[0].gpus
+    assert [cost.unit for cost in mixed.services] == ["embeddings", "embeddings"]
+
+
+def test_a_power_budget_says_how_many_gpus_it_feeds():
+    inputs = PlanInputs(ahead=AheadInput(services=(EMBEDDINGS,)), energy=EnergyInput(budget_kilowatts=4.0))
+    batched = plan_ahead(inputs)[1]
+    over = batched.over_budget(4.0)
+
+    fed = int(4.0 / (over.kilowatts / over.gpus))
+    assert (
+        f"4 kW feed {fed} GPUs as busy as those of month {over.number}, which needs {over.gpus}" in batched.because[-1]
+    )
+
+
+def test_a_ceiling_without_overheads_is_what_arithmetic_says():
+    bare = PlanInputs(
+        efficiency=EfficiencyInput(compute=1, bandwidth=1, kv_bandwidth=1, step_milliseconds=0, sequence_microseconds=0)
+    )
+    asked = CeilingInput(
+        name="bare", model="bge-base", prompt_tokens=100, milliseconds=20, percentile=50, requests_per_second=1
+    )
+    weights = 12 * (4 * 768 * 768 + 2 * 768 * 3072)
+    each = (2 * weights * 100 + 4 * 12 * 768 * 100 * 50.5) / 312e12
+
+    ceiling = Case.of(bare, asked).ceiling()
+
+    assert ceiling.batch == int((0.020 / 1.5 - 2 * weights / 2.039e12) / each)
