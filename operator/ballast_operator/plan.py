@@ -17,6 +17,7 @@ from ballast_operator.children.config import (
     content_hash,
     file_name,
     version_of,
+    version_of_file,
     worker_config,
 )
 from ballast_operator.children.manifest import manifest
@@ -149,7 +150,7 @@ def plan(
         load: tells which pods to lose first.
     """
     config = worker_config(resource, has_own_redis=surroundings.redis is not None)
-    texts = config_texts(config, _running_files(resource, snapshot))
+    texts = config_texts(config, _files(resource, snapshot), _running(resource, snapshot))
     files = {version: content_hash(text) for version, text in texts.items()}
     wanted = list(_wanted(resource, surroundings, texts, version_of(config)))
     return Plan(
@@ -283,18 +284,18 @@ def _busy(status: WorkerStatus) -> int:
     return 1000 * (online.running + online.parked + online.waiting) + offline.running + offline.parked
 
 
-def _running_files(resource: InferenceDeployment, snapshot: Snapshot) -> dict[str, str]:
-    """Files of the versions that pods run with, and of the one that is wanted, as they stand in the ConfigMap."""
+def _files(resource: InferenceDeployment, snapshot: Snapshot) -> dict[str, str]:
+    """The configuration files that are there, by version."""
     found = snapshot.children.get((CONFIG_MAP.name, config_map(resource.metadata.name)))
-    if found is None:
-        return {}
-    running = {(pod["metadata"].get("annotations") or {}).get(VERSION) for pod in snapshot.pods}
-    # The Deployment may be about to make pods of the version that it has, and the caches may not show them yet.
+    data: Mapping[str, str] = (found or {}).get("data") or {}
+    return {version: text for name, text in data.items() if (version := version_of_file(name)) is not None}
+
+
+def _running(resource: InferenceDeployment, snapshot: Snapshot) -> frozenset[str]:
+    """Versions that pods run with, and that of the Deployment, whose newest pods the caches may not show yet."""
     made = snapshot.children.get((DEPLOYMENT.name, resource.metadata.name))
-    if made is not None:
-        running.add((made["spec"]["template"]["metadata"].get("annotations") or {}).get(VERSION))
-    data = found.get("data") or {}
-    return {version: data[file_name(version)] for version in running if version and file_name(version) in data}
+    sources = [*snapshot.pods, *([made["spec"]["template"]] if made is not None else [])]
+    return frozenset((source["metadata"].get("annotations") or {}).get(VERSION, "") for source in sources)
 
 
 def is_live(pod: Body) -> bool:

@@ -7,9 +7,12 @@ beside the new one and follows the hot part, so that an old pod that restarts co
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -29,11 +32,21 @@ CONFIG_DIRECTORY = "/etc/ballast/config"
 REDIS_DIRECTORY = "/etc/ballast/redis"
 KEYS_DIRECTORY = "/etc/ballast/keys"
 MODEL_DIRECTORY = "/models"
+LEAVE_SECONDS = 5
+"""A leaving pod answers on for so long, until Services and routers send it nothing more."""
+HOT_RUNTIME = ("generation", "created", "unready_seconds", "drain_seconds")
+_FILE = re.compile(r"worker-([0-9a-f]+)\.yaml$")
 
 
 def file_name(version: str) -> str:
     """The key of a version in the ConfigMap."""
     return f"worker-{version}.yaml"
+
+
+def version_of_file(name: str) -> str | None:
+    """The version that a key of the ConfigMap holds; None for what is no such file."""
+    match = _FILE.match(name)
+    return match[1] if match else None
 
 
 def model_path(resource: InferenceDeployment) -> str:
@@ -78,6 +91,7 @@ def worker_config(resource: InferenceDeployment, *, has_own_redis: bool) -> Work
         generation=metadata.generation,
         created=_seconds(metadata.creation_timestamp),
         api_keys_file=Path(KEYS_DIRECTORY, spec.api_keys.key) if spec.api_keys else None,
+        unready_seconds=LEAVE_SECONDS,
         drain_seconds=spec.rollout.drain_seconds,
     )
     return WorkerConfig(
@@ -123,9 +137,7 @@ def with_hot_part(cold: WorkerConfig, hot: WorkerConfig) -> WorkerConfig:
             "offline": hot.offline.model_copy(update={"queue": cold.offline.queue}),
             "limits": hot.limits,
             "cost": hot.cost,
-            "runtime": cold.runtime.model_copy(
-                update={name: getattr(hot.runtime, name) for name in ("generation", "created", "drain_seconds")}
-            ),
+            "runtime": cold.runtime.model_copy(update={name: getattr(hot.runtime, name) for name in HOT_RUNTIME}),
         }
     )
 
@@ -133,29 +145,38 @@ def with_hot_part(cold: WorkerConfig, hot: WorkerConfig) -> WorkerConfig:
 _NEUTRAL = WorkerConfig(model=Model(uri="/"))
 
 
-def config_texts(config: WorkerConfig, running: Mapping[str, str]) -> dict[str, str]:
-    """The file of each version.
+def config_texts(config: WorkerConfig, present: Mapping[str, str], running: AbstractSet[str]) -> dict[str, str]:
+    """The file of each version. Files that no pod needs leave with the next change, and are no reason for one.
 
     Args:
         config: what is wanted now.
-        running: files of the versions that pods still run with, as they are now.
+        present: the files as they are.
+        running: versions that pods run with.
     """
     texts = {version_of(config): config}
-    for version, text in running.items():
-        try:
-            texts.setdefault(version, with_hot_part(WorkerConfig.parse(text, version), config))
-        except InvalidConfig:
-            continue  # written by a version of Ballast that this one cannot read; its pods are being replaced
-    return {version: _settled(wanted, running.get(version)) for version, wanted in texts.items()}
+    for version, text in present.items():
+        found = _parsed(text)
+        if found is not None:
+            texts.setdefault(version, with_hot_part(found, config))
+    files = {version: _settled(wanted, present.get(version)) for version, wanted in texts.items()}
+    if files == present:
+        return files
+    return {version: text for version, text in files.items() if version in running or version == version_of(config)}
+
+
+@lru_cache(maxsize=4096)
+def _parsed(text: str) -> WorkerConfig | None:
+    """None for what another version of Ballast wrote and this one cannot read; its pods are being replaced."""
+    try:
+        return WorkerConfig.parse(text, "")
+    except InvalidConfig:
+        return None
 
 
 def _settled(wanted: WorkerConfig, text: str | None) -> str:
     """The file for `wanted`; where nothing but the generation is new, the file as it is, which touches no pod."""
-    if text is not None:
-        try:
-            found = WorkerConfig.parse(text, "")
-        except InvalidConfig:
-            return wanted.dump()
+    found = None if text is None else _parsed(text)
+    if text is not None and found is not None:
         same = wanted.runtime.model_copy(update={"generation": found.runtime.generation})
         if found == wanted.model_copy(update={"runtime": same}):
             return text

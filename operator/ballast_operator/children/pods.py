@@ -10,6 +10,7 @@ from ballast_api.names import HTTP_PORT, HTTP_PORT_NAME, config_map, pod_labels,
 from ballast_operator.children.config import (
     CONFIG_DIRECTORY,
     KEYS_DIRECTORY,
+    LEAVE_SECONDS,
     MODEL_DIRECTORY,
     REDIS_DIRECTORY,
     VERSION,
@@ -23,8 +24,6 @@ from ballast_operator.kinds import DEPLOYMENT, Body
 WORKER = "worker"
 FETCH = "fetch"
 PROBE_SECONDS = 5
-LEAVE_SECONDS = 5
-"""Between the word to leave and SIGTERM, in which Services and routers stop sending requests here."""
 SPARE_SECONDS = 15
 """Beyond draining, for what a process does at its end."""
 
@@ -107,7 +106,6 @@ def _worker(resource: InferenceDeployment, version: str, *, image: str, has_own_
         "resources": _resources(resource),
         "securityContext": _locked_down(),
         "terminationMessagePolicy": "FallbackToLogsOnError",  # a sentence of the worker becomes a condition
-        "lifecycle": {"preStop": {"sleep": {"seconds": LEAVE_SECONDS}}},
         "startupProbe": _probe("/ready", failures=math.ceil(resource.spec.rollout.startup_seconds / PROBE_SECONDS)),
         "readinessProbe": _probe("/ready", failures=1),
         "livenessProbe": _probe("/health", failures=6),

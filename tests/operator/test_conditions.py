@@ -1,0 +1,236 @@
+"""What the status says, and how rarely it changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ballast_api.conditions import ConditionType as Type
+from ballast_api.conditions import Reason
+from ballast_api.inference_deployment import InferenceDeployment
+from ballast_api.status import Status
+from ballast_operator import report
+from ballast_operator.children.config import VERSION
+from ballast_operator.conditions import Input, Verdict, conditions
+from ballast_operator.kinds import Body
+from ballast_operator.load import Load, Trouble
+from ballast_queue.job import RequestCounts
+from ballast_queue.status import ClassLoad, QueueStats, WorkerStatus
+
+
+def make_resource(replicas: int = 2, generation: int = 1, **status: Any) -> InferenceDeployment:
+    metadata = {"name": "llm", "namespace": "ns", "uid": "u", "generation": generation}
+    spec = {"model": {"uri": "file:///m"}, "replicas": replicas, "slo": {"ttftMilliseconds": 500}}
+    return InferenceDeployment.read({"metadata": metadata, "spec": spec, "status": status}, "test")
+
+
+def make_deployment(total: int, updated: int, serving: int, **condition: str) -> Body:
+    status = {
+        "observedGeneration": 1,
+        "replicas": total,
+        "updatedReplicas": updated,
+        "readyReplicas": serving,
+        "availableReplicas": serving,
+        "unavailableReplicas": total - serving,
+        "conditions": [condition] if condition else [],
+    }
+    return {"metadata": {"generation": 1}, "status": status}
+
+
+def make_pod(name: str = "p", ip: str = "10.0.0.1", **status: Any) -> Body:
+    metadata = {"name": name, "namespace": "ns", "annotations": {VERSION: "v"}}
+    return {"metadata": metadata, "status": {"phase": "Running", "podIP": ip} | status}
+
+
+def waiting(reason: str, message: str = "", **more: Any) -> Body:
+    return {"name": "worker", "image": "worker:2", "state": {"waiting": {"reason": reason, "message": message}}} | more
+
+
+def crashed(code: int, message: str = "", *, name: str = "worker", reason: str = "Error") -> Body:
+    ended = {"exitCode": code, "reason": reason, "message": message}
+    state = {"waiting": {"reason": "CrashLoopBackOff"}}
+    return {"name": name, "restartCount": 3, "state": state, "lastState": {"terminated": ended}}
+
+
+def make_worker(*, hash_: str = "h", ttft: float | None = 0.1, offline: ClassLoad | None = None) -> WorkerStatus:
+    return WorkerStatus(
+        worker_id="p-1", address="http://10.0.0.1:8000", at=0, model="m", slots=8, batch_ceiling=8, kv_blocks_total=1,
+        kv_blocks_free=1, online=ClassLoad(), offline=offline or ClassLoad(running=1, reserved=1), config_hash=hash_,
+        ttft_p99_seconds=ttft,
+    )  # fmt: skip
+
+
+def make_load(*workers: WorkerStatus, depth: int = 0, at_risk: int = 0) -> Load:
+    items = RequestCounts(total=depth, waiting=depth)
+    queue = QueueStats(
+        at=0, items=items, inbox=0, oldest_waiting_seconds=0, dead_letters=0, jobs_at_risk=at_risk, jobs={}
+    )
+    return Load(100.0, workers=workers, queue=queue)
+
+
+def make_input(**more: Any) -> Input:
+    values: dict[str, Any] = {
+        "resource": make_resource(),
+        "deployment": make_deployment(2, 2, 2),
+        "pods": (make_pod(),),
+        "load": make_load(make_worker()),
+        "now": 100.0,
+        "files": {"v": "h"},
+    }
+    return Input(**values | more)
+
+
+DEADLINE = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
+QUOTA = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: gpus"}
+UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: gpu"}
+
+CASES: dict[str, tuple[dict[str, Any], Type, str, Reason, str]] = {
+    "all serve": ({}, Type.READY, "True", Reason.SERVING, "2 of 2"),
+    "none yet": ({"deployment": make_deployment(2, 2, 0)}, Type.READY, "False", Reason.STARTING, "2 are asked for"),
+    "no deployment": ({"deployment": None}, Type.READY, "False", Reason.STARTING, "no worker"),
+    "one of two": ({"deployment": make_deployment(2, 2, 1)}, Type.READY, "False", Reason.NOT_ENOUGH_READY, "1 of 2"),
+    "asked for none": (
+        {"resource": make_resource(0), "deployment": make_deployment(0, 0, 0)},
+        Type.READY, "True", Reason.SCALED_TO_ZERO, "0 replicas",
+    ),
+    "rolled out": ({}, Type.PROGRESSING, "False", Reason.COMPLETE, "2 workers"),
+    "rolling": ({"deployment": make_deployment(3, 1, 2)}, Type.PROGRESSING, "True", Reason.ROLLING_OUT, "1 of 2"),
+    "stuck": (
+        {"deployment": make_deployment(3, 1, 2, **DEADLINE)}, Type.PROGRESSING, "False", Reason.ROLLOUT_STUCK, "1 of 2",
+    ),
+    "stuck is degraded": (
+        {"deployment": make_deployment(3, 1, 2, **DEADLINE)}, Type.DEGRADED, "True", Reason.ROLLOUT_STUCK, "600 s",
+    ),
+    "well": ({}, Type.DEGRADED, "False", Reason.HEALTHY, "nothing"),
+    "image": (
+        {"pods": (make_pod(containerStatuses=[waiting("ImagePullBackOff", "no such tag")]),)},
+        Type.DEGRADED, "True", Reason.IMAGE_PULL, "worker:2: no such tag",
+    ),
+    "no node": (
+        {"pods": (make_pod(conditions=[UNSCHEDULABLE]),)}, Type.DEGRADED, "True", Reason.UNSCHEDULABLE, "0/3 nodes",
+    ),
+    "memory": (
+        {"pods": (make_pod(containerStatuses=[crashed(137, reason="OOMKilled")]),)},
+        Type.DEGRADED, "True", Reason.OUT_OF_MEMORY, "3 restarts",
+    ),
+    "no model": (
+        {"pods": (make_pod(containerStatuses=[crashed(78, "ballast-worker: model.uri /m: there is no directory")]),)},
+        Type.DEGRADED, "True", Reason.MODEL_NOT_FOUND, "there is no directory",
+    ),
+    "fetch": (
+        {"pods": (make_pod(initContainerStatuses=[crashed(1, "hf://a/b: not found", name="fetch")]),)},
+        Type.DEGRADED, "True", Reason.MODEL_NOT_FOUND, "hf://a/b: not found",
+    ),
+    "crash": (
+        {"pods": (make_pod(containerStatuses=[crashed(1, "a\nKeyError: x")]),)},
+        Type.DEGRADED, "True", Reason.CRASHING, "KeyError: x",
+    ),
+    "secret of the pod": (
+        {"pods": (make_pod(containerStatuses=[waiting("CreateContainerConfigError", 'secret "k" not found')]),)},
+        Type.DEGRADED, "True", Reason.NO_SECRET, 'secret "k"',
+    ),
+    "quota": (
+        {"deployment": make_deployment(0, 0, 0, **QUOTA)}, Type.DEGRADED, "True", Reason.QUOTA, "exceeded quota",
+    ),
+    "refused": (
+        {"refused": Trouble(Reason.NAME_TAKEN, "Service llm exists")},
+        Type.DEGRADED, "True", Reason.NAME_TAKEN, "Service llm",
+    ),
+    "secret of Redis": (
+        {"load": Load(100, trouble=Trouble(Reason.NO_SECRET, "Secret r is not there"))},
+        Type.DEGRADED, "True", Reason.NO_SECRET, "Secret r",
+    ),
+    "applied": ({}, Type.CONFIG_APPLIED, "True", Reason.APPLIED, "all 1 workers"),
+    "not applied": (
+        {"load": make_load(make_worker(hash_="old"))}, Type.CONFIG_APPLIED, "False", Reason.PENDING, "0 of 1",
+    ),
+    "nobody said": ({"load": make_load()}, Type.CONFIG_APPLIED, "Unknown", Reason.NO_WORKERS, "no worker"),
+    "old look": ({"now": 1000.0}, Type.CONFIG_APPLIED, "Unknown", Reason.STALE, "60 s"),
+    "never looked": ({"load": None}, Type.SLO_MET, "Unknown", Reason.PENDING, "not been looked"),
+    "no Redis": (
+        {"load": Load(100, trouble=Trouble(Reason.REDIS_UNREACHABLE, "no answer"))},
+        Type.DEADLINE_AT_RISK, "Unknown", Reason.REDIS_UNREACHABLE, "no answer",
+    ),
+    "floor": ({}, Type.OFFLINE_RESERVATION_SATISFIED, "True", Reason.SATISFIED, "1 reserved"),
+    "floor missed": (
+        {"load": make_load(make_worker(offline=ClassLoad(running=1, reserved=3)), depth=9)},
+        Type.OFFLINE_RESERVATION_SATISFIED, "False", Reason.FLOOR_NOT_MET, "1 slots of 3",
+    ),
+    "floor with no work": (
+        {"load": make_load(make_worker(offline=ClassLoad(reserved=3)))},
+        Type.OFFLINE_RESERVATION_SATISFIED, "True", Reason.SATISFIED, "3 reserved",
+    ),
+    "promise kept": ({}, Type.SLO_MET, "True", Reason.MET, "TTFT p99 100 ms of 500"),
+    "promise missed": (
+        {"load": make_load(make_worker(ttft=0.9))}, Type.SLO_MET, "False", Reason.MISSED, "900 ms of 500",
+    ),
+    "nothing to judge": (
+        {"load": make_load(make_worker(ttft=None))}, Type.SLO_MET, "True", Reason.NO_TRAFFIC, "no online request",
+    ),
+    "on time": ({}, Type.DEADLINE_AT_RISK, "False", Reason.ON_TIME, "no job"),
+    "late": ({"load": make_load(make_worker(), at_risk=2)}, Type.DEADLINE_AT_RISK, "True", Reason.LATE, "2 jobs"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_condition_says_what_is_and_why(case: str) -> None:
+    given, kind, status, reason, words = CASES[case]
+    found = conditions(make_input(**given))[kind]
+
+    assert (found.status, found.reason) == (status, reason)
+    assert words in found.message
+
+
+def test_a_pod_that_goes_says_nothing_any_more() -> None:
+    pod = make_pod(containerStatuses=[waiting("ImagePullBackOff")])
+    pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+
+    assert conditions(make_input(pods=(pod,)))[Type.DEGRADED].status == "False"
+
+
+def reported(world: Input, now: float = 0.0) -> Status:
+    settled, _ = report.settle(conditions(world), world.resource.status, {}, world.now)
+    return report.status(world, settled, config_hash="h", scaling=None, now=now)
+
+
+def with_status(world: Input, status: Status, **more: Any) -> Input:
+    return replace(world, resource=world.resource.model_copy(update={"status": status}), **more)
+
+
+def test_a_status_that_was_reported_is_not_reported_again() -> None:
+    status = reported(make_input(), now=1.0)
+
+    assert reported(with_status(make_input(), status), now=500.0) == status
+
+
+def test_new_figures_under_the_same_reason_are_no_news() -> None:
+    status = reported(make_input())
+    world = with_status(make_input(), status, load=make_load(make_worker(ttft=0.2)))
+
+    assert reported(world) == status
+
+
+def test_the_time_of_a_condition_is_that_of_its_status() -> None:
+    status = reported(make_input(deployment=make_deployment(2, 2, 0)), now=0.0)
+    later = reported(with_status(make_input(deployment=make_deployment(2, 2, 1)), status), now=60.0)
+    served = reported(with_status(make_input(), later), now=120.0)
+    times = [found.condition(Type.READY).last_transition_time for found in (status, later, served)]
+
+    assert [time[14:19] for time in times] == ["00:00", "00:00", "02:00"]
+    assert later.condition(Type.READY).reason == Reason.NOT_ENOUGH_READY
+
+
+def test_what_workers_measure_must_last_before_it_is_reported() -> None:
+    status = reported(make_input())
+    bad = with_status(make_input(), status, load=make_load(make_worker(ttft=0.9)))
+    held, unsettled = report.settle(conditions(bad), status, {}, 100.0)
+    assert held[Type.SLO_MET] is None
+    _, forgotten = report.settle(conditions(with_status(make_input(), status)), status, unsettled, 120.0)
+    assert forgotten == {}
+
+    lasting, _ = report.settle(conditions(bad), status, unsettled, 131.0)
+
+    assert isinstance(lasting[Type.SLO_MET], Verdict)
+    assert lasting[Type.SLO_MET].status == "False"

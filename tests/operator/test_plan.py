@@ -1,0 +1,293 @@
+"""From what is wanted and what is there to what must be written."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from ballast_api.inference_deployment import InferenceDeployment
+from ballast_api.names import CONFIG_HASH, SPEC_HASH
+from ballast_api.worker_config import WorkerConfig
+from ballast_operator.children.config import VERSION, config_texts, content_hash, version_of, with_hot_part
+from ballast_operator.drift import drift
+from ballast_operator.kinds import Body, Key, key_of
+from ballast_operator.load import Load
+from ballast_operator.plan import DELETION_COST, Plan, Snapshot, Surroundings, plan
+from ballast_queue.status import ClassLoad, WorkerStatus
+from ballast_worker import reload
+
+SURROUNDINGS = Surroundings(image="worker:1", kinds=frozenset({"ServiceMonitor", "PrometheusRule"}))
+OWN_REDIS = Surroundings(
+    image="worker:1", redis={"url": "cmVkaXM6Ly94", "password": "eA=="}, redis_key=Key("ballast", "redis")
+)
+
+
+def make_resource(generation: int = 1, **spec: Any) -> InferenceDeployment:
+    metadata = {
+        "name": "llm",
+        "namespace": "ns",
+        "uid": "u-1",
+        "generation": generation,
+        "creationTimestamp": "2026-01-01T00:00:00Z",
+    }
+    manifest = {
+        "apiVersion": "ballast.dev/v1alpha1",
+        "kind": "InferenceDeployment",
+        "metadata": metadata,
+        "spec": {"model": {"uri": "file:///m"}} | spec,
+    }
+    return InferenceDeployment.read(manifest, "test")
+
+
+def after(done: Plan, before: Snapshot) -> Snapshot:
+    """What the cluster shows once the plan was carried out."""
+    children = dict(before.children)
+    for step in done.apply:
+        if step.kind.name != "Secret":
+            body = copy.deepcopy(step.manifest)
+            body["metadata"]["uid"] = "c-1"
+            children[step.kind.name, key_of(step.manifest).name] = body
+    for gone in done.delete:
+        del children[gone.kind.name, gone.key.name]
+    told = {touch.key.name: touch.annotations for touch in (*done.touch, *done.costs)}
+    pods = []
+    for pod in before.pods:
+        new = copy.deepcopy(pod)
+        new["metadata"]["annotations"] |= told.get(pod["metadata"]["name"], {})
+        pods.append(new)
+    return Snapshot(before.uid, children, tuple(pods), before.tolerated)
+
+
+def make_pod(name: str, version: str, *, created: str = "2026-01-01T00:00:00Z", ip: str = "", **more: str) -> Body:
+    metadata = {"name": name, "namespace": "ns", "annotations": {VERSION: version} | more, "creationTimestamp": created}
+    return {"metadata": metadata, "status": {"phase": "Running", "podIP": ip}}
+
+
+EMPTY = Snapshot("u-1")
+specs = st.fixed_dictionaries(
+    {},
+    optional={
+        "replicas": st.integers(0, 5),
+        "slots": st.integers(1, 64),
+        "slo": st.fixed_dictionaries({"ttftMilliseconds": st.integers(1, 5000)}),
+        "offline": st.fixed_dictionaries(
+            {"reservedPercent": st.integers(0, 100), "queue": st.sampled_from(["a", "b"])}
+        ),
+        "gpu": st.sampled_from([{"count": 0}, {"count": 1}, {"resourceClaimTemplate": "gpu"}]),
+        "model": st.sampled_from([{"uri": u} for u in ("file:///m", "hf://a/b", "s3://a/b", "pvc://c/d")]),
+        "redis": st.just({"secretName": "redis", "passwordKey": "password"}),
+        "apiKeys": st.just({"secretName": "keys"}),
+        "network": st.sampled_from([{"policy": False}, {"policy": True}]),
+        "monitoring": st.fixed_dictionaries({"serviceMonitor": st.booleans(), "prometheusRule": st.booleans()}),
+        "template": st.just({"resources": {"limits": {"memory": "1024Mi"}}, "tolerations": [{"operator": "Exists"}]}),
+    },
+)
+
+
+@given(st.lists(specs, min_size=1, max_size=4), st.sampled_from([SURROUNDINGS, OWN_REDIS]), st.data())
+def test_a_plan_of_what_a_plan_produced_is_empty(wanted: list[Any], around: Surroundings, data: st.DataObject) -> None:
+    """Through changes of the spec, with pods of several versions running."""
+    snapshot = EMPTY
+    for generation, spec in enumerate(wanted, 1):
+        resource = make_resource(generation, **spec)
+        done = plan(resource, snapshot, around)
+        snapshot = after(done, snapshot)
+        pods = list(snapshot.pods)
+        if data.draw(st.booleans()):
+            pods.append(make_pod(f"p-{generation}", done.version))
+        snapshot = Snapshot(snapshot.uid, snapshot.children, tuple(pods))
+        again = plan(resource, snapshot, around)
+        assert again.because == ()
+        assert again.files.keys() >= {done.version}
+
+
+def test_each_running_version_keeps_its_file_which_follows_the_hot_part() -> None:
+    first = plan(make_resource(1, slots=4), EMPTY, SURROUNDINGS)
+    there = after(first, Snapshot("u-1", pods=(make_pod("old", first.version),)))
+    second = plan(make_resource(2, slots=8, slo={"ttftMilliseconds": 7}), there, SURROUNDINGS)
+    data = next(step.manifest["data"] for step in second.apply if step.kind.name == "ConfigMap")
+    files = {name: WorkerConfig.parse(text, name) for name, text in data.items()}
+
+    assert first.version != second.version
+    assert files[f"worker-{first.version}.yaml"].slots == 4
+    assert files[f"worker-{second.version}.yaml"].slots == 8
+    assert {config.slo.ttft_milliseconds for config in files.values()} == {7}
+
+
+def test_a_change_that_no_worker_reads_leaves_the_files_alone() -> None:
+    first = plan(make_resource(1), EMPTY, SURROUNDINGS)
+    second = plan(make_resource(2, replicas=4), after(first, EMPTY), SURROUNDINGS)
+
+    assert [step.kind.name for step in second.apply] == ["Deployment"]
+
+
+def test_a_running_pod_is_told_of_a_hot_change_and_a_new_pod_is_not() -> None:
+    first = plan(make_resource(1), EMPTY, SURROUNDINGS)
+    pods = (make_pod("one", first.version), make_pod("other", "elsewhere"))
+    there = after(first, Snapshot("u-1", pods=pods))
+    assert plan(make_resource(1), there, SURROUNDINGS).touch == ()
+
+    second = plan(make_resource(2, slo={"ttftMilliseconds": 7}), there, SURROUNDINGS)
+
+    assert [(touch.key.name, touch.annotations) for touch in second.touch] == [
+        ("one", {CONFIG_HASH: second.files[second.version]})
+    ]
+    assert [step.kind.name for step in second.apply if step.kind.name != "PrometheusRule"] == ["ConfigMap"]
+
+
+def test_before_replicas_leave_the_least_loaded_is_marked() -> None:
+    first = plan(make_resource(1, replicas=3), EMPTY, SURROUNDINGS)
+    pods = tuple(make_pod(f"p{i}", first.version, ip=f"10.0.0.{i}") for i in range(3))
+    there = after(first, Snapshot("u-1", pods=pods))
+    workers = tuple(make_status(f"10.0.0.{i}", online=i) for i in range(2))
+    load = Load(0, workers=workers)
+    assert plan(make_resource(1, replicas=3), there, SURROUNDINGS, load).costs == ()
+
+    found = plan(make_resource(2, replicas=2), there, SURROUNDINGS, load)
+
+    assert {touch.key.name: touch.annotations[DELETION_COST] for touch in found.costs} == {
+        "p0": "0",
+        "p1": "1000",
+        "p2": "-1",
+    }
+
+
+def make_status(ip: str, *, online: int = 0) -> WorkerStatus:
+    values: dict[str, Any] = {"kv_blocks_total": 1, "kv_blocks_free": 1, "slots": 4, "batch_ceiling": 4, "at": 0}
+    loads = {"online": ClassLoad(running=online), "offline": ClassLoad()}
+    return WorkerStatus(worker_id=ip, address=f"http://{ip}:8000", model="m", **values, **loads)
+
+
+def test_the_operators_own_secret_is_copied_until_its_hash_is_known() -> None:
+    first = plan(make_resource(1), EMPTY, OWN_REDIS)
+    there = after(first, EMPTY)
+    rotated = Surroundings(
+        image="worker:1", redis={"url": "eA==", "password": "eQ=="}, redis_key=Key("ballast", "redis")
+    )
+    kinds = [step.kind.name for step in plan(make_resource(1), there, rotated).apply]
+
+    assert first.apply[0].kind.name == "Secret"
+    assert first.apply[0].manifest["metadata"]["name"] == "llm-redis"
+    assert kinds == ["Secret", "ConfigMap"]
+
+
+def test_what_belongs_to_a_deleted_namesake_is_taken_over_and_what_is_going_is_left() -> None:
+    old = after(plan(make_resource(1), EMPTY, SURROUNDINGS), EMPTY)
+    new = plan(make_resource(1), Snapshot("u-2", old.children), SURROUNDINGS)
+    assert all(step.force and step.because.startswith("Took over") for step in new.apply)
+    going = copy.deepcopy(dict(old.children))
+    for body in going.values():
+        body["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+
+    assert plan(make_resource(1, slots=3), Snapshot("u-1", going), SURROUNDINGS).because == ()
+
+
+def test_a_path_that_the_cluster_always_changes_is_tolerated_and_others_are_not() -> None:
+    there = dict(after(plan(make_resource(1), EMPTY, SURROUNDINGS), EMPTY).children)
+    changed = copy.deepcopy(there["Service", "llm"])
+    changed["spec"]["type"] = "NodePort"
+    there["Service", "llm"] = changed
+    marker = changed["metadata"]["annotations"][SPEC_HASH]
+    blind = Snapshot("u-1", there, tolerated={marker: frozenset({"spec.type"})})
+
+    assert plan(make_resource(1), Snapshot("u-1", there), SURROUNDINGS).because == (
+        "Restored Service llm, where somebody changed spec.type",
+    )
+    assert plan(make_resource(1), blind, SURROUNDINGS).because == ()
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer")  # any other value will do, of the right type or not
+def test_hot_and_cold_are_what_the_worker_says_they_are() -> None:
+    """A cold field taken for hot would never reach a pod, which reads it once."""
+    base = WorkerConfig.parse("model: {uri: /m}", "test")
+    for path, changed in changes(base):
+        is_hot_here = version_of(changed) == version_of(base)
+        loaded = reload.take_up(reload.Loaded(base, "before"), changed, "after")
+        assert is_hot_here == (not loaded.restart_required), path
+        merged = with_hot_part(base, changed)
+        assert (merged == changed) == is_hot_here, path
+
+
+def changes(config: WorkerConfig) -> list[tuple[str, WorkerConfig]]:
+    """The configuration with one leaf changed, for each leaf that a plain value changes."""
+    found = []
+    for path in leaves(config):
+        value: Any = config
+        for part in path:
+            value = getattr(value, part)
+        new = _another(value)
+        found.append((".".join(path), replaced(config, path, new)))
+    return found
+
+
+def _another(value: object) -> object:
+    match value:
+        case bool():
+            return not value
+        case int() | float():
+            return value + 1
+        case str():
+            return f"{value}x"
+        case _:
+            return 7
+
+
+def leaves(model: BaseModel, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    found: list[tuple[str, ...]] = []
+    for name in type(model).model_fields:
+        value = getattr(model, name)
+        found += leaves(value, (*path, name)) if isinstance(value, BaseModel) else [(*path, name)]
+    return found
+
+
+def replaced(model: Any, path: tuple[str, ...], value: Any) -> Any:
+    name, rest = path[0], path[1:]
+    return model.model_copy(update={name: replaced(getattr(model, name), rest, value) if rest else value})
+
+
+def test_the_hash_of_a_file_is_the_workers_own() -> None:
+    assert content_hash("a: 1\n") == reload.content_hash("a: 1\n")
+
+
+def test_a_file_that_cannot_be_read_any_more_is_left_out() -> None:
+    config = WorkerConfig.parse("model: {uri: /m}", "test")
+
+    assert set(config_texts(config, {"0d": "nonsense: ["}, frozenset({"0d"}))) == {version_of(config)}
+
+
+DRIFTS: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
+    "defaults": ({"a": 1}, {"a": 1, "b": 2}, ()),
+    "missing": ({"a": 1}, {}, ("a",)),
+    "empty and missing": ({"a": {}, "b": [], "c": None}, {}, ()),
+    "quantities": ({"cpu": "1000m", "memory": "1024Mi", "big": "1e3"}, {"cpu": "1", "memory": "1Gi", "big": "1k"}, ()),
+    "another quantity": ({"cpu": "1"}, {"cpu": "2"}, ("cpu",)),
+    "booleans are no numbers": ({"a": True}, {"a": 1}, ("a",)),
+    "named things in any order": ([{"name": "a", "x": 1}], [{"name": "b"}, {"name": "a", "x": 1}], ()),
+    "a named thing is gone": ({"l": [{"name": "a"}]}, {"l": [{"name": "b"}]}, ("l[a]",)),
+    "plain lists as a whole": ({"l": [1, 2]}, {"l": [1]}, ("l",)),
+    "deep": ({"a": {"b": [{"c": "x"}]}}, {"a": {"b": [{"c": "y", "d": 1}]}}, ("a.b[0].c",)),
+}
+
+
+@pytest.mark.parametrize("case", DRIFTS)
+def test_drift_is_what_somebody_changed(case: str) -> None:
+    wanted, found, paths = DRIFTS[case]
+
+    assert drift(wanted, found) == paths
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(json_values)
+def test_an_object_does_not_drift_from_itself(value: Any) -> None:
+    assert drift(value, copy.deepcopy(value)) == ()
