@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from ballast_cli.console import examples, say
 from ballast_cli.errors import CliError, NotFound
@@ -27,7 +28,7 @@ CLAIMS = Path("/pvc")
 
 def fetch(
     *,
-    uri: Annotated[str, typer.Argument(metavar="URI", help=f"{FORMS}.")],
+    uri: Annotated[str, typer.Argument(metavar="URI", help=f"{escape(FORMS)}.")],
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the model shall be found.")],
     revision: Annotated[str, typer.Option(help="Branch, tag or commit of a hub repository; default main.")] = "",
     cache: Annotated[
