@@ -116,3 +116,18 @@ def test_everything_the_chart_can_make_is_taken_by_the_api_server(
 
     made = json.loads(cluster.kubectl("get", "configmap,statefulset", "-n", "other", "-o", "json").stdout)["items"]
     assert {each["metadata"]["name"] for each in made} >= {"second-ballast-dashboards", "second-ballast-valkey"}
+
+
+def test_a_kept_definition_is_taken_over_by_a_release_of_another_name(
+    release: Release, helm: Helm, cluster: ControlPlane
+) -> None:
+    release.run("uninstall")
+    where = ("-n", "elsewhere", "--create-namespace", "--kubeconfig", str(cluster.kubeconfig))
+
+    refused = helm.run("install", "third", CHART, *where, check=False)
+    helm.run("uninstall", "third", *where[:2], *where[3:], check=False)
+    helm.run("install", "third", CHART, "--take-ownership", *where)
+
+    assert "invalid ownership metadata" in refused.stderr
+    labels = json.loads(cluster.kubectl("get", "crd", CRD_NAME, "-o", "json").stdout)["metadata"]["labels"]
+    assert labels["app.kubernetes.io/instance"] == "third"
