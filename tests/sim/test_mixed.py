@@ -126,7 +126,7 @@ def test_without_parking_who_decodes_takes_part_in_every_step(make_scenario):
     [
         ({"policies": ("ballast", "magic")}, "unknown policy 'magic'; known are all, online-only"),
         ({"policies": ("ballast", "ballast")}, "a policy is named twice"),
-        ({"loads": (0.0,)}, "a load of 0 % was asked for; wanted 0.1 to 200 %"),
+        ({"loads": (0.0,)}, "a load of 0 % was asked for; wanted 0.1 to 2000 %"),
         ({"loads": (float("nan"),)}, "a load of nan % was asked for"),
         ({"loads": ()}, "no load given"),
         ({"reservations": (-0.1,)}, "a reservation of -10 % was asked for; wanted 0 to 100 %"),

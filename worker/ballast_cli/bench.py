@@ -19,6 +19,7 @@ from ballast_cli.errors import CliError, Usage
 if TYPE_CHECKING:
     from ballast_sim.crew import Table
 
+TENANT_TRACE = ONLINE_TRACE.with_name("vtc_arena.csv")
 EXAMPLES = examples(
     "ballast bench mixed                                   # all policies at 20, 40 and 60 % online load",
     "ballast bench mixed --policy ballast,greedy --load 40 --minutes 3",
@@ -29,6 +30,7 @@ VALIDATE_EXAMPLES = examples(
     "ballast bench validate                     # five minutes on a calm machine",
     "ballast bench validate --clock cpu         # beside other work: the engine's own processor time",
 )
+CASES_EXAMPLES = examples("ballast bench guarantees", "ballast bench guarantees --tenants mine.csv --minutes 2")
 bench = typer.Typer(
     name="bench",
     help="Compare the policy with others on the same traffic, in virtual time.",
@@ -67,6 +69,9 @@ _Checkpoint = Annotated[
 _Clock = Annotated[str, typer.Option(help="wall, or cpu: the engine's own processor time.")]
 _Share = Annotated[float, typer.Option("--load", min=1, max=100, help="Percent of what offline alone does.")]
 _Seconds = Annotated[float, typer.Option(min=2, help="Of each slice.")]
+_Tenants = Annotated[
+    Path, typer.Option(metavar="TRACE", help="Traffic with tenants.", show_default="27 tenants of the arena")
+]
 _Turns = Annotated[int, typer.Option(min=1, help="Replays of each slice.")]
 
 
@@ -200,6 +205,54 @@ def validate(
     if json_file:
         bench_validate.write_validation(found, json_file)
     if not found.is_valid:
+        raise typer.Exit(1)
+
+
+@bench.command("guarantees", epilog=CASES_EXAMPLES)
+def guarantees(
+    *,
+    online: _Trace = ONLINE_TRACE,
+    offline: _Lengths = OFFLINE_TRACE,
+    tenants: _Tenants = TENANT_TRACE,
+    model: _Model = "llama-3-8b",
+    gpu: _Gpu = "a100",
+    ttft: _Ttft = 1000.0,
+    tpot: _Tpot = 50.0,
+    seed: _Seed = 0,
+    minutes: _Minutes = 5.0,
+    slots: _Slots = 256,
+    chunk: _Chunk = 512,
+    json_file: _Json = None,
+) -> None:
+    """Try to break reservation, tenant fairness and a deadline; exit code 1 where one of them breaks."""
+    _need("numpy", "worker")
+    if json_file is not None and not json_file.parent.is_dir():
+        raise Usage(f"--json: there is no directory {json_file.parent}: make it first.")
+    with refusals():
+        from ballast_cli.bench_cases import print_case, write_cases  # noqa: PLC0415
+        from ballast_sim.cases import Court  # noqa: PLC0415
+        from ballast_sim.setting import setting  # noqa: PLC0415
+        from ballast_sim.traffic import read, read_lengths  # noqa: PLC0415
+
+        trace, lengths = read(online), read_lengths(offline)
+        engine = setting(
+            model=model,
+            gpu=gpu,
+            ttft=ttft / 1e3,
+            tpot=tpot / 1e3,
+            slots=slots,
+            chunk_tokens=chunk,
+            online=trace,
+            offline=lengths,
+        )
+        court = Court(engine.config, engine.model, trace, read(tenants), lengths, 60 * minutes, seed)
+        found = []
+        for case in court.cases():
+            found.append(case())
+            print_case(found[-1])
+    if json_file:
+        write_cases(found, json_file)
+    if not all(case.is_kept for case in found):
         raise typer.Exit(1)
 
 

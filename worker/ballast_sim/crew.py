@@ -96,7 +96,7 @@ def _check(policies: Sequence[str], loads: Sequence[float], reservations: Sequen
     unknown = [policy for policy in policies if knob(policy)[0] not in (*POLICIES, STATIC_BUDGET)]
     if unknown:
         raise BadInput(f"unknown policy {unknown[0]!r}; known are all, {', '.join((*POLICIES, STATIC_BUDGET))}")
-    for name, values, most in (("load", loads, 2.0), ("reservation", reservations, 1.0)):
+    for name, values, most in (("load", loads, 20.0), ("reservation", reservations, 1.0)):
         if not values:
             raise BadInput(f"no {name} given: name at least one")
         for value in values:

@@ -13,7 +13,7 @@
 | slot_utilization | slots held over slots, over time |
 | wasted_tokens | computed again after a preemption |
 | service_gap, jain | of tenants that waited all the time |
-| reservation_shortfall | share of the reserved slot-seconds that waiting offline work did not get |
+| reservation_shortfall | of the reserved slot-seconds (`ballast_sim.report`), those that offline waited for in vain |
 | deadline_hit_rate | jobs done by their deadline |
 
 What was not measured is null: latency without online requests, deadlines without jobs that have one.

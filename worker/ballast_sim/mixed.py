@@ -15,6 +15,7 @@ from ballast_policy.cost import CostModel
 from ballast_policy.snapshot import PolicyConfig
 from ballast_sim import baselines
 from ballast_sim.ablations import ABLATIONS, Ablation
+from ballast_sim.deployment import Ballast
 from ballast_sim.errors import BadInput
 from ballast_sim.pool import Job
 from ballast_sim.replica import Policy
@@ -144,10 +145,9 @@ class Bench:
     # Rows
 
     def alone(self, load: float) -> Row:
-        """Online-only at a load."""
+        """Online-only at a load: Ballast without a job, so that what is lost against it is what offline work costs."""
         if load not in self.alones:
-            policy = partial(baselines.online_only, self.config.chunk_tokens)
-            scenario = replace(self._scenario(policy, self.online(load)), offline=list)
+            scenario = replace(self._scenario(Ballast, self.online(load)), offline=list)
             self.alones[load] = self._row("online-only", load, 0.0, simulate(scenario))
         return self.alones[load]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import inf, nan
 
 from ballast_policy.request import RequestClass
-from ballast_policy.shares import reserved_slots
+from ballast_policy.shares import reserved_chunk, reserved_slots
 from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.fairness import jain, service_gap
 from ballast_sim.item import Item
@@ -82,7 +82,10 @@ class Report:
     jain: float
     service_gap: float
     reservation_shortfall: float
-    """Share of the reserved slot-seconds that waiting offline work did not get."""
+    """Share of the reserved slot-seconds that waiting offline work did not get.
+
+    A step in which offline computes all the prefill tokens it reserves is filling its slots, and not short of them.
+    """
     deadline_hits: float
     """Share of the jobs with a deadline that were done by it; nan without such jobs."""
 
@@ -174,8 +177,13 @@ def _shortfall(run: Run, steps: Sequence[Step], config: PolicyConfig) -> float:
     reserved = reserved_slots(config.offline_share, config.slots, min(ceilings))
     if not run.jobs or not reserved:
         return 0.0
+    chunk = reserved_chunk(config.offline_share, config.chunk_tokens)
     owed = sum(min(reserved, step.offline_at_hand) * step.seconds for step in steps)
-    missing = sum(max(0, min(reserved, step.offline_at_hand) - step.offline_slots) * step.seconds for step in steps)
+    missing = sum(
+        max(0, min(reserved, step.offline_at_hand) - step.offline_slots) * step.seconds
+        for step in steps
+        if step.offline_prefill < chunk
+    )
     return missing / owed if owed else 0.0
 
 

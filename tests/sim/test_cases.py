@@ -1,0 +1,54 @@
+"""The promises of the benchmark on a small engine: kept, and told to be broken where they are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ballast_policy.cost import CostModel
+from ballast_policy.snapshot import PolicyConfig
+from ballast_sim.cases import Court
+from ballast_sim.errors import BadInput
+from ballast_sim.step_model import Linear
+from ballast_sim.traffic import Arrival
+
+TRACE = [Arrival(0.4 * i, 40 + 37 * i % 200, 10 + 7 * i % 40, tenant="abc"[i % 3]) for i in range(200)]
+POOL = [Arrival(0.0, 60 + 29 * i % 300, 4 + 11 * i % 50) for i in range(120)]
+
+
+@pytest.fixture
+def court():
+    model = Linear(CostModel(0.010, 1e-4, 1e-8, 2e-4, 1e-7, is_trusted=True))
+    config = PolicyConfig(slots=32, num_blocks=1200, chunk_tokens=128, ttft=0.5, tpot=0.03)
+    return Court(config, model, TRACE, TRACE, POOL, seconds=15.0)
+
+
+def test_ten_times_too_much_online_leaves_offline_its_reservation(court):
+    kept = court.reservation()
+    nothing = replace(court, offline=[Arrival(0.0, 19_000, 1)]).reservation()
+
+    assert kept.is_kept, kept.sentence
+    assert kept.figures["offline_tokens_per_s"] > 0
+    assert not nothing.is_kept  # such a prompt does not fit the KV that is reserved
+    assert nothing.figures["shortfall"] > 0.5
+
+
+def test_tenants_share_as_their_weights_say(court):
+    for case in (court.equal_tenants(), court.unequal_tenants()):
+        assert case.is_kept, case.sentence
+        assert 0 < case.figures["service_gap"] <= case.figures["bound"]
+
+
+def test_a_trace_without_tenants_cannot_show_fairness(court):
+    alone = replace(court, tenants=[replace(arrival, tenant="one") for arrival in TRACE])
+
+    with pytest.raises(BadInput, match="names 1, wanted two or more"):
+        alone.equal_tenants()
+
+
+def test_a_tight_deadline_is_met_by_laxity_and_missed_in_order_of_submission(court):
+    case = court.deadline()
+
+    assert case.is_kept, case.sentence
+    assert case.figures["by_laxity"] <= case.figures["deadline"] < case.figures["by_submission"]
