@@ -16,9 +16,9 @@ def controllers(plane: ControlPlane) -> ControlPlane:
     return plane
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def operator(controllers: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    """One operator for the tests that leave it alone."""
+    """One operator for a module that leaves it alone; others start their own, and two would both do the work."""
     with running(controllers.kubeconfig, tmp_path_factory.mktemp("operator")) as found:
         yield found
 

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from control_plane import ControlPlane
+import yaml
+from control_plane import ControlPlane, control_plane
 from faults import Answer, Call, Proxy, proxy
 from operated import Cluster, Operator, running, until
 
 pytestmark = pytest.mark.envtest
 
+CRD = Path(__file__).parent.parent.parent / "crds" / "ballast.dev_inferencedeployments.yaml"
 CHILDREN = ("deployments", "services", "poddisruptionbudgets", "networkpolicies")
 
 
@@ -123,25 +125,47 @@ def test_a_deletion_that_no_stream_showed_is_found(between: Proxy, cluster: Clus
         assert "found gone by an audit" in operator.text()
 
 
-def test_the_api_server_may_restart(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
-    """With a plane of its own, which others would miss."""
-    from control_plane import control_plane
-
-    crd = Path(__file__).parent.parent.parent / "crds" / "ballast.dev_inferencedeployments.yaml"
-    with control_plane(tmp_path_factory.mktemp("restarting")) as plane:
-        plane.kubectl("apply", "--server-side", "-f", str(crd))
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A plane that may be broken, for nobody else uses it."""
+    with control_plane(tmp_path_factory.mktemp("own-plane")) as plane:
+        plane.kubectl("apply", "--server-side", "-f", str(CRD))
         plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
-        plane.start_controller_manager()
-        cluster = Cluster(plane, "default")
-        with running(plane.kubeconfig, tmp_path):
-            cluster.make("before")
-            until(lambda: is_right_among(cluster, "before"))
-            plane.kill("kube-apiserver")
-            plane.start_apiserver()
-            cluster.make("after")
-            until(lambda: is_right_among(cluster, "after"), seconds=60)
-            cluster.delete("deployments", "before")
-            until(lambda: is_right_among(cluster, "before"), seconds=60)
+        yield Cluster(plane, "default")
+
+
+def test_the_api_server_may_restart(own: Cluster, tmp_path: Path) -> None:
+    with running(own.plane.kubeconfig, tmp_path):
+        own.make("before")
+        until(lambda: is_right_among(own, "before"))
+        own.plane.kill("kube-apiserver")
+        own.plane.start_apiserver()
+        own.make("after")
+        until(lambda: is_right_among(own, "after"), seconds=60)
+        own.delete("deployments", "before")
+        until(lambda: is_right_among(own, "before"), seconds=60)
+
+
+def test_the_crd_may_change_with_objects_present(own: Cluster, tmp_path: Path) -> None:
+    """What an older or newer schema let in, and this version cannot take, keeps its pods and says so."""
+    crd = yaml.safe_load(CRD.read_text())
+    with running(own.plane.kubeconfig, tmp_path):
+        own.make("kept")
+        until(lambda: is_right_among(own, "kept"))
+        spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+        spec["properties"]["fromTheFuture"] = {"type": "string"}
+        own.plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", manifest=crd)
+
+        def is_taken() -> bool:
+            own.patch("inferencedeployments", "kept", {"spec": {"fromTheFuture": "x"}})
+            return "fromTheFuture" in own.resource("kept")["spec"]
+
+        until(is_taken, said="the new schema")
+        assert "fromTheFuture" in own.says("Degraded", "True", "InvalidSpec", name="kept")["message"]
+        assert own.get("deployments", "kept")
+        own.patch("inferencedeployments", "kept", {"spec": {"fromTheFuture": None, "replicas": 2}})
+        until(lambda: own.get("deployments", "kept")["spec"]["replicas"] == 2)
+        own.says("Degraded", "False", name="kept")
 
 
 def is_right_among(cluster: Cluster, name: str) -> bool:
@@ -150,6 +174,7 @@ def is_right_among(cluster: Cluster, name: str) -> bool:
     return all(cluster.get(kind, name) for kind in CHILDREN) and is_reported
 
 
+@pytest.mark.slow
 def test_of_two_operators_one_is_active_and_the_other_takes_over(
     controllers: ControlPlane, cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
@@ -89,6 +89,7 @@ specs = st.fixed_dictionaries(
 )
 
 
+@settings(max_examples=50)
 @given(st.lists(specs, min_size=1, max_size=4), st.sampled_from([SURROUNDINGS, OWN_REDIS]), st.data())
 def test_a_plan_of_what_a_plan_produced_is_empty(wanted: list[Any], around: Surroundings, data: st.DataObject) -> None:
     """Through changes of the spec, with pods of several versions running."""

@@ -1,0 +1,151 @@
+"""What workers and queue say, and what the operator makes of it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from operated import Cluster, Operator, until
+
+from ballast_queue.redis_store import Queue
+from ballast_queue.status import ClassLoad, WorkerStatus
+
+pytestmark = pytest.mark.envtest
+
+VERSION = "ballast.dev/config-version"
+TOLD = "ballast.dev/config-hash"
+
+
+@pytest.fixture
+def queue(cluster: Cluster, valkey: Any) -> Queue:
+    """The queue of the resource `llm`, and the Secret that leads there."""
+    data = {"url": base64.b64encode(valkey.url.encode()).decode()}
+    cluster.create("secrets", {"metadata": {"name": "redis"}, "data": data})
+    return Queue.connect(valkey.url, f"{cluster.namespace}/llm")
+
+
+def publish(queue: Queue, ip: str, *, hash_: str = "", **online: int) -> None:
+    status = WorkerStatus(
+        worker_id=f"w-{ip}", address=f"http://{ip}:8000", at=queue.now(), model="tiny", slots=8, batch_ceiling=4,
+        kv_blocks_total=8, kv_blocks_free=8, online=ClassLoad(**online), offline=ClassLoad(reserved=1),
+        config_hash=hash_,
+    )  # fmt: skip
+    queue.publish(status, 60)
+
+
+def file_hash(cluster: Cluster, pod: Any) -> str:
+    """What a worker in this pod would say that it has in force."""
+    name = f"worker-{pod['metadata']['annotations'][VERSION]}.yaml"
+    return hashlib.sha256(cluster.get("configmaps", "llm-config")["data"][name].encode()).hexdigest()
+
+
+def pod_of(cluster: Cluster) -> Any:
+    return until(cluster.pods)[0]
+
+
+def test_a_hot_change_reaches_running_pods_and_config_applied_says_when(
+    operator: Operator, cluster: Cluster, queue: Queue
+) -> None:
+    cluster.make(redis={"secretName": "redis"}, slo={"ttftMilliseconds": 500})
+    pod = pod_of(cluster)
+    cluster.make_ready(pod["metadata"]["name"], "10.9.0.1")
+    publish(queue, "10.9.0.1", hash_=file_hash(cluster, pod))
+    cluster.says("ConfigApplied", "True")
+    assert TOLD not in pod["metadata"]["annotations"]
+
+    cluster.patch("inferencedeployments", "llm", {"spec": {"slo": {"ttftMilliseconds": 250}}})
+    told = until(lambda: pod_of(cluster)["metadata"]["annotations"].get(TOLD))
+    cluster.says("ConfigApplied", "False", "Pending")
+    assert told == file_hash(cluster, pod)
+    publish(queue, "10.9.0.1", hash_=told)
+
+    cluster.says("ConfigApplied", "True")
+    assert [p["metadata"]["name"] for p in cluster.pods()] == [pod["metadata"]["name"]], "no pod was replaced"
+
+
+def test_a_broken_version_is_degraded_while_the_old_one_serves(operator: Operator, cluster: Cluster) -> None:
+    cluster.make(slots=4)
+    old = pod_of(cluster)
+    cluster.make_ready(old["metadata"]["name"])
+    cluster.says("Ready", "True")
+    cluster.patch("inferencedeployments", "llm", {"spec": {"slots": 8, "template": {"image": "worker:none"}}})
+    new = until(lambda: [p for p in cluster.pods() if p["metadata"]["name"] != old["metadata"]["name"]])[0]
+    waiting = {"reason": "ImagePullBackOff", "message": "manifest unknown"}
+    container = {"name": "worker", "image": "worker:none", "imageID": "", "ready": False, "restartCount": 0}
+    cluster.set_pod(new["metadata"]["name"], containerStatuses=[container | {"state": {"waiting": waiting}}])
+
+    degraded = cluster.says("Degraded", "True", "ImagePull")
+    assert "worker:none: manifest unknown" in degraded["message"]
+    assert cluster.condition("Ready")["status"] == "True"
+    files = cluster.get("configmaps", "llm-config")["data"]
+    assert {f"worker-{pod['metadata']['annotations'][VERSION]}.yaml" for pod in (old, new)} == set(files)
+
+
+def test_a_deployment_without_its_secret_says_so_and_goes_on_when_it_comes(
+    operator: Operator, cluster: Cluster, valkey: Any
+) -> None:
+    cluster.make(redis={"secretName": "late"})
+    assert "Secret late" in cluster.says("Degraded", "True", "SecretMissing")["message"]
+    data = {"url": base64.b64encode(valkey.url.encode()).decode()}
+    cluster.create("secrets", {"metadata": {"name": "late"}, "data": data})
+
+    cluster.says("Degraded", "False")
+    cluster.says("SLOMet", "Unknown", "NoWorkers")
+
+
+def test_waiting_work_wakes_a_deployment_at_zero(operator: Operator, cluster: Cluster, queue: Queue) -> None:
+    scaling = {"minReplicas": 0, "maxReplicas": 3}
+    cluster.make(redis={"secretName": "redis"}, replicas=0, scaling=scaling)
+    cluster.says("Ready", "True", "ScaledToZero")
+    line = json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}})
+    push(queue, line)
+
+    until(lambda: cluster.resource()["spec"]["replicas"] == 1)
+    until(cluster.pods)
+    assert "1 items wait" in cluster.resource()["status"]["scaling"]["because"]
+
+
+def push(queue: Queue, line: str) -> None:
+    client: Any = queue._connection._client
+    client.xadd(f"ballast:{{{queue.name}}}:inbox", {"item": line, "job": "j", "tenant": "t"})
+
+
+def test_online_load_raises_replicas_and_silence_lowers_none(
+    operator: Operator, cluster: Cluster, queue: Queue
+) -> None:
+    scaling = {"maxReplicas": 5, "scaleUpSeconds": 0, "scaleDownSeconds": 0, "headroomPercent": 0}
+    cluster.make(redis={"secretName": "redis"}, scaling=scaling)
+    pod = pod_of(cluster)
+    cluster.make_ready(pod["metadata"]["name"], "10.9.0.2")
+    publish(queue, "10.9.0.2", running=4, waiting=8)
+
+    until(lambda: cluster.resource()["spec"]["replicas"] == 3)
+    until(lambda: len(cluster.pods()) == 3)
+    queue.withdraw("w-10.9.0.2")
+    looked: Callable[[], bool] = lambda: "no worker has reported" in operator_says(cluster)  # noqa: E731
+    until(lambda: looked() or cluster.condition("SLOMet")["reason"] == "NoWorkers")
+    assert cluster.resource()["spec"]["replicas"] == 3
+
+
+def operator_says(cluster: Cluster) -> str:
+    return str((cluster.resource().get("status") or {}).get("scaling", {}).get("because", ""))
+
+
+def test_replicas_that_leave_are_marked_with_their_load_first(
+    operator: Operator, cluster: Cluster, queue: Queue
+) -> None:
+    cluster.make(redis={"secretName": "redis"}, replicas=2)
+    until(lambda: len(cluster.pods()) == 2)
+    busy, idle = cluster.pods()
+    for number, pod in enumerate((busy, idle)):
+        cluster.make_ready(pod["metadata"]["name"], f"10.9.1.{number}")
+        publish(queue, f"10.9.1.{number}", hash_=file_hash(cluster, pod), running=3 - 3 * number)
+    cluster.says("ConfigApplied", "True")
+    cluster.patch("inferencedeployments", "llm", {"spec": {"replicas": 1}})
+
+    until(lambda: len(cluster.pods()) == 1)
+    assert cluster.pods()[0]["metadata"]["name"] == busy["metadata"]["name"]

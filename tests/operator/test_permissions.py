@@ -1,0 +1,123 @@
+"""The operator's role: everything that it does is allowed, and nothing else."""
+
+from __future__ import annotations
+
+import base64
+import re
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import yaml
+from control_plane import ControlPlane
+from faults import Call, proxy
+from operated import Cluster, running, until
+
+from ballast_operator.permissions import CLUSTER, OWN_NAMESPACE, Permission, rules
+from ballast_queue.redis_store import Queue
+from ballast_queue.status import ClassLoad, WorkerStatus
+
+pytestmark = pytest.mark.envtest
+
+VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+PATH = re.compile(r"^/(?:api|apis/(?P<group>[^/]+))/[^/]+(?:/namespaces/[^/]+)?/(?P<plural>[a-z]+)(?P<rest>/.*)?$")
+
+
+def used(calls: list[Call]) -> set[tuple[str, str, str]]:
+    """Group, resource and verb of every call."""
+    found = set()
+    for call in calls:
+        match = PATH.match(call.path)
+        if match is None:
+            continue  # discovery
+        parts = (match["rest"] or "").strip("/").split("/")
+        resource = match["plural"] + (f"/{parts[1]}" if len(parts) > 1 else "")
+        is_one = bool(parts[0])
+        read = "watch" if "watch" in call.query else "get" if is_one else "list"
+        verb = read if call.method == "GET" else VERBS[call.method]
+        found.add((match["group"] or "", resource, verb))
+        if call.method == "PATCH" and "force" in call.query and len(parts) == 1:
+            found.add((match["group"] or "", resource, "create"))  # what apply needs where nothing is there
+    return found
+
+
+def declared(permissions: tuple[Permission, ...]) -> set[tuple[str, str, str]]:
+    return {(p.group, resource, verb) for p in permissions for resource in p.resources for verb in p.verbs}
+
+
+@pytest.mark.slow
+def test_each_verb_that_is_declared_is_used_and_each_used_is_declared(
+    cluster: Cluster, controllers: ControlPlane, tmp_path: Path, valkey: Any
+) -> None:
+    """One life of a resource under the declared role: without any of its verbs, this would end elsewhere."""
+    plane = controllers
+    plane.kubectl("apply", "--server-side", "-f", "-", manifest=yaml.safe_dump_all(monitoring_kinds()))
+    plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+    token = service_account(plane, cluster.namespace)
+    data = {"url": base64.b64encode(valkey.url.encode()).decode(), "password": base64.b64encode(b"x").decode()}
+    cluster.create("secrets", {"metadata": {"name": "own-redis"}, "data": {"url": data["url"]}})
+    environment = {"BALLAST_NAMESPACE": cluster.namespace, "BALLAST_REDIS_SECRET": "own-redis"}
+    environment |= {"BALLAST_AUDIT_SECONDS": "2"}
+    with proxy(plane) as between, running(between.kubeconfig_of(token), tmp_path, **environment) as operator:
+        live(cluster, valkey)
+        until(lambda: ("coordination.k8s.io", "leases", "update") in used(between.calls), said="the lease renewed")
+        assert "403" not in operator.text()
+        found = used(between.calls)
+
+    assert found == declared(CLUSTER) | declared(OWN_NAMESPACE)
+
+
+def live(cluster: Cluster, valkey: Any) -> None:
+    """Everything that the operator ever writes: children, a copy, status, scale, touches, deletions, events."""
+    cluster.make(scaling={"maxReplicas": 3, "scaleUpSeconds": 0, "headroomPercent": 0})
+    pod = until(cluster.pods)[0]
+    cluster.make_ready(pod["metadata"]["name"], "10.9.9.9")
+    queue = Queue.connect(valkey.url, f"{cluster.namespace}/llm")
+    status = WorkerStatus(
+        worker_id="w", address="http://10.9.9.9:8000", at=queue.now(), model="m", slots=4, batch_ceiling=4,
+        kv_blocks_total=1, kv_blocks_free=1, online=ClassLoad(running=8), offline=ClassLoad(),
+    )  # fmt: skip
+    queue.publish(status, 60)
+    until(lambda: cluster.resource()["spec"]["replicas"] == 2)
+    until(lambda: cluster.get("secrets", "llm-redis"))
+    until(lambda: cluster.get("prometheusrules", "llm") and cluster.get("servicemonitors", "llm"))
+    off = {"monitoring": {"serviceMonitor": False, "prometheusRule": False}, "network": {"policy": False}}
+    cluster.patch("inferencedeployments", "llm", {"spec": off | {"slo": {"ttftMilliseconds": 9}}})
+    until(lambda: not cluster.get("prometheusrules", "llm") and not cluster.get("networkpolicies", "llm"))
+    until(lambda: any("ballast.dev/config-hash" in p["metadata"]["annotations"] for p in cluster.pods()))
+
+
+def service_account(plane: ControlPlane, namespace: str) -> str:
+    """A token with the operator's roles and nothing else."""
+    name = f"operator-{uuid4().hex[:6]}"
+    subject = [{"kind": "ServiceAccount", "name": name, "namespace": namespace}]
+    metadata = {"name": name, "namespace": namespace}
+    api = "rbac.authorization.k8s.io"
+    objects = [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata},
+        {"apiVersion": f"{api}/v1", "kind": "ClusterRole", "metadata": {"name": name}, "rules": rules(CLUSTER)},
+        {"apiVersion": f"{api}/v1", "kind": "Role", "metadata": metadata, "rules": rules(OWN_NAMESPACE)},
+    ]
+    for kind, role in (("ClusterRoleBinding", "ClusterRole"), ("RoleBinding", "Role")):
+        binding = {"apiVersion": f"{api}/v1", "kind": kind, "metadata": metadata, "subjects": subject}
+        objects.append(binding | {"roleRef": {"apiGroup": api, "kind": role, "name": name}})
+    plane.kubectl("apply", "-f", "-", manifest=yaml.safe_dump_all(objects))
+    return plane.kubectl("create", "token", name, "-n", namespace).stdout.strip()
+
+
+def monitoring_kinds() -> list[Any]:
+    """The prometheus-operator's kinds, as far as the operator cares for their schema."""
+    found = []
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    for kind in ("ServiceMonitor", "PrometheusRule"):
+        plural = f"{kind.lower()}s"
+        version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+        names = {"kind": kind, "plural": plural, "singular": kind.lower(), "listKind": f"{kind}List"}
+        spec = {"group": "monitoring.coreos.com", "scope": "Namespaced", "names": names, "versions": [version]}
+        metadata = {"name": f"{plural}.monitoring.coreos.com"}
+        found.append(
+            {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition"}
+            | {"metadata": metadata, "spec": spec}
+        )
+    return found
