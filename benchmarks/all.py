@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-LEFT_OUT = {"all.py", "size.py", "demo_pooled.py", "mixed.py"}
-"""Not benchmarks, or longer than all others together."""
+LEFT_OUT = {"all.py", "size.py", "demo_pooled.py", "mixed.py", "frontier.py", "simulator_validation.py"}
+"""Not benchmarks, longer than all others together, or of no use on a busy machine."""
 QUICK = {
     "attention.py": ("--repeats", "3"),
     "engine_step.py": ("--repeats", "3"),

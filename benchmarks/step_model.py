@@ -18,6 +18,7 @@ from ballast_sim.step_model import (
     StepModel,
     Work,
     profile,
+    relative_errors,
     sample_steps,
 )
 
@@ -26,7 +27,7 @@ STEPS = 20_000
 
 def errors(model: StepModel, reference: StepModel, steps: list[Work]) -> str:
     """Mean, 95th percentile and largest relative error."""
-    found = sorted(abs(model.seconds(work) / reference.seconds(work) - 1) for work in steps)
+    found = relative_errors(model, reference, steps)
     p95 = found[int(0.95 * len(found))]
     return f"mean {sum(found) / len(found):6.1%}   p95 {p95:6.1%}   max {found[-1]:6.1%}"
 

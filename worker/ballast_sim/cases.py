@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from ballast_policy.fairness import INPUT_COST, OUTPUT_COST
+from ballast_policy.fairness import most_ahead
 from ballast_policy.request import RequestClass
 from ballast_policy.shares import reserved_chunk, reserved_slots
 from ballast_policy.snapshot import PolicyConfig, TenantShare
@@ -90,12 +90,12 @@ class Court:
         """Every tenant of the trace has work without end."""
         run = self._run(self._by_tenant(self.tenants), self.config)
         found = report(run)
-        bound = self._bound(1.0)
+        bound = self._bound(self.tenants, 1.0)
         return Case(
             "equal tenants",
             found.jain >= LEAST_JAIN and found.service_gap <= bound,
             f"{len(run.jobs)} tenants: Jain index {found.jain:.4f} (at least {LEAST_JAIN}), widest service gap "
-            f"{found.service_gap:,.0f} of {bound:,.0f} token costs that the bound of VTC allows",
+            f"{found.service_gap:,.0f} of {bound:,.0f} token costs that are proven",
             {"jain": found.jain, "service_gap": found.service_gap, "bound": bound},
         )
 
@@ -110,7 +110,7 @@ class Court:
         entitled = {name: weight / sum(WEIGHTS) for name, weight in names.items()}
         off = max(abs(shares[name] / entitled[name] - 1) for name in names)
         listed = ", ".join(f"{name}: {share:.1%} of {entitled[name]:.1%}" for name, share in shares.items())
-        gap, bound = report(run).service_gap, self._bound(min(WEIGHTS))
+        gap, bound = report(run).service_gap, self._bound(self.offline, min(WEIGHTS))
         return Case(
             "unequal tenants",
             off <= MOST_OFF and gap <= bound,
@@ -167,11 +167,10 @@ class Court:
             raise BadInput(f"the trace of tenants names {len(lengths)}, wanted two or more (column tenant or client)")
         return [Job.endless(tenant, own, tenant=tenant) for tenant, own in lengths.items()]
 
-    def _bound(self, weight: float) -> float:
-        """Of the service difference of two backlogged tenants: `2 * max(w_in * longest input, w_out * KV) / weight`."""
-        longest = max(arrival.num_prompt for arrival in (*self.tenants, *self.offline))
-        kv = self.config.num_blocks * self.config.block_tokens
-        return 2 * max(INPUT_COST * longest, OUTPUT_COST * kv) / weight
+    def _bound(self, lengths: Sequence[Arrival], weight: float) -> float:
+        """How far the service of two tenants may grow apart over any span (`most_ahead`)."""
+        longest = max(arrival.num_prompt for arrival in lengths), max(arrival.num_output for arrival in lengths)
+        return 2 * most_ahead(self.config.slots, *longest, weight)
 
     def _gained(self, run: Run) -> dict[str, float]:
         """Service over weight of each tenant that always had work, in the measured part."""

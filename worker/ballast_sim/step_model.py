@@ -7,6 +7,7 @@ on any GPU. `benchmarks/step_model.py` prints how far they are apart.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import NamedTuple, Protocol
@@ -109,6 +110,11 @@ def sample_steps(random: Random, number: int) -> list[Work]:
         if decodes + tokens:
             steps.append(Work(tokens, attended(before, tokens), before, decodes, context, 1 if tokens else 0))
     return steps
+
+
+def relative_errors(model: StepModel, reference: StepModel, steps: Sequence[Work]) -> list[float]:
+    """How far two models are apart, over the reference; from the smallest to the largest."""
+    return sorted(abs(model.seconds(work) / reference.seconds(work) - 1) for work in steps)
 
 
 @dataclass(frozen=True, slots=True)
