@@ -75,10 +75,10 @@ def describe(case: Case, found: Run, lengths: dict[str, list[Arrival]]) -> str:
     start = found.scenario.warmup_seconds
     (replica,) = found.replicas
     samples = replica.samples[RequestClass.OFFLINE].after(start)
-    plain = [name for name in lengths if not case.shares.get(name, TenantShare()).reserved]
     weights = {name: case.shares.get(name, TenantShare()).weight for name in lengths}
     always = set(samples[0]).intersection(*samples)
     service = {name: (samples[-1][name] - samples[0][name]) * weights[name] for name in lengths if name in always}
+    plain = [name for name in service if not case.shares.get(name, TenantShare()).reserved]
     total = sum(service[name] for name in plain)
     whole = sum(weights[name] for name in plain)
     off = max(abs(service[name] / total / (weights[name] / whole) - 1) for name in plain)
@@ -94,7 +94,7 @@ def describe(case: Case, found: Run, lengths: dict[str, list[Arrival]]) -> str:
         f"{case.name:30} {len(always)} of {len(lengths)} always waited  Jain {jain(alike):.4f}  "
         f"furthest share {off:5.2%} off  gap {service_gap(alike):6,.0f} of at most {bound:8,.0f}"
     )
-    for name in lengths.keys() - plain:
+    for name in service.keys() - plain:
         line += f"  {name}: {service[name] / sum(service.values()):.1%} of the service"
     return line
 

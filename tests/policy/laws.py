@@ -120,10 +120,17 @@ def g1_online_comes_first(_replay: object, snapshot: Snapshot, plan: Plan) -> No
     lent = max(0, sum(private) - after.reserved_blocks - max(private, default=0))
     beside = len(after.online) + sum(blocks(after, r.num_tokens) - blocks(after, done(r)) for r in after.prefill)
     beside += max((blocks(after, r.num_tokens) for r in after.waiting if r.request_class is OFFLINE), default=0)
-    beside += len(after.offline)
+    beside += len(after.offline) + _growth(after, [*after.online, first])
     shared = sum(r.num_cached for r in [first, *plan.admit]) // after.config.block_tokens
     needed = blocks(after, first.num_tokens) + beside + shared
     assert after.free + lent < needed, "online waits for KV that offline holds beyond its reservation"
+
+
+def _growth(after: After, requests: list[Request]) -> int:
+    """The most blocks that their answers may still take, where lengths are known: the peak is never more."""
+    if not after.snapshot.expectation.outputs:
+        return 0
+    return sum(blocks(after, r.max_output - r.num_output) + 1 for r in requests)
 
 
 def _decodes_cannot_wait(after: After, first: Request) -> bool:
@@ -228,7 +235,8 @@ def g3_no_slot_stays_empty_without_a_true_reason(_replay: object, snapshot: Snap
 def g3_only_an_idle_engine_waits_for_a_batch(_replay: object, snapshot: Snapshot, plan: Plan) -> None:
     if plan.wait_until <= snapshot.now:
         return
-    assert not (snapshot.residents or plan.grants), "a busy engine waited for a batch"
+    assert not snapshot.residents, "a busy engine waited for a batch"
+    assert not plan.grants, "an engine that waits for a batch computes"
     first = min(r.arrival for r in snapshot.waiting)
     assert plan.wait_until <= first + snapshot.config.batch_window + 1e-9, "the window is over"
     assert len(snapshot.waiting) < snapshot.config.slots, "the batch is full"
@@ -248,8 +256,9 @@ def _check_reason(after: After, request: Request, reason: Reason) -> None:
         assert plan.predicted_seconds + added > plan.budget_seconds - 1e-9, "time is left"
     elif reason is Reason.NO_KV:
         everyone = [*after.snapshot.residents, *plan.admit]
-        guard = floor(config.guard_share * config.num_blocks)
+        guard = floor((after.snapshot.expectation.guard_share or config.guard_share) * config.num_blocks)
         tails = sum(ceil(config.tail_tokens / config.block_tokens) for _ in [*everyone, request])
+        tails += _growth(after, [*everyone, request])
         rest = sum(blocks(after, r.num_tokens) for r in after.holders if left(r) > 1)
         rest += sum(blocks(after, r.num_tokens) for r in after.waiting[:1])  # kept for the first, if it is online
         cached = sum(r.num_cached for r in [request, *plan.admit]) // config.block_tokens

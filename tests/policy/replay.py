@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
+from ballast_policy.admission import UNKNOWN, Expectation
 from ballast_policy.backlog import Backlog
 from ballast_policy.cost import CostModel, Work, attended
 from ballast_policy.fairness import Ledger, token_cost
@@ -108,8 +109,10 @@ class Replay:
         planner: Planner = make_plan,
         laws: Sequence[Law] = (),
         refuses_deferred: bool = True,
+        expectation: Expectation = UNKNOWN,
     ) -> None:
         self.config = config
+        self.expectation = expectation
         self.cost = cost
         self.planner = planner
         self.laws = laws
@@ -182,6 +185,7 @@ class Replay:
             ledgers=self.ledgers,
             last_online=self.last_online,
             typical_prompt=20,
+            expectation=self.expectation,
         )
         for request in snapshot.waiting:
             self._hint(self.lives[request])

@@ -189,6 +189,49 @@ def test_a_measured_guard_is_left_to_online():
     assert not is_admitted(look(110, expectation, has_online=True))
 
 
+def online_of(free: int, expectation: Expectation, lent: int = 0, priority: int = 0) -> Snapshot:
+    """Ten online residents of 10 blocks each, one offline resident of `lent`, and an online newcomer of 10 blocks."""
+    residents = [make_resident(seq, 10, 100) for seq in range(10)]
+    for resident in residents:
+        resident.num_tokens += 1
+        resident.request_class = ONLINE
+    if lent:
+        residents.append(make_resident(11, lent, 100))
+        residents[-1].num_tokens += 1
+    backlog = Backlog()
+    backlog.add(make_request(20, ONLINE, num_tokens=10, priority=priority))
+    return take_snapshot(
+        now=0.0,
+        residents=residents,
+        backlog=backlog,
+        free_blocks=free,
+        config=PolicyConfig(slots=20, num_blocks=100 + lent + free, block_tokens=1, offline_share=0.0),
+        cost=CostModel(0.001, 1e-5, 0, 1e-5, 0, is_trusted=True),
+        expectation=expectation,
+    )
+
+
+FIVE_EACH = 10 + 10 + 11 * 5
+"""Blocks for the first token of the residents, the newcomer, and what everybody will generate."""
+
+
+@pytest.mark.parametrize(
+    ("free", "fields", "is_in"),
+    [
+        pytest.param(FIVE_EACH, {}, True, id="the peak fits"),
+        pytest.param(FIVE_EACH - 1, {}, False, id="one block is missing at the peak"),
+        pytest.param(FIVE_EACH - 20, {"lent": 30}, True, id="lent blocks will be taken back when they are needed"),
+        pytest.param(FIVE_EACH - 20, {"priority": 1}, True, id="lower priorities will yield"),
+    ],
+)
+def test_an_online_newcomer_gets_in_if_online_fits_at_its_peak(free, fields, is_in):
+    assert is_admitted(online_of(free, Expectation({ONLINE: (5,)}), **fields)) is is_in
+
+
+def test_while_lengths_are_unknown_online_gets_in_where_its_prompt_fits():
+    assert is_admitted(online_of(30, UNKNOWN))
+
+
 def test_nobody_is_preempted_where_lengths_are_as_expected():
     """Growth is what was predicted, so nothing is computed twice."""
     residents: dict[Request, int] = {}

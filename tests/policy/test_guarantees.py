@@ -19,7 +19,7 @@ EXAMPLES = settings().max_examples
 @settings(max_examples=3 * EXAMPLES)
 @given(workloads())
 def test_every_plan_obeys_every_law_and_everything_finishes(workload: Workload):
-    replay = Replay(workload.config, workload.arrivals, laws=LAWS)
+    replay = Replay(workload.config, workload.arrivals, laws=LAWS, expectation=workload.expectation)
 
     replay.run(workload.max_steps)
 
@@ -27,7 +27,13 @@ def test_every_plan_obeys_every_law_and_everything_finishes(workload: Workload):
 @settings(max_examples=EXAMPLES)
 @given(workloads())
 def test_an_untrusted_cost_model_keeps_every_other_law(workload: Workload):
-    replay = Replay(workload.config, workload.arrivals, cost=CostModel(0.005, 5e-5, 0, 2e-4, 0), laws=LAWS)
+    replay = Replay(
+        workload.config,
+        workload.arrivals,
+        cost=CostModel(0.005, 5e-5, 0, 2e-4, 0),
+        laws=LAWS,
+        expectation=workload.expectation,
+    )
 
     replay.run(workload.max_steps)
 

@@ -8,6 +8,7 @@ from math import ceil, inf
 from hypothesis import strategies as st
 from replay import EXACT, Arrival
 
+from ballast_policy.admission import UNKNOWN, Expectation
 from ballast_policy.backlog import Backlog
 from ballast_policy.fairness import Ledger
 from ballast_policy.request import Phase, Request, RequestClass
@@ -18,6 +19,7 @@ from ballast_policy.snapshot import PolicyConfig, Snapshot, TenantShare, take_sn
 class Workload:
     config: PolicyConfig
     arrivals: tuple[Arrival, ...]
+    expectation: Expectation = UNKNOWN
 
     @property
     def max_steps(self) -> int:
@@ -77,11 +79,19 @@ def configs(draw: st.DrawFn) -> PolicyConfig:
     )
 
 
+lengths = st.lists(st.integers(1, 24), min_size=1, max_size=4).map(lambda drawn: tuple(sorted(drawn)))
+expectations = st.just(UNKNOWN) | st.builds(
+    Expectation,
+    outputs=st.dictionaries(st.sampled_from(RequestClass), lengths),
+    guard_share=st.sampled_from([None, 0.05, 0.3]),
+)
+
+
 @st.composite
 def workloads(draw: st.DrawFn) -> Workload:
     config = draw(configs())
     requests = draw(st.lists(arrivals(config.num_blocks * config.block_tokens), min_size=1, max_size=14))
-    return Workload(config, tuple(requests))
+    return Workload(config, tuple(requests), draw(expectations))
 
 
 @st.composite
@@ -135,4 +145,5 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         config=config,
         cost=EXACT,
         ledgers=ledgers,
+        expectation=draw(expectations),
     )

@@ -63,6 +63,8 @@ def serve_online(step: Step) -> None:
             door.close(request, Reason.NO_KV)
         else:
             slots.make_vacant()
+            if request.phase is Phase.WAITING and step.online_peak is not None:
+                step.online_peak.add(request, step.whole(request))
             step.start(request, tokens, Reason.ONLINE_FIRST)
 
 
@@ -98,10 +100,13 @@ def _go_on(step: Step, request: Request, seconds: float) -> None:
 def _find_kv(step: Step, request: Request) -> bool:
     """Have the blocks for the whole of a request free.
 
-    A newcomer leaves one for each online request to grow by, and what is held for others; a parked one need not.
+    A newcomer leaves one for each online request to grow by, and what is held for others, and fits at the peak of
+    online; a parked one need not.
     """
     beside = step.promised_blocks
     if request.phase is Phase.WAITING:
+        if not _fits_at_peak(step, request):
+            return False
         beside += step.hold_blocks + step.online.num_running
     elif not step.whole(request):
         return True
@@ -110,3 +115,19 @@ def _find_kv(step: Step, request: Request) -> bool:
         return True
     lower = [other for other in step.online.everyone if other.priority < request.priority]
     return bool(lower) and step.reclaim(chain(step.lent_kv, lower), needed, newcomer=request)
+
+
+def _fits_at_peak(step: Step, request: Request) -> bool:
+    """Tell whether online answers of the usual length will find blocks, with one more among them.
+
+    What is lent, and what lower priorities hold, counts as free: it is taken back when it is needed, not before.
+    """
+    peak = step.online_peak
+    if peak is None or not (step.online.everyone or step.num_started[RequestClass.ONLINE]):
+        return True
+    whole = step.whole(request)
+    short = peak.with_one(request, whole) + whole + step.promised_blocks + step.hold_blocks - step.free
+    if short <= 0:
+        return True
+    lower = [other for other in step.online.everyone if other.priority < request.priority]
+    return short <= sum(other.num_private_blocks for other in chain(step.lent_kv, lower))

@@ -9,6 +9,7 @@ from functools import cached_property
 from itertools import chain
 from operator import attrgetter
 
+from ballast_policy.admission import Peak
 from ballast_policy.budget import most_prefill
 from ballast_policy.fairness import EMPTY, Ledger
 from ballast_policy.floors import Floors, in_turn
@@ -267,6 +268,17 @@ class Step:
             largest = max(largest, self.online_waiting[0].num_tokens)
         reserved = reserved_blocks(config.offline_share, config.num_blocks)
         return max(0, min(reserved, config.num_blocks - self.blocks(largest + 1)))
+
+    @cached_property
+    def online_peak(self) -> Peak | None:
+        """The KV that online comes to, from when it is first asked for; None while lengths of answers are unknown."""
+        expectation = self.snapshot.expectation
+        if RequestClass.ONLINE not in expectation.outputs:
+            return None
+        peak = Peak(expectation, self.block_tokens, self.config.tail_tokens)
+        started = [r for r in chain(self.admit, self.resume) if r.request_class is RequestClass.ONLINE]
+        peak.add_all(chain(self.online.everyone, started), self.promised)
+        return peak
 
     # Grants
 
