@@ -22,7 +22,8 @@ assert ballast_queue.redis_store.Queue
 for verb in ("submit", "jobs", "job", "results", "cancel", "pause", "resume", "redrive", "top", "alerts"):
     done = run("ballast", verb, "--help")
     assert done.returncode == 0, (verb, done.stderr)
-for program in (("ballast-worker", "--config", "x.yaml"), ("ballast", "up"), ("ballast", "demo")):
+mains = (("ballast-operator",), ("ballast-worker", "--config", "x.yaml"), ("ballast", "up"), ("ballast", "demo"))
+for program in mains:
     done = run(*program)
     assert done.returncode != 0, program
     assert "pip install 'ballast[" in done.stderr, (program, done.stderr)

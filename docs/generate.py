@@ -29,6 +29,8 @@ from ballast_api.worker_config import WorkerConfig
 from ballast_engine.footprint import Footprint
 from ballast_engine.stats import ClassStats, EngineStats
 from ballast_operator import permissions
+from ballast_operator.metrics import Metrics as OperatorMetrics
+from ballast_operator.settings import PREFIX, OperatorSettings
 from ballast_policy.cost import CostModel
 from ballast_policy.request import RequestClass
 from ballast_queue.job import RequestCounts
@@ -173,6 +175,24 @@ def metrics() -> str:
     return "# Metrics\n\n" + NOTE + law + head + rows
 
 
+def operator() -> str:
+    """The reference of the operator's process: its environment and its metrics."""
+    schema = OperatorSettings.model_json_schema()
+    rows = [
+        f"| `{PREFIX}{field.upper()}` | {kind_of(spec)} | "
+        f"{default_of(spec, is_required=field in schema['required'])} | {' '.join(spec['description'].split())} |"
+        for field, spec in schema["properties"].items()
+    ]
+    law = (
+        "`ballast-operator` takes its settings from the environment; the Helm chart sets them. It serves `/metrics`, "
+        "`/healthz` and `/readyz` on one port. Replicas elect the active one by a Lease.\n\n"
+    )
+    head = "| name | kind | default | meaning |\n|---|---|---|---|\n"
+    found = "\n".join(metric_row(metric) for metric in OperatorMetrics().collect())
+    metrics_head = "| name | kind | labels | meaning |\n|---|---|---|---|\n"
+    return "# The operator\n\n" + NOTE + law + head + "\n".join(rows) + "\n\n## Metrics\n\n" + metrics_head + found
+
+
 PAGES: dict[Path, Callable[[], str]] = {
     ROOT / "crds" / "ballast.dev_inferencedeployments.yaml": crd.text,
     CHART / "templates" / "crds" / "inferencedeployments.yaml": crd.chart_template,
@@ -183,6 +203,7 @@ PAGES: dict[Path, Callable[[], str]] = {
     REFERENCE / "configuration.md": configuration,
     REFERENCE / "commands.md": commands,
     REFERENCE / "metrics.md": metrics,
+    REFERENCE / "operator.md": operator,
 }
 """Every generated file and what gives its text."""
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import Metric
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
@@ -39,6 +42,10 @@ class Metrics:
     def observe_call(self, verb: str, kind: str, status: int) -> None:
         """Count one call."""
         self.calls.labels(verb, kind, str(status)).inc()
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric, for the reference."""
+        return iter(self._registry.collect())
 
     def text(self) -> bytes:
         """Everything as Prometheus reads it."""

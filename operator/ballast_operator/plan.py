@@ -65,6 +65,11 @@ class Surroundings:
     """Where that Secret is."""
 
     @property
+    def redis_keys(self) -> frozenset[str]:
+        """Keys of that Secret; empty where there is none."""
+        return frozenset(self.redis or ())
+
+    @property
     def redis_hash(self) -> str:
         """Names that data; empty where there is none."""
         if self.redis is None:
@@ -149,7 +154,7 @@ def plan(
         surroundings: image, Redis and kinds that this cluster has.
         load: tells which pods to lose first.
     """
-    config = worker_config(resource, has_own_redis=surroundings.redis is not None)
+    config = worker_config(resource, own_keys=surroundings.redis_keys)
     texts = config_texts(config, _files(resource, snapshot), _running(resource, snapshot))
     files = {version: content_hash(text) for version, text in texts.items()}
     wanted = list(_wanted(resource, surroundings, texts, version_of(config)))
@@ -170,7 +175,6 @@ def _wanted(
     resource: InferenceDeployment, surroundings: Surroundings, texts: Mapping[str, str], version: str
 ) -> Iterator[tuple[Kind, Body]]:
     """Children in the order of application: what a pod needs at its start stands before the Deployment."""
-    has_own_redis = surroundings.redis is not None
     copied = surroundings.redis_hash if resource.spec.redis is None else ""
     yield CONFIG_MAP, config_manifest(resource, texts, copied)
     policy = network_policy(resource)
@@ -178,7 +182,7 @@ def _wanted(
         yield NETWORK_POLICY, policy
     yield SERVICE, service(resource)
     yield BUDGET, budget(resource)
-    yield DEPLOYMENT, deployment(resource, version, image=surroundings.image, has_own_redis=has_own_redis)
+    yield DEPLOYMENT, deployment(resource, version, image=surroundings.image, own_keys=surroundings.redis_keys)
     for kind, body in ((SERVICE_MONITOR, service_monitor(resource)), (RULE, prometheus_rule(resource))):
         if body is not None and kind.name in surroundings.kinds:
             yield kind, body

@@ -83,7 +83,7 @@ class Reconciler:
         except InvalidConfig as error:
             await self._report_invalid(body, error)
             return None
-        redis = redis_of(resource, has_own_redis=self.surroundings.redis is not None)
+        redis = redis_of(resource, own_keys=self.surroundings.redis_keys)
         load = self._loads.last(key, redis, resource.queue_name)
         scaling = await self._scale(resource, load, memory)
         snapshot = Snapshot(

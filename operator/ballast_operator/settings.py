@@ -28,7 +28,7 @@ class OperatorSettings(BaseModel):
     lease_name: str = Field(default="ballast-operator", min_length=1)
     """Replicas with the same Lease are one operator."""
     redis_secret: str = ""
-    """Secret in `namespace` with `url` and `password` of the Redis for resources that name none; empty: none."""
+    """Secret in its namespace with `url` and `password` of the Redis for resources that name none; empty: none."""
     turns_at_a_time: int = Field(default=8, ge=1, le=100)
     """Resources that are worked on at the same time."""
     look_seconds: float = Field(default=10, ge=1, le=60)

@@ -63,12 +63,12 @@ def model_path(resource: InferenceDeployment) -> str:
             return f"{MODEL_DIRECTORY}/{hash_of([model.uri, model.revision])}"
 
 
-def worker_config(resource: InferenceDeployment, *, has_own_redis: bool) -> WorkerConfig:
+def worker_config(resource: InferenceDeployment, *, own_keys: frozenset[str]) -> WorkerConfig:
     """What the workers of `resource` are told.
 
     Args:
         resource: what is wanted.
-        has_own_redis: the operator has a Redis for resources that name none.
+        own_keys: keys of the Secret for resources that name no Redis; empty where the operator has none.
     """
     spec, metadata = resource.spec, resource.metadata
     source = spec.model
@@ -80,7 +80,7 @@ def worker_config(resource: InferenceDeployment, *, has_own_redis: bool) -> Work
         dtype=source.dtype,
         load_format=source.load_format,
     )
-    redis = redis_of(resource, has_own_redis=has_own_redis)
+    redis = redis_of(resource, own_keys=own_keys)
     runtime = Runtime(
         host="0.0.0.0",  # noqa: S104 - a pod serves its Service
         port=HTTP_PORT,
@@ -115,12 +115,14 @@ class Redis:
     password_key: str | None
 
 
-def redis_of(resource: InferenceDeployment, *, has_own_redis: bool) -> Redis | None:
+def redis_of(resource: InferenceDeployment, *, own_keys: frozenset[str]) -> Redis | None:
     """The Secret that the resource names, else the copy of the operator's own; None: there is no Redis."""
     named = resource.spec.redis
     if named is not None:
         return Redis(named.secret_name, named.url_key, named.password_key)
-    return Redis(redis_secret(resource.metadata.name), "url", "password") if has_own_redis else None
+    if not own_keys:
+        return None
+    return Redis(redis_secret(resource.metadata.name), "url", "password" if "password" in own_keys else None)
 
 
 def version_of(config: WorkerConfig) -> str:

@@ -28,14 +28,14 @@ SPARE_SECONDS = 15
 """Beyond draining, for what a process does at its end."""
 
 
-def deployment(resource: InferenceDeployment, version: str, *, image: str, has_own_redis: bool) -> Body:
+def deployment(resource: InferenceDeployment, version: str, *, image: str, own_keys: frozenset[str]) -> Body:
     """Worker pods of one version.
 
     Args:
         resource: what is wanted.
         version: the file of the ConfigMap to run with.
         image: the worker's, where the resource names none.
-        has_own_redis: the operator has a Redis for resources that name none.
+        own_keys: keys of the Secret for resources that name no Redis; empty where the operator has none.
     """
     rollout = resource.spec.rollout
     labels = resource.spec.template.labels | pod_labels(resource.metadata.name, resource.spec.served_name)
@@ -54,17 +54,17 @@ def deployment(resource: InferenceDeployment, version: str, *, image: str, has_o
                 "labels": labels,
                 "annotations": resource.spec.template.annotations | {VERSION: version},
             },
-            "spec": _pod(resource, version, image=resource.spec.template.image or image, has_own_redis=has_own_redis),
+            "spec": _pod(resource, version, image=resource.spec.template.image or image, own_keys=own_keys),
         },
     }
     return manifest(DEPLOYMENT, resource, {"spec": spec})
 
 
-def _pod(resource: InferenceDeployment, version: str, *, image: str, has_own_redis: bool) -> Body:
+def _pod(resource: InferenceDeployment, version: str, *, image: str, own_keys: frozenset[str]) -> Body:
     template = resource.spec.template
     pod: Body = {
-        "containers": [_worker(resource, version, image=image, has_own_redis=has_own_redis)],
-        "volumes": _volumes(resource, has_own_redis=has_own_redis) + list(template.volumes),
+        "containers": [_worker(resource, version, image=image, own_keys=own_keys)],
+        "volumes": _volumes(resource, own_keys=own_keys) + list(template.volumes),
         "terminationGracePeriodSeconds": resource.spec.rollout.drain_seconds + LEAVE_SECONDS + SPARE_SECONDS,
         "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
     }
@@ -88,7 +88,7 @@ def _pod(resource: InferenceDeployment, version: str, *, image: str, has_own_red
     return pod | {name: value for name, value in passed.items() if value}
 
 
-def _worker(resource: InferenceDeployment, version: str, *, image: str, has_own_redis: bool) -> Body:
+def _worker(resource: InferenceDeployment, version: str, *, image: str, own_keys: frozenset[str]) -> Body:
     template = resource.spec.template
     container: Body = {
         "name": WORKER,
@@ -102,7 +102,7 @@ def _worker(resource: InferenceDeployment, version: str, *, image: str, has_own_
             {"name": "HOME", "value": "/tmp"},  # noqa: S108 - the pod's own, the root is read-only
             *(env.model_dump(mode="json", by_alias=True, exclude_none=True) for env in template.env),
         ],
-        "volumeMounts": _mounts(resource, has_own_redis=has_own_redis) + list(template.volume_mounts),
+        "volumeMounts": _mounts(resource, own_keys=own_keys) + list(template.volume_mounts),
         "resources": _resources(resource),
         "securityContext": _locked_down(),
         "terminationMessagePolicy": "FallbackToLogsOnError",  # a sentence of the worker becomes a condition
@@ -137,13 +137,13 @@ def _fetch(resource: InferenceDeployment, *, image: str) -> Body:
     return container
 
 
-def _volumes(resource: InferenceDeployment, *, has_own_redis: bool) -> list[Body]:
+def _volumes(resource: InferenceDeployment, *, own_keys: frozenset[str]) -> list[Body]:
     spec, parts = resource.spec, urlsplit(resource.spec.model.uri)
     volumes: list[Body] = [
         {"name": "config", "configMap": {"name": config_map(resource.metadata.name)}},
         {"name": "tmp", "emptyDir": {}},
     ]
-    redis = redis_of(resource, has_own_redis=has_own_redis)
+    redis = redis_of(resource, own_keys=own_keys)
     if redis is not None:
         volumes.append({"name": "redis", "secret": {"secretName": redis.secret_name}})
     if spec.api_keys is not None:
@@ -157,12 +157,12 @@ def _volumes(resource: InferenceDeployment, *, has_own_redis: bool) -> list[Body
     return volumes
 
 
-def _mounts(resource: InferenceDeployment, *, has_own_redis: bool) -> list[Body]:
+def _mounts(resource: InferenceDeployment, *, own_keys: frozenset[str]) -> list[Body]:
     mounts: list[Body] = [
         {"name": "config", "mountPath": CONFIG_DIRECTORY, "readOnly": True},
         {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - the pod's own
     ]
-    if redis_of(resource, has_own_redis=has_own_redis) is not None:
+    if redis_of(resource, own_keys=own_keys) is not None:
         mounts.append({"name": "redis", "mountPath": REDIS_DIRECTORY, "readOnly": True})
     if resource.spec.api_keys is not None:
         mounts.append({"name": "api-keys", "mountPath": KEYS_DIRECTORY, "readOnly": True})

@@ -1,0 +1,230 @@
+"""The operator under many resources: time to converge, calls, CPU, memory, and what it costs when nothing happens.
+
+A real etcd, API server, controller manager and scheduler from the folder KUBEBUILDER_ASSETS; kwok, from the same
+folder, pretends to be nodes and kubelets.
+
+    KUBEBUILDER_ASSETS=... python benchmarks/operator_scale.py --kwok-config stages.yaml --resources 500 --pods 4
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+
+from control_plane import ControlPlane, control_plane, free_port  # noqa: E402 - the tests' own, beside this folder
+
+CRD = ROOT / "crds" / "ballast.dev_inferencedeployments.yaml"
+RESOURCES = "/apis/ballast.dev/v1alpha1/namespaces/default/inferencedeployments"
+PODS_PER_NODE = 200
+TICKS = os.sysconf("SC_CLK_TCK")
+QUICK = ("--kube-api-qps=500", "--kube-api-burst=1000")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Of one process."""
+
+    cpu_seconds: float
+    mebibytes: float
+
+    @classmethod
+    def of(cls, pid: int) -> Usage:
+        """Read it from /proc."""
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        seconds = (int(fields[11]) + int(fields[12])) / TICKS
+        return cls(seconds, pages * os.sysconf("SC_PAGE_SIZE") / 2**20)
+
+
+class Operator:
+    """The operator's process, seen through its own metrics."""
+
+    def __init__(self, plane: ControlPlane, folder: Path) -> None:
+        self._log = folder / "operator.log"
+        environment = {
+            **os.environ,
+            "KUBECONFIG": str(plane.kubeconfig),
+            "BALLAST_NAMESPACE": "default",
+            "BALLAST_WORKER_IMAGE": "worker:1",
+            "BALLAST_HOST": "127.0.0.1",
+            "BALLAST_PORT": "0",
+        }
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "ballast_operator"], env=environment, stdout=log, stderr=log
+            )
+        until(lambda: " active lease" in self._log.read_text(), 30, "the operator is active")
+        found = re.search(r"listening port=(\d+)", self._log.read_text())
+        assert found is not None
+        self._port = int(found[1])
+
+    def samples(self) -> dict[str, float]:
+        """Every metric."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        return {name: float(value) for name, _, value in (x.rpartition(" ") for x in lines if not x.startswith("#"))}
+
+    def calls(self) -> dict[tuple[str, str], float]:
+        """Calls to the API server by verb and kind."""
+        found: dict[tuple[str, str], float] = {}
+        for name, value in self.samples().items():
+            match = re.match(r'ballast_operator_api_calls_total\{code="\d+",kind="(\w+)",verb="(\w+)"\}', name)
+            if match:
+                key = match[2], match[1]
+                found[key] = found.get(key, 0) + value
+        return found
+
+
+def until(what: Callable[[], Any], seconds: float, said: str) -> None:
+    """Wait."""
+    end = time.monotonic() + seconds
+    while not what():
+        if time.monotonic() > end:
+            raise SystemExit(f"not within {seconds:.0f} s: {said}")
+        time.sleep(0.2)
+
+
+@contextmanager
+def cluster(folder: Path, kwok_config: str | None, nodes: int) -> Iterator[ControlPlane]:
+    """A control plane with pretended nodes."""
+    with control_plane(folder) as plane:
+        plane.kubectl("apply", "--server-side", "-f", str(CRD))
+        plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+        common = (f"--kubeconfig={plane.kubeconfig}", "--leader-elect=false", "--bind-address=127.0.0.1", *QUICK)
+        plane.run(
+            "kube-controller-manager",
+            *common,
+            f"--secure-port={free_port()}",
+            f"--cert-dir={folder / 'cm'}",
+            "--controllers=*,-nodeipam,-cloud-node-lifecycle,-node-route-controller,-service-lb-controller",
+        )
+        plane.run("kube-scheduler", *common, f"--secure-port={free_port()}", f"--cert-dir={folder / 'scheduler'}")
+        plane.run(
+            "kwok",
+            f"--kubeconfig={plane.kubeconfig}",
+            "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake",
+            "--node-lease-duration-seconds=40",
+            *((f"--config={kwok_config}",) if kwok_config else ()),
+        )
+        room = {"cpu": "1000", "memory": "1000Gi", "pods": str(PODS_PER_NODE)}
+        for number in range(nodes):
+            metadata = {"name": f"node-{number}", "annotations": {"kwok.x-k8s.io/node": "fake"}}
+            body = {"metadata": metadata, "status": {"allocatable": room, "capacity": room}}
+            plane.http.post("/api/v1/nodes", json=body).raise_for_status()
+        yield plane
+
+
+def make(plane: ControlPlane, number: int, pods: int) -> None:
+    """Create one resource."""
+    spec = {"model": {"uri": "file:///models/tiny"}, "gpu": {"count": 0}, "replicas": pods}
+    body = {"apiVersion": "ballast.dev/v1alpha1", "kind": "InferenceDeployment", "spec": spec}
+    plane.http.post(RESOURCES, json=body | {"metadata": {"name": f"llm-{number}"}}).raise_for_status()
+
+
+def num_settled(plane: ControlPlane) -> int:
+    """Resources that are rolled out, by their own conditions."""
+    items = plane.http.get(RESOURCES, params={"resourceVersion": "0"}).json()["items"]
+    return sum(
+        any(
+            c["type"] == "Progressing" and c["reason"] == "Complete"
+            for c in item.get("status", {}).get("conditions", ())
+        )
+        for item in items
+    )
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="The operator under many resources")
+    parser.add_argument("--resources", type=int, default=100)
+    parser.add_argument("--pods", type=int, default=4, help="of each resource")
+    parser.add_argument("--idle-seconds", type=float, default=30)
+    parser.add_argument("--kwok-config", help="stages, where this kwok has none built in")
+    options = parser.parse_args()
+    total = options.resources * options.pods
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        cluster(Path(folder), options.kwok_config, total // PODS_PER_NODE + 2) as plane,
+    ):
+        operator = Operator(plane, Path(folder))
+        try:
+            measure(plane, operator, options)
+        finally:
+            operator.process.terminate()
+            operator.process.wait(20)
+
+
+def measure(plane: ControlPlane, operator: Operator, options: argparse.Namespace) -> None:
+    """Create everything, wait, watch it idle, change everything once."""
+    resources, pid = options.resources, operator.process.pid
+    empty, start = Usage.of(pid), time.monotonic()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: make(plane, n, options.pods), range(resources)))
+    created = time.monotonic() - start
+    until(lambda: num_settled(plane) == resources, 1200, "all resources are rolled out")
+    settled, after = time.monotonic() - start, Usage.of(pid)
+    calls = operator.calls()
+    print(f"{resources} resources, {resources * options.pods} pods")
+    print(f"  created in {created:.1f} s, all rolled out after {settled:.1f} s")
+    print(f"  operator: {after.cpu_seconds - empty.cpu_seconds:.1f} s of CPU, {after.mebibytes:.0f} MiB "
+          f"({empty.mebibytes:.0f} empty)")  # fmt: skip
+    turns = operator.samples()
+    count, spent = (turns[f"ballast_operator_reconcile_seconds_{part}"] for part in ("count", "sum"))
+    print(f"  {count:.0f} turns, {1000 * spent / count:.1f} ms each (waiting for the API server included)")
+    print("  calls for each resource:")
+    for (verb, kind), number in sorted(calls.items()):
+        if number >= resources / 10:
+            print(f"    {verb:13} {kind:22} {number / resources:6.2f}")
+    idle(operator, options.idle_seconds)
+    react(plane, operator)
+
+
+def idle(operator: Operator, seconds: float) -> None:
+    """What it costs when nothing happens."""
+    before, used = operator.calls(), Usage.of(operator.process.pid)
+    time.sleep(seconds)
+    after, now = operator.calls(), Usage.of(operator.process.pid)
+    spent = {key: after[key] - before.get(key, 0) for key in after}
+    lease = sum(number for (_, kind), number in spent.items() if kind == "Lease")
+    other = sum(spent.values()) - lease
+    cpu, minutes = 100 * (now.cpu_seconds - used.cpu_seconds) / seconds, seconds / 60
+    said = f"{other / minutes:.1f} calls a minute, {lease / minutes:.0f} for its lease, {cpu:.1f} % of a core"
+    print(f"  idle for {seconds:.0f} s: {said}")
+
+
+def react(plane: ControlPlane, operator: Operator) -> None:
+    """How long a change takes from the API server to the Deployment, one at a time."""
+    took, before = [], operator.calls()
+    merge = {"Content-Type": "application/merge-patch+json"}
+    rounds = 10
+    for number in range(rounds):
+        start = time.monotonic()
+        spec = {"disruption": {"maxUnavailable": 2}}
+        plane.http.patch(f"{RESOURCES}/llm-{number}", json={"spec": spec}, headers=merge).raise_for_status()
+        path = f"/apis/policy/v1/namespaces/default/poddisruptionbudgets/llm-{number}"
+        while plane.http.get(path).json()["spec"]["maxUnavailable"] != 2:
+            pass
+        took.append(1000 * (time.monotonic() - start))
+    after = operator.calls()
+    spent = sum(n - before.get(key, 0) for key, n in after.items() if key[1] != "Lease")
+    print(f"  a change of one child: {statistics.median(took):.0f} ms (median of {rounds}), {spent / rounds:.1f} calls")
+
+
+if __name__ == "__main__":
+    main()
