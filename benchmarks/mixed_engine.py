@@ -1,0 +1,271 @@
+"""Print Ballast beside baselines on the real CPU engine: the same small table as `ballast bench mixed` prints.
+
+    python benchmarks/mixed_engine.py [--load 20,40] [--seconds N] [--turns N] [--model DIR] [--json FILE] [--quick]
+
+The Azure conversation trace over the arXiv lengths, all lengths divided by `--scale`, on the engine with the model that
+ships: no HTTP, one thread asks, one computes. Online requests come when the trace says so, also in the middle of a
+step; offline work never runs out. A load is a share of the SLO-bound ceiling, measured first: offline alone, every step
+held to the TPOT. All policies are the engine's own planner exchanged, on the same engine and requests, in turn; the
+prefix cache and counters start empty. Tokens are those computed for the first time. Turns are pooled.
+
+All times are CPU time of the thread that computes, and the engine goes by them too: what else runs on the machine does
+not count. When nothing is left to do, time jumps to the next request.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from math import inf
+from random import Random
+from typing import Any
+
+from replay import machine, parser, percentile, write
+
+from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
+from ballast_engine.build import build_engine
+from ballast_engine.engine import Engine
+from ballast_engine.options import EngineOptions
+from ballast_engine.request import GenerationRequest, SamplingParams
+from ballast_policy.plan import Plan
+from ballast_policy.request import RequestClass
+from ballast_policy.snapshot import PolicyConfig, Snapshot
+from ballast_sim import baselines
+from ballast_sim.traffic import Arrival, excerpt, read, read_lengths
+
+Planner = Callable[[Snapshot], Plan]
+
+LONGEST = 480
+"""Tokens of prompt and answer: the longest of the traces are cut to it."""
+ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
+
+
+def scaled(arrivals: Sequence[Arrival], scale: float) -> list[Arrival]:
+    """The same times with shorter requests."""
+    out = []
+    for arrival in arrivals:
+        num_output = min(max(1, round(arrival.num_output / scale)), LONGEST // 2)
+        num_prompt = min(max(1, round(arrival.num_prompt / scale)), LONGEST - num_output)
+        out.append(replace(arrival, num_prompt=num_prompt, num_output=num_output))
+    return out
+
+
+def requests(arrivals: Iterator[Arrival], request_class: RequestClass, seed: int) -> Iterator[GenerationRequest]:
+    """Requests of these lengths, with tokens drawn from the seed."""
+    random = Random(seed)
+    for number, arrival in enumerate(arrivals):
+        yield GenerationRequest(
+            request_id=f"{request_class} {number}",
+            prompt=tuple(random.choices(range(5, 4000), k=arrival.num_prompt)),
+            sampling=SamplingParams(temperature=0.0, max_tokens=arrival.num_output, ignore_eos=True),
+            request_class=request_class,
+            stream=request_class is ONLINE,
+        )
+
+
+@dataclass
+class Outcome:
+    """What one run, or several pooled ones, came to. Seconds."""
+
+    ttft: list[float] = field(default_factory=list)
+    tpot: list[float] = field(default_factory=list)
+    tokens: dict[RequestClass, int] = field(default_factory=lambda: dict.fromkeys(RequestClass, 0))
+    suspended: int = 0
+    seconds: float = 0.0
+
+    def pool(self, other: Outcome) -> None:
+        """Add another run."""
+        self.ttft += other.ttft
+        self.tpot += other.tpot
+        self.suspended += other.suspended
+        self.seconds += other.seconds
+        for request_class, tokens in other.tokens.items():
+            self.tokens[request_class] += tokens
+
+
+class Clock:
+    """CPU time of the thread that made it, for any thread; jumps where that thread has nothing to do."""
+
+    def __init__(self) -> None:
+        self._source = time.pthread_getcpuclockid(threading.get_ident())
+        self._skipped = 0.0
+
+    def __call__(self) -> float:
+        return time.clock_gettime(self._source) + self._skipped
+
+    def jump(self, seconds: float) -> None:
+        """Let time pass."""
+        self._skipped += seconds
+
+
+@dataclass
+class Bench:
+    """One engine, one SLO, one traffic."""
+
+    engine: Engine
+    clock: Clock
+    config: PolicyConfig
+    online: list[Arrival]
+    offline: list[Arrival]
+
+    def run(self, planner: Planner, online: list[Arrival], seconds: float, seed: int, *, fills: bool) -> Outcome:
+        """Replay so many seconds; with `fills`, twice as much offline work waits as there are slots."""
+        engine = self.engine
+        engine.reset()
+        engine._scheduler._planner = planner  # noqa: SLF001 -- the policy is what is compared
+        pool = requests((self.offline[i % len(self.offline)] for i in count(97 * seed)), OFFLINE, seed)
+        people = [
+            one for one in zip(online, requests(iter(online), ONLINE, seed), strict=True) if one[0].seconds < seconds
+        ]
+        first: dict[str, float] = {}
+        last: dict[str, tuple[float, int]] = {}
+        clock = self.clock
+        begin = clock()
+        crowd = threading.Thread(target=self._ask, args=(people, begin))
+        crowd.start()
+        while clock() - begin < seconds:
+            for _ in range(self.config.slots * 2 - engine.stats().offline.waiting if fills else 0):
+                engine.submit(next(pool))
+            before = engine.last_step
+            outputs = engine.step()
+            now = clock() - begin
+            if engine.last_step is before and not engine.is_suspended:
+                clock.jump(0.0002)  # nothing could run
+                time.sleep(0.0002)  # for the thread that asks
+            for output in outputs:
+                if output.request_id.startswith("online"):
+                    assert not output.error, output.error
+                    first.setdefault(output.request_id, now)
+                    last[output.request_id] = (now, output.num_output)
+        stats, elapsed = engine.stats(), clock() - begin
+        crowd.join()
+        self._clear()
+        found = Outcome(suspended=stats.suspended_steps, seconds=elapsed)
+        for request_class in RequestClass:
+            of = stats.of(request_class)
+            found.tokens[request_class] = of.prefill_tokens + of.decode_tokens
+        for arrival, request in people:
+            name = request.request_id
+            # Who waits at the end has waited at least so long.
+            found.ttft.append(first.get(name, elapsed) - arrival.seconds)
+            at, num = last.get(name, (0.0, 0))
+            if num > 1:
+                found.tpot.append((at - first[name]) / (num - 1))
+        return found
+
+    def _ask(self, people: list[tuple[Arrival, GenerationRequest]], begin: float) -> None:
+        for arrival, request in people:
+            while self.clock() < begin + arrival.seconds:
+                time.sleep(0.0005)
+            self.engine.submit(replace(request, arrival=begin + arrival.seconds))
+
+    def _clear(self) -> None:
+        """Give everything back that is under way."""
+        engine = self.engine
+        while engine.has_work:
+            if not engine.is_suspended:
+                engine.give_back([sequence.request_id for sequence in engine._scheduler.live.values()])  # noqa: SLF001
+            engine.step()
+        engine.check_integrity()
+
+
+def ours(engine: Engine, **changes: Any) -> Planner:
+    """The engine's own policy, with something of the plan changed."""
+    decide = engine._plan  # noqa: SLF001 -- what the engine plans with when nobody exchanges it
+    return (lambda snapshot: replace(decide(snapshot), **changes)) if changes else decide
+
+
+def planners(engine: Engine, config: PolicyConfig) -> dict[str, Callable[[], tuple[Planner, bool]]]:
+    """Each policy, and whether there is offline work."""
+    chunk = config.chunk_tokens
+    return {
+        "online-only": lambda: (baselines.online_only(chunk).plan, False),
+        "naive-priority": lambda: (baselines.naive_priority().plan, True),
+        "greedy": lambda: (baselines.greedy(config.tpot, chunk).plan, True),
+        "ballast-no-suspension": lambda: (ours(engine, suspendable_seconds=0.0), True),
+        "ballast": lambda: (ours(engine), True),
+    }
+
+
+def report(name: str, found: Outcome, alone: Outcome, config: PolicyConfig, bound: float) -> dict[str, float]:
+    """Print one row and give its figures."""
+    row: dict[str, float] = {}
+    for what, values, promise in (("ttft", found.ttft, config.ttft), ("tpot", found.tpot, config.tpot)):
+        row |= {f"{what}_p{share}_ms": 1e3 * percentile(values, share) for share in (50, 95, 99)}
+        row[f"{what}_attainment"] = sum(value <= promise for value in values) / len(values)
+    row["offline_tokens_per_s"] = found.tokens[OFFLINE] / found.seconds
+    row["total_tokens_per_s"] = sum(found.tokens.values()) / found.seconds
+    row["suspended_steps"] = found.suspended
+    rise = [percentile(found.ttft, share) / percentile(alone.ttft, share) - 1 for share in (50, 99)]
+    print(
+        f"{name:22}{row['ttft_p50_ms']:7.0f} ms {rise[0]:+6.0%} {row['ttft_p99_ms']:6.0f} ms {rise[1]:+6.0%} "
+        f"{row['ttft_attainment']:7.1%}  {row['tpot_p50_ms']:5.1f} ms {row['tpot_p99_ms']:5.1f} ms "
+        f"{row['tpot_attainment']:7.1%}  {row['offline_tokens_per_s']:9,.0f} {row['total_tokens_per_s']:8,.0f} "
+        f"{row['total_tokens_per_s'] / bound:8.0%} {found.suspended:9}",
+        flush=True,
+    )
+    return row
+
+
+HEADER = (
+    f"{'policy':22}{'TTFT p50':>10} {'alone':>6} {'p99':>9} {'alone':>6} {'met':>7}  "
+    f"{'TPOT p50':>8} {'p99':>8} {'met':>7}  {'offline/s':>9} {'total/s':>8} {'of bound':>8} {'suspended':>9}"
+)
+
+
+def main() -> int:
+    """Measure the ceilings, then every policy at every load."""
+    options = parser(__doc__)
+    options.add_argument("--load", default="20,40", help="percent of the SLO-bound ceiling")
+    options.add_argument("--seconds", type=float, default=30.0, help="of each run")
+    options.add_argument("--turns", type=int, default=3)
+    options.add_argument("--scale", type=float, default=8.0, help="what lengths are divided by")
+    options.add_argument("--ttft-ms", type=float, default=300.0)
+    options.add_argument("--tpot-ms", type=float, default=15.0)
+    options.add_argument("--slots", type=int, default=32)
+    asked = options.parse_args()
+    seconds, turns = (10.0, 1) if asked.quick else (asked.seconds, asked.turns)
+    about = machine()
+    told = {"chunk_tokens": 256, "ttft": asked.ttft_ms / 1e3, "tpot": asked.tpot_ms / 1e3}
+    clock = Clock()
+    engine = build_engine(
+        EngineOptions(directory=asked.model, slots=asked.slots, threads=1, max_model_len=LONGEST + 32),
+        PolicyConfig(slots=asked.slots, num_blocks=1, offline_share=0.0, **told),
+        clock=clock,
+    )
+    config = engine.policy
+    trace, lengths = scaled(read(ONLINE_TRACE), asked.scale), scaled(read_lengths(OFFLINE_TRACE), asked.scale)
+    bench = Bench(engine, clock, config, trace, lengths)
+    ceilings = {}
+    for name, step in (("unbounded", inf), ("SLO-bound", config.tpot)):
+        planner = baselines.Fill(chunk_tokens=config.chunk_tokens, step_seconds=step, is_parking=True).plan
+        alone = [bench.run(planner, [], seconds, seed, fills=True) for seed in range(turns)]
+        ceilings[name] = max(found.tokens[OFFLINE] / found.seconds for found in alone)
+        print(f"Offline alone, {name}: {ceilings[name]:,.0f} tokens/s")
+    bound = ceilings["SLO-bound"]
+    rows = []
+    for load in (float(part) / 100 for part in asked.load.split(",")):
+        found: dict[str, Outcome] = {name: Outcome() for name in planners(engine, config)}
+        for turn in range(turns):
+            online = excerpt(trace[turn * 97 :], load * bound, seconds)
+            online = [replace(one, seconds=one.seconds - online[0].seconds) for one in online]
+            for name, make in planners(engine, config).items():
+                planner, fills = make()
+                found[name].pool(bench.run(planner, online, seconds, turn, fills=fills))
+        rate = len(found["ballast"].ttft) / found["ballast"].seconds
+        print(
+            f"\nLoad {load:.0%} ({rate:.1f} requests/s), TTFT {asked.ttft_ms:g} ms, TPOT {asked.tpot_ms:g} ms\n{HEADER}"
+        )
+        for name, outcome in found.items():
+            row = report(name, outcome, found["online-only"], config, bound)
+            rows.append({"policy": name, "load_percent": 100 * load, **row})
+    write(asked.json, {"machine": about, "ceilings_tokens_per_s": ceilings, "rows": rows})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
