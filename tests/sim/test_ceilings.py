@@ -63,6 +63,7 @@ def test_the_largest_batch_is_found_by_bisection_and_none_is_none():
     ("change", "found"),
     [
         ({"milliseconds": 20}, "20 ms is below the fastest answer. A step takes 13.0 ms .* and needs the other"),
+        ({"requests_per_second": 9000}, "9000 requests/s come, but a batch of .* within 50 ms, serves"),
         ({"model": "bge-base"}, "bge-base is an encoder: outputTokens is 0"),
         ({"output_tokens": 0}, "llama-2-7b generates: outputTokens is 1 or more"),
         ({"prompt_tokens": 4000}, "4150 tokens of prompt and answer, but llama-2-7b takes at most 4096"),

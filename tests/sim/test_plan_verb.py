@@ -37,12 +37,27 @@ def ballast(capsys, monkeypatch, tmp_path):
         (["--online", "nothing.csv"], 2, "nothing.csv: cannot be read"),
         (["--inputs", "nothing.yaml"], 2, "nothing.yaml is not a valid configuration"),
         (["--plot", "no/such/plan.png"], 2, "--plot: there is no directory no/such"),
+        (["--ttft-ms", "300"], 1, "TTFT of 300 ms is below the fastest prefill for 99% of requests"),
+        (["--online", "one.csv", "--offline", "one.csv"], 2, "a rate needs two requests at different times, found 1"),
+        (["--online", "nan.csv"], 2, "nan.csv, line 2: prompt_tokens is 'nan'; wanted a whole number"),
+        (["--online", "empty.csv"], 2, "empty.csv: holds no request"),
+        (["--online", "unsorted.csv"], 2, "unsorted.csv, line 3: the request arrives 1 s before the line above it"),
+        (["--online", "negative.csv"], 2, "negative.csv, line 2: prompt_tokens is '-5'"),
         (["--ahead", "--ceilings"], 2, "--ahead and --ceilings are plans of their own"),
         (["--ahead", "--online", "mine.csv"], 2, "--ahead takes its requests from --inputs"),
         (["--ceilings", "--plot", "plan.png"], 2, "--ceilings has no picture"),
     ],
 )
-def test_what_cannot_be_planned_is_one_sentence_and_an_exit_code(ballast, arguments, code, found):
+def test_what_cannot_be_planned_is_one_sentence_and_an_exit_code(ballast, tmp_path, arguments, code, found):
+    for name, times in {
+        "one": "1,5,5",
+        "nan": "0,nan,5",
+        "empty": "",
+        "unsorted": "1,5,5\n0,5,5",
+        "negative": "0,-5,5",
+    }.items():
+        (tmp_path / f"{name}.csv").write_text(f"arrival_seconds,prompt_tokens,output_tokens\n{times}\n")
+
     got, out, err = ballast(*arguments)
 
     assert (got, out) == (code, "")

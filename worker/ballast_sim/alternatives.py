@@ -121,7 +121,6 @@ def advice(found: FleetPlan, tried: Sequence[Alternative], sizes: Sequence[Chunk
     if not tried or not found.mixed:
         return []
     given, mixed = tried[0], found.mixed
-    hourly = found.deployment.gpu.name, mixed.gpus, mixed.dollars_per_hour
     lines = []
     for what, named in (
         ("Quantize", [one for one in tried if one.name.endswith("weights")]),
@@ -131,9 +130,9 @@ def advice(found: FleetPlan, tried: Sequence[Alternative], sizes: Sequence[Chunk
         best = min(usable, key=lambda one: (one.dollars_per_hour, one.dollars), default=None)
         if best and best.dollars_per_hour < mixed.dollars_per_hour:
             lines.append(
-                f"{what}: {best.name} keep {best.bound / best.full:.0%} of full batches within the TPOT instead of "
-                f"{given.bound / given.full:.0%}: about {best.gpus} mixed GPUs at ${best.dollars_per_hour:.2f} an hour "
-                f"instead of {hourly[1]} {hourly[0]} at ${hourly[2]:.2f}."
+                f"{what} ({best.name}): {best.bound / best.full:.0%} of full batches within the TPOT instead of "
+                f"{given.bound / given.full:.0%}, about {best.gpus} mixed GPUs at ${best.dollars_per_hour:.2f} an hour "
+                f"instead of {mixed.gpus} at ${mixed.dollars_per_hour:.2f}."
             )
     return lines + _chunk_advice(found, sizes)
 

@@ -10,12 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 
+from ballast_policy.cost import attended
 from ballast_sim.deployment import Ballast, Deployment
-from ballast_sim.errors import BadInput
+from ballast_sim.errors import BadInput, Impossible
 from ballast_sim.inputs import PlanInputs
 from ballast_sim.price import Price
 from ballast_sim.report import Report
-from ballast_sim.traffic import Arrival, Trace, at_rate, excerpt
+from ballast_sim.step_model import Work
+from ballast_sim.traffic import Arrival, Trace, at_rate, excerpt, tokens_per_second
 
 STEP_SHARES = (0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
 """Shares of the TPOT that steps may be filled to; the largest that keeps the SLO is taken."""
@@ -105,7 +107,23 @@ def plan_fleet(
     """
     if not online or not offline:
         raise BadInput("a plan needs an online trace and offline lengths with at least one request each")
-    return _Planner(inputs, Deployment.of(inputs, online, offline), online, offline, progress).plan()
+    tokens_per_second(online)  # refused before minutes are spent on the ceilings
+    deployment = Deployment.of(inputs, online, offline)
+    _check_prefill(deployment, online)
+    return _Planner(inputs, deployment, online, offline, progress).plan()
+
+
+def _check_prefill(deployment: Deployment, online: Trace) -> None:
+    """Whether an idle GPU prefills enough of the prompts within the TTFT."""
+    wanted = deployment.inputs.slo.attainment_percent / 100
+    prompts = sorted(arrival.num_prompt for arrival in online)
+    prompt = prompts[ceil(wanted * len(prompts) - 1e-9) - 1]
+    seconds = deployment.model.seconds(Work(prompt, attended(0, prompt), num_chunks=1))
+    if seconds > deployment.ttft:
+        raise Impossible(
+            f"TTFT of {1e3 * deployment.ttft:g} ms is below the fastest prefill for {wanted:.0%} of requests: their "
+            f"prompts have up to {prompt:,} tokens, which take {1e3 * seconds:.1f} ms on an idle {deployment.gpu.name}"
+        )
 
 
 @dataclass

@@ -23,6 +23,8 @@ from ballast_sim.step_model import REFIT_A100, Roofline, StepModel, Work, profil
 from ballast_sim.traffic import Arrival
 
 MOST_BATCH = 512
+MOST_USED = 0.9
+"""Share of what full batches serve, beyond which newcomers queue."""
 _TAIL = 1e-6
 """Newcomers of one step that are less likely than this are left out."""
 
@@ -75,9 +77,8 @@ class Case:
         return not self.context
 
     def step(self, batch: int, newcomers: int) -> float:
-        """Seconds of a step with so many newcomers in a full batch; those beyond it take further steps."""
-        rounds = max(1, -(-newcomers // batch))
-        prompts = batch if self.is_encoder else min(newcomers, batch)
+        """Seconds of a step with so many newcomers in a full batch."""
+        prompts = batch if self.is_encoder else newcomers
         decodes = batch - prompts
         work = Work(
             num_prefill=prompts * self.prompt,
@@ -86,13 +87,14 @@ class Case:
             decode_context=decodes * self.context,
             num_chunks=prompts,
         )
-        return rounds * self.step_model.seconds(work)
+        return self.step_model.seconds(work)
 
     def slowest(self, batch: int) -> float:
         """Seconds within which the wanted share of newcomers is answered.
 
         Steps follow one another; how many newcomers a step holds depends on how long the one before it took, so the
-        steps are a Markov chain. A newcomer meets a step by the time it takes, at any moment of it.
+        steps are a Markov chain. A newcomer meets a step by the time it takes, at any moment of it. More newcomers at
+        once than the batch has slots are left out: `ceiling` asks for a rate at which they hardly come.
         """
         steps = [self.step(batch, newcomers) for newcomers in range(self._most_newcomers(batch) + 1)]
         arrivals = [_poisson(self.rate * seconds, len(steps)) for seconds in steps]
@@ -142,6 +144,12 @@ class Case:
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if self.slowest(middle) <= self.seconds else (low, middle - 1)
+        served = low / self.step(low, low)
+        if self.rate > MOST_USED * served:
+            raise Impossible(
+                f"{self.name}: {self.rate:g} requests/s come, but a batch of {low}, the largest within "
+                f"{1e3 * self.seconds:g} ms, serves {served:,.1f}"
+            )
         return Ceiling(self, low)
 
 

@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -216,7 +216,7 @@ def _count(path: Path, line: int, column: str, found: object) -> int:
         number = float(found)  # type: ignore[arg-type]  # what float() does not take is the error below
     except (TypeError, ValueError):
         number = -1.0
-    if number < 1 or number != int(number):
+    if not (1 <= number < inf) or number != int(number):
         raise BadTrace(str(path), line, f"{column} is {found!r}; wanted a whole number of tokens, 1 or more")
     return int(number)
 
