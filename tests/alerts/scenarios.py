@@ -106,6 +106,7 @@ SCENARIOS = (
         "1h",
         {("BallastDeadLetters", WARNING)},
     ),
+    Scenario("letters of an hour ago", gauge("ballast_dead_letters", "7x30 9x120", QUEUE), "1h30m"),
     Scenario("letters were redriven", gauge("ballast_dead_letters", "7x50 0x60", QUEUE), "1h"),
     Scenario("Redis was away for a minute", gauge("ballast_redis_up", "1x5 0 1x30"), "8m"),
     Scenario("Redis is away", gauge("ballast_redis_up", "1x5 0x30"), "10m", {("BallastRedisUnreachable", CRITICAL)}),

@@ -22,41 +22,43 @@ def some(**members: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]
     return st.fixed_dictionaries({}, optional=members)
 
 
-SPECS = st.fixed_dictionaries(
-    {
-        "model": st.fixed_dictionaries(
-            {"uri": st.sampled_from(["hf://a/b", "s3://b/c", "pvc://c/d", "file:///e", "a/b", "ftp://x", "hf://"])},
-            optional={"cachePath": st.just("/cache"), "credentialsSecret": st.just("secret")},
-        )
-    },
-    optional={
-        "engine": some(
-            device=st.sampled_from(["auto", "cpu", "cuda", "cuda:1"]),
-            backend=st.sampled_from(["native", "native", "vllm"]),
-            quantization=st.just("int8"),
-        ),
-        "gpu": some(count=FEW, resourceName=st.just("nvidia.com/gpu"), resourceClaimTemplate=st.just("one")),
-        "offline": some(
-            reservedPercent=PERCENT,
-            maxPercent=PERCENT,
-            tenants=st.lists(some(reservedPercent=PERCENT, weight=st.just(2)), max_size=3).map(
-                lambda tenants: [{"name": f"t{number}"} | tenant for number, tenant in enumerate(tenants)]
-            ),
-        ),
-        "scaling": st.fixed_dictionaries(
-            {"maxReplicas": st.integers(1, 3)}, optional={"minReplicas": FEW, "offlineMaxReplicas": FEW}
-        ),
-        "rollout": some(maxSurge=FEW, maxUnavailable=FEW),
-        "network": some(policy=st.booleans(), ingressFrom=st.lists(st.just({"podSelector": {}}), max_size=1)),
-    },
+MODELS = st.fixed_dictionaries(
+    {"uri": st.sampled_from(["hf://a/b", "s3://b/c", "pvc://c/d", "file:///e", "a/b", "ftp://x", "hf://"])},
+    optional={"cachePath": st.just("/cache"), "credentialsSecret": st.just("secret")},
 )
+TENANTS = st.lists(some(reservedPercent=PERCENT, weight=st.just(2)), max_size=3).map(
+    lambda tenants: [{"name": f"t{number}"} | tenant for number, tenant in enumerate(tenants)]
+)
+PARTS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
+    "model": st.fixed_dictionaries({"model": MODELS}),
+    "device": st.builds(
+        lambda device, count: {"engine": {"device": device}, "gpu": {"count": count}},
+        st.sampled_from(["auto", "cpu", "cuda", "cuda:1"]),
+        FEW,
+    ),
+    "gpu": some(gpu=some(count=FEW, resourceName=st.just("nvidia.com/gpu"), resourceClaimTemplate=st.just("one"))),
+    "engine": some(engine=some(backend=st.sampled_from(["native", "vllm"]), quantization=st.just("int8"))),
+    "shares": some(offline=some(reservedPercent=PERCENT, maxPercent=PERCENT)),
+    "tenants": some(offline=some(tenants=TENANTS)),
+    "scaling": some(
+        scaling=st.fixed_dictionaries(
+            {"maxReplicas": st.integers(1, 3)}, optional={"minReplicas": FEW, "offlineMaxReplicas": FEW}
+        )
+    ),
+    "rollout": some(rollout=some(maxSurge=FEW, maxUnavailable=FEW)),
+    "network": some(network=some(policy=st.booleans(), ingressFrom=st.lists(st.just({"podSelector": {}}), max_size=1))),
+}
+"""Tried one by one: a spec with many wrong parts would be refused whatever one rule says."""
 NAMES = st.sampled_from(["a", "a-b", "a" * 52, "a" * 53, "7b"])
 
 
 @pytest.mark.envtest
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(name=NAMES, spec=SPECS)
-def test_the_model_and_the_api_server_agree(plane: ControlPlane, name: str, spec: dict[str, Any]) -> None:
+@pytest.mark.parametrize("part", PARTS)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_the_model_and_the_api_server_agree(plane: ControlPlane, part: str, data: st.DataObject) -> None:
+    spec = {"model": {"uri": "hf://a/b"}} | data.draw(PARTS[part])
+    name = data.draw(NAMES) if part == "model" else "a"
     manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": spec}
     try:
         InferenceDeployment.read(manifest, "here")
