@@ -12,7 +12,10 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-LEFT_OUT = {"all.py", "size.py", "demo_pooled.py", "mixed.py", "mixed_engine.py", "frontier.py", "simulator_validation.py"}
+LEFT_OUT = {
+    *("all.py", "size.py", "demo_pooled.py"),
+    *("mixed.py", "mixed_engine.py", "frontier.py", "simulator_validation.py"),
+}
 """Not benchmarks, longer than all others together, or of no use on a busy machine."""
 QUICK = {
     "attention.py": ("--repeats", "3"),

@@ -21,6 +21,10 @@ from ballast_engine.sequence import Sequence
 from ballast_policy.request import Request, RequestClass
 from ballast_policy.snapshot import PolicyConfig
 
+GROUP = 64
+"""Requests of one prefix group that stand together."""
+MOST_GROUPS = 1000
+
 
 class Vocabulary(Protocol):
     """What the engine needs of a tokenizer."""
@@ -147,6 +151,8 @@ class Intake:
         self._has_prefix_cache = has_prefix_cache
         self._isolates_tenants = isolates_tenants
         self._numbers = count(1)
+        self._groups: dict[int, tuple[int, int]] = {}
+        """By prefix group: the number of its first member, and how many there are."""
 
     def make(self, generation: GenerationRequest, policy: PolicyConfig, now: float) -> Sequence:
         """Check a request and lay it out.
@@ -165,8 +171,9 @@ class Intake:
         tokens = np.array([*generation.prompt, *generated], np.int64)
         self._check_tokens(tokens)
         num_tokens = len(tokens)
+        seq = next(self._numbers)
         request = Request(
-            seq=next(self._numbers),
+            seq=seq,
             request_class=generation.request_class,
             arrival=now if generation.arrival is None else generation.arrival,
             num_prompt=num_prompt,
@@ -174,7 +181,7 @@ class Intake:
             tenant=generation.tenant,
             priority=_priority(generation, policy),
             laxity=generation.laxity,
-            prefix_group=generation.prefix_group,
+            prefix_group=self._place(generation.prefix_group, seq),
             num_tokens=num_tokens,
             num_output=len(generated),
         )
@@ -203,6 +210,21 @@ class Intake:
         if self._has_prefix_cache:
             sequence.hash_blocks(num_tokens)
         return sequence
+
+    def _place(self, group: int, seq: int) -> int:
+        """Give where a request stands among others of equal laxity: with its prefix group, where the first of it came.
+
+        A group of many begins anew now and then, so that it does not pass the others for ever.
+        """
+        if not group:
+            return seq
+        first, num = self._groups.get(group, (seq, 0))
+        if num >= GROUP:
+            first, num = seq, 0
+        elif not num and len(self._groups) >= MOST_GROUPS:
+            self._groups.clear()
+        self._groups[group] = first, num + 1
+        return first
 
     def _ends(self, sampling: SamplingParams) -> frozenset[int]:
         ends = frozenset() if sampling.ignore_eos else self._vocabulary.eos_ids
