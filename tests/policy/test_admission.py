@@ -44,14 +44,18 @@ ends = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 12)), min_size=1, ma
 def test_the_peak_is_what_a_replay_of_the_growth_needs(residents, num_blocks, left):
     peak = Peak(UNKNOWN, 1, unknown=1000)
     peak.add_all([make_resident(seq, *resident) for seq, resident in enumerate(residents)], {})
-    found = peak.with_one(make_request(99, num_tokens=num_blocks, max_output=left), num_blocks)
+    newcomer = make_request(99, num_tokens=num_blocks, max_output=left)
+    found = peak.missing(newcomer, num_blocks, free=0)
 
     everyone = [*residents, (num_blocks, left)]
     used = [
         sum(held + min(after, left) for held, left in everyone if left >= after)
         for after in range(max(left for _, left in everyone) + 1)
     ]
-    assert found == max(0, *(blocks - sum(held for held, _ in everyone) for blocks in used))
+    most = max(0, *(blocks - sum(held for held, _ in everyone) for blocks in used))
+    assert found == most
+    for free in (most - 1, most, most + 3, 10 * most):
+        assert (peak.missing(newcomer, num_blocks, free) <= free) is (most <= free), "the quick answer is another"
 
 
 @given(ends, st.integers(1, 9), st.integers(0, 12))
@@ -63,7 +67,7 @@ def test_counting_an_admission_is_the_same_as_counting_a_resident(residents, num
     added.add(everyone[-1], num_blocks)
 
     newcomer = make_request(99, num_tokens=3, max_output=4)
-    assert added.with_one(newcomer, 3) == counted.with_one(newcomer, 3)
+    assert added.missing(newcomer, 3, free=0) == counted.missing(newcomer, 3, free=0)
 
 
 def test_promised_blocks_come_free_with_the_rest():
@@ -71,7 +75,7 @@ def test_promised_blocks_come_free_with_the_rest():
     peak = Peak(UNKNOWN, 1, unknown=1000)
     peak.add_all([resident], {resident: 30})
 
-    assert peak.with_one(make_request(1, max_output=10), 16) == max(2 * 2, 10 - 40)
+    assert peak.missing(make_request(1, max_output=10), 16, free=0) == max(2 * 2, 10 - 40)
 
 
 @pytest.mark.parametrize(

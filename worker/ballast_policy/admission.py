@@ -56,7 +56,7 @@ UNKNOWN = Expectation()
 class Peak:
     """Who will hold KV, by how long they last."""
 
-    __slots__ = ("_block_tokens", "_ends", "_expectation", "_unknown")
+    __slots__ = ("_block_tokens", "_bound", "_ends", "_expectation", "_unknown")
 
     def __init__(self, expectation: Expectation, block_tokens: int, unknown: int) -> None:
         self._expectation = expectation
@@ -64,27 +64,39 @@ class Peak:
         self._unknown = unknown
         """Tokens that a request is expected to generate where nothing is known."""
         self._ends: list[tuple[int, int]] = []
-        """Sorted: the blocks that each will still begin, and those that come free when it ends."""
+        """The blocks that each will still begin, and those that come free when it ends."""
+        self._bound = 0
+        """All that everybody will begin: more than the peak, which falls short of it by what comes free on the way."""
 
     def add_all(self, requests: Iterable[Request], promised: Mapping[Request, int]) -> None:
         """Count residents, with the blocks that were promised to them."""
         for request in requests:
-            private = request.num_private_blocks + promised.get(request, 0)
-            self._ends.append((self._growth(request), private))
-        self._ends.sort()
+            growth = self._growth(request)
+            self._ends.append((growth, request.num_private_blocks + promised.get(request, 0)))
+            self._bound += growth
 
     def add(self, request: Request, num_blocks: int) -> None:
         """Count one that is admitted into so many free blocks."""
-        insort(self._ends, (self._growth(request), num_blocks))
+        growth = self._growth(request)
+        self._ends.append((growth, num_blocks))
+        self._bound += growth
 
-    def with_one(self, request: Request, num_blocks: int) -> int:
-        """Give the most blocks that will be missing beside those in use and promised, were one more admitted."""
+    def missing(self, request: Request, num_blocks: int, free: int) -> int:
+        """Give the most blocks that will be missing beside those in use and promised, were one more admitted.
+
+        It is exact where the answer is more than `free`; else it may be any figure up to that.
+        """
+        growth = self._growth(request)
+        if self._bound + growth <= free:
+            return self._bound + growth
+        self._ends.sort()
         ends = self._ends.copy()
-        insort(ends, (self._growth(request), num_blocks))
+        insort(ends, (growth, num_blocks))
         freed = most = 0
         lasting = len(ends)
         for blocks, given_back in ends:
-            most = max(most, lasting * blocks - freed)
+            here = lasting * blocks - freed
+            most = max(most, here)
             freed += given_back
             lasting -= 1
         return most

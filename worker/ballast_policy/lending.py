@@ -187,4 +187,4 @@ class _Lending:
         if self.peak is None:
             self.peak = Peak(step.snapshot.expectation, step.block_tokens, step.config.tail_tokens)
             self.peak.add_all(everyone + step.admit + step.resume, step.promised)
-        return self.peak.with_one(request, whole) <= free
+        return self.peak.missing(request, whole, free) <= free

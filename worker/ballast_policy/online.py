@@ -126,8 +126,9 @@ def _fits_at_peak(step: Step, request: Request) -> bool:
     if peak is None or not (step.online.everyone or step.num_started[RequestClass.ONLINE]):
         return True
     whole = step.whole(request)
-    short = peak.with_one(request, whole) + whole + step.promised_blocks + step.hold_blocks - step.free
-    if short <= 0:
+    free = step.free - whole - step.promised_blocks - step.hold_blocks
+    missing = peak.missing(request, whole, free)
+    if missing <= free:
         return True
     lower = [other for other in step.online.everyone if other.priority < request.priority]
-    return short <= sum(other.num_private_blocks for other in chain(step.lent_kv, lower))
+    return missing - free <= sum(other.num_private_blocks for other in chain(step.lent_kv, lower))
