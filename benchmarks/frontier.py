@@ -2,6 +2,7 @@
 
     python benchmarks/frontier.py --load 40 --minutes 5 --plot docs/images/frontier.png
 
+Points that lose more than a point of attainment are crossed out, and neither make our curve nor are held against it.
 Three traces: the Azure conversations, the arena's 27 tenants, and bursts (a tenth of each minute at eight times the
 rate of the rest, Azure lengths). Above each: where GPUs apart do more than the SLO-bound ceiling, by computation.
 """
@@ -42,13 +43,25 @@ class Point:
     inflation: float
     """TTFT p99 over that of online alone, less 1."""
     harvest: float
+    is_kept: bool
+    """The attainment of online alone, less a point."""
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it lies on our curve."""
+        return knob(self.policy)[0] == "ballast"
 
 
 def points(table: Table, load: float) -> list[Point]:
     """Where the rows lie."""
     alone = table.bench.alone(load).result.ttft.p99
     return [
-        Point(row.policy, row.result.ttft.p99 / alone - 1, row.offline_tokens / table.bench.unbounded)
+        Point(
+            row.policy,
+            row.result.ttft.p99 / alone - 1,
+            row.offline_tokens / table.bench.unbounded,
+            table.bench.keeps(row),
+        )
         for row in table.rows
     ]
 
@@ -56,7 +69,7 @@ def points(table: Table, load: float) -> list[Point]:
 def curve(ours: Sequence[Point], inflation: float) -> float:
     """Most harvest of ours at that inflation or less, straight lines between the points; 0 left of the first."""
     best = 0.0
-    ordered = [Point("", 0.0, 0.0), *sorted(ours, key=lambda point: point.inflation)]
+    ordered = [Point("", 0.0, 0.0, is_kept=True), *sorted(ours, key=lambda point: point.inflation)]
     for left, right in pairwise(ordered):
         if right.inflation <= inflation:
             best = max(best, right.harvest)
@@ -95,20 +108,33 @@ def bound_sentences(table: Table, load: float) -> str:
 def judge(name: str, table: Table, load: float) -> tuple[list[Point], bool]:
     """Print one trace."""
     found = points(table, load)
-    ours = [point for point in found if knob(point.policy)[0] == "ballast"]
+    ours = [point for point in found if point.is_ours and point.is_kept]
     print(f"\n{name}: {100 * load:g} % load, {table.bench.request_rate(load):.2f} requests/s")
     print(bound_sentences(table, load))
-    rows, worst = [], 0.0
+    rows, above = [], {True: 0.0, False: 0.0}
     for point, row in zip(found, table.rows, strict=True):
-        above = point.harvest - curve(ours, point.inflation)
-        is_ours = point in ours
-        if not is_ours and point.policy != "static-split":
-            worst = max(worst, above)
-        rows.append(_cells(point, row, "" if is_ours else f"{100 * above:+.1f}", table))
-    columns = ("policy", "TTFT p99", "inflation", "TTFT met", "TPOT met", "harvest", "of bound", "above our curve", "")
+        higher = point.harvest - curve(ours, point.inflation)
+        if not point.is_ours and point.policy != "static-split":
+            above[point.is_kept] = max(above[point.is_kept], higher)
+        rows.append(_cells(point, row, "" if point.is_ours else f"{100 * higher:+.1f}", table))
+    columns = (
+        "policy",
+        "TTFT p99",
+        "inflation",
+        "TTFT met",
+        "TPOT met",
+        "SLO",
+        "harvest",
+        "of bound",
+        "above ours",
+        "",
+    )
     print_table(columns, rows, right=columns[1:-1])
-    print(f"Highest baseline above our curve: {100 * worst:.1f} points (allowed {100 * MORE:g})")
-    return found, worst <= MORE
+    print(
+        f"Highest baseline above our curve: {100 * above[True]:.1f} points among those that keep the attainment of "
+        f"online alone less a point (allowed {100 * MORE:g}), {100 * above[False]:.1f} among those that break it"
+    )
+    return found, above[True] <= MORE
 
 
 def _cells(point: Point, row: Row, above: str, table: Table) -> tuple[str, ...]:
@@ -119,6 +145,7 @@ def _cells(point: Point, row: Row, above: str, table: Table) -> tuple[str, ...]:
         f"{point.inflation:+.1%}",
         f"{result.ttft_attainment:.2%}",
         f"{result.tpot_attainment:.2%}",
+        "kept" if point.is_kept else "broken",
         f"{point.harvest:.1%}",
         f"{row.total_tokens / table.bench.bound:.1%}",
         above,
@@ -137,12 +164,21 @@ def draw(by_trace: dict[str, list[Point]], path: Path) -> None:
             of_policy = sorted(
                 (point for point in found if knob(point.policy)[0] == policy), key=lambda point: point.inflation
             )
-            axes.plot(
+            (line,) = axes.plot(
                 [100 * max(point.inflation, 1e-3) for point in of_policy],
                 [100 * point.harvest for point in of_policy],
                 marker="o",
                 label=policy,
                 linewidth=2.5 if policy == "ballast" else 1.0,
+            )
+            broken = [point for point in of_policy if not point.is_kept]
+            axes.plot(
+                [100 * max(point.inflation, 1e-3) for point in broken],
+                [100 * point.harvest for point in broken],
+                linestyle="",
+                marker="x",
+                markersize=10,
+                color=line.get_color(),
             )
         axes.set(xscale="symlog", title=name, xlabel="TTFT p99 over online alone, %")
     figure.axes[0].set_ylabel("harvest, % of offline alone")
@@ -184,7 +220,9 @@ def run(
             offline=lengths,
         )  # fmt: skip
         config: PolicyConfig = engine.config
-        bench = Bench(trace, lengths, config, engine.model, 60 * minutes, seed=options.seed)
+        bench = Bench(
+            trace, lengths, config, engine.model, 60 * minutes, seed=options.seed, num_layers=engine.num_layers
+        )
         return run_table(
             bench,
             policies=(*OURS, *BUDGET_POLICIES, *RATES, *OTHERS),

@@ -143,6 +143,7 @@ def mixed(
                 60 * minutes,
                 seed=seed,
                 noise=noise,
+                num_layers=engine.num_layers,
                 warmup_seconds=min(60.0, 15 * minutes),
                 ceiling_seconds=min(900.0, 900 * minutes),
                 is_fitted=fitted,

@@ -83,6 +83,8 @@ class Bench:
     warmup_seconds: float = 60.0
     ceiling_seconds: float = 900.0
     """How long offline work alone runs; the first third, in which the batch fills, is left out."""
+    num_layers: int = 32
+    """Of the model: where a step can be suspended."""
     is_fitted: bool = False
     """Ballast fits its cost model on the run's own steps, instead of knowing it as the baselines do."""
     ceilings: dict[str, Row] = field(default_factory=dict)
@@ -262,6 +264,7 @@ class Bench:
             warmup_seconds=self.warmup_seconds,
             seed=self.seed,
             noise=self.noise,
+            num_layers=self.num_layers,
             cost=self.cost,
         )
 

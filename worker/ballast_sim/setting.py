@@ -25,6 +25,7 @@ class Setting:
     name: str
     step_model: str
     model: StepModel
+    num_layers: int
     config: PolicyConfig
 
     @classmethod
@@ -45,7 +46,7 @@ class Setting:
             raise BadInput(f"no times are published for {' on '.join(pair)}, only for {' on '.join(_PUBLISHED)}")
         chosen = ("refit" if pair == _PUBLISHED else "roofline") if step_model == "auto" else step_model
         models: dict[str, StepModel] = {"refit": REFIT_A100, "published": PublishedA100(), "roofline": deployment.model}
-        setting = cls(" on ".join(pair), chosen, models[chosen], deployment.config)
+        setting = cls(" on ".join(pair), chosen, models[chosen], deployment.shape.layers, deployment.config)
         setting._check_slo(online)
         return setting
 
