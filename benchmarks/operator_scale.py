@@ -55,7 +55,7 @@ class Usage:
 class Operator:
     """The operator's process, seen through its own metrics."""
 
-    def __init__(self, plane: ControlPlane, folder: Path) -> None:
+    def __init__(self, plane: ControlPlane, folder: Path, at_a_time: int) -> None:
         self._log = folder / "operator.log"
         environment = {
             **os.environ,
@@ -64,6 +64,7 @@ class Operator:
             "BALLAST_WORKER_IMAGE": "worker:1",
             "BALLAST_HOST": "127.0.0.1",
             "BALLAST_PORT": "0",
+            "BALLAST_TURNS_AT_A_TIME": str(at_a_time),
         }
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -154,6 +155,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The operator under many resources")
     parser.add_argument("--resources", type=int, default=100)
     parser.add_argument("--pods", type=int, default=4, help="of each resource")
+    parser.add_argument("--turns-at-a-time", type=int, default=16)
     parser.add_argument("--idle-seconds", type=float, default=30)
     parser.add_argument("--kwok-config", help="stages, where this kwok has none built in")
     options = parser.parse_args()
@@ -162,7 +164,7 @@ def main() -> None:
         tempfile.TemporaryDirectory() as folder,
         cluster(Path(folder), options.kwok_config, total // PODS_PER_NODE + 2) as plane,
     ):
-        operator = Operator(plane, Path(folder))
+        operator = Operator(plane, Path(folder), options.turns_at_a_time)
         try:
             measure(plane, operator, options)
         finally:

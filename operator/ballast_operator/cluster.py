@@ -87,6 +87,7 @@ class Cluster:
         self._session: aiohttp.ClientSession | None = None
         self._server = ""
         self._login = asyncio.Lock()
+        self._posting: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
         await self._open()
@@ -95,6 +96,7 @@ class Cluster:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await asyncio.gather(*self._posting, return_exceptions=True)
         if self._session is not None:
             await self._session.close()
 
@@ -189,8 +191,13 @@ class Cluster:
             return False
         return any(resource["name"] == kind.plural for resource in answer.get("resources") or ())
 
-    async def post_event(self, body: Body) -> None:
-        """Tell people what happened to an object; a lost event harms nothing, so a failure is only logged."""
+    def post_event(self, body: Body) -> None:
+        """Tell people what happened to an object, in the background: no turn waits, and a lost one harms none."""
+        task = asyncio.create_task(self._post_event(body))
+        self._posting.add(task)
+        task.add_done_callback(self._posting.discard)
+
+    async def _post_event(self, body: Body) -> None:
         try:
             await self.create(EVENT, body)
         except (ClusterUnavailable, ClusterRefused) as error:

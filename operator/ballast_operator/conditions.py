@@ -99,12 +99,6 @@ def _too_few_serve(world: Input) -> Verdict | None:
 # Progressing
 
 
-def _is_deleted(world: Input) -> Verdict | None:
-    if world.resource.metadata.deletion_timestamp:
-        return Verdict("False", Reason.DELETING, "being deleted")
-    return None
-
-
 def _is_complete(world: Input) -> Verdict | None:
     wanted = world.resource.spec.replicas
     figures = [world.count(name) for name in ("replicas", "updatedReplicas", "availableReplicas")]
@@ -271,7 +265,7 @@ def _deadlines(world: Input) -> Verdict:
 _UNWELL = (_is_refused, _pods_are_not_made, _pod_is_unwell, _secret_is_missing, _takes_too_long, _is_well)
 CHAINS: Mapping[ConditionType, tuple[Check, ...]] = {
     ConditionType.READY: (_asked_for_none, _enough_serve, _too_few_serve),
-    ConditionType.PROGRESSING: (_is_deleted, _is_complete, _is_stuck, _is_rolling),
+    ConditionType.PROGRESSING: (_is_complete, _is_stuck, _is_rolling),
     ConditionType.DEGRADED: _UNWELL,
     ConditionType.CONFIG_APPLIED: (_nothing_known, _no_worker, _has_config),
     ConditionType.OFFLINE_RESERVATION_SATISFIED: (_nothing_known, _no_worker, _floor),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from ballast_api.conditions import Reason
 from ballast_operator.kinds import Body
@@ -36,7 +37,7 @@ class Load:
 
     def of_pods(self, pods: tuple[Body, ...]) -> Mapping[str, WorkerStatus]:
         """The status of each pod that has published one, by the pod's name."""
-        by_host = {status.address.rpartition(":")[0].removeprefix("http://"): status for status in self.workers}
+        by_host = {urlsplit(status.address).hostname: status for status in self.workers}
         found = {}
         for pod in pods:
             status = by_host.get(pod.get("status", {}).get("podIP", ""))

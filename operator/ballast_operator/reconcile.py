@@ -115,7 +115,7 @@ class Reconciler:
             log.info("scaled", resource=str(key), replicas=decision.replicas, before=replicas, because=decision.because)
             await self._cluster.scale(key, decision.replicas)
             sentence = f"Scaled from {replicas} to {decision.replicas} replicas: {decision.because}"
-            await self._cluster.post_event(event(resource.metadata, "Scaled", sentence, now=time.time()))
+            self._cluster.post_event(event(resource.metadata, "Scaled", sentence, now=time.time()))
         return ScalingStatus(replicas=decision.replicas, because=decision.because[:1024])
 
     async def _execute(self, resource: InferenceDeployment, wanted: Plan, memory: _Memory) -> Trouble | None:
@@ -136,7 +136,7 @@ class Reconciler:
             await self._cluster.annotate_pod(touch.key, touch.annotations)
         if done:
             log.info("applied", resource=f"{resource.metadata.namespace}/{resource.metadata.name}", because=done)
-            await self._cluster.post_event(event(resource.metadata, "Applied", "; ".join(done), now=time.time()))
+            self._cluster.post_event(event(resource.metadata, "Applied", "; ".join(done), now=time.time()))
         return refused
 
     async def _apply(self, step: Apply, memory: _Memory) -> Trouble | None:
@@ -206,7 +206,7 @@ class Reconciler:
         for condition in report.news(before, status):
             sentence = f"{condition.type} is {condition.status}: {condition.message}"
             is_bad = report.is_bad(condition)
-            await self._cluster.post_event(event(metadata, condition.reason, sentence, now=time.time(), is_bad=is_bad))
+            self._cluster.post_event(event(metadata, condition.reason, sentence, now=time.time(), is_bad=is_bad))
 
     async def _report_invalid(self, body: Body, error: InvalidConfig) -> None:
         """A resource that this version cannot take, as after a change of the CRD: say so, and leave its pods alone."""

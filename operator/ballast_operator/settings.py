@@ -29,7 +29,7 @@ class OperatorSettings(BaseModel):
     """Replicas with the same Lease are one operator."""
     redis_secret: str = ""
     """Secret in its namespace with `url` and `password` of the Redis for resources that name none; empty: none."""
-    turns_at_a_time: int = Field(default=8, ge=1, le=100)
+    turns_at_a_time: int = Field(default=16, ge=1, le=100)
     """Resources that are worked on at the same time."""
     look_seconds: float = Field(default=10, ge=1, le=60)
     """How often workers and queue of a resource are looked at in Redis."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -166,6 +167,20 @@ def test_the_crd_may_change_with_objects_present(own: Cluster, tmp_path: Path) -
         own.patch("inferencedeployments", "kept", {"spec": {"fromTheFuture": None, "replicas": 2}})
         until(lambda: own.get("deployments", "kept")["spec"]["replicas"] == 2)
         own.says("Degraded", "False", name="kept")
+
+
+def test_deletion_needs_neither_operator_nor_redis(cluster: Cluster, tmp_path: Path) -> None:
+    """Nothing holds a resource up, so an operator that was uninstalled first leaves nothing behind."""
+    nowhere = {"url": base64.b64encode(b"redis://127.0.0.1:9").decode()}
+    cluster.create("secrets", {"metadata": {"name": "redis"}, "data": nowhere})
+    with running(cluster.plane.kubeconfig, tmp_path):
+        cluster.make(redis={"secretName": "redis"})
+        ends_right(cluster)
+        cluster.says("DeadlineAtRisk", "Unknown", "RedisUnreachable")
+    assert "finalizers" not in cluster.resource()["metadata"]
+    cluster.delete("inferencedeployments", "llm")
+
+    until(lambda: not [kind for kind in (*CHILDREN, "pods") if cluster.names(kind)], said="nothing is left")
 
 
 def is_right_among(cluster: Cluster, name: str) -> bool:
