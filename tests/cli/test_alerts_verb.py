@@ -55,7 +55,7 @@ def test_either_a_name_or_a_file_is_wanted(name: str | None, file: Path | None) 
         pytest.param(
             """echo 'Error from server (NotFound): inferencedeployments "chat" not found' >&2; exit 1""",
             NotFound,
-            "`kubectl get infd -A` lists",
+            "`ballast get -A` lists",
             id="not found",
         ),
         pytest.param("echo 'Unable to connect' >&2; exit 1", Unreachable, "Unable to connect", id="no server"),

@@ -10,6 +10,8 @@ from ballast_cli import (
     alerts,
     bench,
     cancel,
+    explain,
+    get,
     job,
     jobs,
     pause,
@@ -53,7 +55,7 @@ def ballast(
     """Serve online requests and offline jobs on the same machine."""
 
 
-_LOCAL, _WORK, _LOOK = "On this machine", "Offline work", "Look"
+_LOCAL, _WORK, _LOOK, _CLUSTER = "On this machine", "Offline work", "Look", "In a cluster"
 for _name, _run, _panel, _examples in (
     ("up", up.up, _LOCAL, up.EXAMPLES),
     ("serve", serve.serve, _LOCAL, serve.EXAMPLES),
@@ -69,7 +71,9 @@ for _name, _run, _panel, _examples in (
     ("job", job.job, _LOOK, job.EXAMPLES),
     ("top", top.top, _LOOK, top.EXAMPLES),
     ("plan", plan.plan, _LOOK, plan.EXAMPLES),
-    ("alerts", alerts.alerts, _LOOK, alerts.EXAMPLES),
+    ("get", get.get, _CLUSTER, get.EXAMPLES),
+    ("explain", explain.explain, _CLUSTER, explain.EXAMPLES),
+    ("alerts", alerts.alerts, _CLUSTER, alerts.EXAMPLES),
     ("version", version.version, _LOOK, version.EXAMPLES),
 ):
     app.command(_name, rich_help_panel=_panel, epilog=_examples)(_run)

@@ -1,10 +1,7 @@
-"""Reads an `InferenceDeployment`: from a file, or from the cluster through `kubectl` and whatever it logs in with."""
+"""Reads an `InferenceDeployment`, from a file or from the cluster, and checks it."""
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,8 +10,9 @@ import yaml
 
 from ballast_api.errors import InvalidConfig
 from ballast_api.inference_deployment import InferenceDeployment
-from ballast_api.names import CRD_NAME, KIND
-from ballast_cli.errors import NotFound, Unreachable, Usage
+from ballast_api.names import KIND
+from ballast_cli.cluster import resource
+from ballast_cli.errors import Usage
 
 
 def from_file(path: Path, namespace: str | None) -> tuple[InferenceDeployment, ...]:
@@ -37,25 +35,8 @@ def from_file(path: Path, namespace: str | None) -> tuple[InferenceDeployment, .
 
 
 def from_cluster(name: str, namespace: str | None) -> InferenceDeployment:
-    """The resource as the API server has it.
-
-    Raises:
-        NotFound: there is none of that name.
-        Unreachable: no kubectl, or no API server that answers.
-    """
-    kubectl = shutil.which("kubectl")
-    if kubectl is None:
-        raise Unreachable(
-            "kubectl, through which Ballast reads clusters, is not on the PATH: install it, or give a file"
-        )
-    command = [kubectl, "get", CRD_NAME, name, "-o", "json", *(["-n", namespace] if namespace else [])]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - arguments, no shell
-    if done.returncode != 0:
-        said = (done.stderr.strip().splitlines() or ["no word"])[-1].removeprefix("Error from server ")
-        if "(NotFound)" in said or "doesn't have a resource type" in said:
-            raise NotFound(f"{said}: `kubectl get infd -A` lists what there is")
-        raise Unreachable(f"kubectl cannot read {KIND} {name}: {said}")
-    return _read(json.loads(done.stdout), f"{KIND} {name}", None)
+    """The resource as the API server has it; see `cluster.resource`."""
+    return _read(resource(name, namespace), f"{KIND} {name}", None)
 
 
 def _read(manifest: dict[str, Any], source: str, namespace: str | None) -> InferenceDeployment:

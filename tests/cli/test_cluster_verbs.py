@@ -1,0 +1,116 @@
+"""`ballast get` and `ballast explain` against a real API server."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from control_plane import ControlPlane, assets
+from typer.testing import CliRunner
+
+from ballast_api.conditions import ConditionType
+from ballast_api.names import API_VERSION, KIND, PLURAL
+from ballast_cli.app import app
+from ballast_cli.explain import WISHED
+
+pytestmark = pytest.mark.envtest
+LONG_AGO = "2026-01-01T00:00:00Z"
+
+
+@pytest.fixture(autouse=True)
+def kubectl(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a person has: kubectl on the PATH and a kubeconfig."""
+    monkeypatch.setenv("PATH", str(assets()), prepend=":")
+    monkeypatch.setenv("KUBECONFIG", str(plane.kubeconfig))
+
+
+def make(plane: ControlPlane, namespace: str, status: dict[str, Any] | None = None) -> None:
+    path = f"/apis/{API_VERSION}/namespaces/{namespace}/{PLURAL}"
+    body = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": "chat"},
+        "spec": {"model": {"uri": "hf://a/b"}},
+    }
+    plane.http.post(path, json=body).raise_for_status()
+    if status:
+        headers = {"Content-Type": "application/merge-patch+json"}
+        plane.http.patch(f"{path}/chat/status", json={"status": status}, headers=headers).raise_for_status()
+
+
+def condition(kind: ConditionType, status: str, reason: str, message: str) -> dict[str, Any]:
+    return {"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": LONG_AGO}
+
+
+def run(*arguments: str) -> str:
+    done = CliRunner().invoke(app, arguments)
+
+    assert done.exit_code == 0, done.exception
+    return done.stdout
+
+
+def test_resources_are_listed_with_their_slots(plane: ControlPlane, namespace: str) -> None:
+    ready = condition(ConditionType.READY, "True", "Serving", "1 of 1 workers serve")
+    make(plane, namespace, {"conditions": [ready], "readyReplicas": 1, "slots": {"online": 14, "offline": 2}})
+
+    listed = run("get", "-n", namespace)
+
+    assert re.search(rf"{namespace} +chat +True +Serving +1/1 +14 +2 +hf://a/b", listed)
+    assert json.loads(run("get", "-A", "--json"))["version"] == 1
+
+
+def test_nothing_there_is_said(namespace: str) -> None:
+    done = CliRunner().invoke(app, ["get", "-n", namespace])
+
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert "No InferenceDeployments there" in done.stderr
+
+
+def test_what_is_wrong_stands_first_with_the_operators_words(plane: ControlPlane, namespace: str) -> None:
+    make(
+        plane,
+        namespace,
+        {
+            "observedGeneration": 1,
+            "conditions": [
+                condition(ConditionType.SLO_MET, "True", "Met", "TTFT p99 200 ms of 1000"),
+                condition(ConditionType.DEGRADED, "True", "Unschedulable", "0/3 nodes have a free nvidia.com/gpu"),
+            ],
+            "scaling": {"replicas": 3, "because": "40 online requests, 16 fit one replica"},
+        },
+    )
+    event = {
+        "metadata": {"name": "e1"},
+        "involvedObject": {"apiVersion": API_VERSION, "kind": KIND, "name": "chat", "namespace": namespace},
+        "reason": "Applied", "message": "Created Deployment chat", "type": "Normal", "lastTimestamp": LONG_AGO,
+    }  # fmt: skip
+    plane.http.post(f"/api/v1/namespaces/{namespace}/events", json=event).raise_for_status()
+
+    said = run("explain", "chat", "-n", namespace)
+
+    assert said.index("! Degraded: True (Unschedulable)") < said.index("0/3 nodes") < said.index("  SLOMet: True (Met)")
+    assert "Scaling: 3 replicas, because 40 online requests" in said
+    assert "Applied: Created Deployment chat" in said
+
+
+def test_a_resource_that_nobody_looked_at_asks_for_the_operator(plane: ControlPlane, namespace: str) -> None:
+    make(plane, namespace)
+
+    assert "The operator has not taken up generation 1 (last: none). Does it run?" in run(
+        "explain", "chat", "-n", namespace
+    )
+
+
+def test_a_name_that_is_not_there_is_an_exit_code_of_its_own(namespace: str) -> None:
+    from ballast_cli.errors import NotFound
+
+    done = CliRunner().invoke(app, ["explain", "nobody", "-n", namespace])
+
+    assert isinstance(done.exception, NotFound)
+    assert "`ballast get -A` lists" in str(done.exception)
+
+
+def test_every_condition_has_a_state_that_is_wished() -> None:
+    assert set(WISHED) == set(ConditionType)
