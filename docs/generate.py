@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import html
+import json
 import re
 import subprocess
 import sys
@@ -121,6 +122,28 @@ def role_rules(granted: tuple[permissions.Permission, ...]) -> str:
     return yaml.safe_dump(permissions.rules(granted), sort_keys=False)
 
 
+def chart() -> str:
+    """The reference of the chart's values, from their schema and defaults."""
+    defaults = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    described = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    rows = "\n".join(chart_rows(described, defaults, ""))
+    law = "`helm install ballast helm/ballast`; Helm refuses values that are not in this list.\n\n"
+    return "# Values of the chart\n\n" + NOTE + law + "| value | default | meaning |\n|---|---|---|\n" + rows
+
+
+def chart_rows(described: dict[str, Any], defaults: dict[str, Any], prefix: str) -> Iterator[str]:
+    """A row for each value, those inside it below."""
+    for name, member in described["properties"].items():
+        if name not in defaults:
+            continue
+        path, default = f"{prefix}{name}", defaults[name]
+        is_group = "properties" in member
+        shown = "" if is_group or default in ("", [], {}) else f"`{json.dumps(default)}`"
+        yield f"| `{path}` | {shown} | {member['description']} |"
+        if is_group:
+            yield from chart_rows(member, default, f"{path}.")
+
+
 def commands() -> str:
     """The reference of the `ballast` command, from its own help."""
     command = [sys.executable, "-m", "typer", "ballast_cli.app", "utils", "docs", "--name", "ballast"]
@@ -199,6 +222,7 @@ PAGES: dict[Path, Callable[[], str]] = {
     CHART / "files" / "cluster-rules.yaml": lambda: role_rules(permissions.CLUSTER),
     CHART / "files" / "own-namespace-rules.yaml": lambda: role_rules(permissions.OWN_NAMESPACE),
     CHART / "dashboards" / "ballast.json": dashboard.text,
+    REFERENCE / "chart.md": chart,
     REFERENCE / "inferencedeployment.md": resource,
     REFERENCE / "configuration.md": configuration,
     REFERENCE / "commands.md": commands,
