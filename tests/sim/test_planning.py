@@ -118,6 +118,34 @@ def test_money_per_token_adds_up_to_money_per_hour(small_fleet):
         assert per_hour == pytest.approx(option.dollars_per_hour)
 
 
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({"ceiling_minutes": 0.01}, "ceilingMinutes is 0.01: no request ends in so little time"),
+        ({"traffic_minutes": 1e-4, "ceiling_minutes": 1}, "trafficMinutes is 0.0001: one request is all that comes"),
+    ],
+)
+def test_times_that_are_too_short_to_measure_are_refused_by_name(change, found):
+    with pytest.raises(BadInput, match=found):
+        plan_fleet(PlanInputs(engine=EngineInput(slots=16), **change), ONLINE, ONLINE[:50])
+
+
+def test_of_a_large_fleet_some_gpus_are_simulated_with_their_part_of_the_traffic():
+    inputs = PlanInputs(
+        fleet=FleetInput(online_gpus=32, online_utilization_percent=4, offline_gpus=0),
+        traffic_minutes=0.2,
+        ceiling_minutes=1,
+        engine=EngineInput(slots=16),
+    )
+    found = plan_fleet(inputs, ONLINE, ONLINE[:100])
+    same = next(option for option in found.options if option.name == "mixed on the same 32")
+
+    assert "16 of them simulated" in same.note
+    assert same.online_tokens == pytest.approx(32 * 0.04 * found.ceilings.online_full)
+    assert 0.5 * 32 < same.offline_tokens / found.ceilings.offline_full < 32
+    assert found.offline_tokens == 0
+
+
 EMBEDDINGS = ServiceInput(
     name="embeddings", kind="encoder", model="bge-large", requests_per_second=(8000, 20000), prompt_tokens=128
 )

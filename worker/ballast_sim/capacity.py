@@ -139,10 +139,14 @@ class _Planner:
         fleet = self.inputs.fleet
         self.progress("measuring the ceilings of one GPU")
         self.ceilings = ceilings = measure(self.deployment, self.trace, self.offline)
+        if min(ceilings.online_full, ceilings.offline_full, ceilings.offline_bound) <= 0:
+            raise BadInput(f"ceilingMinutes is {self.inputs.ceiling_minutes:g}: no request ends in so little time")
         self.online_tokens = fleet.online_gpus * fleet.online_utilization_percent / 100 * ceilings.online_full
         self.offline_tokens = fleet.offline_gpus * fleet.offline_utilization_percent / 100 * ceilings.offline_full
         seconds = self.inputs.traffic_minutes * 60
         self.part = min(1.0, MOST_SIMULATED / fleet.online_gpus)
+        if self.trace[0].num_tokens >= self.part * self.online_tokens * seconds:
+            raise BadInput(f"trafficMinutes is {self.inputs.traffic_minutes:g}: one request is all that comes in it")
         self.online = excerpt(self.trace, self.part * self.online_tokens, seconds)
         self.seconds = min(seconds, self.online[-1].seconds)
         options = [self._given(), self._right_sized()]
@@ -358,8 +362,12 @@ class _Planner:
         """Whether mixing pays."""
         given = self.inputs.fleet.online_gpus + self.inputs.fleet.offline_gpus
         if mixed is None:
+            last = self._one(given, len(STEP_SHARES) - 1)
             return (
-                f"No number of mixed GPUs up to {given} keeps the SLO and does the offline work: mixing does not pay."
+                f"No number of mixed GPUs up to {given} keeps the SLO and does the offline work: mixing does not pay. "
+                f"With steps filled to {STEP_SHARES[-1]:.0%}, {given} do {last.offline.total * given:,.0f} of the "
+                f"{self.offline_tokens:,.0f} offline tokens/s, and TTFT is met by {last.ttft_attainment:.2%}, TPOT by "
+                f"{last.tpot_attainment:.2%}."
             )
         more = mixed.offline_tokens / apart.offline_tokens if apart.offline_tokens else 1.0
         if mixed.gpus < apart.gpus:
