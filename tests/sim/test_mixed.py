@@ -121,11 +121,25 @@ def test_without_parking_who_decodes_takes_part_in_every_step(make_scenario):
     assert max(sat_out) == 0
 
 
+def test_a_knob_turned_by_hand_is_the_policy_at_that_value(make_bench):
+    bench = make_bench()
+    budgets = [bench.rows(f"static-budget={ms}", 0.4, (0.0,))[0].result.mean_step for ms in (11, 13, 15)]
+    rates = [bench.rows(f"qps-cap={rate}", 0.4, (0.0,))[0].offline_tokens for rate in (0.5, 5)]
+    reserves = [bench.rows(f"ballast={percent}", 0.4, (0.0,))[0].offline_tokens for percent in (1, 95)]
+
+    assert budgets == sorted(budgets)
+    assert rates[0] < rates[1]
+    assert reserves[0] >= reserves[1]
+
+
 @pytest.mark.parametrize(
     ("asked", "found"),
     [
         ({"policies": ("ballast", "magic")}, "unknown policy 'magic'; known are all, online-only"),
         ({"policies": ("ballast", "ballast")}, "a policy is named twice"),
+        ({"policies": ()}, "no policy given"),
+        ({"policies": ("greedy=3",)}, "policy 'greedy=3': wanted a number above 0 for one of static-budget"),
+        ({"policies": ("qps-cap=-1",)}, "policy 'qps-cap=-1': wanted a number above 0"),
         ({"loads": (0.0,)}, "a load of 0 % was asked for; wanted 0.1 to 2000 %"),
         ({"loads": (float("nan"),)}, "a load of nan % was asked for"),
         ({"loads": ()}, "no load given"),

@@ -111,8 +111,7 @@ def mixed(
     _need("numpy", "worker")
     if plot:
         _need("matplotlib", "local")
-    if json_file is not None and not json_file.parent.is_dir():
-        raise Usage(f"--json: there is no directory {json_file.parent}: make it first.")
+    _check_json(json_file)
     if plot is not None and plot.exists() and not plot.is_dir():
         raise Usage(f"--plot: {plot} is a file, wanted a directory for several pictures.")
     with refusals():
@@ -184,8 +183,7 @@ def validate(
         _need(module, "worker")
     if clock not in {"wall", "cpu"}:
         raise Usage(f"--clock is {clock!r}; wanted wall or cpu.")
-    if json_file is not None and not json_file.parent.is_dir():
-        raise Usage(f"--json: there is no directory {json_file.parent}: make it first.")
+    _check_json(json_file)
     from ballast_cli import bench_validate  # noqa: PLC0415
 
     bench_validate.require_calm(clock)
@@ -227,8 +225,7 @@ def guarantees(
 ) -> None:
     """Try to break reservation, tenant fairness and a deadline; exit code 1 where one of them breaks."""
     _need("numpy", "worker")
-    if json_file is not None and not json_file.parent.is_dir():
-        raise Usage(f"--json: there is no directory {json_file.parent}: make it first.")
+    _check_json(json_file)
     with refusals():
         from ballast_cli.bench_cases import print_case, write_cases  # noqa: PLC0415
         from ballast_sim.cases import Court  # noqa: PLC0415
@@ -295,6 +292,11 @@ def progress(done: int, number: int, what: str) -> None:
 def _need(module: str, extra: str) -> None:
     if find_spec(module) is None:
         raise CliError(f"`ballast bench` needs {module}: pip install 'ballast[{extra}]'")
+
+
+def _check_json(path: Path | None) -> None:
+    if path is not None and not path.parent.is_dir():
+        raise Usage(f"--json: there is no directory {path.parent}: make it first.")
 
 
 def _write(table: Table, path: Path) -> None:

@@ -105,6 +105,8 @@ def _check(policies: Sequence[str], loads: Sequence[float], reservations: Sequen
                 raise BadInput(f"a {name} of {100 * value:g} % was asked for; wanted {low} to {100 * most:g} %")
         if len(set(values)) < len(values):
             raise BadInput(f"a {name} is named twice: name each once")
+    if not policies:
+        raise BadInput("no policy given: name at least one")
     if len(set(policies)) < len(policies):
         raise BadInput("a policy is named twice: name each once")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from math import inf, nan
+from math import ceil, inf, nan
 
 from ballast_policy.cost import CostModel
 from ballast_policy.snapshot import PolicyConfig
@@ -50,6 +50,8 @@ KNOBS = {
 """What a policy may be given by hand, as in `static-budget=35`."""
 MOST_LOST = 0.01
 """Attainment that a tuned baseline (qps-cap, static-budget, static-split) may lose against online-only."""
+MOST_LOAD = 1.5
+"""Nothing above it is tried where a load is looked for that online alone attains."""
 PARTS = 10
 """GPUs that static-split divides."""
 
@@ -124,7 +126,7 @@ class Bench:
 
     def highest(self, attainment: float = 0.99) -> Row:
         """Online-only at the highest load that it serves with that attainment, to 2 % of the bound; load 0 is none."""
-        low, high = 0.0, 1.5
+        low, high = 0.0, MOST_LOAD
         while high - low > 0.02:
             middle = (low + high) / 2
             result = self.alone(middle).result
@@ -228,9 +230,9 @@ class Bench:
 
     def _static_split(self, load: float) -> Row:
         """GPUs apart: the smallest of ten parts that serves online alone, the others offline without an SLO."""
-        for parts in range(1, PARTS):
+        alone = self.alone(load).result
+        for parts in range(max(1, ceil(load * PARTS / MOST_LOAD)), PARTS):
             row = self.alone(load * PARTS / parts)
-            alone = self.alone(load).result
             if self._within(row.result, alone):
                 offline = (PARTS - parts) / PARTS * self.unbounded
                 total = row.result.online.total * parts / PARTS + offline
