@@ -133,6 +133,9 @@ class Offline(ApiModel):
     """Share of slots and KV that offline keeps whatever the online load; idle reservation is lent."""
     max_percent: float = Field(default=100, ge=0, le=100)
     """Most slots offline may hold, of all slots."""
+    max_interference_percent: float | None = Field(default=None, gt=0, le=1000)
+    """Most that offline work may add to TTFT and TPOT of online, median and p99, in percent of what they are without
+    it; the reservation comes on top. Not set: the SLO alone bounds what it adds."""
     queue: Name | None = None
     """The queue in Redis this deployment works from; by default `<namespace>/<name>`."""
     tenants: tuple[Tenant, ...] = Field(default=(), max_length=1000, json_schema_extra=keyed_by("name"))

@@ -5,8 +5,9 @@ from math import inf
 
 import pytest
 
-from ballast_policy.budget import OnlineStep, prefill_room, step_budget
+from ballast_policy.budget import OnlineStep, most_prefill, prefill_room, step_budget
 from ballast_policy.cost import CostModel
+from ballast_policy.interference import UNCHECKED, Allowance
 from ballast_policy.request import Phase, Request, RequestClass
 from ballast_policy.snapshot import PolicyConfig, Snapshot
 
@@ -118,3 +119,37 @@ def test_without_an_slo_full_slots_bound_nothing():
     free = make_snapshot(config=replace(CONFIG, ttft=inf, tpot=inf))
 
     assert budget(make_decode(ttft=inf, tpot=inf), vacancy=0.0, snapshot=free) == inf
+
+
+@pytest.mark.parametrize(
+    ("alone", "allowance", "expected"),
+    [
+        (0.02, UNCHECKED, 0.022),
+        (0.02, Allowance(share=0.05), 0.021),
+        (0.0, UNCHECKED, 0.05),
+        (0.0, Allowance(share=0.05), 0.0255),
+        (0.0, Allowance(share=0.0), 0.0059),
+    ],
+    ids=["the cap", "less of it", "no online at hand", "none, and less of the cap", "none, and nothing of the cap"],
+)
+def test_a_cap_on_interference_bounds_the_step_by_what_online_alone_takes(alone, allowance, expected):
+    capped = make_snapshot(config=replace(CONFIG, max_interference=0.1), allowance=allowance)
+
+    found = step_budget(capped, OnlineStep((), (), alone, alone, alone=alone))
+
+    assert found == pytest.approx(expected)
+
+
+def test_with_a_cap_online_prefills_as_it_would_alone():
+    capped = make_snapshot(config=replace(CONFIG, max_interference=0.1))
+    fresh = make_decode(num_output=1, first_token=10.0)
+
+    assert prefill_room(capped, OnlineStep((fresh,), (), ONLINE_ALONE, ONLINE_ALONE)) == inf
+    assert most_prefill(capped.config, COST) == CONFIG.chunk_tokens
+    assert most_prefill(CONFIG, COST) == 4 * CONFIG.chunk_tokens
+
+
+def test_less_is_lent_while_more_requests_miss_their_slo_than_may():
+    half = make_snapshot(allowance=Allowance(harvest=0.5))
+
+    assert budget(make_decode(), snapshot=half) == pytest.approx((ONLINE_ALONE + 0.05) / 2)

@@ -210,13 +210,17 @@ class Engine:
     def _advance(self, flight: Flight) -> list[Output]:
         """Compute a step to its end, or to where it is interrupted while it may be."""
         begun = self._clock()
+        self._scheduler.interference.began(flight.step.plan, begun)
         try:
             drawn = self._compute(flight, self._interrupt if flight.seconds_left > 0 else None)
         except Exception as error:
             flight.suspended = None
             log.exception("step failed", extra={"requests": len(flight.step.members)})
             return self._fail(flight.step.members, error)
-        flight.run_seconds += self._clock() - begun
+        finally:
+            ended = self._clock()
+            self._scheduler.interference.ended(ended)
+        flight.run_seconds += ended - begun
         if drawn is None:
             return []
         outputs = self._finish(flight.step, drawn)
@@ -313,6 +317,7 @@ class Engine:
                 sequence.append(next(drawn))
                 if request.first_token == inf:
                     request.first_token = now
+                    self._scheduler.interference.answered(request, now)
                 output = self._deliver(sequence)
                 if output is not None:
                     outputs.append(output)
@@ -333,6 +338,7 @@ class Engine:
         """Take a request out wherever it stands, and write its last output."""
         del self._by_id[sequence.request_id]
         self._inbox.free_id(sequence.request_id)
+        self._scheduler.interference.finished(sequence.request, self._clock())
         self._release(sequence, reason)
         text = ""
         if reason in {FinishReason.STOP, FinishReason.LENGTH}:

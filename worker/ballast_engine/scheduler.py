@@ -16,6 +16,7 @@ from ballast_policy.cost import Fit, Work
 from ballast_policy.experience import Experience
 from ballast_policy.fairness import Ledger
 from ballast_policy.holding import note_holding
+from ballast_policy.interference import Interference
 from ballast_policy.plan import Plan
 from ballast_policy.request import Phase, Request, RequestClass
 from ballast_policy.shares import reserved_slots
@@ -66,6 +67,7 @@ class Scheduler:
         """Largest decode batch that the SLO allows; None until the cost model is trusted."""
         self.fit = Fit()
         self.experience = Experience(residency.pool.num_blocks * residency.pool.block_tokens)
+        self.interference = Interference()
         self._planner = planner
         self._nested_planner: NestedPlanner = plan_nested
         self._last_online = -inf
@@ -87,6 +89,7 @@ class Scheduler:
         self.live[request.seq] = sequence
         self.backlog.add(request)
         self.experience.arrived(request, now)
+        self.interference.arrived(request, now)
 
     def _active(self, request_class: RequestClass) -> set[str]:
         """Tenants that wait or hold KV."""
@@ -112,6 +115,7 @@ class Scheduler:
         self.policy = replace(policy, num_blocks=pool.num_blocks, block_tokens=pool.block_tokens)
         weights = {name: share.weight for name, share in policy.tenants.items()}
         reserved = {name: share.reserved for name, share in policy.tenants.items()}
+        self.interference.configure(policy.max_interference, policy.objective)
         for ledger in self.ledgers.values():
             ledger.reweigh(weights)
             ledger.reserve(reserved)
@@ -188,6 +192,7 @@ class Scheduler:
             last_online=self._last_online,
             typical_prompt=int(self._typical_prompt),
             ceiling=self.ceiling,
+            allowance=self.interference.allowance,
             expectation=self.experience.expectation,
         )
         if residency.pool.has_prefix_cache:

@@ -13,6 +13,9 @@ from ballast_policy.snapshot import PolicyConfig, Snapshot
 _LOOK_AHEAD = 32
 """How many requests that prefill or wait bound the budget, the first in order; those behind have to wait anyway."""
 
+_LEAST_IDLE = 0.1
+"""Under a cap on interference, the least share of the TPOT that a step may take while no online is at hand."""
+
 ONLINE_CHUNKS = 4
 """Prefill of online may fill this many chunks in one step, where step times are known and decodes can wait."""
 
@@ -30,6 +33,8 @@ class OnlineStep:
     """The part of `seconds` that comes again in every step: all but prefill."""
     vacancy: float = 1.0
     """Share of the slots open to online that no online request holds, 0 to 1."""
+    alone: float = 0.0
+    """What the step would take if online were never beside offline; 0 where online has no part in it."""
 
 
 def is_provided_for(snapshot: Snapshot, *, has_online: bool) -> bool:
@@ -39,12 +44,12 @@ def is_provided_for(snapshot: Snapshot, *, has_online: bool) -> bool:
 
 def most_prefill(config: PolicyConfig, cost: CostModel) -> int:
     """Give the most prefill tokens of a step: several chunks for online where an SLO and step times are known."""
-    is_paced = cost.is_trusted and min(config.ttft, config.tpot) < inf
+    is_paced = cost.is_trusted and min(config.ttft, config.tpot) < inf and config.max_interference is None
     return config.chunk_tokens * (ONLINE_CHUNKS if is_paced else 1)
 
 
 def step_budget(snapshot: Snapshot, step: OnlineStep) -> float:
-    """Give the seconds that the step may take, the smallest of four bounds.
+    """Give the seconds that the step may take, the smallest of five bounds.
 
     - `step.seconds + slack_safety * (slack - slack_reserve * ttft)` over the online requests that are not overdue,
       where slack is what the request can still lose after the time that online alone needs for its next token
@@ -56,10 +61,13 @@ def step_budget(snapshot: Snapshot, step: OnlineStep) -> float:
     - `k0 + newcomer_share * (ttft - 2 * k0 - prefill of a typical prompt)`: an online request that comes in the
       middle of the step waits for its end, and then needs a step of its own.
 
+    - what the cap on interference leaves, where there is one: `(1 + share) * alone`.
+
     Slack is reserved because a burst needs it, and spent by shares because one long step is all that a newcomer sees.
-    Of what the bounds leave beside online's own part, less is lent the fewer slots are free for newcomers (all of it
-    while `slot_headroom` of them are): longer steps keep requests in their slots for longer, so that a burst which
-    online alone would have served fills the slots and queues.
+    Of what the bounds leave beside online's own part, less is lent while more requests miss their SLO than may
+    (`Allowance.harvest`), and the fewer slots are free for newcomers (all of it while `slot_headroom` of them are):
+    longer steps keep requests in their slots for longer, so that a burst which online alone would have served fills
+    the slots and queues.
     """
     config, cost = snapshot.config, snapshot.cost
     loose, slack = _decode_slack(snapshot, step)
@@ -68,10 +76,12 @@ def step_budget(snapshot: Snapshot, step: OnlineStep) -> float:
         _newcomer(config, cost, snapshot.typical_prompt),
         config.tpot_share * loose,
         step.seconds + config.slack_safety * max(0.0, slack),
+        _capped(snapshot, step.alone),
     )
-    if step.vacancy >= config.slot_headroom or not step.seconds < bound < inf:
-        return bound
-    return step.seconds + (bound - step.seconds) * step.vacancy / config.slot_headroom
+    lent = snapshot.allowance.harvest
+    if step.vacancy < config.slot_headroom:
+        lent *= step.vacancy / config.slot_headroom
+    return step.seconds + (bound - step.seconds) * lent if lent < 1 and step.seconds < bound < inf else bound
 
 
 def prefill_room(snapshot: Snapshot, step: OnlineStep) -> float:
@@ -81,6 +91,8 @@ def prefill_room(snapshot: Snapshot, step: OnlineStep) -> float:
     prefill gets a third of the step at least, and all it wants where its own slack is down to the reserve.
     """
     config, now = snapshot.config, snapshot.now
+    if config.max_interference is not None:  # as it would be without offline work
+        return inf
     until = loose = inf
     for request in step.decodes:
         left = request.paced_deadline - now
@@ -91,6 +103,22 @@ def prefill_room(snapshot: Snapshot, step: OnlineStep) -> float:
     if _prefill_slack(snapshot, step.pending, step.fixed, most_prefill(config, snapshot.cost)) <= 0:
         return inf
     return max(until, loose, 1.5 * step.fixed)
+
+
+def _capped(snapshot: Snapshot, alone: float) -> float:
+    """Give what the cap on interference leaves: `(1 + share) * alone`, and one TPOT where no online is at hand.
+
+    There a newcomer has the step stand still, so that only a share of it less than the cap shortens it.
+    """
+    config, cost = snapshot.config, snapshot.cost
+    if config.max_interference is None:
+        return inf
+    share = config.max_interference if snapshot.allowance.share is None else snapshot.allowance.share
+    if alone:
+        return (1 + share) * alone
+    if config.tpot == inf or not config.max_interference:
+        return inf if config.max_interference else 0.0
+    return cost.k0 + max(0.0, config.tpot - cost.k0) * min(1.0, max(_LEAST_IDLE, share / config.max_interference))
 
 
 def _decode_slack(snapshot: Snapshot, step: OnlineStep) -> tuple[float, float]:

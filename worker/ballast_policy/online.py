@@ -28,10 +28,27 @@ def online_step(step: Step) -> OnlineStep:
     return OnlineStep(
         decodes=online.decodes,
         pending=chain(step.ranked(online.prefills), resumed, step.online_waiting),
+        alone=online_seconds(step),
         seconds=seconds,
         fixed=fixed,
         vacancy=max(0.0, 1 - num_held / num_open) if num_open else 0.0,
     )
+
+
+def online_seconds(step: Step) -> float:
+    """Give what online alone would take for its part.
+
+    Requests that leave sooner meet fewer decodes and less prefill of others on their way.
+    """
+    online, cost = step.online, step.cost
+    prefill = [(request, tokens) for request, tokens in step.prefill_grants.items() if step.group(request) is online]
+    resumed = [request for request, _ in step.decode_grants if step.group(request) is online]
+    if not (prefill or resumed or online.decodes):
+        return 0.0
+    num_decodes = len(online.decodes) + len(resumed)
+    context = online.context + sum(request.num_tokens for request in resumed)
+    seconds = sum(cost.prefill(computed(request), tokens) for request, tokens in prefill)
+    return cost.k0 + (seconds + cost.k3 * num_decodes + cost.k4 * context) / (1 + step.snapshot.allowance.crowding)
 
 
 def serve_online(step: Step) -> None:

@@ -60,5 +60,7 @@ class Plan:
     not trusted. Online and the reservation of offline may exceed it by themselves."""
     wait_until: float = float("-inf")
     """When an empty plan is worth another look, if nobody comes before; -inf where that is not known."""
+    online_seconds: float = 0.0
+    """What online alone would take for its part of the step, as far as the cost model can tell."""
     suspendable_seconds: float = 0.0
     """How long the step may stand still at layer boundaries for online newcomers (`plan_nested`); 0 is not at all."""

@@ -26,7 +26,7 @@ from math import inf
 from ballast_policy.budget import is_provided_for, step_budget
 from ballast_policy.growth import grow
 from ballast_policy.lending import lend
-from ballast_policy.online import online_step, serve_online
+from ballast_policy.online import online_seconds, online_step, serve_online
 from ballast_policy.plan import Because, Plan, Reason
 from ballast_policy.reservation import fill_reservation
 from ballast_policy.snapshot import Snapshot
@@ -48,7 +48,9 @@ def plan(snapshot: Snapshot) -> Plan:
     budget = _budget(step) if is_guarded else inf
     lend(step, budget, is_guarded=is_guarded)
     _break_deadlock(step)
-    return replace(step.as_plan(budget), suspendable_seconds=suspendable_seconds(step))
+    return replace(
+        step.as_plan(budget), online_seconds=online_seconds(step), suspendable_seconds=suspendable_seconds(step)
+    )
 
 
 def _budget(step: Step) -> float:

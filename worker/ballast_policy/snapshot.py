@@ -10,6 +10,7 @@ from ballast_policy.admission import UNKNOWN, Expectation
 from ballast_policy.backlog import Backlog, Ledgers
 from ballast_policy.cost import CostModel
 from ballast_policy.holding import floors_of
+from ballast_policy.interference import UNCHECKED, Allowance
 from ballast_policy.request import Phase, Request, RequestClass
 
 
@@ -57,6 +58,11 @@ class PolicyConfig:
     """Share of online's slots that must be free for all the time of the budget to be lent; with fewer, less is."""
     batch_window: float = 0.0
     """Seconds that an idle engine waits after the first arrival to begin with a whole batch."""
+    max_interference: float | None = None
+    """Most that offline work may add to TTFT and TPOT of online, median and 99th percentile; a fraction of what they
+    are without it. None: the SLO alone bounds what it adds."""
+    objective: float = 0.0
+    """Share of online requests that must keep the SLO they would keep alone; where fewer do, harvest backs off."""
     quiet_seconds: float = 30.0
     """How long after the last online request the next one is still provided for."""
     static_share: float = 0.25
@@ -89,6 +95,8 @@ class Snapshot:
     """Tokens that an online prompt usually has to compute; 0 while nothing is known."""
     ceiling: int | None = None
     """`CostModel.batch_ceiling`, computed whenever the model is fitted anew; None until it is trusted."""
+    allowance: Allowance = UNCHECKED
+    """What measured latencies leave to offline, see `Interference`."""
     expectation: Expectation = UNKNOWN
     """How long answers are and how much KV online asks for, see `Experience`."""
 
@@ -105,6 +113,7 @@ def take_snapshot(
     last_online: float = -inf,
     typical_prompt: int = 0,
     ceiling: int | None = None,
+    allowance: Allowance = UNCHECKED,
     expectation: Expectation = UNKNOWN,
 ) -> Snapshot:
     """Put a snapshot together, with as much of the backlog as one step can need and no more."""
@@ -120,6 +129,7 @@ def take_snapshot(
         last_online=last_online,
         typical_prompt=typical_prompt,
         ceiling=ceiling,
+        allowance=allowance,
         expectation=expectation,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from math import inf
 
 from ballast_policy.plan import Plan, Reason
@@ -20,6 +21,8 @@ def suspendable_seconds(step: Step) -> float:
     """
     if not step.cost.is_trusted or step.config.ttft == inf or step.seconds <= 2 * step.cost.k0:
         return 0.0
+    if step.config.max_interference is not None and step.online.decodes:
+        return 0.0  # decodes would wait for the fixed costs of the nested step, which online alone would not have
     end = step.snapshot.now + step.seconds
     slack = step.config.ttft
     for request in step.online.decodes:
@@ -42,13 +45,14 @@ def plan_nested(snapshot: Snapshot, in_flight: Collection[Request], seconds: flo
     busy = set(in_flight)
     parked = [request for request in step.lent_kv if request.phase is Phase.PARKED and request not in busy]
     slots = Slots(step, RequestClass.ONLINE)
+    step.promised.update((request, step.whole(request)) for request in step.online.prefills)
     for request in step.online_waiting:
         left = request.num_tokens - computed(request)
         if step.num_vacant(RequestClass.ONLINE) < 1 or left > step.chunk:
             break
         if step.seconds + step.cost.prefill(computed(request), left) > seconds:
             break
-        needed = step.whole(request) + step.hold_blocks + step.online.num_running
+        needed = step.whole(request) + step.promised_blocks + step.online.num_running
         if step.free < needed and not step.reclaim(parked, needed, newcomer=request):
             break
         slots.make_vacant()
@@ -58,4 +62,4 @@ def plan_nested(snapshot: Snapshot, in_flight: Collection[Request], seconds: flo
     excess = max(excess, step.offline.num_running - vacated)
     if step.admit and excess > 0:
         step.leave_slots(step.offline_running[-excess:], Reason.SLOT_RECLAIMED)
-    return step.as_plan(seconds)
+    return replace(step.as_plan(seconds), online_seconds=step.seconds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
+from ballast_policy.plan import Plan
 from ballast_sim.item import Item
 from ballast_sim.step_model import Work
 
@@ -13,6 +14,7 @@ from ballast_sim.step_model import Work
 class Flight:
     """A step whose layers all take the same time."""
 
+    plan: Plan
     items: list[Item]
     work: Work
     seconds: float

@@ -18,6 +18,7 @@ from ballast_policy.cost import attended
 from ballast_policy.experience import Experience
 from ballast_policy.fairness import INPUT_COST, OUTPUT_COST, Ledger
 from ballast_policy.holding import note_holding
+from ballast_policy.interference import Interference
 from ballast_policy.plan import Plan
 from ballast_policy.request import Phase, Request, RequestClass
 from ballast_policy.snapshot import PolicyConfig, Snapshot, take_snapshot
@@ -106,6 +107,7 @@ class Replica:
     num_running: dict[RequestClass, int] = field(init=False)
     is_busy: bool = field(init=False, default=False)
     experience: Experience = field(init=False)
+    interference: Interference = field(init=False, default_factory=Interference)
     _stalled: int = field(init=False, default=0)
     _flight: Flight | None = field(init=False, default=None)
     """The step that is being computed, or stands still."""
@@ -120,6 +122,7 @@ class Replica:
         reserved = {tenant: share.reserved for tenant, share in self.config.tenants.items()}
         self.ledgers = {request_class: Ledger(weights, reserved) for request_class in RequestClass}
         self.experience = Experience(self.config.num_blocks * self.config.block_tokens)
+        self.interference.configure(self.config.max_interference, self.config.objective)
         self.num_running = dict.fromkeys(RequestClass, 0)
         self.samples = {request_class: Samples() for request_class in RequestClass}
         self._active = {request_class: {} for request_class in RequestClass}
@@ -145,6 +148,7 @@ class Replica:
             self.items[request.seq] = item
             self.backlog.add(request)
             self.experience.arrived(request, self.clock.now)
+            self.interference.arrived(request, self.clock.now)
             if request.request_class is RequestClass.ONLINE:
                 self.known.last_online = self.clock.now
                 self._interrupt()
@@ -173,6 +177,7 @@ class Replica:
     def _go_on(self, flight: Flight) -> None:
         """Compute a step from where it stands to its end."""
         flight.run_from = self.clock.now
+        self.interference.began(flight.plan, self.clock.now)
         self.clock.at(self.clock.now + flight.left, partial(self._end, flight, flight.num_turns), rank=1)
 
     def _interrupt(self) -> None:
@@ -199,6 +204,7 @@ class Replica:
             return
         self.num_suspended += flight.is_running
         flight.stand(self.clock.now)
+        self.interference.began(nested.plan, self.clock.now)
         flight.suspendable -= nested.seconds
         self.clock.at(self.clock.now + nested.seconds, lambda: self._resume(flight, nested), rank=1)
 
@@ -236,6 +242,7 @@ class Replica:
             last_online=known.last_online,
             typical_prompt=int(known.typical_prompt),
             ceiling=known.ceiling,
+            allowance=self.interference.allowance,
             expectation=self.experience.expectation,
         )
         if self.has_prefix_cache:
@@ -274,7 +281,7 @@ class Replica:
         if items:
             log = (online, offline, parked, waiting, at_hand, *tokens)
             self.steps.append(Step(self.clock.now, seconds, plan.predicted_seconds, *log))
-        return Flight(items, work, seconds, self.num_layers)
+        return Flight(plan, items, work, seconds, self.num_layers)
 
     def _grant(self, plan: Plan) -> tuple[list[Item], Work, tuple[int, int, int, int]]:
         items, block_tokens = self.items, self.config.block_tokens
@@ -360,6 +367,7 @@ class Replica:
         if turn != flight.num_turns:
             return
         self._flight = None
+        self.interference.ended(self.clock.now)
         self._deliver(flight)
         self._begin()
 
@@ -402,6 +410,7 @@ class Replica:
         request = item.request
         if request.num_output == 0:
             item.first_token = request.first_token = now
+            self.interference.answered(request, now)
         if now > request.next_deadline:
             item.num_late += 1
         request.num_output += 1
@@ -409,6 +418,7 @@ class Replica:
             request.num_tokens += 1
             return
         item.last_token = now
+        self.interference.finished(request, now)
         self.experience.finished(request)
         self.kv.release(item, is_preempted=False)
         self.kv.forget(request.seq)

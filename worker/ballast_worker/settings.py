@@ -99,6 +99,8 @@ def policy_config(config: WorkerConfig, current: PolicyConfig) -> PolicyConfig:
         offline_max_share=offline.max_percent / 100,
         ttft=config.slo.ttft_milliseconds / 1000,
         tpot=config.slo.tpot_milliseconds / 1000,
+        max_interference=None if offline.max_interference_percent is None else offline.max_interference_percent / 100,
+        objective=config.slo.objective_percent / 100,
         batch_window=offline.batch_window_milliseconds / 1000,
         tenants={
             tenant.name: TenantShare(

@@ -1,0 +1,113 @@
+"""What offline work costs online, measured by a clock of delay; and what is allowed it for that."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+
+from ballast_policy.interference import Interference
+from ballast_policy.plan import Plan
+from ballast_policy.request import Request, RequestClass
+
+ALONE, STEP = 0.02, 0.03
+"""A step takes half as long again as online alone would need."""
+
+
+def make_request(seq: int, arrival: float, *, ttft: float = inf, tpot: float = inf) -> Request:
+    return Request(seq, RequestClass.ONLINE, arrival, num_prompt=8, max_output=8, ttft=ttft, tpot=tpot)
+
+
+def serve(state: Interference, number: int, *, alone: float = ALONE, step: float = STEP, **slo: float) -> None:
+    """One request after the other, each with a step of prefill and ten of decoding."""
+    for seq in range(number):
+        now = seq * 11 * step
+        request = make_request(seq, now, **slo)
+        state.arrived(request, now)
+        for index in range(11):
+            state.began(Plan(predicted_seconds=step, online_seconds=alone), now)
+            now += step
+            state.ended(now)
+            request.num_output = index + 1
+            if index == 0:
+                request.first_token = now
+                state.answered(request, now)
+        state.finished(request, now)
+
+
+def test_the_clock_of_delay_knows_what_online_alone_would_have_taken():
+    state = Interference()
+
+    serve(state, 40)
+
+    assert state.inflation == pytest.approx(0.5)
+    assert state.allowance.crowding == pytest.approx(0.5)
+
+
+def test_who_comes_in_the_middle_of_an_offline_step_waits_for_its_rest():
+    state = Interference()
+    state.configure(0.1, 0.0)
+    state.began(Plan(predicted_seconds=0.1, online_seconds=0.0), 0.0)
+    request = make_request(0, 0.075)
+    state.arrived(request, 0.075)
+    state.began(Plan(predicted_seconds=0.02, online_seconds=0.02), 0.1)
+    request.num_output, request.first_token = 1, 0.12
+    state.answered(request, 0.12)
+
+    measured, alone = state._ttft[0]
+
+    assert (measured, alone) == (pytest.approx(0.045), pytest.approx(0.02))
+
+
+def test_the_allowance_shrinks_above_the_cap_and_grows_below_it():
+    above, below = Interference(), Interference()
+    for state, alone in ((above, 0.02), (below, 0.0299)):
+        state.configure(0.1, 0.0)
+        begun = state.allowance.share
+        serve(state, 64, alone=alone)
+        assert begun is not None
+        assert state.allowance.share is not None
+        assert (state.allowance.share < begun) is (state is above)
+
+
+def test_another_cap_begins_anew_and_no_cap_has_no_share():
+    state = Interference()
+    state.configure(0.1, 0.0)
+    first = state.allowance.share
+    state.configure(0.2, 0.0)
+
+    assert first == pytest.approx(0.09)
+    assert state.allowance.share == pytest.approx(0.18)
+    state.configure(None, 0.0)
+    assert state.allowance.share is None
+
+
+def test_harvest_backs_off_while_offline_makes_requests_miss_their_slo_and_recovers():
+    state = Interference()
+    state.configure(None, 0.99)
+    serve(state, 40, tpot=0.025)
+    backed_off = state.allowance.harvest
+    serve(state, 200, tpot=0.05)
+
+    assert backed_off == pytest.approx(0.7)
+    assert backed_off < state.allowance.harvest <= 1
+
+
+def test_what_online_alone_would_miss_as_well_costs_offline_nothing():
+    state = Interference()
+    state.configure(None, 0.99)
+
+    serve(state, 80, tpot=0.015)
+
+    assert state.allowance.harvest == 1
+
+
+def test_a_request_that_leaves_without_an_answer_leaves_nothing_behind():
+    state = Interference()
+    request = make_request(0, 0.0)
+    state.arrived(request, 0.0)
+    state.finished(request, 1.0)
+    state.finished(request, 1.0)
+
+    assert not state._open
+    assert not state._tpot

@@ -1,0 +1,69 @@
+"""Steps nested in suspended ones: for any state, nothing of the step in flight is touched, and every law holds."""
+
+from __future__ import annotations
+
+from math import inf
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from laws import After, left, slots_and_chunk_are_never_exceeded, the_plan_is_well_formed
+from workloads import snapshots
+
+from ballast_policy.plan import Reason
+from ballast_policy.planner import plan
+from ballast_policy.request import Phase, RequestClass
+from ballast_policy.snapshot import Snapshot
+from ballast_policy.suspension import plan_nested
+
+ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
+EXAMPLES = settings().max_examples
+
+
+@settings(max_examples=5 * EXAMPLES)
+@given(snapshots(), st.data())
+def test_a_nested_plan_serves_newcomers_and_touches_nothing_in_flight(snapshot: Snapshot, data: st.DataObject):
+    running = [r for r in snapshot.residents if r.phase is Phase.RUNNING]
+    in_flight = data.draw(st.lists(st.sampled_from(running), unique_by=id)) if running else []
+    seconds = data.draw(st.sampled_from([0.0, 0.006, 0.02, 10.0]))
+
+    nested = plan_nested(snapshot, in_flight, seconds)
+
+    for law in (the_plan_is_well_formed, slots_and_chunk_are_never_exceeded):
+        law(None, snapshot, nested)
+    assert all(r.request_class is ONLINE and r.phase is Phase.WAITING for r in nested.admit)
+    assert dict(nested.grants) == {r: left(r) for r in nested.admit}, "a newcomer has its first token, or waits"
+    assert not set(in_flight) & {*nested.preempt, *dict(nested.grants)}, "the step in flight writes its KV"
+    assert all(r.request_class is OFFLINE and r.phase is Phase.PARKED for r in nested.preempt)
+    assert all(r.request_class is OFFLINE for r in nested.park)
+    assert not nested.resume
+    assert nested.predicted_seconds <= seconds
+    assert bool(nested.admit) or not (nested.park or nested.preempt), "only a newcomer takes anything away"
+    assert plan_nested(snapshot, in_flight, seconds) == nested
+
+
+@settings(max_examples=3 * EXAMPLES)
+@given(snapshots())
+def test_a_nested_plan_leaves_the_reservation_its_slots(snapshot: Snapshot):
+    running = [r for r in snapshot.residents if r.phase is Phase.RUNNING and r.request_class is OFFLINE]
+
+    nested = plan_nested(snapshot, (), inf)
+
+    after = After(snapshot, nested)
+    assert len(after.offline) >= min(after.reserved, len(running))
+    reasons = {because.request: because.reason for because in nested.because}
+    assert all(reasons[r] is Reason.SLOT_RECLAIMED for r in nested.park)
+
+
+@settings(max_examples=3 * EXAMPLES)
+@given(snapshots())
+def test_a_step_stands_still_only_as_long_as_its_online_tokens_can_wait(snapshot: Snapshot):
+    decided = plan(snapshot)
+
+    if not decided.suspendable_seconds:
+        return
+    assert decided.predicted_seconds > 2 * snapshot.cost.k0
+    end = snapshot.now + decided.predicted_seconds + decided.suspendable_seconds
+    for request, _ in decided.grants:
+        if request.request_class is ONLINE and request.phase is not Phase.WAITING:
+            dues = (request.next_deadline, request.paced_deadline) if left(request) == 1 else (request.next_deadline,)
+            assert all(end <= due + 1e-9 for due in dues if due >= snapshot.now + decided.predicted_seconds)

@@ -1,0 +1,154 @@
+"""What offline work costs online, measured: how much later tokens come than they would alone, and what follows.
+
+A step that takes `seconds` of which online alone would have needed `alone` makes whoever waits or decodes in it
+`seconds - alone` later. The sum over all steps is a clock of delay; a request's own delay is what this clock advanced
+between its arrival and its tokens. What it would have measured alone is what it measured, less its delay.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import NamedTuple
+
+from ballast_policy.plan import Plan
+from ballast_policy.request import Request, RequestClass
+
+_WINDOW = 256
+"""Finished requests that are looked at."""
+_LOOK_EVERY = 8
+"""Finished requests between two looks."""
+_LEAST = 32
+"""Finished requests before the first."""
+_GAIN = 0.05
+"""Share of the distance to its target by which one look moves the allowance: the window answers late."""
+_TARGET = 0.9
+"""Share of the cap at which the measured inflation is kept."""
+_BACK_OFF, _RECOVERY = 0.7, 0.02
+"""Harvest is multiplied by the one where too many requests are lost, and grows by the other where not."""
+_LEAST_LOST = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What measured latencies leave to offline. Fractions."""
+
+    share: float | None = None
+    """A step may take so much longer than online alone would; None is the cap itself."""
+    crowding: float = 0.0
+    """How much longer requests stay than alone, and so how many more of them decode at a time (Little's law)."""
+    harvest: float = 1.0
+    """Part of the budget beside online that offline may use."""
+
+
+UNCHECKED = Allowance()
+"""While nothing has been measured."""
+
+
+class _Latency(NamedTuple):
+    measured: float
+    alone: float
+
+    def is_lost(self, slo: float) -> bool:
+        """Whether offline work made it miss the SLO: what online alone would miss as well is not offline's doing."""
+        return self.measured > slo >= self.alone
+
+
+class Interference:
+    """The clock of delay, and the allowance that keeps latencies within the cap and losses within the objective. Pure.
+
+    Fed by whoever runs the steps: `began` when a step begins or goes on, `ended` with it, and with each online request
+    `arrived`, `answered` at its first token and `finished`. Under a cap the allowance moves to where the inflation of
+    TTFT and TPOT, median and 99th percentile, is a little less than the cap. Where more requests lose their SLO to
+    offline work than the objective allows, harvest backs off at once, and recovers step by step.
+    """
+
+    def __init__(self) -> None:
+        self.cap: float | None = None
+        self.objective = 0.0
+        self.allowance = Allowance()
+        self.inflation = 0.0
+        """The largest of TTFT and TPOT, median and 99th percentile, at the last look."""
+        self._delay = self._since = self._rate = 0.0
+        self._open: dict[int, tuple[float, _Latency | None]] = {}
+        """By request: the clock of delay at its arrival, or at its first token, and then its TTFT."""
+        self._ttft: deque[_Latency] = deque(maxlen=_WINDOW)
+        self._tpot: deque[_Latency] = deque(maxlen=_WINDOW)
+        self._lost: deque[bool] = deque(maxlen=_WINDOW)
+        self._num_finished = 0
+
+    def configure(self, cap: float | None, objective: float) -> None:
+        """Go by another cap or objective from now on."""
+        if cap != self.cap:
+            self.allowance = replace(self.allowance, share=None if cap is None else _TARGET * cap)
+        self.cap, self.objective = cap, objective
+
+    def began(self, plan: Plan, now: float) -> None:
+        """A step begins or goes on: from now on all but online's own part of it is delay."""
+        self.ended(now)
+        if plan.predicted_seconds > 0:
+            self._rate = 1.0 - min(1.0, plan.online_seconds / plan.predicted_seconds)
+
+    def ended(self, now: float) -> None:
+        """No step is computed any more."""
+        self._delay = self._at(now)
+        self._since, self._rate = now, 0.0
+
+    def _at(self, now: float) -> float:
+        return self._delay + (now - self._since) * self._rate
+
+    def arrived(self, request: Request, now: float) -> None:
+        """A request came in, maybe in the middle of a step."""
+        if request.request_class is RequestClass.ONLINE:
+            self._open[request.seq] = self._at(now), None
+
+    def answered(self, request: Request, now: float) -> None:
+        """A request has its first token."""
+        begun = self._open.get(request.seq)
+        if begun is not None:
+            taken, delay = now - request.arrival, self._at(now)
+            ttft = _Latency(taken, max(taken - (delay - begun[0]), 0.0))
+            self._ttft.append(ttft)
+            self._open[request.seq] = delay, ttft
+
+    def finished(self, request: Request, now: float) -> None:
+        """A request has left, with all its tokens or without."""
+        begun, ttft = self._open.pop(request.seq, (0.0, None))
+        if ttft is None:
+            return
+        is_lost = ttft.is_lost(request.ttft)
+        if request.num_output > 1:
+            taken, num = now - request.first_token, request.num_output - 1
+            tpot = _Latency(taken / num, max(taken - (self._at(now) - begun), 0.0) / num)
+            self._tpot.append(tpot)
+            is_lost |= tpot.is_lost(request.tpot)
+        self._lost.append(is_lost)
+        self._num_finished += 1
+        if self._num_finished % _LOOK_EVERY == 0 and min(len(self._tpot), len(self._lost)) >= _LEAST:
+            self._look()
+
+    def _look(self) -> None:
+        share, harvest = self.allowance.share, self.allowance.harvest
+        self.inflation = max(_inflation(self._ttft), _inflation(self._tpot))
+        if self.cap is not None and share is not None:
+            missing = _TARGET * self.cap - self.inflation
+            share = min(max(0.0, share + _GAIN * (missing if missing > 0 else 2 * missing)), 4 * self.cap)
+        alone = sum(tpot.alone for tpot in self._tpot)
+        crowding = sum(tpot.measured for tpot in self._tpot) / alone - 1 if alone else 0.0
+        num_lost = sum(self._lost)
+        if num_lost >= _LEAST_LOST and num_lost > (1 - self.objective) * len(self._lost):
+            harvest *= _BACK_OFF
+            self._lost.clear()
+        else:
+            harvest = min(1.0, harvest + _RECOVERY)
+        self.allowance = Allowance(share, max(0.0, crowding), harvest)
+
+
+def _inflation(latencies: Sequence[_Latency]) -> float:
+    """Give the larger inflation of the median and of the 99th percentile."""
+    measured = sorted(latency.measured for latency in latencies)
+    alone = sorted(latency.alone for latency in latencies)
+    marks = (int(0.5 * len(alone)), int(0.99 * len(alone)))
+    return max((measured[mark] / alone[mark] if alone[mark] else inf) for mark in marks) - 1
