@@ -59,7 +59,11 @@ def configs(draw: st.DrawFn) -> PolicyConfig:
     if draw(st.booleans()):
         cap = draw(st.none() | st.integers(1, 3))
         tenants = {
-            "a": TenantShare(weight=draw(st.sampled_from([0.5, 1.0, 3.0])), max_slots=cap),
+            "a": TenantShare(
+                weight=draw(st.sampled_from([0.5, 1.0, 3.0])),
+                max_slots=cap,
+                reserved=draw(st.sampled_from([0.0, 0.0, 0.4])),
+            ),
             "b": TenantShare(reserved=draw(st.sampled_from([0.0, 0.2, 0.6]))),
         }
     share = draw(st.sampled_from([0.0, 0.1, 0.3, 0.5, 1.0]))
