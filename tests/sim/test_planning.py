@@ -163,6 +163,7 @@ def test_a_growing_service_needs_more_gpus_each_month_and_fewer_with_each_way_ad
     assert counts[-1] / counts[0] == pytest.approx(20000 / 8000, rel=0.15)
     assert alone.months[-1].gpus > batched.months[-1].gpus >= quantized.months[-1].gpus >= mixed.months[-1].gpus
     assert alone.dollars > batched.dollars >= quantized.dollars
+    assert "nothing to mix: no offline service has the model of one that people wait for" in mixed.because
 
 
 def test_rates_grow_by_an_equal_factor_from_the_first_to_the_last_month():

@@ -52,6 +52,9 @@ def draw_ahead(outlooks: list[Outlook], budget: float | None, path: Path) -> Non
         right.axhline(budget, linestyle="--", color="gray", label="power budget")
     left.set(title="GPUs", xlabel="month", yscale="log")
     right.set(title="Kilowatts at the meter", xlabel="month", yscale="log")
-    left.legend()
-    right.legend()
+    for axes in (left, right):
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("{x:g}")
+    figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=8)
     figure.savefig(path, dpi=150)

@@ -175,6 +175,9 @@ class _Ahead:
                 )
             )
         because = [self._reason(s, c) for s, c in zip(services, capacities, strict=True)]
+        waited_for = {service.model for service in services if service.kind != "offline"}
+        if self.way.is_mixing and not any(s.kind == "offline" and s.model in waited_for for s in services):
+            because.append("nothing to mix: no offline service has the model of one that people wait for")
         because += [_purchases(paid), *self._power(rows)]
         return Outlook(self.way, tuple(rows), self._costs(services, capacities, rows), tuple(because))
 
