@@ -17,10 +17,13 @@ import yaml
 
 from ballast_api import crd
 from ballast_api.inference_deployment import InferenceDeployment, Scaling
+from ballast_api.status import ScalingStatus
 from ballast_api.structural import leaves, structural
 from ballast_api.worker_config import WorkerConfig
+from ballast_operator.conditions import Input, conditions
 from ballast_operator.load import Load
 from ballast_operator.plan import Snapshot, Surroundings, plan
+from ballast_operator.report import status, status_manifest
 from ballast_operator.scaling import History, scale
 from ballast_policy.snapshot import PolicyConfig
 from ballast_queue.job import RequestCounts
@@ -30,6 +33,7 @@ from ballast_worker import settings
 TESTS = Path(__file__).parents[1]
 EVERYTHING: dict[str, Any] = yaml.safe_load((TESTS.parent / "docs" / "samples" / "everything.yaml").read_text())
 SPEC = crd.schema()["properties"]["spec"]
+STATUS = crd.schema()["properties"]["status"]
 CONFIG = structural(WorkerConfig)
 
 REFUSED = {
@@ -165,7 +169,7 @@ def looks() -> Iterator[tuple[float, Load]]:
         depth = 900 if 90 <= minute < 120 else 0
         worker = WorkerStatus(
             worker_id="w", address="http://10.0.0.1:8000", at=minute * 60, model="m", slots=16, batch_ceiling=8,
-            kv_blocks_total=1, kv_blocks_free=1, online=ClassLoad(running=online), offline=ClassLoad(),
+            kv_blocks_total=1, kv_blocks_free=1, online=ClassLoad(running=online), offline=ClassLoad(reserved=2),
         )  # fmt: skip
         counts = RequestCounts(waiting=depth)
         queue = QueueStats(at=0, items=counts, inbox=0, oldest_waiting_seconds=0, dead_letters=0, jobs={})
@@ -254,3 +258,29 @@ def test_no_excuse_outlives_its_field() -> None:
 
 def test_the_same_resource_makes_the_same() -> None:
     assert made(everything()) == made(everything())
+
+
+def test_every_field_of_the_status_is_reported() -> None:
+    resource = InferenceDeployment.read(EVERYTHING | {"metadata": {"name": "all", "generation": 3}}, "here")
+    found = {"replicas": 2, "readyReplicas": 2, "updatedReplicas": 1, "observedGeneration": 1}
+    deployment = {"metadata": {"generation": 1}, "spec": {}, "status": found}
+    now, load = next((now, look) for now, look in looks() if now >= 600)
+    world = Input(resource=resource, deployment=deployment, pods=(), load=load, now=now)
+    wanted = status(
+        world, conditions(world), config_hash="abc", scaling=ScalingStatus(replicas=4, because="load"), now=now
+    )
+    reported = status_manifest(resource.metadata, wanted)["status"]
+
+    assert set(leaves(STATUS)) == set(filled(reported, STATUS))
+
+
+def filled(value: Any, schema: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """The leaves of the schema that a value fills with something."""
+    if "properties" in schema:
+        for name, member in value.items():
+            yield from filled(member, schema["properties"][name], f"{prefix}.{name}" if prefix else name)
+    elif "properties" in schema.get("items", {}):
+        for entry in value:
+            yield from filled(entry, schema["items"], f"{prefix}[]")
+    elif value:
+        yield prefix
