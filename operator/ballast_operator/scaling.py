@@ -34,10 +34,8 @@ class History:
 
     needs: tuple[Need, ...] = ()
 
-    def after(self, need: Need | None, now: float, seconds: float) -> History:
-        """With one more look; a look that told nothing empties it."""
-        if need is None:
-            return History()
+    def after(self, need: Need, now: float, seconds: float) -> History:
+        """With one more look."""
         kept = [known for known in self.needs if known.at < need.at]
         # The last need before the window's begin still covers it.
         first = max((i for i, known in enumerate(kept) if known.at <= now - seconds), default=0)

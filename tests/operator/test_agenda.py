@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from ballast_operator.agenda import LONGEST_DELAY_SECONDS, Agenda
 from ballast_operator.kinds import Key
@@ -49,7 +49,7 @@ class AgendaMachine(RuleBasedStateMachine):
             assert delay <= LONGEST_DELAY_SECONDS
             self.running.discard(key)
 
-    @invariant()
+    @rule()
     def knows_when_it_is_next_asked(self) -> None:
         waiting = [at for key, at in self.wishes.items() if key not in self.running]
         assert self.agenda.next_due() == (min(waiting) if waiting else None)
@@ -67,3 +67,14 @@ def test_failures_in_a_row_wait_longer_and_success_forgets_them() -> None:
         delays.append(agenda.finish(KEYS[0], failed=failed))
 
     assert delays == [0.25, 0.5, 1.0, 0.0, 0.25]
+
+
+def test_an_earlier_wish_uses_up_the_later_one() -> None:
+    agenda = Agenda()
+    agenda.add(KEYS[0], 5)
+    agenda.add(KEYS[0], 1)
+    taken = agenda.take(1)
+    agenda.finish(KEYS[0])
+
+    assert taken == KEYS[0]
+    assert agenda.take(9) is None

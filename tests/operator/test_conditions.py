@@ -154,6 +154,20 @@ CASES: dict[str, tuple[dict[str, Any], Type, str, Reason, str]] = {
         Type.DEADLINE_AT_RISK, "Unknown", Reason.REDIS_UNREACHABLE, "no answer",
     ),
     "floor": ({}, Type.OFFLINE_RESERVATION_SATISFIED, "True", Reason.SATISFIED, "1 reserved"),
+    "floor held while work waits": (
+        {"load": make_load(make_worker(), depth=9)},
+        Type.OFFLINE_RESERVATION_SATISFIED,
+        "True",
+        Reason.SATISFIED,
+        "1 reserved",
+    ),
+    "mended": (
+        {"pods": (make_pod(containerStatuses=[crashed(1, "once") | {"ready": True, "state": {"running": {}}}]),)},
+        Type.DEGRADED,
+        "False",
+        Reason.HEALTHY,
+        "nothing",
+    ),
     "floor missed": (
         {"load": make_load(make_worker(offline=ClassLoad(running=1, reserved=3)), depth=9)},
         Type.OFFLINE_RESERVATION_SATISFIED, "False", Reason.FLOOR_NOT_MET, "1 slots of 3",

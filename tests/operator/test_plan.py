@@ -180,6 +180,7 @@ def test_the_operators_own_secret_is_copied_until_its_hash_is_known() -> None:
 def test_what_belongs_to_a_deleted_namesake_is_taken_over_and_what_is_going_is_left() -> None:
     old = after(plan(make_resource(1), EMPTY, SURROUNDINGS), EMPTY)
     new = plan(make_resource(1), Snapshot("u-2", old.children), SURROUNDINGS)
+    assert len(new.apply) == len(old.children)
     assert all(step.force and step.because.startswith("Took over") for step in new.apply)
     going = copy.deepcopy(dict(old.children))
     for body in going.values():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
@@ -121,7 +120,7 @@ def test_items_under_way_keep_the_last_replica() -> None:
 
 def test_what_is_unknown_is_not_idle() -> None:
     silence = Trouble(Reason.REDIS_UNREACHABLE, "no Redis")
-    for nothing in (None, Load(0), Load(0, trouble=silence), replace(make_load(0), at=-1000.0)):
+    for nothing in (None, Load(0), Load(0, trouble=silence), make_load(-1000.0, *map(make_worker, range(7)))):
         run = Run(replicas=7, min_replicas=0, scale_down_seconds=0, idle_seconds=0)
         assert [run.take(nothing).replicas for _ in range(5)] == [7] * 5
 
