@@ -91,7 +91,8 @@ def encoder_limit(model: Roofline, prompt: int, promise: Promise, most: int = MO
 class Windowed:
     """Another policy behind a batch window: nothing starts until the oldest request has waited so long.
 
-    A batch that is full starts at once, and so does one that offline work can fill.
+    A batch that is full starts at once, and so does one that offline work can fill. The window here is the encoder's:
+    it counts after every step, which empties the batch.
     """
 
     policy: Policy
