@@ -73,6 +73,13 @@ def default_of(schema: dict[str, Any], *, is_required: bool) -> str:
     return "" if default in (None, [], "") or isinstance(default, dict) else f"`{default}`"
 
 
+def said(spec: dict[str, Any], definitions: dict[str, Any]) -> str:
+    """What a field means; of a section without a word of its own, what the section is."""
+    if "description" in spec or "$ref" not in spec:
+        return str(spec.get("description", ""))
+    return str(definitions[spec["$ref"].rsplit("/", 1)[1]].get("description", ""))
+
+
 def section(name: str, schema: dict[str, Any], definitions: dict[str, Any]) -> Iterator[str]:
     """The table of one section, then those of the sections inside it."""
     yield f"## {name}\n\n{schema.get('description', '').strip()}\n"
@@ -81,7 +88,7 @@ def section(name: str, schema: dict[str, Any], definitions: dict[str, Any]) -> I
     for field, spec in schema["properties"].items():
         if LATER in spec:
             continue
-        text = " ".join(spec.get("description", "").split()).replace("|", "\\|")
+        text = " ".join(said(spec, definitions).split()).replace("|", "\\|")
         yield (
             f"| `{field}` | {kind_of(spec)} | {default_of(spec, is_required=field in schema.get('required', ()))} "
             f"| {text} |"
