@@ -23,13 +23,15 @@ from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
 from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.arrivals import bursts, generate
 from ballast_sim.crew import Table, run_table
-from ballast_sim.mixed import BUDGETS, Bench, Row, knob
+from ballast_sim.mixed import Bench, Row, knob
+from ballast_sim.report import Report
 from ballast_sim.setting import setting
 from ballast_sim.traffic import Arrival, read, read_lengths
 
-BUDGET_POLICIES = tuple(f"static-budget={50 * share:g}" for share in BUDGETS)
+BUDGET_POLICIES = tuple(f"static-budget={ms:g}" for ms in (16, 18, 20, 22.5, 25, 30, 35, 40, 45, 50))
 RATES = ("qps-cap=0.25", "qps-cap=0.5", "qps-cap=1", "qps-cap=1.5", "qps-cap=2")
-OURS = ("ballast=0.1", "ballast=5", "ballast=10", "ballast=20", "ballast=30", "ballast=45", "ballast=60", "ballast=80")
+CAPS = (2, 5, 10, 25)
+OURS = (*(f"ballast={cap}" for cap in (*CAPS, 50, 100)), "ballast")
 OTHERS = ("static-split", "naive-priority", "sarathi", "aimd", "greedy")
 MORE = 0.01
 """Points of harvest by which a baseline may lie above our curve."""
@@ -134,7 +136,37 @@ def judge(name: str, table: Table, load: float) -> tuple[list[Point], bool]:
         f"Highest baseline above our curve: {100 * above[True]:.1f} points among those that keep the attainment of "
         f"online alone less a point (allowed {100 * MORE:g}), {100 * above[False]:.1f} among those that break it"
     )
+    print_caps(table, load)
     return found, above[True] <= MORE
+
+
+def print_caps(table: Table, load: float) -> None:
+    """Each cap: what offline work costs online, and the most that a static budget harvests at no more."""
+    alone = table.bench.alone(load).result
+    budgets = [row for row in table.rows if knob(row.policy)[0] == "static-budget"]
+    rows = []
+    for cap in CAPS:
+        (ours,) = (row for row in table.rows if row.policy == f"ballast={cap}")
+        inflations = _inflations(ours.result, alone)
+        below = [row for row in budgets if max(_inflations(row.result, alone)) <= cap / 100]
+        best = max((row.offline_tokens for row in below), default=0.0)
+        rows.append(
+            (
+                f"{cap} %",
+                *(f"{inflation:+.1%}" for inflation in inflations),
+                "kept" if max(inflations) <= cap / 100 else "broken",
+                f"{ours.offline_tokens / table.bench.unbounded:.1%}",
+                f"{best / table.bench.unbounded:.1%}",
+            )
+        )
+    columns = ("cap", "TTFT p50", "p99", "TPOT p50", "p99", "cap is", "harvest", "best static budget")
+    print_table(columns, rows, right=columns[1:])
+
+
+def _inflations(result: Report, alone: Report) -> tuple[float, ...]:
+    """Of TTFT p50 and p99, TPOT p50 and p99."""
+    pairs = ((result.ttft, alone.ttft), (result.tpot, alone.tpot))
+    return tuple(getattr(ours, p) / getattr(theirs, p) - 1 for ours, theirs in pairs for p in ("p50", "p99"))
 
 
 def _cells(point: Point, row: Row, above: str, table: Table) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import product
 from math import ceil, inf, nan
 
 from ballast_policy.cost import CostModel
@@ -41,11 +42,12 @@ POLICIES = (
 STATIC_BUDGET = "static-budget"
 """The best fixed step time, by brute force: a bound that is printed above the table, and a policy by name."""
 BUDGETS = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-"""Static budgets that are tried, as shares of the TPOT."""
+STATIC_CHUNKS = (512, 2048)
+"""Static budgets that are tried, as shares of the TPOT, and prefill chunks; a budget by hand takes the larger chunk."""
 KNOBS = {
     STATIC_BUDGET: "milliseconds of a step",
     "qps-cap": "offline requests per second",
-    "ballast": "percent of the TTFT held back as slack",
+    "ballast": "percent of interference allowed",
 }
 """What a policy may be given by hand, as in `static-budget=35`."""
 MOST_LOST = 0.01
@@ -169,7 +171,7 @@ class Bench:
         }
         if value is not None:
             is_rate = name == "qps-cap"
-            budget = partial(baselines.static_budget, value / 1e3, tokens)
+            budget = partial(baselines.static_budget, value / 1e3, STATIC_CHUNKS[-1])
             plain[policy] = partial(baselines.qps_cap, value) if is_rate else budget
         tuned = {"static-split": self._static_split, "qps-cap": self._qps_cap, STATIC_BUDGET: self._static_budget}
         if policy in plain:
@@ -190,7 +192,7 @@ class Bench:
         _, value = knob(policy)
         config = replace(self.config, offline_share=reservation)
         if value is not None:
-            config = replace(config, slack_reserve=value / 100)
+            config = replace(config, max_interference=value / 100)
         scenario = replace(
             self._scenario(ablation.policy, self.online(load)),
             config=ablation.told(config),
@@ -203,11 +205,10 @@ class Bench:
     def _static_budget(self, load: float) -> Row:
         """The largest fixed step time that keeps the attainment, by brute force."""
         best: Row | None = None
-        for share in BUDGETS:
+        for share, chunk in product(BUDGETS, STATIC_CHUNKS):
             budget = share * self.config.tpot
-            policy = partial(baselines.static_budget, budget, self.config.chunk_tokens)
-            run = simulate(self._scenario(policy, self.online(load)))
-            row = self._row(STATIC_BUDGET, load, 0.0, run, f"{1e3 * budget:.1f} ms")
+            run = simulate(self._scenario(partial(baselines.static_budget, budget, chunk), self.online(load)))
+            row = self._row(STATIC_BUDGET, load, 0.0, run, f"{1e3 * budget:.1f} ms, chunks of {chunk}")
             if best is None or (self.keeps(row) and row.total_tokens > best.total_tokens):
                 best = row
         assert best is not None
