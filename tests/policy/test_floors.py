@@ -45,12 +45,29 @@ def test_who_has_no_work_is_not_behind():
     assert Floors({"a": 0.5}, {}, {}).behind({"b"}) is None
 
 
-def test_a_debt_asks_for_more_than_the_share_and_at_most_twice_of_it():
-    held = {"a": 4, "b": 11}
+@pytest.mark.parametrize(
+    ("owed", "most"),
+    [
+        pytest.param(0, 4, id="its share"),
+        pytest.param(2 * REPAY_SECONDS, 6, id="what is owed beside it"),
+        pytest.param(99 * REPAY_SECONDS, 8, id="never more than twice its share"),
+    ],
+)
+def test_a_debt_asks_for_more_than_the_share(owed, most):
+    """Of sixteen slots a quarter is reserved."""
+    held = [n for n in range(16) if Floors({"a": 0.25}, {"a": owed}, {"a": n, "b": 15 - n}).behind("ab")]
 
-    assert Floors({"a": 0.25}, {}, held).short("a") == pytest.approx(0)
-    assert Floors({"a": 0.25}, {"a": 2 * REPAY_SECONDS}, held).short("a") == pytest.approx(2)
-    assert Floors({"a": 0.25}, {"a": 99 * REPAY_SECONDS}, held).short("a") == pytest.approx(4)
+    assert held == list(range(most))
+
+
+@given(st.floats(0.01, 1.0), st.floats(0, 500), st.integers(0, 40), st.integers(0, 40))
+def test_a_tenant_falls_behind_where_the_formula_says(reserved, owed, own, others):
+    floors = Floors({"a": reserved}, {"a": owed}, {"a": own, "b": others})
+    share = reserved * (own + others + 1)
+    floor = share + min(share, owed / REPAY_SECONDS)
+
+    assert abs(floor - own) < 1e-6 or (floors.behind("ab") == "a") is (floor > own)
+    assert (floors.due("a") <= floors.num_held) is (floors.behind("ab") == "a")
 
 
 def test_what_a_tenant_misses_while_it_has_work_is_owed_and_repaid():

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from heapq import heapify, heappop, heappush
 from itertools import groupby
+from math import floor, inf
 
 from ballast_policy.request import Request
 
@@ -28,29 +30,38 @@ _ROUNDING = 1e-9
 class Floors:
     """Counts the slots of one class by tenant while they are given out, and says who is behind."""
 
-    __slots__ = ("_held", "_num_held", "_owed", "_reserved")
+    __slots__ = ("_due", "_held", "_owed", "_reserved", "num_held")
 
     def __init__(self, reserved: Mapping[str, float], owed: Mapping[str, float], held: Mapping[str, int]) -> None:
+        self.num_held = sum(held.values())
+        """Slots given out."""
         self._reserved = reserved
         self._owed = owed
         self._held = {tenant: held.get(tenant, 0) for tenant in reserved}
-        self._num_held = sum(held.values())
+        self._due = {tenant: self._falls_behind(tenant) for tenant in reserved}
 
-    def short(self, tenant: str) -> float:
-        """Give how many slots a tenant is short of, were one more given out; 0 or less if of none."""
-        share = self._reserved[tenant] * (self._num_held + 1)
-        return share + min(share, self._owed.get(tenant, 0.0) / REPAY_SECONDS) - self._held[tenant]
+    def due(self, tenant: str) -> float:
+        """Give the number of slots given out from which on a tenant is behind; inf where it reserves nothing."""
+        return self._due.get(tenant, inf)
 
     def behind(self, tenants: Collection[str]) -> str | None:
-        """Give the one of `tenants` that is behind by most; None if nobody is."""
-        worst = max((tenant for tenant in self._reserved if tenant in tenants), key=self.short, default=None)
-        return worst if worst is not None and self.short(worst) > _ROUNDING else None
+        """Give the one of `tenants` that has been behind for longest; None if nobody is."""
+        late = [(due, tenant) for tenant, due in self._due.items() if due <= self.num_held and tenant in tenants]
+        return min(late)[1] if late else None
 
     def count(self, tenant: str) -> None:
         """Count a slot that was given out."""
-        self._num_held += 1
+        self.num_held += 1
         if tenant in self._held:
             self._held[tenant] += 1
+            self._due[tenant] = self._falls_behind(tenant)
+
+    def _falls_behind(self, tenant: str) -> int:
+        """Solve `share + min(share, debt / REPAY_SECONDS) > held`, share = reserved * (n + 1), for the least n."""
+        reserved, held = self._reserved[tenant], self._held[tenant]
+        extra = self._owed.get(tenant, 0.0) / REPAY_SECONDS
+        slots = held / 2 if held < 2 * extra else held - extra
+        return floor(slots / reserved + _ROUNDING)
 
 
 class Debts:
@@ -106,20 +117,25 @@ def in_turn(requests: Iterable[Request], floors: Floors) -> Iterator[Request]:
         order = list(band)
         own: dict[str, deque[Request]] = {}
         for request in order:
-            own.setdefault(request.tenant, deque()).append(request)
+            if floors.due(request.tenant) < inf:
+                own.setdefault(request.tenant, deque()).append(request)
+        late = [(floors.due(tenant), tenant) for tenant in own]
+        heapify(late)
         early: set[Request] = set()
         for request in order:
-            while (tenant := floors.behind(own)) is not None and request not in early:
-                first = own[tenant].popleft()
+            while late and late[0][0] <= floors.num_held:
+                due, tenant = heappop(late)
                 if not own[tenant]:
-                    del own[tenant]
-                floors.count(tenant)
-                early.add(first)
-                yield first
+                    continue
+                if due == floors.due(tenant):
+                    first = own[tenant].popleft()
+                    early.add(first)
+                    floors.count(tenant)
+                    yield first
+                heappush(late, (floors.due(tenant), tenant))
             if request in early:
                 continue
-            own[request.tenant].popleft()
-            if not own[request.tenant]:
-                del own[request.tenant]
+            if request.tenant in own:
+                own[request.tenant].popleft()
             floors.count(request.tenant)
             yield request
