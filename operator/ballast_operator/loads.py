@@ -61,6 +61,7 @@ class Loads:
         self._looked = looked
         self._views: dict[Key, _View] = {}
         self._connections: dict[Address, Connection] = {}
+        self._away: dict[Address, tuple[float, QueueError]] = {}
         self._threads = ThreadPoolExecutor(AT_A_TIME, "ballast-looks")
 
     def last(self, key: Key, redis: Redis | None, queue: str) -> Load:
@@ -138,14 +139,26 @@ class Loads:
 
     def _read(self, address: Address, name: str) -> Load:
         """Look, on a thread."""
-        connection = self._connections.get(address)
-        if connection is None:
-            connection = Connection.open(
-                address.url, username=None, password=address.password, socket_timeout=TIMEOUT_SECONDS
-            )
-            self._connections[address] = connection
-        queue = Queue(connection, name)
+        queue = Queue(self._connection(address), name)
         return Load(time.monotonic(), workers=tuple(queue.workers()), queue=queue.stats())
+
+    def _connection(self, address: Address) -> Connection:
+        """One for all resources of a Redis; one that is away is not tried again by each of them in turn."""
+        away = self._away.get(address)
+        if away is not None and time.monotonic() - away[0] < self._every / 2:
+            raise away[1]
+        found = self._connections.get(address)
+        if found is None:
+            try:
+                found = Connection.open(
+                    address.url, username=None, password=address.password, socket_timeout=TIMEOUT_SECONDS
+                )
+            except (QueueUnavailable, QueueForbidden) as error:
+                self._away[address] = time.monotonic(), error
+                raise
+            self._away.pop(address, None)
+            found = self._connections.setdefault(address, found)
+        return found
 
 
 def _trouble(reason: Reason, message: str) -> Load:

@@ -194,7 +194,7 @@ class Operator:
         if not self._settings.redis_secret:
             await asyncio.Event().wait()
         while True:
-            await asyncio.sleep(SECRET_EVERY_SECONDS)
+            await asyncio.sleep(min(SECRET_EVERY_SECONDS, self._settings.audit_seconds))
             try:
                 self._take(await look(self._cluster, self._settings, self._reconciler.surroundings.kinds))
             except (ClusterUnavailable, ClusterRefused) as error:
