@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +13,7 @@ from ballast_engine.request import SamplingParams
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class SampleRow:
+class SampleRow(NamedTuple):
     """A request of the batch whose next token is drawn from this step's logits."""
 
     sampling: SamplingParams
