@@ -59,7 +59,8 @@ class ServedModel(Model):
     """Secret whose keys become environment variables of the fetch, e.g. `HF_TOKEN`, `AWS_ACCESS_KEY_ID`,
     `AWS_SECRET_ACCESS_KEY`, `AWS_ENDPOINT_URL`."""
     cache_path: str | None = Field(default=None, max_length=1024, pattern=r"^/[^:]*$")
-    """Directory of the node that keeps fetched models for all its pods; by default every pod fetches its own."""
+    """Directory of the node that keeps fetched models for all its pods; the user of the image (65532 in Ballast's own)
+    must be able to write to it. By default every pod fetches its own."""
 
 
 class Gpu(ApiModel):
