@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from ballast_policy.deadline import Feasibility, Rates, Verdict, Work, feasible
 from ballast_queue.job import Job, JobHead, JobState, Outlook
@@ -52,17 +53,18 @@ class Forecast:
         self._rates = rates_of(workers)
         self._now = now
         self._weights = weights
-        self._groups: dict[tuple[int, str], list[Job]] = defaultdict(list)
+        self._groups: dict[tuple[int, str], dict[str, Work]] = defaultdict(dict)
         for job in active:
             if job.state in _GOES_ON:
-                self._groups[job.priority, job.tenant].append(job)
+                self._groups[job.priority, job.tenant][job.id] = _work(job)
         # Of another tenant or priority only the sums count, however many jobs there are.
-        self._sums = {group: _sums(jobs) for group, jobs in self._groups.items()}
+        self._sums = {group: _sums(works.values()) for group, works in self._groups.items()}
 
     def of(self, job: Job) -> tuple[Outlook, str]:
         """Give a job's outlook, and why in a sentence with the figures."""
         group = (job.priority, job.tenant)
-        others = [_work(other) for other in self._groups.get(group, ()) if other.id != job.id]
+        own = self._groups.get(group, {})
+        others = [work for job_id, work in own.items() if job_id != job.id]
         for other, sums in self._sums.items():
             if other != group:
                 others += sums
@@ -90,16 +92,15 @@ def _work(job: Job) -> Work:
     return Work(job.tenant, job.priority, job.deadline, remaining, job.output_left)
 
 
-def _sums(jobs: Iterable[Job]) -> list[Work]:
-    """Add up the work of jobs whose output is known, and of those that count by their items."""
-    sums: dict[bool, tuple[int, int]] = {}
-    tenant, priority = "", 0
-    for job in jobs:
-        tenant, priority = job.tenant, job.priority
-        items, tokens = sums.get(job.output_left > 0, (0, 0))
-        remaining = job.counts.waiting + job.counts.leased
-        sums[job.output_left > 0] = (items + remaining, tokens + job.output_left)
-    return [Work(tenant, priority, None, items, tokens) for items, tokens in sums.values()]
+def _sums(works: Iterable[Work]) -> list[Work]:
+    """Add up the work of jobs whose output is known, and of those that count by their items; all of one tenant."""
+    sums: dict[bool, Work] = {}
+    for work in works:
+        is_known = work.output_tokens > 0
+        so_far = sums.get(is_known, Work(work.tenant, work.priority, None, 0))
+        items, tokens = so_far.items + work.items, so_far.output_tokens + work.output_tokens
+        sums[is_known] = replace(so_far, items=items, output_tokens=tokens)
+    return list(sums.values())
 
 
 def duration(seconds: float) -> str:
