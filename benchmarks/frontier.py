@@ -131,7 +131,7 @@ def judge(name: str, table: Table, load: float) -> tuple[list[Point], bool]:
         "above ours",
         "",
     )
-    print_table(columns, rows, right=columns[1:-1])
+    print_table(columns, rows, right=columns[1:-1], is_wide=True)
     print(
         f"Highest baseline above our curve: {100 * above[True]:.1f} points among those that keep the attainment of "
         f"online alone less a point (allowed {100 * MORE:g}), {100 * above[False]:.1f} among those that break it"
@@ -160,7 +160,7 @@ def print_caps(table: Table, load: float) -> None:
             )
         )
     columns = ("cap", "TTFT p50", "p99", "TPOT p50", "p99", "cap is", "harvest", "best static budget")
-    print_table(columns, rows, right=columns[1:])
+    print_table(columns, rows, right=columns[1:], is_wide=True)
 
 
 def _inflations(result: Report, alone: Report) -> tuple[float, ...]:

@@ -13,8 +13,8 @@ from ballast_sim.setting import Setting
 from ballast_sim.step_model import REFIT_A100, PublishedA100, relative_errors, sample_steps
 
 _LATENCY = (
-    *("policy", "TTFT p50", "p95", "p99", "p50 vs alone", "p99 vs alone", "met", "lost"),
-    *("TPOT p50", "p95", "p99", "met", "lost", "envelope", "goodput/s"),
+    *("policy", "TTFT ms p50", "p95", "p99", "p50 rise", "p99 rise", "met", "lost"),
+    *("TPOT ms p50", "p95", "p99", "met", "lost", "envelope", "goodput/s"),
 )
 _WORK = (
     *("policy", "offline tok/s", "prefill", "decode", "harvest", "total tok/s", "of bound", "slots", "wasted"),
@@ -30,9 +30,9 @@ def print_table_of(table: Table, engine: Setting) -> None:
             rate = table.bench.request_rate(load)
             sys.stdout.write(f"\nLoad {100 * load:g} % ({rate:.2f} requests/s), reservation {100 * reservation:g} %\n")
             rows = table.of(load, reservation)
-            print_table(_LATENCY, [_latency(table, row) for row in rows], right=_LATENCY[1:])
+            print_table(_LATENCY, [_latency(table, row) for row in rows], right=_LATENCY[1:], is_wide=True)
             sys.stdout.write("\n")
-            print_table(_WORK, [_work(table, row) for row in rows], right=_WORK[1:-1])
+            print_table(_WORK, [_work(table, row) for row in rows], right=_WORK[1:-1], is_wide=True)
 
 
 def _print_ceilings(table: Table, engine: Setting) -> None:
@@ -106,7 +106,7 @@ def _work(table: Table, row: Row) -> tuple[str, ...]:
 
 
 def _ms(seconds: float, digits: int = 0) -> str:
-    return f"{1e3 * seconds:,.{digits}f} ms" if isfinite(seconds) else "-"
+    return f"{1e3 * seconds:,.{digits}f}" if isfinite(seconds) else "-"
 
 
 def _change(found: float, usual: float) -> str:

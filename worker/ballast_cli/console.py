@@ -32,13 +32,15 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
-    """Write a table: drawn on a terminal, aligned plain text (nothing cut off) elsewhere.
+def print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = (), is_wide: bool = False
+) -> None:
+    """Write a table: drawn on a terminal, aligned plain text (nothing cut off) elsewhere and where it is wide.
 
     Columns named in `right` hold numbers.
     """
     console = stdout()
-    if console.is_terminal:
+    if console.is_terminal and not is_wide:
         table = Table(box=None, pad_edge=False, header_style="bold")
         for column in columns:
             table.add_column(column, justify="right" if column in right else "left", no_wrap=True)
