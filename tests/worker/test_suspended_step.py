@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+
+from ballast_engine.request import GenerationRequest, SamplingParams
+from ballast_policy.request import RequestClass
+
+
+class SlowRunner:
+    """The tensor half of an engine; its first step takes until somebody asks it to stand still."""
+
+    def __init__(self, inner) -> None:
+        self._inner = inner
+        self.is_begun = threading.Event()
+
+    def __getattr__(self, name: str):
+        return getattr(self._inner, name)
+
+    def run(self, batch, interrupt):
+        if not self.is_begun.is_set():
+            self.is_begun.set()
+            end = time.monotonic() + 60
+            while not interrupt.is_raised_at(0):
+                assert time.monotonic() < end, "nobody interrupted the step"
+                time.sleep(0)
+        return self._inner.run(batch, interrupt)
+
+
+def test_an_http_request_suspends_the_offline_step_in_flight(serve, make_config) -> None:
+    with serve(make_config()) as serving, serving.client() as client:
+        engine = serving.worker.engine
+        decide = engine._scheduler._planner
+        engine._scheduler._planner = lambda snapshot: replace(decide(snapshot), suspendable_seconds=10.0)
+        runner = engine._executor = SlowRunner(engine._executor)
+        serving.worker.loop.submit(
+            GenerationRequest(
+                request_id="item",
+                prompt=tuple(range(5, 45)),
+                sampling=SamplingParams(temperature=0.0, max_tokens=4),
+                request_class=RequestClass.OFFLINE,
+                stream=False,
+            )
+        )
+        assert runner.is_begun.wait(60)
+        body = {"model": serving.worker.served.name, "prompt": "Once upon a time", "max_tokens": 3}
+        answer = client.post("/v1/completions", json=body)
+        metrics = client.get("/metrics").text
+        ended: list = []
+        while not ended:
+            ended = serving.worker.loop.ended.get(timeout=60)
+
+    assert answer.status_code == 200
+    assert answer.json()["usage"]["completion_tokens"] >= 1
+    assert "\nballast_suspended_steps_total 1.0\n" in metrics
+    assert 'ballast_reclaim_steps_bucket{le="0"} 1.0' in metrics
+    assert [(one.output.request_id, one.output.num_output > 0) for one in ended] == [("item", True)]
