@@ -1,0 +1,68 @@
+"""Whatever a file holds, it is taken or refused with words, and never a traceback."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ballast_api import crd
+from ballast_api.errors import InvalidConfig
+from ballast_api.inference_deployment import InferenceDeployment
+from ballast_api.structural import leaves
+
+SAMPLES = Path(__file__).parents[2] / "docs" / "samples"
+EVERYTHING: dict[str, Any] = yaml.safe_load((SAMPLES / "everything.yaml").read_text())
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=10), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def take(manifest: Any) -> None:
+    try:
+        InferenceDeployment.read(manifest, "here")
+    except InvalidConfig as error:
+        assert error.problems  # noqa: PT017 - both ends are right
+
+
+@given(manifest=JSON)
+def test_any_document_is_refused_with_words(manifest: Any) -> None:
+    take(manifest)
+
+
+@given(leaf=st.sampled_from(leaves(crd.schema()["properties"]["spec"])), value=JSON)
+def test_any_value_in_any_field_is_taken_or_refused_with_words(leaf: str, value: Any) -> None:
+    manifest = deepcopy(EVERYTHING)
+    place: Any = manifest["spec"]
+    *path, last = leaf.split(".")
+    for part in path:
+        place = place.setdefault(part.removesuffix("[]"), {})
+        place = place[0] if part.endswith("[]") else place
+    place[last] = value
+
+    take(manifest)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        pytest.param({"metadata": None}, "metadata", id="no metadata"),
+        pytest.param({"metadata": {}}, "metadata.name: Field required", id="no name"),
+        pytest.param({"spec": None}, "spec", id="no spec"),
+        pytest.param({"apiVersion": "ballast.dev/v2"}, "ballast.dev/v1alpha1", id="another version"),
+        pytest.param({"kind": "Deployment"}, "InferenceDeployment", id="another kind"),
+        pytest.param({"sepc": {}}, "sepc: Extra inputs are not permitted", id="a slip"),
+    ],
+)
+def test_a_manifest_that_is_none_says_what_is_missing(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        InferenceDeployment.read(EVERYTHING | change, "here")
+
+    assert said in str(caught.value)
