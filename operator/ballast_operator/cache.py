@@ -51,6 +51,8 @@ class Cache:
         place, name = self._place(kind, owner), (kind.name, key.name)
         if place.get(name, body)["metadata"]["uid"] == body["metadata"]["uid"]:
             place.pop(name, None)
+        if not place:
+            (self._pods if kind == POD else self._children).pop(owner, None)
         return owner
 
     def children(self, key: Key) -> Mapping[ChildName, Body]:

@@ -149,6 +149,10 @@ class Reconciler:
             answer = await self._write_child(step)
         except Invalid as error:
             trouble = Trouble(Reason.INVALID_POD, f"{step.kind.name} {name} was refused: {error.message}")
+        except NotFound:
+            if not step.kind.is_optional:
+                raise
+            return None  # the kind went away; the next audit sees that
         except Conflict as error:
             if step.force or OWNED_BY_OTHERS not in error.message:
                 raise

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from control_plane import ControlPlane
 from faults import Call, proxy
-from operated import Cluster, running, until
+from operated import Cluster, monitoring_kinds, running, until
 
 from ballast_operator.permissions import CLUSTER, OWN_NAMESPACE, Permission, rules
 from ballast_queue.redis_store import Queue
@@ -106,20 +106,3 @@ def service_account(plane: ControlPlane, namespace: str) -> str:
         objects.append(binding | {"roleRef": {"apiGroup": api, "kind": role, "name": name}})
     plane.kubectl("apply", "-f", "-", manifest=yaml.safe_dump_all(objects))
     return plane.kubectl("create", "token", name, "-n", namespace).stdout.strip()
-
-
-def monitoring_kinds() -> list[Any]:
-    """The prometheus-operator's kinds, as far as the operator cares for their schema."""
-    found = []
-    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    for kind in ("ServiceMonitor", "PrometheusRule"):
-        plural = f"{kind.lower()}s"
-        version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
-        names = {"kind": kind, "plural": plural, "singular": kind.lower(), "listKind": f"{kind}List"}
-        spec = {"group": "monitoring.coreos.com", "scope": "Namespaced", "names": names, "versions": [version]}
-        metadata = {"name": f"{plural}.monitoring.coreos.com"}
-        found.append(
-            {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition"}
-            | {"metadata": metadata, "spec": spec}
-        )
-    return found

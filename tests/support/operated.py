@@ -197,6 +197,23 @@ def make_resource(name: str, namespace: str, **spec: Any) -> Any:
     }
 
 
+def monitoring_kinds() -> list[Any]:
+    """The prometheus-operator's kinds, as far as the operator cares for their schema."""
+    found = []
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    for kind in ("ServiceMonitor", "PrometheusRule"):
+        plural = f"{kind.lower()}s"
+        version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+        names = {"kind": kind, "plural": plural, "singular": kind.lower(), "listKind": f"{kind}List"}
+        spec = {"group": "monitoring.coreos.com", "scope": "Namespaced", "names": names, "versions": [version]}
+        metadata = {"name": f"{plural}.monitoring.coreos.com"}
+        found.append(
+            {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition"}
+            | {"metadata": metadata, "spec": spec}
+        )
+    return found
+
+
 @contextmanager
 def running(kubeconfig: Path, folder: Path, **environment: str) -> Iterator[Operator]:
     """An operator of its own."""

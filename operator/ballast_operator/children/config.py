@@ -32,6 +32,7 @@ CONFIG_DIRECTORY = "/etc/ballast/config"
 REDIS_DIRECTORY = "/etc/ballast/redis"
 KEYS_DIRECTORY = "/etc/ballast/keys"
 MODEL_DIRECTORY = "/models"
+CACHE_DIRECTORY = "/cache"
 LEAVE_SECONDS = 5
 """A leaving pod answers on for so long, until Services and routers send it nothing more."""
 HOT_RUNTIME = ("generation", "created", "unready_seconds", "drain_seconds")
@@ -59,8 +60,7 @@ def model_path(resource: InferenceDeployment) -> str:
         case "pvc":
             return f"{MODEL_DIRECTORY}{parts.path.rstrip('/')}"
         case _:
-            # One directory per source and revision, so that pods which share a cache never mix them up.
-            return f"{MODEL_DIRECTORY}/{hash_of([model.uri, model.revision])}"
+            return f"{MODEL_DIRECTORY}/model"  # with a cache of the node, a link into it
 
 
 def worker_config(resource: InferenceDeployment, *, own_keys: frozenset[str]) -> WorkerConfig:

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import HTTP_PORT, HTTP_PORT_NAME, config_map, pod_labels, selector
 from ballast_operator.children.config import (
+    CACHE_DIRECTORY,
     CONFIG_DIRECTORY,
     KEYS_DIRECTORY,
     LEAVE_SECONDS,
@@ -119,14 +120,18 @@ def _fetch(resource: InferenceDeployment, *, image: str) -> Body:
     """Brings the model into the pod before the worker starts."""
     model, template = resource.spec.model, resource.spec.template
     command = ["ballast", "fetch", model.uri, model_path(resource)]
-    if model.revision:
-        command += ["--revision", model.revision]
+    if model.revision and model.uri.startswith("hf://"):
+        command += ["--revision", model.revision]  # elsewhere it only names the weights
+    mounts = [{"name": "models", "mountPath": MODEL_DIRECTORY}, {"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108 - the pod's own
+    if model.cache_path is not None:
+        command += ["--cache", CACHE_DIRECTORY]
+        mounts.append({"name": "cache", "mountPath": CACHE_DIRECTORY})
     container: Body = {
         "name": FETCH,
         "image": image,
         "command": command,
         "env": [{"name": "HOME", "value": "/tmp"}],  # noqa: S108 - the pod's own, the root is read-only
-        "volumeMounts": [{"name": "models", "mountPath": MODEL_DIRECTORY}, {"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108
+        "volumeMounts": mounts,
         "securityContext": _locked_down(),
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
@@ -151,9 +156,10 @@ def _volumes(resource: InferenceDeployment, *, own_keys: frozenset[str]) -> list
     if parts.scheme == "pvc":
         volumes.append({"name": "models", "persistentVolumeClaim": {"claimName": parts.netloc, "readOnly": True}})
     elif _is_fetched(resource):
-        cache = spec.model.cache_path
-        host = {"hostPath": {"path": cache, "type": "DirectoryOrCreate"}}
-        volumes.append({"name": "models", **(host if cache else {"emptyDir": {}})})
+        volumes.append({"name": "models", "emptyDir": {}})
+    if spec.model.cache_path is not None:
+        host = {"path": spec.model.cache_path, "type": "DirectoryOrCreate"}
+        volumes.append({"name": "cache", "hostPath": host})
     return volumes
 
 
@@ -168,6 +174,8 @@ def _mounts(resource: InferenceDeployment, *, own_keys: frozenset[str]) -> list[
         mounts.append({"name": "api-keys", "mountPath": KEYS_DIRECTORY, "readOnly": True})
     if not resource.spec.model.uri.startswith("file://"):
         mounts.append({"name": "models", "mountPath": MODEL_DIRECTORY, "readOnly": True})
+    if resource.spec.model.cache_path is not None:
+        mounts.append({"name": "cache", "mountPath": CACHE_DIRECTORY, "readOnly": True})
     return mounts
 
 
