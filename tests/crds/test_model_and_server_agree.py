@@ -81,15 +81,13 @@ def test_the_model_and_the_api_server_agree(plane: ControlPlane, part: str, data
 @pytest.mark.envtest
 @pytest.mark.parametrize("leaf", leaves(crd.schema()["properties"]["spec"]))
 def test_the_model_and_the_api_server_take_the_same_values(plane: ControlPlane, leaf: str) -> None:
-    verdicts = {
-        repr(value): (is_taken_by_model(m := with_value(leaf, value)), is_taken_by(plane, m)) for value in VALUES
-    }
+    manifests = [with_value(leaf, value) for value in VALUES]
 
-    assert {value: verdict for value, verdict in verdicts.items() if verdict[0] != verdict[1]} == {}
+    assert [is_taken_by_model(each) for each in manifests] == [is_taken_by(plane, each) for each in manifests]
 
 
 VALUES: tuple[Any, ...] = (True, 1, -1, 1.5, 10**7, "", "x", "A b", [], ["x"], [{}], {"a": "b"}, {"a": {"b": 1}})
-"""Of every kind; floats that are whole are left out, which the API server takes for some integers and not for others."""
+"""Of every kind; whole floats are left out, which the API server takes for some integers and not for others."""
 EVERYTHING: dict[str, Any] = yaml.safe_load(
     (Path(__file__).parents[2] / "docs" / "samples" / "everything.yaml").read_text()
 )
