@@ -413,6 +413,18 @@ def test_an_idle_engine_may_forget_what_it_saw(bench_of: Make, generation: Make)
     bench.engine.check_integrity()
 
 
+def test_answers_of_the_warm_up_are_no_experience(bench_of: Make, generation: Make) -> None:
+    bench = bench_of()
+    before = bench.engine._scheduler.experience.expectation
+    for i in range(40):
+        bench.engine.submit(generation(str(i), online=False, max_tokens=2))
+    bench.run()
+    assert bench.engine._scheduler.experience.expectation != before
+    bench.engine.reset()
+
+    assert bench.engine._scheduler.experience.expectation == before
+
+
 def test_a_broken_book_is_reported(bench_of: Make, generation: Make) -> None:
     bench = bench_of()
     bench.engine.submit(generation("a", LONG, max_tokens=30, ignore_eos=True))

@@ -66,7 +66,7 @@ class Scheduler:
         self.ceiling: int | None = None
         """Largest decode batch that the SLO allows; None until the cost model is trusted."""
         self.fit = Fit()
-        self.experience = Experience(residency.pool.num_blocks * residency.pool.block_tokens)
+        self.experience = self._no_experience()
         self.interference = Interference()
         self._planner = planner
         self._nested_planner: NestedPlanner = plan_nested
@@ -75,6 +75,10 @@ class Scheduler:
         self._mean_context = 0.0
         self._num_observed = 0
         self.configure(policy)
+
+    def _no_experience(self) -> Experience:
+        pool = self.residency.pool
+        return Experience(pool.num_blocks * pool.block_tokens)
 
     # Coming and going
 
@@ -124,8 +128,10 @@ class Scheduler:
         self._refit()
 
     def forget(self) -> None:
-        """Forget who was served and what online sends; the cost model stays."""
+        """Forget who was served, what was sent and how it went; the cost model stays."""
         self.ledgers = {request_class: Ledger() for request_class in RequestClass}
+        self.experience = self._no_experience()
+        self.interference = Interference()
         self._last_online = -inf
         self._typical_prompt = 0.0
         self.configure(self.policy)
