@@ -77,21 +77,22 @@ def test_online_prefill_takes_what_the_decodes_beside_it_can_wait():
     early = make_decode(num_output=8, first_token=9.9)
 
     assert room(early) == pytest.approx(0.3)
-    assert room(early, make_decode(num_output=1, first_token=10.0)) == pytest.approx(0.05)
+    assert room(early, make_decode(num_output=8, first_token=9.6, max_output=100)) == pytest.approx(0.05)
+    assert room(make_decode(num_output=1, first_token=10.0)) == pytest.approx(0.05 + 3 * 0.04)
     assert room(make_decode()) == inf  # its first token is not known, so neither is its pace
 
 
 def test_online_prefill_that_runs_out_of_its_own_slack_waits_for_no_decode():
-    fresh = make_decode(num_output=1, first_token=10.0)
+    hungry = make_decode(num_output=8, first_token=9.6, max_output=100)
 
-    assert room(fresh, pending=(make_newcomer(),)) == pytest.approx(0.05)
-    assert room(fresh, pending=(make_newcomer(arrival=9.2),)) == inf
+    assert room(hungry, pending=(make_newcomer(),)) == pytest.approx(0.05)
+    assert room(hungry, pending=(make_newcomer(arrival=9.05),)) == inf
 
 
-def test_online_prefill_gets_a_third_of_a_step_that_decodes_fill():
-    step = OnlineStep((make_decode(num_output=1, first_token=10.0),), (), 0.045, 0.045)
+def test_online_prefill_gets_half_of_a_step_that_decodes_fill():
+    step = OnlineStep((make_decode(num_output=8, first_token=9.6, max_output=100),), (), 0.045, 0.045)
 
-    assert prefill_room(make_snapshot(), step) == pytest.approx(0.0675)
+    assert prefill_room(make_snapshot(), step) == pytest.approx(0.09)
 
 
 def test_an_online_request_about_to_miss_its_token_leaves_nothing_to_lend():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from math import inf
 
@@ -12,6 +12,9 @@ from ballast_policy.snapshot import PolicyConfig, Snapshot
 
 _LOOK_AHEAD = 32
 """How many requests that prefill or wait bound the budget, the first in order; those behind have to wait anyway."""
+
+_YOUNG = 4
+"""Tokens by which an answer that has just begun should have caught up with what online prefill took from it."""
 
 _LEAST_IDLE = 0.1
 """Under a cap on interference, the least share of the TPOT that a step may take while no online is at hand."""
@@ -24,7 +27,7 @@ ONLINE_CHUNKS = 4
 class OnlineStep:
     """Online's part of a step, before anything is lent."""
 
-    decodes: Iterable[Request]
+    decodes: Collection[Request]
     pending: Iterable[Request]
     """Online requests that prefill or wait, in order."""
     seconds: float
@@ -55,8 +58,9 @@ def step_budget(snapshot: Snapshot, step: OnlineStep) -> float:
       where slack is what the request can still lose after the time that online alone needs for its next token
       (for a prefill: its own and all prefill ahead of it, chunk by chunk);
     - `step.seconds + slack_safety * (slack - reserve)` over the decodes, where slack counts from the first token, so
-      that the mean time per token holds: `reserve` grows with every token, by `1 - pace_share` of the TPOT, up to
-      `slack_reserve * ttft`. Who is late and can still catch up gets all the time there is;
+      that the mean time per token holds: `reserve` grows with every token, by `1 - pace_share` of the TPOT, up to the
+      share of the TTFT that online decodes hold of the batch ceiling (bursts are as large as the load). Who is late
+      and can still catch up gets all the time there is;
     - `tpot_share * tpot` of online decodes;
     - `k0 + newcomer_share * (ttft - 2 * k0 - prefill of a typical prompt)`: an online request that comes in the
       middle of the step waits for its end, and then needs a step of its own.
@@ -71,7 +75,7 @@ def step_budget(snapshot: Snapshot, step: OnlineStep) -> float:
     """
     config, cost = snapshot.config, snapshot.cost
     loose, slack = _decode_slack(snapshot, step)
-    slack = min(slack, _prefill_slack(snapshot, step.pending, step.fixed, config.chunk_tokens))
+    slack = min(slack, _prefill_slack(snapshot, step.pending, step.fixed, config.chunk_tokens, config.slack_reserve))
     bound = min(
         _newcomer(config, cost, snapshot.typical_prompt),
         config.tpot_share * loose,
@@ -87,8 +91,9 @@ def step_budget(snapshot: Snapshot, step: OnlineStep) -> float:
 def prefill_room(snapshot: Snapshot, step: OnlineStep) -> float:
     """Give the seconds to which prefill of online may bring the step: what the decodes beside it can wait.
 
-    That is the time until the first of their next tokens is due for its mean, or one TPOT where it is due sooner;
-    prefill gets a third of the step at least, and all it wants where its own slack is down to the reserve.
+    That is the time until the first of their next tokens is due for its mean, or one TPOT where it is due sooner; an
+    answer that has just begun may be late as long as it can catch up by its fourth token. Prefill gets half of the
+    step at least, and all it wants where its own slack is down to the reserve.
     """
     config, now = snapshot.config, snapshot.now
     if config.max_interference is not None:  # as it would be without offline work
@@ -96,13 +101,16 @@ def prefill_room(snapshot: Snapshot, step: OnlineStep) -> float:
     until = loose = inf
     for request in step.decodes:
         left = request.paced_deadline - now
+        if request.num_output < _YOUNG:
+            left += (_YOUNG - request.num_output) * max(0.0, request.tpot - step.fixed)
         if left < inf and (left >= step.fixed or _catches_up(request, step.fixed - left, step.fixed)):
             until, loose = min(until, left), min(loose, request.tpot)
     if until == inf:
         return inf
-    if _prefill_slack(snapshot, step.pending, step.fixed, most_prefill(config, snapshot.cost)) <= 0:
+    chunk = most_prefill(config, snapshot.cost)
+    if _prefill_slack(snapshot, step.pending, step.fixed, chunk, config.slack_reserve) <= 0:
         return inf
-    return max(until, loose, 1.5 * step.fixed)
+    return max(until, loose, 2 * step.fixed)
 
 
 def _capped(snapshot: Snapshot, alone: float) -> float:
@@ -126,18 +134,20 @@ def _decode_slack(snapshot: Snapshot, step: OnlineStep) -> tuple[float, float]:
     config = snapshot.config
     next_token = snapshot.now + step.seconds
     loose = slack = inf
-    for request in step.decodes:
-        tpot = request.tpot
+    saved = 1 - config.pace_share
+    occupied = len(step.decodes) / (snapshot.ceiling or config.slots)
+    for request in step.decodes:  # the longest loop of a calm step: `next_deadline` and `paced_deadline` written out
+        tpot, ttft = request.tpot, request.ttft
         loose = min(loose, tpot)
-        reserve = config.slack_reserve * request.ttft
-        left = request.next_deadline - next_token
+        budgeted = request.num_output * tpot
+        left = request.arrival + ttft + budgeted - next_token
         if 0 <= left < inf:
-            slack = min(slack, left - reserve)
-        left = request.paced_deadline - next_token
+            slack = min(slack, left - config.slack_reserve * ttft)
+        left = request.first_token + budgeted - next_token
         if left >= 0:
-            slack = min(slack, left - min(reserve, (1 - config.pace_share) * request.num_output * tpot))
+            slack = min(slack, left - min(saved * budgeted, occupied * ttft))
         elif _catches_up(request, -left, step.fixed):
-            slack = 0.0
+            slack = min(slack, 0.0)
     return loose, slack
 
 
@@ -151,9 +161,9 @@ def _newcomer(config: PolicyConfig, cost: CostModel, typical_prompt: int) -> flo
     return cost.k0 + config.newcomer_share * max(0.0, spare)
 
 
-def _prefill_slack(snapshot: Snapshot, pending: Iterable[Request], fixed: float, chunk: int) -> float:
-    """Give the smallest slack, reserve left out, over what prefills or waits; inf without any that is not overdue."""
-    config, cost = snapshot.config, snapshot.cost
+def _prefill_slack(snapshot: Snapshot, pending: Iterable[Request], fixed: float, chunk: int, reserve: float) -> float:
+    """Give the smallest slack over what prefills or waits, less a share of its TTFT; inf if all are overdue."""
+    cost = snapshot.cost
     slack, tokens, context = inf, 0, 0.0
     for _, request in zip(range(_LOOK_AHEAD), pending, strict=False):
         computed = max(request.num_computed, request.num_cached)
@@ -162,5 +172,5 @@ def _prefill_slack(snapshot: Snapshot, pending: Iterable[Request], fixed: float,
         alone = -(-tokens // chunk) * fixed + cost.k1 * tokens + cost.k2 * context
         left = request.next_deadline - snapshot.now - alone
         if 0 <= left < inf:
-            slack = min(slack, left - config.slack_reserve * request.ttft)
+            slack = min(slack, left - reserve * request.ttft)
     return slack

@@ -46,7 +46,7 @@ class PolicyConfig:
     tenants: Mapping[str, TenantShare] = field(default_factory=dict)
     slack_safety: float = 0.5
     """Share of the online slack (reserve left out) that offline may spend in one step."""
-    slack_reserve: float = 0.2
+    slack_reserve: float = 0.1
     """Share of TTFT kept back from every online slack, for a burst to use."""
     tpot_share: float = 1.0
     """A step with online decodes takes at most this share of their TPOT because of offline work."""

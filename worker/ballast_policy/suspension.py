@@ -25,10 +25,13 @@ def suspendable_seconds(step: Step) -> float:
         return 0.0  # decodes would wait for the fixed costs of the nested step, which online alone would not have
     end = step.snapshot.now + step.seconds
     slack = step.config.ttft
+    now = step.snapshot.now
     for request in step.online.decodes:
-        for due in (request.next_deadline, request.paced_deadline):
-            if due >= step.snapshot.now:
-                slack = min(slack, due - end)
+        due = min(request.next_deadline, request.paced_deadline)
+        if due < now:
+            due = max(request.next_deadline, request.paced_deadline)
+        if now <= due < end + slack:
+            slack = due - end
     for request in step.prefill_grants:
         if request.request_class is RequestClass.ONLINE and request.next_deadline >= end:
             slack = min(slack, request.next_deadline - end)
