@@ -37,7 +37,6 @@ class Reason(StrEnum):
     SCALED_TO_ZERO = "ScaledToZero"
     NOT_ENOUGH_READY = "NotEnoughReady"
     COMPLETE = "Complete"
-    DELETING = "Deleting"
     # Degraded: what the pod, the scheduler or the API server said
     HEALTHY = "Healthy"
     IMAGE_PULL = "ImagePull"
@@ -54,7 +53,6 @@ class Reason(StrEnum):
     # ConfigApplied
     APPLIED = "Applied"
     PENDING = "Pending"
-    REFUSED = "Refused"
     # OfflineReservationSatisfied, SLOMet, DeadlineAtRisk
     SATISFIED = "Satisfied"
     FLOOR_NOT_MET = "FloorNotMet"
