@@ -219,7 +219,8 @@ class Cluster:
         if status in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             after = headers.get("Retry-After", "")
             said = f"{what}: the API server answered {status}: {message}"
-            raise ClusterUnavailable(said, float(after) if after.isdigit() else None)
+            seconds = float(after) if after.isdigit() else None
+            raise ClusterUnavailable(said, seconds, is_about_one=status not in _PASSING)
         raise _REFUSALS.get(status, ClusterRefused)(what, status, message)
 
     async def _send(self, request: _Request) -> tuple[int, Body, Mapping[str, str]]:

@@ -27,11 +27,15 @@ class BadSetting(OperatorError):
 
 
 class ClusterUnavailable(OperatorError):
-    """The API server cannot serve right now; `retry_after` is what it asked for, in seconds."""
+    """The API server cannot serve right now.
 
-    def __init__(self, message: str, retry_after: float | None = None) -> None:
+    `retry_after` is what it asked for, in seconds; `is_about_one` where it failed at this call and may do others.
+    """
+
+    def __init__(self, message: str, retry_after: float | None = None, *, is_about_one: bool = False) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+        self.is_about_one = is_about_one
 
 
 class ClusterRefused(OperatorError):

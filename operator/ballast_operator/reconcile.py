@@ -16,7 +16,7 @@ from ballast_operator.children.config import redis_of
 from ballast_operator.cluster import Cluster
 from ballast_operator.conditions import Input, Verdict, conditions
 from ballast_operator.drift import drift
-from ballast_operator.errors import Conflict, Invalid, NotFound
+from ballast_operator.errors import ClusterUnavailable, Conflict, Invalid, NotFound, OperatorError
 from ballast_operator.events import event
 from ballast_operator.kinds import DEPLOYMENT, INFERENCE_DEPLOYMENT, SECRET, Body, Key
 from ballast_operator.load import Load, Trouble
@@ -123,9 +123,16 @@ class Reconciler:
         for touch in wanted.costs:
             await self._cluster.annotate_pod(touch.key, touch.annotations)
         refused: Trouble | None = None
+        failed: OperatorError | None = None
         done: list[str] = []
         for step in wanted.apply:
-            trouble = await self._apply(step, memory)
+            try:
+                trouble = await self._apply(step, memory)
+            except (ClusterUnavailable, Conflict) as error:
+                if isinstance(error, ClusterUnavailable) and not error.is_about_one:
+                    raise
+                failed = failed or error  # the other children need not wait for this one
+                continue
             refused = refused or trouble
             if trouble is None:
                 done.append(step.because)
@@ -137,6 +144,8 @@ class Reconciler:
         if done:
             log.info("applied", resource=f"{resource.metadata.namespace}/{resource.metadata.name}", because=done)
             self._cluster.post_event(event(resource.metadata, "Applied", "; ".join(done), now=time.time()))
+        if failed is not None:
+            raise failed
         return refused
 
     async def _apply(self, step: Apply, memory: _Memory) -> Trouble | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -46,14 +47,23 @@ def declared(permissions: tuple[Permission, ...]) -> set[tuple[str, str, str]]:
     return {(p.group, resource, verb) for p in permissions for resource in p.resources for verb in p.verbs}
 
 
+@pytest.fixture
+def monitoring(controllers: ControlPlane) -> Iterator[None]:
+    """The prometheus-operator's kinds, for this test alone."""
+    manifest = yaml.safe_dump_all(monitoring_kinds())
+    controllers.kubectl("apply", "--server-side", "-f", "-", manifest=manifest)
+    controllers.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+    yield
+    controllers.kubectl("delete", "-f", "-", "--wait", manifest=manifest)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("monitoring")
 def test_each_verb_that_is_declared_is_used_and_each_used_is_declared(
     cluster: Cluster, controllers: ControlPlane, tmp_path: Path, valkey: Any
 ) -> None:
     """One life of a resource under the declared role: without any of its verbs, this would end elsewhere."""
     plane = controllers
-    plane.kubectl("apply", "--server-side", "-f", "-", manifest=yaml.safe_dump_all(monitoring_kinds()))
-    plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
     token = service_account(plane, cluster.namespace)
     data = {"url": base64.b64encode(valkey.url.encode()).decode(), "password": base64.b64encode(b"x").decode()}
     cluster.create("secrets", {"metadata": {"name": "own-redis"}, "data": {"url": data["url"]}})
