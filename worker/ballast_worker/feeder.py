@@ -254,7 +254,7 @@ class Feeder:
             for tenant, service in served.items()
             if service > self._posted.get(tenant, 0.0)
         }
-        self._posted |= served  # before the call: one that failed may have counted, and counting twice is worse
+        self._posted = served  # before the call: one that failed may have counted, and counting twice is worse
         return gained
 
     def _drain(self) -> None:
