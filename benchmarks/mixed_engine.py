@@ -24,7 +24,7 @@ from math import inf
 from random import Random
 from typing import Any
 
-from replay import machine, parser, percentile, write
+from replay import Clock, machine, parser, percentile, write
 
 from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
 from ballast_engine.build import build_engine
@@ -85,21 +85,6 @@ class Outcome:
         self.seconds += other.seconds
         for request_class, tokens in other.tokens.items():
             self.tokens[request_class] += tokens
-
-
-class Clock:
-    """CPU time of the thread that made it, for any thread; jumps where that thread has nothing to do."""
-
-    def __init__(self) -> None:
-        self._source = time.pthread_getcpuclockid(threading.get_ident())
-        self._skipped = 0.0
-
-    def __call__(self) -> float:
-        return time.clock_gettime(self._source) + self._skipped
-
-    def jump(self, seconds: float) -> None:
-        """Let time pass."""
-        self._skipped += seconds
 
 
 @dataclass

@@ -4,7 +4,7 @@
 
 First the look at the interrupt before each layer: executor steps with and without one, in turn. Then people who ask one
 short question each beside offline work that fills the steps: the same questions at the same moments, to an engine whose
-steps may stand still and to one whose steps may not, in turn.
+steps may stand still and to one whose steps may not, in turn. All times are CPU time of the thread that computes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from statistics import mean
 
 import numpy as np
 from engine_step import BLOCK_TOKENS, CASES, SHAPES, make_batch, write_config
-from replay import build, machine, median, parser, percentile, write
+from replay import Clock, build, machine, median, parser, percentile, write
 
 from ballast_engine.engine import Engine
 from ballast_engine.executor import Executor
@@ -54,7 +54,7 @@ def looks(model: Path, load_format: LoadFormat, repeats: int) -> dict[str, float
     return ratios
 
 
-def ask(engine: Engine, moments: list[float], num_prompt: int, *, stands: bool) -> dict[str, list[float]]:
+def ask(engine: Engine, clock: Clock, moments: list[float], num_prompt: int, *, stands: bool) -> dict[str, list[float]]:
     """Fill the engine with offline work, ask at these moments, and give the seconds to each first token."""
     decide = engine._scheduler._planner  # noqa: SLF001 -- whether steps stand still is what is compared
     engine._scheduler._planner = lambda seen: replace(decide(seen), suspendable_seconds=60.0 if stands else 0.0)  # noqa: SLF001
@@ -71,12 +71,13 @@ def ask(engine: Engine, moments: list[float], num_prompt: int, *, stands: bool) 
     asked: dict[str, float] = {}
     answered: dict[str, float] = {}
     steps = []
-    begin = time.monotonic()
+    begin = clock()
 
     def come() -> None:
         for moment, person in zip(moments, people, strict=True):
-            time.sleep(max(0.0, begin + moment - time.monotonic()))
-            asked[person.request_id] = time.monotonic()
+            while clock() < begin + moment:
+                time.sleep(0.0003)
+            asked[person.request_id] = clock()
             engine.submit(person)
 
     crowd = threading.Thread(target=come)
@@ -84,12 +85,12 @@ def ask(engine: Engine, moments: list[float], num_prompt: int, *, stands: bool) 
     tokens = 0
     while len(answered) < len(people):
         outputs = engine.step()
-        now = time.monotonic()
+        now = clock()
         answered |= {output.request_id: now for output in outputs if output.request_id.startswith("person")}
         tokens += engine.last_step.num_prefill + engine.last_step.num_decode
         steps.append(engine.last_step.seconds)
     crowd.join()
-    rate = tokens / (time.monotonic() - begin)
+    rate = tokens / (clock() - begin)
     engine.give_back([f"job {i}" for i in range(400)])
     while engine.has_work:
         engine.step()
@@ -97,17 +98,17 @@ def ask(engine: Engine, moments: list[float], num_prompt: int, *, stands: bool) 
     return {"ttft": [answered[name] - asked[name] for name in asked], "steps": steps, "rate": [rate]}
 
 
-def newcomers(engine: Engine, *, num_prompt: int, count: int, turns: int) -> dict[str, float]:
+def newcomers(engine: Engine, clock: Clock, *, num_prompt: int, count: int, turns: int) -> dict[str, float]:
     """Print the time to the first token of people whose requests come in the middle of offline steps."""
-    ask(engine, [0.1] * 3, num_prompt, stands=True)
+    ask(engine, clock, [0.1] * 3, num_prompt, stands=True)
     found: dict[bool, dict[str, list[float]]] = {stands: {} for stands in (False, True)}
     for turn in range(turns):
-        steps = median(ask(engine, [0.5], num_prompt, stands=False)["steps"])
+        steps = median(ask(engine, clock, [0.5], num_prompt, stands=False)["steps"])
         gaps = np.random.default_rng(turn).uniform(2 * steps, 5 * steps, count)
         moments = np.cumsum(gaps).tolist()
         for stands in (False, True):
             engine.reset()
-            for name, values in ask(engine, moments, num_prompt, stands=stands).items():
+            for name, values in ask(engine, clock, moments, num_prompt, stands=stands).items():
                 found[stands].setdefault(name, []).extend(values)
     print(f"\n{'newcomers beside offline':26}{'step ms':>9}{'TTFT p50':>10}{'p95':>8}{'tokens/s':>10}")
     figures = {}
@@ -133,8 +134,12 @@ def main() -> int:
                 (Path(folder) / name).write_bytes((asked.model / name).read_bytes())
             model, load_format = Path(folder), "dummy"
         ratios = looks(model, load_format, 10 if asked.quick else 40)
-        engine = build(model, slots=32, load_format=load_format, policy={"chunk_tokens": 256})
-        figures = newcomers(engine, num_prompt=24, count=20 if asked.quick else 60, turns=1 if asked.quick else 3)
+        clock = Clock()
+        policy = {"chunk_tokens": 256}
+        engine = build(model, slots=32, load_format=load_format, threads=1, policy=policy, clock=clock)
+        figures = newcomers(
+            engine, clock, num_prompt=24, count=20 if asked.quick else 60, turns=1 if asked.quick else 3
+        )
     write(asked.json, {"machine": about, "look_ratio": ratios, "newcomers": figures})
     return 0
 

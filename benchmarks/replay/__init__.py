@@ -8,8 +8,9 @@ import json
 import os
 import platform
 import statistics
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,10 +61,32 @@ def write(path: Path | None, figures: dict[str, Any]) -> None:
         path.write_text(json.dumps(figures, indent=2) + "\n")
 
 
-def build(model: Path, *, slots: int, policy: dict[str, Any] | None = None, **options: Any) -> Engine:
+class Clock:
+    """CPU time of the thread that made it, for any thread; jumps where that thread has nothing to do."""
+
+    def __init__(self) -> None:
+        self._source = time.pthread_getcpuclockid(threading.get_ident())
+        self._skipped = 0.0
+
+    def __call__(self) -> float:
+        return time.clock_gettime(self._source) + self._skipped
+
+    def jump(self, seconds: float) -> None:
+        """Let time pass."""
+        self._skipped += seconds
+
+
+def build(
+    model: Path,
+    *,
+    slots: int,
+    policy: dict[str, Any] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    **options: Any,
+) -> Engine:
     """An engine without an SLO, so that nothing but its batching shows."""
     told = PolicyConfig(slots=slots, num_blocks=1, **{"offline_share": 0.0, **(policy or {})})
-    return build_engine(EngineOptions(directory=model, slots=slots, **options), told)
+    return build_engine(EngineOptions(directory=model, slots=slots, **options), told, clock=clock)
 
 
 @dataclass(frozen=True)
