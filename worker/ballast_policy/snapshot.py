@@ -50,7 +50,7 @@ class PolicyConfig:
     """Share of TTFT kept back from every online slack, for a burst to use."""
     tpot_share: float = 1.0
     """A step with online decodes takes at most this share of their TPOT because of offline work."""
-    pace_share: float = 0.85
+    pace_share: float = 0.8
     """Offline work lets a decode take this share of its TPOT on average, until it has saved the reserve of slack."""
     newcomer_share: float = 0.15
     """A step takes at most this share of the TTFT that a newcomer has left beside its own prefill."""

@@ -16,8 +16,9 @@ from ballast_policy.step import Step, computed
 def suspendable_seconds(step: Step) -> float:
     """Give how long the step may stand still: until the first online token in it would come too late.
 
-    Tokens that come too late anyhow count for nothing. A step no longer than two of the nested ones' fixed costs may
-    not be suspended: waiting for its end is cheaper.
+    It spends `slack_safety` of what they can wait: the newcomers decode beside them afterwards. Tokens that come too
+    late anyhow count for nothing. A step no longer than two of the nested ones' fixed costs may not be suspended:
+    waiting for its end is cheaper.
     """
     if not step.cost.is_trusted or step.config.ttft == inf or step.seconds <= 2 * step.cost.k0:
         return 0.0
@@ -35,7 +36,7 @@ def suspendable_seconds(step: Step) -> float:
     for request in step.prefill_grants:
         if request.request_class is RequestClass.ONLINE and request.next_deadline >= end:
             slack = min(slack, request.next_deadline - end)
-    return max(0.0, slack)
+    return step.config.slack_safety * max(0.0, slack)
 
 
 def plan_nested(snapshot: Snapshot, in_flight: Collection[Request], seconds: float) -> Plan:

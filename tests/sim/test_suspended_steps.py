@@ -1,0 +1,77 @@
+"""Steps that stand still for newcomers, in virtual time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ballast_policy.cost import CostModel
+from ballast_policy.plan import Plan
+from ballast_policy.snapshot import PolicyConfig
+from ballast_sim.ablations import Unsuspended
+from ballast_sim.deployment import Ballast
+from ballast_sim.flight import Flight
+from ballast_sim.pool import Job
+from ballast_sim.report import report
+from ballast_sim.simulation import Scenario, simulate
+from ballast_sim.step_model import Linear, Work
+from ballast_sim.traffic import Arrival
+
+COST = CostModel(0.010, 1e-4, 1e-8, 2e-4, 1e-7, is_trusted=True)
+POOL = [Arrival(0.0, 60 + 29 * i % 300, 40 + 11 * i % 50) for i in range(30)]
+ONLINE = [Arrival(1.0 + 0.53 * i, 40 + 37 * i % 200, 10 + 7 * i % 40) for i in range(40)]
+SCENARIO = Scenario(
+    config=PolicyConfig(slots=64, num_blocks=2000, chunk_tokens=512, offline_share=0.0, ttft=0.5, tpot=0.05),
+    model=Linear(COST),
+    policy=Ballast,
+    online=ONLINE,
+    offline=lambda: [Job.endless("offline", POOL)],
+    seconds=25.0,
+    warmup_seconds=1.0,
+    cost=COST,
+    is_guaranteed=True,
+)
+
+
+def make_flight(**fields) -> Flight:
+    usual = {"plan": Plan(), "items": [], "work": Work(), "seconds": 0.4, "num_layers": 4}
+    return Flight(**{**usual, **fields})
+
+
+def test_a_step_stands_still_at_the_end_of_a_layer_only():
+    flight = make_flight(run_from=1.0)
+
+    assert flight.next_boundary(1.05) == pytest.approx(1.1)
+    assert flight.next_boundary(1.1) == pytest.approx(1.1)
+    assert flight.next_boundary(1.35) is None  # the last layer ends with the step
+
+    flight.stand(1.1)
+
+    assert flight.left == pytest.approx(0.3)
+    assert flight.next_boundary(1.2) is None
+    flight.run_from = 2.0
+    assert flight.next_boundary(2.05) == pytest.approx(2.1)
+
+
+def test_newcomers_have_their_first_token_sooner_and_nothing_is_computed_twice():
+    suspended = simulate(SCENARIO)
+    whole = simulate(replace(SCENARIO, policy=Unsuspended))
+
+    assert suspended.replicas[0].num_suspended > 10
+    assert whole.replicas[0].num_suspended == 0
+    assert report(suspended).ttft.p50 < 0.9 * report(whole).ttft.p50
+    assert report(suspended).tpot_attainment == 1
+    assert all(item.num_recomputed == 0 for item in suspended.online)
+    suspended.replicas[0].kv.check([suspended.replicas[0].items[seq] for seq in suspended.replicas[0].residents])
+
+
+@pytest.mark.parametrize("cap", [0.2, 0.4])
+def test_a_cap_on_interference_holds_for_both_latencies(cap: float):
+    alone = report(simulate(replace(SCENARIO, offline=list)))
+    capped = report(simulate(replace(SCENARIO, config=replace(SCENARIO.config, max_interference=cap))))
+    free = report(simulate(SCENARIO))
+
+    assert capped.tpot.p50 <= (1 + cap) * alone.tpot.p50
+    assert capped.ttft.p50 <= (1 + cap) * alone.ttft.p50
+    assert 0 < capped.offline.total < free.offline.total
