@@ -14,6 +14,7 @@ from ballast_operator.kinds import INFERENCE_DEPLOYMENT, WATCHED, Body, Key, Kin
 
 SETTLE_SECONDS = 0.1
 """Changes of children come in bursts: one turn serves them all."""
+LOGIN_AGAIN_SECONDS = 2.0
 CHILDREN_SELECTOR = f"{MANAGED_BY_LABEL}={OPERATOR}"
 
 
@@ -21,7 +22,7 @@ def registry(cache: Cache, add: Callable[[Key, float], None], relisted: Callable
     """Handlers that fill `cache` and `add` turns; `relisted` is called where a stream was listed anew."""
     found = kopf.OperatorRegistry()
 
-    @kopf.on.login(id="log-in", registry=found)
+    @kopf.on.login(id="log-in", registry=found, backoff=LOGIN_AGAIN_SECONDS)
     async def login(**_: Any) -> kopf.ConnectionInfo:
         return log_in()
 
