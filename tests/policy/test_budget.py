@@ -127,9 +127,9 @@ def test_without_an_slo_full_slots_bound_nothing():
     [
         (0.02, UNCHECKED, 0.022),
         (0.02, Allowance(share=0.05), 0.021),
-        (0.0, UNCHECKED, 0.05),
-        (0.0, Allowance(share=0.05), 0.0255),
-        (0.0, Allowance(share=0.0), 0.0059),
+        (0.0, UNCHECKED, 0.0255),
+        (0.0, Allowance(share=0.05), 0.01325),
+        (0.0, Allowance(share=0.0), 0.00345),
     ],
     ids=["the cap", "less of it", "no online at hand", "none, and less of the cap", "none, and nothing of the cap"],
 )

@@ -20,15 +20,15 @@ from ballast_sim.traffic import Arrival
 
 COST = CostModel(0.010, 1e-4, 1e-8, 2e-4, 1e-7, is_trusted=True)
 POOL = [Arrival(0.0, 60 + 29 * i % 300, 40 + 11 * i % 50) for i in range(30)]
-ONLINE = [Arrival(1.0 + 0.53 * i, 40 + 37 * i % 200, 10 + 7 * i % 40) for i in range(40)]
+ONLINE = [Arrival(1.0 + 0.53 * i, 40 + 37 * i % 200, 10 + 7 * i % 40) for i in range(160)]
 SCENARIO = Scenario(
     config=PolicyConfig(slots=64, num_blocks=2000, chunk_tokens=512, offline_share=0.0, ttft=0.5, tpot=0.05),
     model=Linear(COST),
     policy=Ballast,
     online=ONLINE,
     offline=lambda: [Job.endless("offline", POOL)],
-    seconds=25.0,
-    warmup_seconds=1.0,
+    seconds=90.0,
+    warmup_seconds=30.0,
     cost=COST,
     is_guaranteed=True,
 )

@@ -114,9 +114,9 @@ def prefill_room(snapshot: Snapshot, step: OnlineStep) -> float:
 
 
 def _capped(snapshot: Snapshot, alone: float) -> float:
-    """Give what the cap on interference leaves: `(1 + share) * alone`, and one TPOT where no online is at hand.
+    """Give what the cap on interference leaves: `(1 + share) * alone`, and about half a TPOT without online at hand.
 
-    There a newcomer has the step stand still, so that only a share of it less than the cap shortens it.
+    There a newcomer has the step stand still for its first token, and waits for the rest of it with its second.
     """
     config, cost = snapshot.config, snapshot.cost
     if config.max_interference is None:
@@ -126,7 +126,8 @@ def _capped(snapshot: Snapshot, alone: float) -> float:
         return (1 + share) * alone
     if config.tpot == inf or not config.max_interference:
         return inf if config.max_interference else 0.0
-    return cost.k0 + max(0.0, config.tpot - cost.k0) * min(1.0, max(_LEAST_IDLE, share / config.max_interference))
+    part = min(1.0, max(_LEAST_IDLE, share / config.max_interference))
+    return cost.k0 + max(0.0, config.tpot - cost.k0) * part / 2
 
 
 def _decode_slack(snapshot: Snapshot, step: OnlineStep) -> tuple[float, float]:

@@ -17,17 +17,21 @@ def suspendable_seconds(step: Step) -> float:
     """Give how long the step may stand still: until the first online token in it would come too late.
 
     It spends `slack_safety` of what they can wait: the newcomers decode beside them afterwards. Tokens that come too
-    late anyhow count for nothing. A step no longer than two of the nested ones' fixed costs may not be suspended:
-    waiting for its end is cheaper.
+    late anyhow count for nothing. Beside online decodes a step no longer than twice the fixed costs of a nested one
+    may not be suspended: waiting for its end is cheaper.
     """
-    if not step.cost.is_trusted or step.config.ttft == inf or step.seconds <= 2 * step.cost.k0:
+    if not step.cost.is_trusted or step.config.ttft == inf:
         return 0.0
-    if step.config.max_interference is not None and step.online.decodes:
+    resumed = [request for request, _ in step.decode_grants if request.request_class is RequestClass.ONLINE]
+    decodes = step.online.decodes + resumed if resumed else step.online.decodes
+    if decodes and step.seconds <= 2 * step.cost.k0:
+        return 0.0
+    if step.config.max_interference is not None and decodes:
         return 0.0  # decodes would wait for the fixed costs of the nested step, which online alone would not have
     end = step.snapshot.now + step.seconds
     slack = step.config.ttft
     now = step.snapshot.now
-    for request in step.online.decodes:
+    for request in decodes:
         due = min(request.next_deadline, request.paced_deadline)
         if due < now:
             due = max(request.next_deadline, request.paced_deadline)
