@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-FILE = "offline: {queue: x/y}\n"
+from ballast_cli.worker_file import DEMO_MODEL
+
+FILE = f"model: {{uri: {DEMO_MODEL}}}\noffline: {{queue: x/y}}\n"
 
 
 class Became(Exception):
@@ -33,6 +35,15 @@ def became(ballast, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pyt
 
 def test_a_worker_of_a_file_alone_reads_that_file(became):
     assert became("--config", "mine.yaml") == ("mine.yaml", "")
+
+
+def test_a_file_that_names_no_model_is_completed(became, tmp_path):
+    (tmp_path / "mine.yaml").write_text("offline: {queue: x/y}\n")
+    file, said = became("--config", "mine.yaml")
+    written = yaml.safe_load(Path(file).read_text())
+
+    assert "made from mine.yaml" in said
+    assert (written["model"]["uri"], written["offline"]["queue"]) == (str(DEMO_MODEL), "x/y")
 
 
 def test_with_options_the_file_to_change_is_named(became):

@@ -8,12 +8,11 @@ from typing import Annotated
 
 import typer
 
-from ballast_api.worker_config import WorkerConfig
 from ballast_cli.connection import DATA_DIR, PasswordFile, QueueName
 from ballast_cli.console import examples, say
 from ballast_cli.processes import require_worker_parts, take_port, worker_command
 from ballast_cli.up import ConfigFile, Host, ModelDir, Port, Slots
-from ballast_cli.worker_file import Flags, compose, write
+from ballast_cli.worker_file import Flags, compose, serves, write
 
 EXAMPLES = examples(
     "ballast serve --config worker.yaml",
@@ -48,7 +47,7 @@ def serve(
     composed = compose(config, flags)
     free_port = take_port(composed.runtime.host, composed.runtime.port)
     file = config
-    if file is None or flags != Flags() or WorkerConfig.load(file).model != composed.model:
+    if file is None or flags != Flags() or not serves(file, composed):
         DATA_DIR.mkdir(exist_ok=True)
         # With the port it got in its name and inside, so that two that take free ones share no file.
         file = DATA_DIR / f"serve-{free_port}.yaml"

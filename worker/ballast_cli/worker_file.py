@@ -60,6 +60,14 @@ def compose(file: Path | None, flags: Flags) -> WorkerConfig:
     return composed
 
 
+def serves(file: Path, config: WorkerConfig) -> bool:
+    """Tell whether a file by itself has a worker serve what `config` says."""
+    try:
+        return WorkerConfig.load(file).model == config.model
+    except InvalidConfig:
+        return False
+
+
 def _read(file: Path, flags: Flags) -> WorkerConfig:
     """Read a file that need not name a model."""
     try:
