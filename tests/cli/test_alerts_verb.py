@@ -21,6 +21,7 @@ def test_rules_of_a_file_are_printed_as_a_rules_file() -> None:
 
     assert done.exit_code == 0
     assert {group["name"].split("/")[1] for group in groups} == {"inference"}
+    assert "&id" not in done.stdout, "rules are written out, not referred to"
 
 
 @pytest.mark.parametrize(

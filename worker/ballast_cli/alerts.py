@@ -48,4 +48,11 @@ def alerts(
         )
     resources = from_file(file, namespace) if file else (from_cluster(name or "", namespace),)
     groups = [group for each in resources for group in rule_groups(each, match=match, runbooks=runbooks)]
-    yaml.safe_dump({"groups": groups}, sys.stdout, sort_keys=False, width=118)
+    yaml.dump({"groups": groups}, sys.stdout, Dumper=_Plain, sort_keys=False, width=118)
+
+
+class _Plain(yaml.SafeDumper):
+    """Writes a value again where it comes again: people read the rules."""
+
+    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002  the base class's form
+        return True
