@@ -260,7 +260,8 @@ def _check_reason(after: After, request: Request, reason: Reason) -> None:
         tails = sum(ceil(config.tail_tokens / config.block_tokens) for _ in [*everyone, request])
         tails += _growth(after, [*everyone, request])
         rest = sum(blocks(after, r.num_tokens) for r in after.holders if left(r) > 1)
-        rest += sum(blocks(after, r.num_tokens) for r in after.waiting[:1])  # kept for the first, if it is online
+        firsts = {r.request_class: r for r in reversed(after.waiting)}  # online's, and the one the reservation is for
+        rest += sum(blocks(after, r.num_tokens) for r in firsts.values())
         cached = sum(r.num_cached for r in [request, *plan.admit]) // config.block_tokens
         needed = blocks(after, request.num_tokens) + cached + guard + tails + rest + len(everyone)
         assert after.free < needed, "KV is left"
