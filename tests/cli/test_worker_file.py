@@ -81,3 +81,12 @@ def test_a_written_file_reads_back_equal(tmp_path: Path):
     write(composed, tmp_path / "worker.yaml")
 
     assert compose(tmp_path / "worker.yaml", Flags()) == composed
+
+
+def test_an_address_on_the_command_line_beats_the_file_that_holds_one(tmp_path: Path) -> None:
+    file = tmp_path / "worker.yaml"
+    file.write_text(f"model: {{uri: {DEMO_MODEL}}}\nruntime: {{redisUrlFile: /run/secrets/url}}\n")
+
+    assert compose(file, Flags()).runtime.redis_url_file == Path("/run/secrets/url")
+    runtime = compose(file, Flags(redis_url="redis://127.0.0.1:1")).runtime
+    assert (runtime.redis_url, runtime.redis_url_file) == ("redis://127.0.0.1:1", None)

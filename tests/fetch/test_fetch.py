@@ -93,6 +93,7 @@ def test_damage_at_home_is_mended(hub: Any, tmp_path: Path) -> None:
     [
         ("hf://org/other", 3, "shows no repository org/other"),
         ("hf://org/name --revision nowhere", 3, "has no revision nowhere"),
+        ("hf://org/a..b", 2, "does not name a repository"),
         ("hf://org", 2, "wanted hf://ORG/NAME"),
         ("ftp://host/model", 2, "is not a place of a model"),
         ("hf://org/name@a --revision b", 2, "give one"),

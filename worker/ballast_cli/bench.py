@@ -50,13 +50,15 @@ _Model = Annotated[str, typer.Option(help="A known name, or a model's config.jso
 _Gpu = Annotated[str, typer.Option(help="a100, h100, h200 or l4.")]
 _Load = Annotated[str, typer.Option(metavar="PERCENT,...", help="Online tokens/s, of the SLO-bound ceiling.")]
 _Reservation = Annotated[str, typer.Option(metavar="PERCENT,...", help="Of slots, KV and prefill, kept for offline.")]
-_Ttft = Annotated[float, typer.Option("--ttft-ms", min=0.001, help="SLO: first token.")]
-_Tpot = Annotated[float, typer.Option("--tpot-ms", min=0.001, help="SLO: each token after it, on average.")]
+_Ttft = Annotated[float, typer.Option("--ttft-ms", min=0.001, max=1e9, help="SLO: first token.")]
+_Tpot = Annotated[float, typer.Option("--tpot-ms", min=0.001, max=1e9, help="SLO: each token after it, on average.")]
 _Policy = Annotated[str, typer.Option(metavar="NAME,...", help="all, or some of the names in the table.")]
 _Seed = Annotated[int, typer.Option(min=0, help="Of the noise.")]
-_Minutes = Annotated[float, typer.Option(min=0.1, help="Traffic of each run; a quarter, at most 1, warms up.")]
+_Minutes = Annotated[
+    float, typer.Option(min=0.1, max=10_000, help="Traffic of each run; a quarter, at most 1, warms up.")
+]
 _Slots = Annotated[int, typer.Option(min=1, max=4096, help="Places in the running batch.")]
-_Chunk = Annotated[int, typer.Option(min=16, help="Most prefill tokens in a step.")]
+_Chunk = Annotated[int, typer.Option(min=16, max=1_000_000, help="Most prefill tokens in a step.")]
 _StepModel = Annotated[str, typer.Option(help="auto, refit, published or roofline.")]
 _Noise = Annotated[float, typer.Option(min=0, max=1, help="Spread of step times (deviation of the logarithm).")]
 _Fitted = Annotated[bool, typer.Option("--fitted", help="Ballast learns the step times during the run.")]
@@ -295,6 +297,8 @@ def _need(module: str, extra: str) -> None:
 
 
 def _check_json(path: Path | None) -> None:
+    if path is not None and path.is_dir():
+        raise Usage(f"--json: {path} is a directory, wanted a file.")
     if path is not None and not path.parent.is_dir():
         raise Usage(f"--json: there is no directory {path.parent}: make it first.")
 

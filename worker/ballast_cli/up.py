@@ -107,10 +107,10 @@ def up(
     free_port = take_port(runtime.host, runtime.port)
     data_dir.mkdir(parents=True, exist_ok=True)
     with Signals() as signals:
-        valkey = None if runtime.redis_url else Valkey.start(data_dir.resolve() / "valkey")
+        has_own = runtime.redis_url or runtime.redis_url_file
+        valkey = None if has_own else Valkey.start(data_dir.resolve() / "valkey")
         try:
-            url = valkey.url if valkey else runtime.redis_url or ""
-            settled = Flags(model, host, free_port, slots, url, password_file, queue)
+            settled = Flags(model, host, free_port, slots, valkey.url if valkey else redis_url, password_file, queue)
             watched = _Watched(config, settled, data_dir / "worker.yaml", _changed(config))
             final = compose(config, settled)
             write(final, watched.target)
@@ -130,12 +130,22 @@ def _serve(config: WorkerConfig, watched: _Watched, *, data_dir: Path, valkey: V
     try:
         if not worker.wait_until_ready(seconds=_START_SECONDS, is_stopped=lambda: signals.received > 0):
             return
-        url = runtime.redis_url or ""
+        url = _redis_url(config)
         Running(url, config.queue_name, worker.address, os.getpid(), worker.process.pid).write(data_dir)
         _greet(config, worker, url=url, data_dir=data_dir)
         _watch(worker, watched, valkey=valkey, signals=signals)
     finally:
         _stop(worker, drain=runtime.drain_seconds, is_hurried=lambda: signals.received > 1)
+
+
+def _redis_url(config: WorkerConfig) -> str:
+    from ballast_worker.errors import NotServed  # noqa: PLC0415  the worker is an extra
+    from ballast_worker.settings import redis_url  # noqa: PLC0415
+
+    try:
+        return redis_url(config) or ""
+    except NotServed as error:
+        raise Usage(f"{error}.") from None
 
 
 def _changed(file: Path | None) -> int:

@@ -48,6 +48,8 @@ def compose(file: Path | None, flags: Flags) -> WorkerConfig:
             data["model"] = {"uri": flags.model}
         _put(data, "offline", {"queue": flags.queue})
         runtime = {"host": flags.host, "port": flags.port, "redisUrl": flags.redis_url}
+        if flags.redis_url:
+            data.get("runtime", {}).pop("redisUrlFile", None)
         _put(data, "runtime", runtime | {"redisPasswordFile": flags.redis_password_file})
         if flags.slots is not None:
             data["slots"] = flags.slots

@@ -10,8 +10,8 @@ from ballast_policy.snapshot import Snapshot
 def begins_at(snapshot: Snapshot) -> float:
     """Give when an idle engine begins with what waits: `first arrival + window`; -inf where it does not wait.
 
-    It waits for no more than a step can take (its slots, its prefill tokens), and not so long that the first token of
-    somebody who waits would come late.
+    It waits for no more than a step can take (its slots, its prefill tokens), and spends no more than `slack_safety` of
+    anybody's TTFT, so that the first token does not come late.
     """
     config, waiting = snapshot.config, snapshot.waiting
     if not config.batch_window or snapshot.residents or not waiting:
@@ -22,4 +22,5 @@ def begins_at(snapshot: Snapshot) -> float:
     cost = snapshot.cost
     takes = cost.k0 + sum(cost.prefill(0, size) for size in sizes) if cost.is_trusted else 0.0
     first = min(request.arrival for request in waiting)
-    return min(first + config.batch_window, min(request.next_deadline for request in waiting) - takes)
+    soon = min(request.arrival + config.slack_safety * request.ttft for request in waiting)
+    return min(first + config.batch_window, soon - takes)

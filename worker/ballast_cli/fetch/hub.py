@@ -8,11 +8,17 @@ from contextlib import contextmanager
 
 import httpx2
 from huggingface_hub import HfApi, hf_hub_url
-from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from huggingface_hub.utils._headers import build_hf_headers
 from huggingface_hub.utils._http import get_session
 
-from ballast_cli.errors import CliError, NotFound
+from ballast_cli.errors import CliError, NotFound, Usage
 from ballast_cli.fetch.location import Location
 from ballast_cli.fetch.snapshot import File, Snapshot, choose
 from ballast_cli.fetch.source import Denied, Unavailable
@@ -72,6 +78,8 @@ class Hub:
         hub = self._endpoint or "the hub"
         try:
             yield
+        except HFValidationError as error:
+            raise Usage(f"{place} does not name a repository: {error}") from None
         except GatedRepoError:
             raise Denied(f"{place} is gated: accept its terms on {hub}, then {_TOKEN}.") from None
         except RevisionNotFoundError:
