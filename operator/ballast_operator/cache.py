@@ -63,10 +63,6 @@ class Cache:
         """Pods of a resource, in the order of their names."""
         return tuple(body for _, body in sorted(self._pods.get(key, {}).items()))
 
-    def num_pods(self) -> int:
-        """Pods of all resources."""
-        return sum(len(pods) for pods in self._pods.values())
-
     def uids(self, kind: Kind) -> dict[Key, str]:
         """What is here of a kind, to be compared with a list that is asked for after this."""
         return {key_of(body): body["metadata"]["uid"] for body in self._all(kind)}

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NewType
+from typing import Any
 
 Body = dict[str, Any]
 """A Kubernetes object as JSON."""
-Uid = NewType("Uid", str)
 
 
 @dataclass(frozen=True, slots=True)

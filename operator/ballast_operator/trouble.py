@@ -10,7 +10,6 @@ from ballast_operator.kinds import Body
 from ballast_operator.load import Trouble
 
 IMAGE_REASONS = frozenset({"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull"})
-OUT_OF_MEMORY_EXIT = 137
 NOT_SERVED_EXIT = 78
 """The worker's exit code for a configuration that asks for what it cannot do, such as a model that is not there."""
 

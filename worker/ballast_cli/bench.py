@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +13,7 @@ import typer
 from ballast_cli.console import examples, print_json, say
 from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
 from ballast_cli.errors import CliError, Usage
+from ballast_cli.refusals import refusals
 
 if TYPE_CHECKING:
     from ballast_sim.crew import Table
@@ -254,21 +253,6 @@ def guarantees(
         write_cases(found, json_file)
     if not all(case.is_kept for case in found):
         raise typer.Exit(1)
-
-
-@contextmanager
-def refusals() -> Iterator[None]:
-    """Turn what the simulator refuses into a sentence and an exit code."""
-    from ballast_sim.errors import IllegalPlan, Impossible, SimError  # noqa: PLC0415
-
-    try:
-        yield
-    except Impossible as error:
-        raise CliError(f"{error}.") from error
-    except IllegalPlan as error:
-        raise CliError(f"the policy broke its contract, which is a bug of Ballast: {error}") from error
-    except SimError as error:
-        raise Usage(str(error)) from error
 
 
 def names(text: str) -> tuple[str, ...]:

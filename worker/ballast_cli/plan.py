@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +13,7 @@ import typer
 from ballast_cli.console import examples, print_json, say
 from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
 from ballast_cli.errors import CliError, Usage
+from ballast_cli.refusals import refusals
 
 if TYPE_CHECKING:
     from ballast_sim.inputs import PlanInputs
@@ -87,7 +86,7 @@ def plan(
     _check_kind(ahead=ahead, ceilings=ceilings, has_traffic=(online, offline) != (ONLINE_TRACE, OFFLINE_TRACE))
     if ceilings and plot:
         raise Usage("--plot draws a plan, and --ceilings has no picture: use --json")
-    with _refusals():
+    with refusals():
         figures = _inputs(inputs, model=model, gpu=gpu, quantization=quantization)
         figures = _with_options(figures, ttft=ttft, tpot=tpot, price=price)
         if show_inputs:
@@ -107,22 +106,6 @@ def _check_kind(*, ahead: bool, ceilings: bool, has_traffic: bool) -> None:
     if has_traffic and (ahead or ceilings):
         kind = "--ahead" if ahead else "--ceilings"
         raise Usage(f"--online and --offline are for a plan of today; {kind} takes its requests from --inputs")
-
-
-@contextmanager
-def _refusals() -> Iterator[None]:
-    """Turn what the planner refuses into a sentence and an exit code."""
-    from ballast_api.errors import InvalidConfig  # noqa: PLC0415  numpy, for this verb only
-    from ballast_sim.errors import IllegalPlan, Impossible, SimError  # noqa: PLC0415
-
-    try:
-        yield
-    except Impossible as error:
-        raise CliError(f"{error}.") from error
-    except IllegalPlan as error:
-        raise CliError(f"the policy broke its contract, which is a bug of Ballast: {error}") from error
-    except (SimError, InvalidConfig) as error:
-        raise Usage(str(error)) from error
 
 
 def _inputs(path: Path | None, *, model: str | None, gpu: str | None, quantization: str | None) -> PlanInputs:

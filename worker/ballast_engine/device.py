@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import Literal
 
 import torch
 
 from ballast_engine.errors import InvalidOptions
 
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 

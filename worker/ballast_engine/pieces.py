@@ -42,10 +42,6 @@ class Pieces(dict[int, bytes]):
         piece = self[token_id] = self._make(token_id)
         return piece
 
-    def is_special(self, token_id: int) -> bool:
-        """Whether the token stands for no text."""
-        return token_id in self._special
-
     def _make(self, token_id: int) -> bytes:
         token = self._backend.id_to_token(token_id)
         if token is None or token_id in self._special:

@@ -94,11 +94,6 @@ class Tokenizer:
             return None
         return ChatTemplate(found, str(self.directory / "tokenizer_config.json"), self.special_tokens)
 
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether `apply_chat_template` can work at all."""
-        return self._template is not None
-
     def apply_chat_template(self, messages: Iterable[Mapping[str, Any]], **options: object) -> list[int]:
         """Turn messages into the tokens of a prompt that asks for the assistant's next one.
 
