@@ -9,10 +9,8 @@ from typing import Annotated
 import typer
 import yaml
 
-from ballast_api.alerts import RUNBOOKS, rule_groups
 from ballast_cli.console import examples
 from ballast_cli.errors import Usage
-from ballast_cli.manifests import from_cluster, from_file
 
 EXAMPLES = examples(
     "ballast alerts chat -n inference > chat.rules.yaml   # from the cluster",
@@ -36,7 +34,9 @@ def alerts(
         str | None,
         typer.Option(help="PromQL matchers of the scraped workers.", show_default='namespace="...",service="NAME"'),
     ] = None,
-    runbooks: Annotated[str, typer.Option(metavar="URL", help="Where the runbook pages are.")] = RUNBOOKS,
+    runbooks: Annotated[
+        str | None, typer.Option(metavar="URL", help="Where the runbook pages are.", show_default="docs/runbooks")
+    ] = None,
 ) -> None:
     """Print the alert rules of a resource: promises by burn rate, and what else should wake somebody.
 
@@ -46,8 +46,12 @@ def alerts(
         raise Usage(
             "wanted either the NAME of a resource in the cluster or a FILE (-f), found " + ("both" if name else "none")
         )
+    # The resource's model takes longer to build than any other verb to start.
+    from ballast_api.alerts import RUNBOOKS, rule_groups  # noqa: PLC0415
+    from ballast_cli.manifests import from_cluster, from_file  # noqa: PLC0415
+
     resources = from_file(file, namespace) if file else (from_cluster(name or "", namespace),)
-    groups = [group for each in resources for group in rule_groups(each, match=match, runbooks=runbooks)]
+    groups = [group for each in resources for group in rule_groups(each, match=match, runbooks=runbooks or RUNBOOKS)]
     yaml.dump({"groups": groups}, sys.stdout, Dumper=_Plain, sort_keys=False, width=118)
 
 
