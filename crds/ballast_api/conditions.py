@@ -32,6 +32,7 @@ class Reason(StrEnum):
 
     # Ready, Progressing
     SERVING = "Serving"
+    SERVING_ON_CPU = "ServingOnCPU"
     STARTING = "Starting"
     ROLLING_OUT = "RollingOut"
     SCALED_TO_ZERO = "ScaledToZero"

@@ -84,9 +84,23 @@ def _asked_for_none(world: Input) -> Verdict | None:
 def _enough_serve(world: Input) -> Verdict | None:
     wanted, serving = world.resource.spec.replicas, world.count("availableReplicas")
     floor = max(1, wanted - world.resource.spec.rollout.max_unavailable)
-    if serving >= floor:
-        return Verdict("True", Reason.SERVING, f"{serving} of {wanted} workers serve")
-    return None
+    if serving < floor:
+        return None
+    figures = f"{serving} of {wanted} workers serve"
+    if _finds_no_device(world):
+        return Verdict(
+            "True",
+            Reason.SERVING_ON_CPU,
+            f"{figures}, on the CPU: no device was found where spec.gpu asked for one. Check the driver, and that the "
+            "image's torch has CUDA, or set gpu.count to 0",
+        )
+    return Verdict("True", Reason.SERVING, figures)
+
+
+def _finds_no_device(world: Input) -> bool:
+    if world.load is None or world.resource.spec.gpu.count == 0:
+        return False
+    return any(status.device == "cpu" for status in world.load.of_pods(world.live).values())
 
 
 def _too_few_serve(world: Input) -> Verdict | None:

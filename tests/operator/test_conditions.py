@@ -20,9 +20,10 @@ from ballast_queue.job import RequestCounts
 from ballast_queue.status import ClassLoad, QueueStats, WorkerStatus
 
 
-def make_resource(replicas: int = 2, generation: int = 1, **status: Any) -> InferenceDeployment:
+def make_resource(replicas: int = 2, generation: int = 1, gpus: int = 1, **status: Any) -> InferenceDeployment:
     metadata = {"name": "llm", "namespace": "ns", "uid": "u", "generation": generation}
-    spec = {"model": {"uri": "file:///m"}, "replicas": replicas, "slo": {"ttftMilliseconds": 500}}
+    spec: dict[str, Any] = {"model": {"uri": "file:///m"}, "replicas": replicas, "slo": {"ttftMilliseconds": 500}}
+    spec["gpu"] = {"count": gpus}
     return InferenceDeployment.read({"metadata": metadata, "spec": spec, "status": status}, "test")
 
 
@@ -54,11 +55,13 @@ def crashed(code: int, message: str = "", *, name: str = "worker", reason: str =
     return {"name": name, "restartCount": 3, "state": state, "lastState": {"terminated": ended}}
 
 
-def make_worker(*, hash_: str = "h", ttft: float | None = 0.1, offline: ClassLoad | None = None) -> WorkerStatus:
+def make_worker(
+    *, hash_: str = "h", ttft: float | None = 0.1, offline: ClassLoad | None = None, device: str = "cuda:0"
+) -> WorkerStatus:
     return WorkerStatus(
         worker_id="p-1", address="http://10.0.0.1:8000", at=0, model="m", slots=8, batch_ceiling=8, kv_blocks_total=1,
         kv_blocks_free=1, online=ClassLoad(), offline=offline or ClassLoad(running=1, reserved=1), config_hash=hash_,
-        ttft_p99_seconds=ttft,
+        ttft_p99_seconds=ttft, device=device,
     )  # fmt: skip
 
 
@@ -88,6 +91,14 @@ UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedul
 
 CASES: dict[str, tuple[dict[str, Any], Type, str, Reason, str]] = {
     "all serve": ({}, Type.READY, "True", Reason.SERVING, "2 of 2"),
+    "all serve, without the GPU asked for": (
+        {"load": make_load(make_worker(device="cpu"))},
+        Type.READY, "True", Reason.SERVING_ON_CPU, "2 of 2 workers serve, on the CPU",
+    ),
+    "all serve on the CPU, as asked for": (
+        {"resource": make_resource(gpus=0), "load": make_load(make_worker(device="cpu"))},
+        Type.READY, "True", Reason.SERVING, "2 of 2",
+    ),
     "none yet": ({"deployment": make_deployment(2, 2, 0)}, Type.READY, "False", Reason.STARTING, "2 are asked for"),
     "no deployment": ({"deployment": None}, Type.READY, "False", Reason.STARTING, "no worker"),
     "one of two": ({"deployment": make_deployment(2, 2, 1)}, Type.READY, "False", Reason.NOT_ENOUGH_READY, "1 of 2"),

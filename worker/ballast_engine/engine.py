@@ -55,6 +55,8 @@ class Runner(Protocol):
     @property
     def max_model_len(self) -> int: ...
     @property
+    def device(self) -> str: ...
+    @property
     def footprint(self) -> Footprint: ...
     def run(self, batch: Batch, interrupt: Interrupt | None) -> Ints | Suspended: ...
     def resume(self, suspended: Suspended, interrupt: Interrupt | None) -> Ints | Suspended: ...
@@ -107,6 +109,11 @@ class Engine:
     def max_tokens(self) -> int:
         """Longest prompt and answer together."""
         return self._intake.max_tokens
+
+    @property
+    def device(self) -> str:
+        """Where the model computes: `cpu`, or `cuda:0`."""
+        return self._executor.device
 
     @property
     def footprint(self) -> Footprint:

@@ -46,6 +46,8 @@ class Executor:
         self.kv_bytes_per_block = kv_bytes_per_block(config, loaded.dtype, block_tokens)
         self.vocab_size = config.vocab_size
         self.max_model_len = config.max_positions
+        self.device = str(loaded.device)
+        """Where it computes: `cpu`, or `cuda:0`."""
         shape = AttentionShape(
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,

@@ -39,6 +39,8 @@ class WorkerStatus(BaseModel):
     """When it was published, Unix seconds."""
     model: str
     model_revision: str = ""
+    device: str = ""
+    """What computes: `cpu`, or `cuda:0`; empty: it does not say."""
     slots: int
     batch_ceiling: int
     """Largest decode batch that the SLO allows, by the cost model."""
