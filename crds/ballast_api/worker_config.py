@@ -33,9 +33,9 @@ class Runtime(ApiModel):
     redis_url: str | None = None
     """`redis://`, `rediss://` or `unix://`; without it the worker serves online requests only."""
     redis_url_file: Path | None = None
-    """Holds the URL in place of `redisUrl`, where it comes from a Secret."""
+    """Holds the URL in place of `redisUrl`, where it comes from a Secret; a change is taken up without a restart."""
     redis_password_file: Path | None = None
-    """Holds the password, so that it stands in no URL and no process list."""
+    """Holds the password, so that it stands in no URL and no process list; a change is taken up without a restart."""
     namespace: Name = "local"
     name: Name = "ballast"
     """With `namespace`: the resource this worker belongs to; names its queue by default."""

@@ -27,7 +27,7 @@ class Taken:
 def make_watcher(path: Path, taken: Taken, also: Path | None = None) -> Watcher:
     path.write_text(START)
     loaded = Loaded(WorkerConfig.load(path), content_hash(START))
-    return Watcher(path, loaded, taken.take, also=also, also_changed=taken.keys_changed)
+    return Watcher(path, loaded, taken.take, also={also: taken.keys_changed} if also else None)
 
 
 def rewrite(path: Path, text: str) -> None:

@@ -36,6 +36,8 @@ INTAKE_ENTRIES = 500
 """Of the inbox between two looks at leases and claims; some tens of milliseconds."""
 STATUS_TTL_SECONDS = 5.0
 FIRST_BACKOFF, LAST_BACKOFF = 0.05, 2.0
+RENEW_SECONDS = 1.0
+"""How soon a new address or password is tried again while the old connection serves on."""
 GATHER_SECONDS = 0.002
 """After a wake-up the feeder waits this long for what ends in the same moment: one round trip then tells it all."""
 
@@ -70,12 +72,14 @@ class Feeder:
         self._holdings = Holdings(worker, served.revision)
         self._claims = Claims(worker, loop, served, self._holdings)
         self._queue: Queue | None = None
+        self._is_stale = False
+        """Address or password have changed, and the connection is the old one."""
         self._complaint = ""
         self._backoff = FIRST_BACKOFF
         self._posted: dict[str, float] = {}
         """Service of offline tenants that the shared ledger knows of."""
         self._lease_seconds = settings.lease_seconds
-        self._tick_at = self._beat_at = self._intake_at = self._retry_at = 0.0
+        self._tick_at = self._beat_at = self._intake_at = self._retry_at = self._renew_at = 0.0
         self._is_draining = self._is_returned = self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="ballast-feeder", daemon=True)
 
@@ -89,6 +93,12 @@ class Feeder:
         """Write these settings to the queue at the next turn."""
         self._settings = settings
         self._is_configured = False
+        self._wake()
+
+    def reconnect(self) -> None:
+        """Change over to the address and password that `connect` finds now; what is held stays held."""
+        self._is_stale = True
+        self._renew_at = self._retry_at = 0.0
         self._wake()
 
     def drain(self) -> None:
@@ -187,7 +197,10 @@ class Feeder:
     def _attach(self) -> Queue:
         """The queue, connected and configured; before it is up, with a server that was found fit."""
         if self._queue is None:
+            self._is_stale = False  # before the call: a change that comes during it is taken up after it
             self._queue = self._connect()
+        elif self._is_stale and time.monotonic() >= self._renew_at:
+            self._renew(self._queue)
         if not self.is_up:
             for warning in self._queue.require_fit():
                 if not self._is_configured:
@@ -201,6 +214,28 @@ class Feeder:
             self._lease_seconds = self._queue.settings().lease_seconds
             self._claims.weights = {tenant.name: tenant.weight for tenant in settings.tenants}
         return self._queue
+
+    def _renew(self, old: Queue) -> None:
+        """Change the connection; the old one serves on while the new address or password does not work yet."""
+        self._is_stale = False
+        fresh: Queue | None = None
+        try:
+            fresh = self._connect()
+            fresh.require_fit()
+        except QueueError as error:
+            if fresh is not None:
+                fresh.close()
+            self._is_stale = True
+            self._renew_at = time.monotonic() + RENEW_SECONDS
+            if str(error) != self._complaint:
+                self._complaint = str(error)
+                log.warning("new Redis address or password does not work, the old connection stays", because=str(error))
+            return
+        self._queue = fresh
+        old.close()
+        self._complaint = ""
+        self._is_configured = False
+        log.info("new Redis address or password taken up", redis=fresh.where)
 
     def _speak(self, queue: Queue) -> None:
         """One turn with Redis: results first, then leases, then upkeep, then new items."""
@@ -274,6 +309,9 @@ class Feeder:
             else:
                 log.warning("redis is away; offline work is paused", because=str(error), held=len(self._holdings))
         self.is_up = False
+        if self._queue is not None:
+            self._queue.close()
+            self._queue = None  # the next one is opened with the address and password that are there then
         self._is_configured = self._is_configured and isinstance(error, QueueUnavailable)
         self._retry_at = time.monotonic() + self._backoff * random.uniform(0.8, 1.2)
         self._backoff = min(self._backoff * 2, LAST_BACKOFF)

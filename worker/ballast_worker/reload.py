@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -92,9 +92,10 @@ def _is_hot(full: str) -> bool:
 
 
 class Watcher:
-    """Looks at one file (and files beside it, such as API keys) once a second, on a thread of its own.
+    """Looks at one file, and at files beside it, once a second, on a thread of its own.
 
-    `apply` is called on that thread with what is now in force; `Watcher` calls it one at a time.
+    `apply` is called on that thread with what is now in force, and what `also` names for a file that changed, such as
+    API keys; one at a time.
     """
 
     def __init__(
@@ -103,19 +104,17 @@ class Watcher:
         loaded: Loaded,
         apply: Callable[[Loaded], None],
         *,
-        also: Path | None = None,
-        also_changed: Callable[[], None] | None = None,
+        also: Mapping[Path, Callable[[], None]] | None = None,
     ) -> None:
         self.loaded = loaded
         self.is_invalid = False
         """True while the file holds something that cannot be taken."""
         self._path = path
         self._apply = apply
-        self._also = also
-        self._also_changed = also_changed
+        self._also = dict(also or {})
         self._complaint = ""
         self._seen: tuple[int, int, int] | None = None
-        self._also_seen = _stamp(also)
+        self._also_seen = {path: _stamp(path) for path in self._also}
         self._text_hash = loaded.content_hash
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ballast-reload", daemon=True)
@@ -177,11 +176,11 @@ class Watcher:
         self.is_invalid = True
 
     def _check_also(self) -> None:
-        stamp = _stamp(self._also)
-        if stamp is not None and stamp != self._also_seen:
-            self._also_seen = stamp
-            if self._also_changed is not None:
-                self._also_changed()
+        for path, changed in self._also.items():
+            stamp = _stamp(path)
+            if stamp is not None and stamp != self._also_seen[path]:
+                self._also_seen[path] = stamp
+                changed()
 
     def _run(self) -> None:
         while not self._stop.wait(POLL_SECONDS):
@@ -202,9 +201,7 @@ def _changed(before: BaseModel, after: BaseModel, path: str = "") -> list[str]:
     return names
 
 
-def _stamp(path: Path | None) -> tuple[int, int, int] | None:
-    if path is None:
-        return None
+def _stamp(path: Path) -> tuple[int, int, int] | None:
     try:
         status = path.stat()
     except OSError:

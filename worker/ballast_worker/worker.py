@@ -13,6 +13,7 @@ from ballast_engine.engine import Engine
 from ballast_engine.request import FinishReason, GenerationRequest
 from ballast_engine.tokenizer import Tokenizer
 from ballast_policy.request import RequestClass
+from ballast_queue.errors import QueueForbidden
 from ballast_queue.redis_store import Queue
 from ballast_queue.status import WorkerStatus
 from ballast_worker import settings
@@ -78,9 +79,7 @@ class Worker:
         self._rates = Rates()
         self._watcher: Watcher | None = None
         if path is not None:
-            self._watcher = Watcher(
-                path, loaded, self._take_up, also=config.runtime.api_keys_file, also_changed=self._reload_keys
-            )
+            self._watcher = Watcher(path, loaded, self._take_up, also=self._files_beside(config))
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -106,6 +105,7 @@ class Worker:
             worker=self.id,
             model=self.served.name,
             revision=self.served.revision,
+            device=self.engine.device,
             slots=self.engine.policy.slots,
             kv_blocks=self.engine.policy.num_blocks,
             context=self.served.max_model_len,
@@ -187,6 +187,7 @@ class Worker:
             at=time.time(),
             model=self.served.name,
             model_revision=self.served.revision,
+            device=self.engine.device,
             slots=stats.slots,
             batch_ceiling=stats.batch_ceiling,
             kv_blocks_total=stats.kv_used + stats.kv_cached + stats.kv_free,
@@ -249,6 +250,15 @@ class Worker:
         if self.feeder is not None:
             self.feeder.configure(settings.queue_settings(config, self.served.name))
 
+    def _files_beside(self, config: WorkerConfig) -> dict[Path, Callable[[], None]]:
+        """Files that may change under a running worker, and what then is done."""
+        runtime = config.runtime
+        files = {path: self._reload_keys for path in (runtime.api_keys_file,) if path is not None}
+        if self.feeder is not None:
+            addresses = (runtime.redis_url_file, runtime.redis_password_file)
+            files |= {path: self.feeder.reconnect for path in addresses if path is not None}
+        return files
+
     def _reload_keys(self) -> None:
         try:
             self._keys = _load_keys(self.config)
@@ -259,12 +269,10 @@ class Worker:
         log.info("API keys taken up")
 
     def _feed(self, config: WorkerConfig) -> Feeder | None:
-        url = settings.redis_url(config)
-        if url is None:
+        if settings.redis_url(config) is None:
             return None
-        password = settings.redis_password(config)
         return Feeder(
-            connect=lambda: Queue.connect(url, config.queue_name, password=password),
+            connect=lambda: _connect(config),
             worker=self.id,
             loop=self.loop,
             served=self.served,
@@ -282,6 +290,15 @@ def _served(config: WorkerConfig, directory: Path, engine: Engine, tokenizer: To
         vocab_size=tokenizer.vocab_size,
         tokenizer=tokenizer,
     )
+
+
+def _connect(config: WorkerConfig) -> Queue:
+    """Open the queue with the address and the password that are there now: both may be changed while a worker runs."""
+    try:
+        url, password = settings.redis_url(config), settings.redis_password(config)
+    except NotServed as error:
+        raise QueueForbidden(str(error)) from error
+    return Queue.connect(url or "", config.queue_name, password=password)
 
 
 def _load_keys(config: WorkerConfig) -> ApiKeys | None:

