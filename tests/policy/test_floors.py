@@ -10,16 +10,19 @@ from replay import Arrival, Replay
 
 from ballast_policy.backlog import Backlog
 from ballast_policy.claim import Candidate, choose
+from ballast_policy.cost import CostModel
 from ballast_policy.fairness import Ledger
 from ballast_policy.floors import REPAY_SECONDS, Debts, Floors, in_turn
 from ballast_policy.request import Phase, Request, RequestClass
-from ballast_policy.snapshot import PolicyConfig, TenantShare
+from ballast_policy.snapshot import PolicyConfig, Snapshot, TenantShare
+from ballast_policy.step import Step
+from ballast_policy.turns import candidates
 
 OFFLINE = RequestClass.OFFLINE
 
 
-def make_request(seq: int, tenant: str, priority: int = 0) -> Request:
-    return Request(seq, OFFLINE, 0.0, 10, 10, tenant=tenant, priority=priority, num_tokens=10)
+def make_request(seq: int, tenant: str, priority: int = 0, phase: Phase = Phase.WAITING) -> Request:
+    return Request(seq, OFFLINE, 0.0, 10, 10, tenant=tenant, priority=priority, num_tokens=10, phase=phase)
 
 
 def names(requests) -> str:
@@ -137,6 +140,19 @@ def test_in_turn_leaves_nobody_out_and_every_prefix_holds_the_shares(requests, r
         counts = {t: held[t] + sum(r.tenant == t for r in order[:position]) for t in "abc"}
         short = {t for t in reserved if t in others and counts[t] < reserved[t] * (sum(counts.values()) + 1) - 1e-6}
         assert request.tenant in short or not short, "somebody was behind and another went first"
+
+
+def test_a_parked_request_of_a_tenant_that_holds_its_reservation_waits_for_its_turn():
+    ledger = Ledger(reserved={"a": 0.5})
+    ledger.charge("a", 100)
+    ledger.charge("b", 10)
+    parked = [make_request(5, "a", phase=Phase.PARKED), make_request(6, "b", phase=Phase.PARKED)]
+    waiting = [make_request(7, "b")]
+    holders = [make_request(seq, "a", phase=Phase.RUNNING) for seq in range(4)]
+    config = PolicyConfig(slots=8, num_blocks=100)
+    step = Step(Snapshot(0.0, [*holders, *parked], waiting, 50, config, CostModel(), {OFFLINE: ledger}))
+
+    assert [r.seq for r in candidates(step, parked, waiting)] == [6, 7, 5]
 
 
 def test_the_head_of_the_backlog_lists_who_is_behind():

@@ -7,7 +7,7 @@ from math import ceil, floor, inf
 from ballast_policy.admission import Peak
 from ballast_policy.growth import make_offline_room
 from ballast_policy.plan import Reason
-from ballast_policy.request import Phase, Request, RequestClass
+from ballast_policy.request import OFFLINE, RUNNING, WAITING, Request
 from ballast_policy.reservation import reserved_prefill_seconds
 from ballast_policy.shares import most_slots
 from ballast_policy.slots import Slots
@@ -35,13 +35,13 @@ class _Lending:
         self.budget = budget
         self.chunk = config.chunk_tokens
         """Prefill tokens that may be lent."""
-        vacated = config.slots - step.online.num_running - step.num_started[RequestClass.ONLINE]
+        vacated = config.slots - step.online.num_held
         step.offline_limit = min(step.offline_limit, vacated)
         if is_guarded and not step.cost.is_trusted and min(config.ttft, config.tpot) < inf:
             most = step.num_reserved_held + most_slots(config.static_share, config.slots)
             step.offline_limit = min(step.offline_limit, most)
             self.chunk = min(self.chunk, ceil(config.static_share * config.chunk_tokens))
-        self.inside = step.num_reserved_held - step.num_started[RequestClass.OFFLINE]
+        self.inside = step.num_reserved_held - step.offline.num_started
         """How many of those that run, the first in order, the reservation covers."""
         expectation = step.snapshot.expectation
         guard_share = config.guard_share if expectation.guard_share is None else expectation.guard_share
@@ -66,7 +66,7 @@ class _Lending:
                 step.tenant_room[request.tenant] += 1
                 over.append(request)
         step.leave_slots(over, Reason.TENANT_CAP)
-        excess = -step.num_vacant(RequestClass.OFFLINE)
+        excess = -step.num_vacant(OFFLINE)
         if excess > 0:
             step.leave_slots(step.offline_running[-excess:], Reason.SLOT_RECLAIMED)
 
@@ -80,11 +80,10 @@ class _Lending:
         for index, request in enumerate(step.offline_running):
             if request.num_tokens - request.num_computed > 1:
                 continue
-            added = cost.decode(request.num_tokens)
-            if index >= self.inside and (over or added > spare):
+            if index >= self.inside and (over or cost.decode(request.num_tokens) > spare):
                 over.append(request)
             else:
-                spare -= added
+                spare -= cost.decode(request.num_tokens)
         step.leave_slots(over, Reason.STEP_BUDGET)
 
     def cut_blocks(self) -> None:
@@ -104,10 +103,10 @@ class _Lending:
         step.count_decodes(offline)
         self.reserved_seconds = reserved_prefill_seconds(step)
         self.chunk = max(0, min(self.chunk, step.lent_chunk - step.reserved_chunk))
-        slots = Slots(step, RequestClass.OFFLINE)
+        slots = Slots(step, OFFLINE)
         self._resume_decodes(slots)
         for request in turns(step, offline.prefills, offline.parked, step.offline_waiting, self.door):
-            if request.phase is not Phase.RUNNING:
+            if request.phase is not RUNNING:
                 if not self.door.is_shut_for(request):
                     self._start(request, slots)
             else:
@@ -116,8 +115,10 @@ class _Lending:
     def _resume_decodes(self, slots: Slots) -> None:
         """Resume parked decodes up to the first whose turn is behind a waiting request."""
         step = self.step
+        if step.num_vacant(OFFLINE) < 1:
+            return
         for request in candidates(step, step.offline.parked, step.offline_waiting[:1]):
-            if request.phase is Phase.WAITING or step.num_vacant(RequestClass.OFFLINE) < 1 or self.door.is_shut:
+            if request.phase is WAITING or step.num_vacant(OFFLINE) < 1 or self.door.is_shut:
                 return
             if request.num_tokens - request.num_computed == 1:
                 self._start(request, slots)
@@ -176,7 +177,7 @@ class _Lending:
         """
         step, whole = self.step, self.step.whole(request)
         free = step.free - step.promised_blocks - whole
-        if request.phase is not Phase.WAITING or free < 0:
+        if request.phase is not WAITING or free < 0:
             return free >= 0
         everyone = step.online.everyone + step.offline.everyone
         if not (step.admit or step.resume or everyone):

@@ -7,7 +7,7 @@ from math import inf
 
 from ballast_policy.budget import OnlineStep, prefill_room
 from ballast_policy.plan import Reason
-from ballast_policy.request import Phase, Request, RequestClass
+from ballast_policy.request import ONLINE, RUNNING, WAITING, Request
 from ballast_policy.reservation import reserved_prefill_seconds
 from ballast_policy.slots import Slots
 from ballast_policy.step import Step, computed
@@ -22,9 +22,9 @@ def online_step(step: Step) -> OnlineStep:
         num_reserved = min(step.num_reserved_held, len(offline.decodes))
         fixed += num_reserved * step.cost.decode(offline.context // len(offline.decodes))
     seconds = fixed + step.seconds - step.fixed_seconds + reserved_prefill_seconds(step)
-    resumed = [request for request in step.resume if request.request_class is RequestClass.ONLINE]
+    resumed = [request for request in step.resume if request.request_class is ONLINE]
     num_open = step.config.slots - step.num_reserved_held
-    num_held = online.num_running + step.num_started[RequestClass.ONLINE]
+    num_held = online.num_held
     return OnlineStep(
         decodes=online.decodes,
         pending=chain(step.ranked(online.prefills), resumed, step.online_waiting),
@@ -60,11 +60,11 @@ def serve_online(step: Step) -> None:
     """
     online = step.online
     room = _prefill_seconds(step)
-    slots = Slots(step, RequestClass.ONLINE)
+    slots = Slots(step, ONLINE)
     door = Door(step)
     step.promised.update((request, step.whole(request)) for request in online.prefills)
     for request in turns(step, online.prefills, online.parked, step.online_waiting, door):
-        if request.phase is Phase.RUNNING:
+        if request.phase is RUNNING:
             _go_on(step, request, room - step.seconds)
             continue
         if door.is_shut_for(request):
@@ -80,7 +80,7 @@ def serve_online(step: Step) -> None:
             door.close(request, Reason.NO_KV)
         else:
             slots.make_vacant()
-            if request.phase is Phase.WAITING and step.online_peak is not None:
+            if request.phase is WAITING and step.online_peak is not None:
                 step.online_peak.add(request, step.whole(request))
             step.start(request, tokens, Reason.ONLINE_FIRST)
 
@@ -120,29 +120,28 @@ def _find_kv(step: Step, request: Request) -> bool:
     A newcomer leaves one for each online request to grow by, and what is held for others, and fits at the peak of
     online; a parked one need not.
     """
-    beside = step.promised_blocks
-    if request.phase is Phase.WAITING:
-        if not _fits_at_peak(step, request):
+    whole = step.whole(request)
+    needed = whole + step.promised_blocks
+    if request.phase is WAITING:
+        if not _fits_at_peak(step, request, whole):
             return False
-        beside += step.hold_blocks + step.online.num_running
-    elif not step.whole(request):
+        needed += step.hold_blocks + step.online.num_running
+    elif not whole:
         return True
-    needed = step.whole(request) + beside
     if step.free >= needed or step.reclaim(step.lent_kv, needed, newcomer=request):
         return True
     lower = [other for other in step.online.everyone if other.priority < request.priority]
     return bool(lower) and step.reclaim(chain(step.lent_kv, lower), needed, newcomer=request)
 
 
-def _fits_at_peak(step: Step, request: Request) -> bool:
+def _fits_at_peak(step: Step, request: Request, whole: int) -> bool:
     """Tell whether online answers of the usual length will find blocks, with one more among them.
 
     What is lent, and what lower priorities hold, counts as free: it is taken back when it is needed, not before.
     """
     peak = step.online_peak
-    if peak is None or not (step.online.everyone or step.num_started[RequestClass.ONLINE]):
+    if peak is None or not (step.online.everyone or step.online.num_started):
         return True
-    whole = step.whole(request)
     free = step.free - whole - step.promised_blocks - step.hold_blocks
     missing = peak.missing(request, whole, free)
     if missing <= free:

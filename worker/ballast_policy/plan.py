@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from ballast_policy.request import Request
 
@@ -27,8 +28,7 @@ class Reason(StrEnum):
     """The idle engine waits a moment for others to come."""
 
 
-@dataclass(frozen=True, slots=True)
-class Because:
+class Because(NamedTuple):
     """One request and the reason for what the plan does with it."""
 
     request: Request

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ballast_policy.plan import Reason
-from ballast_policy.request import Phase, Request
+from ballast_policy.request import WAITING, Request
 from ballast_policy.shares import reserved_chunk
 from ballast_policy.step import Step, computed
 from ballast_policy.turns import candidates
@@ -23,12 +23,17 @@ def fill_reservation(step: Step) -> None:
         step.reserved_tokens = tokens
         tokens -= step.reserved_chunk
     vacant = min(step.reserved, config.slots - step.online.num_running) - offline.num_running
+    if vacant > 0:
+        _give_slots(step, vacant, tokens)
+    step.reserved_tokens = step.reserved_chunk
+
+
+def _give_slots(step: Step, vacant: int, tokens: int) -> None:
+    offline = step.offline
     for request in candidates(step, offline.parked, step.offline_waiting):
-        if vacant <= 0:
-            break
         left = request.num_tokens - computed(request)
         granted = 1 if left == 1 else min(left, tokens)
-        is_behind = step.hold_blocks > 0 and request.phase is Phase.WAITING
+        is_behind = step.hold_blocks > 0 and request.phase is WAITING
         if granted < 1 or is_behind or not step.tenant_has_room(request):
             continue
         missing = _missing_blocks(step, request)
@@ -42,7 +47,8 @@ def fill_reservation(step: Step) -> None:
         step.count_slot(request)
         tokens -= granted if left > 1 else 0
         vacant -= 1
-    step.reserved_tokens = step.reserved_chunk
+        if not vacant:
+            break
     if step.admit:
         step.offline_waiting = [request for request in step.offline_waiting if request not in step.admit]
 
@@ -51,7 +57,7 @@ def _missing_blocks(step: Step, request: Request) -> int | None:
     """Give how many blocks are not free yet for the whole of a request; None if it does not fit the reservation."""
     needed = step.whole(request)
     left = step.reserved_kv - step.offline.num_blocks
-    is_waiting = request.phase is Phase.WAITING
+    is_waiting = request.phase is WAITING
     tail = step.tail_blocks(request) if is_waiting and step.offline.num_blocks else 0
     if needed and needed + tail > left:
         return None

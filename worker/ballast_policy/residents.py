@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ballast_policy.request import Phase, Request, RequestClass
+from ballast_policy.request import ONLINE, PARKED, Request
 
 
 @dataclass(slots=True)
@@ -23,6 +23,8 @@ class Residents:
     """Decodes whose next token needs a new block."""
     context: int = 0
     """Sum of the contexts of `decodes`, their next token counted."""
+    num_started: int = 0
+    """Who was admitted or resumed in this step."""
     is_counted: bool = False
     """True once the planner has taken the blocks and the time of `decodes` into account."""
     num_blocks: int = 0
@@ -30,8 +32,13 @@ class Residents:
 
     @property
     def num_running(self) -> int:
-        """Slots that the class holds."""
+        """Slots that the class held already."""
         return len(self.decodes) + len(self.prefills)
+
+    @property
+    def num_held(self) -> int:
+        """Slots that the class holds, those given to it in this step among them."""
+        return len(self.decodes) + len(self.prefills) + self.num_started
 
     @property
     def running(self) -> list[Request]:
@@ -56,12 +63,11 @@ class Residents:
 def sort_residents(residents: Iterable[Request], block_tokens: int) -> tuple[Residents, Residents]:
     """Give the online and the offline residents."""
     online, offline = Residents(), Residents()
-    is_online, is_parked = RequestClass.ONLINE, Phase.PARKED
     for request in residents:
-        group = online if request.request_class is is_online else offline
+        group = online if request.request_class is ONLINE else offline
         num_blocks, num_computed = request.num_blocks, request.num_computed
         group.num_blocks += num_blocks
-        if request.phase is is_parked:
+        if request.phase is PARKED:
             group.parked.append(request)
         elif request.num_tokens - num_computed > 1:
             group.prefills.append(request)

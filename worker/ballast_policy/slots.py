@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ballast_policy.plan import Reason
-from ballast_policy.request import Request, RequestClass
+from ballast_policy.request import ONLINE, Request, RequestClass
 from ballast_policy.step import Step
 
 
@@ -13,15 +13,14 @@ class Slots:
     def __init__(self, step: Step, request_class: RequestClass) -> None:
         self._step = step
         self._class = request_class
-        self._group = step.online if request_class is RequestClass.ONLINE else step.offline
+        self._group = step.online if request_class is ONLINE else step.offline
         self._holders: list[Request] | None = None
 
     def has_one_for(self, request: Request) -> bool:
         """Tell whether one is vacant, or held by a request of lower priority."""
         if self._step.num_vacant(self._class) > 0:
             return True
-        lowest = self._lowest()
-        return lowest is not None and lowest.priority < request.priority
+        return any(holder.priority < request.priority for holder in self._group.running)
 
     def make_vacant(self) -> None:
         """Park the last holder where none is vacant."""

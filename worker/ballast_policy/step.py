@@ -4,29 +4,26 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 from itertools import chain
-from operator import attrgetter
 
 from ballast_policy.admission import Peak
 from ballast_policy.budget import most_prefill
 from ballast_policy.fairness import EMPTY, Ledger
 from ballast_policy.floors import Floors, in_turn
-from ballast_policy.order import Rank, ranking
+from ballast_policy.order import ranked
 from ballast_policy.plan import Because, Plan, Reason
-from ballast_policy.request import Phase, Request, RequestClass
+from ballast_policy.request import OFFLINE, ONLINE, WAITING, Request, RequestClass
 from ballast_policy.residents import Residents, sort_residents
 from ballast_policy.shares import most_slots, reserved_blocks, reserved_slots
 from ballast_policy.snapshot import Snapshot
 from ballast_policy.victims import choose
 
-_IN_PLACE = attrgetter("laxity", "prefix_group", "seq")
-
 
 def computed(request: Request) -> int:
     """Give the tokens that need no computing if the request takes part in this step."""
-    return request.num_cached if request.phase is Phase.WAITING else request.num_computed
+    return request.num_cached if request.phase is WAITING else request.num_computed
 
 
 class Step:
@@ -37,7 +34,7 @@ class Step:
         self.snapshot, self.config, self.cost = snapshot, config, snapshot.cost
         self.block_tokens = config.block_tokens
         self.online, self.offline = sort_residents(snapshot.residents, config.block_tokens)
-        split = bisect_left(waiting, 1, key=lambda request: request.request_class is RequestClass.OFFLINE)
+        split = bisect_left(waiting, 1, key=lambda request: request.request_class is OFFLINE)
         self.online_waiting, self.offline_waiting = waiting[:split], waiting[split:]
         self.reserved = min(
             reserved_slots(config.offline_share, config.slots, snapshot.ceiling or config.slots),
@@ -61,8 +58,6 @@ class Step:
         self.resume: list[Request] = []
         self.preempt: list[Request] = []
         self.because: list[Because] = []
-        self.num_started = dict.fromkeys(RequestClass, 0)
-        """Requests that were admitted or resumed."""
         self.gone: set[Request] = set()
         """Residents that were parked or preempted."""
         self.offline_limit = min(config.slots, most_slots(config.offline_max_share, config.slots))
@@ -80,20 +75,18 @@ class Step:
 
     def group(self, request: Request) -> Residents:
         """Give the residents of the request's class."""
-        return self.online if request.request_class is RequestClass.ONLINE else self.offline
+        return self.online if request.request_class is ONLINE else self.offline
 
     @property
     def num_reserved_held(self) -> int:
         """Slots of the reservation that offline holds."""
-        return min(self.reserved, self.offline.num_running + self.num_started[RequestClass.OFFLINE])
+        return min(self.reserved, self.offline.num_held)
 
     def num_vacant(self, request_class: RequestClass) -> int:
         """Slots that the class may still take: online all but the reservation in use, offline up to its limit."""
-        if request_class is RequestClass.ONLINE:
-            limit, running = self.config.slots - self.num_reserved_held, self.online.num_running
-        else:
-            limit, running = self.offline_limit, self.offline.num_running
-        return limit - running - self.num_started[request_class]
+        if request_class is ONLINE:
+            return self.config.slots - self.num_reserved_held - self.online.num_held
+        return self.offline_limit - self.offline.num_held
 
     @property
     def lent_chunk(self) -> int:
@@ -114,7 +107,7 @@ class Step:
     @property
     def has_online(self) -> bool:
         """Tell whether an online request is resident or waits."""
-        return bool(self.online_waiting or self.online.num_blocks or self.num_started[RequestClass.ONLINE])
+        return bool(self.online_waiting or self.online.num_blocks or self.online.num_started)
 
     # Order
 
@@ -123,15 +116,9 @@ class Step:
         listed = list(requests)
         if len(listed) < 2:
             return listed
-        if len({(request.priority, request.tenant) for request in listed}) == 1:
-            return sorted(listed, key=_IN_PLACE)
-        ordered = sorted(listed, key=self.ranking(listed[0]))
-        debts = self.ledger(listed[0]).debts
+        ledger = self.ledger(listed[0])
+        ordered, debts = ranked(listed, ledger), ledger.debts
         return list(in_turn(ordered, debts.floors({}))) if debts.reserved else ordered
-
-    def ranking(self, request: Request) -> Callable[[Request], Rank]:
-        """Give the function that orders requests of the same class."""
-        return ranking(self.ledger(request))
 
     def floors(self, request: Request) -> Floors | None:
         """Give the floors of the request's class as of now; None where no tenant reserves anything."""
@@ -181,7 +168,7 @@ class Step:
 
         Once anything is preempted in this step, all its cached blocks count as taken: they may be among those freed.
         """
-        if request.phase is not Phase.WAITING:
+        if request.phase is not WAITING:
             return max(0, self.blocks(num_tokens) - request.num_blocks)
         cached = request.num_cached // self.block_tokens
         return self.blocks(num_tokens) - cached + (cached if self.preempt else request.num_cached_idle)
@@ -251,8 +238,8 @@ class Step:
         if len(ranked) <= self.reserved:
             return ranked
         inside = [request for request in ranked if request in self.protected][: self.reserved]
-        outside = set(ranked).difference(inside)
-        return inside + [request for request in ranked if request in outside]
+        kept = set(inside)
+        return inside + [request for request in ranked if request not in kept]
 
     @property
     def offline_running(self) -> list[Request]:
@@ -276,7 +263,7 @@ class Step:
         if RequestClass.ONLINE not in expectation.outputs:
             return None
         peak = Peak(expectation, self.block_tokens, self.config.tail_tokens)
-        started = [r for r in chain(self.admit, self.resume) if r.request_class is RequestClass.ONLINE]
+        started = [r for r in chain(self.admit, self.resume) if r.request_class is ONLINE]
         peak.add_all(chain(self.online.everyone, started), self.promised)
         return peak
 
@@ -284,14 +271,15 @@ class Step:
 
     def start(self, request: Request, num_tokens: int, reason: Reason) -> None:
         """Admit or resume a request and grant it tokens."""
-        if request.phase is Phase.WAITING:
+        group = self.group(request)
+        if request.phase is WAITING:
             if not self.preempt:
                 self._borrowed += self._lookup(request)
             self.admit.append(request)
         else:
-            self.group(request).parked.remove(request)
+            group.parked.remove(request)
             self.resume.append(request)
-        self.num_started[request.request_class] += 1
+        group.num_started += 1
         self.because.append(Because(request, reason))
         self.promised[request] = self.whole(request)
         self.grant(request, num_tokens)

@@ -66,7 +66,7 @@ def plan_nested(snapshot: Snapshot, in_flight: Collection[Request], seconds: flo
         slots.make_vacant()
         step.start(request, left, Reason.ONLINE_FIRST)
     excess = -step.num_vacant(RequestClass.OFFLINE)
-    vacated = step.config.slots - step.online.num_running - step.num_started[RequestClass.ONLINE]
+    vacated = step.config.slots - step.online.num_held
     excess = max(excess, step.offline.num_running - vacated)
     if step.admit and excess > 0:
         step.leave_slots(step.offline_running[-excess:], Reason.SLOT_RECLAIMED)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 
 from ballast_policy.floors import in_turn
+from ballast_policy.order import ranked, turning
 from ballast_policy.plan import Reason
-from ballast_policy.request import Phase, Request
+from ballast_policy.request import PARKED, WAITING, Request
 from ballast_policy.step import Step, computed
 
 
@@ -35,7 +35,7 @@ class Door:
 
     def close(self, request: Request, reason: Reason) -> None:
         """Turn one away and those behind it."""
-        is_waiting = request.phase is Phase.WAITING
+        is_waiting = request.phase is WAITING
         if reason is Reason.CHUNK_SPENT:
             self._shuts_prefill = True
         elif is_waiting and reason is not Reason.NO_SLOT:
@@ -48,7 +48,7 @@ class Door:
 
     def is_shut_for(self, request: Request) -> bool:
         """Tell whether one ahead of it was turned away; say so for the first that waits."""
-        is_waiting = request.phase is Phase.WAITING
+        is_waiting = request.phase is WAITING
         is_shut = self._shuts_all or (self._shuts_waiting and is_waiting)
         if not is_shut and self._shuts_prefill:
             is_shut = request.num_tokens - computed(request) > 1
@@ -74,18 +74,18 @@ def candidates(step: Step, parked: Sequence[Request], waiting: Sequence[Request]
     return ordered if floors is None else in_turn(ordered, floors)
 
 
-def _merged(step: Step, parked: Iterable[Request], waiting: Sequence[Request]) -> Iterator[Request]:
-    left = step.ranked(parked)
-    if not left or not waiting:
-        yield from left or waiting
+def _merged(step: Step, parked: Sequence[Request], waiting: Sequence[Request]) -> Iterator[Request]:
+    if not parked:
+        yield from waiting
         return
-    rank = step.ranking(left[0])
-    ranks = [rank(request)[:2] for request in left]
+    ledger = step.ledger(parked[0])
+    left, turn = ranked(parked, ledger), turning(ledger)
     at = 0
     for index, request in enumerate(waiting):
-        until = bisect_right(ranks, rank(request)[:2], at)
-        yield from left[at:until]
-        at = until
+        until = turn(request)
+        while at < len(left) and turn(left[at]) <= until:
+            yield left[at]
+            at += 1
         if at == len(left):
             yield from islice(waiting, index, None)
             return
@@ -101,12 +101,14 @@ def turns(
     Who prefills is asked to the last, the others until the door is shut for good, and nobody who was taken out.
     """
     left = deque(step.ranked(prefills))
+    num_parked = len(parked)
     for request in candidates(step, parked, waiting):
         while left and left[0].priority >= request.priority:
             if (first := left.popleft()) not in step.gone:
                 yield first
-        if door.is_shut_for_good(has_parked=bool(parked)):
+        if door.is_shut_for_good(has_parked=num_parked > 0):
             break
+        num_parked -= request.phase is PARKED
         if request not in step.gone:
             yield request
     for request in left:
