@@ -182,14 +182,14 @@ class Cluster:
                 return found
             query = query | {"continue": token}
 
-    async def has(self, kind: Kind) -> bool:
-        """Whether the cluster knows this kind."""
-        path = f"/apis/{kind.group}/{kind.version}" if kind.group else f"/api/{kind.version}"
+    async def plurals(self, like: Kind) -> frozenset[str]:
+        """Which kinds the cluster knows in the group and version of `like`, by their plurals."""
+        path = f"/apis/{like.group}/{like.version}" if like.group else f"/api/{like.version}"
         try:
-            answer = await self._call("discover", "GET", kind, path)
+            answer = await self._call("discover", "GET", like, path)
         except NotFound:
-            return False
-        return any(resource["name"] == kind.plural for resource in answer.get("resources") or ())
+            return frozenset()
+        return frozenset(resource["name"] for resource in answer.get("resources") or ())
 
     def post_event(self, body: Body) -> None:
         """Tell people what happened to an object, in the background: no turn waits, and a lost one harms none."""

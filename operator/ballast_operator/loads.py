@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from ballast_api.conditions import Reason
+from ballast_operator.addresses import Address, Addresses
 from ballast_operator.children.config import Redis
 from ballast_operator.cluster import Cluster
 from ballast_operator.errors import ClusterRefused, ClusterUnavailable
-from ballast_operator.kinds import SECRET, Key
+from ballast_operator.kinds import Key
 from ballast_operator.load import Load, Trouble
 from ballast_queue.connection import Connection
 from ballast_queue.errors import QueueError, QueueForbidden, QueueUnavailable
@@ -24,19 +24,6 @@ log = Log(__name__)
 
 TIMEOUT_SECONDS = 3.0
 AT_A_TIME = 8
-SECRET_AGAIN_SECONDS = 60.0
-"""A Redis that cannot be reached has its Secret read again no more often than this."""
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where a Redis is, and how it is opened. Holds the password: never logged."""
-
-    url: str
-    password: str | None
-
-    def __repr__(self) -> str:
-        return "Address(...)"
 
 
 @dataclass(slots=True)
@@ -45,35 +32,46 @@ class _View:
 
     redis: Redis
     queue: str
+    own: Mapping[str, str] | None
+    """Data of the operator's own Secret, where the resource names none."""
     load: Load | None = None
-    address: Address | None = None
-    read_at: float = -SECRET_AGAIN_SECONDS
+    worked: Address | None = None
+    """The address of the last look that succeeded."""
+    is_doubted: bool = False
+    """The Secret may say something else by now."""
     looking: asyncio.Task[None] | None = None
 
 
 class Loads:
     """The last look at each resource. Belongs to one event loop; looks run on a few threads."""
 
-    def __init__(self, cluster: Cluster, *, every_seconds: float, looked: Callable[[Key], None]) -> None:
-        """`looked(key)` is called after each look."""
-        self._cluster = cluster
+    def __init__(
+        self, cluster: Cluster, *, every_seconds: float, looked: Callable[[Key], None], doubted: Callable[[], None]
+    ) -> None:
+        """`looked(key)` is called after each look; `doubted()` where the operator's own Secret may have changed."""
+        self._addresses = Addresses(cluster, again_seconds=every_seconds)
         self._every = every_seconds
         self._looked = looked
+        self._doubted = doubted
         self._views: dict[Key, _View] = {}
         self._connections: dict[Address, Connection] = {}
         self._away: dict[Address, tuple[float, QueueError]] = {}
         self._threads = ThreadPoolExecutor(AT_A_TIME, "ballast-looks")
 
-    def last(self, key: Key, redis: Redis | None, queue: str) -> Load:
-        """The last look at a resource, which may be old; the first call begins the looks."""
+    def last(self, key: Key, redis: Redis | None, queue: str, own: Mapping[str, str] | None) -> Load:
+        """The last look at a resource, which may be old; the first call begins the looks.
+
+        `own` is the data of the operator's own Secret, for a resource that names none.
+        """
         if redis is None:
             self.forget(key)
             return _trouble(Reason.NO_REDIS, "no Redis is configured, so workers tell nothing")
         view = self._views.get(key)
         if view is None or (view.redis, view.queue) != (redis, queue):
             self.forget(key)
-            view = self._views[key] = _View(redis, queue)
+            view = self._views[key] = _View(redis, queue, own)
             view.looking = asyncio.get_running_loop().create_task(self._keep_looking(key, view))
+        view.own = own
         return view.load or _trouble(Reason.PENDING, "workers and queue have not been looked at yet")
 
     def forget(self, key: Key) -> None:
@@ -102,40 +100,51 @@ class Loads:
 
     async def _load(self, key: Key, view: _View) -> Load:
         try:
-            if view.address is None:
-                view.address = await self._read_address(key.namespace, view)
+            address = await self._address(key.namespace, view)
         except (ClusterUnavailable, ClusterRefused) as error:
             return _trouble(Reason.REDIS_UNREACHABLE, str(error))
-        if view.address is None:
+        if address is None:
             missing = f"Secret {view.redis.secret_name} with the key {view.redis.url_key} is not there, create it"
             return _trouble(Reason.NO_SECRET, missing)
-        loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._threads, self._read, view.address, view.queue)
+            load = await self._look(address, view)
         except (QueueUnavailable, QueueForbidden) as error:
-            self._reconsider(view)
+            self._doubt(view)
+            self._connections.pop(address, None)  # not closed: others may wait for its answer, and close it with that
             return _trouble(Reason.REDIS_UNREACHABLE, str(error))
         except QueueError as error:
             return _trouble(Reason.REDIS_UNREACHABLE, str(error))
+        if view.load is not None and view.load.workers and not load.workers:
+            self._doubt(view)  # they may have followed the Secret to another Redis
+        return load
 
-    def _reconsider(self, view: _View) -> None:
-        """The password may have been rotated: read the Secret again, but not at every look."""
-        if view.address is not None:
-            connection = self._connections.pop(view.address, None)
-            if connection is not None:
-                connection.close()
-        if time.monotonic() - view.read_at >= SECRET_AGAIN_SECONDS:
-            view.address = None
+    async def _address(self, namespace: str, view: _View) -> Address | None:
+        if view.own is not None:
+            return Address.of(view.own, view.redis)
+        is_doubted, view.is_doubted = view.is_doubted, False
+        return await self._addresses.of(namespace, view.redis, is_doubted=is_doubted)
 
-    async def _read_address(self, namespace: str, view: _View) -> Address | None:
-        view.read_at = time.monotonic()
-        body = await self._cluster.get(SECRET, Key(namespace, view.redis.secret_name))
-        data = {name: base64.b64decode(value).decode() for name, value in ((body or {}).get("data") or {}).items()}
-        url = data.get(view.redis.url_key)
-        if url is None:
-            return None
-        password = data.get(view.redis.password_key) if view.redis.password_key else None
-        return Address(url.strip(), password.rstrip("\r\n") if password else None)
+    async def _look(self, address: Address, view: _View) -> Load:
+        """Look where the Secret says; while that does not work yet, where the last look succeeded."""
+        run, before = asyncio.get_running_loop().run_in_executor, view.worked
+        try:
+            load = await run(self._threads, self._read, address, view.queue)
+        except QueueError:
+            if before is None or before == address:
+                raise
+            view.worked = None
+            load = await run(self._threads, self._read, before, view.queue)
+            view.worked = before
+        else:
+            view.worked = address
+            if before is not None and not any(other.worked == before for other in self._views.values()):
+                self._connections.pop(before, None)
+        return load
+
+    def _doubt(self, view: _View) -> None:
+        if view.own is not None:
+            self._doubted()
+        view.is_doubted = True
 
     def _read(self, address: Address, name: str) -> Load:
         """Look, on a thread."""

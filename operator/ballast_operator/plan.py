@@ -157,7 +157,8 @@ def plan(
     config = worker_config(resource, own_keys=surroundings.redis_keys)
     texts = config_texts(config, _files(resource, snapshot), _running(resource, snapshot))
     files = {version: content_hash(text) for version, text in texts.items()}
-    wanted = list(_wanted(resource, surroundings, texts, version_of(config)))
+    copied = surroundings.redis_hash if resource.spec.redis is None else ""
+    wanted = list(_wanted(resource, surroundings, texts, version_of(config), copied))
     return Plan(
         costs=tuple(_costs(resource, snapshot, load)),
         apply=(
@@ -165,17 +166,16 @@ def plan(
             *(step for kind, body in wanted if (step := _application(kind, body, snapshot)) is not None),
         ),
         delete=tuple(_deletions(wanted, snapshot)),
-        touch=tuple(_touches(resource, snapshot, files)),
+        touch=tuple(_touches(resource, snapshot, files, copied)),
         files=files,
         version=version_of(config),
     )
 
 
 def _wanted(
-    resource: InferenceDeployment, surroundings: Surroundings, texts: Mapping[str, str], version: str
+    resource: InferenceDeployment, surroundings: Surroundings, texts: Mapping[str, str], version: str, copied: str
 ) -> Iterator[tuple[Kind, Body]]:
     """Children in the order of application: what a pod needs at its start stands before the Deployment."""
-    copied = surroundings.redis_hash if resource.spec.redis is None else ""
     yield CONFIG_MAP, config_manifest(resource, texts, copied)
     policy = network_policy(resource)
     if policy is not None:
@@ -235,28 +235,33 @@ def _deletions(wanted: list[tuple[Kind, Body]], snapshot: Snapshot) -> Iterator[
         )
 
 
-def _touches(resource: InferenceDeployment, snapshot: Snapshot, files: Mapping[str, str]) -> Iterator[Touch]:
-    """Pods whose file changed under them: an annotation makes the kubelet bring the new one at once."""
+def _touches(
+    resource: InferenceDeployment, snapshot: Snapshot, files: Mapping[str, str], copied: str
+) -> Iterator[Touch]:
+    """Pods under which a file changed, of configuration or Redis: an annotation makes the kubelet bring it at once."""
     found = snapshot.children.get((CONFIG_MAP.name, config_map(resource.metadata.name)))
     changed = _changed_at(found) if found is not None else None
     for pod in snapshot.pods:
         metadata = pod["metadata"]
         annotations = metadata.get("annotations") or {}
-        wanted = files.get(annotations.get(VERSION, ""))
-        if wanted is None or not is_live(pod) or annotations.get(CONFIG_HASH) == wanted:
+        config = files.get(annotations.get(VERSION, ""))
+        if config is None or not is_live(pod):
             continue
-        is_younger = changed is not None and metadata["creationTimestamp"] > changed
-        if CONFIG_HASH not in annotations and (changed is None or is_younger) and not _is_stale(found, pod, wanted):
-            continue  # it started with this very file
-        yield Touch(key_of(pod), {CONFIG_HASH: wanted}, f"Told pod {metadata['name']} of its new configuration")
+        wanted = {CONFIG_HASH: config} | ({REDIS_HASH: copied} if copied else {})
+        is_younger = changed is None or metadata["creationTimestamp"] > changed
+        started_with = _started_with(found, annotations[VERSION], wanted) if is_younger else {}
+        old = [name for name, value in wanted.items() if annotations.get(name, started_with.get(name)) != value]
+        if old:
+            said = "configuration" if CONFIG_HASH in old else "Redis address"
+            yield Touch(key_of(pod), wanted, f"Told pod {metadata['name']} of its new {said}")
 
 
-def _is_stale(found: Body | None, pod: Body, wanted: str) -> bool:
-    """The ConfigMap is about to change under a pod that has started."""
-    if found is None:
-        return False
-    text = (found.get("data") or {}).get(file_name(pod["metadata"]["annotations"][VERSION]))
-    return text is not None and content_hash(text) != wanted
+def _started_with(found: Body | None, version: str, wanted: Mapping[str, str]) -> Mapping[str, str | None]:
+    """What a pod read that is younger than the last change of the ConfigMap; `wanted` where nobody knows."""
+    text = ((found or {}).get("data") or {}).get(file_name(version))
+    if found is None or text is None:
+        return wanted
+    return {CONFIG_HASH: content_hash(text), REDIS_HASH: (found["metadata"].get("annotations") or {}).get(REDIS_HASH)}
 
 
 def _changed_at(config: Body) -> str | None:

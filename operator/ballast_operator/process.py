@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import kopf
+from kopf._cogs.structs.references import Insights  # `kopf.operator` takes it, and Kopf exports no name for it
 
 from ballast_operator import handlers
 from ballast_operator.cache import Cache
@@ -33,7 +34,11 @@ from ballast_worker.log import Log
 log = Log(__name__)
 
 SECRET_EVERY_SECONDS = 60.0
-"""How soon a rotated Redis Secret of the operator's own is noticed."""
+"""How soon a rotated Redis Secret of the operator's own is noticed while Redis still takes the old password."""
+SECRET_SOON_SECONDS = 5.0
+"""How soon where Redis refuses it."""
+KINDS_AGAIN_SECONDS = 3.0
+"""Discovery may show a kind a little later than its CRD says it is there."""
 AUDIT_SOON_SECONDS = 5.0
 TRY_AGAIN_SECONDS = 2.0
 LEADERSHIP_LOST = 1
@@ -74,7 +79,13 @@ class Operator:
         self._stop = stop
         self._cache = Cache()
         self._relisted = asyncio.Event()
-        self._loads = Loads(cluster, every_seconds=settings.look_seconds, looked=self._looked)
+        self._insights = Insights()
+        """What Kopf's watch of the CRDs found."""
+        self._doubted = asyncio.Event()
+        """Redis refuses the operator's own Secret, or is not there."""
+        self._loads = Loads(
+            cluster, every_seconds=settings.look_seconds, looked=self._looked, doubted=self._doubted.set
+        )
         self._reconciler = Reconciler(cluster, self._cache, self._loads, Surroundings(image=settings.worker_image))
         self._turns = Turns(self._turn, at_a_time=settings.turns_at_a_time, failed=self._failed)
         self._parts: list[asyncio.Task[object]] = []
@@ -105,6 +116,7 @@ class Operator:
             asyncio.create_task(leadership.keep()),
             asyncio.create_task(self._keep_auditing()),
             asyncio.create_task(self._keep_looking_around()),
+            asyncio.create_task(self._keep_noticing_kinds()),
         ]
         stopping = asyncio.create_task(self._stop.wait())
         self._parts = [watching, *others]
@@ -140,6 +152,7 @@ class Operator:
             clusterwide=True,
             standalone=True,
             stop_flag=stop,
+            insights=self._insights,
         )
 
     async def _turn(self, key: Key) -> float | None:
@@ -175,8 +188,34 @@ class Operator:
             for key in self._cache.forget_missing(kind, before, present or {}):
                 log.info("found gone by an audit", kind=kind.name, resource=str(key))
                 self._turns.add(key)
+        await self._look_for_kinds()
+
+    async def _look_for_kinds(self) -> None:
         kinds = await optional_kinds(self._cluster)
         self._take(replace(self._reconciler.surroundings, kinds=kinds))
+
+    async def _keep_noticing_kinds(self) -> None:
+        """Take up kinds of others as they are installed and removed."""
+        changed = asyncio.Event()
+        hearing = asyncio.create_task(self._hear_of_kinds(changed))
+        try:
+            while True:
+                await changed.wait()
+                changed.clear()
+                for seconds in (0.0, KINDS_AGAIN_SECONDS):
+                    await asyncio.sleep(seconds)
+                    try:
+                        await self._look_for_kinds()
+                    except (ClusterUnavailable, ClusterRefused) as error:
+                        log.warning("kinds of others not read, the next audit does", because=str(error))
+        finally:
+            hearing.cancel()
+
+    async def _hear_of_kinds(self, changed: asyncio.Event) -> None:
+        async with self._insights.revised:
+            while True:
+                await self._insights.revised.wait()
+                changed.set()
 
     async def _look_around(self) -> None:
         """Learn the surroundings before the first turn."""
@@ -194,11 +233,16 @@ class Operator:
         if not self._settings.redis_secret:
             await asyncio.Event().wait()
         while True:
-            await asyncio.sleep(min(SECRET_EVERY_SECONDS, self._settings.audit_seconds))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(SECRET_EVERY_SECONDS, self._settings.audit_seconds)):
+                    await self._doubted.wait()
             try:
                 self._take(await look(self._cluster, self._settings, self._reconciler.surroundings.kinds))
             except (ClusterUnavailable, ClusterRefused) as error:
                 log.warning("the operator's Redis Secret was not read", because=str(error))
+            if self._doubted.is_set():
+                await asyncio.sleep(SECRET_SOON_SECONDS)
+                self._doubted.clear()
 
     def _take(self, surroundings: Surroundings) -> None:
         if surroundings != self._reconciler.surroundings:

@@ -84,7 +84,8 @@ class Reconciler:
             await self._report_invalid(body, error)
             return None
         redis = redis_of(resource, own_keys=self.surroundings.redis_keys)
-        load = self._loads.last(key, redis, resource.queue_name)
+        own = self.surroundings.redis if resource.spec.redis is None else None
+        load = self._loads.last(key, redis, resource.queue_name, own)
         scaling = await self._scale(resource, load, memory)
         snapshot = Snapshot(
             uid=resource.metadata.uid,

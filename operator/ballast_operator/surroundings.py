@@ -17,5 +17,8 @@ async def look(cluster: Cluster, settings: OperatorSettings, kinds: frozenset[st
 
 
 async def optional_kinds(cluster: Cluster) -> frozenset[str]:
-    """Which of the optional kinds this cluster has."""
-    return frozenset([kind.name for kind in WATCHED if kind.is_optional and await cluster.has(kind)])
+    """Which of the optional kinds this cluster has; one call for each of their groups."""
+    optional = [kind for kind in WATCHED if kind.is_optional]
+    groups = {(kind.group, kind.version): kind for kind in optional}
+    plurals = {group: await cluster.plurals(kind) for group, kind in groups.items()}
+    return frozenset(kind.name for kind in optional if kind.plural in plurals[kind.group, kind.version])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from pydantic import BaseModel
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import CONFIG_HASH, SPEC_HASH
 from ballast_api.worker_config import WorkerConfig
-from ballast_operator.children.config import VERSION, config_texts, content_hash, version_of, with_hot_part
+from ballast_operator.children.config import REDIS_HASH, VERSION, config_texts, content_hash, version_of, with_hot_part
 from ballast_operator.drift import drift
 from ballast_operator.kinds import Body, Key, key_of
 from ballast_operator.load import Load
@@ -175,6 +176,20 @@ def test_the_operators_own_secret_is_copied_until_its_hash_is_known() -> None:
     assert first.apply[0].kind.name == "Secret"
     assert first.apply[0].manifest["metadata"]["name"] == "llm-redis"
     assert kinds == ["Secret", "ConfigMap"]
+
+
+def test_running_pods_are_told_of_a_rotated_secret_once_and_new_ones_are_not() -> None:
+    first = plan(make_resource(1), EMPTY, OWN_REDIS)
+    there = after(first, Snapshot("u-1", pods=(make_pod("one", first.version),)))
+    rotated = replace(OWN_REDIS, redis={"url": "eA==", "password": "eQ=="})
+    assert plan(make_resource(1), there, OWN_REDIS).touch == ()
+
+    second = plan(make_resource(1), there, rotated)
+    there = after(second, there)
+    there = replace(there, pods=(*there.pods, make_pod("new", first.version)))
+
+    assert [(touch.key.name, touch.annotations[REDIS_HASH]) for touch in second.touch] == [("one", rotated.redis_hash)]
+    assert plan(make_resource(1), there, rotated).because == ()
 
 
 def test_what_belongs_to_a_deleted_namesake_is_taken_over_and_what_is_going_is_left() -> None:

