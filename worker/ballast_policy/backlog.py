@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import islice
 from math import inf
 
 from ballast_policy.fairness import EMPTY, INPUT_COST, Ledger
-from ballast_policy.floors import Floors
+from ballast_policy.floors import Floors, Late
 from ballast_policy.order import Place, place
 from ballast_policy.request import Request, RequestClass
 
@@ -181,9 +181,11 @@ class _Listing:
     def take_turns(self, queues: Mapping[str, _Queue]) -> None:
         """List the requests of one band: of a tenant that is behind its reservation, else of the least served one."""
         ledger, room = self.ledger, self.room
-        turns = _Turns((ledger.service(tenant), q.places[q.start], q.start, tenant) for tenant, q in queues.items())
+        turns = _Turns(
+            [(ledger.service(tenant), q.places[q.start], q.start, tenant) for tenant, q in queues.items()], self.floors
+        )
         while turns.of and not self.is_full:
-            service, _, index, tenant = turn = turns.next(self.floors)
+            service, _, index, tenant = turn = turns.next()
             queue = queues[tenant]
             request = queue.requests[index]
             index += 1
@@ -215,17 +217,18 @@ _Turn = tuple[float, Place, int, str]
 class _Turns:
     """Whose request of a band is listed next."""
 
-    __slots__ = ("_heap", "of")
+    __slots__ = ("_heap", "_late", "of")
 
-    def __init__(self, turns: Iterable[_Turn]) -> None:
-        self._heap = list(turns)
+    def __init__(self, turns: list[_Turn], floors: Floors | None) -> None:
+        self._heap = turns
         self.of = {turn[3]: turn for turn in self._heap}
         """By tenant; what else the heap holds is over."""
         heapify(self._heap)
+        self._late = None if floors is None else Late(floors, self.of)
 
-    def next(self, floors: Floors | None) -> _Turn:
+    def next(self) -> _Turn:
         """Give the turn of who is behind by most, else of the least served."""
-        if floors is not None and (behind := floors.behind(self.of)) is not None:
+        if self._late is not None and (behind := self._late.first(self.of)) is not None:
             return self.of[behind]
         while self.of.get(self._heap[0][3]) is not self._heap[0]:
             heappop(self._heap)

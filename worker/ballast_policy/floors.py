@@ -14,11 +14,12 @@ come to, and is forgotten when the tenant has nothing left here: absence earns n
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from heapq import heapify, heappop, heappush
+from collections import defaultdict, deque
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from heapq import heapify, heappop, heapreplace
 from itertools import groupby
 from math import floor, inf
+from operator import attrgetter
 
 from ballast_policy.request import Request
 
@@ -30,7 +31,7 @@ _ROUNDING = 1e-9
 class Floors:
     """Counts the slots of one class by tenant while they are given out, and says who is behind."""
 
-    __slots__ = ("_due", "_held", "_owed", "_reserved", "num_held")
+    __slots__ = ("_held", "_owed", "_reserved", "num_held")
 
     def __init__(self, reserved: Mapping[str, float], owed: Mapping[str, float], held: Mapping[str, int]) -> None:
         self.num_held = sum(held.values())
@@ -38,30 +39,53 @@ class Floors:
         self._reserved = reserved
         self._owed = owed
         self._held = {tenant: held.get(tenant, 0) for tenant in reserved}
-        self._due = {tenant: self._falls_behind(tenant) for tenant in reserved}
 
     def due(self, tenant: str) -> float:
-        """Give the number of slots given out from which on a tenant is behind; inf where it reserves nothing."""
-        return self._due.get(tenant, inf)
+        """Give the number of slots given out from which on a tenant is behind; inf where it reserves nothing.
 
-    def behind(self, tenants: Collection[str]) -> str | None:
+        Solves `share + min(share, debt / REPAY_SECONDS) > held`, share = reserved * (n + 1), for the least n.
+        """
+        held = self._held.get(tenant)
+        if not held:
+            return inf if held is None else 0
+        extra = self._owed.get(tenant, 0.0) / REPAY_SECONDS
+        slots = held / 2 if held < 2 * extra else held - extra
+        return floor(slots / self._reserved[tenant] + _ROUNDING)
+
+    def behind(self, tenants: Container[str]) -> str | None:
         """Give the one of `tenants` that has been behind for longest; None if nobody is."""
-        late = [(due, tenant) for tenant, due in self._due.items() if due <= self.num_held and tenant in tenants]
-        return min(late)[1] if late else None
+        return Late(self, (tenant for tenant in self._reserved if tenant in tenants)).first(tenants)
 
     def count(self, tenant: str) -> None:
         """Count a slot that was given out."""
         self.num_held += 1
         if tenant in self._held:
             self._held[tenant] += 1
-            self._due[tenant] = self._falls_behind(tenant)
 
-    def _falls_behind(self, tenant: str) -> int:
-        """Solve `share + min(share, debt / REPAY_SECONDS) > held`, share = reserved * (n + 1), for the least n."""
-        reserved, held = self._reserved[tenant], self._held[tenant]
-        extra = self._owed.get(tenant, 0.0) / REPAY_SECONDS
-        slots = held / 2 if held < 2 * extra else held - extra
-        return floor(slots / reserved + _ROUNDING)
+
+class Late:
+    """Finds who of some tenants has been behind for longest, again and again while slots are given out."""
+
+    __slots__ = ("_floors", "_heap")
+
+    def __init__(self, floors: Floors, tenants: Iterable[str]) -> None:
+        self._floors = floors
+        self._heap = [(due, tenant) for tenant in tenants if (due := floors.due(tenant)) < inf]
+        """With the dues of now; whoever gets a slot is due later, which is looked up when its turn comes."""
+        heapify(self._heap)
+
+    def first(self, tenants: Container[str]) -> str | None:
+        """Give who has been behind for longest; None if nobody is. Who is not in `tenants` has no work any more."""
+        heap, floors = self._heap, self._floors
+        while heap and heap[0][0] <= floors.num_held:
+            due, tenant = heap[0]
+            if tenant not in tenants:
+                heappop(heap)
+            elif due == (later := floors.due(tenant)):
+                return tenant
+            else:
+                heapreplace(heap, (later, tenant))
+        return None
 
 
 class Debts:
@@ -113,29 +137,25 @@ def in_turn(requests: Iterable[Request], floors: Floors) -> Iterator[Request]:
 
     However many of them get a slot, the reservations hold among them as far as there is work for it.
     """
-    for _, band in groupby(requests, key=lambda request: request.priority):
+    for _, band in groupby(requests, key=attrgetter("priority")):
         order = list(band)
-        own: dict[str, deque[Request]] = {}
+        own: defaultdict[str, deque[Request]] = defaultdict(deque)
         for request in order:
-            if floors.due(request.tenant) < inf:
-                own.setdefault(request.tenant, deque()).append(request)
-        late = [(floors.due(tenant), tenant) for tenant in own]
-        heapify(late)
+            own[request.tenant].append(request)
+        late = Late(floors, own)
         early: set[Request] = set()
         for request in order:
-            while late and late[0][0] <= floors.num_held:
-                due, tenant = heappop(late)
-                if not own[tenant]:
-                    continue
-                if due == floors.due(tenant):
-                    first = own[tenant].popleft()
-                    early.add(first)
-                    floors.count(tenant)
-                    yield first
-                heappush(late, (floors.due(tenant), tenant))
-            if request in early:
-                continue
-            if request.tenant in own:
-                own[request.tenant].popleft()
-            floors.count(request.tenant)
-            yield request
+            while (tenant := late.first(own)) is not None:
+                early.add(own[tenant][0])
+                yield _next_of(own, tenant, floors)
+            if request not in early:
+                yield _next_of(own, request.tenant, floors)
+
+
+def _next_of(own: dict[str, deque[Request]], tenant: str, floors: Floors) -> Request:
+    """Take the next request of a tenant out; nothing is kept of a tenant that has no more."""
+    floors.count(tenant)
+    request = own[tenant].popleft()
+    if not own[tenant]:
+        del own[tenant]
+    return request

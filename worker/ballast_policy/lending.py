@@ -76,15 +76,16 @@ class _Lending:
         spare = self.spare
         if cost.k3 * len(offline.decodes) + cost.k4 * offline.context <= spare:
             return
-        over: list[Request] = []
-        for index, request in enumerate(step.offline_running):
+        running = step.offline_running
+        for index, request in enumerate(running):
             if request.num_tokens - request.num_computed > 1:
                 continue
-            if index >= self.inside and (over or cost.decode(request.num_tokens) > spare):
-                over.append(request)
-            else:
-                spare -= cost.decode(request.num_tokens)
-        step.leave_slots(over, Reason.STEP_BUDGET)
+            seconds = cost.decode(request.num_tokens)
+            if index >= self.inside and seconds > spare:
+                over = [other for other in running[index:] if other.num_tokens - other.num_computed == 1]
+                step.leave_slots(over, Reason.STEP_BUDGET)
+                return
+            spare -= seconds
 
     def cut_blocks(self) -> None:
         """Find the blocks that decodes begin: preempt among offline, never the first in order, or else park."""

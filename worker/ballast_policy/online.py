@@ -14,8 +14,11 @@ from ballast_policy.step import Step, computed
 from ballast_policy.turns import Door, turns
 
 
-def online_step(step: Step) -> OnlineStep:
-    """Give the part of the step that no lever of the budget touches: online, and the reservation of offline."""
+def online_step(step: Step, alone: float = 0.0) -> OnlineStep:
+    """Give the part of the step that no lever of the budget touches: online, and the reservation of offline.
+
+    `alone` is what `online_seconds` says, for who goes by it.
+    """
     online, offline = step.online, step.offline
     fixed = step.fixed_seconds
     if offline.decodes:
@@ -28,7 +31,7 @@ def online_step(step: Step) -> OnlineStep:
     return OnlineStep(
         decodes=online.decodes,
         pending=chain(step.ranked(online.prefills), resumed, step.online_waiting),
-        alone=online_seconds(step),
+        alone=alone,
         seconds=seconds,
         fixed=fixed,
         vacancy=max(0.0, 1 - num_held / num_open) if num_open else 0.0,

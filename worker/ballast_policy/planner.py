@@ -20,7 +20,6 @@ reservation; any other is parked.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import inf
 
 from ballast_policy.budget import is_provided_for, step_budget
@@ -45,17 +44,11 @@ def plan(snapshot: Snapshot) -> Plan:
     fill_reservation(step)
     serve_online(step)
     is_guarded = is_provided_for(snapshot, has_online=step.has_online)
-    budget = _budget(step) if is_guarded else inf
+    alone = online_seconds(step)
+    budget = step_budget(snapshot, online_step(step, alone)) if is_guarded and step.cost.is_trusted else inf
     lend(step, budget, is_guarded=is_guarded)
     _break_deadlock(step)
-    return replace(
-        step.as_plan(budget), online_seconds=online_seconds(step), suspendable_seconds=suspendable_seconds(step)
-    )
-
-
-def _budget(step: Step) -> float:
-    """Give what the step may cost, from what online and the reservation of offline cost in it."""
-    return step_budget(step.snapshot, online_step(step)) if step.cost.is_trusted else inf
+    return step.as_plan(budget, online_seconds=alone, suspendable_seconds=suspendable_seconds(step))
 
 
 def _break_deadlock(step: Step) -> None:

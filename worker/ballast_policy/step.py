@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 
 from ballast_policy.admission import Peak
 from ballast_policy.budget import most_prefill
@@ -101,6 +101,8 @@ class Step:
     @property
     def reserved_chunk(self) -> int:
         """Prefill tokens kept for offline residents within the reservation."""
+        if not self.reserved_tokens:
+            return 0
         wanted = sum(request.remaining for request in self.reserved_prefills if request not in self.gone)
         return min(self.reserved_tokens, wanted)
 
@@ -168,10 +170,11 @@ class Step:
 
         Once anything is preempted in this step, all its cached blocks count as taken: they may be among those freed.
         """
+        blocks = -(-num_tokens // self.block_tokens)
         if request.phase is not WAITING:
-            return max(0, self.blocks(num_tokens) - request.num_blocks)
+            return max(0, blocks - request.num_blocks)
         cached = request.num_cached // self.block_tokens
-        return self.blocks(num_tokens) - cached + (cached if self.preempt else request.num_cached_idle)
+        return blocks - cached + (cached if self.preempt else request.num_cached_idle)
 
     def tail_blocks(self, request: Request) -> int:
         """Give the blocks that a request may grow by behind its prompt, as far as an admission looks ahead."""
@@ -224,27 +227,22 @@ class Step:
     @cached_property
     def protected(self) -> set[Request]:
         """Offline residents within the KV reservation, the first in order; those that hold a slot come first."""
-        left, protected = self.reserved_kv, set()
-        parked = [request for request in self.offline.parked if request.num_blocks <= left]
-        for request in chain(self._ranked_offline, self.ranked(parked)):
-            if request.num_blocks <= left:
-                left -= request.num_blocks
-                protected.add(request)
-        return protected
+        parked = [request for request in self.offline.parked if request.num_blocks <= self.reserved_kv]
+        return set(_fitting(chain(self._ranked_offline, self.ranked(parked)), self.reserved_kv))
 
     @cached_property
     def _offline_order(self) -> list[Request]:
         ranked = self._ranked_offline
         if len(ranked) <= self.reserved:
             return ranked
-        inside = [request for request in ranked if request in self.protected][: self.reserved]
-        kept = set(inside)
-        return inside + [request for request in ranked if request not in kept]
+        inside = dict.fromkeys(islice(_fitting(ranked, self.reserved_kv), self.reserved))
+        return [*inside, *(request for request in ranked if request not in inside)]
 
     @property
     def offline_running(self) -> list[Request]:
         """Who holds a slot of offline, in the order of keeping it: within the reservation's slots and KV first."""
-        return [request for request in self._offline_order if request not in self.gone]
+        order = self._offline_order
+        return [request for request in order if request not in self.gone] if self.gone else order
 
     @cached_property
     def reserved_kv(self) -> int:
@@ -324,15 +322,16 @@ class Step:
         if not requests:
             return
         group = self.group(requests[0])
+        gone = set(requests)
         is_counted = group.is_counted
         if is_counted:
             self.count_decodes(group, -1)
-        group.remove(set(requests))
+        group.remove(gone)
         if is_counted:
             self.count_decodes(group)
-        self.gone.update(requests)
-        for request in requests:
-            self.promised.pop(request, None)
+        self.gone |= gone
+        for request in self.promised.keys() & gone:
+            del self.promised[request]
 
     def explain(self, request: Request, reason: Reason) -> None:
         """Note why a request does not get what it waits for."""
@@ -354,7 +353,7 @@ class Step:
         """Tell whether anything is granted."""
         return bool(self.decode_grants or self.prefill_grants or self.online.decodes or self.offline.decodes)
 
-    def as_plan(self, budget_seconds: float) -> Plan:
+    def as_plan(self, budget_seconds: float, *, online_seconds: float = 0.0, suspendable_seconds: float = 0.0) -> Plan:
         """Close the plan."""
         grants = self.grants()
         return Plan(
@@ -366,4 +365,14 @@ class Step:
             because=tuple(self.because),
             predicted_seconds=self.seconds if grants else 0.0,
             budget_seconds=budget_seconds,
+            online_seconds=online_seconds,
+            suspendable_seconds=suspendable_seconds,
         )
+
+
+def _fitting(requests: Iterable[Request], num_blocks: int) -> Iterator[Request]:
+    """Go through those whose KV fits so many blocks together, the first in order."""
+    for request in requests:
+        if request.num_blocks <= num_blocks:
+            num_blocks -= request.num_blocks
+            yield request

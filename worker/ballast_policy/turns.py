@@ -48,12 +48,13 @@ class Door:
 
     def is_shut_for(self, request: Request) -> bool:
         """Tell whether one ahead of it was turned away; say so for the first that waits."""
+        if self._reason is None:
+            return False
         is_waiting = request.phase is WAITING
         is_shut = self._shuts_all or (self._shuts_waiting and is_waiting)
         if not is_shut and self._shuts_prefill:
             is_shut = request.num_tokens - computed(request) > 1
         if is_shut and is_waiting and not self._has_told_waiting:
-            assert self._reason
             self._has_told_waiting = True
             self._step.explain(request, self._reason)
         return is_shut
