@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 import kopf
-from kopf._cogs.structs.references import Insights  # `kopf.operator` takes it, and Kopf exports no name for it
+from kopf._cogs.structs.references import Insights  # `kopf.operator` takes both, and Kopf exports no name for them
+from kopf._core.engines.peering import Identity
 
 from ballast_operator import handlers
 from ballast_operator.cache import Cache
@@ -149,6 +150,7 @@ class Operator:
                 self._cache, lambda key, seconds: self._turns.add(key, seconds=seconds), self._relisted.set
             ),
             settings=handlers.settings(),
+            identity=Identity(self._settings.identity),  # its own would be a user's name, and a pod's may have none
             clusterwide=True,
             standalone=True,
             stop_flag=stop,

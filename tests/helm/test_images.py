@@ -19,14 +19,14 @@ def test_an_image_runs_without_rights_on_a_base_that_can_be_chosen(image: str) -
     text = DOCKERFILES[image].read_text()
     last = text[text.rindex("FROM ") :]
 
-    assert re.findall(r"^FROM (\S+)", text, re.MULTILINE) == ["${BASE}", "${BASE}"]
+    assert set(re.findall(r"^FROM (\S+)", text, re.MULTILINE)) == {"${BASE}"}
     assert re.search(r"^USER 65532:65532$", last, re.MULTILINE)
 
 
 @pytest.mark.parametrize("image", DOCKERFILES)
 def test_an_image_installs_extras_and_starts_a_program_that_exist(image: str) -> None:
     text = DOCKERFILES[image].read_text()
-    extras = re.findall(r'(?:extras|"optional-dependencies"\])\["([a-z]+)"\]', text)
+    extras = re.findall(r'extras\["([a-z]+)"\]', text)
     (program,) = re.findall(r'^CMD \["([^"]+)"', text, re.MULTILINE)
 
     assert extras
