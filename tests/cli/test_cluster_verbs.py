@@ -14,6 +14,7 @@ from ballast_api.conditions import ConditionType
 from ballast_api.names import API_VERSION, KIND, PLURAL
 from ballast_cli.app import app
 from ballast_cli.explain import WISHED
+from ballast_queue.redis_store import Queue
 
 pytestmark = pytest.mark.envtest
 LONG_AGO = "2026-01-01T00:00:00Z"
@@ -114,3 +115,18 @@ def test_a_name_that_is_not_there_is_an_exit_code_of_its_own(namespace: str) -> 
 
 def test_every_condition_has_a_state_that_is_wished() -> None:
     assert set(WISHED) == set(ConditionType)
+
+
+def test_the_jobs_of_a_resource_are_explained_where_its_redis_is_named(
+    plane: ControlPlane, namespace: str, valkey: Any
+) -> None:
+    make(plane, namespace)
+    queue = Queue.connect(valkey.url, f"{namespace}/chat")
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "m", "prompt": "x"}}
+    job_id = queue.submit([json.dumps(line)]).job_id
+    queue.close()
+    said = run("explain", "chat", "-n", namespace, "--redis-url", valkey.url)
+
+    assert f"  {job_id}: in_progress, tenant default, priority 0; 0 of 1 items done" in said
+    assert "No worker serves this queue" in said
+    assert job_id not in run("explain", "chat", "-n", namespace)

@@ -96,6 +96,8 @@ class Job(_Wire):
     deadline: float | None = None
     finished: float | None = None
     counts: RequestCounts = RequestCounts()
+    delayed: int = 0
+    """Of those that wait: items whose next attempt comes after a pause."""
     tokens_in: int = 0
     tokens_out: int = 0
     output_left: int = 0

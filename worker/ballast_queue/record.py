@@ -33,6 +33,7 @@ def job_of(fields: Mapping[str, str]) -> Job:
         deadline=float(fields["deadline"]) or None,
         finished=float(fields["finished"]) or None,
         counts=counts_of(fields),
+        delayed=int(fields["delayed"]),
         tokens_in=int(fields["tokens_in"]),
         tokens_out=int(fields["tokens_out"]),
         output_left=_output_left(fields),

@@ -13,6 +13,7 @@ from ballast_engine.engine import Engine
 from ballast_engine.request import FinishReason, GenerationRequest
 from ballast_engine.tokenizer import Tokenizer
 from ballast_policy.request import RequestClass
+from ballast_policy.shares import most_slots
 from ballast_queue.errors import QueueForbidden
 from ballast_queue.redis_store import Queue
 from ballast_queue.status import WorkerStatus
@@ -180,6 +181,7 @@ class Worker:
     def status(self) -> WorkerStatus:
         """The worker at this moment."""
         stats = self.engine.stats()
+        policy = self.engine.policy
         ttft, tpot = self.recorder.p99(time.monotonic())
         return WorkerStatus(
             worker_id=self.id,
@@ -194,6 +196,8 @@ class Worker:
             kv_blocks_free=stats.kv_cached + stats.kv_free,
             online=self._rates.load(stats, RequestClass.ONLINE),
             offline=self._rates.load(stats, RequestClass.OFFLINE),
+            offline_most=most_slots(policy.offline_max_share, stats.slots),
+            tenant_slots={name: share.max_slots for name, share in policy.tenants.items() if share.max_slots},
             offline_items_per_second=round(self._rates.offline_items, 4),
             offline_tokens_per_second=round(self._rates.offline_tokens, 3),
             cost_model=coefficients(stats),
