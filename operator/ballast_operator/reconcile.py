@@ -45,6 +45,10 @@ class _Memory:
     """By the hash of a manifest: when, and why."""
     parsed: tuple[str, InferenceDeployment] | None = None
     """The resource at a resourceVersion."""
+    since: float = field(default_factory=time.monotonic)
+    """When this process first saw the resource."""
+    written: float = 0.0
+    """When its status was last written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +100,8 @@ class Reconciler:
         wanted = plan(resource, snapshot, self.surroundings, load)
         refused = await self._execute(resource, wanted, memory)
         world = self._world(resource, wanted, load, refused)
-        await self._report(world, wanted.files[wanted.version], scaling, memory)
-        return REFUSED_AGAIN_SECONDS if refused else None
+        again = await self._report(world, wanted.files[wanted.version], scaling, memory)
+        return REFUSED_AGAIN_SECONDS if refused and again is None else again
 
     async def _scale(self, resource: InferenceDeployment, load: Load, memory: _Memory) -> ScalingStatus | None:
         """Write the replicas that scaling asks for; the change comes back as an event."""
@@ -202,14 +206,25 @@ class Reconciler:
         now = time.monotonic()
         return Input(resource, deployment, self._cache.pods(key), load, now, wanted.files, refused)
 
-    async def _report(self, world: Input, config_hash: str, scaling: ScalingStatus | None, memory: _Memory) -> None:
+    async def _report(
+        self, world: Input, config_hash: str, scaling: ScalingStatus | None, memory: _Memory
+    ) -> float | None:
+        """Write the status where it says something new; gives the seconds that something small may wait."""
         resource = world.resource
         verdicts, memory.unsettled = report.settle(conditions(world), resource.status, memory.unsettled, world.now)
         status = report.status(world, verdicts, config_hash=config_hash, scaling=scaling, now=time.time())
         key = Key(resource.metadata.namespace, resource.metadata.name)
         self.figures[key] = Figures(phase(status), resource.spec.replicas, status.ready_replicas)
-        if status != resource.status:
-            await self._write(resource.metadata, resource.status, status)
+        if status == resource.status:
+            return None
+        wait = report.patience(
+            resource.status, status, world.load, seen=world.now - memory.since, written=world.now - memory.written
+        )
+        if wait > 0:
+            return wait
+        memory.written = world.now
+        await self._write(resource.metadata, resource.status, status)
+        return None
 
     async def _write(self, metadata: Metadata, before: Status, status: Status) -> None:
         try:

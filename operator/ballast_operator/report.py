@@ -1,7 +1,8 @@
 """From verdicts and figures to the status, changed as rarely as possible. PURE.
 
 A message changes only with its condition's status or reason, or with the generation; conditions that rest on figures of
-workers flip only after they have differed for `SETTLE_SECONDS`. So a cluster in which nothing happens makes no calls.
+workers flip only after they have differed for `SETTLE_SECONDS`; pods that come up one by one are written down every
+`STEP_SECONDS`. So a cluster in which nothing happens makes no calls, and one in which much happens few.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ballast_operator.kinds import Body
 from ballast_operator.load import Load
 
 SETTLE_SECONDS = 30.0
+STEP_SECONDS, FIRST_SECONDS = 5.0, 1.0
 MEASURED = frozenset(
     {ConditionType.OFFLINE_RESERVATION_SATISFIED, ConditionType.SLO_MET, ConditionType.DEADLINE_AT_RISK}
 )
@@ -88,6 +90,33 @@ def status(
     )
 
 
+def patience(before: Status, after: Status, load: Load | None, *, seen: float, written: float) -> float:
+    """How long a status may wait for what is about to follow; 0: it may not.
+
+    Args:
+        before: what is reported.
+        after: what is to be reported.
+        load: the last look; the first one takes a moment, and gives the first status most of its words.
+        seen: seconds since the resource was first seen.
+        written: seconds since its status was last written.
+    """
+    if not before.conditions:
+        is_looking = load is not None and load.trouble is not None and load.trouble.reason is Reason.PENDING
+        return max(0.0, FIRST_SECONDS - seen) if is_looking else 0.0
+    return max(0.0, STEP_SECONDS - written) if _is_step(before, after) else 0.0
+
+
+def _is_step(before: Status, after: Status) -> bool:
+    """True where a rollout only got on: other counts of pods, and no other answer to any question."""
+    counts = {name: getattr(after, name) for name in ("replicas", "ready_replicas", "updated_replicas", "conditions")}
+    return before.model_copy(update=counts) == after and all(
+        (old := before.condition(ConditionType(new.type))) is not None
+        and old.status == new.status
+        and (old.reason == new.reason or new.type in {ConditionType.READY, ConditionType.PROGRESSING})
+        for new in after.conditions
+    )
+
+
 def with_condition(reported: Status, kind: ConditionType, verdict: Verdict, *, generation: int, now: float) -> Status:
     """The reported status with one condition as `verdict` says."""
     found = _condition(kind, verdict, reported, generation, now)
@@ -111,7 +140,9 @@ def news(before: Status, after: Status) -> list[Condition]:
         if old is not None and (old.status, old.reason) == (condition.status, condition.reason):
             continue
         was_bad = old is not None and is_bad(old)
-        if is_bad(condition) or was_bad or (old is not None and condition.type == ConditionType.READY):
+        comes_up = old is not None and (old.status, condition.status) == ("False", "False")
+        is_ready = old is not None and condition.type == ConditionType.READY and not comes_up
+        if is_bad(condition) or was_bad or is_ready:
             found.append(condition)
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -259,3 +260,45 @@ def test_what_workers_measure_must_last_before_it_is_reported() -> None:
 
     assert isinstance(lasting[Type.SLO_MET], Verdict)
     assert lasting[Type.SLO_MET].status == "False"
+
+
+PATIENCE: dict[str, tuple[dict[str, Any], dict[str, Any], float]] = {
+    "another pod is ready": ({"deployment": make_deployment(2, 2, 0)}, {"deployment": make_deployment(2, 2, 1)}, 4.0),
+    "the last pod is ready": ({"deployment": make_deployment(2, 2, 1)}, {}, 0.0),
+    "a pod broke": ({}, {"pods": (make_pod(containerStatuses=[waiting("ErrImagePull")]),)}, 0.0),
+    "another version": (
+        {"deployment": make_deployment(2, 2, 0)},
+        {"deployment": make_deployment(2, 2, 0), "resource": make_resource(generation=2)},
+        0.0,
+    ),
+    "workers report": ({"load": make_load()}, {}, 0.0),
+}
+
+
+@pytest.mark.parametrize("case", PATIENCE)
+def test_pods_that_come_up_one_by_one_are_reported_in_steps_and_all_else_at_once(case: str) -> None:
+    """The status was written a second ago."""
+    before, after, wanted = PATIENCE[case]
+    status = reported(make_input(**before))
+    world = make_input(**after)
+    world = replace(world, resource=world.resource.model_copy(update={"status": status}))
+    said = reported(world)
+
+    assert said != status
+    assert report.patience(status, said, world.load, seen=100.0, written=1.0) == wanted
+
+
+def test_the_first_status_waits_a_moment_for_the_first_look() -> None:
+    pending = Load(0.0, trouble=Trouble(Reason.PENDING, "not looked at yet"))
+    said = reported(make_input(load=pending))
+
+    assert report.patience(Status(), said, pending, seen=0.25, written=9.0) == 0.75
+    assert report.patience(Status(), said, pending, seen=1.5, written=9.0) == 0.0
+    assert report.patience(Status(), said, make_load(), seen=0.25, written=9.0) == 0.0
+
+
+def test_an_event_tells_of_ready_and_not_of_each_step_to_it() -> None:
+    steps = [reported(make_input(deployment=make_deployment(2, 2, count))) for count in (0, 1, 2)]
+    told = [[found.type for found in report.news(*pair)] for pair in pairwise(steps)]
+
+    assert told == [[], [Type.READY]]
