@@ -76,6 +76,17 @@ CASES = {
         make_config(4, 3, block_tokens=16, chunk_tokens=16, offline_share=1.0),
         [offline(1), offline(1), offline(17), offline(18), online(1), online(1), online(2, 2, ttft=0.01, tpot=0.007)],
     ),
+    "time was kept for a reserved prefill without a block while a higher priority asked for it": (
+        make_config(6, 37, chunk_tokens=16, offline_share=0.5),
+        [
+            offline(10, at=0.01),
+            offline(20, priority=1),
+            online(1, 4),
+            online(3, 4, tpot=0.007),
+            online(10, 4),
+            online(3, 4),
+        ],
+    ),
     "the reservation's prefill was left out of the budget": (
         make_config(5, 48, block_tokens=4, tpot=0.02, tail_tokens=64, guard_share=0.05, tenants={"a": TenantShare()}),
         [

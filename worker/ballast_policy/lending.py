@@ -102,7 +102,7 @@ class _Lending:
         """Go on with prefill and give vacant slots out, decodes before prefill in each priority."""
         step, offline = self.step, self.step.offline
         step.count_decodes(offline)
-        self.reserved_seconds = reserved_prefill_seconds(step)
+        self._keep_time()
         self.chunk = max(0, min(self.chunk, step.lent_chunk - step.reserved_chunk))
         slots = Slots(step, OFFLINE)
         self._resume_decodes(slots)
@@ -130,17 +130,19 @@ class _Lending:
         reserved = min(request.remaining, step.reserved_chunk) if is_inside else 0
         lent = self._lent_tokens(request.remaining - reserved, request.num_computed + reserved)
         tokens = min(reserved + lent, (request.num_blocks + step.free) * step.block_tokens - request.num_computed)
-        step.reserved_tokens -= reserved
-        self.reserved_seconds -= step.cost.prefill(request.num_computed, reserved)
         if tokens > 0:
             self.chunk -= max(0, tokens - reserved)
             step.grant(request, tokens)
-            return
-        reason = Reason.NO_KV if reserved + lent else Reason.STEP_BUDGET if self.chunk else Reason.CHUNK_SPENT
-        if is_inside:
-            step.explain(request, reason)
         else:
-            step.leave_slots([request], reason)
+            reason = Reason.NO_KV if reserved + lent else Reason.STEP_BUDGET if self.chunk else Reason.CHUNK_SPENT
+            if is_inside:
+                step.explain(request, reason)
+            else:
+                step.leave_slots([request], reason)
+        if is_inside:
+            step.reserved_tokens -= min(reserved, tokens)
+            step.reserved_prefills.remove(request)
+            self._keep_time()
 
     def _start(self, request: Request, slots: Slots) -> None:
         """Resume or admit one if everything allows it; otherwise say why not, and shut the door behind it."""
@@ -167,6 +169,11 @@ class _Lending:
         if self.peak is not None:
             self.peak.add(request, step.whole(request))
         step.start(request, tokens, Reason.LENT)
+        self._keep_time()
+
+    def _keep_time(self) -> None:
+        """Keep time for who prefills within the reservation and is yet to come, as far as there are blocks for it."""
+        self.reserved_seconds = reserved_prefill_seconds(self.step, self.step.free)
 
     def _lent_tokens(self, wanted: int, num_computed: int) -> int:
         return self.step.cost.largest_chunk(self.spare, num_computed, min(wanted, self.chunk))

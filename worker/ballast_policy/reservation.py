@@ -64,11 +64,19 @@ def _missing_blocks(step: Step, request: Request) -> int | None:
     return max(0, needed + step.promised_blocks - step.free) if needed else 0
 
 
-def reserved_prefill_seconds(step: Step) -> float:
-    """Give the time that the kept prefill tokens take: they go to who prefills within the reservation, in order."""
+def reserved_prefill_seconds(step: Step, free: int | None = None) -> float:
+    """Give the time that the kept prefill tokens take: they go to who prefills within the reservation, in order.
+
+    Once it is known that no more than `free` blocks will be, tokens that find none of them take no time.
+    """
     left, seconds = step.reserved_chunk, 0.0
+    if not left:
+        return seconds
     for request in step.ranked(request for request in step.reserved_prefills if request not in step.gone):
         tokens = min(left, request.remaining)
+        if free is not None:
+            tokens = min(tokens, (request.num_blocks + free) * step.block_tokens - request.num_computed)
+            free -= step.needed(request, request.num_computed + tokens)
         seconds += step.cost.prefill(request.num_computed, tokens)
         left -= tokens
     return seconds
