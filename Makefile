@@ -3,12 +3,15 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# Where `make e2e` gets its cluster: see e2e/README.md.
+PROVIDER ?= $(if $(wildcard ../shared/kube/cluster),local,kind)
+E2E = PROVIDER=$(PROVIDER) $(BIN)/python -m pytest -p no:randomly -o timeout=1800 -o cache_dir=.pytest_cache/e2e
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test envtest alerts chart check bench generate verify lint format clean
+.PHONY: help demo test envtest alerts chart e2e e2e-short check bench generate verify lint format clean
 
 help: ## Show this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -37,6 +40,12 @@ alerts: $(VENV)/.ready ## Run the alert rules over series with promtool, from th
 chart: $(VENV)/.ready ## Lint and render the Helm chart, with helm from the PATH or HELM
 	@command -v "$${HELM:-helm}" >/dev/null || { echo "helm is missing: https://helm.sh/docs/intro/install; or set HELM."; exit 1; }
 	@$(BIN)/python -m pytest -m 'helm and not envtest' $(ARGS) tests/helm
+
+e2e: $(VENV)/.ready ## Try every promise on a real cluster; PROVIDER=kind or local, ARGS=e2e/test_batch.py
+	@$(E2E) $(or $(ARGS),e2e)
+
+e2e-short: $(VENV)/.ready ## The path of a user on a real cluster: install, apply, serve, submit, one kill
+	@$(E2E) -x -m short e2e $(ARGS)
 
 check: $(VENV)/.ready lint verify ## Lint, types, import directions, generated files, quick tests
 	@$(BIN)/python -m pytest -m 'not slow and not envtest and not promtool and not helm' $(ARGS)

@@ -1,0 +1,66 @@
+"""Send online requests to a worker's Service; print as JSON what became of them.
+
+Arguments: host, port, model, how, and its figures:
+  poisson SEED RATE SECONDS    arrivals at times drawn from the seed, whatever became of the ones before
+  saturate WIDTH SECONDS       so many at a time, each followed by the next
+  burst COUNT                  so many at once
+"""
+
+import asyncio
+import json
+import random
+import statistics
+import sys
+from itertools import count
+
+from ballast_cli.demo.load import Client, Sample, call
+from ballast_cli.demo.traffic import Arrival
+
+host, port, model, how, *figures = sys.argv[1:]
+TOKENS = 24
+
+
+def request(number: int, at: float = 0.0):
+    body = {
+        "model": model,
+        "prompt": f"Request {number}: the ship",
+        "max_tokens": TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    return call(Arrival(at, 0, TOKENS), body)
+
+
+async def main() -> list[Sample]:
+    client = Client(host, int(port))
+    try:
+        if how == "saturate":
+            width, seconds = int(figures[0]), float(figures[1])
+            return await client.saturate(map(request, count()), width=width, seconds=seconds)
+        times = [0.0] * int(figures[0]) if how == "burst" else list(poisson(*map(float, figures)))
+        return await client.replay([request(number, at) for number, at in enumerate(times)], grace=60)
+    finally:
+        client.close()
+
+
+def poisson(seed: float, rate: float, seconds: float):
+    rng, at = random.Random(seed), 0.0
+    while (at := at + rng.expovariate(rate)) < seconds:
+        yield at
+
+
+samples = asyncio.run(main())
+ttft = sorted(sample.ttft for sample in samples if sample.ttft is not None)
+print(
+    json.dumps(
+        {
+            "sent": len(samples),
+            "failures": [sample.failure for sample in samples if sample.failure],
+            "tokens": sum(sample.output_tokens for sample in samples),
+            "ttft_median": statistics.median(ttft) if ttft else None,
+            "ttft_p99": ttft[int(0.99 * (len(ttft) - 1))] if ttft else None,
+        }
+    )
+)

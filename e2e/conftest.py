@@ -1,0 +1,93 @@
+"""One cluster, one release and one client for the whole run; each file has a namespace of its own.
+
+Where a test fails, events, resources, pods, logs and queues are printed. Nothing is tried a second time.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+# In importlib mode pytest leaves sys.path alone, and what lies there is shared by all files.
+sys.path.insert(0, str(Path(__file__).parent / "support"))
+
+from client import Client
+from cluster import INFD, Cluster, keep_up
+from images import Image
+from providers import chosen
+from release import Release, install
+
+SAMPLES = Path(__file__).parents[1] / "docs" / "samples"
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A running cluster: one that is up is used and left up, else one is made and removed."""
+    provider = chosen()
+    was_up = provider.is_up()
+    if not was_up:
+        provider.up()
+    try:
+        yield Cluster(provider, tmp_path_factory.mktemp("cluster"))
+    finally:
+        if not was_up and not keep_up():
+            provider.down()
+
+
+@pytest.fixture(scope="session")
+def images(cluster: Cluster) -> dict[Image, str]:
+    """Every image built from its Dockerfile and brought in, with its id."""
+    return cluster.provider.build()
+
+
+@pytest.fixture(scope="session")
+def release(cluster: Cluster, images: dict[Image, str]) -> Iterator[Release]:
+    """The packed chart, installed. At the end of the run no log may show that its rights were too few."""
+    for resource in cluster.get(INFD) if cluster.get("crd", INFD) else ():
+        cluster.kubectl("delete", INFD, resource["metadata"]["name"], "-n", resource["metadata"]["namespace"])
+    installed = install(cluster, images)
+    yield installed
+    assert installed.refusals() == []
+
+
+@pytest.fixture(scope="session")
+def client(cluster: Cluster, release: Release) -> Client:
+    """A user's machine inside the cluster."""
+    return Client.start(cluster, release)
+
+
+@pytest.fixture(scope="module")
+def namespace(request: pytest.FixtureRequest, cluster: Cluster, release: Release) -> Iterator[str]:
+    """A namespace of this file's own, which lets in restricted pods only."""
+    stem = Path(str(request.node.path)).stem.removeprefix("test_").replace("_", "-")
+    name = f"{stem}-{uuid4().hex[:4]}"
+    cluster.make_namespace(name)
+    yield name
+    if not keep_up():
+        cluster.drop_namespace(name)
+
+
+@pytest.fixture(scope="module")
+def first(cluster: Cluster, namespace: str) -> str:
+    """The resource of docs/samples/first.yaml, two workers that serve; gives its name."""
+    cluster.apply(SAMPLES / "first.yaml", namespace=namespace)
+    cluster.wait_ready("first", namespace=namespace)
+    cluster.wait_pods("first", 2, namespace=namespace)
+    return "first"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Print the cluster's state below a failure."""
+    report = yield
+    if report.failed and hasattr(item, "funcargs"):
+        cluster, client = (item.funcargs.get(name) for name in ("cluster", "client"))
+        if isinstance(cluster, Cluster):
+            report.sections.append(("cluster", cluster.report()))
+        if isinstance(client, Client):
+            report.sections.append(("queues", client.state_of_queues()))
+    return report

@@ -1,0 +1,105 @@
+"""A user inside the cluster: a pod with `ballast` and `openai` installed, and nothing of the engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster import Cluster
+from images import CLIENT
+from release import Release
+
+NAMESPACE = "client"
+POD = "client"
+SCRIPTS = Path(__file__).parents[1] / "client"
+
+MANIFEST: dict[str, Any] = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": POD},
+    "spec": {
+        "automountServiceAccountToken": False,
+        "terminationGracePeriodSeconds": 1,
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [
+            {
+                "name": POD,
+                "image": CLIENT.name,
+                "imagePullPolicy": "IfNotPresent",
+                "securityContext": {
+                    "allowPrivilegeEscalation": False,
+                    "readOnlyRootFilesystem": True,
+                    "capabilities": {"drop": ["ALL"]},
+                },
+                "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+            }
+        ],
+        "volumes": [{"name": "tmp", "emptyDir": {}}],
+    },
+}
+
+
+@dataclass
+class Client:
+    """The pod."""
+
+    cluster: Cluster
+    release: Release
+
+    @classmethod
+    def start(cls, cluster: Cluster, release: Release) -> Client:
+        """Make the pod anew."""
+        cluster.make_namespace(NAMESPACE)
+        cluster.kubectl("delete", "pod", POD, "-n", NAMESPACE, "--ignore-not-found", "--wait")
+        cluster.apply(MANIFEST, namespace=NAMESPACE)
+        cluster.kubectl("wait", f"pod/{POD}", "-n", NAMESPACE, "--for=condition=Ready", "--timeout=60s", seconds=70)
+        return cls(cluster, release)
+
+    @property
+    def redis(self) -> tuple[str, str]:
+        """URL and password of the queue's server, as arguments of a script."""
+        return self.release.redis_url, self.release.redis_password
+
+    def script(self, name: str, *arguments: str, seconds: float = 120) -> Any:
+        """Run one of the scripts in e2e/client; gives what its last line says, in JSON."""
+        text = (SCRIPTS / name).read_text()
+        done = self.cluster.exec(POD, "python3", "-", *arguments, namespace=NAMESPACE, stdin=text, seconds=seconds)
+        return json.loads(done.stdout.splitlines()[-1])
+
+    def ballast(
+        self, *arguments: str, queue: str, stdin: str | None = None, seconds: float = 120, check: bool = True
+    ) -> str:
+        """Run the `ballast` command; the password stands in the environment alone."""
+        place = f"BALLAST_REDIS_URL={self.release.redis_url}", f"BALLAST_QUEUE={queue}"
+        words = ["env", *place, f"BALLAST_REDIS_PASSWORD={self.release.redis_password}", "ballast", *arguments]
+        done = self.cluster.exec(POD, *words, namespace=NAMESPACE, stdin=stdin, seconds=seconds, check=check)
+        return done.stdout if done.returncode == 0 else done.stdout + done.stderr
+
+    def submit(self, lines: Iterable[Mapping[str, Any]], *, queue: str, options: tuple[str, ...] = ()) -> str:
+        """Submit a job through the command; gives its id."""
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        said = json.loads(self.ballast("submit", "-", "--json", *options, queue=queue, stdin=text))
+        return str(said["job_id"])
+
+    def job(self, job: str, *, queue: str) -> dict[str, Any]:
+        """What `ballast job` says."""
+        found: dict[str, Any] = json.loads(self.ballast("job", job, "--json", queue=queue))
+        return found
+
+    def results(self, job: str, *, queue: str) -> list[dict[str, Any]]:
+        """Every line of the job's results."""
+        text = self.ballast("results", job, queue=queue)
+        return [json.loads(line) for line in text.splitlines()]
+
+    def state_of_queues(self) -> str:
+        """Jobs and workers of every queue in Valkey."""
+        keys = self.release.valkey("--scan", "--pattern", "ballast:*:totals", check=False).split()
+        parts = [self.release.valkey("info", "clients", check=False)]
+        for key in keys:
+            queue = key.partition("{")[2].partition("}")[0]
+            parts.append(f"=== {queue}\n{self.release.valkey('hgetall', key, check=False)}")
+            parts.append(self.ballast("jobs", queue=queue, check=False))
+        return "\n".join(parts)[-8000:]

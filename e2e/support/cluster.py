@@ -1,0 +1,173 @@
+"""The cluster as a person at a terminal has it: kubectl, helm, and waiting with a limit."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any, TypeVar
+
+import yaml
+from programs import run
+from providers import Provider
+
+INFD = "inferencedeployments.ballast.dev"
+Found = TypeVar("Found")
+CONDITIONS = (
+    "{range .items[*]}{.metadata.namespace}/{.metadata.name}"
+    "{range .status.conditions[*]}\n  {.type}={.status} {.reason}: {.message}{end}\n{end}"
+)
+RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
+
+
+def until(what: Callable[[], Found], *, seconds: float, said: str, pause: float = 0.5) -> Found:
+    """Wait until `what` gives something true. There is one limit, and no second try after it."""
+    end = time.monotonic() + seconds
+    while True:
+        found = what()
+        if found:
+            return found
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {seconds:g} s: {said}; last found {found!r}")
+        time.sleep(pause)
+
+
+@dataclass
+class Cluster:
+    """A running cluster."""
+
+    provider: Provider
+    folder: Path
+    """For helm's own files, and for manifests."""
+
+    def kubectl(
+        self, *arguments: str | Path, stdin: str | None = None, check: bool = True, seconds: float = 60
+    ) -> CompletedProcess[str]:
+        """Call kubectl as the administrator."""
+        program, kubeconfig = self.provider.program("kubectl"), self.provider.kubeconfig
+        return run(program, "--kubeconfig", kubeconfig, *arguments, stdin=stdin, check=check, seconds=seconds)
+
+    def helm(self, *arguments: str | Path, check: bool = True, seconds: float = 300) -> CompletedProcess[str]:
+        """Call helm; its own folder keeps the user's settings out."""
+        homes = {name: str(self.folder) for name in ("HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME")}
+        env = {**homes, "KUBECONFIG": str(self.provider.kubeconfig)}
+        return run(self.provider.program("helm"), *arguments, check=check, seconds=seconds, env=env)
+
+    def get(self, kind: str, name: str = "", *, namespace: str = "", selector: str = "") -> Any:
+        """An object, or the items of a list; None where there is no such object."""
+        words = ["get", kind, *([name] if name else []), "-o", "json", "--ignore-not-found"]
+        words += ["-n", namespace] if namespace else ["-A"] if not name else []
+        words += ["-l", selector] if selector else []
+        text = self.kubectl(*words).stdout
+        found = json.loads(text) if text.strip() else None
+        return found if name or found is None else found["items"]
+
+    def apply(self, *manifests: dict[str, Any] | Path, namespace: str) -> None:
+        """Apply manifests as they are; a path is applied byte for byte."""
+        for each in manifests:
+            if isinstance(each, Path):
+                self.kubectl("apply", "-n", namespace, "-f", each)
+            else:
+                self.kubectl("apply", "-n", namespace, "-f", "-", stdin=yaml.safe_dump(each))
+
+    def make_namespace(self, name: str) -> None:
+        """A namespace that lets in restricted pods only."""
+        manifest = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": RESTRICTED}}
+        self.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(manifest))
+
+    def drop_namespace(self, name: str) -> None:
+        """Remove a namespace and wait until it is gone; what hangs in a finalizer fails here."""
+        self.kubectl("delete", INFD, "--all", "-n", name, "--timeout=60s", seconds=70)
+        self.kubectl("delete", "namespace", name, "--ignore-not-found", "--timeout=120s", seconds=130)
+
+    def condition(self, name: str, kind: str, *, namespace: str) -> dict[str, Any]:
+        """A condition of an InferenceDeployment; empty while it has none."""
+        found = self.get(INFD, name, namespace=namespace) or {}
+        entries = found.get("status", {}).get("conditions", ())
+        return next((entry for entry in entries if entry["type"] == kind), {})
+
+    def wait_ready(self, name: str, *, namespace: str, seconds: float = 180) -> None:
+        """What the documentation tells people to run."""
+        self.kubectl(
+            "wait", f"infd/{name}", "-n", namespace, "--for=condition=Ready", f"--timeout={seconds:g}s",
+            seconds=seconds + 10,
+        )  # fmt: skip
+
+    def pods(self, name: str, *, namespace: str) -> list[dict[str, Any]]:
+        """The worker pods of a resource that are not on their way out, by name."""
+        found = self.get("pods", namespace=namespace, selector=f"app.kubernetes.io/instance={name}")
+        live = [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+        return sorted(live, key=lambda pod: str(pod["metadata"]["name"]))
+
+    def ready_pods(self, name: str, *, namespace: str) -> list[dict[str, Any]]:
+        """Those of them that serve."""
+        return [pod for pod in self.pods(name, namespace=namespace) if is_ready(pod)]
+
+    def wait_pods(self, name: str, count: int, *, namespace: str, seconds: float = 180) -> list[dict[str, Any]]:
+        """Wait until exactly so many pods serve."""
+
+        def serving() -> list[dict[str, Any]]:
+            live, ready = self.pods(name, namespace=namespace), self.ready_pods(name, namespace=namespace)
+            return ready if len(ready) == len(live) == count else []
+
+        return until(serving, seconds=seconds, said=f"{count} pods of {namespace}/{name} serve")
+
+    def exec(
+        self, pod: str, *command: str, namespace: str, stdin: str | None = None, seconds: float = 60, check: bool = True
+    ) -> CompletedProcess[str]:
+        """Run a command in a pod."""
+        flags = ["-i"] if stdin is not None else []
+        words = ["exec", *flags, "-n", namespace, pod, "--", *command]
+        return self.kubectl(*words, stdin=stdin, seconds=seconds, check=check)
+
+    def metrics(self, pod: dict[str, Any]) -> dict[str, float]:
+        """Every sample of a worker, by its name with labels, through the API server."""
+        meta = pod["metadata"]
+        path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}:8000/proxy/metrics"
+        text = self.kubectl("get", "--raw", path).stdout
+        lines = (line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#"))
+        return {name: float(value) for name, _, value in lines}
+
+    # What is printed where a test fails
+
+    def report(self) -> str:
+        """Events, resources, pods and the ends of their logs."""
+        parts = []
+        for title, words in (
+            ("pods", ("get", "pods", "-A", "-o", "wide")),
+            ("resources", ("get", INFD, "-A", "-o", "wide")),
+            ("conditions", ("get", INFD, "-A", "-o", f"jsonpath={CONDITIONS}")),
+            ("claims", ("get", "pvc,pv", "-A")),
+            ("events", ("get", "events", "-A", "--sort-by=.lastTimestamp")),
+        ):  # fmt: skip
+            said = self.kubectl(*words, check=False)
+            parts.append(f"=== {title}\n{(said.stdout + said.stderr)[-6000:]}")
+        with suppress(AssertionError, KeyError, TypeError):
+            parts += [self._logs(pod) for pod in self.get("pods") if pod["metadata"]["namespace"] != "kube-system"]
+        return "\n".join(parts)
+
+    def _logs(self, pod: dict[str, Any]) -> str:
+        namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
+        lines = []
+        for previous in ([], ["--previous"]):
+            words = ["logs", name, "-n", namespace, "--all-containers", "--tail=40", *previous]
+            said = self.kubectl(*words, check=False)
+            if said.stdout:
+                lines.append(f"=== log {namespace}/{name} {' '.join(previous)}\n{said.stdout[-6000:]}")
+        return "\n".join(lines)
+
+
+def is_ready(pod: dict[str, Any]) -> bool:
+    """Whether a pod takes requests."""
+    conditions = pod.get("status", {}).get("conditions", ())
+    return any(entry["type"] == "Ready" and entry["status"] == "True" for entry in conditions)
+
+
+def keep_up() -> bool:
+    """Whether the cluster is left up for a look, by BALLAST_E2E_KEEP."""
+    return bool(os.environ.get("BALLAST_E2E_KEEP"))

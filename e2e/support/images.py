@@ -1,0 +1,61 @@
+"""The images of a run: Ballast's own from the Dockerfiles that users get, and those that the tests need beside them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from programs import ROOT
+
+CONTEXT = ("crds", "operator", "worker", "pyproject.toml", "constraints.txt", "README.md", "LICENSE", "CHANGELOG.md")
+
+
+@dataclass(frozen=True)
+class Image:
+    """One image, and the Dockerfile that it is built from."""
+
+    name: str
+    dockerfile: str
+    is_pulled_elsewhere: bool = False
+    """It stands in for a published image, which a cluster with a registry pulls."""
+    needs_context: bool = True
+    program: str = ""
+    """In place of a Dockerfile: the one program that the stand-in consists of."""
+
+
+OPERATOR = Image("ballast-operator:0.1.0", "operator/Dockerfile")
+WORKER = Image("ballast-worker:0.1.0", "worker/Dockerfile")
+CLIENT = Image("ballast-e2e-client:0.1.0", "e2e/client/Dockerfile")
+VALKEY = Image("valkey/valkey:8.1-alpine", "e2e/valkey/Dockerfile", is_pulled_elsewhere=True, needs_context=False)
+PROMETHEUS = Image("prom/prometheus:v3.5.0", "", is_pulled_elsewhere=True, needs_context=False, program="prometheus")
+IMAGES = (OPERATOR, WORKER, CLIENT, VALKEY, PROMETHEUS)
+
+
+def fingerprint(image: Image) -> str:
+    """Names everything that an image is built from."""
+    digest = hashlib.sha256(image.name.encode())
+    paths = [ROOT / image.dockerfile] if image.dockerfile else []
+    if image.needs_context:
+        for name in CONTEXT:
+            paths += sorted((ROOT / name).rglob("*")) if (ROOT / name).is_dir() else [ROOT / name]
+    for path in paths:
+        if path.is_file() and "__pycache__" not in path.parts:
+            digest.update(f"\0{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:20]
+
+
+def id_of_archive(tar: Path) -> str:
+    """The image's id, as a kubelet reports it."""
+    with tarfile.open(tar) as archive:
+        member = archive.extractfile("manifest.json")
+        assert member is not None
+        config = json.load(member)[0]["Config"]
+    return "sha256:" + config.removesuffix(".json").rpartition("/")[2]
+
+
+def is_the_image(found: str, built: str) -> bool:
+    """Whether a pod's `imageID` names what was built."""
+    return found.rpartition("@")[2] == built

@@ -1,0 +1,95 @@
+"""Offline jobs as the tests submit them, and what has to be true of one at its end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from client import Client
+from cluster import Cluster, until
+from reference import greedy
+
+MODEL = "ballast-tiny"
+OVER = {"completed", "failed", "expired", "cancelled"}
+
+
+def prompt(number: int) -> str:
+    """The prompt of an item."""
+    subject = ("a ship", "the harbour", "the queue", "a storm", "the cargo")[number % 5]
+    return f"Chapter {number}. This is the story of {subject}"
+
+
+def lines(count: int, *, most: int = 16, name: str = "item") -> list[dict[str, Any]]:
+    """A job of so many items, each greedy and with so many tokens at most."""
+    return [
+        {
+            "custom_id": f"{name}-{number}",
+            "method": "POST",
+            "url": "/v1/completions",
+            "body": {"model": MODEL, "prompt": prompt(number), "max_tokens": most, "temperature": 0},
+        }
+        for number in range(count)
+    ]
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A job that is under way."""
+
+    client: Client
+    queue: str
+    id: str
+    count: int
+    most: int
+    name: str = "item"
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Its items by state."""
+        found: dict[str, int] = self.client.job(self.id, queue=self.queue)["counts"]
+        return found
+
+    def wait_leased(self, *, seconds: float = 60) -> int:
+        """Wait until items are under lease; gives how many are."""
+        return until(lambda: self.counts["leased"], seconds=seconds, said=f"leases of {self.id}", pause=0.1)
+
+    def finish(self, *, seconds: float, compared: int = 20) -> None:
+        """Wait for the end, and check it: each item has one result, the counters agree, the texts are the model's."""
+
+        def state() -> str:
+            found = str(self.client.job(self.id, queue=self.queue)["state"])
+            return found if found in OVER else ""
+
+        assert until(state, seconds=seconds, said=f"the end of {self.id}") == "completed"
+        self.check(compared=compared)
+
+    def check(self, *, compared: int) -> None:
+        """Every item has one result, the counters agree, and so many texts are what transformers gives."""
+        results = self.client.results(self.id, queue=self.queue)
+        names = Counter(result["custom_id"] for result in results)
+        counts = self.counts
+
+        assert names == Counter(f"{self.name}-{number}" for number in range(self.count))
+        assert (counts["total"], counts["succeeded"], counts["leased"]) == (self.count, self.count, 0)
+        step = max(1, self.count // max(1, compared))
+        numbers = range(0, self.count, step) if compared else ()
+        texts = {result["custom_id"]: result["response"]["body"]["choices"][0]["text"] for result in results}
+        differing = [
+            (number, texts[f"{self.name}-{number}"], wanted)
+            for number in numbers
+            if texts[f"{self.name}-{number}"] != (wanted := greedy(prompt(number), self.most))
+        ]
+        assert differing == []
+        assert self.client.script("integrity.py", self.queue, *self.client.redis) == []
+
+
+def submit(client: Client, queue: str, count: int, *, most: int = 16, name: str = "item") -> Submitted:
+    """Submit a job through the command line."""
+    job = client.submit(lines(count, most=most, name=name), queue=queue, options=("--tenant", "research"))
+    return Submitted(client, queue, job, count, most, name)
+
+
+def leases(cluster: Cluster, pods: list[dict[str, Any]]) -> dict[str, float]:
+    """Items under lease in each of these pods, by its own count."""
+    return {pod["metadata"]["name"]: cluster.metrics(pod)["ballast_leases"] for pod in pods}

@@ -1,0 +1,133 @@
+"""A real Prometheus in the cluster: finds workers through the Kubernetes API by their labels, and answers queries."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import yaml
+from cluster import Cluster, until
+from images import PROMETHEUS
+
+NAMESPACE = "monitoring"
+NAME = "prometheus"
+
+SCRAPE: dict[str, Any] = {
+    "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+    "scrape_configs": [
+        {
+            "job_name": "ballast-workers",
+            "kubernetes_sd_configs": [{"role": "pod"}],
+            "relabel_configs": [
+                {
+                    "source_labels": [
+                        "__meta_kubernetes_pod_label_app_kubernetes_io_name",
+                        "__meta_kubernetes_pod_container_port_name",
+                    ],
+                    "separator": "/",
+                    "regex": "ballast-worker/http",
+                    "action": "keep",
+                },
+                {"source_labels": ["__meta_kubernetes_namespace"], "target_label": "namespace"},
+                {"source_labels": ["__meta_kubernetes_pod_name"], "target_label": "pod"},
+            ],
+        }
+    ],
+}
+RIGHTS = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
+
+
+@dataclass
+class Prometheus:
+    """A pod that scrapes every second."""
+
+    cluster: Cluster
+
+    @classmethod
+    def start(cls, cluster: Cluster) -> Prometheus:
+        """Make it anew, and wait until it answers."""
+        cluster.make_namespace(NAMESPACE)
+        cluster.kubectl("delete", "pod", NAME, "-n", NAMESPACE, "--ignore-not-found", "--wait")
+        cluster.apply(*manifests(SCRAPE), namespace=NAMESPACE)
+        cluster.kubectl("wait", f"pod/{NAME}", "-n", NAMESPACE, "--for=condition=Ready", "--timeout=60s", seconds=70)
+        return cls(cluster)
+
+    def query(self, text: str) -> list[tuple[dict[str, str], float]]:
+        """What an expression gives now: labels and value of each series."""
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods/{NAME}:9090/proxy/api/v1/query?query={quote(text)}"
+        answer = json.loads(self.cluster.kubectl("get", "--raw", path).stdout)
+        assert answer["status"] == "success", answer
+        return [(each["metric"], float(each["value"][1])) for each in answer["data"]["result"]]
+
+    def value(self, text: str) -> float:
+        """The one value of an expression; 0 where it gives nothing."""
+        found = self.query(text)
+        assert len(found) <= 1, found
+        return found[0][1] if found else 0.0
+
+    def wait_scraped(self, count: int, *, namespace: str) -> None:
+        """Wait until it has found so many workers and reads them."""
+        text = f'sum(up{{job="ballast-workers", namespace="{namespace}"}})'
+        until(lambda: self.value(text) == count, seconds=60, said=f"{count} workers of {namespace} are scraped")
+
+
+def manifests(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """The pod, its configuration and its rights."""
+    subject = {"kind": "ServiceAccount", "name": NAME, "namespace": NAMESPACE}
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": NAME}
+    return [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": NAME}},
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": NAME},
+            "data": {"prometheus.yaml": yaml.safe_dump(config)},
+        },
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "ClusterRole",
+            "metadata": {"name": NAME},
+            "rules": RIGHTS,
+        },
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": NAME},
+            "roleRef": reference,
+            "subjects": [subject],
+        },
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": NAME}, "spec": POD},
+    ]
+
+
+POD: dict[str, Any] = {
+    "serviceAccountName": NAME,
+    "terminationGracePeriodSeconds": 1,
+    "securityContext": {
+        "runAsNonRoot": True,
+        "runAsUser": 65534,
+        "fsGroup": 65534,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    },
+    "containers": [
+        {
+            "name": NAME,
+            "image": PROMETHEUS.name,
+            "imagePullPolicy": "IfNotPresent",
+            "args": ["--config.file=/etc/prometheus/prometheus.yaml", "--storage.tsdb.path=/data"],
+            "readinessProbe": {"httpGet": {"path": "/-/ready", "port": 9090}, "periodSeconds": 1},
+            "securityContext": {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            },
+            "volumeMounts": [
+                {"name": "config", "mountPath": "/etc/prometheus"},
+                {"name": "data", "mountPath": "/data"},
+            ],
+        }
+    ],
+    "volumes": [{"name": "config", "configMap": {"name": NAME}}, {"name": "data", "emptyDir": {}}],
+}

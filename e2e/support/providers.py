@@ -1,0 +1,178 @@
+"""Where the cluster comes from. Providers differ in how one is made and how images get in, and in nothing else.
+
+`local`: one real node in a network namespace of this machine, by the scripts in ../shared/kube (or BALLAST_KUBE).
+`kind`: a kind cluster, with docker. A cluster that is up already is used and left up.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Protocol
+
+from images import IMAGES, Image, fingerprint, id_of_archive
+from programs import ROOT, run
+
+MINUTES = 60.0
+
+
+class Provider(Protocol):
+    """A maker of clusters."""
+
+    kubeconfig: Path
+
+    def program(self, name: str) -> str:
+        """Path of `kubectl`, `helm` or `prometheus`."""
+
+    def is_up(self) -> bool:
+        """Whether there is a cluster already."""
+
+    def up(self) -> None:
+        """Make one."""
+
+    def down(self) -> None:
+        """Remove it."""
+
+    def build(self) -> dict[Image, str]:
+        """Build every image and bring it in; gives the ids as the kubelet reports them."""
+
+    def offer_gpus(self, count: int) -> None:
+        """Have the node say that it has so many `nvidia.com/gpu`."""
+
+    def kill(self, container_id: str) -> None:
+        """SIGKILL the first process of a container, from its node: inside, that signal is not delivered to it."""
+
+
+class Local:
+    """The cluster of ../shared/kube."""
+
+    def __init__(self) -> None:
+        self._kube = Path(os.environ.get("BALLAST_KUBE") or ROOT.parent / "shared" / "kube").resolve()
+        if not (self._kube / "cluster").exists():
+            raise RuntimeError(f"no {self._kube}/cluster: set BALLAST_KUBE to its folder, or PROVIDER=kind")
+        self._folder = Path(os.environ.get("BALLAST_KUBE_DIR") or "/tmp/ballast-kube")
+        self._images = Path(os.environ.get("BALLAST_E2E_IMAGES") or "/tmp/ballast-e2e")
+        self.kubeconfig = self._folder / "kubeconfig.host"
+
+    def program(self, name: str) -> str:
+        return str(self._kube / "bin" / name)
+
+    def is_up(self) -> bool:
+        return self.kubeconfig.exists()
+
+    def up(self) -> None:
+        self.cluster("up", seconds=5 * MINUTES)
+
+    def down(self) -> None:
+        self.cluster("down", seconds=2 * MINUTES)
+
+    def build(self) -> dict[Image, str]:
+        self._images.mkdir(parents=True, exist_ok=True)
+        return {image: self._load(image, self._built(image)) for image in IMAGES}
+
+    def offer_gpus(self, count: int) -> None:
+        self.cluster("gpus", str(count))
+
+    def kill(self, container_id: str) -> None:
+        socket = Path("/run") / os.environ.get("BALLAST_KUBE_NAME", "ballast-kube") / "containerd.sock"
+        run("ctr", "-a", socket, "-n", "k8s.io", "tasks", "kill", "-s", "KILL", container_id)
+
+    def cluster(self, *arguments: str, seconds: float = 60) -> str:
+        """Call the script; faults of components are among what it does."""
+        return run(self._kube / "cluster", *arguments, seconds=seconds).stdout
+
+    def _built(self, image: Image) -> Path:
+        """The image as an archive, built unless the one of the last run was built from the same files."""
+        stem = image.name.replace("/", "-").replace(":", "-")
+        tar, made_from = self._images / f"{stem}.tar", self._images / f"{stem}.from"
+        wanted = fingerprint(image)
+        if not (tar.exists() and made_from.exists() and made_from.read_text() == wanted):
+            if image.program:
+                self._pack(image, tar)
+            else:
+                run(self._kube / "build-image", ".", image.dockerfile, image.name, tar, seconds=15 * MINUTES)
+            made_from.write_text(wanted)
+        print(f"image {image.name}: {tar.stat().st_size / 1e6:.0f} MB, {id_of_archive(tar)}")
+        return tar
+
+    def _pack(self, image: Image, tar: Path) -> None:
+        """An image of one program, which unpacks itself when it is first called."""
+        cache = tar.with_suffix(".cache")
+        run(self.program(image.program), "--version", env={"BALLAST_KUBE_CACHE": str(cache)})
+        (program,) = cache.glob(f"*/{image.program}")
+        entry = f"/bin/{image.program}"
+        run(self._kube / "make-image", "--name", image.name, "--entrypoint", entry, "--user", "65534",
+            "--file", f"{program}={entry}", tar)  # fmt: skip
+
+    def _load(self, image: Image, tar: Path) -> str:
+        found = id_of_archive(tar)
+        loaded = self._folder / f"loaded-{image.name.replace('/', '-')}"
+        if not (loaded.exists() and loaded.read_text() == found):
+            self.cluster("load", str(tar), seconds=5 * MINUTES)
+            loaded.write_text(found)
+        return found
+
+
+class Kind:
+    """A kind cluster: the nodes are containers of docker."""
+
+    NAME = "ballast-e2e"
+    NODE = "ballast-e2e-control-plane"
+
+    def __init__(self) -> None:
+        for name in ("docker", "kind", "kubectl", "helm"):
+            self.program(name)
+        self.kubeconfig = Path(os.environ.get("BALLAST_E2E_KUBECONFIG") or "/tmp/ballast-e2e-kind.yaml")
+
+    def program(self, name: str) -> str:
+        found = shutil.which(name)
+        if found is None:
+            raise RuntimeError(
+                f"PROVIDER=kind needs {name} on the PATH: https://kind.sigs.k8s.io says how to install it"
+            )
+        return found
+
+    def is_up(self) -> bool:
+        return self.NAME in run("kind", "get", "clusters").stdout.split()
+
+    def up(self) -> None:
+        config = ROOT / "e2e" / "kind.yaml"
+        run("kind", "create", "cluster", "--name", self.NAME, "--config", config, "--kubeconfig", self.kubeconfig,
+            "--wait", "120s", seconds=10 * MINUTES)  # fmt: skip
+
+    def down(self) -> None:
+        run("kind", "delete", "cluster", "--name", self.NAME, seconds=3 * MINUTES)
+
+    def build(self) -> dict[Image, str]:
+        ids = {}
+        for image in IMAGES:
+            if image.is_pulled_elsewhere:
+                continue
+            run("docker", "build", "-f", image.dockerfile, "-t", image.name,
+                "--build-arg", "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu", ".",
+                seconds=30 * MINUTES)  # fmt: skip
+            run("kind", "load", "docker-image", "--name", self.NAME, image.name, seconds=10 * MINUTES)
+            said = run("docker", "image", "inspect", "-f", "{{.Id}} {{.Size}}", image.name).stdout.split()
+            print(f"image {image.name}: {int(said[1]) / 1e6:.0f} MB, {said[0]}")
+            ids[image] = said[0]
+        self.offer_gpus(8)
+        return ids
+
+    def offer_gpus(self, count: int) -> None:
+        path = "/status/{}/nvidia.com~1gpu"
+        patch = [{"op": "add", "path": path.format(part), "value": str(count)} for part in ("capacity", "allocatable")]
+        run("kubectl", "--kubeconfig", self.kubeconfig, "patch", "node", self.NODE, "--subresource=status",
+            "--type=json", "-p", str(patch).replace("'", '"'))  # fmt: skip
+
+    def kill(self, container_id: str) -> None:
+        run("docker", "exec", self.NODE, "ctr", "-n", "k8s.io", "tasks", "kill", "-s", "KILL", container_id)
+
+
+def chosen() -> Provider:
+    """The provider that PROVIDER names."""
+    name = os.environ.get("PROVIDER") or "local"
+    kinds: dict[str, type[Local | Kind]] = {"local": Local, "kind": Kind}
+    if name not in kinds:
+        raise RuntimeError(f"PROVIDER is {name!r}: there are {', '.join(kinds)}")
+    return kinds[name]()

@@ -1,0 +1,79 @@
+"""The chart as it is published: packed, and installed from the package."""
+
+from __future__ import annotations
+
+import base64
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster import Cluster
+from images import Image
+from tutorial import run_steps
+
+NAMESPACE = "ballast"
+NAME = "ballast"
+
+
+@dataclass
+class Release:
+    """What `helm install` made."""
+
+    cluster: Cluster
+    package: Path
+    """The chart's .tgz."""
+    images: dict[Image, str]
+    """Ids of the images that were built for it."""
+    said: str
+    """What helm printed."""
+
+    @property
+    def redis_url(self) -> str:
+        return f"redis://{NAME}-valkey.{NAMESPACE}.svc:6379/0"
+
+    @property
+    def redis_password(self) -> str:
+        secret = self.cluster.get("secret", f"{NAME}-redis", namespace=NAMESPACE)
+        return base64.b64decode(secret["data"]["password"]).decode()
+
+    def pods(self, component: str) -> list[dict[str, Any]]:
+        """Pods of the release: `operator` or `queue`."""
+        found: list[dict[str, Any]] = self.cluster.get(
+            "pods", namespace=NAMESPACE, selector=f"app.kubernetes.io/component={component}"
+        )
+        return found
+
+    def refusals(self) -> list[str]:
+        """Lines of the operators' logs, the ones before a restart included, that tell of a right that is missing."""
+        lines = []
+        for pod in self.pods("operator"):
+            for previous in ([], ["--previous"]):
+                words = ["logs", pod["metadata"]["name"], "-n", NAMESPACE, *previous]
+                lines += self.cluster.kubectl(*words, check=False).stdout.splitlines()
+        return [line for line in lines if re.search(r"cannot \w+ resource", line)]
+
+    def valkey(
+        self, *command: str, user: str = "", password: str = "", check: bool = True, stdin: str | None = None
+    ) -> str:
+        """Run valkey-cli in Valkey's pod, through the Service's name, as the given user of Redis or the default one."""
+        words = ["valkey-cli", "-h", f"{NAME}-valkey.{NAMESPACE}.svc", "--no-auth-warning", "-e"]
+        words += ["--user", user] if user else []
+        words += ["-a", password or self.redis_password, *command]
+        done = self.cluster.exec(f"{NAME}-valkey-0", *words, namespace=NAMESPACE, check=check, stdin=stdin)
+        return (done.stdout + done.stderr).strip()
+
+
+def install(cluster: Cluster, images: dict[Image, str]) -> Release:
+    """Pack and install the chart by the tutorial's commands, in a namespace that lets in restricted pods only."""
+    remove(cluster)
+    cluster.make_namespace(NAMESPACE)
+    said = run_steps(cluster, "install", folder=cluster.folder, seconds=240)
+    (package,) = (cluster.folder / "dist").glob("ballast-*.tgz")
+    return Release(cluster, package, images, said)
+
+
+def remove(cluster: Cluster) -> None:
+    """Leave nothing of an earlier run."""
+    cluster.helm("uninstall", NAME, "-n", NAMESPACE, "--ignore-not-found", "--wait", "--timeout", "2m")
+    cluster.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=120s", seconds=130)

@@ -1,0 +1,137 @@
+"""Offline fills what online leaves, as a Prometheus outside of Ballast sees it, and gives it back at once."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jobs
+import pytest
+from client import Client
+from cluster import Cluster, until
+from prometheus import Prometheus
+
+SLOTS, RESERVED = 8, 2
+RESOURCE: dict[str, Any] = {
+    "apiVersion": "ballast.dev/v1alpha1",
+    "kind": "InferenceDeployment",
+    "metadata": {"name": "mixed"},
+    "spec": {
+        "model": {"uri": "file:///opt/ballast/models/ballast-tiny"},
+        "slots": SLOTS,
+        "offline": {"reservedPercent": 100 * RESERVED / SLOTS},
+        "slo": {"ttftMilliseconds": 1000, "tpotMilliseconds": 200},
+    },
+}
+REPLAY = ("poisson", "7", "4", "30")
+"""30 s of four online requests a second, the same ones each time."""
+
+
+@pytest.fixture(scope="module")
+def mixed(cluster: Cluster, namespace: str) -> str:
+    """One worker of eight slots, two of them reserved for offline."""
+    cluster.apply(RESOURCE, namespace=namespace)
+    cluster.wait_ready("mixed", namespace=namespace)
+    cluster.wait_pods("mixed", 1, namespace=namespace)
+    return "mixed"
+
+
+@pytest.fixture(scope="module")
+def prometheus(cluster: Cluster, namespace: str, mixed: str) -> Prometheus:
+    started = Prometheus.start(cluster)
+    started.wait_scraped(1, namespace=namespace)
+    return started
+
+
+@pytest.fixture(scope="module")
+def queue(namespace: str, mixed: str) -> str:
+    return f"{namespace}/{mixed}"
+
+
+class Online:
+    """A client of the Service's name."""
+
+    def __init__(self, client: Client, namespace: str, name: str) -> None:
+        self._client = client
+        self._place = (f"{name}.{namespace}.svc", "8000", jobs.MODEL)
+
+    def send(self, *how: str) -> Any:
+        return self._client.script("replay.py", *self._place, *how, seconds=180)
+
+
+@pytest.fixture(scope="module")
+def online(client: Client, namespace: str, mixed: str) -> Online:
+    return Online(client, namespace, mixed)
+
+
+@pytest.fixture
+def running(client: Client, queue: str) -> Any:
+    """A job that does not end by itself while a test looks at it."""
+    job = jobs.submit(client, queue, 3000, most=64)
+    until(lambda: job.counts["leased"] >= SLOTS, seconds=60, said="offline holds every slot")
+    yield job
+    client.ballast("cancel", job.id, queue=queue)
+    until(lambda: job.counts["leased"] == 0, seconds=60, said="the cancelled job lets go")
+
+
+def test_the_same_replay_keeps_its_promise_with_a_job_beside_it(
+    online: Online, prometheus: Prometheus, namespace: str, client: Client, queue: str
+) -> None:
+    place = f'namespace="{namespace}"'
+    decoded = f'sum(ballast_tokens_total{{{place}, class="offline", phase="decode"}})'
+
+    alone = online.send(*REPLAY)
+    before = prometheus.value(decoded)
+    job = jobs.submit(client, queue, 3000, most=64)
+    beside = online.send(*REPLAY)
+    harvested = prometheus.value(decoded) - before
+    kept = prometheus.value(f'sum(ballast_slo_requests_total{{{place}, slo="ttft", met="true"}})')
+    promised = prometheus.value(f'sum(ballast_slo_requests_total{{{place}, slo="ttft"}})')
+    busy = [prometheus.value(f'avg_over_time(ballast_slots{{{place}, class="{c}", state="running"}}[30s])')
+            for c in ("online", "offline")]  # fmt: skip
+    client.ballast("cancel", job.id, queue=queue)
+
+    print(json.dumps({"alone": alone, "beside": beside, "harvested": harvested, "slots": busy}))
+    assert alone["failures"] == beside["failures"] == []
+    assert alone["sent"] == beside["sent"]
+    assert alone["tokens"] == beside["tokens"]
+    assert harvested > beside["tokens"]
+    assert kept >= 0.99 * promised
+    assert busy[1] > RESERVED
+
+
+def test_under_saturating_online_load_offline_keeps_its_reservation(
+    online: Online, prometheus: Prometheus, namespace: str, running: jobs.Submitted
+) -> None:
+    answers = online.send("saturate", "32", "20")
+    place = f'namespace="{namespace}"'
+    held = f'sum(ballast_slots{{{place}, class="offline"}})'
+    least = prometheus.value(f"min_over_time(({held})[14s:1s])")
+    floor = prometheus.value(f"avg_over_time(ballast_offline_floor_met{{{place}}}[14s])")
+    waited = prometheus.value(f'max_over_time(ballast_requests_waiting{{{place}, class="online"}}[14s])')
+
+    print(json.dumps({"answers": answers, "least": least, "floor": floor, "waited": waited}))
+    assert answers["failures"] == []
+    assert waited > SLOTS
+    assert prometheus.value(f'ballast_slots_reserved{{{place}, class="offline"}}') == RESERVED
+    assert least >= RESERVED
+    assert floor == 1
+
+
+def test_in_a_burst_the_lent_slots_come_back_within_two_steps(
+    cluster: Cluster, online: Online, prometheus: Prometheus, namespace: str, running: jobs.Submitted
+) -> None:
+    place = f'namespace="{namespace}"'
+    lent = SLOTS - RESERVED
+    until(lambda: prometheus.value(f'ballast_slots_lent{{{place}, class="offline"}}') == lent, seconds=30, said="lent")
+    (pod,) = cluster.pods("mixed", namespace=namespace)
+    before = cluster.metrics(pod)
+
+    answers = online.send("burst", str(lent))
+
+    after = cluster.metrics(pod)
+    gained = {name: after[name] - before[name] for name in after if name.startswith("ballast_reclaim_steps_bucket")}
+    print(json.dumps(gained))
+    assert answers["failures"] == []
+    assert gained['ballast_reclaim_steps_bucket{le="+Inf"}'] == lent
+    assert gained['ballast_reclaim_steps_bucket{le="2"}'] == lent

@@ -1,0 +1,56 @@
+"""Offline jobs: whatever way they come, each item has one result, and it is what the model says."""
+
+from __future__ import annotations
+
+import json
+from secrets import token_hex
+
+import jobs
+import pytest
+from client import Client
+from release import Release
+
+
+@pytest.fixture(scope="module")
+def queue(namespace: str, first: str) -> str:
+    return f"{namespace}/{first}"
+
+
+def test_two_thousand_items_through_the_command_have_one_result_each(client: Client, queue: str) -> None:
+    job = jobs.submit(client, queue, 2000)
+
+    job.finish(seconds=600, compared=100)
+
+
+@pytest.mark.short
+def test_items_of_any_redis_client_with_the_least_of_rights_are_served_as_well(
+    client: Client, release: Release, queue: str
+) -> None:
+    inbox, password, name = f"ballast:{{{queue}}}:inbox", token_hex(16), "raw"
+    release.valkey("acl", "setuser", "submitter", "on", f">{password}", "resetkeys", f"~{inbox}", "-@all", "+xadd")
+    entries = [f"XADD {inbox} * item '{json.dumps(line)}' job nightly tenant research" for line in lines_of(name)]
+    entries.append(f"XADD {inbox} * job nightly tenant research end 1")
+
+    said = release.valkey(user="submitter", password=password, stdin="\n".join(entries) + "\n")
+    refused = release.valkey("xlen", inbox, user="submitter", password=password, check=False)
+
+    assert len(said.splitlines()) == len(entries)
+    assert "NOPERM" in refused
+    jobs.Submitted(client, queue, "nightly", 50, 16, name).finish(seconds=120, compared=10)
+
+
+def lines_of(name: str) -> list[dict]:
+    return jobs.lines(50, name=name)
+
+
+def test_a_line_that_cannot_be_served_is_an_error_result_beside_the_others(client: Client, queue: str) -> None:
+    lines = jobs.lines(3)
+    lines[1]["body"]["model"] = "gpt-4"
+
+    job = client.submit(lines, queue=queue)
+    jobs.until(lambda: client.job(job, queue=queue)["state"] == "completed", seconds=60, said="the end of the job")
+    results = {result["custom_id"]: result for result in client.results(job, queue=queue)}
+
+    assert set(results) == {"item-0", "item-1", "item-2"}
+    assert "gpt-4" in json.dumps(results["item-1"]["error"])
+    assert results["item-0"]["error"] is results["item-2"]["error"] is None
