@@ -21,6 +21,7 @@ class Cache:
         self.resources: dict[Key, Body] = {}
         self._children: dict[Key, dict[ChildName, Body]] = defaultdict(dict)
         self._pods: dict[Key, dict[ChildName, Body]] = defaultdict(dict)
+        self._revisions: dict[Key, int] = defaultdict(int)
 
     def put(self, kind: Kind, body: Body) -> Key | None:
         """Take in an object; give the resource whose turn it is, None where nothing is new or it is nobody's."""
@@ -37,6 +38,7 @@ class Cache:
         if _is_same(place.get(name), body) or _is_older(body, place.get(name)):
             return None
         place[name] = body
+        self._revisions[owner] += 1
         return owner
 
     def drop(self, kind: Kind, body: Body) -> Key | None:
@@ -51,6 +53,7 @@ class Cache:
         place, name = self._place(kind, owner), (kind.name, key.name)
         if place.get(name, body)["metadata"]["uid"] == body["metadata"]["uid"]:
             place.pop(name, None)
+        self._revisions[owner] += 1
         if not place:
             (self._pods if kind == POD else self._children).pop(owner, None)
         return owner
@@ -62,6 +65,10 @@ class Cache:
     def pods(self, key: Key) -> tuple[Body, ...]:
         """Pods of a resource, in the order of their names."""
         return tuple(body for _, body in sorted(self._pods.get(key, {}).items()))
+
+    def revision(self, key: Key) -> int:
+        """Grows with each change of a resource's children and pods."""
+        return self._revisions.get(key, 0)
 
     def uids(self, kind: Kind) -> dict[Key, str]:
         """What is here of a kind, to be compared with a list that is asked for after this."""

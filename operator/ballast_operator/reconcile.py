@@ -45,6 +45,8 @@ class _Memory:
     """By the hash of a manifest: when, and why."""
     parsed: tuple[str, InferenceDeployment] | None = None
     """The resource at a resourceVersion."""
+    settled: tuple[tuple[str, int, Surroundings], Plan] | None = None
+    """The last plan where it was empty, and what it was made from."""
     since: float = field(default_factory=time.monotonic)
     """When this process first saw the resource."""
     written: float = 0.0
@@ -91,6 +93,20 @@ class Reconciler:
         own = self.surroundings.redis if resource.spec.redis is None else None
         load = self._loads.last(key, redis, resource.queue_name, own)
         scaling = await self._scale(resource, load, memory)
+        wanted = self._plan(key, resource, load, memory)
+        refused = await self._execute(resource, wanted, memory)
+        world = self._world(resource, wanted, load, refused)
+        again = await self._report(world, wanted.files[wanted.version], scaling, memory)
+        return REFUSED_AGAIN_SECONDS if refused and again is None else again
+
+    def _plan(self, key: Key, resource: InferenceDeployment, load: Load, memory: _Memory) -> Plan:
+        """What is to be written. A plan that was empty is so while nothing changed that it was made from: with nothing
+        to write, the load has no say in it.
+        """
+        version = memory.parsed[0] if memory.parsed is not None else ""
+        read = version, self._cache.revision(key), self.surroundings
+        if memory.settled is not None and memory.settled[0] == read:
+            return memory.settled[1]
         snapshot = Snapshot(
             uid=resource.metadata.uid,
             children=self._cache.children(key),
@@ -98,10 +114,8 @@ class Reconciler:
             tolerated=memory.tolerated,
         )
         wanted = plan(resource, snapshot, self.surroundings, load)
-        refused = await self._execute(resource, wanted, memory)
-        world = self._world(resource, wanted, load, refused)
-        again = await self._report(world, wanted.files[wanted.version], scaling, memory)
-        return REFUSED_AGAIN_SECONDS if refused and again is None else again
+        memory.settled = None if wanted else (read, wanted)
+        return wanted
 
     async def _scale(self, resource: InferenceDeployment, load: Load, memory: _Memory) -> ScalingStatus | None:
         """Write the replicas that scaling asks for; the change comes back as an event."""

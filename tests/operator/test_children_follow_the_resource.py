@@ -178,24 +178,6 @@ def _owner(cluster: Cluster) -> str:
     return found["metadata"]["ownerReferences"][-1]["uid"] if found else ""
 
 
-def test_an_idle_cluster_makes_no_calls(operator: Operator, cluster: Cluster) -> None:
-    cluster.make()
-    cluster.says("Progressing", "True")
-    until(cluster.pods)
-    for pod in cluster.pods():
-        cluster.make_ready(pod["metadata"]["name"])
-    cluster.says("Ready", "True")
-    cluster.says("Progressing", "False", "Complete")
-    before = operator.calls()
-    turns = operator.metrics()["ballast_operator_reconcile_seconds_count"]
-    # Changes that ask for nothing: the operator has its turns, and says nothing.
-    cluster.plane.kubectl("annotate", "-n", cluster.namespace, "infd", "llm", "note=1")
-    cluster.plane.kubectl("label", "-n", cluster.namespace, "deployment", "llm", "theirs=1")
-    until(lambda: operator.metrics()["ballast_operator_reconcile_seconds_count"] >= turns + 2)
-
-    assert operator.calls() == before
-
-
 def test_kubectl_scale_and_wait_work(operator: Operator, cluster: Cluster) -> None:
     cluster.make()
     cluster.plane.kubectl("scale", "-n", cluster.namespace, "infd/llm", "--replicas=2")

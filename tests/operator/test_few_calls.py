@@ -1,0 +1,79 @@
+"""What the operator asks of the API server: as little as there is to say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from control_plane import ControlPlane
+from faults import Proxy, proxy
+from operated import Cluster, Operator, running, until
+
+pytestmark = pytest.mark.envtest
+
+CHILDREN = ("configmaps", "deployments", "networkpolicies", "poddisruptionbudgets", "secrets", "services")
+
+
+@pytest.fixture
+def between(controllers: ControlPlane) -> Iterator[Proxy]:
+    with proxy(controllers) as found:
+        yield found
+
+
+@pytest.fixture
+def alone(between: Proxy, cluster: Cluster, valkey: Any, tmp_path: Path) -> Iterator[Operator]:
+    """An operator with a Redis of its own, whose calls are counted."""
+    cluster.create("secrets", {"metadata": {"name": "own"}, "stringData": {"url": valkey.url}})
+    environment = {"BALLAST_NAMESPACE": cluster.namespace, "BALLAST_REDIS_SECRET": "own"}
+    with running(between.kubeconfig, tmp_path, **environment) as operator:
+        yield operator
+
+
+def calls(between: Proxy, cluster: Cluster) -> Counter[str]:
+    """Calls about the resources of a namespace, by the plural, or the subresource."""
+    found: Counter[str] = Counter()
+    for call in between.calls:
+        parts = call.path.partition(f"/namespaces/{cluster.namespace}/")[2].split("/")
+        if parts[0] not in {"", "leases"} and parts[:2] != ["secrets", "own"]:
+            found[parts[2] if len(parts) > 2 else parts[0]] += 1
+    return found
+
+
+def roll_out(cluster: Cluster, pods: int) -> None:
+    until(lambda: len(cluster.pods()) == pods)
+    for number, pod in enumerate(cluster.pods()):
+        cluster.make_ready(pod["metadata"]["name"], f"10.0.0.{number + 1}")
+    cluster.says("Ready", "True")
+    cluster.says("Progressing", "False", "Complete")
+
+
+def test_a_creation_costs_each_child_once_and_a_status_for_each_answer_that_changed(
+    alone: Operator, between: Proxy, cluster: Cluster
+) -> None:
+    """Two statuses and two events: taken up, and ready. Pods that come slower add a status every few seconds."""
+    cluster.make(replicas=4)
+    roll_out(cluster, 4)
+    until(lambda: calls(between, cluster)["events"] >= 2)
+    found = calls(between, cluster)
+
+    assert {kind: found[kind] for kind in CHILDREN} == dict.fromkeys(CHILDREN, 1)
+    assert found["events"] == 2
+    assert found["status"] <= 4
+    assert set(found) == {*CHILDREN, "events", "status"}
+
+
+def test_an_idle_cluster_makes_no_calls(alone: Operator, between: Proxy, cluster: Cluster) -> None:
+    cluster.make()
+    roll_out(cluster, 1)
+    until(lambda: calls(between, cluster)["events"] >= 2)
+    before = calls(between, cluster)
+    turns = alone.metrics()["ballast_operator_reconcile_seconds_count"]
+    # Changes that ask for nothing: the operator has its turns, looks at Redis among them, and says nothing.
+    cluster.plane.kubectl("annotate", "-n", cluster.namespace, "infd", "llm", "note=1")
+    cluster.plane.kubectl("label", "-n", cluster.namespace, "deployment", "llm", "theirs=1")
+    until(lambda: alone.metrics()["ballast_operator_reconcile_seconds_count"] >= turns + 4)
+
+    assert calls(between, cluster) == before
