@@ -64,8 +64,9 @@ class Cluster:
         words += ["-n", namespace] if namespace else ["-A"] if not name else []
         words += ["-l", selector] if selector else []
         text = self.kubectl(*words).stdout
-        found = json.loads(text) if text.strip() else None
-        return found if name or found is None else found["items"]
+        if name:
+            return json.loads(text) if text.strip() else None
+        return json.loads(text)["items"] if text.strip() else []
 
     def apply(self, *manifests: dict[str, Any] | Path, namespace: str) -> None:
         """Apply manifests as they are; a path is applied byte for byte."""
