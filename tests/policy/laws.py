@@ -232,6 +232,17 @@ def g3_no_slot_stays_empty_without_a_true_reason(_replay: object, snapshot: Snap
         _check_reason(after, explained[0], reasons[explained[0]])
 
 
+def g3_no_prefill_token_is_left_where_offline_prefills(_replay: object, snapshot: Snapshot, plan: Plan) -> None:
+    """Without a budget, offline prefill goes on until the chunk, the prompts or the blocks are used up."""
+    after = After(snapshot, plan)
+    if plan.budget_seconds < inf or not snapshot.cost.is_trusted or plan.park or plan.preempt:
+        return
+    unfinished = any(after.granted.get(r, 0) < left(r) for r in after.offline if left(r) > 1)
+    if unfinished and not any(because.reason is Reason.NO_KV for because in plan.because):
+        spent = sum(after.prefill.values())
+        assert spent >= after.config.chunk_tokens or after.free < 1, "offline waits for prefill tokens that are left"
+
+
 def g3_only_an_idle_engine_waits_for_a_batch(_replay: object, snapshot: Snapshot, plan: Plan) -> None:
     if plan.wait_until <= snapshot.now:
         return
@@ -331,6 +342,7 @@ LAWS = (
     g2_the_reservation_is_never_touched,
     g2_online_never_overtakes_the_reservation,
     g3_no_slot_stays_empty_without_a_true_reason,
+    g3_no_prefill_token_is_left_where_offline_prefills,
     g3_only_an_idle_engine_waits_for_a_batch,
     g4_lent_work_fits_the_budget,
     g4_the_prediction_is_that_of_the_grants,

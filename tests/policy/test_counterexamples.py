@@ -87,6 +87,10 @@ CASES = {
             online(3, 4),
         ],
     ),
+    "one admitted into the reservation began with the reserved tokens alone on an idle engine": (
+        make_config(2, 64, chunk_tokens=16, offline_share=0.5),
+        [offline(20)],
+    ),
     "the reservation's prefill was left out of the budget": (
         make_config(5, 48, block_tokens=4, tpot=0.02, tail_tokens=64, guard_share=0.05, tenants={"a": TenantShare()}),
         [

@@ -106,12 +106,14 @@ class _Lending:
         self.chunk = max(0, min(self.chunk, step.lent_chunk - step.reserved_chunk))
         slots = Slots(step, OFFLINE)
         self._resume_decodes(slots)
-        for request in turns(step, offline.prefills, offline.parked, step.offline_waiting, self.door):
-            if request.phase is not RUNNING:
-                if not self.door.is_shut_for(request):
-                    self._start(request, slots)
-            else:
+        begun = [request for request in step.prefill_grants if request.request_class is OFFLINE]
+        for request in turns(step, offline.prefills + begun, offline.parked, step.offline_waiting, self.door):
+            if request.phase is RUNNING:
                 self._go_on(request, is_inside=request in step.reserved_prefills)
+            elif request in step.prefill_grants:
+                self._add_to(request)
+            elif not self.door.is_shut_for(request):
+                self._start(request, slots)
 
     def _resume_decodes(self, slots: Slots) -> None:
         """Resume parked decodes up to the first whose turn is behind a waiting request."""
@@ -143,6 +145,16 @@ class _Lending:
             step.reserved_tokens -= min(reserved, tokens)
             step.reserved_prefills.remove(request)
             self._keep_time()
+
+    def _add_to(self, request: Request) -> None:
+        """Lend to one that the reservation admitted, beyond the tokens that are kept for it."""
+        step = self.step
+        done = computed(request) + step.prefill_grants[request]
+        room = (step.blocks(done) + step.free) * step.block_tokens - done
+        tokens = min(self._lent_tokens(request.num_tokens - done, done), room)
+        if tokens > 0:
+            self.chunk -= tokens
+            step.grant(request, tokens)
 
     def _start(self, request: Request, slots: Slots) -> None:
         """Resume or admit one if everything allows it; otherwise say why not, and shut the door behind it."""
