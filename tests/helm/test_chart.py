@@ -186,7 +186,7 @@ def test_the_environment_is_what_the_operator_reads(helm: Helm) -> None:
     ("values", "said"),
     [
         pytest.param({"operator": {"replica": 3}}, "replica", id="a name with a slip"),
-        pytest.param({"operator": {"replicas": 0}}, "minimum", id="no operator"),
+        pytest.param({"operator": {"replicas": 0}}, "replicas", id="no operator"),
         pytest.param({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy", id="no such policy"),
         pytest.param({"valkey": {"persistence": {"size": "large"}}}, "size", id="no size"),
         pytest.param({"redis": {"existingSecret": "mine"}}, "makes another", id="two Redis"),
