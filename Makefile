@@ -26,10 +26,15 @@ test: $(VENV)/.ready ## Run every test that needs nothing but Python and a C com
 	@$(BIN)/python -m pytest -m 'not envtest and not promtool and not helm' $(ARGS)
 
 envtest: $(VENV)/.ready ## Run the tests against a real etcd and kube-apiserver, from the folder KUBEBUILDER_ASSETS
-	@test -x "$$KUBEBUILDER_ASSETS/kube-apiserver" || { echo "KUBEBUILDER_ASSETS must name a folder with etcd, kube-apiserver, kubectl"; \
-	  echo "(kube-controller-manager and helm for some). One way to get them (Go 1.24+):"; \
+	@test -x "$$KUBEBUILDER_ASSETS/kube-apiserver" || { echo "KUBEBUILDER_ASSETS must name a folder with etcd, kube-apiserver, kubectl."; \
+	  echo "One way to get them (Go 1.24+):"; \
 	  echo "  go install sigs.k8s.io/controller-runtime/tools/setup-envtest@latest"; \
 	  echo "  export KUBEBUILDER_ASSETS=\$$(setup-envtest use 1.35.x -p path)"; exit 1; }
+	@test -x "$$KUBEBUILDER_ASSETS/kube-controller-manager" || { \
+	  echo "SKIPPED PART: setup-envtest brings no kube-controller-manager, which makes pods and collects garbage. The tests of"; \
+	  echo "the running operator (tests/operator) need it; schema, admission, chart and commands are tested without. Put the one"; \
+	  echo "of the same Kubernetes release into KUBEBUILDER_ASSETS: https://kubernetes.io/releases/download"; }
+	@command -v "$${HELM:-helm}" >/dev/null || echo "SKIPPED PART: releases of the chart need helm: https://helm.sh/docs/intro/install; or set HELM."
 	@$(BIN)/python -m pytest -m envtest $(ARGS)
 
 alerts: $(VENV)/.ready ## Run the alert rules over series with promtool, from the PATH or PROMTOOL

@@ -54,7 +54,8 @@ class Helm:
 @pytest.fixture(scope="session")
 def helm_program() -> str:
     found = os.environ.get("HELM") or shutil.which("helm")
-    assert found, "helm is neither on the PATH nor named by HELM: see `make chart`"
+    if not found:
+        pytest.skip("helm is neither on the PATH nor named by HELM: see `make chart`")
     return found
 
 
