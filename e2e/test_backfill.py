@@ -21,6 +21,7 @@ RESOURCE: dict[str, Any] = {
         "slots": SLOTS,
         "offline": {"reservedPercent": 100 * RESERVED / SLOTS},
         "slo": {"ttftMilliseconds": 1000, "tpotMilliseconds": 200},
+        "template": {"resources": {"requests": {"cpu": "500m", "memory": "1Gi"}}},
     },
 }
 REPLAY = ("poisson", "7", "4", "30")

@@ -37,12 +37,14 @@ IMAGES = (OPERATOR, WORKER, CLIENT, VALKEY, PROMETHEUS)
 def fingerprint(image: Image) -> str:
     """Names everything that an image is built from."""
     digest = hashlib.sha256(image.name.encode())
-    paths = [ROOT / image.dockerfile] if image.dockerfile else []
+    if image.dockerfile:
+        digest.update((ROOT / image.dockerfile).read_bytes())
+    paths: list[Path] = []
     if image.needs_context:
         for name in CONTEXT:
             paths += sorted((ROOT / name).rglob("*")) if (ROOT / name).is_dir() else [ROOT / name]
     for path in paths:
-        if path.is_file() and "__pycache__" not in path.parts:
+        if path.is_file() and "__pycache__" not in path.parts and path.name != "Dockerfile":
             digest.update(f"\0{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
     return digest.hexdigest()[:20]
 
