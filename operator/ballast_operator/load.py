@@ -6,7 +6,8 @@ A value that is not known is None, never zero: what is unknown must not read as 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 from urllib.parse import urlsplit
 
 from ballast_api.conditions import Reason
@@ -34,6 +35,11 @@ class Load:
     workers: tuple[WorkerStatus, ...] = ()
     queue: QueueStats | None = None
     trouble: Trouble | None = None
+
+    def own(self, pods: tuple[Body, ...]) -> Self:
+        """With the workers that run in these pods alone: others may work from the same queue."""
+        found = self.of_pods(pods)
+        return self if len(found) == len(self.workers) else replace(self, workers=tuple(found.values()))
 
     def of_pods(self, pods: tuple[Body, ...]) -> Mapping[str, WorkerStatus]:
         """The status of each pod that has published one, by the pod's name."""

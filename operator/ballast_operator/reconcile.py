@@ -91,7 +91,7 @@ class Reconciler:
             return None
         redis = redis_of(resource, own_keys=self.surroundings.redis_keys)
         own = self.surroundings.redis if resource.spec.redis is None else None
-        load = self._loads.last(key, redis, resource.queue_name, own)
+        load = self._loads.last(key, redis, resource.queue_name, own).own(self._cache.pods(key))
         scaling = await self._scale(resource, load, memory)
         wanted = self._plan(key, resource, load, memory)
         refused = await self._execute(resource, wanted, memory)

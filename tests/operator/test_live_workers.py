@@ -149,3 +149,43 @@ def test_replicas_that_leave_are_marked_with_their_load_first(
 
     until(lambda: len(cluster.pods()) == 1)
     assert cluster.pods()[0]["metadata"]["name"] == busy["metadata"]["name"]
+
+
+def test_of_two_resources_with_one_queue_each_counts_its_own_workers(
+    operator: Operator, cluster: Cluster, valkey: Any
+) -> None:
+    data = {"url": base64.b64encode(valkey.url.encode()).decode()}
+    cluster.create("secrets", {"metadata": {"name": "redis"}, "data": data})
+    shared = Queue.connect(valkey.url, f"{cluster.namespace}/shared")
+    more = {"redis": {"secretName": "redis"}, "offline": {"queue": shared.name}}
+    scaling = {"maxReplicas": 5, "scaleUpSeconds": 0, "headroomPercent": 0}
+    publish(shared, "10.9.3.1")
+    publish(shared, "10.9.3.2", running=4, waiting=16)
+    cluster.make("calm", **more, scaling=scaling)
+    cluster.make("busy", **more, scaling=scaling)
+    for name, ip in (("calm", "10.9.3.1"), ("busy", "10.9.3.2")):
+        pods = until(lambda name=name: [p for p in cluster.pods() if p["metadata"]["name"].startswith(name)])
+        cluster.make_ready(pods[0]["metadata"]["name"], ip)
+
+    until(lambda: cluster.resource("busy")["spec"]["replicas"] == 5)
+    until(lambda: cluster.resource("calm")["status"].get("slots") == {"online": 7, "offline": 1})
+    assert cluster.resource("calm")["spec"]["replicas"] == 1
+    shared.close()
+
+
+def test_a_pod_that_cannot_end_blocks_nothing(operator: Operator, cluster: Cluster) -> None:
+    """As on a node that was lost: its pod stays in deletion, another takes its place."""
+    cluster.make()
+    stuck = pod_of(cluster)["metadata"]["name"]
+    cluster.make_ready(stuck)
+    cluster.says("Ready", "True")
+    cluster.patch("pods", stuck, {"metadata": {"finalizers": ["example.org/lost-node"]}})
+    cluster.delete("pods", stuck)
+    new = until(cluster.pods)[0]["metadata"]["name"]
+    cluster.make_ready(new, "10.0.0.2")
+    cluster.patch("inferencedeployments", "llm", {"spec": {"slots": 3}})
+    until(lambda: [pod for pod in cluster.pods() if pod["metadata"]["name"] not in {stuck, new}], said="a rollout")
+
+    assert cluster.get("pods", stuck)["metadata"]["deletionTimestamp"]
+    assert cluster.condition("Ready")["status"] == "True"
+    cluster.patch("pods", stuck, {"metadata": {"finalizers": None}})
