@@ -1,27 +1,45 @@
 """What a decision costs: microseconds of `plan` and of looking at the backlog, flat in its length.
 
 Two kinds of steps: calm (everybody decodes, the batch is full, nothing fits) and busy (online requests and vacant
-slots come at once, tenants differ, the budget is short, some are parked). `snapshot` is `take_snapshot`, which asks the
-backlog for its head. Run: `python benchmarks/plan.py`.
+slots come at once, 27 tenants differ, the budget is short, some are parked). The last rows are busy ones where so many
+tenants reserve slots or have a cap, or where the lengths of answers are known. `snapshot` is `take_snapshot`, which
+asks the backlog for its head. Run: `python benchmarks/plan.py`.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from statistics import median, quantiles
 from time import perf_counter, thread_time
 
+from ballast_policy.admission import UNKNOWN, Expectation
 from ballast_policy.backlog import Backlog
 from ballast_policy.cost import CostModel
 from ballast_policy.fairness import Ledger
 from ballast_policy.planner import plan
 from ballast_policy.request import Phase, Request, RequestClass
-from ballast_policy.snapshot import PolicyConfig, Snapshot, take_snapshot
+from ballast_policy.snapshot import PolicyConfig, Snapshot, TenantShare, take_snapshot
 
 ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
 COST = CostModel(0.005, 5e-5, 1e-9, 5e-5, 2e-9, is_trusted=True)
+TENANTS = 27
+ANSWERS = dict.fromkeys(RequestClass, tuple(range(2, 514, 2)))
+
+
+def make_shares(num_tenants: int, reserved: float = 0.0, max_slots: int | None = None) -> dict[str, TenantShare]:
+    """Give so many tenants the same."""
+    return {f"tenant-{seq}": TenantShare(reserved=reserved, max_slots=max_slots) for seq in range(num_tenants)}
+
+
+NOBODY: Mapping[str, TenantShare] = {}
+VARIANTS = {
+    "2 reserve": (make_shares(2, reserved=0.25), UNKNOWN),
+    "27 reserve": (make_shares(TENANTS, reserved=0.5 / TENANTS), UNKNOWN),
+    "27 capped": (make_shares(TENANTS, max_slots=5), UNKNOWN),
+    "lengths": (NOBODY, Expectation(ANSWERS, guard_share=0.05)),
+}
 
 
 def make_resident(seq: int, request_class: RequestClass, *, parked: bool, tenants: int, block_tokens: int) -> Request:
@@ -46,11 +64,18 @@ def make_resident(seq: int, request_class: RequestClass, *, parked: bool, tenant
     )
 
 
-def make_snapshot(residents: int, waiting: int, *, busy: bool) -> Callable[[], Snapshot]:
+def make_snapshot(
+    residents: int,
+    waiting: int,
+    *,
+    busy: bool,
+    shares: Mapping[str, TenantShare] = NOBODY,
+    expectation: Expectation = UNKNOWN,
+) -> Callable[[], Snapshot]:
     """Give a function that takes the snapshot of such an engine, as an engine does in every step."""
-    tenants = 27 if busy else 1
+    tenants = TENANTS if busy else 1
     vacant = residents // 8 if busy else 0
-    config = PolicyConfig(slots=residents + vacant, num_blocks=residents * 64, ttft=1.0, tpot=0.1)
+    config = PolicyConfig(slots=residents + vacant, num_blocks=residents * 64, ttft=1.0, tpot=0.1, tenants=shares)
     records = [
         make_resident(
             seq,
@@ -66,7 +91,8 @@ def make_snapshot(residents: int, waiting: int, *, busy: bool) -> Callable[[], S
         request_class = ONLINE if busy and seq % 50 == 0 else OFFLINE
         request = Request(seq, request_class, 100.0, 200, 200, tenant=f"tenant-{seq % tenants}", num_tokens=200, ttft=1)
         backlog.add(request)
-    ledgers = {request_class: Ledger() for request_class in RequestClass}
+    reserved = {tenant: share.reserved for tenant, share in shares.items()}
+    ledgers = {request_class: Ledger(reserved=reserved) for request_class in RequestClass}
     for seq in range(tenants):
         ledgers[OFFLINE].charge(f"tenant-{seq}", seq * 100.0)
     cost = CostModel(0.005, 5e-5, 1e-9, 5e-4, 2e-9, is_trusted=True) if busy else COST
@@ -83,6 +109,7 @@ def make_snapshot(residents: int, waiting: int, *, busy: bool) -> Callable[[], S
             ledgers=ledgers,
             last_online=100.1,
             typical_prompt=200,
+            expectation=expectation,
         )
 
     return take
@@ -99,24 +126,29 @@ def measure(call: Callable[[], object], seconds: float) -> tuple[float, float]:
     return median(samples) * 1e6, quantiles(samples, n=100)[98] * 1e6
 
 
+def show(label: str, take: Callable[[], Snapshot], seconds: float) -> None:
+    """Print one row."""
+    snapshot = take()
+    decided, decided_p99 = measure(lambda: plan(snapshot), seconds)
+    looked, looked_p99 = measure(take, seconds)
+    print(f"{label} {decided:9.0f} {decided_p99:7.0f} {looked:12.0f} {looked_p99:7.0f} {len(plan(snapshot).grants):7}")
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=0.5, help="per figure")
     seconds = parser.parse_args().seconds
     gc.disable()
-    print("       residents  waiting   plan us     p99  snapshot us     p99  grants")
+    print("            residents  waiting   plan us     p99  snapshot us     p99  grants")
     for busy in (False, True):
         for residents in (16, 64, 256):
             for waiting in (0, 100, 1000, 10000):
                 take = make_snapshot(residents, waiting, busy=busy)
-                snapshot = take()
-                decided, decided_p99 = measure(lambda snapshot=snapshot: plan(snapshot), seconds)
-                looked, looked_p99 = measure(take, seconds)
-                print(
-                    f"{'busy' if busy else 'calm':6} {residents:9} {waiting:8} {decided:9.0f} {decided_p99:7.0f} "
-                    f"{looked:12.0f} {looked_p99:7.0f} {len(plan(snapshot).grants):7}"
-                )
+                show(f"{'busy' if busy else 'calm':11} {residents:9} {waiting:8}", take, seconds)
+    for name, (shares, expectation) in VARIANTS.items():
+        take = make_snapshot(256, 1000, busy=True, shares=shares, expectation=expectation)
+        show(f"{name:11} {256:9} {1000:8}", take, seconds)
 
 
 if __name__ == "__main__":

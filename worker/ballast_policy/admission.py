@@ -43,11 +43,12 @@ class Expectation:
         lengths = self.outputs.get(request.request_class)
         if not lengths:
             return min(max(unknown, int(self.unknown_share * most)), most)
-        quantile = QUANTILES[request.request_class]
-        shorter = bisect_right(lengths, request.num_output)
-        if shorter == len(lengths):
+        quantile, num_output = QUANTILES[request.request_class], request.num_output
+        shorter = bisect_right(lengths, num_output)
+        longer = len(lengths) - shorter
+        if not longer:
             return min(most, lengths[int(quantile * shorter)])
-        return min(most, lengths[shorter + int(quantile * (len(lengths) - shorter))] - request.num_output)
+        return min(most, lengths[shorter + int(quantile * longer)] - num_output)
 
 
 UNKNOWN = Expectation()

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 
 from ballast_policy.backlog import Backlog, Ledgers
 from ballast_policy.floors import Floors
-from ballast_policy.request import Phase, Request, RequestClass
+from ballast_policy.request import PARKED, RUNNING, Request, RequestClass
 
 
 def slots_held(requests: Iterable[Request]) -> Counter[str]:
     """Count the slots by tenant."""
-    return Counter(request.tenant for request in requests if request.phase is Phase.RUNNING)
+    return Counter(request.tenant for request in requests if request.phase is RUNNING)
 
 
 def floors_of(ledgers: Ledgers, residents: Sequence[Request]) -> dict[RequestClass, Floors]:
@@ -31,5 +31,5 @@ def note_holding(ledgers: Ledgers, residents: Iterable[Request], backlog: Backlo
     everyone = list(residents)
     for request_class, ledger in ledgers.items():
         ours = [request for request in everyone if request.request_class is request_class]
-        parked = {request.tenant for request in ours if request.phase is Phase.PARKED}
+        parked = {request.tenant for request in ours if request.phase is PARKED}
         ledger.debts.note(now, slots_held(ours), parked | backlog.tenants(request_class), slots)

@@ -143,7 +143,7 @@ def _fits_at_peak(step: Step, request: Request, whole: int) -> bool:
     What is lent, and what lower priorities hold, counts as free: it is taken back when it is needed, not before.
     """
     peak = step.online_peak
-    if peak is None or not (step.online.everyone or step.online.num_started):
+    if peak is None or not (step.online.num_started or step.online.everyone):
         return True
     free = step.free - whole - step.promised_blocks - step.hold_blocks
     missing = peak.missing(request, whole, free)

@@ -84,9 +84,8 @@ class Request:
     @property
     def next_deadline(self) -> float:
         """When its next token is due: `arrival + ttft + num_output * tpot` (inf without an SLO)."""
-        if self.num_output == 0:
-            return self.arrival + self.ttft
-        return self.arrival + self.ttft + self.num_output * self.tpot
+        first = self.arrival + self.ttft
+        return first + self.num_output * self.tpot if self.num_output else first
 
     @property
     def paced_deadline(self) -> float:

@@ -56,8 +56,8 @@ class Residents:
         self.prefills = [request for request in self.prefills if request not in gone]
         self.leaving = [request for request in self.leaving if request not in gone]
         self.growing = [request for request in self.growing if request not in gone]
-        self.context -= sum(request.num_tokens for request in self.decodes if request in gone)
         self.decodes = [request for request in self.decodes if request not in gone]
+        self.context = sum([request.num_tokens for request in self.decodes])
 
 
 def sort_residents(residents: Iterable[Request], block_tokens: int) -> tuple[Residents, Residents]:

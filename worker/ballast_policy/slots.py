@@ -15,16 +15,16 @@ class Slots:
         self._class = request_class
         self._group = step.online if request_class is ONLINE else step.offline
         self._holders: list[Request] | None = None
+        self._is_full = False
 
     def has_one_for(self, request: Request) -> bool:
         """Tell whether one is vacant, or held by a request of lower priority."""
-        if self._step.num_vacant(self._class) > 0:
-            return True
-        return any(holder.priority < request.priority for holder in self._group.running)
+        self._is_full = self._step.num_vacant(self._class) < 1
+        return not self._is_full or any(holder.priority < request.priority for holder in self._group.running)
 
     def make_vacant(self) -> None:
-        """Park the last holder where none is vacant."""
-        if self._step.num_vacant(self._class) < 1 and (lowest := self._lowest()) is not None:
+        """Park the last holder where none was vacant for who was asked about, and none came free since."""
+        if self._is_full and self._step.num_vacant(self._class) < 1 and (lowest := self._lowest()) is not None:
             self._step.leave_slots([lowest], Reason.PRIORITY)
 
     def _lowest(self) -> Request | None:

@@ -11,7 +11,7 @@ from ballast_policy.backlog import Backlog, Ledgers
 from ballast_policy.cost import CostModel
 from ballast_policy.holding import floors_of
 from ballast_policy.interference import UNCHECKED, Allowance
-from ballast_policy.request import Phase, Request, RequestClass
+from ballast_policy.request import OFFLINE, ONLINE, RUNNING, Request, RequestClass
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,14 +140,15 @@ def first_waiting(
     """Give what a step could admit of the backlog, in its order, and the next of each class behind it."""
     if not len(backlog):
         return []
-    held = dict.fromkeys(RequestClass, 0)
+    num_running = num_offline = 0
     room = {name: share.max_slots for name, share in config.tenants.items() if share.max_slots is not None}
     for request in residents:
-        if request.phase is Phase.RUNNING:
-            held[request.request_class] += 1
-            if request.tenant in room and request.request_class is RequestClass.OFFLINE:
-                room[request.tenant] -= 1
-    limit = config.slots - min(
-        (held[request_class] for request_class in RequestClass if backlog.count(request_class)), default=0
-    )
+        if request.phase is RUNNING:
+            num_running += 1
+            if request.request_class is OFFLINE:
+                num_offline += 1
+                if request.tenant in room:
+                    room[request.tenant] -= 1
+    held = {ONLINE: num_running - num_offline, OFFLINE: num_offline}
+    limit = config.slots - min(held[request_class] for request_class in RequestClass if backlog.count(request_class))
     return backlog.head(limit + 1, ledgers, room, config.chunk_tokens, floors_of(ledgers, residents))
