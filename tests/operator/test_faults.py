@@ -127,6 +127,28 @@ def test_a_deletion_that_no_stream_showed_is_found(between: Proxy, cluster: Clus
         assert "found gone by an audit" in operator.text()
 
 
+def test_watches_that_expired_are_taken_up_anew(between: Proxy, cluster: Cluster, tmp_path: Path) -> None:
+    """As after a compaction: each stream is refused once, and whatever it was to bring is listed."""
+    expired: set[str] = set()
+
+    def expire(call: Call) -> bool:
+        is_first = call.path not in expired
+        expired.add(call.path)
+        return is_first
+
+    between.expire = expire
+    with running(between.kubeconfig, tmp_path) as operator:
+        cluster.make()
+        ends_right(cluster)
+        cluster.delete("services", "llm")
+        until(lambda: cluster.get("services", "llm"))
+        cluster.patch("inferencedeployments", "llm", {"spec": {"slots": 3}})
+        until(lambda: is_right(cluster), said="the change")
+        assert operator.process is not None
+        assert operator.process.poll() is None
+    assert "/apis/ballast.dev/v1alpha1/inferencedeployments" in expired
+
+
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A plane that may be broken, for nobody else uses it."""

@@ -17,6 +17,9 @@ from control_plane import PEM, ControlPlane
 HOP_BY_HOP = {"transfer-encoding", "content-length", "content-encoding", "connection", "keep-alive"}
 
 
+EXPIRED = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Expired", "code": 410}
+
+
 @dataclass(frozen=True)
 class Call:
     """One request."""
@@ -49,6 +52,8 @@ class Proxy:
 
     mute: Callable[[Call], bool] = lambda _: False
     """Says which streams lose what they would have brought."""
+    expire: Callable[[Call], bool] = lambda _: False
+    """Says which streams are told, as the server does it, that what they ask for was compacted."""
     session: aiohttp.ClientSession | None = None
 
     @property
@@ -68,6 +73,8 @@ class Proxy:
         answer = self.before(call)
         if answer is not None:
             return web.json_response({"message": "injected"}, status=answer[0], headers=answer[1])
+        if "watch" in call.query and self.expire(call):
+            return web.json_response({"type": "ERROR", "object": EXPIRED})
         headers = {
             name: value for name, value in request.headers.items() if name.lower() not in {"host", "accept-encoding"}
         }
