@@ -17,6 +17,8 @@ class RequestClass(StrEnum):
     ONLINE = "online"
     OFFLINE = "offline"
 
+    __hash__ = str.__hash__  # not that of Enum, which is a call in Python
+
 
 class Phase(IntEnum):
     """Where a request stands. WAITING holds no KV; RUNNING holds KV and a slot; PARKED holds KV and no slot."""
