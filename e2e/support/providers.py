@@ -40,6 +40,9 @@ class Provider(Protocol):
     def offer_gpus(self, count: int) -> None:
         """Have the node say that it has so many `nvidia.com/gpu`."""
 
+    def renew_volumes(self) -> None:
+        """Have volumes whose claims are gone be claimed again, where nothing makes new ones."""
+
     def kill(self, container_id: str) -> None:
         """SIGKILL the first process of a container, from its node: inside, that signal is not delivered to it."""
 
@@ -73,6 +76,9 @@ class Local:
 
     def offer_gpus(self, count: int) -> None:
         self.cluster("gpus", str(count))
+
+    def renew_volumes(self) -> None:
+        self.cluster("volumes")
 
     def kill(self, container_id: str) -> None:
         socket = Path("/run") / os.environ.get("BALLAST_KUBE_NAME", "ballast-kube") / "containerd.sock"
@@ -164,6 +170,9 @@ class Kind:
         patch = [{"op": "add", "path": path.format(part), "value": str(count)} for part in ("capacity", "allocatable")]
         run("kubectl", "--kubeconfig", self.kubeconfig, "patch", "node", self.NODE, "--subresource=status",
             "--type=json", "-p", str(patch).replace("'", '"'))  # fmt: skip
+
+    def renew_volumes(self) -> None:
+        pass  # kind makes them on demand
 
     def kill(self, container_id: str) -> None:
         run("docker", "exec", self.NODE, "ctr", "-n", "k8s.io", "tasks", "kill", "-s", "KILL", container_id)

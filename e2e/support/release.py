@@ -77,3 +77,4 @@ def remove(cluster: Cluster) -> None:
     """Leave nothing of an earlier run."""
     cluster.helm("uninstall", NAME, "-n", NAMESPACE, "--ignore-not-found", "--wait", "--timeout", "2m")
     cluster.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=120s", seconds=130)
+    cluster.provider.renew_volumes()
