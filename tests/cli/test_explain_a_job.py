@@ -85,7 +85,7 @@ def test_a_tenants_cap_is_why_a_job_waits(queued: Any, queue: Any, make_line: An
     job_id = submit(queue, make_line, count=5, tenant="blue")
     queue.claim(job_id, 3, "w1")
 
-    assert "Tenant blue has all that it may: 3 items under lease, and 2 slots at most" in queued("explain", job_id).out
+    assert "Tenant blue has all that it may: 3 items under lease, 2 slots at most" in queued("explain", job_id).out
 
 
 def test_pauses_attempts_and_failures_are_told(queued: Any, queue: Any, make_line: Any) -> None:

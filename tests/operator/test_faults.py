@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Iterator
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,27 @@ def test_every_write_may_be_refused_once(between: Proxy, cluster: Cluster, tmp_p
         ends_right(cluster)
         cluster.says("Degraded", "False")
     assert len(refused) >= 6
+
+
+def test_every_read_and_every_stream_may_be_refused_once(between: Proxy, cluster: Cluster, tmp_path: Path) -> None:
+    """At the start, while everything is listed and each stream begins: too busy, failed, away, in turn."""
+    answers = cycle([FAULTS["429"], FAULTS["500"], FAULTS["503"]])
+    refused: set[tuple[str, bool]] = set()
+
+    def refuse(call: Call) -> Answer | None:
+        key = call.path, "watch" in call.query
+        if call.method == "GET" and key not in refused:
+            refused.add(key)
+            return next(answers)
+        return None
+
+    between.before = refuse
+    with running(between.kubeconfig, tmp_path) as operator:
+        cluster.make()
+        ends_right(cluster)
+        assert operator.process is not None
+        assert operator.process.poll() is None
+    assert ("/api/v1/services", True) in refused
 
 
 def test_a_deletion_that_no_stream_showed_is_found(between: Proxy, cluster: Cluster, tmp_path: Path) -> None:

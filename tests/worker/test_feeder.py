@@ -7,9 +7,11 @@ import json
 import pytest
 import redis
 
+from ballast_cli.explain import scene
 from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
 from ballast_worker.appetite import LEAST_AHEAD
+from ballast_worker.waiting import why
 
 
 @pytest.fixture
@@ -232,6 +234,21 @@ def test_the_status_says_what_the_worker_does_and_goes_with_it(fed, queue, event
         assert status.address == serving.url
 
     assert queue.workers() == []
+
+
+def test_why_a_job_waits_follows_from_what_a_worker_says(fed, queue, eventually) -> None:
+    offline = {"tenants": [{"name": "capped", "maxSlots": 1}, {"name": "free"}], "maxPercent": 50}
+    with fed(offline=offline):
+        eventually(lambda: queue.settings().tenants, "the worker's settings in the queue")
+        lines = [make_line(i, max_tokens=1500, ignore_eos=True) for i in range(8)]
+        job_id = queue.submit(lines, tenant="capped").job_id
+        eventually(lambda: [w.tenant_slots for w in queue.workers()] == [{"capped": 1}], "the cap in its status")
+        eventually(lambda: queue.job(job_id).counts.leased >= 1, "an item under lease")
+        [status], said = queue.workers(), why(queue.job(job_id), scene(queue))
+        queue.cancel(job_id)
+
+    assert status.offline_most == 2
+    assert any("Tenant capped has all that it may" in sentence for sentence in said), said
 
 
 def test_metrics_show_the_queue(fed, queue, queue_name, eventually) -> None:

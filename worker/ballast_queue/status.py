@@ -51,7 +51,7 @@ class WorkerStatus(BaseModel):
     offline_most: int | None = None
     """Slots that offline work may hold, by `offline.maxPercent`; None: it does not say."""
     tenant_slots: dict[str, int] = {}
-    """Slots that capped tenants' offline work may hold in it."""
+    """Slots that capped tenants' offline work may hold in it, of tenants that it has served."""
     offline_items_per_second: float = 0
     """What it took up while it last had more offline work than slots for it; 0: that has not been measured yet."""
     offline_tokens_per_second: float = 0

@@ -110,13 +110,12 @@ def _most(worker: WorkerStatus) -> int:
 
 
 def _own_cap(job: Job, scene: Scene) -> Iterator[str]:
-    ready = scene.ready
-    caps = [worker.tenant_slots.get(job.tenant) for worker in ready]
-    held = scene.demand.held.get(job.tenant, 0)
-    known = [cap for cap in caps if cap is not None]
-    if ready and len(known) == len(ready) and held >= sum(known):
+    """A worker tells the caps of tenants that it has served; all workers of a resource have the same."""
+    ready, held = scene.ready, scene.demand.held.get(job.tenant, 0)
+    cap = max((worker.tenant_slots.get(job.tenant, 0) for worker in ready), default=0)
+    if cap and held >= cap * len(ready):
         yield (
-            f"Tenant {job.tenant} has all that it may: {_items(held)} under lease, and {sum(known)} slots at most "
+            f"Tenant {job.tenant} has all that it may: {_items(held)} under lease, {cap * len(ready)} slots at most "
             f"(maxSlots) on {_workers(ready)}"
         )
 

@@ -11,9 +11,11 @@ from ballast_api.worker_config import WorkerConfig
 from ballast_engine.build import build_engine
 from ballast_engine.engine import Engine
 from ballast_engine.request import FinishReason, GenerationRequest
+from ballast_engine.stats import EngineStats
 from ballast_engine.tokenizer import Tokenizer
 from ballast_policy.request import RequestClass
 from ballast_policy.shares import most_slots
+from ballast_policy.snapshot import PolicyConfig
 from ballast_queue.errors import QueueForbidden
 from ballast_queue.redis_store import Queue
 from ballast_queue.status import WorkerStatus
@@ -197,7 +199,7 @@ class Worker:
             online=self._rates.load(stats, RequestClass.ONLINE),
             offline=self._rates.load(stats, RequestClass.OFFLINE),
             offline_most=most_slots(policy.offline_max_share, stats.slots),
-            tenant_slots={name: share.max_slots for name, share in policy.tenants.items() if share.max_slots},
+            tenant_slots=_caps(policy, stats),
             offline_items_per_second=round(self._rates.offline_items, 4),
             offline_tokens_per_second=round(self._rates.offline_tokens, 3),
             cost_model=coefficients(stats),
@@ -294,6 +296,13 @@ def _served(config: WorkerConfig, directory: Path, engine: Engine, tokenizer: To
         vocab_size=tokenizer.vocab_size,
         tokenizer=tokenizer,
     )
+
+
+def _caps(policy: PolicyConfig, stats: EngineStats) -> dict[str, int]:
+    """Slots that capped tenants' offline work may hold; of those that it ever served, as there may be a thousand."""
+    served = [tenant for request_class, tenant in stats.service if request_class is RequestClass.OFFLINE]
+    shares = {tenant: policy.tenants[tenant].max_slots for tenant in served if tenant in policy.tenants}
+    return {tenant: most for tenant, most in shares.items() if most}
 
 
 def _connect(config: WorkerConfig) -> Queue:
