@@ -46,6 +46,7 @@ class Cache:
         key = key_of(body)
         if kind == INFERENCE_DEPLOYMENT:
             self.resources.pop(key, None)
+            self._revisions.pop(key, None)
             return key
         owner = owner_of(body)
         if owner is None:

@@ -65,6 +65,11 @@ class Surroundings:
     """Where that Secret is."""
 
     @property
+    def lacks_redis(self) -> bool:
+        """There is to be a Secret, and it is not there or not whole: what it says is unknown, and not "no Redis"."""
+        return self.redis_key is not None and "url" not in self.redis_keys
+
+    @property
     def redis_keys(self) -> frozenset[str]:
         """Keys of that Secret; empty where there is none."""
         return frozenset(self.redis or ())

@@ -236,7 +236,8 @@ class Operator:
             await asyncio.Event().wait()
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(SECRET_EVERY_SECONDS, self._settings.audit_seconds)):
+                seconds = SECRET_SOON_SECONDS if self._reconciler.surroundings.lacks_redis else SECRET_EVERY_SECONDS
+                async with asyncio.timeout(min(seconds, self._settings.audit_seconds)):
                     await self._doubted.wait()
             try:
                 self._take(await look(self._cluster, self._settings, self._reconciler.surroundings.kinds))

@@ -87,7 +87,11 @@ class Reconciler:
         try:
             resource = _parse(body, memory)
         except InvalidConfig as error:
-            await self._report_invalid(body, error)
+            await self._report_degraded(body, Reason.INVALID_SPEC, "; ".join(error.problems)[:1000])
+            return None
+        if self.surroundings.lacks_redis and resource.spec.redis is None:
+            missing = f"the operator's own Redis Secret {self.surroundings.redis_key} with the key url is not there"
+            await self._report_degraded(body, Reason.NO_SECRET, f"{missing}: create it; until then nothing is changed")
             return None
         redis = redis_of(resource, own_keys=self.surroundings.redis_keys)
         own = self.surroundings.redis if resource.spec.redis is None else None
@@ -251,9 +255,9 @@ class Reconciler:
             is_bad = report.is_bad(condition)
             self._cluster.post_event(event(metadata, condition.reason, sentence, now=time.time(), is_bad=is_bad))
 
-    async def _report_invalid(self, body: Body, error: InvalidConfig) -> None:
-        """A resource that this version cannot take, as after a change of the CRD: say so, and leave its pods alone."""
-        verdict = Verdict("True", Reason.INVALID_SPEC, "; ".join(error.problems)[:1000])
+    async def _report_degraded(self, body: Body, reason: Reason, message: str) -> None:
+        """Say why a resource cannot be worked on, as one that this version does not take, and leave its pods alone."""
+        verdict = Verdict("True", reason, message)
         metadata, before = Metadata.model_validate(body["metadata"]), Status.model_validate(body.get("status") or {})
         status = report.with_condition(
             before, ConditionType.DEGRADED, verdict, generation=metadata.generation, now=time.time()

@@ -86,3 +86,26 @@ def test_a_rotated_secret_of_a_resource_is_read_again_once_for_all_that_name_it(
 
         for name in names:
             cluster.says("DeadlineAtRisk", "False", name=name)
+
+
+def test_a_secret_that_is_gone_is_not_taken_for_no_redis(
+    controllers: ControlPlane, cluster: Cluster, server: Server, tmp_path: Path
+) -> None:
+    """Workers would all be replaced by ones without a queue."""
+    own = {"metadata": {"name": "own"}, "stringData": {"url": server.url, "password": "first"}}
+    cluster.create("secrets", own)
+    environment = {"BALLAST_NAMESPACE": cluster.namespace, "BALLAST_REDIS_SECRET": "own", "BALLAST_AUDIT_SECONDS": "1"}
+    with running(controllers.kubeconfig, tmp_path, **environment):
+        cluster.make()
+        cluster.says("DeadlineAtRisk", "False")
+        before = cluster.get("deployments", "llm")["metadata"]["generation"]
+        cluster.delete("secrets", "own")
+        assert "until then nothing is changed" in cluster.says("Degraded", "True", "SecretMissing")["message"]
+        cluster.make("second")
+        cluster.says("Degraded", "True", "SecretMissing", name="second")
+        assert cluster.get("deployments", "llm")["metadata"]["generation"] == before
+        cluster.create("secrets", own)
+
+        cluster.says("Degraded", "False")
+        until(lambda: cluster.get("deployments", "second"))
+        assert cluster.get("deployments", "llm")["metadata"]["generation"] == before
