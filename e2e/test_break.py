@@ -19,7 +19,7 @@ def queue(namespace: str, first: str) -> str:
 def holding(cluster: Cluster, namespace: str, first: str, client: Client, queue: str) -> tuple[jobs.Submitted, Any]:
     """A job under way, and a pod that holds items of it at this moment."""
     pods = cluster.wait_pods(first, 2, namespace=namespace)
-    job = jobs.submit(client, queue, 400, most=96)
+    job = jobs.submit(client, queue, 1000, most=128)
 
     def pod_with_leases() -> Any:
         held = jobs.leases(cluster, pods)

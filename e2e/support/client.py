@@ -86,7 +86,7 @@ class Client:
 
     def job(self, job: str, *, queue: str) -> dict[str, Any]:
         """What `ballast job` says."""
-        found: dict[str, Any] = json.loads(self.ballast("job", job, "--json", queue=queue))
+        found: dict[str, Any] = json.loads(self.ballast("job", job, "--json", queue=queue))["job"]
         return found
 
     def results(self, job: str, *, queue: str) -> list[dict[str, Any]]:
