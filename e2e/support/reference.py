@@ -15,6 +15,7 @@ def _loaded() -> tuple[Any, Any]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    torch.set_num_threads(1)  # the cluster computes on the same cores, and threads would wait for one another
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     return tokenizer, AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
 
