@@ -130,3 +130,6 @@ def test_the_jobs_of_a_resource_are_explained_where_its_redis_is_named(
     assert f"  {job_id}: in_progress, tenant default, priority 0; 0 of 1 items done" in said
     assert "No worker serves this queue" in said
     assert job_id not in run("explain", "chat", "-n", namespace)
+    away = CliRunner().invoke(app, ["explain", "chat", "-n", namespace, "--redis-url", "redis://127.0.0.1:9"])
+    assert "has not taken up generation 1" in away.stdout
+    assert "its jobs are not explained" in away.stderr

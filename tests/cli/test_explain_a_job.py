@@ -137,6 +137,16 @@ def test_a_name_that_is_neither_says_so(queued: Any, tmp_path: Path, monkeypatch
     assert "nor is there such a job in queue" in ran.err
 
 
+def test_a_redis_that_is_away_is_the_answer_where_there_is_no_cluster_either(
+    queued: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    ran = queued("explain", "job-1", "--redis-url", "redis://127.0.0.1:9")
+
+    assert ran.code == 4
+    assert "127.0.0.1:9" in ran.err
+
+
 def test_the_answer_is_stable_json(queued: Any, queue: Any, make_line: Any) -> None:
     job_id = submit(queue, make_line)
     answer = json.loads(queued("explain", job_id, "--json").out)

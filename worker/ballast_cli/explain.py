@@ -12,8 +12,8 @@ import typer
 from ballast_api.conditions import ConditionType
 from ballast_cli.cluster import Json, Namespace, events, resource, when
 from ballast_cli.connection import AsJson, PasswordFile, Place, QueueName, RedisUrl, Running, open_queue
-from ballast_cli.console import examples, print_json
-from ballast_cli.errors import CliError, NotFound
+from ballast_cli.console import examples, print_json, say
+from ballast_cli.errors import CliError, NotFound, Unreachable
 from ballast_cli.get import condition
 from ballast_queue.errors import JobNotFound
 from ballast_queue.job import Job
@@ -57,21 +57,20 @@ def explain(
     A name is looked up among the jobs where a queue is at hand (a running `ballast up`, or --redis-url), then in the
     cluster. Of a resource the jobs are explained too where --redis-url leads to its queue.
     """
-    place = None
-    if redis_url or Running.read() is not None:
-        place = Place.of(redis_url, queue, password_file)
-        if _explain_job(place, name, as_json=as_json):
-            return
+    place = Place.of(redis_url, queue, password_file) if redis_url or Running.read() is not None else None
+    away: Unreachable | None = None
     try:
-        found = resource(name, namespace)
-    except CliError as error:
-        kind = NotFound if place else type(error)
-        beside = (
-            f"nor is there such a job in queue {place.queue}" if place else "for a job, add --redis-url and --queue"
-        )
-        raise kind(f"{error}; {beside}") from None
+        if place is not None and _explain_job(place, name, as_json=as_json):
+            return
+    except Unreachable as error:
+        away = error  # a resource can be explained all the same
+    found = _resource(name, namespace, place, away)
     happened = events(found)
-    jobs = _jobs(place, queue or queue_of(found)) if redis_url and place else []
+    jobs: list[tuple[Job, list[str]]] = []
+    if away is not None:
+        say(f"ballast: its jobs are not explained: {away}")
+    elif redis_url and place is not None:
+        jobs = _jobs(place, queue or queue_of(found))
     if as_json:
         told = [{"job": job.model_dump(mode="json"), "because": because} for job, because in jobs]
         print_json({"version": 1, "resource": found, "events": happened, "jobs": told})
@@ -82,6 +81,18 @@ def explain(
         typer.echo(f"  {job_line(job)}")
         for sentence in because:
             typer.echo(f"    {sentence}")
+
+
+def _resource(name: str, namespace: str | None, place: Place | None, away: Unreachable | None) -> Json:
+    """The resource of that name; where there is none, say of the jobs, too, why it was not found there."""
+    try:
+        return resource(name, namespace)
+    except CliError as error:
+        if away is not None:
+            raise away from None
+        if place is None:
+            raise type(error)(f"{error}; for a job, add --redis-url and --queue") from None
+        raise NotFound(f"{error}; nor is there such a job in queue {place.queue}") from None
 
 
 def _explain_job(place: Place, job_id: str, *, as_json: bool) -> bool:
@@ -115,7 +126,7 @@ def scene(queue: Queue) -> Scene:
         stats=queue.stats(),
         workers=queue.workers(),
         active=queue.active_jobs(),
-        demand=queue.demand(),
+        held=queue.demand().held,
         settings=queue.settings(),
     )
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ballast_queue.job import Job, JobHead, JobState
 from ballast_queue.settings import QueueSettings
 from ballast_queue.status import QueueStats, WorkerStatus
-from ballast_queue.work import Demand
 from ballast_worker.forecast import Forecast, duration, laxity, rates_of
 
 _CLAIMED_FROM = {JobState.VALIDATING, JobState.IN_PROGRESS}
@@ -22,7 +21,8 @@ class Scene:
     workers: Sequence[WorkerStatus] = ()
     active: Sequence[Job] = ()
     """Jobs that are not over."""
-    demand: Demand = field(default_factory=Demand)
+    held: Mapping[str, int] = field(default_factory=dict)
+    """Items under lease by tenant."""
     settings: QueueSettings = field(default_factory=QueueSettings)
 
     @property
@@ -111,7 +111,7 @@ def _most(worker: WorkerStatus) -> int:
 
 def _own_cap(job: Job, scene: Scene) -> Iterator[str]:
     """A worker tells the caps of tenants that it has served; all workers of a resource have the same."""
-    ready, held = scene.ready, scene.demand.held.get(job.tenant, 0)
+    ready, held = scene.ready, scene.held.get(job.tenant, 0)
     cap = max((worker.tenant_slots.get(job.tenant, 0) for worker in ready), default=0)
     if cap and held >= cap * len(ready):
         yield (
@@ -144,7 +144,7 @@ def _before(job: Job, scene: Scene) -> Iterator[str]:
         yield f"Before it in tenant {job.tenant}, by deadline or submission: {_of_jobs(earlier)}, such as {first}"
     tenants = sorted({other.tenant for other in peers if other.tenant != job.tenant})
     if tenants:
-        held = scene.demand.held
+        held = scene.held
         shares = ", ".join(f"{name} holds {held.get(name, 0):,}" for name in (job.tenant, *tenants[:3]))
         more = f" and {len(tenants) - 3} more" if len(tenants) > 3 else ""
         yield f"It takes turns, by weight, with the tenants of its priority: {shares}{more}"
