@@ -59,7 +59,8 @@ def child_labels(name: str) -> dict[str, str]:
 def pod_labels(name: str, served_name: str) -> dict[str, str]:
     """Labels of the pods: what children have, and what llm-d's routers look for.
 
-    The engine type is the one whose metric names routers should read; workers export vLLM's.
+    The engine type is the one whose metric names the router's endpoint picker reads; workers export vLLM's. The role
+    says that a pod both prefills and decodes.
     """
     return child_labels(name) | {
         "llm-d.ai/inference-serving": "true",

@@ -28,8 +28,8 @@ class OperatorSettings(BaseModel):
     lease_name: str = Field(default="ballast-operator", min_length=1)
     """Replicas with the same Lease are one operator."""
     redis_secret: str = ""
-    """Secret in its namespace with `url` and `password` of the Redis for resources that name none; empty: none. While it
-    is missing, those resources say so and nothing of them is changed."""
+    """Secret in its namespace with `url` and `password` of the Redis for resources that name none; empty: none. While
+    it is missing, those resources say so and nothing of them is changed."""
     turns_at_a_time: int = Field(default=16, ge=1, le=100)
     """Resources that are worked on at the same time."""
     look_seconds: float = Field(default=10, ge=1, le=60)
