@@ -137,8 +137,8 @@ class Offline(ApiModel):
     """Most that offline work may add to TTFT and TPOT of online, median and p99, in percent of what they are without
     it; the reservation comes on top. Not set: the SLO alone bounds what it adds."""
     queue: Name | None = None
-    """The queue in Redis this deployment works from; by default `<namespace>/<name>`. Several may share one: each scales by
-    its own online load, and by all of the queue's offline work."""
+    """The queue in Redis this deployment works from; by default `<namespace>/<name>`. Several may share one: each
+    scales by its own online load, and by all of the queue's offline work."""
     tenants: tuple[Tenant, ...] = Field(default=(), max_length=1000, json_schema_extra=keyed_by("name"))
     """Empty: any tenant, equal weights. Otherwise a tenant that is not listed is refused."""
     batch_window_milliseconds: float = Field(default=0, ge=0, le=1000)
