@@ -42,7 +42,7 @@ def test_sigkill_of_the_container_loses_nothing(
         seconds=60,
         said="the container is started again",
     )
-    job.finish(seconds=300)
+    job.finish(seconds=300, compared=6)
 
 
 @pytest.mark.short
@@ -55,7 +55,7 @@ def test_force_deletion_of_the_pod_loses_nothing(
 
     assert job.counts["leased"] > 0
     cluster.wait_pods(first, 2, namespace=namespace)
-    job.finish(seconds=300)
+    job.finish(seconds=300, compared=6)
 
 
 def container(cluster: Cluster, pod: str, namespace: str) -> Any:
