@@ -109,3 +109,22 @@ def test_a_secret_that_is_gone_is_not_taken_for_no_redis(
         cluster.says("Degraded", "False")
         until(lambda: cluster.get("deployments", "second"))
         assert cluster.get("deployments", "llm")["metadata"]["generation"] == before
+
+
+def test_a_secret_that_is_ahead_of_redis_disturbs_nothing(
+    controllers: ControlPlane, cluster: Cluster, server: Server, tmp_path: Path
+) -> None:
+    """The Secret changes first: until Redis takes the new password, the old connection shows what there is."""
+    cluster.create("secrets", {"metadata": {"name": "own"}, "stringData": {"url": server.url, "password": "first"}})
+    environment = {"BALLAST_NAMESPACE": cluster.namespace, "BALLAST_REDIS_SECRET": "own", "BALLAST_AUDIT_SECONDS": "1"}
+    with running(controllers.kubeconfig, tmp_path, **environment) as operator:
+        cluster.make()
+        since = cluster.says("DeadlineAtRisk", "False")["lastTransitionTime"]
+        cluster.patch("secrets", "own", {"stringData": {"password": "second"}})
+        until(lambda: cluster.get("secrets", "llm-redis")["data"]["password"] == "c2Vjb25k")
+        turns = operator.metrics()["ballast_operator_reconcile_seconds_count"]
+        until(lambda: operator.metrics()["ballast_operator_reconcile_seconds_count"] >= turns + 4, said="some looks")
+
+        assert cluster.condition("DeadlineAtRisk")["lastTransitionTime"] == since
+        server.rotate()
+        cluster.says("DeadlineAtRisk", "False")
