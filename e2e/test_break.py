@@ -19,7 +19,7 @@ def queue(namespace: str, first: str) -> str:
 def holding(cluster: Cluster, namespace: str, first: str, client: Client, queue: str) -> tuple[jobs.Submitted, Any]:
     """A job under way, and a pod that holds items of it at this moment."""
     pods = cluster.wait_pods(first, 2, namespace=namespace)
-    job = jobs.submit(client, queue, 1000, most=128)
+    job = jobs.submit(client, queue, 2000, most=128)
 
     def pod_with_leases() -> Any:
         held = jobs.leases(cluster, pods)
@@ -51,7 +51,8 @@ def test_force_deletion_of_the_pod_loses_nothing(
 ) -> None:
     job, pod = holding
 
-    cluster.kubectl("delete", "pod", pod["metadata"]["name"], "-n", namespace, "--force", "--grace-period=0")
+    name = pod["metadata"]["name"]
+    cluster.kubectl("delete", "pod", name, "-n", namespace, "--force", "--grace-period=0", "--wait=false")
 
     assert job.counts["leased"] > 0
     cluster.wait_pods(first, 2, namespace=namespace)

@@ -59,6 +59,7 @@ print(
             "sent": len(samples),
             "failures": [sample.failure for sample in samples if sample.failure],
             "tokens": sum(sample.output_tokens for sample in samples),
+            "late_most": max((sample.late for sample in samples), default=0.0),
             "ttft_median": statistics.median(ttft) if ttft else None,
             "ttft_p99": ttft[int(0.99 * (len(ttft) - 1))] if ttft else None,
         }

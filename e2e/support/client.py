@@ -29,6 +29,7 @@ MANIFEST: dict[str, Any] = {
                 "name": POD,
                 "image": CLIENT.name,
                 "imagePullPolicy": "IfNotPresent",
+                "resources": {"requests": {"cpu": "250m", "memory": "256Mi"}},
                 "securityContext": {
                     "allowPrivilegeEscalation": False,
                     "readOnlyRootFilesystem": True,
