@@ -39,9 +39,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def images(cluster: Cluster) -> dict[Image, str]:
-    """Every image built from its Dockerfile and brought in, with its id."""
-    return cluster.provider.build()
+def images(cluster: Cluster, request: pytest.FixtureRequest) -> dict[Image, str]:
+    """Every image built from its Dockerfile and brought in, with its id; the sizes are shown."""
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        return cluster.provider.build()
 
 
 @pytest.fixture(scope="session")
