@@ -31,7 +31,10 @@ WORKER = Image("ballast-worker:0.1.0", "worker/Dockerfile")
 CLIENT = Image("ballast-e2e-client:0.1.0", "e2e/client/Dockerfile")
 VALKEY = Image("valkey/valkey:8.1-alpine", "e2e/valkey/Dockerfile", is_pulled_elsewhere=True, needs_context=False)
 PROMETHEUS = Image("prom/prometheus:v3.5.0", "", is_pulled_elsewhere=True, needs_context=False, program="prometheus")
-IMAGES = (OPERATOR, WORKER, CLIENT, VALKEY, PROMETHEUS)
+ALERTMANAGER = Image(
+    "prom/alertmanager:v0.28.1", "e2e/alertmanager/Dockerfile", is_pulled_elsewhere=True, needs_context=False
+)
+IMAGES = (OPERATOR, WORKER, CLIENT, VALKEY, PROMETHEUS, ALERTMANAGER)
 
 
 def fingerprint(image: Image) -> str:

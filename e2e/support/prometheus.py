@@ -36,7 +36,11 @@ SCRAPE: dict[str, Any] = {
         }
     ],
 }
-RIGHTS = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
+READ = {"verbs": ["get", "list", "watch"]}
+RIGHTS = [
+    {"apiGroups": [""], "resources": ["pods", "services"], **READ},
+    {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], **READ},
+]
 
 
 @dataclass
@@ -46,11 +50,13 @@ class Prometheus:
     cluster: Cluster
 
     @classmethod
-    def start(cls, cluster: Cluster) -> Prometheus:
-        """Make it anew, and wait until it answers."""
+    def start(
+        cls, cluster: Cluster, config: dict[str, Any] = SCRAPE, rules: list[dict[str, Any]] | None = None
+    ) -> Prometheus:
+        """Make it anew with groups of rules, and wait until it answers."""
         cluster.make_namespace(NAMESPACE)
         cluster.kubectl("delete", "pod", NAME, "-n", NAMESPACE, "--ignore-not-found", "--wait")
-        cluster.apply(*manifests(SCRAPE), namespace=NAMESPACE)
+        cluster.apply(*manifests(config, rules or []), namespace=NAMESPACE)
         cluster.kubectl("wait", f"pod/{NAME}", "-n", NAMESPACE, "--for=condition=Ready", "--timeout=60s", seconds=70)
         return cls(cluster)
 
@@ -73,7 +79,7 @@ class Prometheus:
         until(lambda: self.value(text) == count, seconds=60, said=f"{count} workers of {namespace} are scraped")
 
 
-def manifests(config: dict[str, Any]) -> list[dict[str, Any]]:
+def manifests(config: dict[str, Any], rules: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The pod, its configuration and its rights."""
     subject = {"kind": "ServiceAccount", "name": NAME, "namespace": NAMESPACE}
     reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": NAME}
@@ -83,7 +89,10 @@ def manifests(config: dict[str, Any]) -> list[dict[str, Any]]:
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": {"name": NAME},
-            "data": {"prometheus.yaml": yaml.safe_dump(config)},
+            "data": {
+                "prometheus.yaml": yaml.safe_dump(config | {"rule_files": ["/etc/prometheus/rules.yaml"]}),
+                "rules.yaml": yaml.safe_dump({"groups": rules}),
+            },
         },
         {
             "apiVersion": "rbac.authorization.k8s.io/v1",

@@ -1,0 +1,19 @@
+"""Receive what Alertmanager sends to its webhook; print each alert on a line of its own, as JSON."""
+
+import json
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class Pager(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        said = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        for alert in said["alerts"]:
+            print(json.dumps(alert), flush=True)
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Keep the log to the alerts."""
+
+
+ThreadingHTTPServer(("", 8080), Pager).serve_forever()

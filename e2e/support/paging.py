@@ -1,0 +1,182 @@
+"""From a resource's own rules to a pager: the kinds of the prometheus-operator, Alertmanager, and its webhook."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from client import SCRIPTS
+from cluster import Cluster
+from images import ALERTMANAGER, CLIENT
+from prometheus import NAMESPACE
+
+FACTOR = 60
+"""A minute of the rules takes a second. Every duration is divided by it, the scrape's too; nothing else changes."""
+GROUP = "monitoring.coreos.com"
+ANYTHING = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+KINDS: list[dict[str, Any]] = [
+    {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{kind.lower()}s.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "scope": "Namespaced",
+            "names": {"kind": kind, "plural": f"{kind.lower()}s", "singular": kind.lower(), "listKind": f"{kind}List"},
+            "versions": [{"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": ANYTHING}}],
+        },
+    }
+    for kind in ("ServiceMonitor", "PrometheusRule")
+]
+"""The kinds that the operator writes where they exist, without the prometheus-operator's own schema."""
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def shortened(groups: list[dict[str, Any]], factor: int = FACTOR) -> list[dict[str, Any]]:
+    """The groups of a PrometheusRule with each window, interval, offset and waiting time divided by the factor."""
+
+    def divided(duration: str) -> str:
+        return f"{int(duration[:-1]) * SECONDS[duration[-1]] * 1000 // factor}ms"
+
+    def rule(each: dict[str, Any]) -> dict[str, Any]:
+        text = re.sub(r"(\[|offset )(\d+[smhd])\b", lambda found: found[1] + divided(found[2]), each["expr"])
+        lasting = {"for": divided(each["for"])} if "for" in each else {}
+        return {**each, "expr": text, **lasting}
+
+    return [
+        {**group, "interval": divided(group["interval"]), "rules": [rule(each) for each in group["rules"]]}
+        for group in groups
+    ]
+
+
+def scrape(monitor: dict[str, Any]) -> dict[str, Any]:
+    """What the prometheus-operator makes of a ServiceMonitor, as far as the rules see it; the interval is shortened."""
+    namespace, (endpoint,) = monitor["metadata"]["namespace"], monitor["spec"]["endpoints"]
+    interval = f"{int(endpoint['interval'].removesuffix('s')) * 1000 // FACTOR}ms"
+    chosen = monitor["spec"]["selector"]["matchLabels"].items()
+    labels = [(f"service_label_{re.sub(r'[^a-zA-Z0-9]', '_', name)}", value) for name, value in chosen]
+    kept = [*labels, ("endpointslice_port_name", endpoint["port"])]
+    given = {"namespace": "namespace", "service_name": "service", "pod_name": "pod"}
+    return {
+        "global": {"scrape_interval": interval, "scrape_timeout": interval},
+        "alerting": {"alertmanagers": [{"static_configs": [{"targets": ["alertmanager:9093"]}]}]},
+        "scrape_configs": [
+            {
+                "job_name": f"serviceMonitor/{namespace}/{monitor['metadata']['name']}/0",
+                "metrics_path": endpoint["path"],
+                "kubernetes_sd_configs": [{"role": "endpointslice", "namespaces": {"names": [namespace]}}],
+                "relabel_configs": [
+                    *(
+                        {"action": "keep", "source_labels": [f"__meta_kubernetes_{label}"], "regex": value}
+                        for label, value in kept
+                    ),
+                    *(
+                        {"source_labels": [f"__meta_kubernetes_{label}"], "target_label": target}
+                        for label, target in given.items()
+                    ),
+                ],
+            }
+        ],
+    }
+
+
+@dataclass
+class Pager:
+    """What a person on call is told."""
+
+    cluster: Cluster
+
+    @classmethod
+    def start(cls, cluster: Cluster) -> Pager:
+        """An Alertmanager that sends each change at once, and the receiver, both anew."""
+        cluster.make_namespace(NAMESPACE)
+        cluster.kubectl("delete", "pod", "alertmanager", "pager", "-n", NAMESPACE, "--ignore-not-found", "--wait")
+        cluster.apply(*manifests(), namespace=NAMESPACE)
+        words = ("pod/alertmanager", "pod/pager", "-n", NAMESPACE, "--for=condition=Ready", "--timeout=60s")
+        cluster.kubectl("wait", *words, seconds=70)
+        return cls(cluster)
+
+    def told(self, alert: str, status: str, *, namespace: str, severity: str = "critical") -> list[dict[str, Any]]:
+        """Every notification of this alert of a namespace with that status (`firing` or `resolved`)."""
+        wanted = {"alertname": alert, "namespace": namespace, "severity": severity}
+        lines = self.cluster.kubectl("logs", "pager", "-n", NAMESPACE).stdout.splitlines()
+        found = [json.loads(line) for line in lines]
+        return [each for each in found if each["status"] == status and each["labels"].items() >= wanted.items()]
+
+
+ROUTING: dict[str, Any] = {
+    "route": {
+        "receiver": "webhook",
+        "group_by": ["..."],
+        "group_wait": "0s",
+        "group_interval": "1s",
+        "repeat_interval": "1h",
+    },
+    "receivers": [
+        {"name": "webhook", "webhook_configs": [{"url": f"http://pager.{NAMESPACE}.svc:8080/", "send_resolved": True}]}
+    ],
+}
+
+
+def manifests() -> list[dict[str, Any]]:
+    """Alertmanager with its configuration, the receiver, and a Service for each."""
+    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "alertmanager"}}
+    return [
+        config | {"data": {"alertmanager.yaml": yaml.safe_dump(ROUTING)}},
+        *serving(
+            "alertmanager",
+            9093,
+            {
+                "image": ALERTMANAGER.name,
+                "args": [
+                    "--config.file=/etc/alertmanager/alertmanager.yaml",
+                    "--storage.path=/data",
+                    "--cluster.listen-address=",
+                ],
+                "volumeMounts": [
+                    {"name": "config", "mountPath": "/etc/alertmanager"},
+                    {"name": "data", "mountPath": "/data"},
+                ],
+            },
+            [{"name": "config", "configMap": {"name": "alertmanager"}}, {"name": "data", "emptyDir": {}}],
+        ),
+        *serving(
+            "pager",
+            8080,
+            {"image": CLIENT.name, "command": ["python3", "-c", (SCRIPTS / "pager.py").read_text()]},
+            [],
+        ),
+    ]
+
+
+def serving(name: str, port: int, container: dict[str, Any], volumes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A pod of one restricted container, and its Service."""
+    security = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+    user = {"runAsNonRoot": True, "runAsUser": 65534, "fsGroup": 65534, "seccompProfile": {"type": "RuntimeDefault"}}
+    pod = {
+        "terminationGracePeriodSeconds": 1,
+        "automountServiceAccountToken": False,
+        "securityContext": user,
+        "containers": [
+            {
+                "name": name,
+                "imagePullPolicy": "IfNotPresent",
+                "readinessProbe": {"tcpSocket": {"port": port}, "periodSeconds": 1},
+                "securityContext": security,
+                **container,
+            }
+        ],
+        "volumes": volumes,
+    }
+    return [
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"app": name}}, "spec": pod},
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": name},
+            "spec": {"selector": {"app": name}, "ports": [{"port": port}]},
+        },
+    ]
