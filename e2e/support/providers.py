@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Protocol
 
 from images import IMAGES, Image, fingerprint, id_of_archive
+from layers import add_layer
 from programs import ROOT, run
 
 MINUTES = 60.0
@@ -37,6 +39,12 @@ class Provider(Protocol):
     def build(self) -> dict[Image, str]:
         """Build every image and bring it in; gives the ids as the kubelet reports them."""
 
+    def patch(self, image: Image, files: dict[str, str]) -> str:
+        """Put files, by their absolute path, over an image that was built, under its own name; gives the new id."""
+
+    def bring(self, context: Path, dockerfile: str, name: str) -> None:
+        """Build an image of another folder, and bring it in."""
+
     def offer_gpus(self, count: int) -> None:
         """Have the node say that it has so many `nvidia.com/gpu`."""
 
@@ -45,6 +53,15 @@ class Provider(Protocol):
 
     def kill(self, container_id: str) -> None:
         """SIGKILL the first process of a container, from its node: inside, that signal is not delivered to it."""
+
+    def freeze(self, container_id: str) -> None:
+        """Stop the clock of every process in a container: connections stay, and nobody answers."""
+
+    def thaw(self, container_id: str) -> None:
+        """Let them go on."""
+
+    def restart(self, component: str) -> None:
+        """Restart `kubelet`, `apiserver` or `etcd`."""
 
 
 class Local:
@@ -74,6 +91,18 @@ class Local:
         self._images.mkdir(parents=True, exist_ok=True)
         return {image: self._load(image, self._built(image)) for image in IMAGES}
 
+    def patch(self, image: Image, files: dict[str, str]) -> str:
+        tar = self._images / "patched.tar"
+        add_layer(self._built(image), tar, files)
+        return self._load(image, tar)
+
+    def bring(self, context: Path, dockerfile: str, name: str) -> None:
+        self._images.mkdir(parents=True, exist_ok=True)
+        tar = self._images / f"{name.replace(':', '-')}.tar"  # of a commit, which the tag names: it stays as it is
+        if not tar.exists():
+            run(self._kube / "build-image", context, dockerfile, name, tar, seconds=15 * MINUTES)
+        self.cluster("load", str(tar), seconds=5 * MINUTES)
+
     def offer_gpus(self, count: int) -> None:
         self.cluster("gpus", str(count))
 
@@ -81,8 +110,20 @@ class Local:
         self.cluster("volumes")
 
     def kill(self, container_id: str) -> None:
+        self._tasks("kill", "-s", "KILL", container_id)
+
+    def freeze(self, container_id: str) -> None:
+        self._tasks("pause", container_id)
+
+    def thaw(self, container_id: str) -> None:
+        self._tasks("resume", container_id)
+
+    def restart(self, component: str) -> None:
+        self.cluster("restart", component)
+
+    def _tasks(self, *words: str) -> None:
         socket = Path("/run") / os.environ.get("BALLAST_KUBE_NAME", "ballast-kube") / "containerd.sock"
-        run("ctr", "-a", socket, "-n", "k8s.io", "tasks", "kill", "-s", "KILL", container_id)
+        run("ctr", "-a", socket, "-n", "k8s.io", "tasks", *words)
 
     def cluster(self, *arguments: str, seconds: float = 60) -> str:
         """Call the script; faults of components are among what it does."""
@@ -159,12 +200,25 @@ class Kind:
             run("docker", "build", "-f", image.dockerfile, "-t", image.name,
                 "--build-arg", "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu", ".",
                 seconds=30 * MINUTES)  # fmt: skip
-            run("kind", "load", "docker-image", "--name", self.NAME, image.name, seconds=10 * MINUTES)
-            said = run("docker", "image", "inspect", "-f", "{{.Id}} {{.Size}}", image.name).stdout.split()
-            print(f"image {image.name}: {int(said[1]) / 1e6:.0f} MB, {said[0]}")
-            ids[image] = said[0]
+            ids[image] = self._load(image)
         self.offer_gpus(8)
         return ids
+
+    def patch(self, image: Image, files: dict[str, str]) -> str:
+        with TemporaryDirectory() as name:
+            folder = Path(name)
+            for path, text in files.items():
+                (folder / Path(path).name).write_text(text)
+            copies = "\n".join(f"COPY {Path(path).name} {path}" for path in files)
+            (folder / "Dockerfile").write_text(f"FROM {image.name}\n{copies}\n")
+            run("docker", "build", "-t", image.name, folder, seconds=5 * MINUTES)
+        return self._load(image)
+
+    def bring(self, context: Path, dockerfile: str, name: str) -> None:
+        run("docker", "build", "-f", context / dockerfile, "-t", name,
+            "--build-arg", "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu", context,
+            seconds=30 * MINUTES)  # fmt: skip
+        run("kind", "load", "docker-image", "--name", self.NAME, name, seconds=10 * MINUTES)
 
     def offer_gpus(self, count: int) -> None:
         path = "/status/{}/nvidia.com~1gpu"
@@ -176,7 +230,30 @@ class Kind:
         pass  # kind makes them on demand
 
     def kill(self, container_id: str) -> None:
-        run("docker", "exec", self.NODE, "ctr", "-n", "k8s.io", "tasks", "kill", "-s", "KILL", container_id)
+        self._node("ctr", "-n", "k8s.io", "tasks", "kill", "-s", "KILL", container_id)
+
+    def freeze(self, container_id: str) -> None:
+        self._node("ctr", "-n", "k8s.io", "tasks", "pause", container_id)
+
+    def thaw(self, container_id: str) -> None:
+        self._node("ctr", "-n", "k8s.io", "tasks", "resume", container_id)
+
+    def restart(self, component: str) -> None:
+        if component == "kubelet":
+            self._node("systemctl", "restart", "kubelet")
+            return
+        name = {"apiserver": "kube-apiserver"}.get(component, component)
+        found = self._node("crictl", "ps", "-q", "--name", name).split()
+        self._node("crictl", "stop", "--timeout", "0", *found)  # the kubelet starts it again
+
+    def _load(self, image: Image) -> str:
+        run("kind", "load", "docker-image", "--name", self.NAME, image.name, seconds=10 * MINUTES)
+        said = run("docker", "image", "inspect", "-f", "{{.Id}} {{.Size}}", image.name).stdout.split()
+        print(f"image {image.name}: {int(said[1]) / 1e6:.0f} MB, {said[0]}")
+        return said[0]
+
+    def _node(self, *words: str) -> str:
+        return run("docker", "exec", self.NODE, *words).stdout
 
 
 def chosen() -> Provider:
