@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
@@ -175,11 +176,33 @@ def test_a_worker_says_that_it_is_not_ready_before_it_refuses(run_worker, make_c
     with run_worker(make_config(runtime={"unreadySeconds": 3600}), tmp_path) as running, running.client() as client:
         running.signal(signal.SIGTERM)
         eventually(lambda: client.get("/ready").status_code == 503, "the worker to be unready")
-        answered = client.post("/v1/completions", json=BODY).status_code
+        answered = client.post("/v1/completions", json=BODY)
         running.signal(signal.SIGTERM)
         code = running.wait()
 
-    assert (answered, code) == (200, 0)
+    assert (answered.status_code, code) == (200, 0)
+    assert answered.headers["connection"] == "close"
+
+
+@pytest.mark.slow
+def test_connections_that_nobody_uses_are_closed_before_requests_are_refused(run_worker, make_config, tmp_path) -> None:
+    with run_worker(make_config(), tmp_path) as running, running.client() as client, running.client() as other:
+        long = BODY | {"max_tokens": 300, "ignore_eos": True, "stream": True}
+        kept = HTTPConnection(other.base_url.host, other.base_url.port, timeout=60)
+        kept.request("GET", "/ready")
+        kept.getresponse().read()
+        with client.stream("POST", "/v1/completions", json=long) as response:
+            lines = response.iter_lines()
+            next(lines)
+            running.signal(signal.SIGTERM)
+            left = kept.sock.recv(1)
+            ready = other.get("/ready").status_code
+            rest = list(lines)
+        kept.close()
+        code = running.wait()
+
+    assert (left, ready) == (b"", 503)
+    assert (rest[-2], code) == ("data: [DONE]", 0)
 
 
 @pytest.mark.slow

@@ -65,7 +65,7 @@ class Generate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        call = Call(scope, receive, send)
+        call = Call(scope, receive, send, is_last=self._worker.is_draining)
         try:
             await self._serve(call)
         except ClientGone:

@@ -1,7 +1,9 @@
 """SIGTERM: offline items go back with what they generated, online requests finish, then the process ends.
 
-From the first signal on `/ready` says no and nothing more is claimed; after `unready_seconds` new requests get 503 with
-Retry-After. (In a cluster a preStop pause lets endpoints go before the signal.)
+From the first signal on `/ready` says no, nothing more is claimed, and each answer is the last of its connection: a
+client that keeps one comes by another, which leads to another worker. After `unready_seconds` new requests get 503 with
+Retry-After, and connections that nobody used are closed. (In a cluster a preStop pause lets endpoints go before the
+signal.)
 A second signal ends at once: the leases of what is still held run out, and other workers take it up.
 """
 
@@ -21,8 +23,11 @@ LAST_WORDS_SECONDS = 2.0
 """Kept back for the answers to what is aborted at the end."""
 
 
-async def drain(worker: Worker) -> None:
-    """Empty the worker within its `drain_seconds`; returns earlier when nothing is left."""
+async def drain(worker: Worker, *, hang_up: Callable[[], None]) -> None:
+    """Empty the worker within its `drain_seconds`; returns earlier when nothing is left.
+
+    `hang_up` closes each connection once nothing is under way on it.
+    """
     runtime = worker.config.runtime
     seconds = runtime.drain_seconds
     worker.is_draining = True
@@ -33,6 +38,7 @@ async def drain(worker: Worker) -> None:
     if runtime.unready_seconds:
         await asyncio.sleep(runtime.unready_seconds)
     worker.is_closed = True
+    hang_up()
     end = time.monotonic() + seconds
     await _until(lambda: not worker.loop.num_streams and (feeder is None or feeder.drained.is_set()), worker, end)
     if worker.loop.num_streams:

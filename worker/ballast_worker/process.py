@@ -54,6 +54,11 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         log.info("listening", address=self.address)
 
+    def hang_up(self) -> None:
+        """Close each connection once nothing is under way on it; new ones are taken as before."""
+        for connection in tuple(self.server_state.connections):
+            connection.shutdown()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
@@ -102,6 +107,6 @@ class Process:
 
     async def _drain(self) -> None:
         try:
-            await drain(self._worker)
+            await drain(self._worker, hang_up=self._server.hang_up)
         finally:
             self._server.should_exit = True

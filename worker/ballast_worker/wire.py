@@ -32,15 +32,17 @@ class ClientGone(Exception):
 class Call:
     """One request and its response."""
 
-    __slots__ = ("_receive", "_send", "headers", "is_started", "method", "request_id")
+    __slots__ = ("_receive", "_send", "headers", "is_last", "is_started", "method", "request_id")
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, *, is_last: bool = False) -> None:
+        """With `is_last`, the client is told to come by another connection next time."""
         self._receive = receive
         self._send = send
         self.method: str = scope["method"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         found = self.headers.get(b"x-request-id", b"")
         self.request_id = found if _REQUEST_ID.fullmatch(found) else uuid4().hex.encode()
+        self.is_last = is_last
         self.is_started = False
 
     async def body(self, limit: int) -> bytes:
@@ -118,6 +120,8 @@ class Call:
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.is_started = True
         headers.append((b"x-request-id", self.request_id))
+        if self.is_last:
+            headers.append((b"connection", b"close"))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
 
