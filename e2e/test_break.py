@@ -1,13 +1,21 @@
-"""Workers that are killed while they hold items: at the end every item has one result, and the counters agree."""
+"""Workers that go while they hold items: at the end every item has one result, and the counters agree."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from typing import Any
 
 import jobs
 import pytest
+from children import wait_tidy
 from client import Client
 from cluster import Cluster, until
+from online import loop
+
+ITEMS, TOKENS = 700, 128
+"""Of a job that has long to go when something breaks."""
+Held = tuple[jobs.Submitted, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
@@ -16,10 +24,10 @@ def queue(namespace: str, first: str) -> str:
 
 
 @pytest.fixture
-def holding(cluster: Cluster, namespace: str, first: str, client: Client, queue: str) -> tuple[jobs.Submitted, Any]:
+def holding(cluster: Cluster, namespace: str, first: str, client: Client, queue: str) -> Held:
     """A job under way, and a pod that holds items of it at this moment."""
     pods = cluster.wait_pods(first, 2, namespace=namespace)
-    job = jobs.submit(client, queue, 2000, most=128)
+    job = jobs.submit(client, queue, ITEMS, most=TOKENS)
 
     def pod_with_leases() -> Any:
         held = jobs.leases(cluster, pods)
@@ -28,27 +36,28 @@ def holding(cluster: Cluster, namespace: str, first: str, client: Client, queue:
     return job, until(pod_with_leases, seconds=60, said="a pod holds leases", pause=0.1)
 
 
-def test_sigkill_of_the_container_loses_nothing(
-    cluster: Cluster, namespace: str, holding: tuple[jobs.Submitted, Any]
-) -> None:
+@pytest.fixture
+def once(cluster: Cluster, namespace: str, first: str) -> Iterator[None]:
+    """An item has one attempt: where one is spent, the item is lost and the job's counts say so."""
+    cluster.hot_patch(first, {"offline": {"maxAttempts": 1}}, namespace=namespace)
+    yield
+    cluster.hot_patch(first, {"offline": {"maxAttempts": None}}, namespace=namespace)
+
+
+def test_sigkill_of_the_container_loses_nothing(cluster: Cluster, namespace: str, holding: Held) -> None:
     job, pod = holding
     name = pod["metadata"]["name"]
 
-    cluster.provider.kill(container(cluster, name, namespace)["containerID"].removeprefix("containerd://"))
+    cluster.kill(name, namespace=namespace)
 
     assert job.counts["leased"] > 0
-    until(
-        lambda: container(cluster, name, namespace)["restartCount"] == 1,
-        seconds=60,
-        said="the container is started again",
-    )
-    job.finish(seconds=300, compared=6)
+    cluster.wait_restarted(name, 1, namespace=namespace)
+    job.finish(seconds=400, compared=6)
+    wait_tidy(cluster, namespace)
 
 
 @pytest.mark.short
-def test_force_deletion_of_the_pod_loses_nothing(
-    cluster: Cluster, namespace: str, first: str, holding: tuple[jobs.Submitted, Any]
-) -> None:
+def test_force_deletion_of_the_pod_loses_nothing(cluster: Cluster, namespace: str, first: str, holding: Held) -> None:
     job, pod = holding
 
     name = pod["metadata"]["name"]
@@ -56,10 +65,102 @@ def test_force_deletion_of_the_pod_loses_nothing(
 
     assert job.counts["leased"] > 0
     cluster.wait_pods(first, 2, namespace=namespace)
-    job.finish(seconds=300, compared=6)
+    job.finish(seconds=400, compared=6)
+    wait_tidy(cluster, namespace)
 
 
-def container(cluster: Cluster, pod: str, namespace: str) -> Any:
-    """The status of a worker's one container."""
-    (found,) = cluster.get("pod", pod, namespace=namespace)["status"]["containerStatuses"]
-    return found
+@pytest.mark.usefixtures("once")
+def test_a_pod_that_is_deleted_gives_its_items_back_and_no_token_is_computed_twice(
+    cluster: Cluster, namespace: str, first: str, client: Client, queue: str
+) -> None:
+    pods = cluster.wait_pods(first, 2, namespace=namespace)
+    names = {pod["metadata"]["name"] for pod in pods}
+    before = sum(drawn(cluster, pod) for pod in pods)
+    with loop(client, namespace, first) as online:
+        job = jobs.submit(client, queue, ITEMS, most=TOKENS)
+        pod = until(lambda: [pod for pod in pods if begun(cluster, pod)], seconds=60, said="begun items")[0]
+        leased = job.counts["leased"]
+
+        cluster.kubectl("delete", "pod", pod["metadata"]["name"], "-n", namespace, "--wait=false")
+        until(lambda: not leases(cluster, pod), seconds=20, said="the pod holds no lease", pause=0.1)
+        last = drawn(cluster, pod)
+
+        cluster.wait_pods(first, 2, namespace=namespace)
+        job.finish(seconds=400, compared=6)
+        said = online.stop()
+
+    after = cluster.pods(first, namespace=namespace)
+    survivors = [other for other in after if other["metadata"]["name"] != pod["metadata"]["name"]]
+    computed = last + sum(drawn(cluster, other) for other in survivors) - before
+    delivered = sum(
+        result["response"]["body"]["usage"]["completion_tokens"] for result in client.results(job.id, queue=queue)
+    )
+    print(json.dumps({"computed": computed, "delivered": delivered, "leased": leased}))
+    assert leased > 0
+    assert names & {other["metadata"]["name"] for other in after} == names - {pod["metadata"]["name"]}
+    assert computed == delivered
+    assert said["failures"] == []
+    wait_tidy(cluster, namespace)
+
+
+@pytest.mark.usefixtures("once")
+def test_an_eviction_is_a_deletion_and_the_budget_allows_one_at_a_time(
+    cluster: Cluster, namespace: str, first: str, client: Client, holding: Held
+) -> None:
+    job, pod = holding
+    (other,) = (each for each in cluster.pods(first, namespace=namespace) if uid(each) != uid(pod))
+    with loop(client, namespace, first) as online:
+        assert leases(cluster, pod) > 0
+        assert evict(cluster, pod) == ""
+        refused = evict(cluster, other)
+
+        cluster.wait_pods(first, 2, namespace=namespace)
+        job.finish(seconds=400, compared=6)
+        said = online.stop()
+
+    assert "disruption budget" in refused
+    assert uid(other) in {uid(each) for each in cluster.pods(first, namespace=namespace)}
+    assert said["failures"] == []
+    wait_tidy(cluster, namespace)
+
+
+def test_deletion_of_the_resource_leaves_nothing_behind(
+    cluster: Cluster, namespace: str, first: str, holding: Held
+) -> None:
+    job, _ = holding
+
+    cluster.kubectl("delete", "infd", first, "-n", namespace, "--timeout=60s", seconds=70)
+
+    assert job.counts["leased"] > 0
+    wait_tidy(cluster, namespace)
+    assert cluster.get("pods,deployments,services,secrets", namespace=namespace) == []
+    assert job.counts["leased"] == 0
+    assert job.counts["waiting"] > 0
+    assert job.client.script("integrity.py", job.queue, *job.client.redis) == []
+
+
+def leases(cluster: Cluster, pod: dict[str, Any]) -> float:
+    return cluster.metrics(pod)["ballast_leases"]
+
+
+def drawn(cluster: Cluster, pod: dict[str, Any]) -> float:
+    """Offline tokens that a worker has generated."""
+    return cluster.metrics(pod)['ballast_tokens_total{class="offline",phase="decode"}']
+
+
+def begun(cluster: Cluster, pod: dict[str, Any]) -> bool:
+    """Whether a worker is in the middle of items: it has leases, and has generated some of their tokens."""
+    samples = cluster.metrics(pod)
+    return samples["ballast_leases"] > 0 and samples['ballast_slots{class="offline",state="running"}'] > 0
+
+
+def evict(cluster: Cluster, pod: dict[str, Any]) -> str:
+    """Ask for an eviction, as `kubectl drain` does; gives the refusal."""
+    meta = pod["metadata"]
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": meta["name"]}}
+    path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/eviction"
+    return cluster.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(body), check=False).stderr.strip()
+
+
+def uid(pod: dict[str, Any]) -> str:
+    return str(pod["metadata"]["uid"])

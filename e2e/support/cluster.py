@@ -118,6 +118,36 @@ class Cluster:
 
         return until(serving, seconds=seconds, said=f"{count} pods of {namespace}/{name} serve")
 
+    def patch(self, name: str, spec: dict[str, Any], *, namespace: str) -> None:
+        """Change the spec of an InferenceDeployment."""
+        patch = json.dumps({"spec": spec})
+        self.kubectl("patch", f"infd/{name}", "-n", namespace, "--type=merge", "-p", patch)
+
+    def hot_patch(self, name: str, spec: dict[str, Any], *, namespace: str) -> None:
+        """Change what running workers take up, and wait until each says that it has."""
+        self.patch(name, spec, namespace=namespace)
+        wanted = f"generation {self.get(INFD, name, namespace=namespace)['metadata']['generation']}"
+
+        def is_applied() -> bool:
+            found = self.condition(name, "ConfigApplied", namespace=namespace)
+            return found.get("status") == "True" and found.get("message", "").endswith(wanted)
+
+        until(is_applied, seconds=90, said=f"all workers of {name} have {wanted}")
+
+    def kill(self, pod: str, *, namespace: str) -> None:
+        """SIGKILL the first process of a pod's one container."""
+        (container,) = self.get("pod", pod, namespace=namespace)["status"]["containerStatuses"]
+        self.provider.kill(container["containerID"].removeprefix("containerd://"))
+
+    def wait_restarted(self, pod: str, count: int, *, namespace: str, seconds: float = 90) -> None:
+        """Wait until its one container was started again so many times."""
+
+        def restarts() -> bool:
+            (container,) = self.get("pod", pod, namespace=namespace)["status"]["containerStatuses"]
+            return int(container["restartCount"]) >= count
+
+        until(restarts, seconds=seconds, said=f"pod {pod} was restarted {count} times")
+
     def exec(
         self, pod: str, *command: str, namespace: str, stdin: str | None = None, seconds: float = 60, check: bool = True
     ) -> CompletedProcess[str]:

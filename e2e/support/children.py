@@ -1,0 +1,48 @@
+"""What a resource owns in its namespace, and what lies there that nobody owns any more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cluster import INFD, Cluster, until
+
+KINDS = f"{INFD},deployments,replicasets,pods,services,endpointslices,configmaps,secrets,pdb,networkpolicies"
+OF_KUBERNETES = {"kube-root-ca.crt"}
+
+
+def objects(cluster: Cluster, namespace: str) -> list[dict[str, Any]]:
+    """Everything of those kinds, but for what Kubernetes puts into each namespace."""
+    found = cluster.get(KINDS, namespace=namespace)
+    return [each for each in found if each["metadata"]["name"] not in OF_KUBERNETES]
+
+
+def leftovers(cluster: Cluster, namespace: str) -> list[str]:
+    """Objects without an owner, on their way out, or held by a finalizer."""
+    found = objects(cluster, namespace)
+    uids = {each["metadata"]["uid"] for each in found}
+    said = []
+    for each in found:
+        meta, kind = each["metadata"], each["kind"]
+        name = f"{kind} {meta['name']}"
+        owners = {owner["uid"] for owner in meta.get("ownerReferences", ())}
+        if kind != "InferenceDeployment" and not owners & uids:
+            said.append(f"{name} has no owner")
+        if "deletionTimestamp" in meta:
+            said.append(f"{name} is still going")
+        if meta.get("finalizers"):
+            said.append(f"{name} is held by {meta['finalizers']}")
+    return said
+
+
+def wait_tidy(cluster: Cluster, namespace: str, *, seconds: float = 90) -> None:
+    """Wait until nothing is left over."""
+    left: list[str] = []
+
+    def is_tidy() -> bool:
+        left[:] = leftovers(cluster, namespace)
+        return not left
+
+    try:
+        until(is_tidy, seconds=seconds, said="nothing is left over")
+    except AssertionError:
+        raise AssertionError(f"left over after {seconds:g} s: {left}") from None

@@ -1,0 +1,69 @@
+"""A recorder of a Service's ready endpoints: every state that the API server announced, not one now and then."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import Thread
+from typing import IO, Any
+
+from cluster import Cluster, until
+
+
+@dataclass
+class Record:
+    """What was seen."""
+
+    ready: list[int] = field(default_factory=list)
+    """How many endpoints were ready after each event."""
+    uids: set[str] = field(default_factory=set)
+    """Of every pod that was ready at some time."""
+    slices: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """The endpoints of each slice, as they were last."""
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Note one event of a watch."""
+        found = event["object"]
+        gone = event["type"] == "DELETED"
+        self.slices[found["metadata"]["name"]] = [] if gone else found.get("endpoints") or []
+        known = [each for endpoints in self.slices.values() for each in endpoints]
+        ready = [each for each in known if each["conditions"].get("ready")]
+        self.ready.append(len(ready))
+        self.uids |= {str(each["targetRef"]["uid"]) for each in ready}
+
+
+@contextmanager
+def recorded(cluster: Cluster, service: str, *, namespace: str) -> Iterator[Record]:
+    """Record while the block runs; the state before it is there when it begins."""
+    provider = cluster.provider
+    words = ["get", "endpointslices", "-n", namespace, "-l", f"kubernetes.io/service-name={service}",
+             "--watch", "--output-watch-events", "-o", "json"]  # fmt: skip
+    watch = subprocess.Popen(
+        [provider.program("kubectl"), "--kubeconfig", str(provider.kubeconfig), *words],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert watch.stdout is not None
+    record = Record()
+    reader = Thread(target=_read, args=(watch.stdout, record), daemon=True)
+    reader.start()
+    try:
+        until(lambda: record.ready, seconds=30, said="the first state of the endpoints")
+        yield record
+        assert watch.poll() is None, "the watch ended, and what came after it was not recorded"
+    finally:
+        watch.terminate()
+        watch.wait(10)
+        reader.join(10)
+
+
+def _read(stream: IO[str], record: Record) -> None:
+    decoder, text = json.JSONDecoder(), ""
+    for line in stream:
+        text += line
+        if line.rstrip() == "}":  # kubectl indents what is inside
+            record.take(decoder.decode(text))
+            text = ""

@@ -1,0 +1,51 @@
+"""The version before this one: its chart and its images, made from git as they were."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from subprocess import run as run_raw
+
+from cluster import Cluster
+from programs import ROOT, run
+
+FIRST = "cf0d2fa9"
+"""Where there is no tag yet: the first commit whose images serve docs/samples/first.yaml."""
+
+
+@dataclass(frozen=True)
+class Previous:
+    """What a user has who has not upgraded yet."""
+
+    commit: str
+    package: Path
+    values: tuple[str, ...]
+    """Of helm: images of that version have its commit for a tag."""
+    worker: str
+    """The worker's image."""
+
+
+def previous(cluster: Cluster) -> Previous:
+    """Build it; BALLAST_E2E_PREVIOUS names another commit or tag."""
+    commit = run("git", "rev-parse", f"{_chosen()}^{{commit}}").stdout.strip()[:12]
+    folder = cluster.folder / f"previous-{commit}"
+    packed = run_raw(["git", "archive", commit], cwd=ROOT, check=True, capture_output=True, timeout=60).stdout
+    with tarfile.open(fileobj=BytesIO(packed)) as archive:
+        archive.extractall(folder, filter="data")
+    for part in ("operator", "worker"):
+        cluster.provider.bring(folder, f"{part}/Dockerfile", f"ballast-{part}:{commit}")
+    cluster.helm("package", folder / "helm" / "ballast", "--destination", folder / "dist")
+    (package,) = (folder / "dist").glob("ballast-*.tgz")
+    values = tuple(f"--set-string=image.{part}.tag={commit}" for part in ("operator", "worker"))
+    return Previous(commit, package, values, f"ballast-worker:{commit}")
+
+
+def _chosen() -> str:
+    named = os.environ.get("BALLAST_E2E_PREVIOUS")
+    if named:
+        return named
+    tag = run("git", "describe", "--tags", "--abbrev=0", "HEAD^", check=False).stdout.strip()
+    return tag or FIRST
