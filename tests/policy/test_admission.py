@@ -273,3 +273,29 @@ def test_nobody_is_preempted_where_lengths_are_as_expected():
     assert not residents
     assert not len(backlog)
     assert held > 0.9 * config.num_blocks
+
+
+def test_the_rate_of_online_requests_follows_what_came_in_the_last_minute():
+    experience = Experience(10_000)
+    for second in range(300):
+        experience.arrived(make_request(request_class=ONLINE), float(second // 2))
+    busy = experience.expectation.online_rate
+    experience.arrived(make_request(request_class=ONLINE), 149.0 + 600.0)
+
+    assert busy == pytest.approx(2.0, rel=0.05)
+    assert experience.expectation.online_rate < 0.01
+
+
+def test_offline_requests_do_not_count_into_the_online_rate():
+    experience = Experience(10_000)
+    experience.arrived(make_request(), 1.0)
+
+    assert experience.expectation.online_rate == 0.0
+
+
+def test_the_mean_online_answer_is_published_once_some_have_ended():
+    experience = Experience(10_000)
+    for length in [10] * 8 + [30] * 8:
+        experience.finished(make_request(request_class=ONLINE, num_output=length))
+
+    assert experience.expectation.online_answer == 20.0

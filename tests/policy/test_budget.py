@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
+from math import inf, log
 
 import pytest
 
+from ballast_policy.admission import Expectation
 from ballast_policy.budget import OnlineStep, most_prefill, prefill_room, step_budget
 from ballast_policy.cost import CostModel
 from ballast_policy.interference import UNCHECKED, Allowance
@@ -48,14 +49,44 @@ def test_a_step_beside_online_decodes_takes_at_most_a_share_of_their_tpot():
 
 
 @pytest.mark.parametrize(
-    ("tokens", "taken", "expected"),
-    [(1, 0.0, 0.025), (5, 0.25, 0.01), (5, 0.15, 0.03), (8, 0.1, 0.05), (2, 0.3, 0.01)],
-    ids=["first token just came", "exactly on pace", "a fifth faster", "a lot faster", "late, and catches up"],
+    ("tokens", "taken", "lent"),
+    [
+        (1, 0.0, 0.0),
+        (5, 0.25, 0.0),
+        (5, 0.15, 0.0),
+        (8, 0.2, 0.25 * (0.19 + 0.05 * log(0.12))),
+        (8, 0.1, 0.04),
+        (2, 0.3, 0),
+    ],
+    ids=["first token just came", "exactly on pace", "a bit faster", "twice as fast", "a lot faster", "catches up"],
 )
-def test_decodes_save_slack_for_their_mean_time_per_token(tokens: int, taken: float, expected: float):
+def test_decodes_save_slack_for_their_mean_time_per_token(tokens: int, taken: float, lent: float):
     request = make_decode(num_output=tokens, first_token=10.0 - taken, arrival=9.5, max_output=100)
 
-    assert budget(request) == pytest.approx(expected)
+    assert budget(request) - ONLINE_ALONE == pytest.approx(lent)
+
+
+def test_one_young_answer_among_old_ones_does_not_stop_lending():
+    old = [make_decode(num_output=40, first_token=9.0, arrival=8.5, max_output=100) for _ in range(20)]
+    young = [make_decode(num_output=1, first_token=10.0, arrival=9.5, max_output=100) for _ in range(20)]
+
+    assert ONLINE_ALONE < budget(*old, young[0]) < budget(*old)
+    assert budget(*old, *young) == budget(*young) == ONLINE_ALONE
+
+
+def test_the_slack_that_is_kept_grows_with_the_prefill_that_comes_meanwhile():
+    request = make_decode(num_output=20, first_token=9.3, arrival=9.0, max_output=100)
+    heavy = Expectation(online_rate=10.0, online_answer=100.0)
+    snapshot = make_snapshot(typical_prompt=250, expectation=heavy)
+
+    assert budget(request) == pytest.approx(CONFIG.tpot_share * 0.05)
+    assert budget(request, snapshot=snapshot) == ONLINE_ALONE  # 10 / s * 5 s * 25 ms of prefill, 0.2 s of it at once
+
+
+def test_a_late_decode_that_can_catch_up_gets_all_the_time_there_is():
+    late = make_decode(num_output=2, first_token=9.7, arrival=9.5, max_output=100)
+
+    assert budget(late) == ONLINE_ALONE
 
 
 def test_a_mean_that_cannot_be_kept_any_more_does_not_freeze_the_batch():

@@ -33,6 +33,10 @@ class Expectation:
     """Share of the KV that online may ask for at once; None while it is not known."""
     unknown_share: float = 0.0
     """What a request is expected to generate of the most it may, in a class without any."""
+    online_rate: float = 0.0
+    """Online requests that come in per second."""
+    online_answer: float = 0.0
+    """Tokens of an online answer, on average; 0 while nothing is known."""
 
     def remaining(self, request: Request, unknown: int) -> int:
         """Give the tokens that a request will probably still generate; at least `unknown` where nothing is known.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import exp, inf, log
 
 from ballast_policy.cost import CostModel, attended
 from ballast_policy.request import Request
@@ -57,10 +57,11 @@ def step_budget(snapshot: Snapshot, step: OnlineStep) -> float:
     - `step.seconds + slack_safety * (slack - slack_reserve * ttft)` over the online requests that are not overdue,
       where slack is what the request can still lose after the time that online alone needs for its next token
       (for a prefill: its own and all prefill ahead of it, chunk by chunk);
-    - `step.seconds + slack_safety * (slack - reserve)` over the decodes, where slack counts from the first token, so
-      that the mean time per token holds: `reserve` grows with every token, by `1 - pace_share` of the TPOT, up to the
-      share of the TTFT that online decodes hold of the batch ceiling (bursts are as large as the load). Who is late
-      and can still catch up gets all the time there is;
+    - `step.seconds + slack_safety * slack` over the decodes together, where slack counts from the first token, so that
+      the mean time per token holds: the soft minimum `burst * log(most_risk / mean(exp(-slack / burst)))`. A burst of
+      prefill finds many answers young and one old as often as the reverse, and each may end before it has caught up:
+      what counts is how many are close to being late, not the closest one. Who is late and can still catch up counts
+      as one without slack;
     - `tpot_share * tpot` of online decodes;
     - `k0 + newcomer_share * (ttft - 2 * k0 - prefill of a typical prompt)`: an online request that comes in the
       middle of the step waits for its end, and then needs a step of its own.
@@ -131,12 +132,11 @@ def _capped(snapshot: Snapshot, alone: float) -> float:
 
 
 def _decode_slack(snapshot: Snapshot, step: OnlineStep) -> tuple[float, float]:
-    """Give the smallest TPOT of the decodes and their smallest slack, reserve left out."""
+    """Give the smallest TPOT of the decodes and what slack they have together, reserve left out."""
     config = snapshot.config
     next_token = snapshot.now + step.seconds
     loose = slack = inf
-    saved = 1 - config.pace_share
-    occupied = len(step.decodes) / (snapshot.ceiling or config.slots)
+    saved = []
     for request in step.decodes:  # the longest loop of a calm step: `next_deadline` and `paced_deadline` written out
         tpot, ttft = request.tpot, request.ttft
         loose = min(loose, tpot)
@@ -146,10 +146,26 @@ def _decode_slack(snapshot: Snapshot, step: OnlineStep) -> tuple[float, float]:
             slack = min(slack, left - config.slack_reserve * ttft)
         left = request.first_token + budgeted - next_token
         if left >= 0:
-            slack = min(slack, left - min(saved * budgeted, occupied * ttft))
+            saved.append(left)
         elif _catches_up(request, -left, step.fixed):
-            slack = min(slack, 0.0)
-    return loose, slack
+            saved.append(0.0)
+    return loose, min(slack, _soft_slack(saved, _burst(snapshot, loose), config.most_risk))
+
+
+def _burst(snapshot: Snapshot, tpot: float) -> float:
+    """Give the seconds that a burst of online prefill takes from a decode: the scale on which slack is safe."""
+    expectation = snapshot.expectation
+    meanwhile = expectation.online_rate * expectation.online_answer * tpot
+    return max(tpot, snapshot.config.burst_share * meanwhile * snapshot.cost.prefill(0, snapshot.typical_prompt))
+
+
+def _soft_slack(saved: Sequence[float], burst: float, most_risk: float) -> float:
+    """Give what all may lose before `mean(exp(-slack / burst))` comes to `most_risk`; below 0 where it is beyond."""
+    if burst == inf:
+        return inf
+    far = 20 * burst
+    risk = sum(exp(-left / burst) for left in saved if left < far)
+    return burst * log(most_risk * len(saved) / risk) if risk else inf
 
 
 def _catches_up(request: Request, late: float, fixed: float) -> bool:

@@ -1,11 +1,13 @@
-"""What an engine has seen, for what it expects: how long answers are, and how much KV online asks for at once."""
+"""What an engine has seen, for what it expects: how long answers are, how often and for how much KV online asks."""
 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
+from math import exp
 
 from ballast_policy.admission import Expectation
-from ballast_policy.request import Request, RequestClass
+from ballast_policy.request import ONLINE, Request, RequestClass
 
 NUM_LENGTHS = 256
 """Answers of a class that are remembered."""
@@ -14,6 +16,8 @@ REFRESH = 16
 SURGE_SECONDS = 1.0
 """Online prompts that come within it come at once: what offline decodes began by then stays for a moment longer."""
 NUM_SURGES = 100
+RATE_SECONDS = 60.0
+"""What came longer ago counts for less than a third in the rate of online requests."""
 UNKNOWN_SHARE = 0.25
 """Answers are expected to come to this share of the most they may, until some have ended."""
 LEAST_GUARD, MOST_GUARD = 0.05, 0.30
@@ -34,14 +38,25 @@ class Experience:
         self._surge = 0
         self._since = 0.0
         self._guard: float | None = None
+        self._count = self._seconds = self._last = 0.0
+        """Online requests and the time they came in, both fading, and when the last one came."""
 
     def arrived(self, request: Request, now: float) -> None:
         """A request came in: what online brings within a second is a surge."""
-        if request.request_class is not RequestClass.ONLINE:
+        if request.request_class is not ONLINE:
             return
+        self._tick(now)
         if now - self._since > SURGE_SECONDS:
             self._close(now)
         self._surge += request.num_tokens
+
+    def _tick(self, now: float) -> None:
+        """Count one online request into the rate."""
+        keep = exp((self._last - now) / RATE_SECONDS) if self._count else 0.0
+        self._count = keep * self._count + 1
+        self._seconds = keep * self._seconds + (now - self._last if keep else 0.0)
+        self._last = now
+        self.expectation = replace(self.expectation, online_rate=self._count / max(self._seconds, SURGE_SECONDS))
 
     def finished(self, request: Request) -> None:
         """An answer came to its own end."""
@@ -65,4 +80,10 @@ class Experience:
 
     def _publish(self) -> None:
         outputs = {c: tuple(sorted(lengths)) for c, lengths in self._lengths.items() if len(lengths) >= REFRESH}
-        self.expectation = Expectation(outputs, self._guard, UNKNOWN_SHARE)
+        answers = outputs.get(ONLINE, ())
+        self.expectation = replace(
+            self.expectation,
+            outputs=outputs,
+            guard_share=self._guard,
+            online_answer=sum(answers) / len(answers) if answers else 0.0,
+        )

@@ -44,14 +44,16 @@ class PolicyConfig:
     """SLO of online requests that bring none of their own."""
     tpot: float = inf
     tenants: Mapping[str, TenantShare] = field(default_factory=dict)
-    slack_safety: float = 0.5
+    slack_safety: float = 0.25
     """Share of the online slack (reserve left out) that offline may spend in one step."""
     slack_reserve: float = 0.1
     """Share of TTFT kept back from every online slack, for a burst to use."""
+    burst_share: float = 0.16
+    """Of the prefill that comes in while an answer is made: what a burst takes from a decode at once."""
+    most_risk: float = 0.12
+    """Risk that a burst makes a decode late, on average over the decodes beside which offline work runs; 0 to 1."""
     tpot_share: float = 1.0
     """A step with online decodes takes at most this share of their TPOT because of offline work."""
-    pace_share: float = 0.8
-    """Offline work lets a decode take this share of its TPOT on average, until it has saved the reserve of slack."""
     newcomer_share: float = 0.15
     """A step takes at most this share of the TTFT that a newcomer has left beside its own prefill."""
     slot_headroom: float = 0.5

@@ -12,11 +12,14 @@ from ballast_policy.slots import Slots
 from ballast_policy.snapshot import Snapshot
 from ballast_policy.step import Step, computed
 
+_SHARE = 0.7
+"""Of what decodes can wait that a nested step may take: prefill of newcomers takes it from them sooner or later."""
+
 
 def suspendable_seconds(step: Step) -> float:
     """Give how long the step may stand still: until the first online token in it would come too late.
 
-    It spends `slack_safety` of what they can wait: the newcomers decode beside them afterwards. Tokens that come too
+    It leaves some of what they can wait: the newcomers decode beside them afterwards. Tokens that come too
     late anyhow count for nothing. Beside online decodes a step no longer than twice the fixed costs of a nested one
     may not be suspended: waiting for its end is cheaper.
     """
@@ -40,7 +43,7 @@ def suspendable_seconds(step: Step) -> float:
     for request in step.prefill_grants:
         if request.request_class is RequestClass.ONLINE and request.next_deadline >= end:
             slack = min(slack, request.next_deadline - end)
-    return step.config.slack_safety * max(0.0, slack)
+    return _SHARE * max(0.0, slack)
 
 
 def plan_nested(snapshot: Snapshot, in_flight: Collection[Request], seconds: float) -> Plan:

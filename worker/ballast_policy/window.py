@@ -6,11 +6,14 @@ from math import inf
 
 from ballast_policy.snapshot import Snapshot
 
+_MOST_WAIT = 0.5
+"""Share of a TTFT that may go into waiting for others."""
+
 
 def begins_at(snapshot: Snapshot) -> float:
     """Give when an idle engine begins with what waits: `first arrival + window`; -inf where it does not wait.
 
-    It waits for no more than a step can take (its slots, its prefill tokens), and spends no more than `slack_safety` of
+    It waits for no more than a step can take (its slots, its prefill tokens), and spends no more than half of
     anybody's TTFT, so that the first token does not come late.
     """
     config, waiting = snapshot.config, snapshot.waiting
@@ -22,5 +25,5 @@ def begins_at(snapshot: Snapshot) -> float:
     cost = snapshot.cost
     takes = cost.k0 + sum(cost.prefill(0, size) for size in sizes) if cost.is_trusted else 0.0
     first = min(request.arrival for request in waiting)
-    soon = min(request.arrival + config.slack_safety * request.ttft for request in waiting)
+    soon = min(request.arrival + _MOST_WAIT * request.ttft for request in waiting)
     return min(first + config.batch_window, soon - takes)
