@@ -128,10 +128,10 @@ def test_deletion_of_the_resource_leaves_nothing_behind(
     cluster: Cluster, namespace: str, first: str, holding: Held
 ) -> None:
     job, _ = holding
+    assert job.counts["leased"] > 0
 
     cluster.kubectl("delete", "infd", first, "-n", namespace, "--timeout=60s", seconds=70)
 
-    assert job.counts["leased"] > 0
     wait_tidy(cluster, namespace)
     assert cluster.get("pods,deployments,services,secrets", namespace=namespace) == []
     assert job.counts["leased"] == 0
