@@ -112,7 +112,7 @@ class Bench:
         if name not in self.ceilings:
             policy = partial(baselines.held_to, self.config.tpot) if name == "bound" else baselines.unbounded
             seconds = self.ceiling_seconds
-            scenario = replace(self._scenario(policy, ()), seconds=seconds, warmup_seconds=seconds / 3)
+            scenario = replace(self.scenario(policy, ()), seconds=seconds, warmup_seconds=seconds / 3)
             self.ceilings[name] = self._row("offline-only", 0.0, 0.0, simulate(scenario))
         return self.ceilings[name]
 
@@ -153,7 +153,7 @@ class Bench:
     def alone(self, load: float) -> Row:
         """Online-only at a load: Ballast without a job, so that what is lost against it is what offline work costs."""
         if load not in self.alones:
-            scenario = replace(self._scenario(Ballast, self.online(load)), offline=list)
+            scenario = replace(self.scenario(Ballast, self.online(load)), offline=list)
             self.alones[load] = self._row("online-only", load, 0.0, simulate(scenario))
         return self.alones[load]
 
@@ -175,7 +175,7 @@ class Bench:
             plain[policy] = partial(baselines.qps_cap, value) if is_rate else budget
         tuned = {"static-split": self._static_split, "qps-cap": self._qps_cap, STATIC_BUDGET: self._static_budget}
         if policy in plain:
-            run = simulate(self._scenario(plain[policy], self.online(load)))
+            run = simulate(self.scenario(plain[policy], self.online(load)))
             return [self._row(policy, load, reservation, run) for reservation in reservations]
         if policy in tuned:
             row = tuned[policy](load)
@@ -194,7 +194,7 @@ class Bench:
         if value is not None:
             config = replace(config, max_interference=value / 100)
         scenario = replace(
-            self._scenario(ablation.policy, self.online(load)),
+            self.scenario(ablation.policy, self.online(load)),
             config=ablation.told(config),
             cost=None if self.is_fitted else self.cost,
             is_fair=ablation.is_fair,
@@ -207,7 +207,7 @@ class Bench:
         best: Row | None = None
         for share, chunk in product(BUDGETS, STATIC_CHUNKS):
             budget = share * self.config.tpot
-            run = simulate(self._scenario(partial(baselines.static_budget, budget, chunk), self.online(load)))
+            run = simulate(self.scenario(partial(baselines.static_budget, budget, chunk), self.online(load)))
             row = self._row(STATIC_BUDGET, load, 0.0, run, f"{1e3 * budget:.1f} ms, chunks of {chunk}")
             if best is None or (self.keeps(row) and row.total_tokens > best.total_tokens):
                 best = row
@@ -221,7 +221,7 @@ class Bench:
         best = replace(self.alone(load), note="no rate keeps the attainment")
         for _ in range(6):
             middle = (low + high) / 2
-            run = simulate(self._scenario(partial(baselines.qps_cap, middle), self.online(load)))
+            run = simulate(self.scenario(partial(baselines.qps_cap, middle), self.online(load)))
             row = self._row("qps-cap", load, 0.0, run, f"{middle:.2f} requests/s")
             if self.keeps(row):
                 low, best = middle, row
@@ -256,7 +256,7 @@ class Bench:
         total, offline = result.total_tokens, result.offline.total
         return Row(policy, load, reservation, result, total, offline, note, series(run))
 
-    def _scenario(self, policy: Callable[[], Policy], online: Sequence[Arrival]) -> Scenario:
+    def scenario(self, policy: Callable[[], Policy], online: Sequence[Arrival]) -> Scenario:
         return Scenario(
             config=replace(self.config, offline_share=0.0),
             model=self.model,
