@@ -6,8 +6,9 @@ For each load, pooled over slices of the Azure conversations:
 
 - `ballast` as it ships, and with other values of `most_risk`: what each point of attainment costs in tokens;
 - `reservation`: nothing is lent, so that whatever is lost is what the reservation itself takes, lent or not;
-- `foresight`: Ballast at the greatest risk, run again and again, each time told to lend nothing in the lives of the requests that were lost
-  the time before, and for a while longer before them each time. No policy that meets requests as they come knows that.
+- `foresight`: Ballast at the greatest risk, run again and again, each time told to lend nothing in the lives of the
+  requests that were lost the time before, and for a while longer before them each time. No policy that meets requests
+  as they come knows that.
 
 Lost are points of attainment against online alone on the same slice. Totals are shares of the SLO-bound ceiling.
 """
