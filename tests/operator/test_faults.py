@@ -18,6 +18,7 @@ pytestmark = pytest.mark.envtest
 
 CRD = Path(__file__).parent.parent.parent / "crds" / "ballast.dev_inferencedeployments.yaml"
 CHILDREN = ("deployments", "services", "poddisruptionbudgets", "networkpolicies")
+ERRORS = "ballast_operator_reconcile_errors_total{"
 
 
 @pytest.fixture
@@ -109,11 +110,13 @@ def test_every_write_may_be_refused_once(between: Proxy, cluster: Cluster, tmp_p
         return None
 
     between.before = refuse
-    with running(between.kubeconfig, tmp_path):
+    with running(between.kubeconfig, tmp_path) as operator:
         cluster.make()
         ends_right(cluster)
         cluster.says("Degraded", "False")
+        failed = sum(n for series, n in operator.metrics().items() if series.startswith(ERRORS))
     assert len(refused) >= 6
+    assert failed > 0
 
 
 def test_every_read_and_every_stream_may_be_refused_once(between: Proxy, cluster: Cluster, tmp_path: Path) -> None:

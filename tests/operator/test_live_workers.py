@@ -148,7 +148,9 @@ def test_replicas_that_leave_are_marked_with_their_load_first(
     cluster.patch("inferencedeployments", "llm", {"spec": {"replicas": 1}})
 
     until(lambda: len(cluster.pods()) == 1)
-    assert cluster.pods()[0]["metadata"]["name"] == busy["metadata"]["name"]
+    (left,) = cluster.pods()
+    assert left["metadata"]["name"] == busy["metadata"]["name"]
+    assert left["metadata"]["annotations"]["controller.kubernetes.io/pod-deletion-cost"] == "3000"
 
 
 def test_of_two_resources_with_one_queue_each_counts_its_own_workers(

@@ -148,6 +148,7 @@ class ControlPlane:
             "--leader-elect=false",
             f"--service-account-private-key-file={PEM}",
             "--use-service-account-credentials=false",
+            "--horizontal-pod-autoscaler-sync-period=1s",
             "--controllers=*,-nodeipam,-cloud-node-lifecycle,-node-route-controller,-service-lb-controller",
         )
 

@@ -1,0 +1,122 @@
+"""What others find by convention: kubectl's columns, labels for routers, the scale subresource, events, metrics."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import pytest
+import yaml
+from operated import Cluster, Operator, until
+
+from ballast_queue.redis_store import Queue
+from ballast_queue.status import ClassLoad, WorkerStatus
+
+pytestmark = pytest.mark.envtest
+
+
+def one_ready(cluster: Cluster, ip: str = "10.8.0.1") -> str:
+    name = str(until(cluster.pods)[0]["metadata"]["name"])
+    cluster.make_ready(name, ip)
+    return name
+
+
+def test_kubectl_shows_readiness_replicas_model_slots_and_age(
+    operator: Operator, cluster: Cluster, valkey: Any
+) -> None:
+    url = base64.b64encode(valkey.url.encode()).decode()
+    cluster.create("secrets", {"metadata": {"name": "redis"}, "data": {"url": url}})
+    cluster.make(redis={"secretName": "redis"})
+    one_ready(cluster)
+    queue = Queue.connect(valkey.url, f"{cluster.namespace}/llm")
+    status = WorkerStatus(
+        worker_id="w", address="http://10.8.0.1:8000", at=queue.now(), model="m", slots=8, batch_ceiling=8,
+        kv_blocks_total=1, kv_blocks_free=1, online=ClassLoad(), offline=ClassLoad(reserved=1),
+    )  # fmt: skip
+    queue.publish(status, 60)
+    queue.close()
+    cluster.says("Ready", "True")
+    until(lambda: cluster.resource()["status"].get("slots"))
+
+    head, row = cluster.plane.kubectl("get", "infd", "-n", cluster.namespace).stdout.splitlines()
+
+    assert head.split() == ["NAME", "READY", "REPLICAS", "MODEL", "ONLINE", "OFFLINE", "AGE"]
+    assert row.split()[:-1] == ["llm", "True", "1", "file:///models/tiny", "7", "1"]
+
+
+def test_pods_carry_the_labels_and_the_port_that_an_inference_pool_selects_by(
+    operator: Operator, cluster: Cluster
+) -> None:
+    cluster.make(model={"uri": "hf://Qwen/Qwen3-8B"})
+    pod = until(cluster.pods)[0]
+    found = {name: value for name, value in pod["metadata"]["labels"].items() if name != "pod-template-hash"}
+
+    assert found == {
+        "app.kubernetes.io/name": "ballast-worker",
+        "app.kubernetes.io/instance": "llm",
+        "app.kubernetes.io/component": "worker",
+        "app.kubernetes.io/part-of": "ballast",
+        "app.kubernetes.io/managed-by": "ballast-operator",
+        "llm-d.ai/inference-serving": "true",
+        "llm-d.ai/role": "both",
+        "llm-d.ai/model": "Qwen3-8B",
+        "llm-d.ai/engine-type": "vllm",
+    }
+    assert [port["containerPort"] for port in pod["spec"]["containers"][0]["ports"]] == [8000]
+
+
+def test_an_autoscaler_of_kubernetes_sets_the_replicas_and_is_respected(operator: Operator, cluster: Cluster) -> None:
+    """The real controller, which asks no metrics for its lower bound; KEDA makes such an autoscaler."""
+    cluster.make()
+    until(cluster.pods)
+    target = {"apiVersion": "ballast.dev/v1alpha1", "kind": "InferenceDeployment", "name": "llm"}
+    cpu = {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 80}}
+    spec = {"scaleTargetRef": target, "minReplicas": 3, "maxReplicas": 5}
+    autoscaler = {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": {"name": "llm"},
+        "spec": spec | {"metrics": [{"type": "Resource", "resource": cpu}]},
+    }
+    cluster.plane.kubectl("apply", "-n", cluster.namespace, "-f", "-", manifest=yaml.safe_dump(autoscaler))
+
+    until(lambda: cluster.resource()["spec"]["replicas"] == 3)
+    until(lambda: len(cluster.pods()) == 3)
+    cluster.patch("inferencedeployments", "llm", {"spec": {"disruption": {"maxUnavailable": 2}}})
+    until(lambda: cluster.get("poddisruptionbudgets", "llm")["spec"]["maxUnavailable"] == 2)
+    assert cluster.get("deployments", "llm")["spec"]["replicas"] == cluster.resource()["spec"]["replicas"] == 3
+
+
+def events(cluster: Cluster) -> dict[str, tuple[str, str]]:
+    """Type and message of the events about the resource, by their reason."""
+    found = (each for each in cluster.list("events") if each["involvedObject"]["kind"] == "InferenceDeployment")
+    return {each["reason"]: (each["type"], each["message"]) for each in found}
+
+
+def test_events_tell_what_was_made_what_changed_and_what_went_wrong(operator: Operator, cluster: Cluster) -> None:
+    cluster.make()
+    name = one_ready(cluster)
+    kind, said = until(lambda: events(cluster).get("Applied"))
+    assert kind == "Normal"
+    assert {f"Created {each} llm" for each in ("Deployment", "Service", "PodDisruptionBudget")} <= {*said.split("; ")}
+    assert until(lambda: events(cluster).get("Serving")) == ("Normal", "Ready is True: 1 of 1 workers serve")
+
+    waiting = {"reason": "ErrImagePull", "message": "manifest unknown"}
+    container = {"name": "worker", "image": "worker:1", "imageID": "", "ready": False, "restartCount": 0}
+    cluster.set_pod(name, containerStatuses=[container | {"state": {"waiting": waiting}}])
+
+    kind, said = until(lambda: events(cluster).get("ImagePull"))
+    assert (kind, "manifest unknown" in said) == ("Warning", True)
+
+
+def test_metrics_count_turns_phases_and_waiting_resources(operator: Operator, cluster: Cluster) -> None:
+    before = operator.metrics().get('ballast_operator_resources{phase="NotReady"}', 0)
+    turns = operator.metrics()["ballast_operator_reconcile_seconds_count"]
+    cluster.make()
+    until(cluster.pods)
+
+    until(lambda: operator.metrics().get('ballast_operator_resources{phase="NotReady"}', 0) > before)
+    assert operator.metrics()["ballast_operator_reconcile_seconds_count"] > turns
+    until(lambda: operator.metrics()["ballast_operator_queue_length"] == 0)
+    one_ready(cluster)
+    until(lambda: operator.metrics().get('ballast_operator_resources{phase="Ready"}', 0) > 0)
