@@ -8,10 +8,10 @@ PROVIDER ?= $(if $(wildcard ../shared/kube/cluster),local,kind)
 E2E = PROVIDER=$(PROVIDER) $(BIN)/python -m pytest -p no:randomly -o timeout=1800 -o cache_dir=.pytest_cache/e2e
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test envtest alerts chart e2e e2e-short check bench generate verify lint format clean
+.PHONY: help demo test envtest alerts chart e2e e2e-short e2e-sabotage e2e-recording check bench generate verify lint format clean
 
 help: ## Show this list
-	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -51,6 +51,12 @@ e2e: $(VENV)/.ready ## Try every promise on a real cluster; PROVIDER=kind or loc
 
 e2e-short: $(VENV)/.ready ## The path of a user on a real cluster: install, apply, serve, submit, one kill
 	@$(E2E) -x -m short e2e $(ARGS)
+
+e2e-sabotage: $(VENV)/.ready ## Break the product on purpose and demand that e2e turns red; ARGS=fencing-off
+	@PROVIDER=$(PROVIDER) PYTHONPATH=e2e/support $(BIN)/python e2e/sabotage $(ARGS)
+
+e2e-recording: $(VENV)/.ready ## Draw docs/images/cluster.svg from a run of the tutorial's commands
+	@PROVIDER=$(PROVIDER) PYTHONPATH=e2e/support $(BIN)/python e2e/recording.py
 
 check: $(VENV)/.ready lint verify ## Lint, types, import directions, generated files, quick tests
 	@$(BIN)/python -m pytest -m 'not slow and not envtest and not promtool and not helm' $(ARGS)

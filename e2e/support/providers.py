@@ -93,8 +93,11 @@ class Local:
 
     def patch(self, image: Image, files: dict[str, str]) -> str:
         tar = self._images / "patched.tar"
-        add_layer(self._built(image), tar, files)
-        return self._load(image, tar)
+        try:
+            add_layer(self._built(image), tar, files)
+            return self._load(image, tar)
+        finally:
+            tar.unlink(missing_ok=True)
 
     def bring(self, context: Path, dockerfile: str, name: str) -> None:
         self._images.mkdir(parents=True, exist_ok=True)

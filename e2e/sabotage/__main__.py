@@ -1,0 +1,86 @@
+"""Break the product in one way after another, and demand that e2e/ turns red each time.
+
+`make e2e-sabotage` commits every sabotage of faults.py, `make e2e-sabotage ARGS="canned-text fencing-off"` some. Each
+is one run of pytest on a release of its own. What caught it is written into the table of docs/what-the-tests-catch.md.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+from faults import FAULTS, Fault
+from programs import ROOT
+
+E2E = ROOT / "e2e"
+PAGE = ROOT / "docs" / "what-the-tests-catch.md"
+HEAD = "| sabotage | what is done | red | green | minutes |\n|---|---|---|---|---|\n"
+MINUTES = 60
+
+
+def main() -> int:
+    """Run what the arguments name; 1 where a sabotage stayed unseen."""
+    names = sys.argv[1:] or list(FAULTS)
+    if unknown := set(names) - set(FAULTS):
+        print(f"no such sabotage: {', '.join(sorted(unknown))}; there are {', '.join(FAULTS)}")
+        return 2
+    unseen = [name for name in names if not caught(name, FAULTS[name])]
+    print(f"\nnot seen: {', '.join(unseen)}" if unseen else f"\nall of {len(names)} seen")
+    return 1 if unseen else 0
+
+
+def caught(name: str, fault: Fault) -> bool:
+    """Commit one sabotage, run the tests, and note which of them failed."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        words = [sys.executable, "-m", "pytest", "-p", "no:randomly", "-p", "plugin", "-o", "timeout=1800"]
+        words += ["-o", "cache_dir=.pytest_cache/e2e-sabotage", f"--junit-xml={report}", "-q", "--tb=line"]
+        env = {
+            **os.environ,
+            "BALLAST_E2E_SABOTAGE": name,
+            "PYTHONPATH": os.pathsep.join(str(E2E / part) for part in ("sabotage", "support")),
+        }
+        print(f"\n=== {name}: {fault.what}", flush=True)
+        done = subprocess.run([*words, *(E2E / file for file in fault.files)], env=env, cwd=ROOT, check=False)
+        red, green = outcomes(report) if report.exists() else ([], [])
+    # 1: tests failed. Anything else is pytest's own trouble, which proves nothing.
+    is_seen = done.returncode == 1 and bool(red)
+    note(name, fault, red, green, (time.monotonic() - began) / MINUTES)
+    return is_seen
+
+
+def outcomes(report: Path) -> tuple[list[str], list[str]]:
+    """The tests that failed, and those that passed."""
+    red, green = [], []
+    for case in ET.parse(report).getroot().iter("testcase"):
+        failed = any(case.find(kind) is not None for kind in ("failure", "error"))
+        (red if failed else green).append(str(case.get("name")))
+    return red, green
+
+
+def note(name: str, fault: Fault, red: list[str], green: list[str], minutes: float) -> None:
+    """Put this sabotage's row into the table, in place of an older one."""
+    text = PAGE.read_text()
+    rows = {key: row for row, key in re.findall(r"^(\| `([\w-]+)` \|.*\n)", text, re.MULTILINE)}
+    said = "<br>".join(sentence(test) for test in red) or "**nothing**"
+    rows[name] = f"| `{name}` | {fault.what} | {said} | {len(green)} | {minutes:.0f} |\n"
+    table = HEAD + "".join(rows[key] for key in FAULTS if key in rows)
+    before, _, rest = text.partition("<!-- table -->\n")
+    _, _, after = rest.partition("<!-- end -->\n")
+    PAGE.write_text(f"{before}<!-- table -->\n{table}<!-- end -->\n{after}")
+
+
+def sentence(test: str) -> str:
+    """The sentence that a test's name is."""
+    return test.removeprefix("test_").replace("_", " ")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,30 @@
+"""For pytest: commits one sabotage, named by BALLAST_E2E_SABOTAGE, on the images built or the chart installed."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+from faults import FAULTS
+from images import WORKER
+
+FAULT = FAULTS[os.environ["BALLAST_E2E_SABOTAGE"]]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+) -> Generator[None, object, object]:
+    """Act once the fixture of that name has its value. A sabotage that fails ends the run: no test has seen it then."""
+    value: Any = yield
+    try:
+        if fixturedef.argname == "images" and FAULT.worker:
+            value[WORKER] = request.getfixturevalue("cluster").provider.patch(WORKER, FAULT.layer())
+        elif fixturedef.argname == "release":
+            FAULT.act(value)
+    except Exception:  # noqa: BLE001 - whatever it was, it must not be taken for a test that failed
+        pytest.exit(f"the sabotage itself failed:\n{traceback.format_exc()}", returncode=pytest.ExitCode.INTERNAL_ERROR)
+    return value
