@@ -61,6 +61,8 @@ class PodTemplate(ApiModel):
     """Added to the pods."""
     node_selector: dict[str, str] = Field(default={})
     tolerations: tuple[Toleration, ...] = Field(default=(), max_length=64)
+    """Where none speaks of `node.kubernetes.io/not-ready` or `unreachable`, a worker on a node that fell silent is
+    replaced after 30 s."""
     affinity: Json | None = None
     topology_spread_constraints: tuple[Json, ...] = Field(default=(), max_length=16)
     priority_class_name: str | None = Field(default=None, max_length=253)

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import HTTP_PORT, HTTP_PORT_NAME, config_map, pod_labels, selector
+from ballast_api.pods import Toleration
 from ballast_operator.children.config import (
     CACHE_DIRECTORY,
     CONFIG_DIRECTORY,
@@ -27,6 +28,9 @@ FETCH = "fetch"
 PROBE_SECONDS = 5
 SPARE_SECONDS = 15
 """Beyond draining, for what a process does at its end."""
+LOST_NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+LOST_NODE_SECONDS = 30
+"""Until a pod of a node that fell silent is replaced; Kubernetes' own default waits five minutes."""
 
 
 def deployment(resource: InferenceDeployment, version: str, *, image: str, own_keys: frozenset[str]) -> Body:
@@ -79,7 +83,7 @@ def _pod(resource: InferenceDeployment, version: str, *, image: str, own_keys: f
     passed: Body = {
         "serviceAccountName": template.service_account_name,
         "nodeSelector": template.node_selector,
-        "tolerations": [t.model_dump(mode="json", by_alias=True, exclude_none=True) for t in template.tolerations],
+        "tolerations": _tolerations(template.tolerations),
         "affinity": template.affinity,
         "topologySpreadConstraints": list(template.topology_spread_constraints),
         "priorityClassName": template.priority_class_name,
@@ -87,6 +91,17 @@ def _pod(resource: InferenceDeployment, version: str, *, image: str, own_keys: f
         "imagePullSecrets": [{"name": name} for name in template.image_pull_secrets],
     }
     return pod | {name: value for name, value in passed.items() if value}
+
+
+def _tolerations(given: tuple[Toleration, ...]) -> list[Body]:
+    """Those of the template, and for a lost node the operator's own where the template says nothing of it."""
+    said = {each.key for each in given if each.effect in {None, "NoExecute"}}
+    own = [
+        {"key": taint, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_NODE_SECONDS}
+        for taint in LOST_NODE_TAINTS
+        if not said & {taint, None}  # without a key: every taint
+    ]
+    return [each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in given] + own
 
 
 def _worker(resource: InferenceDeployment, version: str, *, image: str, own_keys: frozenset[str]) -> Body:
