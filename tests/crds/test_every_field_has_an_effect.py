@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from every_field import BY_SCALING, EVERYTHING, REFUSED, SPEC, changed, everything
 
 from ballast_api import crd
 from ballast_api.inference_deployment import InferenceDeployment, Scaling
@@ -31,50 +30,8 @@ from ballast_queue.status import ClassLoad, QueueStats, WorkerStatus
 from ballast_worker import settings
 
 TESTS = Path(__file__).parents[1]
-EVERYTHING: dict[str, Any] = yaml.safe_load((TESTS.parent / "docs" / "samples" / "everything.yaml").read_text())
-SPEC = crd.schema()["properties"]["spec"]
 STATUS = crd.schema()["properties"]["status"]
 CONFIG = structural(WorkerConfig)
-
-REFUSED = {
-    "engine.backend": "one value is taken, the other refused: see the bad sample `vllm`",
-    **dict.fromkeys(
-        (
-            "engine.quantization",
-            "engine.kvDtype",
-            "engine.speculative",
-            "engine.tensorParallel",
-            "slo.latencyMilliseconds",
-        ),
-        "there to be refused; each has a bad sample",
-    ),
-}
-BY_SCALING = {leaf for leaf in leaves(SPEC) if leaf.startswith("scaling.")}
-
-BASE: dict[str, Any] = {"monitoring.serviceMonitor": True, "monitoring.prometheusRule": True}
-"""Changes to the sample of every field, so that every child is made."""
-NEEDED: dict[str, dict[str, Any]] = {
-    "gpu.count": {"gpu": {}, "engine.device": "auto"},
-    "gpu.resourceClaimTemplate": {"gpu": {"count": 1}},
-    "network.policy": {"network.ingressFrom": []},
-    "template.env[].valueFrom": {
-        "template.env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}}]
-    },
-}
-"""What else must be so for a field to be free to change."""
-OTHER: dict[str, Any] = {
-    "model.uri": "hf://Qwen/Qwen3-4B",
-    "engine.device": "cuda:1",
-    "gpu.count": 0,
-    "gpu.resourceClaimTemplate": "one-gpu",
-    "offline.maxPercent": 80,
-    "template.imagePullSecrets": ["other"],
-    "template.topologySpreadConstraints": [],
-    "template.volumes": [{"name": "scratch", "emptyDir": {"medium": "Memory"}}],
-    "template.volumeMounts": [{"name": "scratch", "mountPath": "/other"}],
-    "network.ingressFrom": [{"podSelector": {}}],
-    "runtime.redisUrl": "redis://other",
-}
 
 SHOWN_BY: dict[str, str] = {
     "slo.objectivePercent": "alerts/test_rules.py::test_the_thresholds_follow_the_objective",
@@ -83,68 +40,6 @@ SHOWN_BY: dict[str, str] = {
     "cost.dollarsPerGpuHour": "worker/test_metrics.py::test_the_price_of_the_device_is_split_by_service_and_adds_up",
 }
 """Leaves of the worker's configuration that other parts than engine, policy and queue read."""
-
-
-def schema_of(path: str, schema: dict[str, Any]) -> dict[str, Any]:
-    for part in path.split("."):
-        schema = schema["properties"][part.removesuffix("[]")]
-        schema = schema["items"] if part.endswith("[]") else schema
-    return schema
-
-
-def put(value: dict[str, Any], path: str, new: Any) -> None:
-    """Set a leaf; of a list, the first entry's."""
-    head, _, rest = path.partition(".")
-    name = head.removesuffix("[]")
-    if not rest:
-        value[name] = new
-    elif head.endswith("[]"):
-        put(value.setdefault(name, [{}])[0], rest, new)
-    else:
-        put(value.setdefault(name, {}), rest, new)
-
-
-def get(value: Any, path: str) -> Any:
-    for part in path.split("."):
-        value = value.get(part.removesuffix("[]"), {}) if isinstance(value, dict) else value
-        value = value[0] if part.endswith("[]") and value else value
-    return None if value == {} else value
-
-
-def another(path: str, found: Any, schema: dict[str, Any]) -> Any:
-    """A valid value that differs from what is there."""
-    if path in OTHER:
-        return OTHER[path]
-    leaf = schema_of(path, schema)
-    if "enum" in leaf:
-        return next(value for value in leaf["enum"] if value != found)
-    match leaf.get("type"):
-        case "boolean":
-            return not found
-        case "integer" | "number":
-            raised = (found or leaf.get("minimum", 0)) + 1
-            return raised if raised <= leaf.get("maximum", raised) else leaf.get("minimum", 0)
-        case "string":
-            return f"{found or ''}x"
-        case _:
-            return {"other": "1"}
-
-
-def changed(base: dict[str, Any], path: str, schema: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The value before and after a change of one leaf."""
-    before = deepcopy(base)
-    for needed, value in NEEDED.get(path, {}).items():
-        put(before, needed, value)
-    after = deepcopy(before)
-    put(after, path, another(path, get(before, path), schema))
-    return before, after
-
-
-def everything() -> dict[str, Any]:
-    spec = deepcopy(EVERYTHING["spec"])
-    for path, value in BASE.items():
-        put(spec, path, value)
-    return spec
 
 
 def made(spec: dict[str, Any]) -> list[Any]:
