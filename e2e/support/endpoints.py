@@ -38,32 +38,23 @@ class Record:
 @contextmanager
 def recorded(cluster: Cluster, service: str, *, namespace: str) -> Iterator[Record]:
     """Record while the block runs; the state before it is there when it begins."""
-    provider = cluster.provider
+    provider, record = cluster.provider, Record()
     words = ["get", "endpointslices", "-n", namespace, "-l", f"kubernetes.io/service-name={service}",
              "--watch", "--output-watch-events", "-o", "json"]  # fmt: skip
-    watch = subprocess.Popen(
-        [provider.program("kubectl"), "--kubeconfig", str(provider.kubeconfig), *words],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert watch.stdout is not None
-    record = Record()
-    reader = Thread(target=_read, args=(watch.stdout, record), daemon=True)
-    reader.start()
-    try:
-        until(lambda: record.ready, seconds=30, said="the first state of the endpoints")
-        yield record
-        assert watch.poll() is None, "the watch ended, and what came after it was not recorded"
-    finally:
-        watch.terminate()
-        watch.wait(10)
-        reader.join(10)
+    command = [provider.program("kubectl"), "--kubeconfig", str(provider.kubeconfig), *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watch:
+        assert watch.stdout is not None
+        reader = Thread(target=_read, args=(watch.stdout, record), daemon=True)
+        reader.start()
+        try:
+            until(lambda: record.ready, seconds=30, said="the first state of the endpoints")
+            yield record
+            assert watch.poll() is None, "the watch ended, and what came after it was not recorded"
+        finally:
+            watch.terminate()
+            reader.join(10)
 
 
 def _read(stream: IO[str], record: Record) -> None:
-    decoder, text = json.JSONDecoder(), ""
     for line in stream:
-        text += line
-        if line.rstrip() == "}":  # kubectl indents what is inside
-            record.take(decoder.decode(text))
-            text = ""
+        record.take(json.loads(line))

@@ -35,6 +35,7 @@ class Release:
     @property
     def redis_password(self) -> str:
         secret = self.cluster.get("secret", f"{NAME}-redis", namespace=NAMESPACE)
+        assert secret is not None, f"no Secret {NAME}-redis: the release is not there"
         return base64.b64decode(secret["data"]["password"]).decode()
 
     def pods(self, component: str) -> list[dict[str, Any]]:
@@ -68,7 +69,7 @@ def install(cluster: Cluster, images: dict[Image, str]) -> Release:
     """Pack and install the chart by the tutorial's commands, in a namespace that lets in restricted pods only."""
     remove(cluster)
     cluster.make_namespace(NAMESPACE)
-    said = run_steps(cluster, "install", folder=cluster.folder, seconds=240)
+    said = run_steps(cluster, "install", folder=cluster.folder, seconds=240)["install"].said
     (package,) = (cluster.folder / "dist").glob("ballast-*.tgz")
     return Release(cluster, package, images, said)
 
