@@ -40,6 +40,8 @@ def test_every_alert_has_a_page_that_says_what_to_do() -> None:
         text = page.read_text()
 
         assert alert["alert"] in text
+        assert alert["annotations"]["summary"].startswith("default/chat: ")
+        assert alert["annotations"]["description"].endswith(".")
         assert {"## What it means", "## Look", "## Do"} <= set(text.splitlines())
 
 

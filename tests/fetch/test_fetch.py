@@ -53,6 +53,14 @@ def test_a_second_fetch_downloads_nothing(hub: Any, tmp_path: Path) -> None:
     assert [path for path, _ in hub.requests if "/resolve/" in path] == []
 
 
+def test_a_log_shows_how_far_it_is(
+    hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ballast_cli.watch._PLAIN_SECONDS", 0.0)
+    assert fetch(FROM_HUB, tmp_path / "model") == 0
+    assert f"Fetching {FROM_HUB}@main, MB: 3 of 3" in capsys.readouterr().err
+
+
 def test_a_broken_stream_goes_on_where_it_stopped(hub: Any, tmp_path: Path) -> None:
     hub.cut_after = 1_000_000
     assert fetch(FROM_HUB, tmp_path / "model") == 0
@@ -195,6 +203,14 @@ def test_a_part_of_an_object_is_gone_on_with(bucket: Any, tmp_path: Path) -> Non
     assert holds(model, bucket.files, NEEDED)
 
 
+def test_an_object_that_is_not_what_its_tag_says_is_fetched_again(bucket: Any, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "model.safetensors.part").write_bytes(b"x" * 1_000_000)
+    assert fetch(f"s3://{bucket.name}/models/llama", model) == 0
+    assert holds(model, bucket.files, NEEDED)
+
+
 @pytest.mark.parametrize(
     ("place", "words"),
     [("s3://nobody/models", "no such bucket"), ("s3://{name}/models/other", "no object under this prefix")],
@@ -232,9 +248,9 @@ def test_claims_and_files_stay_in_place(hub: Any, tmp_path: Path, monkeypatch: p
 # Crashes and neighbours
 
 
-def _process(directory: Path) -> subprocess.Popen[bytes]:
+def _process(directory: Path, *options: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "ballast_cli", "fetch", FROM_HUB, str(directory)],
+        [sys.executable, "-m", "ballast_cli", "fetch", FROM_HUB, str(directory), *options],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     )
@@ -267,9 +283,12 @@ def test_a_killed_fetch_leaves_parts_that_the_next_one_goes_on_with(hub: Any, tm
     assert f"bytes={kept}-" in [asked for _, asked in hub.requests]
 
 
-def test_two_pods_that_start_at_once_download_once(hub: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_cached", [False, True], ids=["one directory", "a cache of the node"])
+def test_two_pods_that_start_at_once_download_once(hub: Any, tmp_path: Path, is_cached: bool) -> None:
     hub.stall_after = 1_500_000
-    first, second = _process(tmp_path / "model"), _process(tmp_path / "model")
+    places = (tmp_path / "a", tmp_path / "b") if is_cached else (tmp_path / "model",) * 2
+    options = ("--cache", str(tmp_path / "cache")) if is_cached else ()
+    first, second = (_process(place, *options) for place in places)
     for process in (first, second):
         assert process.stderr is not None
     _until(lambda: any(path.endswith("model.safetensors") for path, _ in hub.requests))
@@ -279,7 +298,7 @@ def test_two_pods_that_start_at_once_download_once(hub: Any, tmp_path: Path) -> 
     said = [process.communicate(timeout=60)[1].decode() for process in (first, second)]
     assert [first.returncode, second.returncode] == [0, 0], said
     assert [asked for path, asked in hub.requests if path.endswith("/model.safetensors")] == [None], said
-    assert holds(tmp_path / "model", hub.files, NEEDED)
+    assert all(holds(place, hub.files, NEEDED) for place in places)
 
 
 class _Source:

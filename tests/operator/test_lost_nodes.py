@@ -1,4 +1,4 @@
-"""Nodes that fall silent, as a spot node does that is taken away, in front of the real controllers."""
+"""Nodes that fall silent, as a spot node does that is taken away, or put a worker out, before the real controllers."""
 
 from __future__ import annotations
 
@@ -78,3 +78,22 @@ def test_a_worker_of_a_lost_node_is_replaced_while_its_pod_cannot_end(
     cluster.make_ready(new, "10.0.0.2")
     cluster.says("Ready", "True")
     cluster.says("Progressing", "False", "Complete")
+
+
+@pytest.mark.envtest
+def test_a_worker_that_its_node_evicted_is_replaced_and_its_remains_worry_nobody(
+    operator: Operator, cluster: Cluster
+) -> None:
+    cluster.make()
+    evicted = until(cluster.pods)[0]["metadata"]["name"]
+    cluster.make_ready(evicted)
+    cluster.says("Ready", "True")
+
+    cluster.set_pod(evicted, phase="Failed", reason="Evicted", message="The node was low on resource: memory.")
+
+    new = until(lambda: [pod for pod in cluster.pods() if pod["metadata"]["name"] != evicted])[0]["metadata"]["name"]
+    cluster.make_ready(new, "10.0.0.2")
+    cluster.says("Progressing", "False", "Complete")
+    cluster.says("Ready", "True")
+    assert cluster.get("pods", evicted)["status"]["phase"] == "Failed"
+    assert cluster.condition("Degraded")["status"] == "False"
