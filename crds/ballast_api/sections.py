@@ -60,7 +60,7 @@ class Engine(ApiModel):
     )
 
     backend: Literal["native", "vllm"] = "native"
-    """Which engine runs the model: `native` is Ballast's own."""
+    """Which engine runs the model: `native`, Ballast's own. `vllm` is refused: it comes later."""
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """`auto` takes the first GPU, else the CPU."""
     attention: Literal["auto", "sdpa", "cpu"] = "auto"

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import pytest
+import yaml
 from control_plane import ControlPlane, assets
 from typer.testing import CliRunner
 
@@ -111,6 +112,14 @@ def test_a_name_that_is_not_there_is_an_exit_code_of_its_own(namespace: str) -> 
 
     assert isinstance(done.exception, NotFound)
     assert "`ballast get -A` lists" in str(done.exception)
+
+
+def test_the_alerts_of_a_resource_are_a_rules_file(plane: ControlPlane, namespace: str) -> None:
+    make(plane, namespace)
+    groups = yaml.safe_load(run("alerts", "chat", "-n", namespace))["groups"]
+
+    assert {group["name"].rpartition("/")[0] for group in groups} == {f"ballast/{namespace}/chat"}
+    assert "BallastTtftBudgetBurn" in {rule.get("alert") for group in groups for rule in group["rules"]}
 
 
 def test_every_condition_has_a_state_that_is_wished() -> None:
