@@ -17,8 +17,10 @@ from ballast_operator.children.config import VERSION
 from ballast_operator.conditions import Input, Verdict, conditions
 from ballast_operator.kinds import Body
 from ballast_operator.load import Load, Trouble
+from ballast_operator.trouble import NOT_SERVED_EXIT
 from ballast_queue.job import RequestCounts
 from ballast_queue.status import ClassLoad, QueueStats, WorkerStatus
+from ballast_worker.errors import NotServed
 
 
 def make_resource(replicas: int = 2, generation: int = 1, gpus: int = 1, **status: Any) -> InferenceDeployment:
@@ -207,6 +209,10 @@ def test_a_condition_says_what_is_and_why(case: str) -> None:
 
     assert (found.status, found.reason) == (status, reason)
     assert words in found.message
+
+
+def test_a_worker_ends_as_the_operator_takes_it_for_a_model_that_is_not_there() -> None:
+    assert NotServed.exit_code == NOT_SERVED_EXIT
 
 
 def test_a_pod_that_goes_says_nothing_any_more() -> None:
