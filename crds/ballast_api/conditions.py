@@ -22,7 +22,7 @@ class ConditionType(StrEnum):
     OFFLINE_RESERVATION_SATISFIED = "OfflineReservationSatisfied"
     """Offline holds its reserved slots, or has nothing to put there."""
     SLO_MET = "SLOMet"
-    """Online requests get what `spec.slo` promises, by the workers' own count."""
+    """The p99 of online requests is within `spec.slo`, by the workers' own count."""
     DEADLINE_AT_RISK = "DeadlineAtRisk"
     """A job will miss its deadline at the present rate."""
 

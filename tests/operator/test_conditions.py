@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -209,6 +211,13 @@ def test_a_condition_says_what_is_and_why(case: str) -> None:
 
     assert (found.status, found.reason) == (status, reason)
     assert words in found.message
+
+
+def test_every_condition_and_reason_stands_in_the_documentation() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "conditions.md").read_text()
+    named = set(re.findall("`([A-Za-z]+)`", page))
+
+    assert {*Type, *Reason} <= named
 
 
 def test_a_worker_ends_as_the_operator_takes_it_for_a_model_that_is_not_there() -> None:
