@@ -125,6 +125,18 @@ def test_what_is_unknown_is_not_idle() -> None:
         assert [run.take(nothing).replicas for _ in range(5)] == [7] * 5
 
 
+def test_workers_of_other_versions_are_understood() -> None:
+    """As in an upgrade: one that says the least that any version said, one that says more than this one knows."""
+    least = (
+        '{"worker_id": "w", "address": "http://10.0.0.1:8000", "at": 0, "model": "m", "slots": 16, "batch_ceiling": 10,'
+        ' "kv_blocks_total": 9, "kv_blocks_free": 9, "online": {"running": 40, "fromTheFuture": 1}, "offline": {}'
+    )
+    workers = [WorkerStatus.model_validate_json(least + more) for more in ("}", ', "fromTheFuture": {"a": 1}}')]
+    run = Run(replicas=2, scale_up_seconds=0)
+
+    assert run.take(make_load(10, *workers)).replicas == 10
+
+
 def test_a_gap_in_the_looks_begins_the_window_anew() -> None:
     run = Run(replicas=5, scale_down_seconds=30)
     for _ in range(3):
