@@ -42,8 +42,13 @@ class Engine(ApiModel):
         "quantization": Later(
             "string", "quantized weights are not supported yet. Remove the field, or lower model.dtype"
         ),
-        "kv_dtype": Later("string", "quantized KV is not supported yet. Remove the field"),
-        "speculative": Later("object", "speculative decoding is not supported yet. Remove the field"),
+        "kv_dtype": Later(
+            "string",
+            "quantized KV is not supported yet: KV has the dtype of the model. Remove the field, or lower model.dtype",
+        ),
+        "speculative": Later(
+            "object", "speculative decoding is not supported yet: the model decodes each token itself. Remove the field"
+        ),
         "tensor_parallel": Later(
             "integer",
             "the engine serves one device per worker; several GPUs need the vLLM backend, which comes later. Remove "
