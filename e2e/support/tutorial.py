@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from cluster import Cluster
@@ -16,24 +17,41 @@ INSTALLED = "pip install .\n"
 """Of the job's step: `ballast` is there already, from the environment that the tests run in."""
 
 
+END = "\x1e"
+"""Stands behind what a step printed, before the seconds since the first began."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the page that was run."""
+
+    commands: str
+    said: str
+    at: str
+    """Seconds since the first step of the run began."""
+
+
 def steps() -> dict[str, str]:
     """The page's commands by the name of their step."""
     return dict(STEP.findall(PAGE.read_text()))
 
 
-def run_steps(cluster: Cluster, *names: str, folder: Path, seconds: float) -> str:
-    """Run steps of the page in one shell, as a reader does; gives what they print. Fails at the first that fails.
+def run_steps(cluster: Cluster, *names: str, folder: Path, seconds: float) -> dict[str, Step]:
+    """Run steps of the page in one shell, as a reader does. Fails at the first that fails.
 
     The reader's directory is `folder`, where the repository's own folders are seen.
     """
     for name in ("docs", "helm"):
         if not (folder / name).exists():
             (folder / name).symlink_to(ROOT / name)
-    text = "\n".join(steps()[name] for name in names).replace(INSTALLED, "")
-    script = f"set -euo pipefail\ntrap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n{text}"
+    page = steps()
+    ended = f"\nprintf '{END}%s\\n' $SECONDS\n"
+    text = "".join(page[name] + ended for name in names).replace(INSTALLED, "")
+    script = f"set -euo pipefail\nexec 2>&1\ntrap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n{text}"
     programs = {str(Path(cluster.provider.program(name)).parent) for name in ("kubectl", "helm")}
     path = os.pathsep.join([str(Path(sys.executable).parent), *sorted(programs), os.environ["PATH"]])
     homes = {name: str(cluster.folder) for name in ("HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME")}
     env = {**homes, "PATH": path, "KUBECONFIG": str(cluster.provider.kubeconfig)}
-    done = run("bash", "-c", script, seconds=seconds, env=env, folder=folder)
-    return done.stdout
+    said = run("bash", "-c", script, seconds=seconds, env=env, folder=folder).stdout
+    parts = re.findall(rf"(.*?){END}(\d+)\n", said, re.DOTALL)
+    return {name: Step(page[name], *part) for name, part in zip(names, parts, strict=True)}
