@@ -1,0 +1,144 @@
+"""The chart changes under a running job: another password, another version and back, and no chart at all."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from secrets import token_hex
+
+import jobs
+import pytest
+from children import wait_tidy
+from client import Client
+from cluster import INFD, Cluster, until
+from images import WORKER
+from online import loop
+from previous import Previous, previous
+from release import NAME, NAMESPACE, Release, remove
+
+SAMPLE = Path(__file__).parents[1] / "docs" / "samples" / "first.yaml"
+ITEMS, TOKENS = 500, 128
+CRD = "inferencedeployments.ballast.dev"
+
+
+@pytest.fixture(scope="module")
+def before(cluster: Cluster, release: Release) -> Previous:
+    """The previous version, whose chart is installed in this one's place."""
+    old = previous(cluster)
+    remove(cluster)
+    cluster.make_namespace(NAMESPACE)
+    cluster.helm("install", NAME, old.package, "-n", NAMESPACE, *old.values, "--wait", "--timeout", "3m")
+    return old
+
+
+def test_a_new_password_reaches_the_same_workers_and_nothing_is_lost(
+    cluster: Cluster, namespace: str, first: str, client: Client, release: Release
+) -> None:
+    pods = images(cluster, namespace)
+    old, new = release.redis_password, token_hex(16)
+    with loop(client, namespace, first) as online:
+        job = jobs.submit(client, f"{namespace}/{first}", ITEMS, most=TOKENS)
+        assert job.wait_leased() > 0
+        upgrade(cluster, release.package, "--reuse-values", f"--set-string=valkey.password={new}")
+
+        assert release.redis_password == new
+        assert "WRONGPASS" in release.valkey("ping", password=old, check=False)
+        until(lambda: copied(cluster, namespace) == new, seconds=120, said="the copy beside the resource")
+        until(lambda: up(cluster, namespace) == {1.0}, seconds=90, said="workers have Redis")
+        assert job.counts["succeeded"] < ITEMS
+        job.finish(seconds=500, compared=6)
+        said = online.stop()
+
+    assert images(cluster, namespace) == pods
+    assert said["failures"] == []
+    wait_tidy(cluster, namespace)
+    cluster.kubectl("delete", "infd", first, "-n", namespace, "--timeout=60s", seconds=70)
+
+
+def test_an_upgrade_and_a_rollback_under_a_running_job_lose_nothing(
+    cluster: Cluster, namespace: str, client: Client, release: Release, before: Previous
+) -> None:
+    queue = f"{namespace}/first"
+    cluster.apply(SAMPLE, namespace=namespace)
+    cluster.wait_pods("first", 2, namespace=namespace)
+    assert set(images(cluster, namespace).values()) == {before.worker}
+    with loop(client, namespace, "first") as online:
+        job = jobs.submit(client, queue, ITEMS, most=TOKENS)
+        assert job.wait_leased() > 0
+        upgrade(cluster, release.package, "--reset-values")
+        wait_image(cluster, namespace, WORKER.name)
+
+        another = jobs.submit(client, queue, ITEMS, most=TOKENS)
+        assert another.wait_leased() > 0
+        cluster.helm("rollback", NAME, "1", "-n", NAMESPACE, "--wait", "--timeout", "3m")
+        wait_image(cluster, namespace, before.worker)
+
+        job.finish(seconds=500, compared=6)
+        another.finish(seconds=500, compared=6)
+        said = online.stop()
+
+    # A worker of the previous version may keep connections that it then refuses; new ones never meet it.
+    assert [failure for failure in said["failures"] if failure["lane"] == "fresh"] == []
+    wait_tidy(cluster, namespace)
+
+
+def test_uninstalling_keeps_resource_workers_and_data_and_a_new_install_takes_them_up(
+    cluster: Cluster, namespace: str, client: Client, release: Release
+) -> None:
+    queue, pods = f"{namespace}/first", images(cluster, namespace)
+    earlier = json.loads(client.ballast("jobs", "--json", queue=queue))
+    with loop(client, namespace, "first") as online:
+        cluster.helm("uninstall", NAME, "-n", NAMESPACE, "--wait", "--timeout", "2m")
+
+        assert cluster.get("crd", CRD) is not None
+        assert cluster.get(INFD, "first", namespace=namespace) is not None
+        assert [pvc["metadata"]["name"] for pvc in cluster.get("pvc", namespace=NAMESPACE)] == [f"data-{NAME}-valkey-0"]
+        until(lambda: not cluster.get("pods,deployments", namespace=NAMESPACE), seconds=90, said="no pod of the chart")
+        online.wait_more()
+
+        cluster.helm("install", NAME, release.package, "-n", NAMESPACE, "--wait", "--timeout", "3m")
+        wait_image(cluster, namespace, WORKER.name)
+        said = online.stop()
+
+    assert earlier["jobs"]
+    assert json.loads(client.ballast("jobs", "--json", queue=queue)) == earlier
+    assert not pods.keys() & images(cluster, namespace).keys()
+    assert [failure for failure in said["failures"] if failure["lane"] == "fresh"] == []
+    jobs.submit(client, queue, 50).finish(seconds=120, compared=3)
+
+
+def test_without_the_operator_a_resource_is_deleted_all_the_same(cluster: Cluster, namespace: str) -> None:
+    cluster.helm("uninstall", NAME, "-n", NAMESPACE, "--wait", "--timeout", "2m")
+
+    cluster.kubectl("delete", "infd", "first", "-n", namespace, "--timeout=60s", seconds=70)
+
+    wait_tidy(cluster, namespace)
+    assert cluster.get("pods,deployments,services,secrets", namespace=namespace) == []
+
+
+def upgrade(cluster: Cluster, package: Path, *values: str) -> None:
+    """Upgrade the release as its notes say."""
+    cluster.helm("upgrade", NAME, package, "-n", NAMESPACE, *values, "--wait", "--timeout", "3m")
+
+
+def images(cluster: Cluster, namespace: str) -> dict[str, str]:
+    """The image of each worker pod, by its uid."""
+    pods = cluster.pods("first", namespace=namespace)
+    return {pod["metadata"]["uid"]: pod["spec"]["containers"][0]["image"] for pod in pods}
+
+
+def wait_image(cluster: Cluster, namespace: str, image: str) -> None:
+    """Wait until all workers run an image, and serve."""
+    until(lambda: set(images(cluster, namespace).values()) == {image}, seconds=300, said=f"workers run {image}")
+    cluster.wait_pods("first", 2, namespace=namespace, seconds=240)
+
+
+def copied(cluster: Cluster, namespace: str) -> str:
+    """The password that lies beside the resource."""
+    return base64.b64decode(cluster.get("secret", "first-redis", namespace=namespace)["data"]["password"]).decode()
+
+
+def up(cluster: Cluster, namespace: str) -> set[float]:
+    """What workers say of their Redis."""
+    return {cluster.metrics(pod)["ballast_redis_up"] for pod in cluster.pods("first", namespace=namespace)}
