@@ -1,0 +1,118 @@
+"""Replicas: as people ask, as load asks, and down to none and back by a job that waits in the queue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jobs
+import pytest
+from children import wait_tidy
+from client import Client
+from cluster import INFD, Cluster, until
+
+SLOTS = 2
+RESOURCE: dict[str, Any] = {
+    "apiVersion": "ballast.dev/v1alpha1",
+    "kind": "InferenceDeployment",
+    "metadata": {"name": "elastic"},
+    "spec": {
+        "model": {"uri": "file:///opt/ballast/models/ballast-tiny"},
+        "slots": SLOTS,
+        "gpu": {"count": 0},
+        "engine": {"threads": 1, "kvMemoryMebibytes": 64},
+        "rollout": {"startupSeconds": 300},
+        "template": {"resources": {"requests": {"cpu": "100m", "memory": "1Gi"}, "limits": {"cpu": "400m"}}},
+    },
+}
+"""Workers of less than half a core, so that two of them do more than one where there are two cores."""
+WINDOWS = {"scaleUpSeconds": 10, "scaleDownSeconds": 20, "idleSeconds": 20}
+
+
+@pytest.fixture(scope="module")
+def elastic(cluster: Cluster, namespace: str) -> str:
+    cluster.apply(RESOURCE, namespace=namespace)
+    cluster.wait_ready("elastic", namespace=namespace, seconds=300)
+    return "elastic"
+
+
+@pytest.fixture(scope="module")
+def queue(namespace: str, elastic: str) -> str:
+    return f"{namespace}/{elastic}"
+
+
+@pytest.fixture
+def scaling(cluster: Cluster, namespace: str, elastic: str) -> Iterator[None]:
+    """One to two replicas by load, with short windows."""
+    cluster.patch("elastic", {"scaling": {"minReplicas": 1, "maxReplicas": 2, **WINDOWS}}, namespace=namespace)
+    yield
+    cluster.patch("elastic", {"scaling": None, "replicas": 1}, namespace=namespace)
+
+
+def test_kubectl_scale_adds_a_worker_and_takes_one_away_under_a_job(
+    cluster: Cluster, namespace: str, elastic: str, client: Client, queue: str
+) -> None:
+    (first,) = cluster.wait_pods(elastic, 1, namespace=namespace)
+
+    cluster.kubectl("scale", f"infd/{elastic}", "-n", namespace, "--replicas=2")
+    both = cluster.wait_pods(elastic, 2, namespace=namespace, seconds=300)
+    assert asked(cluster, namespace) == (2, 2)
+
+    job = jobs.submit(client, queue, 150, most=64)
+    assert job.wait_leased() > 0
+    cluster.kubectl("scale", f"infd/{elastic}", "-n", namespace, "--replicas=1")
+    (last,) = cluster.wait_pods(elastic, 1, namespace=namespace)
+
+    assert first["metadata"]["uid"] in {pod["metadata"]["uid"] for pod in both}
+    assert last["metadata"]["uid"] in {pod["metadata"]["uid"] for pod in both}
+    job.finish(seconds=400, compared=3)
+    wait_tidy(cluster, namespace)
+
+
+@pytest.mark.usefixtures("scaling")
+def test_online_load_brings_a_second_worker_which_leaves_after_it(
+    cluster: Cluster, namespace: str, elastic: str, client: Client
+) -> None:
+    cluster.wait_pods(elastic, 1, namespace=namespace, seconds=300)
+    place = (f"{elastic}.{namespace}.svc", "8000", jobs.MODEL)
+
+    answers = client.script("replay.py", *place, "saturate", str(4 * SLOTS), "75", seconds=240)
+    up = because(cluster, namespace)
+    both = cluster.wait_pods(elastic, 2, namespace=namespace, seconds=300)
+
+    print(answers["sent"], up)
+    assert answers["failures"] == []
+    assert any(said.startswith("Scaled from 1 to 2 replicas: ") and "fit one replica" in said for said in up)
+    until(lambda: asked(cluster, namespace) == (1, 1), seconds=180, said="one replica again")
+    (last,) = cluster.wait_pods(elastic, 1, namespace=namespace)
+    assert last["metadata"]["uid"] in {pod["metadata"]["uid"] for pod in both}
+    wait_tidy(cluster, namespace)
+
+
+def test_an_idle_deployment_goes_to_zero_and_a_job_brings_it_back(
+    cluster: Cluster, namespace: str, elastic: str, client: Client, queue: str
+) -> None:
+    cluster.patch("elastic", {"scaling": {"minReplicas": 0, "maxReplicas": 2, **WINDOWS}}, namespace=namespace)
+    until(lambda: asked(cluster, namespace) == (0, 0), seconds=240, said="no replica")
+    until(lambda: not cluster.get("pods", namespace=namespace), seconds=90, said="no pod")
+    assert cluster.condition(elastic, "Ready", namespace=namespace)["reason"] == "ScaledToZero"
+
+    job = jobs.submit(client, queue, 20, most=16)
+
+    until(lambda: asked(cluster, namespace)[0] == 1, seconds=60, said="a replica is asked for")
+    job.finish(seconds=300, compared=3)
+    until(lambda: asked(cluster, namespace) == (0, 0), seconds=240, said="no replica again")
+    until(lambda: not cluster.get("pods", namespace=namespace), seconds=90, said="no pod again")
+    wait_tidy(cluster, namespace)
+
+
+def asked(cluster: Cluster, namespace: str) -> tuple[int, int]:
+    """Replicas that the resource asks for, and those that it has."""
+    found = cluster.get(INFD, "elastic", namespace=namespace)
+    return found["spec"]["replicas"], found["status"].get("replicas", 0)
+
+
+def because(cluster: Cluster, namespace: str) -> list[str]:
+    """Why replicas changed, as the resource's events say."""
+    events = cluster.get("events", namespace=namespace)
+    return [str(event["message"]) for event in events if event["involvedObject"]["kind"] == "InferenceDeployment"]
