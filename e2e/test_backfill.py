@@ -106,7 +106,8 @@ def test_under_saturating_online_load_offline_keeps_its_reservation(
 ) -> None:
     answers = online.send("saturate", "32", "20")
     place = f'namespace="{namespace}"'
-    held = f'sum(ballast_slots{{{place}, class="offline"}})'
+    # Parked requests hold no slot.
+    held = f'sum(ballast_slots{{{place}, class="offline", state="running"}})'
     least = prometheus.value(f"min_over_time(({held})[14s:1s])")
     floor = prometheus.value(f"avg_over_time(ballast_offline_floor_met{{{place}}}[14s])")
     waited = prometheus.value(f'max_over_time(ballast_requests_waiting{{{place}, class="online"}}[14s])')
