@@ -10,6 +10,8 @@ from typing import Any
 import jobs
 import pytest
 from children import wait_tidy
+from client import NAMESPACE as CLIENTS
+from client import POD as CLIENT
 from client import Client
 from cluster import Cluster, until
 from online import Loop, loop
@@ -143,7 +145,7 @@ def up(cluster: Cluster, pods: list[dict[str, Any]]) -> set[float]:
 
 
 def is_up(cluster: Cluster) -> bool:
-    """Whether the API server answers, its store included, and the node is ready."""
+    """Whether the API server answers, its store included, and the kubelet knows its pods again."""
     ready = cluster.kubectl("get", "--raw", "/readyz", check=False)
-    node = "jsonpath={.items[*].status.conditions[?(@.type=='Ready')].status}"
-    return ready.returncode == 0 and cluster.kubectl("get", "nodes", "-o", node, check=False).stdout == "True"
+    reached = cluster.exec(CLIENT, "true", namespace=CLIENTS, check=False)
+    return (ready.returncode, reached.returncode) == (0, 0)
