@@ -176,9 +176,18 @@ def test_with_a_cap_online_prefills_as_it_would_alone():
     capped = make_snapshot(config=replace(CONFIG, max_interference=0.1))
     fresh = make_decode(num_output=1, first_token=10.0)
 
-    assert prefill_room(capped, OnlineStep((fresh,), (), ONLINE_ALONE, ONLINE_ALONE)) == inf
-    assert most_prefill(capped.config, COST) == CONFIG.chunk_tokens
-    assert most_prefill(CONFIG, COST) == 4 * CONFIG.chunk_tokens
+    step = OnlineStep((fresh,), (), ONLINE_ALONE, ONLINE_ALONE)
+
+    assert prefill_room(capped, step) == prefill_room(make_snapshot(), step)
+    assert most_prefill(capped.config, COST) == most_prefill(CONFIG, COST) == 4 * CONFIG.chunk_tokens
+
+
+@pytest.mark.parametrize(("alone", "expected"), [(0.01, 0.022), (0.02, 0.022), (0.2, 0.2)])
+def test_a_cap_fills_each_step_to_the_same_level(alone: float, expected: float):
+    config = replace(CONFIG, max_interference=0.1)
+    capped = make_snapshot(config=config, allowance=Allowance(typical=0.02))
+
+    assert max(alone, step_budget(capped, OnlineStep((), (), alone, alone, alone=alone))) == pytest.approx(expected)
 
 
 def test_less_is_lent_while_more_requests_miss_their_slo_than_may():

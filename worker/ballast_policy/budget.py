@@ -47,7 +47,7 @@ def is_provided_for(snapshot: Snapshot, *, has_online: bool) -> bool:
 
 def most_prefill(config: PolicyConfig, cost: CostModel) -> int:
     """Give the most prefill tokens of a step: several chunks for online where an SLO and step times are known."""
-    is_paced = cost.is_trusted and min(config.ttft, config.tpot) < inf and config.max_interference is None
+    is_paced = cost.is_trusted and min(config.ttft, config.tpot) < inf
     return config.chunk_tokens * (ONLINE_CHUNKS if is_paced else 1)
 
 
@@ -66,7 +66,7 @@ def step_budget(snapshot: Snapshot, step: OnlineStep) -> float:
     - `k0 + newcomer_share * (ttft - 2 * k0 - prefill of a typical prompt)`: an online request that comes in the
       middle of the step waits for its end, and then needs a step of its own.
 
-    - what the cap on interference leaves, where there is one: `(1 + share) * alone`.
+    - what the cap on interference leaves, where there is one: `(1 + share) * typical`.
 
     Slack is reserved because a burst needs it, and spent by shares because one long step is all that a newcomer sees.
     Of what the bounds leave beside online's own part, less is lent while more requests miss their SLO than may
@@ -97,8 +97,6 @@ def prefill_room(snapshot: Snapshot, step: OnlineStep) -> float:
     step at least, and all it wants where its own slack is down to the reserve.
     """
     config, now = snapshot.config, snapshot.now
-    if config.max_interference is not None:  # as it would be without offline work
-        return inf
     until = loose = inf
     for request in step.decodes:
         left = request.paced_deadline - now
@@ -115,16 +113,18 @@ def prefill_room(snapshot: Snapshot, step: OnlineStep) -> float:
 
 
 def _capped(snapshot: Snapshot, alone: float) -> float:
-    """Give what the cap on interference leaves: `(1 + share) * alone`, and about half a TPOT without online at hand.
+    """Give what the cap on interference leaves: `(1 + share) * typical`, and about half a TPOT without online at hand.
 
-    There a newcomer has the step stand still for its first token, and waits for the rest of it with its second.
+    Each step is filled to the same level, which latencies move to where the cap is: a step that is long for online's
+    own work gets nothing on top. Without online at hand a newcomer has the step stand still for its first token, and
+    waits for the rest of it with its second.
     """
     config, cost = snapshot.config, snapshot.cost
     if config.max_interference is None:
         return inf
     share = config.max_interference if snapshot.allowance.share is None else snapshot.allowance.share
     if alone:
-        return (1 + share) * alone
+        return (1 + share) * (snapshot.allowance.typical or alone)
     if config.tpot == inf or not config.max_interference:
         return inf if config.max_interference else 0.0
     part = min(1.0, max(_LEAST_IDLE, share / config.max_interference))

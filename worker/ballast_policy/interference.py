@@ -24,8 +24,10 @@ _LEAST = 32
 """Finished requests before the first."""
 _GAIN = 0.05
 """Share of the distance to its target by which one look moves the allowance: the window answers late."""
-_TARGET = 0.9
+_TARGET = 0.95
 """Share of the cap at which the measured inflation is kept."""
+_DRIFT = 2e-4
+"""Share by which one step moves the median of online's part of a step, once thousands have: a level for minutes."""
 _BACK_OFF, _RECOVERY = 0.7, 0.02
 """Harvest is multiplied by the one where too many requests are lost, and grows by the other where not."""
 _LEAST_LOST = 2
@@ -36,9 +38,11 @@ class Allowance:
     """What measured latencies leave to offline. Fractions."""
 
     share: float | None = None
-    """A step may take so much longer than online alone would; None is the cap itself."""
+    """A step may take so much longer than a typical one of online alone would; None is the cap itself."""
     crowding: float = 0.0
     """How much longer requests stay than alone, and so how many more of them decode at a time (Little's law)."""
+    typical: float = 0.0
+    """What online alone takes in the middle one of the steps it has a part in, seconds; 0 while nobody knows."""
     harvest: float = 1.0
     """Part of the budget beside online that offline may use."""
 
@@ -78,6 +82,7 @@ class Interference:
         self._tpot: deque[_Latency] = deque(maxlen=_WINDOW)
         self._lost: deque[bool] = deque(maxlen=_WINDOW)
         self._num_finished = 0
+        self._typical, self._num_steps = 0.0, 0
 
     def configure(self, cap: float | None, objective: float) -> None:
         """Go by another cap or objective from now on."""
@@ -90,6 +95,15 @@ class Interference:
         self.ended(now)
         if plan.predicted_seconds > 0:
             self._rate = 1.0 - min(1.0, plan.online_seconds / plan.predicted_seconds)
+            if plan.online_seconds:
+                self._look_at_step(plan.online_seconds)
+
+    def _look_at_step(self, seconds: float) -> None:
+        """Move the median towards one more step."""
+        self._num_steps += 1
+        drift = max(_DRIFT, 1 / (1 + self._num_steps))
+        typical = self._typical or seconds
+        self._typical = typical * (1 + drift if seconds > typical else 1 - drift)
 
     def ended(self, now: float) -> None:
         """No step is computed any more."""
@@ -143,7 +157,7 @@ class Interference:
             self._lost.clear()
         else:
             harvest = min(1.0, harvest + _RECOVERY)
-        self.allowance = Allowance(share, max(0.0, crowding), harvest)
+        self.allowance = Allowance(share, max(0.0, crowding), self._typical, harvest)
 
 
 def _inflation(latencies: Sequence[_Latency]) -> float:
