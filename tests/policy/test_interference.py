@@ -76,8 +76,8 @@ def test_another_cap_begins_anew_and_no_cap_has_no_share():
     first = state.allowance.share
     state.configure(0.2, 0.0)
 
-    assert first == pytest.approx(0.09)
-    assert state.allowance.share == pytest.approx(0.18)
+    assert first == pytest.approx(0.095)
+    assert state.allowance.share == pytest.approx(0.19)
     state.configure(None, 0.0)
     assert state.allowance.share is None
 
@@ -111,3 +111,16 @@ def test_a_request_that_leaves_without_an_answer_leaves_nothing_behind():
 
     assert not state._open
     assert not state._tpot
+
+
+def test_the_typical_step_of_online_is_the_middle_one_of_all_it_had_a_part_in():
+    state = Interference()
+    state.configure(0.1, 0.0)
+
+    for index in range(4000):
+        alone = 0.2 if index % 5 == 0 else 0.02  # every fifth prefills
+        state.began(Plan(predicted_seconds=0.3, online_seconds=alone), float(index))
+        state.began(Plan(predicted_seconds=0.3, online_seconds=0.0), index + 0.5)
+    serve(state, 40)
+
+    assert state.allowance.typical == pytest.approx(0.02, rel=0.05)
