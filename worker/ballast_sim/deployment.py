@@ -82,6 +82,7 @@ class Deployment:
             offline_share=engine.reserved_percent / 100,
             ttft=self.ttft,
             tpot=self.tpot,
+            objective=self.inputs.slo.attainment_percent / 100,
         )
 
     def batch_ceiling(self, online: Sequence[Arrival]) -> tuple[int, str]:
