@@ -189,5 +189,5 @@ def test_a_pod_that_cannot_end_blocks_nothing(operator: Operator, cluster: Clust
     until(lambda: [pod for pod in cluster.pods() if pod["metadata"]["name"] not in {stuck, new}], said="a rollout")
 
     assert cluster.get("pods", stuck)["metadata"]["deletionTimestamp"]
-    assert cluster.condition("Ready")["status"] == "True"
+    cluster.says("Ready", "True")
     cluster.patch("pods", stuck, {"metadata": {"finalizers": None}})
