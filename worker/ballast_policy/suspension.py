@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 from math import inf
 
 from ballast_policy.plan import Plan, Reason
 from ballast_policy.request import Phase, Request, RequestClass
-from ballast_policy.slots import Slots
 from ballast_policy.snapshot import Snapshot
 from ballast_policy.step import Step, computed
 
@@ -55,7 +53,6 @@ def plan_nested(snapshot: Snapshot, in_flight: Collection[Request], seconds: flo
     step = Step(snapshot)
     busy = set(in_flight)
     parked = [request for request in step.lent_kv if request.phase is Phase.PARKED and request not in busy]
-    slots = Slots(step, RequestClass.ONLINE)
     step.promised.update((request, step.whole(request)) for request in step.online.prefills)
     for request in step.online_waiting:
         left = request.num_tokens - computed(request)
@@ -66,11 +63,10 @@ def plan_nested(snapshot: Snapshot, in_flight: Collection[Request], seconds: flo
         needed = step.whole(request) + step.promised_blocks + step.online.num_running
         if step.free < needed and not step.reclaim(parked, needed, newcomer=request):
             break
-        slots.make_vacant()
         step.start(request, left, Reason.ONLINE_FIRST)
     excess = -step.num_vacant(RequestClass.OFFLINE)
     vacated = step.config.slots - step.online.num_held
     excess = max(excess, step.offline.num_running - vacated)
     if step.admit and excess > 0:
         step.leave_slots(step.offline_running[-excess:], Reason.SLOT_RECLAIMED)
-    return replace(step.as_plan(seconds), online_seconds=step.seconds)
+    return step.as_plan(seconds, online_seconds=step.seconds)
