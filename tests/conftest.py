@@ -52,11 +52,12 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 
 @pytest.fixture
-def namespace(plane: ControlPlane) -> str:
-    """A namespace that no other test knows."""
+def namespace(plane: ControlPlane) -> Iterator[str]:
+    """A namespace that no other test knows; its resources go with it, or each later operator would serve them, too."""
     name = f"test-{uuid4().hex[:12]}"
     plane.kubectl("create", "namespace", name)
-    return name
+    yield name
+    plane.http.delete(f"/apis/ballast.dev/v1alpha1/namespaces/{name}/inferencedeployments")
 
 
 @pytest.fixture

@@ -26,8 +26,6 @@ def operator(controllers: ControlPlane, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture
-def cluster(controllers: ControlPlane, namespace: str) -> Iterator[Cluster]:
-    """A namespace that no other test knows; its resources go with it, or each later operator would serve them, too."""
-    found = Cluster(controllers, namespace)
-    yield found
-    found.request("DELETE", found.path("inferencedeployments"))
+def cluster(controllers: ControlPlane, namespace: str) -> Cluster:
+    """A namespace that no other test knows."""
+    return Cluster(controllers, namespace)
