@@ -41,7 +41,9 @@ class EnvVar(ApiModel):
 
 
 class Resources(ApiModel):
-    """Of the worker's container, beside the GPU that `spec.gpu` asks for."""
+    """Of the worker's container, beside the GPU that `spec.gpu` asks for. Where neither part names `cpu`, 250m are
+    requested, so that no other pod of the node crowds the worker out.
+    """
 
     requests: dict[str, str | int] = Field(default={})
     limits: dict[str, str | int] = Field(default={})

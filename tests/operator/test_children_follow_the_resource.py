@@ -27,6 +27,10 @@ def pod_of(cluster: Cluster, name: str = "llm") -> Any:
     return cluster.get("deployments", name)["spec"]["template"]["spec"]
 
 
+def requests_of(cluster: Cluster) -> Any:
+    return pod_of(cluster)["containers"][0]["resources"]["requests"]
+
+
 def made(cluster: Cluster, name: str = "llm") -> None:
     until(lambda: all(cluster.get(kind, name) for kind in CHILDREN), said=f"children of {name}")
 
@@ -82,6 +86,18 @@ FIELDS: dict[str, tuple[dict[str, Any], Any, Any]] = {
         {"template": {"resources": {"limits": {"memory": "4096Mi"}}}},
         lambda c: pod_of(c)["containers"][0]["resources"]["limits"],
         {"memory": "4Gi"},
+    ),
+    "no word of the CPU": (
+        {"template": {"resources": {"requests": {"memory": "4Gi"}}}},
+        requests_of,
+        {"cpu": "250m", "memory": "4Gi"},
+    ),
+    "CPU requested": ({"template": {"resources": {"requests": {"cpu": "2"}}}}, requests_of, {"cpu": "2"}),
+    # Kubernetes takes a limit for the request where there is none, in a pod and not yet in its Deployment.
+    "CPU limited": (
+        {"template": {"resources": {"limits": {"cpu": "2"}}}},
+        lambda c: pod_of(c)["containers"][0]["resources"],
+        {"limits": {"cpu": "2"}},
     ),
 }
 

@@ -28,6 +28,9 @@ FETCH = "fetch"
 PROBE_SECONDS = 5
 SPARE_SECONDS = 15
 """Beyond draining, for what a process does at its end."""
+CPU_REQUEST = "250m"
+"""Where the template says nothing of the CPU. A pod that asks for none yields to every other on its node, and the GPU
+then waits for the thread that begins its steps. Small, so that it keeps no pod off a node."""
 LOST_NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 LOST_NODE_SECONDS = 30
 """Until a pod of a node that fell silent is replaced; Kubernetes' own default waits five minutes."""
@@ -196,14 +199,16 @@ def _mounts(resource: InferenceDeployment, *, own_keys: frozenset[str]) -> list[
 
 def _resources(resource: InferenceDeployment) -> Body:
     gpu, asked = resource.spec.gpu, resource.spec.template.resources
-    limits = dict(asked.limits)
+    requests, limits = dict(asked.requests), dict(asked.limits)
+    if "cpu" not in requests | limits:  # a limit alone is Kubernetes' request, too
+        requests["cpu"] = CPU_REQUEST
     resources: Body = {}
     if gpu.resource_claim_template is not None:
         resources["claims"] = [{"name": "gpu"}]
     elif gpu.count > 0:
         limits[gpu.resource_name or "nvidia.com/gpu"] = str(gpu.count)
-    if asked.requests:
-        resources["requests"] = dict(asked.requests)
+    if requests:
+        resources["requests"] = requests
     if limits:
         resources["limits"] = limits
     return resources
