@@ -127,3 +127,48 @@ def test_coming_and_going_in_any_order_leaves_what_a_sorted_list_would(items: li
         of_class = [request for request in model if request.request_class is request_class]
         assert backlog.count(request_class) == len(of_class)
         assert backlog.tenants(request_class) == {request.tenant for request in of_class}
+
+
+class TestOverdue:
+    def make(self, seq: int, arrival: float, **fields) -> Request:
+        return Request(seq, ONLINE, arrival, 10, 10, ttft=1.0, num_tokens=10, **fields)
+
+    def test_an_overdue_request_waits_behind_those_in_time(self):
+        backlog = filled(*(self.make(seq, 0.1 * seq) for seq in range(4)))
+
+        backlog.put_off(1.15)
+
+        assert seqs(backlog.head(10)) == [2, 3, 0, 1]
+        backlog.put_off(5.0)
+        assert seqs(backlog.head(10)) == [0, 1, 2, 3], "in order among themselves"
+
+    def test_it_can_still_be_taken_out_and_comes_back_in_time(self):
+        first = self.make(1, 0.0)
+        backlog = filled(first, self.make(2, 1.0))
+        backlog.put_off(1.5)
+
+        backlog.remove(first)
+        assert seqs(backlog.head(10)) == [2]
+        first.num_output = 1  # its first token is there, then it was preempted
+        backlog.add(first)
+        backlog.put_off(1.6)
+        assert seqs(backlog.head(10)) == [1, 2]
+
+    def test_priorities_and_tenants_keep_their_turns(self):
+        backlog = filled(
+            self.make(1, 0.0, priority=1), self.make(2, 2.0), self.make(3, 0.0, tenant="b"), self.make(4, 2.0)
+        )
+
+        backlog.put_off(2.0)
+
+        assert seqs(backlog.head(10))[0] == 1
+        assert set(seqs(backlog.head(3))[1:]) == {2, 3}
+
+    def test_offline_is_never_overdue(self):
+        job = make_request(1)
+        backlog = filled(job, self.make(2, 0.0))
+
+        backlog.put_off(100.0)
+
+        assert seqs(backlog.head(10)) == [2, 1]
+        assert [request.seq for request in backlog] == [2, 1]

@@ -8,6 +8,7 @@ from math import inf
 import pytest
 from replay import EXACT, Arrival, Replay
 
+from ballast_policy.admission import Expectation
 from ballast_policy.cost import CostModel, Work
 from ballast_policy.fairness import Ledger
 from ballast_policy.plan import Plan, Reason
@@ -589,3 +590,93 @@ def test_a_step_does_at_most_the_predicted_work():
     expected = EXACT.predict(Work(16, 16 * (4 + 8.5), 1, 50))
 
     assert engine.plan().predicted_seconds == pytest.approx(expected)
+
+
+class TestTriage:
+    """EXACT takes 5 ms a step, 50 us a token of prefill and 0.2 ms a decode."""
+
+    def make(self, **config) -> Engine:
+        return Engine(ttft=1.0, tpot=0.05, offline_share=0.0, chunk_tokens=512, num_blocks=20_000, **config)
+
+    def waits(self, engine: Engine, tokens: int, waited: float = 0.0) -> Request:
+        return engine.add(ONLINE, tokens, arrival=engine.now - waited, ttft=1.0, tpot=0.05)
+
+    def decodes(self, engine: Engine, *, num_output: int = 8, taken: float = 0.4) -> Request:
+        """At its pace by default: whatever more the next token waits is too late for its mean."""
+        first = engine.now - taken
+        return engine.decoding(
+            ONLINE, arrival=first - 0.1, first_token=first, num_output=num_output, ttft=1.0, tpot=0.05
+        )
+
+    def test_who_can_be_in_time_goes_before_a_prompt_that_cannot(self):
+        engine = self.make()
+        long, short = self.waits(engine, 30_000), self.waits(engine, 200)
+
+        decided = engine.plan()
+
+        granted = dict(decided.grants)
+        assert granted[short] == 200
+        assert granted[long] == 2048 - 200
+
+    def test_one_that_is_put_off_gets_a_part_of_each_step_at_least(self):
+        engine = self.make()
+        long = self.waits(engine, 30_000)
+        others = [self.waits(engine, 600) for _ in range(8)]
+
+        granted = dict(engine.plan().grants)
+
+        assert granted[long] == 204, "a tenth of the step"
+        assert sum(granted.get(other, 0) for other in others) == 2048 - 204
+
+    def test_it_gets_nothing_before_a_higher_priority(self):
+        engine = self.make()
+        long = self.waits(engine, 30_000)
+        urgent = engine.add(ONLINE, 5_000, priority=1, ttft=1.0, tpot=0.05)
+
+        granted = dict(engine.plan().grants)
+
+        assert granted == {urgent: 2048}
+        assert long not in granted
+
+    def test_decodes_keep_their_pace_beside_prefill_that_cannot_be_in_time(self):
+        engine = self.make()
+        for _ in range(4):
+            self.decodes(engine)
+        self.waits(engine, 2_000, waited=0.99)
+
+        decided = engine.plan()
+
+        assert decided.predicted_seconds <= 0.05 + 1e-9
+
+    def test_answers_fall_behind_by_a_few_tokens_where_others_begin_in_time_for_it(self):
+        engine = self.make()
+        engine.extra["expectation"] = Expectation(online_answer=200.0)
+        for _ in range(2):
+            self.decodes(engine)
+        newcomer = self.waits(engine, 2_000, waited=0.87)
+
+        decided = engine.plan()
+
+        assert dict(decided.grants)[newcomer] == 2_000
+        assert decided.predicted_seconds > 0.1
+
+    def test_many_answers_do_not_fall_behind_for_one(self):
+        engine = self.make(slots=64)
+        engine.extra["expectation"] = Expectation(online_answer=200.0)
+        for _ in range(40):
+            self.decodes(engine)
+        self.waits(engine, 2_000, waited=0.87)
+
+        assert engine.plan().predicted_seconds <= 0.05 + 1e-9
+
+    def test_a_prompt_that_is_put_off_comes_to_its_end_under_an_overload_that_does_not(self):
+        slo = {"request_class": ONLINE, "output": 1, "ttft": 0.2, "tpot": 0.05}
+        long = Arrival(at=0.0, prompt=3_000, **slo)
+        flood = [Arrival(at=0.01 * i, prompt=900, **slo) for i in range(400)]
+        config = PolicyConfig(slots=16, num_blocks=8_000, offline_share=0.0, ttft=0.2, tpot=0.05)
+        replay = Replay(config, [long, *flood])
+
+        replay.run(10_000)
+
+        (ended,) = (life.finished_at for life in replay.lives.values() if life.arrival is long)
+        assert ended < flood[-1].at

@@ -11,7 +11,7 @@ from math import inf
 from ballast_policy.fairness import EMPTY, INPUT_COST, Ledger
 from ballast_policy.floors import Floors, Late
 from ballast_policy.order import Place, place
-from ballast_policy.request import Request, RequestClass
+from ballast_policy.request import ONLINE, Request, RequestClass, is_overdue
 
 Ledgers = Mapping[RequestClass, Ledger]
 
@@ -50,13 +50,20 @@ class _Queue:
             del self.places[: self.start], self.requests[: self.start]
             self.start = 0
 
+    def put_off(self, now: float) -> None:
+        while (first := self.requests[self.start]).laxity < inf and is_overdue(first, now):
+            self.remove(first)
+            first.laxity = inf
+            self.add(first)
+
 
 class Backlog:
     """Waiting requests of both classes: `class > priority > tenant > laxity > prefix group > submission`.
 
     Adding, removing and looking at the head cost the same whatever the length. The fields that order a request
     (`request_class`, `priority`, `tenant`, `laxity`, `prefix_group`, `seq`) stay as they are while it waits; a
-    preempted request comes back through `add` with the `seq` it had, and so to where it stood.
+    preempted request comes back through `add` with the `seq` it had, and so to where it stood. Online has no laxity of
+    its own: it is 0 in time, and infinite once `put_off` found the first token overdue.
     """
 
     __slots__ = ("_bands", "_counts", "_priorities")
@@ -87,6 +94,8 @@ class Backlog:
 
     def add(self, request: Request) -> None:
         """Let a request wait."""
+        if request.request_class is ONLINE:
+            request.laxity = 0.0
         bands = self._bands[request.request_class]
         band = bands.get(request.priority)
         if band is None:
@@ -111,6 +120,15 @@ class Backlog:
             if not bands[request.priority]:
                 del bands[request.priority]
                 self._priorities[request.request_class].remove(-request.priority)
+
+    def put_off(self, now: float) -> None:
+        """Let online requests whose first token is overdue wait behind the others of their tenant and priority.
+
+        Of each tenant and priority those at the front: they are due in the order they came in.
+        """
+        for band in self._bands[ONLINE].values():
+            for queue in band.values():
+                queue.put_off(now)
 
     def head(
         self,

@@ -89,27 +89,21 @@ def step_budget(snapshot: Snapshot, step: OnlineStep) -> float:
     return step.seconds + (bound - step.seconds) * lent if lent < 1 and step.seconds < bound < inf else bound
 
 
-def prefill_room(snapshot: Snapshot, step: OnlineStep) -> float:
-    """Give the seconds to which prefill of online may bring the step: what the decodes beside it can wait.
+def prefill_room(snapshot: Snapshot, step: OnlineStep, lag: float = 0.0) -> tuple[float, float]:
+    """Give the seconds to which prefill of online may bring this step, and those of one after the other.
 
-    That is the time until the first of their next tokens is due for its mean, or one TPOT where it is due sooner; an
-    answer that has just begun may be late as long as it can catch up by its fourth token. Prefill gets half of the
-    step at least, and all it wants where its own slack is down to the reserve.
+    The first is what the decodes beside it can wait: the time until the first of their next tokens is due for its mean,
+    later by as much as they can catch up in `lag` tokens (an answer that has just begun: by its fourth). The second is
+    one TPOT, or twice what decodes take: prefill gets half of a step at least. Both are infinite without decodes.
     """
-    config, now = snapshot.config, snapshot.now
     until = loose = inf
     for request in step.decodes:
-        left = request.paced_deadline - now
-        if request.num_output < _YOUNG:
-            left += (_YOUNG - request.num_output) * max(0.0, request.tpot - step.fixed)
+        left = request.paced_deadline - snapshot.now
+        left += max(lag, _YOUNG - request.num_output) * max(0.0, request.tpot - step.fixed)
         if left < inf and (left >= step.fixed or _catches_up(request, step.fixed - left, step.fixed)):
             until, loose = min(until, left), min(loose, request.tpot)
-    if until == inf:
-        return inf
-    chunk = most_prefill(config, snapshot.cost)
-    if _prefill_slack(snapshot, step.pending, step.fixed, chunk, config.slack_reserve) <= 0:
-        return inf
-    return max(until, loose, 2 * step.fixed)
+    pace = max(loose, 2 * step.fixed)
+    return max(until, pace), pace
 
 
 def _capped(snapshot: Snapshot, alone: float) -> float:

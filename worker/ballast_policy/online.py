@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from itertools import chain
-from math import inf
 
-from ballast_policy.budget import OnlineStep, prefill_room
+from ballast_policy.budget import OnlineStep
 from ballast_policy.plan import Reason
-from ballast_policy.request import ONLINE, RUNNING, WAITING, Request
+from ballast_policy.prefill import LATE_SHARE, Prefill
+from ballast_policy.request import ONLINE, RUNNING, WAITING, Request, computed
 from ballast_policy.reservation import reserved_prefill_seconds
 from ballast_policy.slots import Slots
-from ballast_policy.step import Step, computed
-from ballast_policy.turns import Door, turns
+from ballast_policy.step import Step
+from ballast_policy.turns import Door
 
 
 def online_step(step: Step, alone: float = 0.0) -> OnlineStep:
@@ -26,11 +26,12 @@ def online_step(step: Step, alone: float = 0.0) -> OnlineStep:
         fixed += num_reserved * step.cost.decode(offline.context // len(offline.decodes))
     seconds = fixed + step.seconds - step.fixed_seconds + reserved_prefill_seconds(step)
     resumed = [request for request in step.resume if request.request_class is ONLINE]
+    pending = chain(step.ranked(online.prefills), resumed, step.online_waiting)
     num_open = step.config.slots - step.num_reserved_held
     num_held = online.num_held
     return OnlineStep(
         decodes=online.decodes,
-        pending=chain(step.ranked(online.prefills), resumed, step.online_waiting),
+        pending=pending if not step.put_off else (request for request in pending if request not in step.put_off),
         alone=alone,
         seconds=seconds,
         fixed=fixed,
@@ -57,23 +58,29 @@ def online_seconds(step: Step) -> float:
 def serve_online(step: Step) -> None:
     """Grant prefill tokens in order of priority, to residents first among equals, then to who takes a slot.
 
-    They get as many as the decodes beside them can wait for (`prefill_room`). Slots are vacant ones, lent ones (`lend`
-    parks who holds them) and those of lower priorities. Once a request does not get a slot, blocks or tokens, those
-    behind it get no slot either: only residents go on.
+    They get as many as the decodes beside them can wait for, and who can have its first token in time goes first
+    (`Prefill`). Slots are vacant ones, lent ones (`lend` parks who holds them) and those of lower priorities. Once a
+    request does not get a slot, blocks or tokens, those behind it get no slot either: only residents go on.
     """
     online = step.online
-    room = _prefill_seconds(step)
+    is_paced = step.cost.is_trusted and (online.prefills or online.parked or step.online_waiting)
+    prefill = Prefill(step, online_step(step) if is_paced else None)
     slots = Slots(step, ONLINE)
     door = Door(step)
     step.promised.update((request, step.whole(request)) for request in online.prefills)
-    for request in turns(step, online.prefills, online.parked, step.online_waiting, door):
-        if request.phase is RUNNING:
-            _go_on(step, request, room - step.seconds)
+    first = prefill.first_put_off()
+    if first is not None:
+        _serve_late(step, first, prefill.tokens(first, LATE_SHARE), slots)
+    for request in prefill.order(door):
+        if request in step.gone:
+            continue
+        if request.phase is RUNNING or request in step.prefill_grants:
+            _go_on(step, request, prefill.tokens(request))
             continue
         if door.is_shut_for(request):
             continue
         left = request.num_tokens - computed(request)
-        tokens = 1 if left == 1 else _tokens(step, request, room - step.seconds)
+        tokens = 1 if left == 1 else prefill.tokens(request)
         if not slots.has_one_for(request):
             door.close(request, Reason.NO_SLOT)
         elif tokens < 1:
@@ -82,39 +89,37 @@ def serve_online(step: Step) -> None:
             step.hold_blocks += step.whole(request)
             door.close(request, Reason.NO_KV)
         else:
-            slots.make_vacant()
-            if request.phase is WAITING and step.online_peak is not None:
-                step.online_peak.add(request, step.whole(request))
-            step.start(request, tokens, Reason.ONLINE_FIRST)
+            _start(step, request, tokens, slots)
 
 
-def _prefill_seconds(step: Step) -> float:
-    """Give the value of `step.seconds` up to which online prefills."""
-    if not (step.cost.is_trusted and (step.online.prefills or step.online.parked or step.online_waiting)):
-        return inf
-    part = online_step(step)
-    return prefill_room(step.snapshot, part) - (part.seconds - step.seconds)
+def _serve_late(step: Step, request: Request, tokens: int, slots: Slots) -> None:
+    """Let one that is put off come nearer to its end, if it can; it keeps nobody else waiting."""
+    if request.phase is RUNNING and tokens:
+        _go_on(step, request, tokens)
+    elif tokens and slots.has_one_for(request) and _find_kv(step, request):
+        _start(step, request, tokens, slots)
 
 
-def _tokens(step: Step, request: Request, seconds: float) -> int:
-    """Give the prefill tokens that a request gets: what time and the chunk leave."""
-    done = computed(request)
-    limit = min(request.num_tokens - done, step.chunk - step.reserved_chunk)
-    return limit if seconds == inf else step.cost.largest_chunk(seconds, done, limit)
+def _start(step: Step, request: Request, tokens: int, slots: Slots) -> None:
+    slots.make_vacant()
+    if request.phase is WAITING and step.online_peak is not None:
+        step.online_peak.add(request, step.whole(request))
+    step.start(request, tokens, Reason.ONLINE_FIRST)
 
 
-def _go_on(step: Step, request: Request, seconds: float) -> None:
-    tokens = _tokens(step, request, seconds)
-    if tokens < 1:
-        step.explain(request, Reason.CHUNK_SPENT)
-        return
-    needed = step.needed(request, request.num_computed + tokens)
-    if needed > step.free and not step.reclaim(step.lent_kv, needed):
-        tokens = min(tokens, (request.num_blocks + step.free) * step.block_tokens - request.num_computed)
-    if tokens < 1:
-        step.explain(request, Reason.NO_KV)
-        return
-    step.grant(request, tokens)
+def _go_on(step: Step, request: Request, tokens: int) -> None:
+    """Prefill one that holds a slot, as far as there are blocks; on top of what is granted to it."""
+    granted = step.prefill_grants.get(request, 0)
+    done = computed(request) + granted
+    needed = step.needed(request, done + tokens) - (step.needed(request, done) if granted else 0)
+    reason = Reason.CHUNK_SPENT
+    if tokens > 0 and needed > step.free and not step.reclaim(step.lent_kv, needed):
+        reason = Reason.NO_KV
+        tokens = min(tokens, (max(request.num_blocks, step.blocks(done)) + step.free) * step.block_tokens - done)
+    if tokens > 0:
+        step.grant(request, tokens)
+    elif not granted:
+        step.explain(request, reason)
 
 
 def _find_kv(step: Step, request: Request) -> bool:

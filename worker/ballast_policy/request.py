@@ -93,3 +93,13 @@ class Request:
     def paced_deadline(self) -> float:
         """When its next token is due so that its mean time per token holds: `first_token + num_output * tpot`."""
         return self.first_token + self.num_output * self.tpot
+
+
+def computed(request: Request) -> int:
+    """Give the tokens that need no computing if the request takes part in the next step."""
+    return request.num_cached if request.phase is WAITING else request.num_computed
+
+
+def is_overdue(request: Request, now: float) -> bool:
+    """Tell whether its first token should have been there; one that had it is not overdue."""
+    return not request.num_output and request.arrival + request.ttft < now

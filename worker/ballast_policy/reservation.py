@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ballast_policy.plan import Reason
-from ballast_policy.request import WAITING, Request
+from ballast_policy.request import WAITING, Request, computed
 from ballast_policy.shares import reserved_chunk
-from ballast_policy.step import Step, computed
+from ballast_policy.step import Step
 from ballast_policy.turns import candidates
 
 

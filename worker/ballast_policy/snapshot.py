@@ -50,7 +50,7 @@ class PolicyConfig:
     """Share of TTFT kept back from every online slack, for a burst to use."""
     burst_share: float = 0.16
     """Of the prefill that comes in while an answer is made: what a burst takes from a decode at once."""
-    most_risk: float = 0.12
+    most_risk: float = 0.135
     """Risk that a burst makes a decode late, on average over the decodes beside which offline work runs; 0 to 1."""
     tpot_share: float = 1.0
     """A step with online decodes takes at most this share of their TPOT because of offline work."""
@@ -120,6 +120,7 @@ def take_snapshot(
 ) -> Snapshot:
     """Put a snapshot together, with as much of the backlog as one step can need and no more."""
     ledgers = ledgers or {}
+    backlog.put_off(now)
     return Snapshot(
         now=now,
         residents=residents,

@@ -14,16 +14,11 @@ from ballast_policy.fairness import EMPTY, Ledger
 from ballast_policy.floors import Floors, in_turn
 from ballast_policy.order import ranked
 from ballast_policy.plan import Because, Plan, Reason
-from ballast_policy.request import OFFLINE, ONLINE, WAITING, Request, RequestClass
+from ballast_policy.request import OFFLINE, ONLINE, WAITING, Request, RequestClass, computed
 from ballast_policy.residents import Residents, sort_residents
 from ballast_policy.shares import most_slots, reserved_blocks, reserved_slots
 from ballast_policy.snapshot import Snapshot
 from ballast_policy.victims import choose
-
-
-def computed(request: Request) -> int:
-    """Give the tokens that need no computing if the request takes part in this step."""
-    return request.num_cached if request.phase is WAITING else request.num_computed
 
 
 class Step:
@@ -68,6 +63,8 @@ class Step:
         """Offline residents within the reservation that prefill."""
         self.growth_blocks = 0
         """Blocks put aside for the decodes of offline that the reservation covers."""
+        self.put_off: set[Request] = set()
+        """Online requests that cannot have their first token in time."""
         self.hold_blocks = 0
         """Free blocks that admissions leave: for the next offline request within the reservation, then for online."""
         self._borrowed = 0

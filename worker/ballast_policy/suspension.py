@@ -6,9 +6,9 @@ from collections.abc import Collection
 from math import inf
 
 from ballast_policy.plan import Plan, Reason
-from ballast_policy.request import Phase, Request, RequestClass
+from ballast_policy.request import Phase, Request, RequestClass, computed
 from ballast_policy.snapshot import Snapshot
-from ballast_policy.step import Step, computed
+from ballast_policy.step import Step
 
 _SHARE = 0.7
 """Of what decodes can wait that a nested step may take: prefill of newcomers takes it from them sooner or later."""

@@ -9,8 +9,8 @@ from itertools import chain, islice
 from ballast_policy.floors import in_turn
 from ballast_policy.order import ranked, turning
 from ballast_policy.plan import Reason
-from ballast_policy.request import PARKED, WAITING, Request
-from ballast_policy.step import Step, computed
+from ballast_policy.request import PARKED, WAITING, Request, computed
+from ballast_policy.step import Step
 
 
 class Door:

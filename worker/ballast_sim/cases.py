@@ -26,7 +26,7 @@ from ballast_sim.step_model import StepModel, profile
 from ballast_sim.traffic import Arrival, Trace, at_rate, repeated
 
 OVERLOAD = 10.0
-MOST_SHORT = 0.005
+MOST_SHORT = 0.01
 """Share of the reserved slot-seconds: an item's end and the next one's beginning may lie a step apart."""
 LEAST_JAIN, MOST_OFF = 0.98, 0.02
 WEIGHTS = (1.0, 2.0, 4.0)

@@ -51,7 +51,7 @@ class Guarantees:
         if not left:
             return
         first, offline = left[0], running[RequestClass.OFFLINE]
-        reason = next((because.reason for because in plan.because if because.request is first), None)
+        reason = next((because.reason for because in plan.because if because.request in left), None)
         if reason in _EXCUSES:
             return
         free = snapshot.config.slots - running[RequestClass.ONLINE] - offline

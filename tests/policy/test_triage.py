@@ -1,0 +1,108 @@
+"""Who of online is put off where not all can have their first token in time."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from math import inf
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ballast_policy.cost import CostModel
+from ballast_policy.request import Request, RequestClass
+from ballast_policy.triage import in_time_first, put_off
+
+ONLINE = RequestClass.ONLINE
+COST = CostModel(k0=0.0, k1=1.0, is_trusted=True)
+"""One second for each token."""
+
+
+def make(seq: int, tokens: int, due: float, **fields) -> Request:
+    return Request(seq, ONLINE, 0.0, tokens, 8, ttft=due, num_tokens=tokens, **fields)
+
+
+def late(*order: Request, now: float = 0.0, speed: float = 1.0, start: float = 0.0) -> set[int]:
+    return {request.seq for request in put_off(order, COST, now, speed, start)}
+
+
+def ends_in_time(order: list[Request]) -> bool:
+    clock = 0.0
+    for request in order:
+        clock += request.num_tokens
+        if clock > request.ttft:
+            return False
+    return True
+
+
+def test_the_longest_prompt_is_put_off_where_it_would_make_others_late():
+    assert late(make(1, 8, 10.0), make(2, 2, 10.0), make(3, 2, 11.0)) == {1}
+    assert late(make(1, 2, 10.0), make(2, 2, 10.0), make(3, 2, 11.0)) == set()
+
+
+def test_a_prompt_that_is_too_long_for_its_own_ttft_is_put_off():
+    assert late(make(1, 8, 5.0), make(2, 2, 5.0)) == {1}
+
+
+def test_who_is_overdue_takes_no_time_from_the_others():
+    assert late(make(1, 4, 1.0), make(2, 4, 6.0), now=2.0, start=2.0) == {1}
+
+
+def test_what_decodes_take_makes_prefill_slower():
+    assert late(make(1, 3, 6.0), make(2, 2, 6.0), speed=1.0) == set()
+    assert late(make(1, 3, 6.0), make(2, 2, 6.0), speed=0.5) == {1}
+
+
+def test_time_that_was_saved_up_counts():
+    assert late(make(1, 3, 4.0), make(2, 2, 4.0)) == {1}
+    assert late(make(1, 3, 4.0), make(2, 2, 4.0), start=-1.0) == set()
+
+
+def test_an_answer_that_has_begun_is_never_put_off_but_takes_its_time():
+    begun = make(1, 4, 1.0, num_output=2)
+
+    assert late(begun, make(2, 2, 5.0)) == {2}
+
+
+def test_requests_without_an_slo_are_never_put_off():
+    assert late(make(1, 4, inf), make(2, 2, 7.0)) == set()
+
+
+def test_one_that_is_due_before_those_ahead_of_it_is_put_off_itself_where_no_other_makes_room():
+    assert late(make(1, 3, 9.0), make(2, 3, 9.0), make(3, 2, 1.0)) == {3}
+
+
+def test_only_the_own_tenant_and_priority_make_room():
+    assert late(make(1, 6, 9.0, tenant="a"), make(2, 4, 9.0, tenant="b")) == {2}
+    assert late(make(1, 6, 9.0, priority=1), make(2, 4, 9.0)) == {2}
+    assert late(make(1, 6, 9.0, tenant="a"), make(2, 4, 9.0, tenant="a")) == {1}
+
+
+def test_those_put_off_change_places_with_their_like_only():
+    a1, b1, a2, b2 = (make(i, 1, 1.0, tenant=tenant) for i, tenant in enumerate("abab"))
+
+    assert in_time_first([a1, b1, a2, b2], {a1}) == [a2, b1, a1, b2]
+    assert in_time_first([a1, b1, a2, b2], {a2, b2}) == [a1, b1, a2, b2]
+
+
+jobs = st.lists(st.tuples(st.integers(2, 9), st.integers(1, 30)), min_size=1, max_size=7)
+
+
+@given(jobs)
+def test_no_choice_puts_fewer_off_where_requests_come_in_the_order_they_are_due(drawn: list[tuple[int, int]]):
+    order = [make(i, tokens, due) for i, (tokens, due) in enumerate(sorted(drawn, key=lambda job: job[1]))]
+    off = put_off(order, COST, 0.0, 1.0, 0.0)
+
+    kept = [request for request in order if request not in off]
+    assert ends_in_time(kept)
+    more = combinations(order, len(kept) + 1)
+    assert not any(ends_in_time(list(some)) for some in more), "one more could have been in time"
+
+
+@given(jobs, st.lists(st.sampled_from(["a", "b"]), min_size=7, max_size=7))
+def test_whoever_is_kept_is_in_time_whatever_the_order(drawn: list[tuple[int, int]], tenants: list[str]):
+    order = [make(i, *job, tenant=tenants[i]) for i, job in enumerate(drawn)]
+    off = put_off(order, COST, 0.0, 1.0, 0.0)
+
+    assert ends_in_time([request for request in order if request not in off])
+    assert sorted(r.seq for r in in_time_first(order, off)) == [r.seq for r in order]
+    assert [r.tenant for r in in_time_first(order, off)] == [r.tenant for r in order], "tenants keep their turns"

@@ -1,0 +1,82 @@
+"""Prefill of online in one step: who goes first, and how much of the step it may take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf
+
+from ballast_policy.budget import OnlineStep, prefill_room
+from ballast_policy.request import Request, computed
+from ballast_policy.step import Step
+from ballast_policy.triage import in_time_first, put_off
+from ballast_policy.turns import Door, turns
+
+LATE_SHARE = 0.1
+"""Of the prefill of a step, what the first of those that are put off gets before all others."""
+_LAG = 4
+"""Tokens by which answers may fall behind, all of them and once, so that others begin in time."""
+_CAUTION = 3
+"""How many times as often as its length says an answer ends while it is behind: a burst keeps it there."""
+
+
+class Prefill:
+    """What online may prefill, and in which order.
+
+    Who can have its first token in time goes first, at the pace that decodes leave. They fall behind where that lets
+    more requests begin in time than answers would end meanwhile.
+    """
+
+    def __init__(self, step: Step, part: OnlineStep | None) -> None:
+        """`part` is None where step times are unknown, or nobody prefills."""
+        self._step = step
+        self._late: set[Request] = set()
+        self._until = inf
+        """The value of `step.seconds` up to which online prefills."""
+        if part is not None:
+            self._until = self._triage(part) - (part.seconds - step.seconds)
+        step.put_off = self._late
+
+    def order(self, door: Door) -> Iterable[Request]:
+        """Go through who prefills, is parked or waits, as in `turns`; who is put off behind the others like it."""
+        everyone = self._turns(door if not self._late else Door(self._step))
+        return in_time_first(list(everyone), self._late) if self._late else everyone
+
+    def first_put_off(self) -> Request | None:
+        """Give the first of those that are put off, where none of a higher priority is before it."""
+        for request in self._turns(Door(self._step)) if self._late else ():
+            if request in self._late:
+                return request
+            if request.priority > min(late.priority for late in self._late):
+                return None
+        return None
+
+    def tokens(self, request: Request, share: float = 1.0) -> int:
+        """Give the tokens that a request may prefill on top of those granted: what time and the chunk leave of it."""
+        step = self._step
+        done = computed(request) + step.prefill_grants.get(request, 0)
+        limit = min(request.num_tokens - done, int(share * max(0, step.chunk - step.reserved_chunk)))
+        if self._until == inf:
+            return limit
+        return step.cost.largest_chunk(share * (self._until - step.seconds), done, limit)
+
+    def _turns(self, door: Door) -> Iterable[Request]:
+        step, online = self._step, self._step.online
+        return turns(step, online.prefills, online.parked, step.online_waiting, door)
+
+    def _triage(self, part: OnlineStep) -> float:
+        """Say who is put off, and give the seconds to which the step may come."""
+        snapshot, cost = self._step.snapshot, self._step.cost
+        room, pace = prefill_room(snapshot, part)
+        everyone = list(self._turns(Door(self._step)))
+        speed = 1 - part.fixed / pace
+        saved = room - pace if pace < inf else 0.0
+        self._late = put_off(everyone, cost, snapshot.now, speed, snapshot.now - saved)
+        answer = snapshot.expectation.online_answer
+        if not (self._late and part.decodes and answer):
+            return room
+        behind, _ = prefill_room(snapshot, part, _LAG)
+        late = put_off(everyone, cost, snapshot.now, speed, snapshot.now - (behind - pace))
+        if len(self._late) - len(late) <= _CAUTION * len(part.decodes) * _LAG / answer:
+            return room
+        self._late = late
+        return behind
