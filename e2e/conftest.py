@@ -1,4 +1,4 @@
-"""One cluster, one release and one client for the whole run; each file has a namespace of its own.
+"""One cluster, one release and one client for the whole run, in a user's order; each file has a namespace of its own.
 
 Where a test fails, events, resources, pods, logs and queues are printed. Nothing is tried a second time.
 """
@@ -21,7 +21,15 @@ from images import Image
 from providers import chosen
 from release import Release, install
 
+STEPS = ("install", "apply", "serve", "batch", "tutorial", "backfill", "break", "break_parts", "fence", "change",
+         "scale", "alerts", "upgrade")  # fmt: skip
+"""The files in the order of a user's path; the last one removes the release."""
 SAMPLES = Path(__file__).parents[1] / "docs" / "samples"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Install first, then apply, and so on."""
+    items.sort(key=lambda item: STEPS.index(item.path.stem.removeprefix("test_")))
 
 
 @pytest.fixture(scope="session")
@@ -46,13 +54,18 @@ def images(cluster: Cluster, request: pytest.FixtureRequest) -> dict[Image, str]
 
 
 @pytest.fixture(scope="session")
-def release(cluster: Cluster, images: dict[Image, str]) -> Iterator[Release]:
-    """The packed chart, installed. At the end of the run no log may show that its rights were too few."""
+def release(cluster: Cluster, images: dict[Image, str]) -> Release:
+    """The packed chart, installed."""
     for resource in cluster.get(INFD) if cluster.get("crd", INFD) else ():
         cluster.kubectl("delete", INFD, resource["metadata"]["name"], "-n", resource["metadata"]["namespace"])
-    installed = install(cluster, images)
-    yield installed
-    assert installed.refusals() == []
+    return install(cluster, images)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def rights(release: Release) -> Iterator[None]:
+    """At the end of each file no log may show that the chart's rights were too few."""
+    yield
+    release.check_rights()
 
 
 @pytest.fixture(scope="session")

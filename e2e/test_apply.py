@@ -29,6 +29,7 @@ def test_two_replicas_run_the_image_that_was_built_and_ask_for_a_gpu_each(
         assert is_the_image(status["imageID"], release.images[WORKER])
         assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
         assert container["securityContext"]["readOnlyRootFilesystem"]
+        assert "hostNetwork" not in pod["spec"]
         assert not [volume for volume in pod["spec"]["volumes"] if "hostPath" in volume]
 
 
@@ -73,6 +74,12 @@ LACKS = {
     "tenants": ("SecretMissing|InvalidPod", "Secret queue|hostPath|PodSecurity"),
 }
 """What Degraded says of the samples that need more than this cluster has: a network, claims, Secrets, nodes."""
+
+
+def test_every_sample_is_applied_somewhere() -> None:
+    served = {"first", "laptop", "scaling"}  # the second by the tutorial
+
+    assert {path.stem for path in SAMPLES.glob("*.yaml")} == served | LACKS.keys()
 
 
 @pytest.mark.parametrize("sample", LACKS)

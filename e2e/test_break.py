@@ -104,22 +104,29 @@ def test_a_pod_that_is_deleted_gives_its_items_back_and_no_token_is_computed_twi
 
 
 @pytest.mark.usefixtures("once")
-def test_an_eviction_is_a_deletion_and_the_budget_allows_one_at_a_time(
+def test_a_drain_of_the_node_takes_one_pod_and_waits_for_the_other(
     cluster: Cluster, namespace: str, first: str, client: Client, holding: Held
 ) -> None:
-    job, pod = holding
-    (other,) = (each for each in cluster.pods(first, namespace=namespace) if uid(each) != uid(pod))
+    """The budget lets the second go once the first serves elsewhere, and here there is no other node."""
+    job, _ = holding
+    pods = cluster.pods(first, namespace=namespace)
+    (node,) = {pod["spec"]["nodeName"] for pod in pods}
+    until(lambda: all(leases(cluster, pod) > 0 for pod in pods), seconds=60, said="both pods hold leases", pause=0.1)
+    words = ("--pod-selector", f"app.kubernetes.io/instance={first}", "--delete-emptydir-data", "--timeout=20s")
     with loop(client, namespace, first) as online:
-        assert leases(cluster, pod) > 0
-        assert evict(cluster, pod) == ""
-        refused = evict(cluster, other)
+        assert job.counts["leased"] > 0
+        try:
+            drained = cluster.kubectl("drain", node, *words, check=False)
+        finally:
+            cluster.kubectl("uncordon", node)
 
-        cluster.wait_pods(first, 2, namespace=namespace)
+        now = cluster.wait_pods(first, 2, namespace=namespace)
         job.finish(seconds=400, compared=6)
         said = online.stop()
 
-    assert "disruption budget" in refused
-    assert uid(other) in {uid(each) for each in cluster.pods(first, namespace=namespace)}
+    assert drained.returncode == 1
+    assert "violate the pod's disruption budget" in drained.stderr
+    assert len({uid(pod) for pod in now} & {uid(pod) for pod in pods}) == 1
     assert said["failures"] == []
     wait_tidy(cluster, namespace)
 
@@ -152,14 +159,6 @@ def begun(cluster: Cluster, pod: dict[str, Any]) -> bool:
     """Whether a worker is in the middle of items: it has leases, and has generated some of their tokens."""
     samples = cluster.metrics(pod)
     return samples["ballast_leases"] > 0 and samples['ballast_slots{class="offline",state="running"}'] > 0
-
-
-def evict(cluster: Cluster, pod: dict[str, Any]) -> str:
-    """Ask for an eviction, as `kubectl drain` does; gives the refusal."""
-    meta = pod["metadata"]
-    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": meta["name"]}}
-    path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/eviction"
-    return cluster.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(body), check=False).stderr.strip()
 
 
 def uid(pod: dict[str, Any]) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from time import monotonic
 from typing import Any
 
 import jobs
@@ -26,6 +29,8 @@ RESOURCE: dict[str, Any] = {
     },
 }
 """Workers of less than half a core, so that two of them do more than one where there are two cores."""
+LOOK_SECONDS = 10
+"""How often the operator looks at workers in Redis, by its own default."""
 WINDOWS = {"scaleUpSeconds": 10, "scaleDownSeconds": 20, "idleSeconds": 20}
 
 
@@ -49,9 +54,10 @@ def scaling(cluster: Cluster, namespace: str, elastic: str) -> Iterator[None]:
     cluster.patch("elastic", {"scaling": None, "replicas": 1}, namespace=namespace)
 
 
-def test_kubectl_scale_adds_a_worker_and_takes_one_away_under_a_job(
+def test_kubectl_scale_adds_a_worker_and_takes_the_one_away_that_nobody_asks(
     cluster: Cluster, namespace: str, elastic: str, client: Client, queue: str
 ) -> None:
+    """The older one: Kubernetes by itself would take the younger."""
     (first,) = cluster.wait_pods(elastic, 1, namespace=namespace)
 
     cluster.kubectl("scale", f"infd/{elastic}", "-n", namespace, "--replicas=2")
@@ -60,11 +66,20 @@ def test_kubectl_scale_adds_a_worker_and_takes_one_away_under_a_job(
 
     job = jobs.submit(client, queue, 150, most=64)
     assert job.wait_leased() > 0
-    cluster.kubectl("scale", f"infd/{elastic}", "-n", namespace, "--replicas=1")
-    (last,) = cluster.wait_pods(elastic, 1, namespace=namespace)
+    (asked_one,) = (pod for pod in both if pod["metadata"]["uid"] != first["metadata"]["uid"])
+    with ThreadPoolExecutor(1) as beside:
+        address = asked_one["status"]["podIP"]
+        place = (address, "8000", jobs.MODEL)
+        online = beside.submit(client.script, "replay.py", *place, "saturate", str(2 * SLOTS), "60", seconds=180)
+        wait_looked(client, queue, f"http://{address}:8000")
+        assert not online.done()
+        cluster.kubectl("scale", f"infd/{elastic}", "-n", namespace, "--replicas=1")
+        (last,) = cluster.wait_pods(elastic, 1, namespace=namespace)
+        answers = online.result()
 
-    assert first["metadata"]["uid"] in {pod["metadata"]["uid"] for pod in both}
-    assert last["metadata"]["uid"] in {pod["metadata"]["uid"] for pod in both}
+    assert len(both) == 2
+    assert last["metadata"]["uid"] == asked_one["metadata"]["uid"]
+    assert answers["failures"] == []
     job.finish(seconds=400, compared=3)
     wait_tidy(cluster, namespace)
 
@@ -110,6 +125,18 @@ def asked(cluster: Cluster, namespace: str) -> tuple[int, int]:
     """Replicas that the resource asks for, and those that it has."""
     found = cluster.get(INFD, "elastic", namespace=namespace)
     return found["spec"]["replicas"], found["status"].get("replicas", 0)
+
+
+def wait_looked(client: Client, queue: str, address: str) -> None:
+    """Wait until the worker there, and no other, says that it serves somebody, and the operator has looked since."""
+
+    def asked_ones() -> list[str]:
+        workers = json.loads(client.ballast("top", "--json", queue=queue))["workers"]
+        return [worker["address"] for worker in workers if worker["online"]["running"] > 0]
+
+    until(lambda: asked_ones() == [address], seconds=30, said=f"{address} alone says that it serves")
+    seen = monotonic()
+    until(lambda: monotonic() > seen + 1.2 * LOOK_SECONDS, seconds=2 * LOOK_SECONDS, said="a look of the operator")
 
 
 def because(cluster: Cluster, namespace: str) -> list[str]:

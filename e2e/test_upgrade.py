@@ -26,6 +26,7 @@ CRD = "inferencedeployments.ballast.dev"
 def before(cluster: Cluster, release: Release) -> Previous:
     """The previous version, whose chart is installed in this one's place."""
     old = previous(cluster)
+    release.check_rights()
     remove(cluster)
     cluster.make_namespace(NAMESPACE)
     cluster.helm("install", NAME, old.package, "-n", NAMESPACE, *old.values, "--wait", "--timeout", "3m")
@@ -40,7 +41,7 @@ def test_a_new_password_reaches_the_same_workers_and_nothing_is_lost(
     with loop(client, namespace, first) as online:
         job = jobs.submit(client, f"{namespace}/{first}", ITEMS, most=TOKENS)
         assert job.wait_leased() > 0
-        upgrade(cluster, release.package, "--reuse-values", f"--set-string=valkey.password={new}")
+        upgrade(release, "--reuse-values", f"--set-string=valkey.password={new}")
 
         assert release.redis_password == new
         assert "WRONGPASS" in release.valkey("ping", password=old, check=False)
@@ -66,11 +67,12 @@ def test_an_upgrade_and_a_rollback_under_a_running_job_lose_nothing(
     with loop(client, namespace, "first") as online:
         job = jobs.submit(client, queue, ITEMS, most=TOKENS)
         assert job.wait_leased() > 0
-        upgrade(cluster, release.package, "--reset-values")
+        upgrade(release, "--reset-values")
         wait_image(cluster, namespace, WORKER.name)
 
         another = jobs.submit(client, queue, ITEMS, most=TOKENS)
         assert another.wait_leased() > 0
+        release.check_rights()
         cluster.helm("rollback", NAME, "1", "-n", NAMESPACE, "--wait", "--timeout", "3m")
         wait_image(cluster, namespace, before.worker)
 
@@ -108,7 +110,10 @@ def test_uninstalling_keeps_resource_workers_and_data_and_a_new_install_takes_th
     jobs.submit(client, queue, 50).finish(seconds=120, compared=3)
 
 
-def test_without_the_operator_a_resource_is_deleted_all_the_same(cluster: Cluster, namespace: str) -> None:
+def test_without_the_operator_a_resource_is_deleted_all_the_same(
+    cluster: Cluster, namespace: str, release: Release
+) -> None:
+    release.check_rights()
     cluster.helm("uninstall", NAME, "-n", NAMESPACE, "--wait", "--timeout", "2m")
 
     cluster.kubectl("delete", "infd", "first", "-n", namespace, "--timeout=60s", seconds=70)
@@ -117,9 +122,10 @@ def test_without_the_operator_a_resource_is_deleted_all_the_same(cluster: Cluste
     assert cluster.get("pods,deployments,services,secrets", namespace=namespace) == []
 
 
-def upgrade(cluster: Cluster, package: Path, *values: str) -> None:
+def upgrade(release: Release, *values: str) -> None:
     """Upgrade the release as its notes say."""
-    cluster.helm("upgrade", NAME, package, "-n", NAMESPACE, *values, "--wait", "--timeout", "3m")
+    release.check_rights()
+    release.cluster.helm("upgrade", NAME, release.package, "-n", NAMESPACE, *values, "--wait", "--timeout", "3m")
 
 
 def images(cluster: Cluster, namespace: str) -> dict[str, str]:

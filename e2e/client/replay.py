@@ -53,6 +53,7 @@ def poisson(seed: float, rate: float, seconds: float):
 
 samples = asyncio.run(main())
 ttft = sorted(sample.ttft for sample in samples if sample.ttft is not None)
+slowest = sorted((sample for sample in samples if sample.ttft is not None), key=lambda sample: sample.ttft)[-5:]
 print(
     json.dumps(
         {
@@ -62,6 +63,7 @@ print(
             "late_most": max((sample.late for sample in samples), default=0.0),
             "ttft_median": statistics.median(ttft) if ttft else None,
             "ttft_p99": ttft[int(0.99 * (len(ttft) - 1))] if ttft else None,
+            "slowest": [(round(sample.at, 2), round(sample.late, 2), round(sample.ttft, 2)) for sample in slowest],
         }
     )
 )

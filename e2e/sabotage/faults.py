@@ -1,17 +1,19 @@
 """What is done to the product, from outside of it, and the files of e2e/ that have to notice.
 
-A worker is sabotaged by a layer over its image: a module, and a `.pth` file by which Python imports it at every start.
+A program is sabotaged by a layer over its image: a module, and a `.pth` file by which Python imports it at every start.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from images import OPERATOR, WORKER, Image
 from programs import ROOT
-from release import NAMESPACE, Release
+from release import NAME, NAMESPACE, Release
 
 HERE = Path(__file__).parent
 PACKAGES = "/opt/ballast/lib/python3.11/site-packages"
@@ -23,19 +25,24 @@ class Fault:
 
     Attributes:
         what: What is done, for the table in the documentation.
-        files: The files of e2e/ that are run.
-        worker: The module that is put into the worker's image; none where it stays as it was built.
+        tests: What of e2e/ is run.
+        module: What is put into the image that its folder names; empty where images stay as they were built.
         act: What is done once the chart is installed, before the first test.
     """
 
     what: str
-    files: tuple[str, ...]
-    worker: str = ""
+    tests: tuple[str, ...]
+    module: str = ""
     act: Callable[[Release], None] = lambda _: None
 
+    @property
+    def image(self) -> Image:
+        """The image that the module is put into."""
+        return {"worker": WORKER, "operator": OPERATOR}[self.module.partition("/")[0]]
+
     def layer(self) -> dict[str, str]:
-        """The files that are put over the worker's image."""
-        text = (HERE / "worker" / f"{self.worker}.py").read_text()
+        """The files that are put over that image."""
+        text = (HERE / self.module).read_text()
         return {f"{PACKAGES}/sabotage.py": text, f"{PACKAGES}/sabotage.pth": "import sabotage\n"}
 
 
@@ -57,6 +64,21 @@ def without_fencing(release: Release) -> None:
     release.valkey("-x", "function", "load", "replace", stdin=text)
 
 
+def without_volume(release: Release) -> None:
+    """Valkey keeps its data in its pod."""
+    release.cluster.helm("uninstall", NAME, "-n", NAMESPACE, "--wait", "--timeout", "2m")
+    release.cluster.kubectl("delete", "pvc", "--all", "-n", NAMESPACE)
+    values = ("--set=valkey.persistence.enabled=false", "--wait", "--timeout", "3m")
+    release.cluster.helm("install", NAME, release.package, "-n", NAMESPACE, *values)
+
+
+def without_right_to_events(release: Release) -> None:
+    """The operator may no longer write events; all else it may."""
+    role = release.cluster.get("clusterrole", f"{NAME}-operator-{NAMESPACE}")
+    role["rules"] = [rule for rule in role["rules"] if rule["resources"] != ["events"]]
+    release.cluster.kubectl("replace", "-f", "-", stdin=json.dumps(role))
+
+
 FAULTS = {
     "operator-away": Fault(
         "both operators scaled to zero after the installation", ("test_serve.py",), act=without_operator
@@ -69,16 +91,39 @@ FAULTS = {
     "reservation-ignored": Fault(
         "the planner in the worker's image reserves no slot, block or prefill token for offline",
         ("test_backfill.py",),
-        worker="greedy",
+        module="worker/greedy.py",
     ),
     "canned-text": Fault(
         "the worker's image answers every request with the same word, as often as tokens were asked for",
         ("test_serve.py", "test_batch.py"),
-        worker="canned",
+        module="worker/canned.py",
     ),
     "metrics-frozen": Fault(
         "`/metrics` in the worker's image repeats what it said first",
         ("test_serve.py", "test_alerts.py"),
-        worker="frozen",
+        module="worker/frozen.py",
+    ),
+    "no-volume": Fault(
+        "the chart installed with `valkey.persistence.enabled=false`",
+        ("test_break_parts.py::test_valkey_dies_and_comes_back_with_its_volume",),
+        act=without_volume,
+    ),
+    "hasty-rollout": Fault(
+        "the operator's image makes Deployments with `maxSurge: 0, maxUnavailable: 1`, whatever the resource says",
+        (
+            "test_change.py::test_a_hot_patch_of_the_reservation_reaches_the_same_pods",
+            "test_change.py::test_a_cold_change_rolls_the_pods_and_nobody_who_asks_notices",
+        ),
+        module="operator/hasty.py",
+    ),
+    "abrupt-end": Fault(
+        "the worker's image ends at SIGTERM as it would at SIGKILL",
+        ("test_break.py",),
+        module="worker/abrupt.py",
+    ),
+    "right-missing": Fault(
+        "the right to write events taken from the operator's role",
+        ("test_serve.py",),
+        act=without_right_to_events,
     ),
 }

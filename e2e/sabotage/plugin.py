@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from faults import FAULTS
-from images import WORKER
 
 FAULT = FAULTS[os.environ["BALLAST_E2E_SABOTAGE"]]
 
@@ -21,8 +20,9 @@ def pytest_fixture_setup(
     """Act once the fixture of that name has its value. A sabotage that fails ends the run: no test has seen it then."""
     value: Any = yield
     try:
-        if fixturedef.argname == "images" and FAULT.worker:
-            value[WORKER] = request.getfixturevalue("cluster").provider.patch(WORKER, FAULT.layer())
+        if fixturedef.argname == "images" and FAULT.module:
+            image = FAULT.image
+            value[image] = request.getfixturevalue("cluster").provider.patch(image, FAULT.layer())
         elif fixturedef.argname == "release":
             FAULT.act(value)
     except Exception:  # noqa: BLE001 - whatever it was, it must not be taken for a test that failed

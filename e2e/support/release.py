@@ -45,14 +45,14 @@ class Release:
         )
         return found
 
-    def refusals(self) -> list[str]:
-        """Lines of the operators' logs, the ones before a restart included, that tell of a right that is missing."""
+    def check_rights(self) -> None:
+        """No operator was refused anything, by its log and the one before a restart. For before they go, too."""
         lines = []
         for pod in self.pods("operator"):
             for previous in ([], ["--previous"]):
                 words = ["logs", pod["metadata"]["name"], "-n", NAMESPACE, *previous]
                 lines += self.cluster.kubectl(*words, check=False).stdout.splitlines()
-        return [line for line in lines if re.search(r"cannot \w+ resource", line)]
+        assert [line for line in lines if re.search(r"cannot \w+ resource", line)] == []
 
     def valkey(
         self, *command: str, user: str = "", password: str = "", check: bool = True, stdin: str | None = None

@@ -1,0 +1,7 @@
+"""A worker that is told to leave is gone at once, as SIGKILL would have it."""
+
+import os
+
+from ballast_worker.process import Process
+
+Process._on_signal = lambda *_: os._exit(137)  # noqa: SLF001 - there is no other way in
