@@ -113,10 +113,10 @@ def test_online_prefill_takes_what_the_decodes_beside_it_can_wait():
     assert room(make_decode()) == inf  # its first token is not known, so neither is its pace
 
 
-def test_online_prefill_gets_half_of_a_step_that_decodes_fill():
+def test_online_prefill_gets_a_third_of_a_step_that_decodes_fill():
     step = OnlineStep((make_decode(num_output=8, first_token=9.6, max_output=100),), (), 0.045, 0.045)
 
-    assert prefill_room(make_snapshot(), step) == pytest.approx((0.09, 0.09))
+    assert prefill_room(make_snapshot(), step) == pytest.approx((0.0675, 0.0675))
 
 
 def test_an_online_request_about_to_miss_its_token_leaves_nothing_to_lend():

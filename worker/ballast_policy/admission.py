@@ -37,6 +37,8 @@ class Expectation:
     """Online requests that come in per second."""
     online_answer: float = 0.0
     """Tokens of an online answer, on average; 0 while nothing is known."""
+    online_short: int = 0
+    """Tokens that all but one in a hundred online answers come to; 0 while nothing is known."""
 
     def remaining(self, request: Request, unknown: int) -> int:
         """Give the tokens that a request will probably still generate; at least `unknown` where nothing is known.

@@ -13,8 +13,11 @@ from ballast_policy.snapshot import PolicyConfig, Snapshot
 _LOOK_AHEAD = 32
 """How many requests that prefill or wait bound the budget, the first in order; those behind have to wait anyway."""
 
-_YOUNG = 4
-"""Tokens by which an answer that has just begun should have caught up with what online prefill took from it."""
+_SHORT = 8
+"""Tokens that nearly every answer comes to, while nothing is known of answers."""
+
+_PREFILL_PACE = 1.5
+"""A step with online prefill is at least so many times as long as the decodes in it alone would make it."""
 
 _LEAST_IDLE = 0.1
 """Under a cap on interference, the least share of the TPOT that a step may take while no online is at hand."""
@@ -93,16 +96,17 @@ def prefill_room(snapshot: Snapshot, step: OnlineStep, lag: float = 0.0) -> tupl
     """Give the seconds to which prefill of online may bring this step, and those of one after the other.
 
     The first is what the decodes beside it can wait: the time until the first of their next tokens is due for its mean,
-    later by as much as they can catch up in `lag` tokens (an answer that has just begun: by its fourth). The second is
-    one TPOT, or twice what decodes take: prefill gets half of a step at least. Both are infinite without decodes.
+    later by as much as they can catch up in `lag` tokens, or by half of what nearly all answers come to. The second is
+    one TPOT, or what leaves prefill a third of the step. Both are infinite without decodes.
     """
     until = loose = inf
+    young = (snapshot.expectation.online_short or _SHORT) / 2
     for request in step.decodes:
         left = request.paced_deadline - snapshot.now
-        left += max(lag, _YOUNG - request.num_output) * max(0.0, request.tpot - step.fixed)
+        left += max(lag, young - request.num_output) * max(0.0, request.tpot - step.fixed)
         if left < inf and (left >= step.fixed or _catches_up(request, step.fixed - left, step.fixed)):
             until, loose = min(until, left), min(loose, request.tpot)
-    pace = max(loose, 2 * step.fixed)
+    pace = max(loose, _PREFILL_PACE * step.fixed)
     return max(until, pace), pace
 
 

@@ -86,4 +86,5 @@ class Experience:
             outputs=outputs,
             guard_share=self._guard,
             online_answer=sum(answers) / len(answers) if answers else 0.0,
+            online_short=answers[len(answers) // 100] if answers else 0,
         )

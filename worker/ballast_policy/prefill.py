@@ -67,6 +67,8 @@ class Prefill:
         """Say who is put off, and give the seconds to which the step may come."""
         snapshot, cost = self._step.snapshot, self._step.cost
         room, pace = prefill_room(snapshot, part)
+        if not snapshot.config.is_triaged:
+            return room
         everyone = list(self._turns(Door(self._step)))
         speed = 1 - part.fixed / pace
         saved = room - pace if pace < inf else 0.0

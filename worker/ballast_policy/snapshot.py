@@ -50,7 +50,7 @@ class PolicyConfig:
     """Share of TTFT kept back from every online slack, for a burst to use."""
     burst_share: float = 0.16
     """Of the prefill that comes in while an answer is made: what a burst takes from a decode at once."""
-    most_risk: float = 0.135
+    most_risk: float = 0.13
     """Risk that a burst makes a decode late, on average over the decodes beside which offline work runs; 0 to 1."""
     tpot_share: float = 1.0
     """A step with online decodes takes at most this share of their TPOT because of offline work."""
@@ -58,6 +58,8 @@ class PolicyConfig:
     """A step takes at most this share of the TTFT that a newcomer has left beside its own prefill."""
     slot_headroom: float = 0.5
     """Share of online's slots that must be free for all the time of the budget to be lent; with fewer, less is."""
+    is_triaged: bool = True
+    """Whether online requests that cannot have their first token in time go behind those that can."""
     batch_window: float = 0.0
     """Seconds that an idle engine waits after the first arrival to begin with a whole batch."""
     max_interference: float | None = None
@@ -120,7 +122,8 @@ def take_snapshot(
 ) -> Snapshot:
     """Put a snapshot together, with as much of the backlog as one step can need and no more."""
     ledgers = ledgers or {}
-    backlog.put_off(now)
+    if config.is_triaged:
+        backlog.put_off(now)
     return Snapshot(
         now=now,
         residents=residents,

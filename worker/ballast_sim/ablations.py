@@ -4,6 +4,7 @@
 - no-parking: resident offline decodes take part in every step, whether they fit the budget or not.
 - no-reservation: nothing is kept for offline. no-fairness: tenants are served in order of arrival.
 - no-suspension: a newcomer waits for the end of the step in flight.
+- no-triage: online prefill is served in order, whether it can still be in time or not.
 """
 
 from __future__ import annotations
@@ -72,11 +73,13 @@ class Ablation:
     has_budget: bool = True
     has_reservation: bool = True
     is_fair: bool = True
+    is_triaged: bool = True
 
     def told(self, config: PolicyConfig) -> PolicyConfig:
         """What the policy is told instead of `config`."""
         if not self.has_budget:
             config = replace(config, ttft=inf, tpot=inf)
+        config = replace(config, is_triaged=self.is_triaged)
         return config if self.has_reservation else replace(config, offline_share=0.0)
 
 
@@ -86,4 +89,5 @@ ABLATIONS: Mapping[str, Ablation] = {
     "ballast-no-reservation": Ablation(has_reservation=False),
     "ballast-no-fairness": Ablation(is_fair=False),
     "ballast-no-suspension": Ablation(policy=Unsuspended),
+    "ballast-no-triage": Ablation(is_triaged=False),
 }
