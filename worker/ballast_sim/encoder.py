@@ -7,13 +7,10 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from ballast_policy.cost import attended
-from ballast_policy.plan import Plan
-from ballast_policy.request import RequestClass
-from ballast_policy.snapshot import PolicyConfig, Snapshot
+from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.arrivals import constant, generate
-from ballast_sim.baselines import Fill
+from ballast_sim.deployment import Ballast
 from ballast_sim.errors import Impossible
-from ballast_sim.replica import Policy
 from ballast_sim.simulation import Scenario, simulate
 from ballast_sim.step_model import Roofline, Work, profile
 from ballast_sim.traffic import Arrival
@@ -87,29 +84,6 @@ def encoder_limit(model: Roofline, prompt: int, promise: Promise, most: int = MO
     )
 
 
-@dataclass
-class Windowed:
-    """Another policy behind a batch window: nothing starts until the oldest request has waited so long.
-
-    A batch that is full starts at once, and so does one that offline work can fill. The window here is the encoder's:
-    it counts after every step, which empties the batch.
-    """
-
-    policy: Policy
-    seconds: float
-
-    def plan(self, snapshot: Snapshot) -> Plan:
-        """Decide the next step, or wait."""
-        waiting = snapshot.waiting
-        is_collecting = (
-            not snapshot.residents
-            and 0 < len(waiting) < snapshot.config.slots
-            and all(request.request_class is RequestClass.ONLINE for request in waiting)
-            and snapshot.now + 1e-9 < min(request.arrival for request in waiting) + self.seconds
-        )
-        return Plan() if is_collecting else self.policy.plan(snapshot)
-
-
 @dataclass(frozen=True, slots=True)
 class Served:
     """What one GPU made of a rate of requests."""
@@ -125,11 +99,12 @@ def serve(
 ) -> Served:
     """Simulate an encoder with a batch of at most `most` and this rate of Poisson arrivals, nothing else to do."""
     seconds = requests / rate
+    config = PolicyConfig(most, 1 << 50, chunk_tokens=most * prompt, offline_share=0.0, batch_window=promise.window)
     run = simulate(
         Scenario(
-            config=PolicyConfig(slots=most, num_blocks=1 << 50, chunk_tokens=most * prompt, offline_share=0.0),
+            config=config,
             model=model,
-            policy=lambda: Windowed(Fill(chunk_tokens=most * prompt, takes_offline=False), promise.window),
+            policy=Ballast,
             online=generate(constant(rate), peak=rate, seconds=seconds, lengths=[Arrival(0.0, prompt, 1)], seed=seed),
             seed=seed,
             cost=profile(model),

@@ -106,6 +106,9 @@ class Replica:
     """Steps that stood still for newcomers."""
     num_running: dict[RequestClass, int] = field(init=False)
     is_busy: bool = field(init=False, default=False)
+    _is_resting: bool = field(init=False, default=False)
+    """Busy with nothing but waiting: a plan was to begin later."""
+    _num_begins: int = field(init=False, default=0)
     experience: Experience = field(init=False)
     interference: Interference = field(init=False, default_factory=Interference)
     _stalled: int = field(init=False, default=0)
@@ -154,12 +157,19 @@ class Replica:
                 self._interrupt()
 
     def wake(self) -> None:
-        """Begin a step as soon as nothing else is due at this time."""
-        if not self.is_busy:
+        """Begin a step as soon as nothing else is due at this time, or look again where the last plan was to wait."""
+        if not self.is_busy or self._is_resting:
             self.is_busy = True
-            self.clock.at(self.clock.now, self._begin, rank=1)
+            self._begin_at(self.clock.now)
+
+    def _begin_at(self, seconds: float) -> None:
+        """Begin a step then, unless another begin is set meanwhile."""
+        self._num_begins += 1
+        mine = self._num_begins
+        self.clock.at(seconds, lambda: self._begin() if mine == self._num_begins else None, rank=1)
 
     def _begin(self) -> None:
+        self._is_resting = False
         self.refill(self)
         snapshot = self._snapshot()
         plan = self.policy.plan(snapshot)
@@ -224,7 +234,8 @@ class Replica:
         if self._stalled > STALLED:
             raise IllegalPlan(f"{len(self.items)} requests wait or are resident, and no plan runs any of them")
         again = until if until > self.clock.now else self.clock.now + LOOK_AGAIN_SECONDS
-        self.clock.at(again, self._begin, rank=1)
+        self._is_resting = True
+        self._begin_at(again)
 
     def _snapshot(self) -> Snapshot:
         now, known = self.clock.now, self.known
