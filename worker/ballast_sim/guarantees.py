@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ballast_policy.plan import Plan, Reason
 from ballast_policy.request import Phase, RequestClass
-from ballast_policy.shares import reserved_slots
+from ballast_policy.shares import reserved_chunk, reserved_slots
 from ballast_policy.snapshot import Snapshot
 from ballast_sim.errors import IllegalPlan
 
@@ -23,14 +23,11 @@ idle engine waits for a batch."""
 class Guarantees:
     """Checks one replica's plans; `steps_to_fill` bounds how long offline may take to come to its reservation."""
 
-    steps_to_fill: int = 4000
-    """A reserved slot may wait for a full prompt to go through the reserved part of the chunk."""
+    steps_to_fill: int = 1000
+    """A reserved slot may wait for an online answer to end."""
     short_steps: int = 0
-    """Steps in a row in which offline held less than its reservation while its work waited."""
-    missing: int = 0
-    """Reserved slots not held while offline work waited, summed over steps."""
-    owed: int = 0
-    """Reserved slots that offline work was there for, summed over steps."""
+    """Steps in a row in which offline held less than its reservation while its work waited, and was not filling it: a
+    step that computes all the reserved prefill tokens is."""
 
     def check(self, snapshot: Snapshot, plan: Plan, running: Mapping[RequestClass, int]) -> None:
         """Raise IllegalPlan where a guarantee does not hold."""
@@ -72,9 +69,9 @@ class Guarantees:
             self.short_steps = 0
             return
         short = max(0, wanted - running[RequestClass.OFFLINE])
-        self.owed += wanted
-        self.missing += short
-        self.short_steps = self.short_steps + 1 if short else 0
+        tokens = sum(n for r, n in plan.grants if r.request_class is RequestClass.OFFLINE and r.remaining > 1)
+        is_filling = tokens >= reserved_chunk(snapshot.config.offline_share, snapshot.config.chunk_tokens)
+        self.short_steps = self.short_steps + 1 if short and not is_filling else 0
         if self.short_steps > self.steps_to_fill:
             raise IllegalPlan(f"G2: offline held less than {wanted} slots for {self.short_steps} steps in a row")
         if short or any(request.request_class is RequestClass.OFFLINE for request, _ in plan.grants):
