@@ -30,6 +30,8 @@ class Prefill:
         """`part` is None where step times are unknown, or nobody prefills."""
         self._step = step
         self._late: set[Request] = set()
+        self._everyone: list[Request] = []
+        """Who prefills, is parked or waits, as in `turns`, where somebody may be put off."""
         self._until = inf
         """The value of `step.seconds` up to which online prefills."""
         if part is not None:
@@ -38,17 +40,12 @@ class Prefill:
 
     def order(self, door: Door) -> Iterable[Request]:
         """Go through who prefills, is parked or waits, as in `turns`; who is put off behind the others like it."""
-        everyone = self._turns(door if not self._late else Door(self._step))
-        return in_time_first(list(everyone), self._late) if self._late else everyone
+        return in_time_first(self._everyone, self._late) if self._late else self._turns(door)
 
     def first_put_off(self) -> Request | None:
         """Give the first of those that are put off, where none of a higher priority is before it."""
-        for request in self._turns(Door(self._step)) if self._late else ():
-            if request in self._late:
-                return request
-            if request.priority > min(late.priority for late in self._late):
-                return None
-        return None
+        first = next((request for request in self._everyone if request in self._late), None)
+        return None if first is None or first.priority < self._everyone[0].priority else first
 
     def tokens(self, request: Request, share: float = 1.0) -> int:
         """Give the tokens that a request may prefill on top of those granted: what time and the chunk leave of it."""
@@ -69,16 +66,17 @@ class Prefill:
         room, pace = prefill_room(snapshot, part)
         if not snapshot.config.is_triaged:
             return room
-        everyone = list(self._turns(Door(self._step)))
+        everyone = self._everyone = list(self._turns(Door(self._step)))
         speed = 1 - part.fixed / pace
         saved = room - pace if pace < inf else 0.0
         self._late = put_off(everyone, cost, snapshot.now, speed, snapshot.now - saved)
         answer = snapshot.expectation.online_answer
-        if not (self._late and part.decodes and answer):
+        ending = _CAUTION * len(part.decodes) * _LAG / answer if answer else inf
+        if not part.decodes or len(self._late) <= ending:
             return room
         behind, _ = prefill_room(snapshot, part, _LAG)
         late = put_off(everyone, cost, snapshot.now, speed, snapshot.now - (behind - pace))
-        if len(self._late) - len(late) <= _CAUTION * len(part.decodes) * _LAG / answer:
+        if len(self._late) - len(late) <= ending:
             return room
         self._late = late
         return behind
