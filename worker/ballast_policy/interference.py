@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ballast_policy.plan import Plan
 from ballast_policy.request import Request, RequestClass
 
-_WINDOW = 256
+_WINDOW = 512
 """Finished requests that are looked at."""
 _LOOK_EVERY = 8
 """Finished requests between two looks."""
@@ -24,7 +24,7 @@ _LEAST = 32
 """Finished requests before the first."""
 _GAIN = 0.05
 """Share of the distance to its target by which one look moves the allowance: the window answers late."""
-_TARGET = 0.95
+_TARGET = 0.92
 """Share of the cap at which the measured inflation is kept."""
 _DRIFT = 2e-4
 """Share by which one step moves the median of online's part of a step, once thousands have: a level for minutes."""

@@ -27,8 +27,6 @@ def suspendable_seconds(step: Step) -> float:
     decodes = step.online.decodes + resumed if resumed else step.online.decodes
     if decodes and step.seconds <= 2 * step.cost.k0:
         return 0.0
-    if step.config.max_interference is not None and decodes:
-        return 0.0  # decodes would wait for the fixed costs of the nested step, which online alone would not have
     end = step.snapshot.now + step.seconds
     slack = step.config.ttft
     now = step.snapshot.now
