@@ -38,7 +38,7 @@ from ballast_sim.simulation import Run, simulate
 from ballast_sim.traffic import Trace, at_zero, excerpt, read, read_lengths, repeated
 
 WARMUP = 60.0
-RISKS = (0.01, 0.04, 0.12, 0.3)
+RISKS = (0.01, 0.04, 0.13, 0.3)
 ROUNDS = 12
 EARLIER = 3.0
 """Seconds by which each round withholds lending sooner."""

@@ -77,7 +77,7 @@ def test_another_cap_begins_anew_and_no_cap_has_no_share():
     state.configure(0.2, 0.0)
 
     assert first == pytest.approx(0.092)
-    assert state.allowance.share == pytest.approx(0.19)
+    assert state.allowance.share == pytest.approx(0.184)
     state.configure(None, 0.0)
     assert state.allowance.share is None
 
