@@ -31,7 +31,7 @@ class Prefill:
         self._step = step
         self._late: set[Request] = set()
         self._everyone: list[Request] = []
-        """Who prefills, is parked or waits, as in `turns`, where somebody may be put off."""
+        """Who prefills, is parked or waits, as in `turns`; empty where nobody can be put off."""
         self._until = inf
         """The value of `step.seconds` up to which online prefills."""
         if part is not None:
@@ -40,7 +40,9 @@ class Prefill:
 
     def order(self, door: Door) -> Iterable[Request]:
         """Go through who prefills, is parked or waits, as in `turns`; who is put off behind the others like it."""
-        return in_time_first(self._everyone, self._late) if self._late else self._turns(door)
+        if self._late:
+            return in_time_first(self._everyone, self._late)
+        return self._everyone or self._turns(door)
 
     def first_put_off(self) -> Request | None:
         """Give the first of those that are put off, where none of a higher priority is before it."""

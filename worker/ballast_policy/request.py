@@ -56,7 +56,7 @@ class Request:
     tpot: float = inf
     """SLO: seconds for each token after the first."""
     laxity: float = inf
-    """Seconds a job can still lose before its deadline is at risk, as of the claim."""
+    """Seconds a job can still lose before its deadline is at risk, as of the claim; of online see `Backlog`."""
     prefix_group: int = 0
     """Requests with the same value share a prompt prefix; 0 is no group."""
 
