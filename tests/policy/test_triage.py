@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ballast_policy.cost import CostModel
 from ballast_policy.request import Request, RequestClass
-from ballast_policy.triage import in_time_first, put_off
+from ballast_policy.triage import all_in_time, in_time_first, put_off
 
 ONLINE = RequestClass.ONLINE
 COST = CostModel(k0=0.0, k1=1.0, is_trusted=True)
@@ -106,3 +106,17 @@ def test_whoever_is_kept_is_in_time_whatever_the_order(drawn: list[tuple[int, in
     assert ends_in_time([request for request in order if request not in off])
     assert sorted(r.seq for r in in_time_first(order, off)) == [r.seq for r in order]
     assert [r.tenant for r in in_time_first(order, off)] == [r.tenant for r in order], "tenants keep their turns"
+
+
+@given(jobs)
+def test_who_is_all_in_time_at_a_glance_is_not_put_off_in_any_order(drawn: list[tuple[int, int]]):
+    order = [make(i, *job) for i, job in enumerate(drawn)]
+
+    if all_in_time(order, COST, 1.0, 0.0):
+        assert not put_off(order, COST, 0.0, 1.0, 0.0)
+        assert not put_off(order[::-1], COST, 0.0, 1.0, 0.0)
+
+
+def test_all_are_in_time_up_to_the_moment_the_first_is_due():
+    assert all_in_time([make(1, 2, 5.0), make(2, 3, 9.0)], COST, 1.0, 0.0)
+    assert not all_in_time([make(1, 2, 5.0), make(2, 4, 9.0)], COST, 1.0, 0.0)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from math import inf
 
 from ballast_policy.budget import OnlineStep, prefill_room
 from ballast_policy.request import Request, computed
 from ballast_policy.step import Step
-from ballast_policy.triage import in_time_first, put_off
+from ballast_policy.triage import all_in_time, in_time_first, put_off
 from ballast_policy.turns import Door, turns
 
 LATE_SHARE = 0.1
@@ -31,7 +32,7 @@ class Prefill:
         self._step = step
         self._late: set[Request] = set()
         self._everyone: list[Request] = []
-        """Who prefills, is parked or waits, as in `turns`; empty where nobody can be put off."""
+        """Who prefills, is parked or waits, as in `turns`; empty where nobody can be put off, for it takes its time."""
         self._until = inf
         """The value of `step.seconds` up to which online prefills."""
         if part is not None:
@@ -40,9 +41,7 @@ class Prefill:
 
     def order(self, door: Door) -> Iterable[Request]:
         """Go through who prefills, is parked or waits, as in `turns`; who is put off behind the others like it."""
-        if self._late:
-            return in_time_first(self._everyone, self._late)
-        return self._everyone or self._turns(door)
+        return in_time_first(self._everyone, self._late) if self._late else self._turns(door)
 
     def first_put_off(self) -> Request | None:
         """Give the first of those that are put off, where none of a higher priority is before it."""
@@ -68,10 +67,13 @@ class Prefill:
         room, pace = prefill_room(snapshot, part)
         if not snapshot.config.is_triaged:
             return room
-        everyone = self._everyone = list(self._turns(Door(self._step)))
         speed = 1 - part.fixed / pace
-        saved = room - pace if pace < inf else 0.0
-        self._late = put_off(everyone, cost, snapshot.now, speed, snapshot.now - saved)
+        start = snapshot.now - (room - pace if pace < inf else 0.0)
+        online = self._step.online
+        if all_in_time(chain(online.prefills, online.parked, self._step.online_waiting), cost, speed, start):
+            return room
+        everyone = self._everyone = list(self._turns(Door(self._step)))
+        self._late = put_off(everyone, cost, snapshot.now, speed, start)
         answer = snapshot.expectation.online_answer
         ending = _CAUTION * len(part.decodes) * _LAG / answer if answer else inf
         if not part.decodes or len(self._late) <= ending:

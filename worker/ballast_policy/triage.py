@@ -20,6 +20,17 @@ from ballast_policy.cost import CostModel
 from ballast_policy.request import Request, computed, is_overdue
 
 
+def all_in_time(requests: Iterable[Request], cost: CostModel, speed: float, start: float) -> bool:
+    """Tell without an order whether nobody is put off: all of it is done before the first of them is due."""
+    seconds, soonest = 0.0, inf
+    for request in requests:
+        done = computed(request)
+        seconds += cost.prefill(done, request.num_tokens - done)
+        if not request.num_output:
+            soonest = min(soonest, request.arrival + request.ttft)
+    return start + seconds / speed <= soonest
+
+
 def put_off(order: Iterable[Request], cost: CostModel, now: float, speed: float, start: float) -> set[Request]:
     """Give those that cannot have their first token in time, the fewest there can be of each tenant and priority.
 
