@@ -28,6 +28,7 @@ from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
 from ballast_policy.interference import Allowance
 from ballast_policy.plan import Plan
 from ballast_policy.snapshot import PolicyConfig, Snapshot
+from ballast_sim.ablations import Unlent
 from ballast_sim.deployment import Ballast
 from ballast_sim.item import Item
 from ballast_sim.mixed import Bench
@@ -38,7 +39,7 @@ from ballast_sim.simulation import Run, simulate
 from ballast_sim.traffic import Trace, at_zero, excerpt, read, read_lengths, repeated
 
 WARMUP = 60.0
-RISKS = (0.01, 0.04, 0.13, 0.3)
+RISKS = (0.04, 0.08, 0.18, 0.3)
 ROUNDS = 12
 EARLIER = 3.0
 """Seconds by which each round withholds lending sooner."""
@@ -105,8 +106,7 @@ def rows(piece: Slice, config: PolicyConfig) -> list[Found]:
     judged = partial(judge, report(alone), bound=piece.bench.bound)
     risks = [(risk, replace(config, most_risk=risk)) for risk in RISKS]
     found = [judged(f"ballast, risk {risk:g}", report(piece.run(told))) for risk, told in risks]
-    always = partial(Withheld, ((0.0, 60 * piece.minutes),))
-    found.append(judged("reservation", report(piece.run(config, always))))
+    found.append(judged("reservation", report(piece.run(config, Unlent))))
     return [*found, foresee(piece, replace(config, most_risk=RISKS[-1]), alone, judged)]
 
 

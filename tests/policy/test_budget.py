@@ -53,7 +53,7 @@ def test_a_step_beside_online_decodes_takes_at_most_a_share_of_their_tpot():
     [
         (1, 0.0, 0.0),
         (5, 0.25, 0.0),
-        (5, 0.15, 0.0),
+        (5, 0.16, 0.0),
         (8, 0.2, 0.25 * (0.19 + 0.05 * log(CONFIG.most_risk))),
         (8, 0.1, 0.04),
         (2, 0.3, 0),

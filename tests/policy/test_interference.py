@@ -76,8 +76,8 @@ def test_another_cap_begins_anew_and_no_cap_has_no_share():
     first = state.allowance.share
     state.configure(0.2, 0.0)
 
-    assert first == pytest.approx(0.092)
-    assert state.allowance.share == pytest.approx(0.184)
+    assert first == pytest.approx(0.1)
+    assert state.allowance.share == pytest.approx(0.2)
     state.configure(None, 0.0)
     assert state.allowance.share is None
 
@@ -124,3 +124,16 @@ def test_the_typical_step_of_online_is_the_middle_one_of_all_it_had_a_part_in():
     serve(state, 40)
 
     assert state.allowance.typical == pytest.approx(0.02, rel=0.05)
+
+
+@pytest.mark.parametrize(("cap", "is_patient"), [(0.2, False), (0.3, True), (None, False)])
+def test_newcomers_wait_for_the_end_of_a_step_where_the_cap_leaves_them_the_time(cap: float | None, is_patient: bool):
+    state = Interference()
+    state.configure(cap, 0.0)
+    assert not state.allowance.is_patient
+
+    serve(state, 40)
+
+    assert state.allowance.is_patient is is_patient
+    state.configure(0.01, 0.0)
+    assert not state.allowance.is_patient

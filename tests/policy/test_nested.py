@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
 from hypothesis import given, settings
@@ -70,3 +71,14 @@ def test_a_step_stands_still_only_as_long_as_its_online_tokens_can_wait(snapshot
         if request.request_class is ONLINE and request.phase is not Phase.WAITING:
             dues = (request.next_deadline, request.paced_deadline) if left(request) == 1 else (request.next_deadline,)
             assert all(end <= due + 1e-9 for due in dues if due >= snapshot.now + decided.predicted_seconds)
+
+
+@settings(max_examples=3 * EXAMPLES)
+@given(snapshots())
+def test_where_newcomers_have_the_time_no_step_stands_still_beside_decodes(snapshot: Snapshot):
+    patient = plan(replace(snapshot, allowance=replace(snapshot.allowance, is_patient=True)))
+
+    decodes = [r for r, _ in patient.grants if r.request_class is ONLINE and left(r) == 1]
+    assert not (decodes and patient.suspendable_seconds)
+    usual = plan(replace(snapshot, allowance=replace(snapshot.allowance, is_patient=False)))
+    assert decodes or patient == usual, "idle, a step stands still for a newcomer all the same"

@@ -101,11 +101,14 @@ def prefill_room(snapshot: Snapshot, step: OnlineStep, lag: float = 0.0) -> tupl
     """
     until = loose = inf
     young = (snapshot.expectation.online_short or _SHORT) / 2
+    now, fixed = snapshot.now, step.fixed
     for request in step.decodes:
-        left = request.paced_deadline - snapshot.now
-        left += max(lag, young - request.num_output) * max(0.0, request.tpot - step.fixed)
-        if left < inf and (left >= step.fixed or _catches_up(request, step.fixed - left, step.fixed)):
-            until, loose = min(until, left), min(loose, request.tpot)
+        tpot, num_output = request.tpot, request.num_output
+        left = request.first_token + num_output * tpot - now
+        if tpot > fixed:
+            left += max(lag, young - num_output) * (tpot - fixed)
+        if left < inf and (left >= fixed or _catches_up(request, fixed - left, fixed)):
+            until, loose = min(until, left), min(loose, tpot)
     pace = max(loose, _PREFILL_PACE * step.fixed)
     return max(until, pace), pace
 

@@ -14,7 +14,7 @@ come to, and is forgotten when the tenant has nothing left here: absence earns n
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heapreplace
 from itertools import groupby
@@ -56,6 +56,10 @@ class Floors:
         """Give the one of `tenants` that has been behind for longest; None if nobody is."""
         return Late(self, (tenant for tenant in self._reserved if tenant in tenants)).first(tenants)
 
+    def reserves(self, tenant: str) -> bool:
+        """Tell whether a tenant reserves anything."""
+        return tenant in self._held
+
     def count(self, tenant: str) -> None:
         """Count a slot that was given out."""
         self.num_held += 1
@@ -66,17 +70,18 @@ class Floors:
 class Late:
     """Finds who of some tenants has been behind for longest, again and again while slots are given out."""
 
-    __slots__ = ("_floors", "_heap")
+    __slots__ = ("_floors", "heap")
 
     def __init__(self, floors: Floors, tenants: Iterable[str]) -> None:
         self._floors = floors
-        self._heap = [(due, tenant) for tenant in tenants if (due := floors.due(tenant)) < inf]
-        """With the dues of now; whoever gets a slot is due later, which is looked up when its turn comes."""
-        heapify(self._heap)
+        self.heap = [(due, tenant) for tenant in tenants if (due := floors.due(tenant)) < inf]
+        """With the dues of now; whoever gets a slot is due later, which is looked up when its turn comes. Nobody is
+        behind while fewer slots are given out than the first of them says."""
+        heapify(self.heap)
 
     def first(self, tenants: Container[str]) -> str | None:
         """Give who has been behind for longest; None if nobody is. Who is not in `tenants` has no work any more."""
-        heap, floors = self._heap, self._floors
+        heap, floors = self.heap, self._floors
         while heap and heap[0][0] <= floors.num_held:
             due, tenant = heap[0]
             if tenant not in tenants:
@@ -139,23 +144,27 @@ def in_turn(requests: Iterable[Request], floors: Floors) -> Iterator[Request]:
     """
     for _, band in groupby(requests, key=attrgetter("priority")):
         order = list(band)
-        own: defaultdict[str, deque[Request]] = defaultdict(deque)
+        queues: dict[str, deque[Request]] = {}
         for request in order:
-            own[request.tenant].append(request)
-        late = Late(floors, own)
-        early: set[Request] = set()
+            if floors.reserves(request.tenant):
+                queues.setdefault(request.tenant, deque()).append(request)
+        late, has_work = Late(floors, queues), set(queues)
+        heap = late.heap
         for request in order:
-            while (tenant := late.first(own)) is not None:
-                early.add(own[tenant][0])
-                yield _next_of(own, tenant, floors)
-            if request not in early:
-                yield _next_of(own, request.tenant, floors)
+            while heap and heap[0][0] <= floors.num_held and (tenant := late.first(has_work)) is not None:
+                yield _next_of(queues[tenant], has_work, floors)
+            queue = queues.get(request.tenant)
+            if queue is None:
+                floors.num_held += 1
+                yield request
+            elif queue and queue[0] is request:
+                yield _next_of(queue, has_work, floors)
 
 
-def _next_of(own: dict[str, deque[Request]], tenant: str, floors: Floors) -> Request:
-    """Take the next request of a tenant out; nothing is kept of a tenant that has no more."""
-    floors.count(tenant)
-    request = own[tenant].popleft()
-    if not own[tenant]:
-        del own[tenant]
+def _next_of(queue: deque[Request], has_work: set[str], floors: Floors) -> Request:
+    """Take the next request of a tenant out, and count it."""
+    request = queue.popleft()
+    floors.count(request.tenant)
+    if not queue:
+        has_work.remove(request.tenant)
     return request

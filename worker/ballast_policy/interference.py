@@ -11,23 +11,30 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from statistics import median_low
 from typing import NamedTuple
 
 from ballast_policy.plan import Plan
 from ballast_policy.request import Request, RequestClass
 
 _WINDOW = 512
-"""Finished requests that are looked at."""
+"""Finished requests that are looked at for those lost."""
 _LOOK_EVERY = 8
 """Finished requests between two looks."""
 _LEAST = 32
 """Finished requests before the first."""
+_LATENCIES = 2048
+"""Finished requests whose latencies are held to the cap: the level of a step follows the load of many minutes, so that
+offline work goes to the quiet ones among them."""
+_SORT_EVERY = 32
+"""Finished requests between two looks at the latencies."""
 _GAIN = 0.05
 """Share of the distance to its target by which one look moves the allowance: the window answers late."""
-_TARGET = 0.92
-"""Share of the cap at which the measured inflation is kept."""
-_DRIFT = 2e-4
-"""Share by which one step moves the median of online's part of a step, once thousands have: a level for minutes."""
+_WAIT = 0.25
+"""What a newcomer in the middle waits longer if no step beside decodes is suspended, of a typical step: half of one
+where the step in flight was one that would be."""
+_DRIFT = 1e-5
+"""Share by which one step moves the median of online's part of a step, once many have: a level for many minutes."""
 _BACK_OFF, _RECOVERY = 0.7, 0.02
 """Harvest is multiplied by the one where too many requests are lost, and grows by the other where not."""
 _LEAST_LOST = 2
@@ -45,6 +52,9 @@ class Allowance:
     """What online alone takes in the middle one of the steps it has a part in, seconds; 0 while nobody knows."""
     harvest: float = 1.0
     """Part of the budget beside online that offline may use."""
+    is_patient: bool = False
+    """Whether the cap leaves newcomers the time to wait for the end of a step beside decodes: a nested step would add
+    its fixed cost to what each decode waits."""
 
 
 UNCHECKED = Allowance()
@@ -65,8 +75,9 @@ class Interference:
 
     Fed by whoever runs the steps: `began` when a step begins or goes on, `ended` with it, and with each online request
     `arrived`, `answered` at its first token and `finished`. Under a cap the allowance moves to where the inflation of
-    TTFT and TPOT, median and 99th percentile, is a little less than the cap. Where more requests lose their SLO to
-    offline work than the objective allows, harvest backs off at once, and recovers step by step.
+    TTFT and TPOT, median and 99th percentile, is the cap: over many minutes, and reckoned rather too high, since steps
+    that are short because of what is lent beside them are not told apart. Where more requests lose their SLO to offline
+    work than the objective allows, harvest backs off at once, and recovers step by step.
     """
 
     def __init__(self) -> None:
@@ -78,8 +89,8 @@ class Interference:
         self._delay = self._since = self._rate = 0.0
         self._open: dict[int, tuple[float, _Latency | None]] = {}
         """By request: the clock of delay at its arrival, or at its first token, and then its TTFT."""
-        self._ttft: deque[_Latency] = deque(maxlen=_WINDOW)
-        self._tpot: deque[_Latency] = deque(maxlen=_WINDOW)
+        self._ttft: deque[_Latency] = deque(maxlen=_LATENCIES)
+        self._tpot: deque[_Latency] = deque(maxlen=_LATENCIES)
         self._lost: deque[bool] = deque(maxlen=_WINDOW)
         self._num_finished = 0
         self._typical, self._num_steps = 0.0, 0
@@ -87,7 +98,7 @@ class Interference:
     def configure(self, cap: float | None, objective: float) -> None:
         """Go by another cap or objective from now on."""
         if cap != self.cap:
-            self.allowance = replace(self.allowance, share=None if cap is None else _TARGET * cap)
+            self.allowance = replace(self.allowance, share=None if cap is None else cap, is_patient=False)
         self.cap, self.objective = cap, objective
 
     def began(self, plan: Plan, now: float) -> None:
@@ -140,24 +151,39 @@ class Interference:
             is_lost |= tpot.is_lost(request.tpot)
         self._lost.append(is_lost)
         self._num_finished += 1
-        if self._num_finished % _LOOK_EVERY == 0 and min(len(self._tpot), len(self._lost)) >= _LEAST:
-            self._look()
+        if len(self._tpot) < _LEAST:
+            return
+        if self._num_finished % _SORT_EVERY == 0:
+            self._look_at_latencies()
+        if self._num_finished % _LOOK_EVERY == 0 and len(self._lost) >= _LEAST:
+            self._look_at_lost()
 
-    def _look(self) -> None:
-        share, harvest = self.allowance.share, self.allowance.harvest
+    def _look_at_latencies(self) -> None:
+        share = self.allowance.share
         self.inflation = max(_inflation(self._ttft), _inflation(self._tpot))
         if self.cap is not None and share is not None:
-            missing = _TARGET * self.cap - self.inflation
+            missing = self.cap - self.inflation
             share = min(max(0.0, share + _GAIN * (missing if missing > 0 else 2 * missing)), 4 * self.cap)
         alone = sum(tpot.alone for tpot in self._tpot)
         crowding = sum(tpot.measured for tpot in self._tpot) / alone - 1 if alone else 0.0
+        self.allowance = replace(
+            self.allowance,
+            share=share,
+            crowding=max(0.0, crowding),
+            typical=self._typical,
+            is_patient=self.cap is not None
+            and _WAIT * self._typical <= self.cap * median_low([ttft.alone for ttft in self._ttft]),
+        )
+
+    def _look_at_lost(self) -> None:
+        harvest = self.allowance.harvest
         num_lost = sum(self._lost)
         if num_lost >= _LEAST_LOST and num_lost > (1 - self.objective) * len(self._lost):
             harvest *= _BACK_OFF
             self._lost.clear()
         else:
             harvest = min(1.0, harvest + _RECOVERY)
-        self.allowance = Allowance(share, max(0.0, crowding), self._typical, harvest)
+        self.allowance = replace(self.allowance, harvest=harvest)
 
 
 def _inflation(latencies: Sequence[_Latency]) -> float:

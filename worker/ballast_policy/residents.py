@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ballast_policy.request import ONLINE, PARKED, Request
+from ballast_policy.request import OFFLINE, ONLINE, PARKED, Request
 
 
 @dataclass(slots=True)
@@ -62,18 +62,29 @@ class Residents:
 
 def sort_residents(residents: Iterable[Request], block_tokens: int) -> tuple[Residents, Residents]:
     """Give the online and the offline residents."""
-    online, offline = Residents(), Residents()
-    for request in residents:
-        group = online if request.request_class is ONLINE else offline
+    everyone = list(residents)
+    online = [request for request in everyone if request.request_class is ONLINE]
+    offline = [request for request in everyone if request.request_class is OFFLINE]
+    return _sorted(online, block_tokens), _sorted(offline, block_tokens)
+
+
+def _sorted(requests: Iterable[Request], block_tokens: int) -> Residents:
+    """Sort those of one class; the sums are local, for this loop is the longest of a step."""
+    decodes: list[Request] = []
+    prefills: list[Request] = []
+    parked: list[Request] = []
+    growing: list[Request] = []
+    context = held = 0
+    for request in requests:
         num_blocks, num_computed = request.num_blocks, request.num_computed
-        group.num_blocks += num_blocks
+        held += num_blocks
         if request.phase is PARKED:
-            group.parked.append(request)
+            parked.append(request)
         elif request.num_tokens - num_computed > 1:
-            group.prefills.append(request)
+            prefills.append(request)
         else:
-            group.decodes.append(request)
-            group.context += num_computed + 1
+            decodes.append(request)
+            context += num_computed + 1
             if num_computed >= num_blocks * block_tokens:
-                group.growing.append(request)
-    return online, offline
+                growing.append(request)
+    return Residents(decodes, prefills, parked, growing=growing, context=context, num_blocks=held)

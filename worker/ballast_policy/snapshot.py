@@ -50,7 +50,7 @@ class PolicyConfig:
     """Share of TTFT kept back from every online slack, for a burst to use."""
     burst_share: float = 0.16
     """Of the prefill that comes in while an answer is made: what a burst takes from a decode at once."""
-    most_risk: float = 0.13
+    most_risk: float = 0.18
     """Risk that a burst makes a decode late, on average over the decodes beside which offline work runs; 0 to 1."""
     tpot_share: float = 1.0
     """A step with online decodes takes at most this share of their TPOT because of offline work."""

@@ -10,30 +10,33 @@ from ballast_policy.request import Phase, Request, RequestClass, computed
 from ballast_policy.snapshot import Snapshot
 from ballast_policy.step import Step
 
-_SHARE = 0.7
-"""Of what decodes can wait that a nested step may take: prefill of newcomers takes it from them sooner or later."""
+_SHARE = 0.85
+"""Of what decodes can wait that a nested step may take: all of it would leave answers that end at once without a
+moment to spare."""
 
 
 def suspendable_seconds(step: Step) -> float:
     """Give how long the step may stand still: until the first online token in it would come too late.
 
-    It leaves some of what they can wait: the newcomers decode beside them afterwards. Tokens that come too
-    late anyhow count for nothing. Beside online decodes a step no longer than twice the fixed costs of a nested one
-    may not be suspended: waiting for its end is cheaper.
+    Tokens that come too late anyhow count for nothing: prefill of newcomers takes from decodes what they can wait
+    sooner or later. Beside online decodes a step may not be suspended where waiting for its end is cheaper: where it is
+    no longer than twice the fixed costs of a nested one, and where a cap leaves newcomers the time (`Allowance`).
     """
     if not step.cost.is_trusted or step.config.ttft == inf:
         return 0.0
     resumed = [request for request, _ in step.decode_grants if request.request_class is RequestClass.ONLINE]
     decodes = step.online.decodes + resumed if resumed else step.online.decodes
-    if decodes and step.seconds <= 2 * step.cost.k0:
+    if decodes and (step.seconds <= 2 * step.cost.k0 or step.snapshot.allowance.is_patient):
         return 0.0
     end = step.snapshot.now + step.seconds
     slack = step.config.ttft
     now = step.snapshot.now
     for request in decodes:
-        due = min(request.next_deadline, request.paced_deadline)
+        first_due, first = request.arrival + request.ttft, request.first_token
+        budgeted = request.num_output * request.tpot if request.num_output else 0.0
+        due = min(first_due, first) + budgeted
         if due < now:
-            due = max(request.next_deadline, request.paced_deadline)
+            due = max(first_due, first) + budgeted
         if now <= due < end + slack:
             slack = due - end
     for request in step.prefill_grants:

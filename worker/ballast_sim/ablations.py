@@ -5,6 +5,8 @@
 - no-reservation: nothing is kept for offline. no-fairness: tenants are served in order of arrival.
 - no-suspension: a newcomer waits for the end of the step in flight.
 - no-triage: online prefill is served in order, whether it can still be in time or not.
+- no-lending: beside online nothing goes to offline but its reservation. What that costs online no lever can give back:
+  the floor for any policy that keeps the reservation.
 """
 
 from __future__ import annotations
@@ -26,6 +28,14 @@ class Unsuspended(Ballast):
     def plan(self, snapshot: Snapshot) -> Plan:
         """Decide the next step."""
         return replace(super().plan(snapshot), suspendable_seconds=0.0)
+
+
+class Unlent(Ballast):
+    """While online is here or expected, offline has its reservation and no more."""
+
+    def plan(self, snapshot: Snapshot) -> Plan:
+        """Decide the next step."""
+        return super().plan(replace(snapshot, allowance=replace(snapshot.allowance, harvest=0.0)))
 
 
 class Unparked(Ballast):
@@ -90,4 +100,5 @@ ABLATIONS: Mapping[str, Ablation] = {
     "ballast-no-fairness": Ablation(is_fair=False),
     "ballast-no-suspension": Ablation(policy=Unsuspended),
     "ballast-no-triage": Ablation(is_triaged=False),
+    "ballast-no-lending": Ablation(policy=Unlent),
 }
