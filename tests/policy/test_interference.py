@@ -37,6 +37,7 @@ def serve(state: Interference, number: int, *, alone: float = ALONE, step: float
 
 def test_the_clock_of_delay_knows_what_online_alone_would_have_taken():
     state = Interference()
+    state.configure(0.1, 0.0)
 
     serve(state, 40)
 
@@ -76,8 +77,8 @@ def test_another_cap_begins_anew_and_no_cap_has_no_share():
     first = state.allowance.share
     state.configure(0.2, 0.0)
 
-    assert first == pytest.approx(0.1)
-    assert state.allowance.share == pytest.approx(0.2)
+    assert first == pytest.approx(0.097)
+    assert state.allowance.share == pytest.approx(0.194)
     state.configure(None, 0.0)
     assert state.allowance.share is None
 
@@ -137,3 +138,46 @@ def test_newcomers_wait_for_the_end_of_a_step_where_the_cap_leaves_them_the_time
     assert state.allowance.is_patient is is_patient
     state.configure(0.01, 0.0)
     assert not state.allowance.is_patient
+
+
+def test_another_cap_is_judged_by_what_came_under_it():
+    state = Interference()
+    state.configure(0.6, 0.0)
+    serve(state, 40)
+    assert state.inflation == pytest.approx(0.5)
+    state.configure(0.1, 0.0)
+    begun = state.allowance.share
+
+    serve(state, 64, alone=STEP)
+
+    assert state.inflation == pytest.approx(0.0)
+    assert begun is not None
+    assert state.allowance.share is not None
+    assert state.allowance.share > begun
+
+
+def test_answers_of_one_token_make_harvest_back_off_too():
+    state = Interference()
+    state.configure(None, 0.99)
+    for seq in range(64):
+        request = make_request(seq, float(seq), ttft=0.025)
+        state.arrived(request, seq)
+        state.began(Plan(predicted_seconds=STEP, online_seconds=ALONE), seq)
+        request.num_output, request.first_token = 1, seq + STEP
+        state.answered(request, seq + STEP)
+        state.ended(seq + STEP)
+        state.finished(request, seq + STEP)
+
+    assert state.allowance.harvest < 1
+
+
+def test_the_typical_step_follows_a_load_that_falls():
+    state = Interference()
+    state.configure(0.1, 0.0)
+    for index in range(20_000):
+        state.began(Plan(predicted_seconds=0.05, online_seconds=0.04), float(index))
+    for index in range(20_000, 32_000):
+        state.began(Plan(predicted_seconds=0.05, online_seconds=0.02), float(index))
+    serve(state, 40)
+
+    assert state.allowance.typical == pytest.approx(0.02, rel=0.01)

@@ -8,10 +8,9 @@ between its arrival and its tokens. What it would have measured alone is what it
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from statistics import median_low
 from typing import NamedTuple
 
 from ballast_policy.plan import Plan
@@ -20,21 +19,24 @@ from ballast_policy.request import Request, RequestClass
 _WINDOW = 512
 """Finished requests that are looked at for those lost."""
 _LOOK_EVERY = 8
-"""Finished requests between two looks."""
-_LEAST = 32
-"""Finished requests before the first."""
+"""Finished requests between two looks at those lost."""
 _LATENCIES = 2048
 """Finished requests whose latencies are held to the cap: the level of a step follows the load of many minutes, so that
 offline work goes to the quiet ones among them."""
 _SORT_EVERY = 32
 """Finished requests between two looks at the latencies."""
+_LEAST = 32
+"""Finished requests before the first look."""
 _GAIN = 0.05
 """Share of the distance to its target by which one look moves the allowance: the window answers late."""
+_TARGET = 0.97
+"""Share of the cap at which the measured inflation is kept."""
 _WAIT = 0.25
-"""What a newcomer in the middle waits longer if no step beside decodes is suspended, of a typical step: half of one
-where the step in flight was one that would be."""
-_DRIFT = 1e-5
-"""Share by which one step moves the median of online's part of a step, once many have: a level for many minutes."""
+"""Of a typical step, what newcomers wait longer on average if no step beside decodes is suspended: half a step, for the
+half of them that meet one which could be."""
+_DRIFT = 1e-4
+"""Share by which one step moves the median of online's part of a step, once many have: where the load falls, steps are
+filled too high until it has followed, some minutes."""
 _BACK_OFF, _RECOVERY = 0.7, 0.02
 """Harvest is multiplied by the one where too many requests are lost, and grows by the other where not."""
 _LEAST_LOST = 2
@@ -53,8 +55,8 @@ class Allowance:
     harvest: float = 1.0
     """Part of the budget beside online that offline may use."""
     is_patient: bool = False
-    """Whether the cap leaves newcomers the time to wait for the end of a step beside decodes: a nested step would add
-    its fixed cost to what each decode waits."""
+    """Whether newcomers wait for the end of a step beside decodes because the cap leaves them the time: TTFT for TPOT,
+    as a nested step would add its fixed cost to what each decode waits."""
 
 
 UNCHECKED = Allowance()
@@ -75,9 +77,9 @@ class Interference:
 
     Fed by whoever runs the steps: `began` when a step begins or goes on, `ended` with it, and with each online request
     `arrived`, `answered` at its first token and `finished`. Under a cap the allowance moves to where the inflation of
-    TTFT and TPOT, median and 99th percentile, is the cap: over many minutes, and reckoned rather too high, since steps
-    that are short because of what is lent beside them are not told apart. Where more requests lose their SLO to offline
-    work than the objective allows, harvest backs off at once, and recovers step by step.
+    TTFT and TPOT, median and 99th percentile, over the last `_LATENCIES` requests is a little less than the cap. Where
+    more requests lose their SLO to offline work than the objective allows, harvest backs off at once, and recovers step
+    by step.
     """
 
     def __init__(self) -> None:
@@ -85,7 +87,7 @@ class Interference:
         self.objective = 0.0
         self.allowance = Allowance()
         self.inflation = 0.0
-        """The largest of TTFT and TPOT, median and 99th percentile, at the last look."""
+        """Under a cap, the largest of TTFT and TPOT, median and 99th percentile, at the last look."""
         self._delay = self._since = self._rate = 0.0
         self._open: dict[int, tuple[float, _Latency | None]] = {}
         """By request: the clock of delay at its arrival, or at its first token, and then its TTFT."""
@@ -98,7 +100,9 @@ class Interference:
     def configure(self, cap: float | None, objective: float) -> None:
         """Go by another cap or objective from now on."""
         if cap != self.cap:
-            self.allowance = replace(self.allowance, share=None if cap is None else cap, is_patient=False)
+            self.allowance = replace(self.allowance, share=None if cap is None else _TARGET * cap, is_patient=False)
+            self._ttft.clear()
+            self._tpot.clear()
         self.cap, self.objective = cap, objective
 
     def began(self, plan: Plan, now: float) -> None:
@@ -151,29 +155,26 @@ class Interference:
             is_lost |= tpot.is_lost(request.tpot)
         self._lost.append(is_lost)
         self._num_finished += 1
-        if len(self._tpot) < _LEAST:
-            return
-        if self._num_finished % _SORT_EVERY == 0:
+        if self._num_finished % _SORT_EVERY == 0 and min(len(self._ttft), len(self._tpot)) >= _LEAST:
             self._look_at_latencies()
         if self._num_finished % _LOOK_EVERY == 0 and len(self._lost) >= _LEAST:
             self._look_at_lost()
 
     def _look_at_latencies(self) -> None:
-        share = self.allowance.share
-        self.inflation = max(_inflation(self._ttft), _inflation(self._tpot))
+        measured, alone = zip(*self._tpot, strict=True)
+        crowding = max(0.0, sum(measured) / sum(alone) - 1) if sum(alone) else 0.0
+        share, is_patient = self.allowance.share, False
         if self.cap is not None and share is not None:
-            missing = self.cap - self.inflation
+            first = sorted(ttft.alone for ttft in self._ttft)
+            inflations = (
+                _inflation([ttft.measured for ttft in self._ttft], first),
+                _inflation(measured, sorted(alone)),
+            )
+            self.inflation = max(inflations)
+            missing = _TARGET * self.cap - self.inflation
             share = min(max(0.0, share + _GAIN * (missing if missing > 0 else 2 * missing)), 4 * self.cap)
-        alone = sum(tpot.alone for tpot in self._tpot)
-        crowding = sum(tpot.measured for tpot in self._tpot) / alone - 1 if alone else 0.0
-        self.allowance = replace(
-            self.allowance,
-            share=share,
-            crowding=max(0.0, crowding),
-            typical=self._typical,
-            is_patient=self.cap is not None
-            and _WAIT * self._typical <= self.cap * median_low([ttft.alone for ttft in self._ttft]),
-        )
+            is_patient = _WAIT * self._typical <= self.cap * first[len(first) // 2]
+        self.allowance = Allowance(share, crowding, self._typical, self.allowance.harvest, is_patient)
 
     def _look_at_lost(self) -> None:
         harvest = self.allowance.harvest
@@ -186,9 +187,8 @@ class Interference:
         self.allowance = replace(self.allowance, harvest=harvest)
 
 
-def _inflation(latencies: Sequence[_Latency]) -> float:
-    """Give the larger inflation of the median and of the 99th percentile."""
-    measured = sorted(latency.measured for latency in latencies)
-    alone = sorted(latency.alone for latency in latencies)
+def _inflation(measured: Iterable[float], alone: Sequence[float]) -> float:
+    """Give the larger inflation of the median and of the 99th percentile; `alone` is sorted."""
+    ordered = sorted(measured)
     marks = (int(0.5 * len(alone)), int(0.99 * len(alone)))
-    return max((measured[mark] / alone[mark] if alone[mark] else inf) for mark in marks) - 1
+    return max((ordered[mark] / alone[mark] if alone[mark] else inf) for mark in marks) - 1

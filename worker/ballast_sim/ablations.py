@@ -5,8 +5,8 @@
 - no-reservation: nothing is kept for offline. no-fairness: tenants are served in order of arrival.
 - no-suspension: a newcomer waits for the end of the step in flight.
 - no-triage: online prefill is served in order, whether it can still be in time or not.
-- no-lending: beside online nothing goes to offline but its reservation. What that costs online no lever can give back:
-  the floor for any policy that keeps the reservation.
+- no-lending: beside online nothing goes to offline but its reservation: what that costs by itself, filled as Ballast
+  fills it. Needs an SLO and known step times; without them nothing bounds what is lent.
 """
 
 from __future__ import annotations
