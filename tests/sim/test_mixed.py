@@ -93,6 +93,13 @@ def test_only_ballast_keeps_the_reservation(table):
     assert short["greedy"] > 2 * short["ballast"]
 
 
+def test_with_nothing_lent_offline_has_its_reservation_and_no_more(table):
+    bare, kept = ({row.policy: row.offline_tokens for row in table.of(0.4, share)} for share in (0.0, 0.25))
+
+    assert bare["ballast-no-lending"] == 0 < bare["ballast"]
+    assert 0 < kept["ballast-no-lending"] <= kept["ballast"]
+
+
 def test_without_a_budget_steps_outgrow_the_slo(table):
     rows = {row.policy: row.result for row in table.of(0.4, 0.0)}
 

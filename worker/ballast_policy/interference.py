@@ -162,7 +162,8 @@ class Interference:
 
     def _look_at_latencies(self) -> None:
         measured, alone = zip(*self._tpot, strict=True)
-        crowding = max(0.0, sum(measured) / sum(alone) - 1) if sum(alone) else 0.0
+        total = sum(alone)
+        crowding = max(0.0, sum(measured) / total - 1) if total else 0.0
         share, is_patient = self.allowance.share, False
         if self.cap is not None and share is not None:
             first = sorted(ttft.alone for ttft in self._ttft)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from ballast_policy.request import OFFLINE, ONLINE, PARKED, Request
@@ -60,11 +60,10 @@ class Residents:
         self.context = sum([request.num_tokens for request in self.decodes])
 
 
-def sort_residents(residents: Iterable[Request], block_tokens: int) -> tuple[Residents, Residents]:
+def sort_residents(residents: Collection[Request], block_tokens: int) -> tuple[Residents, Residents]:
     """Give the online and the offline residents."""
-    everyone = list(residents)
-    online = [request for request in everyone if request.request_class is ONLINE]
-    offline = [request for request in everyone if request.request_class is OFFLINE]
+    online = [request for request in residents if request.request_class is ONLINE]
+    offline = [request for request in residents if request.request_class is OFFLINE]
     return _sorted(online, block_tokens), _sorted(offline, block_tokens)
 
 
