@@ -27,6 +27,7 @@ from ballast_operator.metrics import Metrics
 from ballast_operator.plan import Surroundings
 from ballast_operator.reconcile import Reconciler
 from ballast_operator.settings import OperatorSettings
+from ballast_operator.streams import outlive_kinds
 from ballast_operator.surroundings import look, optional_kinds
 from ballast_operator.turns import Turns
 from ballast_operator.web import Web
@@ -145,6 +146,7 @@ class Operator:
             self._loads.close()
 
     async def _watch(self, stop: asyncio.Event) -> None:
+        outlive_kinds()
         await kopf.operator(
             registry=handlers.registry(
                 self._cache, lambda key, seconds: self._turns.add(key, seconds=seconds), self._relisted.set

@@ -239,6 +239,35 @@ def test_kinds_of_others_may_come_and_go(own: Cluster, tmp_path: Path) -> None:
         assert own.get("deployments", "watched")["spec"]["replicas"] == 2
 
 
+@pytest.mark.parametrize("asked", ["list", "watch"])
+def test_a_stream_outlives_a_kind_that_it_finds_gone(own: Cluster, tmp_path: Path, asked: str) -> None:
+    """The server says 404 before anybody heard of the end of the CRD, here without there being one."""
+    kinds = yaml.safe_dump_all(monitoring_kinds())
+    own.plane.kubectl("apply", "--server-side", "-f", "-", manifest=kinds)
+    own.plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+    gone: list[Call] = []
+
+    def refuse_once(call: Call) -> Answer | None:
+        is_it = call.path.endswith("/v1/servicemonitors") and ("watch" in call.query) == (asked == "watch")
+        if call.method != "GET" or not is_it or gone:
+            return None
+        gone.append(call)
+        return 404, {}
+
+    name = f"gone-at-{asked}"
+    with proxy(own.plane) as between, running(between.kubeconfig, tmp_path) as operator:
+        between.before = refuse_once
+        assert operator.process is not None
+        own.make(name)
+        until(lambda: own.get("servicemonitors", name), said="made beside a stream that rests")
+        until(lambda: "its stream waits" in operator.text())
+        own.patch("servicemonitors", name, {"spec": {"endpoints": []}})
+        until(lambda: own.get("servicemonitors", name)["spec"]["endpoints"], said="the stream tells of changes again")
+        assert operator.process.poll() is None
+    own.delete("inferencedeployments", name)
+    own.plane.kubectl("delete", "-f", "-", manifest=kinds)
+
+
 def test_deletion_needs_neither_operator_nor_redis(cluster: Cluster, tmp_path: Path) -> None:
     """Nothing holds a resource up, so an operator that was uninstalled first leaves nothing behind."""
     nowhere = {"url": base64.b64encode(b"redis://127.0.0.1:9").decode()}
