@@ -95,8 +95,8 @@ def test_a_mean_that_cannot_be_kept_any_more_does_not_freeze_the_batch():
     assert budget(request) == pytest.approx(CONFIG.tpot_share * 0.05)
 
 
-def room(*decodes: Request, pending: tuple[Request, ...] = ()) -> float:
-    return prefill_room(make_snapshot(), OnlineStep(decodes, pending, ONLINE_ALONE, ONLINE_ALONE))[0]
+def room(*decodes: Request, **snapshot) -> float:
+    return prefill_room(make_snapshot(**snapshot), OnlineStep(decodes, (), ONLINE_ALONE, ONLINE_ALONE))[0]
 
 
 def make_newcomer(**fields) -> Request:
@@ -109,8 +109,28 @@ def test_online_prefill_takes_what_the_decodes_beside_it_can_wait():
 
     assert room(early) == pytest.approx(0.3)
     assert room(early, make_decode(num_output=8, first_token=9.6, max_output=100)) == pytest.approx(0.05)
-    assert room(make_decode(num_output=1, first_token=10.0)) == pytest.approx(0.05 + 3 * 0.04)
     assert room(make_decode()) == inf  # its first token is not known, so neither is its pace
+
+
+@pytest.mark.parametrize(
+    ("crowding", "tokens"), [(0.0, 8), (0.5, 6), (1.0, 4), (3.0, 4)], ids=["alone", "beside some", "as much", "more"]
+)
+def test_a_young_answer_may_fall_behind_as_long_as_it_can_catch_up_early(crowding: float, tokens: int):
+    """What nearly all answers come to is eight tokens here, and one of them takes 10 ms alone."""
+    young = make_decode(num_output=1, first_token=10.0)
+
+    assert room(young, allowance=Allowance(crowding=crowding)) == pytest.approx(0.05 + (tokens - 1) * 0.04)
+
+
+@pytest.mark.parametrize(("num_old", "is_spared"), [(19, True), (18, False)], ids=["1 of 20", "1 of 19"])
+def test_under_a_cap_answers_fall_behind_longer_and_one_of_twenty_without_limit(num_old: int, is_spared: bool):
+    config = replace(CONFIG, max_interference=0.1)
+    late = make_decode(num_output=17, first_token=9.2, max_output=100)
+    others = [make_decode(num_output=1, first_token=10.0) for _ in range(num_old)]
+
+    found = room(late, *others, config=config)
+
+    assert found == pytest.approx(0.05 + 15 * 0.04 if is_spared else 0.05)
 
 
 def test_online_prefill_gets_a_third_of_a_step_that_decodes_fill():
@@ -163,16 +183,6 @@ def test_a_cap_on_interference_bounds_the_step_by_what_online_alone_takes(alone,
     found = step_budget(capped, OnlineStep((), (), alone, alone, alone=alone))
 
     assert found == pytest.approx(expected)
-
-
-def test_with_a_cap_online_prefills_as_it_would_alone():
-    capped = make_snapshot(config=replace(CONFIG, max_interference=0.1))
-    fresh = make_decode(num_output=1, first_token=10.0)
-
-    step = OnlineStep((fresh,), (), ONLINE_ALONE, ONLINE_ALONE)
-
-    assert prefill_room(capped, step) == prefill_room(make_snapshot(), step)
-    assert most_prefill(capped.config, COST) == most_prefill(CONFIG, COST) == 4 * CONFIG.chunk_tokens
 
 
 @pytest.mark.parametrize(("alone", "expected"), [(0.01, 0.022), (0.02, 0.022), (0.2, 0.2)])

@@ -16,6 +16,12 @@ _LOOK_AHEAD = 32
 _SHORT = 8
 """Tokens that nearly every answer comes to, while nothing is known of answers."""
 
+_BEHIND_ALONE, _BEHIND_LENT, _BEHIND_CAPPED = 1.0, 0.5, 2.0
+"""Of what nearly all answers come to, in how many tokens a decode must have caught up that online prefill puts behind:
+online alone, where offline work makes all decodes take twice as long, and under a cap on interference."""
+_SPARED = 0.05
+"""Share of the decodes that may fall behind by more under a cap: it is kept by the median and the 99th percentile."""
+
 _PREFILL_PACE = 1.5
 """A step with online prefill is at least so many times as long as the decodes in it alone would make it."""
 
@@ -96,20 +102,28 @@ def prefill_room(snapshot: Snapshot, step: OnlineStep, lag: float = 0.0) -> tupl
     """Give the seconds to which prefill of online may bring this step, and those of one after the other.
 
     The first is what the decodes beside it can wait: the time until the first of their next tokens is due for its mean,
-    later by as much as they can catch up in `lag` tokens, or by half of what nearly all answers come to. The second is
-    one TPOT, or what leaves prefill a third of the step. Both are infinite without decodes.
+    later by as much as they can catch up in `lag` tokens, or before they come to what nearly all answers come to (half
+    of it beside offline work, for then they catch up slowly). Under a cap it is twice that, and a few may fall behind
+    by more. The second is one TPOT, or what leaves prefill a third of the step. Both are infinite without decodes.
     """
-    until = loose = inf
-    young = (snapshot.expectation.online_short or _SHORT) / 2
+    is_capped = snapshot.config.max_interference is not None
+    crowding = snapshot.allowance.crowding
+    behind = _BEHIND_CAPPED if is_capped else max(_BEHIND_LENT, _BEHIND_ALONE - (1 - _BEHIND_LENT) * crowding)
+    young = (snapshot.expectation.online_short or _SHORT) * behind
     now, fixed = snapshot.now, step.fixed
+    loose, lefts = inf, []
     for request in step.decodes:
         tpot, num_output = request.tpot, request.num_output
         left = request.first_token + num_output * tpot - now
         if tpot > fixed:
             left += max(lag, young - num_output) * (tpot - fixed)
         if left < inf and (left >= fixed or _catches_up(request, fixed - left, fixed)):
-            until, loose = min(until, left), min(loose, tpot)
+            loose = min(loose, tpot)
+            lefts.append(left)
     pace = max(loose, _PREFILL_PACE * step.fixed)
+    if not lefts:
+        return inf, inf
+    until = sorted(lefts)[int(_SPARED * len(lefts))] if is_capped else min(lefts)
     return max(until, pace), pace
 
 
