@@ -197,3 +197,9 @@ def test_less_is_lent_while_more_requests_miss_their_slo_than_may():
     half = make_snapshot(allowance=Allowance(harvest=0.5))
 
     assert budget(make_decode(), snapshot=half) == pytest.approx((ONLINE_ALONE + 0.05) / 2)
+
+
+def test_a_cap_leaves_online_as_many_chunks_in_a_step_as_it_has_alone():
+    capped = replace(CONFIG, max_interference=0.1)
+
+    assert most_prefill(capped, COST) == most_prefill(CONFIG, COST) == 4 * CONFIG.chunk_tokens
