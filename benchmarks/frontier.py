@@ -33,7 +33,7 @@ from ballast_sim.traffic import Arrival, read, read_lengths
 BUDGET_POLICIES = tuple(f"static-budget={ms:g}" for ms in (*range(16, 26), 27.5, 30, 35, 40, 45, 50))
 RATES = ("qps-cap=0.25", "qps-cap=0.5", "qps-cap=1", "qps-cap=1.5", "qps-cap=2")
 CAPS = (2, 5, 10, 25)
-OURS = (*(f"ballast={cap}" for cap in (*CAPS, 50, 75, 100)), "ballast")
+OURS = (*(f"ballast={cap}" for cap in (*CAPS, 50, 75, 90, 100)), "ballast")
 OTHERS = ("static-split", "naive-priority", "sarathi", "aimd", "greedy")
 MORE = 0.01
 """Points of harvest by which a baseline may lie above our curve."""

@@ -122,15 +122,26 @@ def test_a_young_answer_may_fall_behind_as_long_as_it_can_catch_up_early(crowdin
     assert room(young, allowance=Allowance(crowding=crowding)) == pytest.approx(0.05 + (tokens - 1) * 0.04)
 
 
-@pytest.mark.parametrize(("num_old", "is_spared"), [(19, True), (18, False)], ids=["1 of 20", "1 of 19"])
-def test_under_a_cap_answers_fall_behind_longer_and_one_of_twenty_without_limit(num_old: int, is_spared: bool):
-    config = replace(CONFIG, max_interference=0.1)
+@pytest.mark.parametrize(("cap", "tokens"), [(0.0, 8), (0.1, 9.6), (0.5, 16), (2.0, 16)])
+def test_the_more_a_cap_leaves_the_longer_answers_may_be_behind(cap: float, tokens: float):
+    config = replace(CONFIG, max_interference=cap)
+    young = make_decode(num_output=1, first_token=10.0, max_output=100)
+
+    assert room(young, config=config) == pytest.approx(0.05 + (tokens - 1) * 0.04)
+
+
+@pytest.mark.parametrize(
+    ("num_others", "cap", "is_spared"), [(19, 0.5, True), (18, 0.5, False), (19, 0.4, False), (24, 0.4, True)]
+)
+def test_under_a_wide_cap_one_answer_of_twenty_does_not_hold_prefill_up(num_others: int, cap: float, is_spared: bool):
+    config = replace(CONFIG, max_interference=cap)
     late = make_decode(num_output=17, first_token=9.2, max_output=100)
-    others = [make_decode(num_output=1, first_token=10.0) for _ in range(num_old)]
+    others = [make_decode(num_output=1, first_token=10.0, max_output=100) for _ in range(num_others)]
+    tokens = 8 * (1 + cap / 0.5)
 
     found = room(late, *others, config=config)
 
-    assert found == pytest.approx(0.05 + 15 * 0.04 if is_spared else 0.05)
+    assert found == pytest.approx(0.05 + (tokens - 1) * 0.04 if is_spared else 0.05)
 
 
 def test_online_prefill_gets_a_third_of_a_step_that_decodes_fill():

@@ -16,11 +16,14 @@ _LOOK_AHEAD = 32
 _SHORT = 8
 """Tokens that nearly every answer comes to, while nothing is known of answers."""
 
-_BEHIND_ALONE, _BEHIND_LENT, _BEHIND_CAPPED = 1.0, 0.5, 2.0
+_BEHIND_ALONE, _BEHIND_LENT = 1.0, 0.5
 """Of what nearly all answers come to, in how many tokens a decode must have caught up that online prefill puts behind:
-online alone, where offline work makes all decodes take twice as long, and under a cap on interference."""
+online alone, and where offline work makes all decodes take twice as long."""
+_WIDE_CAP = 0.5
+"""A cap on interference that leaves answers as much time as is ever taken from them: twice as many tokens to catch up
+in as alone, and `_SPARED` of them as many as they like. A smaller cap leaves its part of it."""
 _SPARED = 0.05
-"""Share of the decodes that may fall behind by more under a cap: it is kept by the median and the 99th percentile."""
+"""Decodes that may fall behind for longer: a cap is kept by the median and the 99th percentile."""
 
 _PREFILL_PACE = 1.5
 """A step with online prefill is at least so many times as long as the decodes in it alone would make it."""
@@ -103,12 +106,14 @@ def prefill_room(snapshot: Snapshot, step: OnlineStep, lag: float = 0.0) -> tupl
 
     The first is what the decodes beside it can wait: the time until the first of their next tokens is due for its mean,
     later by as much as they can catch up in `lag` tokens, or before they come to what nearly all answers come to (half
-    of it beside offline work, for then they catch up slowly). Under a cap it is twice that, and a few may fall behind
-    by more. The second is one TPOT, or what leaves prefill a third of the step. Both are infinite without decodes.
+    of it beside offline work, for then they catch up slowly; more under a cap, see `_WIDE_CAP`). The second is one
+    TPOT, or what leaves prefill a third of the step. Both are infinite without decodes.
     """
-    is_capped = snapshot.config.max_interference is not None
-    crowding = snapshot.allowance.crowding
-    behind = _BEHIND_CAPPED if is_capped else max(_BEHIND_LENT, _BEHIND_ALONE - (1 - _BEHIND_LENT) * crowding)
+    cap, crowding = snapshot.config.max_interference, snapshot.allowance.crowding
+    leeway = 0.0 if cap is None else min(1.0, cap / _WIDE_CAP)
+    behind = _BEHIND_ALONE + leeway
+    if cap is None:
+        behind = max(_BEHIND_LENT, behind - (_BEHIND_ALONE - _BEHIND_LENT) * crowding)
     young = (snapshot.expectation.online_short or _SHORT) * behind
     now, fixed = snapshot.now, step.fixed
     loose, lefts = inf, []
@@ -123,7 +128,7 @@ def prefill_room(snapshot: Snapshot, step: OnlineStep, lag: float = 0.0) -> tupl
     pace = max(loose, _PREFILL_PACE * step.fixed)
     if not lefts:
         return inf, inf
-    until = sorted(lefts)[int(_SPARED * len(lefts))] if is_capped else min(lefts)
+    until = sorted(lefts)[int(leeway * _SPARED * len(lefts))] if leeway else min(lefts)
     return max(until, pace), pace
 
 
