@@ -37,7 +37,7 @@ half of them that meet one which could be."""
 _DRIFT = 1e-4
 """Share by which one step moves the median of online's part of a step, once many have: where the load falls, steps are
 filled too high until it has followed, some minutes."""
-_BACK_OFF, _RECOVERY = 0.7, 0.02
+_BACK_OFF, _RECOVERY = 0.5, 0.015
 """Harvest is multiplied by the one where too many requests are lost, and grows by the other where not."""
 _LEAST_LOST = 2
 
