@@ -14,12 +14,12 @@ come to, and is forgotten when the tenant has nothing left here: absence earns n
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
 from itertools import groupby
 from math import floor, inf
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 
 from ballast_policy.request import Request
 
@@ -41,24 +41,15 @@ class Floors:
         self._held = {tenant: held.get(tenant, 0) for tenant in reserved}
 
     def due(self, tenant: str) -> float:
-        """Give the number of slots given out from which on a tenant is behind; inf where it reserves nothing.
-
-        Solves `share + min(share, debt / REPAY_SECONDS) > held`, share = reserved * (n + 1), for the least n.
-        """
+        """Give the number of slots given out from which on a tenant is behind; inf where it reserves nothing."""
         held = self._held.get(tenant)
         if not held:
             return inf if held is None else 0
-        extra = self._owed.get(tenant, 0.0) / REPAY_SECONDS
-        slots = held / 2 if held < 2 * extra else held - extra
-        return floor(slots / self._reserved[tenant] + _ROUNDING)
+        return _due(held, self._reserved[tenant], self._owed.get(tenant, 0.0))
 
     def behind(self, tenants: Container[str]) -> str | None:
         """Give the one of `tenants` that has been behind for longest; None if nobody is."""
         return Late(self, (tenant for tenant in self._reserved if tenant in tenants)).first(tenants)
-
-    def reserves(self, tenant: str) -> bool:
-        """Tell whether a tenant reserves anything."""
-        return tenant in self._held
 
     def count(self, tenant: str) -> None:
         """Count a slot that was given out."""
@@ -66,22 +57,54 @@ class Floors:
         if tenant in self._held:
             self._held[tenant] += 1
 
+    def give(self, requests: Sequence[Request]) -> list[tuple[int, int]]:
+        """Count a slot for each request, and give from how many slots on it is behind and its index, the last first.
+
+        A tenant's requests take its slots one by one, so that each is behind by what the tenant holds then, whoever
+        goes in between. Left out is who is never behind, however many of the others go first.
+        """
+        held = self._held
+        queues: defaultdict[str, list[int]] = defaultdict(list)
+        for index, request in enumerate(requests):
+            if request.tenant in held:
+                queues[request.tenant].append(index)
+        self.num_held += len(requests)
+        dues: list[tuple[int, int]] = []
+        for tenant, queue in sorted(queues.items()):
+            reserved, owed = self._reserved[tenant], self._owed.get(tenant, 0.0)
+            for num, index in enumerate(queue, held[tenant]):
+                due = _due(num, reserved, owed)
+                if due >= self.num_held:
+                    break
+                dues.append((due, index))
+            held[tenant] += len(queue)
+        dues.sort(key=itemgetter(0))
+        dues.reverse()
+        return dues
+
+
+def _due(held: int, reserved: float, owed: float) -> int:
+    """Give the least n for which `share + min(share, debt / REPAY_SECONDS) > held`, share = reserved * (n + 1)."""
+    extra = owed / REPAY_SECONDS
+    slots = held / 2 if held < 2 * extra else held - extra
+    return floor(slots / reserved + _ROUNDING)
+
 
 class Late:
     """Finds who of some tenants has been behind for longest, again and again while slots are given out."""
 
-    __slots__ = ("_floors", "heap")
+    __slots__ = ("_floors", "_heap")
 
     def __init__(self, floors: Floors, tenants: Iterable[str]) -> None:
         self._floors = floors
-        self.heap = [(due, tenant) for tenant in tenants if (due := floors.due(tenant)) < inf]
+        self._heap = [(due, tenant) for tenant in tenants if (due := floors.due(tenant)) < inf]
         """With the dues of now; whoever gets a slot is due later, which is looked up when its turn comes. Nobody is
         behind while fewer slots are given out than the first of them says."""
-        heapify(self.heap)
+        heapify(self._heap)
 
     def first(self, tenants: Container[str]) -> str | None:
         """Give who has been behind for longest; None if nobody is. Who is not in `tenants` has no work any more."""
-        heap, floors = self.heap, self._floors
+        heap, floors = self._heap, self._floors
         while heap and heap[0][0] <= floors.num_held:
             due, tenant = heap[0]
             if tenant not in tenants:
@@ -144,27 +167,15 @@ def in_turn(requests: Iterable[Request], floors: Floors) -> Iterator[Request]:
     """
     for _, band in groupby(requests, key=attrgetter("priority")):
         order = list(band)
-        queues: dict[str, deque[Request]] = {}
-        for request in order:
-            if floors.reserves(request.tenant):
-                queues.setdefault(request.tenant, deque()).append(request)
-        late, has_work = Late(floors, queues), set(queues)
-        heap = late.heap
-        for request in order:
-            while heap and heap[0][0] <= floors.num_held and (tenant := late.first(has_work)) is not None:
-                yield _next_of(queues[tenant], has_work, floors)
-            queue = queues.get(request.tenant)
-            if queue is None:
-                floors.num_held += 1
+        num_held, late = floors.num_held, floors.give(order)
+        early: set[int] = set()
+        for index, request in enumerate(order):
+            while late and late[-1][0] <= num_held:
+                _, first = late.pop()
+                if first >= index:
+                    early.add(first)
+                    num_held += 1
+                    yield order[first]
+            if index not in early:
+                num_held += 1
                 yield request
-            elif queue and queue[0] is request:
-                yield _next_of(queue, has_work, floors)
-
-
-def _next_of(queue: deque[Request], has_work: set[str], floors: Floors) -> Request:
-    """Take the next request of a tenant out, and count it."""
-    request = queue.popleft()
-    floors.count(request.tenant)
-    if not queue:
-        has_work.remove(request.tenant)
-    return request

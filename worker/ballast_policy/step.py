@@ -125,7 +125,7 @@ class Step:
         if not debts.reserved:
             return None
         started = [r for r in chain(self.admit, self.resume) if r.request_class is request.request_class]
-        return debts.floors(Counter(r.tenant for r in chain(self.group(request).running, started)))
+        return debts.floors(Counter([r.tenant for r in self.group(request).running + started]))
 
     def ledger(self, request: Request) -> Ledger:
         """Give the ledger of the request's class."""
