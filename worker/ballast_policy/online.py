@@ -67,7 +67,8 @@ def serve_online(step: Step) -> None:
     prefill = Prefill(step, online_step(step) if is_paced else None)
     slots = Slots(step, ONLINE)
     door = Door(step)
-    step.promised.update((request, step.whole(request)) for request in online.prefills)
+    for request in online.prefills:
+        step.promise(request)
     first = prefill.first_put_off()
     if first is not None:
         _serve_late(step, first, prefill.tokens(first, LATE_SHARE), slots)

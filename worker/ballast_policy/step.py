@@ -46,6 +46,8 @@ class Step:
         """The part of it that is not prefill."""
         self.promised: dict[Request, int] = {}
         """Free blocks that the rest of a prompt in the making will take."""
+        self.promised_blocks = 0
+        """The sum of them."""
         self.decode_grants: list[tuple[Request, int]] = []
         self.prefill_grants: dict[Request, int] = {}
         self.admit: list[Request] = []
@@ -81,19 +83,15 @@ class Step:
 
     def num_vacant(self, request_class: RequestClass) -> int:
         """Slots that the class may still take: online all but the reservation in use, offline up to its limit."""
+        num_offline = self.offline.num_held
         if request_class is ONLINE:
-            return self.config.slots - self.num_reserved_held - self.online.num_held
-        return self.offline_limit - self.offline.num_held
+            return self.config.slots - min(self.reserved, num_offline) - self.online.num_held
+        return self.offline_limit - num_offline
 
     @property
     def lent_chunk(self) -> int:
         """Prefill tokens that are left of one chunk: what offline may get, its kept tokens included."""
         return max(0, self.chunk - self.most_prefill + self.config.chunk_tokens)
-
-    @property
-    def promised_blocks(self) -> int:
-        """Free blocks that are promised to prompts in the making."""
-        return sum(self.promised.values())
 
     @property
     def reserved_chunk(self) -> int:
@@ -276,8 +274,13 @@ class Step:
             self.resume.append(request)
         group.num_started += 1
         self.because.append(Because(request, reason))
-        self.promised[request] = self.whole(request)
+        self.promise(request)
         self.grant(request, num_tokens)
+
+    def promise(self, request: Request) -> None:
+        """Put blocks aside for the whole of a prompt in the making; `grant` takes them out of it."""
+        whole = self.promised[request] = self.whole(request)
+        self.promised_blocks += whole
 
     def grant(self, request: Request, num_tokens: int) -> None:
         """Let a request compute tokens (more of them, if it may already), and take the blocks for them."""
@@ -288,6 +291,7 @@ class Step:
         self.free -= taken
         if request in self.promised:
             self.promised[request] -= taken
+            self.promised_blocks -= taken
         if request.num_tokens - start == 1:
             self.decode_grants.append((request, 1))
             self._add_decodes(1, request.num_tokens)
@@ -328,7 +332,7 @@ class Step:
             self.count_decodes(group)
         self.gone |= gone
         for request in self.promised.keys() & gone:
-            del self.promised[request]
+            self.promised_blocks -= self.promised.pop(request)
 
     def explain(self, request: Request, reason: Reason) -> None:
         """Note why a request does not get what it waits for."""

@@ -54,7 +54,8 @@ def plan_nested(snapshot: Snapshot, in_flight: Collection[Request], seconds: flo
     step = Step(snapshot)
     busy = set(in_flight)
     parked = [request for request in step.lent_kv if request.phase is Phase.PARKED and request not in busy]
-    step.promised.update((request, step.whole(request)) for request in step.online.prefills)
+    for request in step.online.prefills:
+        step.promise(request)
     for request in step.online_waiting:
         left = request.num_tokens - computed(request)
         if step.num_vacant(RequestClass.ONLINE) < 1 or left > step.chunk:
