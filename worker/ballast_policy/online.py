@@ -45,8 +45,8 @@ def online_seconds(step: Step) -> float:
     Requests that leave sooner meet fewer decodes and less prefill of others on their way.
     """
     online, cost = step.online, step.cost
-    prefill = [(request, tokens) for request, tokens in step.prefill_grants.items() if step.group(request) is online]
-    resumed = [request for request, _ in step.decode_grants if step.group(request) is online]
+    prefill = [(r, tokens) for r, tokens in step.prefill_grants.items() if r.request_class is ONLINE]
+    resumed = [request for request, _ in step.decode_grants if request.request_class is ONLINE]
     if not (prefill or resumed or online.decodes):
         return 0.0
     num_decodes = len(online.decodes) + len(resumed)

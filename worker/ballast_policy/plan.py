@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import repeat
 from typing import NamedTuple
 
 from ballast_policy.request import Request
@@ -33,6 +35,11 @@ class Because(NamedTuple):
 
     request: Request
     reason: Reason
+
+    @classmethod
+    def all_of(cls, requests: Iterable[Request], reason: Reason) -> Iterator[Because]:
+        """Say the same of many, in half the time that the constructor takes."""
+        return map(tuple.__new__, repeat(cls), zip(requests, repeat(reason), strict=False))
 
 
 @dataclass(frozen=True, slots=True)

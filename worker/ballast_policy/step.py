@@ -230,8 +230,11 @@ class Step:
         ranked = self._ranked_offline
         if len(ranked) <= self.reserved:
             return ranked
-        inside = dict.fromkeys(islice(_fitting(ranked, self.reserved_kv), self.reserved))
-        return [*inside, *(request for request in ranked if request not in inside)]
+        inside = list(islice(_fitting(ranked, self.reserved_kv), self.reserved))
+        if inside == ranked[: self.reserved]:
+            return ranked
+        covered = set(inside)
+        return [*inside, *(request for request in ranked if request not in covered)]
 
     @property
     def offline_running(self) -> list[Request]:
@@ -243,7 +246,7 @@ class Step:
     def reserved_kv(self) -> int:
         """KV blocks of offline's reservation, less where the largest online request would not fit beside it."""
         config = self.config
-        largest = max((request.num_tokens for request in self.online.everyone), default=0)
+        largest = max([request.num_tokens for request in self.online.everyone], default=0)
         if self.online_waiting:
             largest = max(largest, self.online_waiting[0].num_tokens)
         reserved = reserved_blocks(config.offline_share, config.num_blocks)
@@ -317,7 +320,7 @@ class Step:
         if requests:
             self.group(requests[0]).leaving += requests
         self.park += requests
-        self.because += [Because(request, reason) for request in requests]
+        self.because += Because.all_of(requests, reason)
 
     def _take_out(self, requests: Sequence[Request]) -> None:
         if not requests:

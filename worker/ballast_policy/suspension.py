@@ -32,11 +32,13 @@ def suspendable_seconds(step: Step) -> float:
     slack = step.config.ttft
     now = step.snapshot.now
     for request in decodes:
-        first_due, first = request.arrival + request.ttft, request.first_token
+        soon, late = request.arrival + request.ttft, request.first_token
+        if late < soon:
+            soon, late = late, soon
         budgeted = request.num_output * request.tpot if request.num_output else 0.0
-        due = min(first_due, first) + budgeted
+        due = soon + budgeted
         if due < now:
-            due = max(first_due, first) + budgeted
+            due = late + budgeted
         if now <= due < end + slack:
             slack = due - end
     for request in step.prefill_grants:

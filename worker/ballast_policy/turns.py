@@ -80,18 +80,18 @@ def _merged(step: Step, parked: Sequence[Request], waiting: Sequence[Request]) -
         yield from waiting
         return
     ledger = step.ledger(parked[0])
-    left, turn = ranked(parked, ledger), turning(ledger)
-    at = 0
+    left, turn = deque(ranked(parked, ledger)), turning(ledger)
+    first = turn(left[0])
     for index, request in enumerate(waiting):
         until = turn(request)
-        while at < len(left) and turn(left[at]) <= until:
-            yield left[at]
-            at += 1
-        if at == len(left):
-            yield from islice(waiting, index, None)
-            return
+        while first <= until:
+            yield left.popleft()
+            if not left:
+                yield from islice(waiting, index, None)
+                return
+            first = turn(left[0])
         yield request
-    yield from left[at:]
+    yield from left
 
 
 def turns(
