@@ -63,36 +63,45 @@ UNKNOWN = Expectation()
 class Peak:
     """Who will hold KV, by how long they last."""
 
-    __slots__ = ("_block_tokens", "_bound", "_ends", "_expectation", "_unknown")
+    __slots__ = ("_block_tokens", "_bound", "_ends", "_expectation", "_most", "_new", "_unknown")
 
     def __init__(self, expectation: Expectation, block_tokens: int, unknown: int) -> None:
         self._expectation = expectation
         self._block_tokens = block_tokens
         self._unknown = unknown
         """Tokens that a request is expected to generate where nothing is known."""
+        self._new: list[tuple[Request, int]] = []
+        """Who is counted in `_most` alone: how long it will last is asked once that is too much."""
+        self._most = 0
+        """All that everybody would begin, were each answer as long as it may be."""
         self._ends: list[tuple[int, int]] = []
         """The blocks that each will still begin, and those that come free when it ends."""
         self._bound = 0
-        """All that everybody will begin: more than the peak, which falls short of it by what comes free on the way."""
+        """All that they will begin: more than the peak, which falls short of it by what comes free on the way."""
 
     def add_all(self, requests: Iterable[Request], promised: Mapping[Request, int]) -> None:
         """Count residents, with the blocks that were promised to them."""
         for request in requests:
-            growth = self._growth(request)
-            self._ends.append((growth, request.num_private_blocks + promised.get(request, 0)))
-            self._bound += growth
+            self.add(request, request.num_private_blocks + promised.get(request, 0))
 
     def add(self, request: Request, num_blocks: int) -> None:
         """Count one that is admitted into so many free blocks."""
-        growth = self._growth(request)
-        self._ends.append((growth, num_blocks))
-        self._bound += growth
+        self._new.append((request, num_blocks))
+        self._most += self._longest(request)
 
     def missing(self, request: Request, num_blocks: int, free: int) -> int:
         """Give the most blocks that will be missing beside those in use and promised, were one more admitted.
 
         It is exact where the answer is more than `free`; else it may be any figure up to that.
         """
+        most = self._most + self._longest(request)
+        if most <= free:
+            return most
+        for other, given_back in self._new:
+            growth = self._growth(other)
+            self._ends.append((growth, given_back))
+            self._bound += growth
+        self._new.clear()
         growth = self._growth(request)
         if self._bound + growth <= free:
             return self._bound + growth
@@ -103,7 +112,8 @@ class Peak:
         lasting = len(ends)
         for blocks, given_back in ends:
             here = lasting * blocks - freed
-            most = max(most, here)
+            if here > most:  # noqa: PLR1730 - `max` is half the time of this loop
+                most = here
             freed += given_back
             lasting -= 1
         return most
@@ -112,3 +122,7 @@ class Peak:
         """Give the blocks behind those of the tokens known now."""
         size, num_tokens = self._block_tokens, request.num_tokens
         return -(-(num_tokens + self._expectation.remaining(request, self._unknown)) // size) - -(-num_tokens // size)
+
+    def _longest(self, request: Request) -> int:
+        """Give the blocks behind those of the tokens known now, or one more, were its answer as long as it may be."""
+        return (request.max_output - request.num_output) // self._block_tokens + 1
