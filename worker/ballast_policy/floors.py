@@ -45,7 +45,7 @@ class Floors:
         held = self._held.get(tenant)
         if not held:
             return inf if held is None else 0
-        return _due(held, self._reserved[tenant], self._owed.get(tenant, 0.0))
+        return _due(held, self._reserved[tenant], self._owed.get(tenant, 0.0) / REPAY_SECONDS)
 
     def behind(self, tenants: Container[str]) -> str | None:
         """Give the one of `tenants` that has been behind for longest; None if nobody is."""
@@ -71,9 +71,9 @@ class Floors:
         self.num_held += len(requests)
         dues: list[tuple[int, int]] = []
         for tenant, queue in sorted(queues.items()):
-            reserved, owed = self._reserved[tenant], self._owed.get(tenant, 0.0)
+            reserved, extra = self._reserved[tenant], self._owed.get(tenant, 0.0) / REPAY_SECONDS
             for num, index in enumerate(queue, held[tenant]):
-                due = _due(num, reserved, owed)
+                due = _due(num, reserved, extra)
                 if due >= self.num_held:
                     break
                 dues.append((due, index))
@@ -83,9 +83,8 @@ class Floors:
         return dues
 
 
-def _due(held: int, reserved: float, owed: float) -> int:
-    """Give the least n for which `share + min(share, debt / REPAY_SECONDS) > held`, share = reserved * (n + 1)."""
-    extra = owed / REPAY_SECONDS
+def _due(held: int, reserved: float, extra: float) -> int:
+    """Give the least n for which `share + min(share, extra) > held`, share = reserved * (n + 1)."""
     slots = held / 2 if held < 2 * extra else held - extra
     return floor(slots / reserved + _ROUNDING)
 

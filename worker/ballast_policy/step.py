@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 
 from ballast_policy.admission import Peak
 from ballast_policy.budget import most_prefill
@@ -287,10 +287,11 @@ class Step:
 
     def grant(self, request: Request, num_tokens: int) -> None:
         """Let a request compute tokens (more of them, if it may already), and take the blocks for them."""
-        done = self.prefill_grants.get(request, 0)
-        start = computed(request)
-        before = self.needed(request, start + done) if done else 0
-        taken = self.needed(request, start + done + num_tokens) - before
+        start, granted = computed(request), self.prefill_grants.get(request, 0)
+        done = start + granted
+        taken = self.needed(request, done + num_tokens)
+        if granted:
+            taken -= self.needed(request, done)
         self.free -= taken
         if request in self.promised:
             self.promised[request] -= taken
@@ -299,9 +300,9 @@ class Step:
             self.decode_grants.append((request, 1))
             self._add_decodes(1, request.num_tokens)
         else:
-            self.prefill_grants[request] = done + num_tokens
+            self.prefill_grants[request] = granted + num_tokens
             self.chunk -= num_tokens
-            self.seconds += self.cost.prefill(start + done, num_tokens)
+            self.seconds += self.cost.prefill(done, num_tokens)
 
     def count_decodes(self, group: Residents, sign: int = 1) -> None:
         """Take the blocks and the time of a class's decodes; who is taken out later gives them back."""
@@ -347,10 +348,8 @@ class Step:
 
     def grants(self) -> list[tuple[Request, int]]:
         """Give everything granted, decodes first."""
-        decodes = [
-            (request, 1) for group in (self.online, self.offline) if group.is_counted for request in group.decodes
-        ]
-        return decodes + self.decode_grants + list(self.prefill_grants.items())
+        counted = [group.decodes for group in (self.online, self.offline) if group.is_counted]
+        return [*zip(chain(*counted), repeat(1)), *self.decode_grants, *self.prefill_grants.items()]
 
     @property
     def has_grants(self) -> bool:

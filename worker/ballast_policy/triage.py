@@ -26,8 +26,9 @@ def all_in_time(requests: Iterable[Request], cost: CostModel, speed: float, star
     for request in requests:
         done = computed(request)
         seconds += cost.prefill(done, request.num_tokens - done)
-        if not request.num_output:
-            soonest = min(soonest, request.arrival + request.ttft)
+        due = request.arrival + request.ttft
+        if due < soonest and not request.num_output:
+            soonest = due
     return start + seconds / speed <= soonest
 
 
