@@ -59,11 +59,10 @@ class _Lending:
 
     def cut_slots(self) -> None:
         """Park who holds more slots than the tenant's cap, the maximum of the class and online leave."""
-        step = self.step
-        over = []
-        for request in reversed(step.offline_running if min(step.tenant_room.values(), default=0) < 0 else ()):
-            if step.tenant_room.get(request.tenant, 0) < 0:
-                step.tenant_room[request.tenant] += 1
+        step, room, over = self.step, self.step.tenant_room, []
+        for request in reversed(step.offline_running if min(room.values(), default=0) < 0 else ()):
+            if room.get(request.tenant, 0) < 0:
+                room[request.tenant] += 1
                 over.append(request)
         step.leave_slots(over, Reason.TENANT_CAP)
         excess = -step.num_vacant(OFFLINE)
