@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain, islice, repeat
@@ -122,8 +121,11 @@ class Step:
         debts = self.ledger(request).debts
         if not debts.reserved:
             return None
-        started = [r for r in chain(self.admit, self.resume) if r.request_class is request.request_class]
-        return debts.floors(Counter([r.tenant for r in self.group(request).running + started]))
+        floors = debts.floors({})
+        for other in chain(self.group(request).running, self.admit, self.resume):
+            if other.request_class is request.request_class:
+                floors.count(other.tenant)
+        return floors
 
     def ledger(self, request: Request) -> Ledger:
         """Give the ledger of the request's class."""
