@@ -112,7 +112,7 @@ class Peak:
         lasting = len(ends)
         for blocks, given_back in ends:
             here = lasting * blocks - freed
-            if here > most:  # noqa: PLR1730 - `max` is half the time of this loop
+            if here > most:
                 most = here
             freed += given_back
             lasting -= 1

@@ -123,7 +123,8 @@ def prefill_room(snapshot: Snapshot, step: OnlineStep, lag: float = 0.0) -> tupl
         if tpot > fixed:
             left += max(lag, young - num_output) * (tpot - fixed)
         if left < inf and (left >= fixed or _catches_up(request, fixed - left, fixed)):
-            loose = min(loose, tpot)
+            if tpot < loose:
+                loose = tpot
             lefts.append(left)
     pace = max(loose, _PREFILL_PACE * step.fixed)
     if not lefts:
@@ -154,16 +155,17 @@ def _capped(snapshot: Snapshot, alone: float) -> float:
 def _decode_slack(snapshot: Snapshot, step: OnlineStep) -> tuple[float, float]:
     """Give the smallest TPOT of the decodes and what slack they have together, reserve left out."""
     config = snapshot.config
-    next_token = snapshot.now + step.seconds
+    reserve, next_token = config.slack_reserve, snapshot.now + step.seconds
     loose = slack = inf
     saved = []
     for request in step.decodes:  # the longest loop of a calm step: `next_deadline` and `paced_deadline` written out
         tpot, ttft = request.tpot, request.ttft
-        loose = min(loose, tpot)
+        if tpot < loose:
+            loose = tpot
         budgeted = request.num_output * tpot
         left = request.arrival + ttft + budgeted - next_token
-        if 0 <= left < inf:
-            slack = min(slack, left - config.slack_reserve * ttft)
+        if left >= 0 and (left := left - reserve * ttft) < slack:
+            slack = left
         left = request.first_token + budgeted - next_token
         if left >= 0:
             saved.append(left)
@@ -184,7 +186,7 @@ def _soft_slack(saved: Sequence[float], burst: float, most_risk: float) -> float
     if burst == inf:
         return inf
     far = 20 * burst
-    risk = sum(exp(-left / burst) for left in saved if left < far)
+    risk = sum([exp(-left / burst) for left in saved if left < far])
     return burst * log(most_risk * len(saved) / risk) if risk else inf
 
 
