@@ -94,6 +94,18 @@ def test_harvest_backs_off_while_offline_makes_requests_miss_their_slo_and_recov
     assert backed_off < state.allowance.harvest <= 1
 
 
+@pytest.mark.parametrize(
+    ("num_lost", "backs_off"), [(2, False), (3, True)], ids=["chance", "more than one of a hundred"]
+)
+def test_a_few_that_are_lost_among_few_are_chance(num_lost: int, backs_off: bool):
+    state = Interference()
+    state.configure(None, 0.99)
+    serve(state, num_lost, tpot=0.025)
+    serve(state, 40 - num_lost, tpot=0.05)
+
+    assert (state.allowance.harvest < 1) is backs_off
+
+
 def test_what_online_alone_would_miss_as_well_costs_offline_nothing():
     state = Interference()
     state.configure(None, 0.99)

@@ -40,6 +40,8 @@ filled too high until it has followed, some minutes."""
 _BACK_OFF, _RECOVERY = 0.5, 0.015
 """Harvest is multiplied by the one where too many requests are lost, and grows by the other where not."""
 _LEAST_LOST = 2
+_FEW = 256
+"""Requests of which the objective's share may be lost, even where fewer are looked at: two of a hundred are chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +182,7 @@ class Interference:
     def _look_at_lost(self) -> None:
         harvest = self.allowance.harvest
         num_lost = sum(self._lost)
-        if num_lost >= _LEAST_LOST and num_lost > (1 - self.objective) * len(self._lost):
+        if num_lost >= _LEAST_LOST and num_lost > (1 - self.objective) * max(len(self._lost), _FEW):
             harvest *= _BACK_OFF
             self._lost.clear()
         else:
