@@ -146,7 +146,7 @@ class Operator:
             self._loads.close()
 
     async def _watch(self, stop: asyncio.Event) -> None:
-        outlive_kinds()
+        outlive_kinds(self._relisted.set)
         await kopf.operator(
             registry=handlers.registry(
                 self._cache, lambda key, seconds: self._turns.add(key, seconds=seconds), self._relisted.set

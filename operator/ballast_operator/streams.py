@@ -7,7 +7,7 @@ that for fatal and ends the operator. A kind that is not there has no objects, a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from kopf._cogs.clients import watching  # Kopf has no public place for this
@@ -23,16 +23,23 @@ GONE_SECONDS = 3.0
 _continuous_watch = watching.continuous_watch
 
 
-def outlive_kinds() -> None:
-    """Let every stream of this process that finds its kind gone rest and try again."""
-    watching.continuous_watch = _patient_watch
+def outlive_kinds(relisted: Callable[[], None]) -> None:
+    """Let every stream of this process that finds its kind gone rest and try again.
 
+    `relisted` is called then: objects that went meanwhile are in no list, so nobody else would tell of them.
+    """
 
-async def _patient_watch(*, resource: Any, **more: Any) -> AsyncIterator[Any]:
-    try:
-        async for event in _continuous_watch(resource=resource, **more):
-            yield event
-    except APINotFoundError:
-        log.info("the kind is not there, its stream waits", kind=str(resource))
-        yield watching.Bookmark.LISTED  # else the whole operator would wait for its first list
-        await asyncio.sleep(GONE_SECONDS)
+    async def patient_watch(*, resource: Any, **more: Any) -> AsyncIterator[Any]:
+        is_gone = False
+        try:
+            async for event in _continuous_watch(resource=resource, **more):
+                yield event
+        except APINotFoundError:
+            is_gone = True
+        if is_gone:
+            log.info("the kind is not there, its stream waits", kind=str(resource))
+            yield watching.Bookmark.LISTED  # else the whole operator would wait for its first list
+            await asyncio.sleep(GONE_SECONDS)
+            relisted()
+
+    watching.continuous_watch = patient_watch

@@ -19,11 +19,8 @@ _SHORT = 8
 _BEHIND_ALONE, _BEHIND_LENT = 1.0, 0.5
 """Of what nearly all answers come to, in how many tokens a decode must have caught up that online prefill puts behind:
 online alone, and where offline work makes all decodes take twice as long."""
-_WIDE_CAP = 0.5
-"""A cap on interference that leaves answers as much time as is ever taken from them: twice as many tokens to catch up
-in as alone, and `_SPARED` of them as many as they like. A smaller cap leaves its part of it."""
-_SPARED = 0.05
-"""Decodes that may fall behind for longer: a cap is kept by the median and the 99th percentile."""
+_EARLY = 0.25
+"""The same of the mean answer, which bounds it: where all are alike, the shortest is no early point of any."""
 
 _PREFILL_PACE = 1.5
 """A step with online prefill is at least so many times as long as the decodes in it alone would make it."""
@@ -105,16 +102,15 @@ def prefill_room(snapshot: Snapshot, step: OnlineStep, lag: float = 0.0) -> tupl
     """Give the seconds to which prefill of online may bring this step, and those of one after the other.
 
     The first is what the decodes beside it can wait: the time until the first of their next tokens is due for its mean,
-    later by as much as they can catch up in `lag` tokens, or before they come to what nearly all answers come to (half
-    of it beside offline work, for then they catch up slowly; more under a cap, see `_WIDE_CAP`). The second is one
-    TPOT, or what leaves prefill a third of the step. Both are infinite without decodes.
+    later by as much as they can catch up in `lag` tokens, or early in their answer: before it comes to what nearly all
+    come to (half of it beside offline work, for then they catch up slowly), and to a part of the mean one. The second
+    is one TPOT, or what leaves prefill a third of the step. Both are infinite without decodes.
     """
-    cap, crowding = snapshot.config.max_interference, snapshot.allowance.crowding
-    leeway = 0.0 if cap is None else min(1.0, cap / _WIDE_CAP)
-    behind = _BEHIND_ALONE + leeway
-    if cap is None:
-        behind = max(_BEHIND_LENT, behind - (_BEHIND_ALONE - _BEHIND_LENT) * crowding)
-    young = (snapshot.expectation.online_short or _SHORT) * behind
+    expectation = snapshot.expectation
+    behind = max(_BEHIND_LENT, _BEHIND_ALONE - (_BEHIND_ALONE - _BEHIND_LENT) * snapshot.allowance.crowding)
+    young = (expectation.online_short or _SHORT) * behind
+    if expectation.online_answer:
+        young = min(young, _EARLY * expectation.online_answer)
     now, fixed = snapshot.now, step.fixed
     loose, lefts = inf, []
     for request in step.decodes:
@@ -129,8 +125,7 @@ def prefill_room(snapshot: Snapshot, step: OnlineStep, lag: float = 0.0) -> tupl
     pace = max(loose, _PREFILL_PACE * step.fixed)
     if not lefts:
         return inf, inf
-    until = sorted(lefts)[int(leeway * _SPARED * len(lefts))] if leeway else min(lefts)
-    return max(until, pace), pace
+    return max(min(lefts), pace), pace
 
 
 def _capped(snapshot: Snapshot, alone: float) -> float:

@@ -39,6 +39,8 @@ _DRIFT = 1e-4
 filled too high until it has followed, some minutes."""
 _BACK_OFF, _RECOVERY = 0.5, 0.015
 """Harvest is multiplied by the one where too many requests are lost, and grows by the other where not."""
+_LEAST_HARVEST = 0.1
+"""Some is lent whatever is lost: what is lost to the reservation would end lending for ever."""
 _LEAST_LOST = 2
 _FEW = 256
 """Requests of which the objective's share may be lost, even where fewer are looked at: two of a hundred are chance."""
@@ -183,7 +185,7 @@ class Interference:
         harvest = self.allowance.harvest
         num_lost = sum(self._lost)
         if num_lost >= _LEAST_LOST and num_lost > (1 - self.objective) * max(len(self._lost), _FEW):
-            harvest *= _BACK_OFF
+            harvest = max(_LEAST_HARVEST, harvest * _BACK_OFF)
             self._lost.clear()
         else:
             harvest = min(1.0, harvest + _RECOVERY)

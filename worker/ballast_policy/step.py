@@ -284,8 +284,9 @@ class Step:
 
     def promise(self, request: Request) -> None:
         """Put blocks aside for the whole of a prompt in the making; `grant` takes them out of it."""
-        whole = self.promised[request] = self.whole(request)
-        self.promised_blocks += whole
+        whole = self.whole(request)
+        self.promised_blocks += whole - self.promised.get(request, 0)
+        self.promised[request] = whole
 
     def grant(self, request: Request, num_tokens: int) -> None:
         """Let a request compute tokens (more of them, if it may already), and take the blocks for them."""

@@ -1,0 +1,53 @@
+"""Answers that are all of one length: what is taken from one of them early, it has no later tokens to catch up in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from ballast_policy.snapshot import PolicyConfig
+from ballast_sim.arrivals import bursts, generate
+from ballast_sim.deployment import Ballast
+from ballast_sim.pool import Job
+from ballast_sim.report import report
+from ballast_sim.simulation import Scenario, simulate
+from ballast_sim.step_model import REFIT_A100, profile
+from ballast_sim.traffic import Arrival
+
+CONFIG = PolicyConfig(slots=256, num_blocks=27_500, ttft=1.0, tpot=0.05, offline_share=0.0, objective=0.99)
+PROMPTS = (200, 700, 1100, 1900, 2600)
+
+
+def run(num_output: int, *, is_alone: bool, cap: float | None = None):
+    lengths = [Arrival(0.0, num_prompt, num_output) for num_prompt in PROMPTS]
+    online = generate(bursts(3.0, 6.0, every=60.0, lasting=6.0), peak=6.0, seconds=120.0, lengths=lengths, seed=3)
+    config = replace(CONFIG, max_interference=cap)
+    jobs = [] if is_alone else [Job.endless("offline", [Arrival(0.0, 3000, 100)])]
+    scenario = Scenario(
+        config=config,
+        model=REFIT_A100,
+        policy=Ballast,
+        online=online,
+        offline=lambda: list(jobs),
+        seconds=120.0,
+        cost=profile(REFIT_A100),
+    )
+    return report(simulate(scenario), config)
+
+
+@pytest.mark.parametrize("num_output", [20, 40])
+def test_prompts_of_online_leave_answers_that_are_all_alike_their_pace(num_output: int):
+    alone = run(num_output, is_alone=True)
+
+    assert alone.ttft.p99 < inf
+    assert alone.tpot_attainment >= 0.95
+
+
+@pytest.mark.parametrize("cap", [None, 0.5], ids=["no cap", "a cap of 50 %"])
+def test_offline_work_goes_on_whatever_online_loses(cap: float | None):
+    beside = run(20, is_alone=False, cap=cap)
+
+    assert beside.offline.total > 0
+    assert beside.tpot_attainment >= 0.95
