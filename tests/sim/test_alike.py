@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
 
 import pytest
 
@@ -41,7 +40,6 @@ def run(num_output: int, *, is_alone: bool, cap: float | None = None):
 def test_prompts_of_online_leave_answers_that_are_all_alike_their_pace(num_output: int):
     alone = run(num_output, is_alone=True)
 
-    assert alone.ttft.p99 < inf
     assert alone.tpot_attainment >= 0.95
 
 

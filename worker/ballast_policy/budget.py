@@ -112,7 +112,7 @@ def prefill_room(snapshot: Snapshot, step: OnlineStep, lag: float = 0.0) -> tupl
     if expectation.online_answer:
         young = min(young, _EARLY * expectation.online_answer)
     now, fixed = snapshot.now, step.fixed
-    loose, lefts = inf, []
+    until = loose = inf
     for request in step.decodes:
         tpot, num_output = request.tpot, request.num_output
         left = request.first_token + num_output * tpot - now
@@ -121,11 +121,10 @@ def prefill_room(snapshot: Snapshot, step: OnlineStep, lag: float = 0.0) -> tupl
         if left < inf and (left >= fixed or _catches_up(request, fixed - left, fixed)):
             if tpot < loose:
                 loose = tpot
-            lefts.append(left)
-    pace = max(loose, _PREFILL_PACE * step.fixed)
-    if not lefts:
-        return inf, inf
-    return max(min(lefts), pace), pace
+            if left < until:
+                until = left
+    pace = max(loose, _PREFILL_PACE * fixed)
+    return max(until, pace), pace
 
 
 def _capped(snapshot: Snapshot, alone: float) -> float:
