@@ -83,6 +83,17 @@ def test_the_slack_that_is_kept_grows_with_the_prefill_that_comes_meanwhile():
     assert budget(request, snapshot=snapshot) == ONLINE_ALONE  # 10 / s * 5 s * 25 ms of prefill, 0.2 s of it at once
 
 
+def test_where_harvest_backs_off_less_risk_is_taken_and_less_of_the_time():
+    request = make_decode(num_output=8, first_token=9.8, arrival=9.5, max_output=100)
+    risk = 0.5 * CONFIG.most_risk
+
+    backed_off = budget(request, snapshot=make_snapshot(allowance=Allowance(harvest=0.5)))
+    none = budget(request, snapshot=make_snapshot(allowance=Allowance(harvest=0.0)))
+
+    assert backed_off - ONLINE_ALONE == pytest.approx(0.5 * 0.25 * (0.19 + 0.05 * log(risk)))
+    assert none == ONLINE_ALONE
+
+
 def test_a_late_decode_that_can_catch_up_gets_all_the_time_there_is():
     late = make_decode(num_output=2, first_token=9.7, arrival=9.5, max_output=100)
 
@@ -134,6 +145,24 @@ def test_with_a_cap_online_prefills_as_it_would_alone():
     young = make_decode(num_output=1, first_token=10.0)
 
     assert room(young, config=replace(CONFIG, max_interference=0.1)) == room(young)
+
+
+@pytest.mark.parametrize(("leeway", "tokens"), [(0.0, 4), (0.5, 10), (1.0, 16)], ids=["none", "half", "all"])
+def test_with_leeway_online_prefill_puts_young_answers_behind_further(leeway: float, tokens: int):
+    young = make_decode(num_output=1, first_token=10.0, max_output=100)
+    step = OnlineStep((young,), (), ONLINE_ALONE, ONLINE_ALONE, leeway=leeway)
+    snapshot = make_snapshot(allowance=Allowance(crowding=1.0))
+
+    assert prefill_room(snapshot, step)[0] == pytest.approx(0.05 + (tokens - 1) * 0.04)
+
+
+@pytest.mark.parametrize(("leeway", "waits_for"), [(0.0, 0.06), (0.5, 0.06), (1.0, 0.3)], ids=["none", "half", "all"])
+def test_with_all_leeway_online_prefill_waits_for_all_decodes_but_one_of_twenty(leeway: float, waits_for: float):
+    old = [make_decode(num_output=60, first_token=7.3, max_output=100) for _ in range(19)]
+    tight = make_decode(num_output=60, first_token=7.06, max_output=100)
+    step = OnlineStep((*old, tight), (), ONLINE_ALONE, ONLINE_ALONE, leeway=leeway)
+
+    assert prefill_room(make_snapshot(), step)[0] == pytest.approx(waits_for)
 
 
 def test_online_prefill_gets_a_third_of_a_step_that_decodes_fill():

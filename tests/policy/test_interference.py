@@ -90,7 +90,7 @@ def test_harvest_backs_off_while_offline_makes_requests_miss_their_slo_and_recov
     backed_off = state.allowance.harvest
     serve(state, 200, tpot=0.05)
 
-    assert backed_off == pytest.approx(0.5)
+    assert backed_off == pytest.approx(0.6)
     assert backed_off < state.allowance.harvest <= 1
 
 
@@ -104,6 +104,31 @@ def test_a_few_that_are_lost_among_few_are_chance(num_lost: int, backs_off: bool
     serve(state, 40 - num_lost, tpot=0.05)
 
     assert (state.allowance.harvest < 1) is backs_off
+
+
+@pytest.mark.parametrize(
+    ("cap", "share"), [(None, 0.0), (0.1, 0.2), (0.5, 1.0), (2.0, 1.0)], ids=["no cap", "small", "wide", "wider"]
+)
+def test_a_cap_gives_leeway_by_its_width_while_answers_keep_their_pace(cap: float | None, share: float):
+    state = Interference()
+    state.configure(cap, 0.99)
+    earned = []
+    for tpot in (0.05, 0.015, 0.05):  # kept, missed by online alone as well, kept
+        serve(state, 160, tpot=tpot)
+        earned.append(state.allowance.leeway)
+
+    assert (0.0 < earned[1] < earned[0]) is (share > 0)
+    assert earned[2] >= earned[1]
+    assert earned[0] == pytest.approx(share * 17 * 0.015)  # a look for each 8, from the 32nd on
+
+
+def test_another_cap_earns_its_leeway_at_the_next_look():
+    state = Interference()
+    state.configure(0.5, 0.99)
+    serve(state, 160, tpot=0.05)
+    state.configure(None, 0.99)
+
+    assert state.allowance.leeway == 0
 
 
 def test_what_online_alone_would_miss_as_well_costs_offline_nothing():

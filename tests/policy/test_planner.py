@@ -11,6 +11,7 @@ from replay import EXACT, Arrival, Replay
 from ballast_policy.admission import Expectation
 from ballast_policy.cost import CostModel, Work
 from ballast_policy.fairness import Ledger
+from ballast_policy.interference import Allowance
 from ballast_policy.plan import Plan, Reason
 from ballast_policy.planner import plan
 from ballast_policy.request import Phase, Request, RequestClass
@@ -680,3 +681,17 @@ class TestTriage:
 
         (ended,) = (life.finished_at for life in replay.lives.values() if life.arrival is long)
         assert ended < flood[-1].at
+
+
+@pytest.mark.parametrize("is_beside", [False, True], ids=["online alone", "beside an offline resident"])
+def test_leeway_is_for_steps_beside_offline_work(is_beside: bool):
+    def granted(leeway: float) -> int:
+        engine = TestTriage().make(slots=32)
+        engine.extra = {"allowance": Allowance(leeway=leeway), "expectation": Expectation(online_short=2)}
+        engine.decoding(ONLINE, arrival=9.0, first_token=9.95, num_output=1, ttft=1.0, tpot=0.05)
+        newcomer = engine.add(ONLINE, 30_000, arrival=9.9, ttft=1.0, tpot=0.05)
+        if is_beside:
+            engine.decoding(OFFLINE, phase=Phase.PARKED)
+        return dict(engine.plan().grants)[newcomer]
+
+    assert (granted(1.0) > granted(0.0)) is is_beside

@@ -19,6 +19,9 @@ _SHORT = 8
 _BEHIND_ALONE, _BEHIND_LENT = 1.0, 0.5
 """Of what nearly all answers come to, in how many tokens a decode must have caught up that online prefill puts behind:
 online alone, and where offline work makes all decodes take twice as long."""
+_BEHIND_MOST, _SPARED = 2.0, 0.05
+"""The same with all the leeway of a cap (`Allowance.leeway`), and the share of the decodes, those with the least time,
+that online prefill then does not wait for."""
 _EARLY = 0.25
 """The same of the mean answer, which bounds it: where all are alike, the shortest is no early point of any."""
 
@@ -47,6 +50,8 @@ class OnlineStep:
     """Share of the slots open to online that no online request holds, 0 to 1."""
     alone: float = 0.0
     """What the step would take if online were never beside offline; 0 where online has no part in it."""
+    leeway: float = 0.0
+    """How far online prefill may put decodes behind that are beside offline work, 0 to 1 (`Allowance.leeway`)."""
 
 
 def is_provided_for(snapshot: Snapshot, *, has_online: bool) -> bool:
@@ -78,10 +83,10 @@ def step_budget(snapshot: Snapshot, step: OnlineStep) -> float:
     - what the cap on interference leaves, where there is one: `(1 + share) * typical`.
 
     Slack is reserved because a burst needs it, and spent by shares because one long step is all that a newcomer sees.
-    Of what the bounds leave beside online's own part, less is lent while more requests miss their SLO than may
-    (`Allowance.harvest`), and the fewer slots are free for newcomers (all of it while `slot_headroom` of them are):
-    longer steps keep requests in their slots for longer, so that a burst which online alone would have served fills
-    the slots and queues.
+    While more requests miss their SLO than may, less risk is taken, and less is lent of what the bounds leave beside
+    online's own part (`Allowance.harvest`). The fewer slots are free for newcomers, the less is lent too (all of it
+    while `slot_headroom` of them are): longer steps keep requests in their slots for longer, so that a burst which
+    online alone would have served fills the slots and queues.
     """
     config, cost = snapshot.config, snapshot.cost
     loose, slack = _decode_slack(snapshot, step)
@@ -103,16 +108,13 @@ def prefill_room(snapshot: Snapshot, step: OnlineStep, lag: float = 0.0) -> tupl
 
     The first is what the decodes beside it can wait: the time until the first of their next tokens is due for its mean,
     later by as much as they can catch up in `lag` tokens, or early in their answer: before it comes to what nearly all
-    come to (half of it beside offline work, for then they catch up slowly), and to a part of the mean one. The second
-    is one TPOT, or what leaves prefill a third of the step. Both are infinite without decodes.
+    come to (half of it beside offline work, for then they catch up slowly), and to a part of the mean one. With leeway
+    they may be put behind further, and the few with the least time are not waited for. The second is one TPOT, or what
+    leaves prefill a third of the step. Both are infinite without decodes.
     """
-    expectation = snapshot.expectation
-    behind = max(_BEHIND_LENT, _BEHIND_ALONE - (_BEHIND_ALONE - _BEHIND_LENT) * snapshot.allowance.crowding)
-    young = (expectation.online_short or _SHORT) * behind
-    if expectation.online_answer:
-        young = min(young, _EARLY * expectation.online_answer)
+    young = _youth(snapshot, step.leeway)
     now, fixed = snapshot.now, step.fixed
-    until = loose = inf
+    loose, waits = inf, []
     for request in step.decodes:
         tpot, num_output = request.tpot, request.num_output
         left = request.first_token + num_output * tpot - now
@@ -121,10 +123,19 @@ def prefill_room(snapshot: Snapshot, step: OnlineStep, lag: float = 0.0) -> tupl
         if left < inf and (left >= fixed or _catches_up(request, fixed - left, fixed)):
             if tpot < loose:
                 loose = tpot
-            if left < until:
-                until = left
+            waits.append(left)
+    num_spared = int(_SPARED * step.leeway * len(waits))
+    until = sorted(waits)[num_spared] if num_spared else min(waits, default=inf)
     pace = max(loose, _PREFILL_PACE * fixed)
     return max(until, pace), pace
+
+
+def _youth(snapshot: Snapshot, leeway: float) -> float:
+    """Give the tokens of an answer before which it may be behind."""
+    expectation = snapshot.expectation
+    behind = max(_BEHIND_LENT, _BEHIND_ALONE - (_BEHIND_ALONE - _BEHIND_LENT) * snapshot.allowance.crowding)
+    young = (expectation.online_short or _SHORT) * (behind + (_BEHIND_MOST - behind) * leeway)
+    return min(young, _EARLY * expectation.online_answer) if expectation.online_answer else young
 
 
 def _capped(snapshot: Snapshot, alone: float) -> float:
@@ -151,6 +162,7 @@ def _decode_slack(snapshot: Snapshot, step: OnlineStep) -> tuple[float, float]:
     config = snapshot.config
     reserve, next_token = config.slack_reserve, snapshot.now + step.seconds
     loose = slack = inf
+    most_risk = config.most_risk * snapshot.allowance.harvest
     saved = []
     for request in step.decodes:  # the longest loop of a calm step: `next_deadline` and `paced_deadline` written out
         tpot, ttft = request.tpot, request.ttft
@@ -165,7 +177,7 @@ def _decode_slack(snapshot: Snapshot, step: OnlineStep) -> tuple[float, float]:
             saved.append(left)
         elif _catches_up(request, -left, step.fixed):
             saved.append(0.0)
-    return loose, min(slack, _soft_slack(saved, _burst(snapshot, loose), config.most_risk))
+    return loose, min(slack, _soft_slack(saved, _burst(snapshot, loose), most_risk))
 
 
 def _burst(snapshot: Snapshot, tpot: float) -> float:
@@ -179,6 +191,8 @@ def _soft_slack(saved: Sequence[float], burst: float, most_risk: float) -> float
     """Give what all may lose before `mean(exp(-slack / burst))` comes to `most_risk`; below 0 where it is beyond."""
     if burst == inf:
         return inf
+    if not most_risk:
+        return 0.0
     far = 20 * burst
     risk = sum([exp(-left / burst) for left in saved if left < far])
     return burst * log(most_risk * len(saved) / risk) if risk else inf

@@ -37,10 +37,14 @@ half of them that meet one which could be."""
 _DRIFT = 1e-4
 """Share by which one step moves the median of online's part of a step, once many have: where the load falls, steps are
 filled too high until it has followed, some minutes."""
-_BACK_OFF, _RECOVERY = 0.5, 0.015
-"""Harvest is multiplied by the one where too many requests are lost, and grows by the other where not."""
+_BACK_OFF, _RECOVERY = 0.6, 0.015
+"""Harvest is multiplied by the one where too many requests are lost, and grows by the other where not; leeway too."""
 _LEAST_HARVEST = 0.1
 """Some is lent whatever is lost: what is lost to the reservation would end lending for ever."""
+_WIDE = 0.5
+"""A cap that gives all the leeway; a smaller one gives its share of it."""
+_MISSED = 0.5
+"""Of the requests that may lose their SLO, those that may miss the TPOT for leeway to grow."""
 _LEAST_LOST = 2
 _FEW = 256
 """Requests of which the objective's share may be lost, even where fewer are looked at: two of a hundred are chance."""
@@ -57,10 +61,13 @@ class Allowance:
     typical: float = 0.0
     """What online alone takes in the middle one of the steps it has a part in, seconds; 0 while nobody knows."""
     harvest: float = 1.0
-    """Part of the budget beside online that offline may use."""
+    """Part of the budget beside online, and of the risk, that offline may use."""
     is_patient: bool = False
     """Whether newcomers wait for the end of a step beside decodes because the cap leaves them the time: TTFT for TPOT,
     as a nested step would add its fixed cost to what each decode waits."""
+    leeway: float = 0.0
+    """How far prefill of online may put decodes behind beside offline work, under a cap: TPOT for TTFT, the other way
+    round."""
 
 
 UNCHECKED = Allowance()
@@ -83,7 +90,7 @@ class Interference:
     `arrived`, `answered` at its first token and `finished`. Under a cap the allowance moves to where the inflation of
     TTFT and TPOT, median and 99th percentile, over the last `_LATENCIES` requests is a little less than the cap. Where
     more requests lose their SLO to offline work than the objective allows, harvest backs off at once, and recovers step
-    by step.
+    by step; leeway, which a cap gives, does where half as many miss their TPOT, whoever made it.
     """
 
     def __init__(self) -> None:
@@ -98,13 +105,18 @@ class Interference:
         self._ttft: deque[_Latency] = deque(maxlen=_LATENCIES)
         self._tpot: deque[_Latency] = deque(maxlen=_LATENCIES)
         self._lost: deque[bool] = deque(maxlen=_WINDOW)
+        self._missed: deque[bool] = deque(maxlen=_WINDOW)
+        """Whether the TPOT was missed, whoever made it."""
+        self._leeway = 0.0
+        """What a wide cap gives."""
         self._num_finished = 0
         self._typical, self._num_steps = 0.0, 0
 
     def configure(self, cap: float | None, objective: float) -> None:
         """Go by another cap or objective from now on."""
         if cap != self.cap:
-            self.allowance = replace(self.allowance, share=None if cap is None else _TARGET * cap, is_patient=False)
+            share = None if cap is None else _TARGET * cap
+            self.allowance = replace(self.allowance, share=share, is_patient=False, leeway=0.0)
             self._ttft.clear()
             self._tpot.clear()
         self.cap, self.objective = cap, objective
@@ -156,6 +168,7 @@ class Interference:
             taken, num = now - request.first_token, request.num_output - 1
             tpot = _Latency(taken / num, max(taken - (self._at(now) - begun), 0.0) / num)
             self._tpot.append(tpot)
+            self._missed.append(tpot.measured > request.tpot)
             is_lost |= tpot.is_lost(request.tpot)
         self._lost.append(is_lost)
         self._num_finished += 1
@@ -179,17 +192,25 @@ class Interference:
             missing = _TARGET * self.cap - self.inflation
             share = min(max(0.0, share + _GAIN * (missing if missing > 0 else 2 * missing)), 4 * self.cap)
             is_patient = _WAIT * self._typical <= self.cap * first[len(first) // 2]
-        self.allowance = Allowance(share, crowding, self._typical, self.allowance.harvest, is_patient)
+        self.allowance = replace(
+            self.allowance, share=share, crowding=crowding, typical=self._typical, is_patient=is_patient
+        )
 
     def _look_at_lost(self) -> None:
-        harvest = self.allowance.harvest
-        num_lost = sum(self._lost)
-        if num_lost >= _LEAST_LOST and num_lost > (1 - self.objective) * max(len(self._lost), _FEW):
-            harvest = max(_LEAST_HARVEST, harvest * _BACK_OFF)
-            self._lost.clear()
-        else:
-            harvest = min(1.0, harvest + _RECOVERY)
-        self.allowance = replace(self.allowance, harvest=harvest)
+        may_lose = 1 - self.objective
+        harvest = max(_LEAST_HARVEST, _adapted(self.allowance.harvest, self._lost, may_lose))
+        self._leeway = _adapted(self._leeway, self._missed, _MISSED * may_lose)
+        leeway = self._leeway * min(1.0, self.cap / _WIDE) if self.cap else 0.0
+        self.allowance = replace(self.allowance, harvest=harvest, leeway=leeway)
+
+
+def _adapted(value: float, is_bad: deque[bool], most: float) -> float:
+    """Give less where more than that share is bad, and forget them; a little more where not. 0 to 1."""
+    num_bad = sum(is_bad)
+    if num_bad >= _LEAST_LOST and num_bad > most * max(len(is_bad), _FEW):
+        is_bad.clear()
+        return value * _BACK_OFF
+    return min(1.0, value + _RECOVERY)
 
 
 def _inflation(measured: Iterable[float], alone: Sequence[float]) -> float:

@@ -36,6 +36,7 @@ def online_step(step: Step, alone: float = 0.0) -> OnlineStep:
         seconds=seconds,
         fixed=fixed,
         vacancy=max(0.0, 1 - num_held / num_open) if num_open else 0.0,
+        leeway=step.snapshot.allowance.leeway if offline.num_blocks else 0.0,
     )
 
 

@@ -42,7 +42,7 @@ class Table:
     rate: float
     """Highest online tokens per second at which online-only still attains 99 %."""
     budgets: dict[float, Row]
-    """By load: the best static budget."""
+    """By load: the best static budget, where it was looked for."""
     rows: list[Row]
     """By load, then reservation, then policy."""
 
@@ -59,8 +59,9 @@ def run_table(
     reservations: Sequence[float],
     processes: int = 1,
     progress: Progress = lambda *_: None,
+    has_best_budget: bool = True,
 ) -> Table:
-    """Compute everything that the table shows.
+    """Compute everything that the table shows; the best static budget takes many runs, and may be left out.
 
     Raises:
         BadInput: a policy, load or reservation that cannot be.
@@ -74,9 +75,10 @@ def run_table(
         found = crew.ask((_HIGHEST, *alone))
         bench.alones = {task.load: found[task][0] for task in alone}
         highest = found[_HIGHEST][0]
-        tasks = _tasks(policies, loads, tuple(reservations))
+        also = (STATIC_BUDGET,) if has_best_budget else ()
+        tasks = _tasks((*also, *policies), loads, tuple(reservations))
         results = crew.ask(tasks)
-    budgets = {load: results[Task(STATIC_BUDGET, load, tuple(reservations))][0] for load in loads}
+    budgets = {load: results[Task(STATIC_BUDGET, load, tuple(reservations))][0] for load in loads if has_best_budget}
     rows = [row for task in tasks for row in results[task] if task.kind in policies]
     rows.sort(key=lambda row: (loads.index(row.load), reservations.index(row.reservation), policies.index(row.policy)))
     return Table(bench, highest.load * bench.bound, budgets, rows)
@@ -87,7 +89,7 @@ def _tasks(policies: Sequence[str], loads: Sequence[float], reservations: tuple[
     return [
         Task(policy, load, asked)
         for load in loads
-        for policy in dict.fromkeys((STATIC_BUDGET, *policies))
+        for policy in dict.fromkeys(policies)
         for asked in ([(one,) for one in reservations] if policy.startswith("ballast") else [reservations])
     ]
 
