@@ -50,15 +50,16 @@ def ranking(ledger: Ledger) -> Callable[[Ordered], Rank]:
     return lambda item: (-item.priority, service(item.tenant, 0.0), item.laxity, item.prefix_group, item.seq)
 
 
-_PLACE = attrgetter("laxity", "prefix_group", "seq")
-_PRIORITY = attrgetter("priority")
+_PRIORITY, _LAXITY, _PREFIX_GROUP, _SEQ = map(attrgetter, ("priority", "laxity", "prefix_group", "seq"))
 
 
 def ranked(items: Iterable[OrderedT], ledger: Ledger) -> list[OrderedT]:
     """Give `sorted(items, key=ranking(ledger))` in half the time: sorted part by part, the last first."""
-    ordered = sorted(items, key=_PLACE)
+    ordered = sorted(items, key=_SEQ)
     if len(ordered) > 1:
         service = ledger.services.get
+        ordered.sort(key=_PREFIX_GROUP)
+        ordered.sort(key=_LAXITY)
         ordered.sort(key=lambda item: service(item.tenant, 0.0))
         ordered.sort(key=_PRIORITY, reverse=True)  # keeps the order of equals, reversed or not
     return ordered
