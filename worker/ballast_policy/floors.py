@@ -15,9 +15,9 @@ come to, and is forgotten when the tenant has nothing left here: absence earns n
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
-from itertools import groupby
+from itertools import filterfalse, groupby
 from math import floor, inf
 from operator import attrgetter, itemgetter
 
@@ -38,7 +38,9 @@ class Floors:
         """Slots given out."""
         self._reserved = reserved
         self._owed = owed
-        self._held = {tenant: held.get(tenant, 0) for tenant in reserved}
+        self._held = dict.fromkeys(reserved, 0)
+        for tenant in reserved.keys() & held.keys():
+            self._held[tenant] = held[tenant]
 
     def due(self, tenant: str) -> float:
         """Give the number of slots given out from which on a tenant is behind; inf where it reserves nothing."""
@@ -57,29 +59,32 @@ class Floors:
         if tenant in self._held:
             self._held[tenant] += 1
 
-    def give(self, requests: Sequence[Request]) -> list[tuple[int, int]]:
-        """Count a slot for each request, and give from how many slots on it is behind and its index, the last first.
+    def count_all(self, requests: Iterable[Request]) -> None:
+        """Count a slot for each request."""
+        for request in requests:
+            self.count(request.tenant)
+
+    def dues(self, requests: Sequence[Request]) -> list[tuple[int, int]]:
+        """Give from how many slots on each request is behind, and its index, were all of them given a slot; sorted.
 
         A tenant's requests take its slots one by one, so that each is behind by what the tenant holds then, whoever
         goes in between. Left out is who is never behind, however many of the others go first.
         """
-        held = self._held
+        held, reserved, owed = self._held, self._reserved, self._owed
         queues: defaultdict[str, list[int]] = defaultdict(list)
         for index, request in enumerate(requests):
             if request.tenant in held:
                 queues[request.tenant].append(index)
-        self.num_held += len(requests)
+        end = self.num_held + len(requests)
         dues: list[tuple[int, int]] = []
         for tenant, queue in sorted(queues.items()):
-            reserved, extra = self._reserved[tenant], self._owed.get(tenant, 0.0) / REPAY_SECONDS
+            share, extra = reserved[tenant], owed.get(tenant, 0.0) / REPAY_SECONDS
             for num, index in enumerate(queue, held[tenant]):
-                due = _due(num, reserved, extra)
-                if due >= self.num_held:
+                due = _due(num, share, extra)
+                if due >= end:
                     break
                 dues.append((due, index))
-            held[tenant] += len(queue)
         dues.sort(key=itemgetter(0))
-        dues.reverse()
         return dues
 
 
@@ -159,22 +164,39 @@ class Debts:
             self._rates[tenant] = short if tenant in backlogged else min(0.0, short)
 
 
-def in_turn(requests: Iterable[Request], floors: Floors) -> Iterator[Request]:
-    """Go through requests of one class that stand in policy order, those of tenants that are behind first.
+def in_turn(requests: Iterable[Request], floors: Floors) -> list[Request]:
+    """Let those of tenants that are behind go first, among requests of one class that stand in policy order.
 
     However many of them get a slot, the reservations hold among them as far as there is work for it.
     """
-    for _, band in groupby(requests, key=attrgetter("priority")):
-        order = list(band)
-        num_held, late = floors.num_held, floors.give(order)
-        early: set[int] = set()
-        for index, request in enumerate(order):
-            while late and late[-1][0] <= num_held:
-                _, first = late.pop()
-                if first >= index:
-                    early.add(first)
-                    num_held += 1
-                    yield order[first]
-            if index not in early:
+    order = list(requests)
+    if not order or order[0].priority == order[-1].priority:
+        return _in_turn(order, floors)
+    out: list[Request] = []
+    for _, band in groupby(order, key=attrgetter("priority")):
+        equals = list(band)
+        out += _in_turn(equals, floors)
+        floors.count_all(equals)
+    return out
+
+
+def _in_turn(order: Sequence[Request], floors: Floors) -> list[Request]:
+    """Do it in one priority: whoever is due goes as soon as so many slots are given out, and in between the others."""
+    num_held = floors.num_held
+    out: list[Request] = []
+    early: set[Request] = set()
+    index = 0
+    for due, first in floors.dues(order):
+        while num_held < due:
+            request = order[index]
+            index += 1
+            if request not in early:
+                out.append(request)
                 num_held += 1
-                yield request
+        if first >= index:
+            request = order[first]
+            early.add(request)
+            out.append(request)
+            num_held += 1
+    out += filterfalse(early.__contains__, order[index:])
+    return out

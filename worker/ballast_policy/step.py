@@ -114,7 +114,7 @@ class Step:
             return listed
         ledger = self.ledger(listed[0])
         ordered, debts = ranked(listed, ledger), ledger.debts
-        return list(in_turn(ordered, debts.floors({}))) if debts.reserved else ordered
+        return in_turn(ordered, debts.floors({})) if debts.reserved else ordered
 
     def floors(self, request: Request) -> Floors | None:
         """Give the floors of the request's class as of now; None where no tenant reserves anything."""

@@ -64,7 +64,7 @@ class Door:
         return self._has_told_waiting and (self._shuts_all or (self._shuts_waiting and not has_parked))
 
 
-def candidates(step: Step, parked: Sequence[Request], waiting: Sequence[Request]) -> Iterator[Request]:
+def candidates(step: Step, parked: Sequence[Request], waiting: Sequence[Request]) -> Iterable[Request]:
     """Go through who could take a slot of one class, in policy order; among equal tenants parked ones first.
 
     Who is behind its reservation goes first in its priority.
