@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from ballast_policy.request import OFFLINE, ONLINE, PARKED, Request
+from ballast_policy.request import ONLINE, PARKED, Request
 
 
 @dataclass(slots=True)
@@ -62,12 +62,17 @@ class Residents:
 
 def sort_residents(residents: Collection[Request], block_tokens: int) -> tuple[Residents, Residents]:
     """Give the online and the offline residents."""
-    online = [request for request in residents if request.request_class is ONLINE]
-    offline = [request for request in residents if request.request_class is OFFLINE]
+    online: list[Request] = []
+    offline: list[Request] = []
+    for request in residents:
+        if request.request_class is ONLINE:
+            online.append(request)
+        else:
+            offline.append(request)
     return _sorted(online, block_tokens), _sorted(offline, block_tokens)
 
 
-def _sorted(requests: Iterable[Request], block_tokens: int) -> Residents:
+def _sorted(requests: Sequence[Request], block_tokens: int) -> Residents:
     """Sort those of one class; the sums are local, for this loop is the longest of a step."""
     decodes: list[Request] = []
     prefills: list[Request] = []
@@ -83,7 +88,8 @@ def _sorted(requests: Iterable[Request], block_tokens: int) -> Residents:
             prefills.append(request)
         else:
             decodes.append(request)
-            context += num_computed + 1
+            context += num_computed
             if num_computed >= num_blocks * block_tokens:
                 growing.append(request)
+    context += len(decodes)
     return Residents(decodes, prefills, parked, growing=growing, context=context, num_blocks=held)
