@@ -15,16 +15,20 @@ class Slots:
         self._class = request_class
         self._group = step.online if request_class is ONLINE else step.offline
         self._holders: list[Request] | None = None
-        self._is_full = False
+        self._num_vacant = 0
+        """Vacant ones when they were counted last, less those given out since; there may be more by now."""
 
     def has_one_for(self, request: Request) -> bool:
         """Tell whether one is vacant, or held by a request of lower priority."""
-        self._is_full = self._step.num_vacant(self._class) < 1
-        return not self._is_full or any(holder.priority < request.priority for holder in self._group.running)
+        if self._num_vacant < 1:
+            self._num_vacant = self._step.num_vacant(self._class)
+        return self._num_vacant > 0 or any(holder.priority < request.priority for holder in self._group.running)
 
     def make_vacant(self) -> None:
-        """Park the last holder where none was vacant for who was asked about, and none came free since."""
-        if self._is_full and self._step.num_vacant(self._class) < 1 and (lowest := self._lowest()) is not None:
+        """Give one out: the last holder is parked for it where none was vacant when asked, nor came free since."""
+        if self._num_vacant > 0:
+            self._num_vacant -= 1
+        elif self._step.num_vacant(self._class) < 1 and (lowest := self._lowest()) is not None:
             self._step.leave_slots([lowest], Reason.PRIORITY)
 
     def _lowest(self) -> Request | None:
