@@ -59,12 +59,14 @@ class _Lending:
 
     def cut_slots(self) -> None:
         """Park who holds more slots than the tenant's cap, the maximum of the class and online leave."""
-        step, room, over = self.step, self.step.tenant_room, []
-        for request in reversed(step.offline_running if min(room.values(), default=0) < 0 else ()):
-            if room.get(request.tenant, 0) < 0:
-                room[request.tenant] += 1
-                over.append(request)
-        step.leave_slots(over, Reason.TENANT_CAP)
+        step, room = self.step, self.step.tenant_room
+        if min(room.values(), default=0) < 0:
+            over = []
+            for request in reversed(step.offline_running):
+                if room.get(request.tenant, 0) < 0:
+                    room[request.tenant] += 1
+                    over.append(request)
+            step.leave_slots(over, Reason.TENANT_CAP)
         excess = -step.num_vacant(OFFLINE)
         if excess > 0:
             step.leave_slots(step.offline_running[-excess:], Reason.SLOT_RECLAIMED)
