@@ -230,11 +230,10 @@ class Step:
     @cached_property
     def _offline_order(self) -> list[Request]:
         ranked = self._ranked_offline
-        if len(ranked) <= self.reserved:
+        first = ranked[: self.reserved]
+        if len(first) == len(ranked) or sum([request.num_blocks for request in first]) <= self.reserved_kv:
             return ranked
         inside = list(islice(_fitting(ranked, self.reserved_kv), self.reserved))
-        if inside == ranked[: self.reserved]:
-            return ranked
         covered = set(inside)
         return [*inside, *(request for request in ranked if request not in covered)]
 
