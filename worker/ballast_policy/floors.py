@@ -31,12 +31,13 @@ _ROUNDING = 1e-9
 class Floors:
     """Counts the slots of one class by tenant while they are given out, and says who is behind."""
 
-    __slots__ = ("_held", "_owed", "_reserved", "num_held")
+    __slots__ = ("_held", "_owed", "num_held", "reserved")
 
     def __init__(self, reserved: Mapping[str, float], owed: Mapping[str, float], held: Mapping[str, int]) -> None:
         self.num_held = sum(held.values())
         """Slots given out."""
-        self._reserved = reserved
+        self.reserved = reserved
+        """Shares by tenant, of those that reserve anything."""
         self._owed = owed
         self._held = dict.fromkeys(reserved, 0)
         for tenant in reserved.keys() & held.keys():
@@ -47,11 +48,11 @@ class Floors:
         held = self._held.get(tenant)
         if not held:
             return inf if held is None else 0
-        return _due(held, self._reserved[tenant], self._owed.get(tenant, 0.0) / REPAY_SECONDS)
+        return _due(held, self.reserved[tenant], self._owed.get(tenant, 0.0) / REPAY_SECONDS)
 
     def behind(self, tenants: Container[str]) -> str | None:
         """Give the one of `tenants` that has been behind for longest; None if nobody is."""
-        return Late(self, (tenant for tenant in self._reserved if tenant in tenants)).first(tenants)
+        return Late(self, tenants).first(tenants)
 
     def count(self, tenant: str) -> None:
         """Count a slot that was given out."""
@@ -70,7 +71,7 @@ class Floors:
         A tenant's requests take its slots one by one, so that each is behind by what the tenant holds then, whoever
         goes in between. Left out is who is never behind, however many of the others go first.
         """
-        held, reserved, owed = self._held, self._reserved, self._owed
+        held, reserved, owed = self._held, self.reserved, self._owed
         queues: defaultdict[str, list[int]] = defaultdict(list)
         for index, request in enumerate(requests):
             if request.tenant in held:
@@ -99,9 +100,9 @@ class Late:
 
     __slots__ = ("_floors", "_heap")
 
-    def __init__(self, floors: Floors, tenants: Iterable[str]) -> None:
+    def __init__(self, floors: Floors, tenants: Container[str]) -> None:
         self._floors = floors
-        self._heap = [(due, tenant) for tenant in tenants if (due := floors.due(tenant)) < inf]
+        self._heap = [(floors.due(tenant), tenant) for tenant in floors.reserved if tenant in tenants]
         """With the dues of now; whoever gets a slot is due later, which is looked up when its turn comes. Nobody is
         behind while fewer slots are given out than the first of them says."""
         heapify(self._heap)
