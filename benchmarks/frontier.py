@@ -30,10 +30,12 @@ from ballast_sim.report import Report
 from ballast_sim.setting import setting
 from ballast_sim.traffic import Arrival, read, read_lengths
 
-BUDGET_POLICIES = tuple(f"static-budget={ms:g}" for ms in (*range(16, 26), 27.5, 30, 35, 40, 45, 50))
+BUDGET_POLICIES = tuple(
+    f"static-budget={ms:g}" for ms in (*range(16, 26), 27.5, 30, 32.5, 35, 37.5, *range(40, 46), 50)
+)
 RATES = ("qps-cap=0.25", "qps-cap=0.5", "qps-cap=1", "qps-cap=1.5", "qps-cap=2")
 CAPS = (2, 5, 10, 25)
-WIDE_CAPS = (50, 75, 90, 95, 100)
+WIDE_CAPS = (50, 75, 90, 100, 105, 110, 125)
 OURS = (*(f"ballast={cap}" for cap in (*CAPS, *WIDE_CAPS)), "ballast")
 OTHERS = ("static-split", "naive-priority", "sarathi", "aimd", "greedy")
 MORE = 0.01

@@ -157,8 +157,8 @@ def test_with_leeway_online_prefill_puts_young_answers_behind_further(leeway: fl
 
 
 @pytest.mark.parametrize(("leeway", "waits_for"), [(0.0, 0.06), (0.5, 0.06), (1.0, 0.3)], ids=["none", "half", "all"])
-def test_with_all_leeway_online_prefill_waits_for_all_decodes_but_one_of_twenty(leeway: float, waits_for: float):
-    old = [make_decode(num_output=60, first_token=7.3, max_output=100) for _ in range(19)]
+def test_with_all_leeway_online_prefill_waits_for_all_decodes_but_one_of_ten(leeway: float, waits_for: float):
+    old = [make_decode(num_output=60, first_token=7.3, max_output=100) for _ in range(9)]
     tight = make_decode(num_output=60, first_token=7.06, max_output=100)
     step = OnlineStep((*old, tight), (), ONLINE_ALONE, ONLINE_ALONE, leeway=leeway)
 

@@ -119,7 +119,7 @@ def test_a_cap_gives_leeway_by_its_width_while_answers_keep_their_pace(cap: floa
 
     assert (0.0 < earned[1] < earned[0]) is (share > 0)
     assert earned[2] >= earned[1]
-    assert earned[0] == pytest.approx(share * 17 * 0.015)  # a look for each 8, from the 32nd on
+    assert earned[0] == pytest.approx(share * 17 * 0.01)  # a look for each 8, from the 32nd on
 
 
 def test_another_cap_earns_its_leeway_at_the_next_look():

@@ -38,7 +38,9 @@ _DRIFT = 1e-4
 """Share by which one step moves the median of online's part of a step, once many have: where the load falls, steps are
 filled too high until it has followed, some minutes."""
 _BACK_OFF, _RECOVERY = 0.6, 0.015
-"""Harvest is multiplied by the one where too many requests are lost, and grows by the other where not; leeway too."""
+"""Harvest is multiplied by the one where too many requests are lost, and grows by the other where not."""
+_SHRINK, _EARN = 0.5, 0.01
+"""The same for leeway: a burst should find little of it where bursts have cost before."""
 _LEAST_HARVEST = 0.1
 """Some is lent whatever is lost: what is lost to the reservation would end lending for ever."""
 _WIDE = 0.5
@@ -198,19 +200,19 @@ class Interference:
 
     def _look_at_lost(self) -> None:
         may_lose = 1 - self.objective
-        harvest = max(_LEAST_HARVEST, _adapted(self.allowance.harvest, self._lost, may_lose))
-        self._leeway = _adapted(self._leeway, self._missed, _MISSED * may_lose)
+        harvest = max(_LEAST_HARVEST, _adapted(self.allowance.harvest, self._lost, may_lose, _BACK_OFF, _RECOVERY))
+        self._leeway = _adapted(self._leeway, self._missed, _MISSED * may_lose, _SHRINK, _EARN)
         leeway = self._leeway * min(1.0, self.cap / _WIDE) if self.cap else 0.0
         self.allowance = replace(self.allowance, harvest=harvest, leeway=leeway)
 
 
-def _adapted(value: float, is_bad: deque[bool], most: float) -> float:
+def _adapted(value: float, is_bad: deque[bool], most: float, back_off: float, recovery: float) -> float:
     """Give less where more than that share is bad, and forget them; a little more where not. 0 to 1."""
     num_bad = sum(is_bad)
     if num_bad >= _LEAST_LOST and num_bad > most * max(len(is_bad), _FEW):
         is_bad.clear()
-        return value * _BACK_OFF
-    return min(1.0, value + _RECOVERY)
+        return value * back_off
+    return min(1.0, value + recovery)
 
 
 def _inflation(measured: Iterable[float], alone: Sequence[float]) -> float:
