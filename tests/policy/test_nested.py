@@ -8,12 +8,13 @@ from math import inf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from laws import After, left, slots_and_chunk_are_never_exceeded, the_plan_is_well_formed
+from replay import EXACT
 from workloads import snapshots
 
 from ballast_policy.plan import Reason
 from ballast_policy.planner import plan
-from ballast_policy.request import Phase, RequestClass
-from ballast_policy.snapshot import Snapshot
+from ballast_policy.request import Phase, Request, RequestClass
+from ballast_policy.snapshot import PolicyConfig, Snapshot
 from ballast_policy.suspension import plan_nested
 
 ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
@@ -82,3 +83,20 @@ def test_where_newcomers_have_the_time_no_step_stands_still_beside_decodes(snaps
     assert not (decodes and patient.suspendable_seconds)
     usual = plan(replace(snapshot, allowance=replace(snapshot.allowance, is_patient=False)))
     assert decodes or patient == usual, "idle, a step stands still for a newcomer all the same"
+
+
+def test_two_newcomers_take_the_blocks_of_two_parked_ones():
+    parked = [
+        Request(seq, OFFLINE, 0.0, 9, 20, phase=Phase.PARKED, num_tokens=9, num_computed=8, num_blocks=8)
+        for seq in (0, 1)
+    ]
+    for request in parked:
+        request.num_private_blocks = request.num_blocks
+    newcomers = [Request(seq, ONLINE, 9.9, 8, 20, num_tokens=8) for seq in (2, 3)]
+    config = PolicyConfig(slots=4, num_blocks=20, block_tokens=1, offline_share=0.0)
+    snapshot = Snapshot(10.0, parked, newcomers, free_blocks=4, config=config, cost=EXACT)
+
+    nested = plan_nested(snapshot, (), inf)
+
+    assert set(nested.admit) == set(newcomers)
+    assert sorted(request.seq for request in nested.preempt) == [0, 1]

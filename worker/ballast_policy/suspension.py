@@ -65,7 +65,8 @@ def plan_nested(snapshot: Snapshot, in_flight: Collection[Request], seconds: flo
         if step.seconds + step.cost.prefill(computed(request), left) > seconds:
             break
         needed = step.whole(request) + step.promised_blocks + step.online.num_running
-        if step.free < needed and not step.reclaim(parked, needed, newcomer=request):
+        lent = (other for other in parked if other not in step.gone)
+        if step.free < needed and not step.reclaim(lent, needed, newcomer=request):
             break
         step.start(request, left, Reason.ONLINE_FIRST)
     excess = -step.num_vacant(RequestClass.OFFLINE)
