@@ -15,6 +15,7 @@ from ballast_policy.backlog import Backlog
 from ballast_policy.cost import CostModel, Work, attended
 from ballast_policy.fairness import Ledger, token_cost
 from ballast_policy.holding import note_holding
+from ballast_policy.interference import UNCHECKED, Allowance
 from ballast_policy.plan import Plan
 from ballast_policy.planner import plan as make_plan
 from ballast_policy.request import Phase, Request, RequestClass
@@ -110,9 +111,11 @@ class Replay:
         laws: Sequence[Law] = (),
         refuses_deferred: bool = True,
         expectation: Expectation = UNKNOWN,
+        allowance: Allowance = UNCHECKED,
     ) -> None:
         self.config = config
         self.expectation = expectation
+        self.allowance = allowance
         self.cost = cost
         self.planner = planner
         self.laws = laws
@@ -186,6 +189,7 @@ class Replay:
             last_online=self.last_online,
             typical_prompt=20,
             expectation=self.expectation,
+            allowance=self.allowance,
         )
         for request in snapshot.waiting:
             self._hint(self.lives[request])

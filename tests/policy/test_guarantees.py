@@ -19,7 +19,13 @@ EXAMPLES = settings().max_examples
 @settings(max_examples=3 * EXAMPLES)
 @given(workloads())
 def test_every_plan_obeys_every_law_and_everything_finishes(workload: Workload):
-    replay = Replay(workload.config, workload.arrivals, laws=LAWS, expectation=workload.expectation)
+    replay = Replay(
+        workload.config,
+        workload.arrivals,
+        laws=LAWS,
+        expectation=workload.expectation,
+        allowance=workload.allowance,
+    )
 
     replay.run(workload.max_steps)
 
@@ -33,6 +39,7 @@ def test_an_untrusted_cost_model_keeps_every_other_law(workload: Workload):
         cost=CostModel(0.005, 5e-5, 0, 2e-4, 0),
         laws=LAWS,
         expectation=workload.expectation,
+        allowance=workload.allowance,
     )
 
     replay.run(workload.max_steps)

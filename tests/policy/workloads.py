@@ -11,6 +11,7 @@ from replay import EXACT, Arrival
 from ballast_policy.admission import UNKNOWN, Expectation
 from ballast_policy.backlog import Backlog
 from ballast_policy.fairness import Ledger
+from ballast_policy.interference import UNCHECKED, Allowance
 from ballast_policy.request import Phase, Request, RequestClass
 from ballast_policy.snapshot import PolicyConfig, Snapshot, TenantShare, take_snapshot
 
@@ -20,6 +21,7 @@ class Workload:
     config: PolicyConfig
     arrivals: tuple[Arrival, ...]
     expectation: Expectation = UNKNOWN
+    allowance: Allowance = UNCHECKED
 
     @property
     def max_steps(self) -> int:
@@ -80,6 +82,7 @@ def configs(draw: st.DrawFn) -> PolicyConfig:
         batch_window=draw(st.sampled_from([0.0, 0.0, 0.004, 0.02])),
         tail_tokens=draw(st.sampled_from([0, 8, 64])),
         guard_share=draw(st.sampled_from([0.0, 0.05, 0.2])),
+        max_interference=draw(st.sampled_from([None, None, 0.1, 1.0])),
     )
 
 
@@ -88,6 +91,18 @@ expectations = st.just(UNKNOWN) | st.builds(
     Expectation,
     outputs=st.dictionaries(st.sampled_from(RequestClass), lengths),
     guard_share=st.sampled_from([None, 0.05, 0.3]),
+    online_rate=st.sampled_from([0.0, 5.0]),
+    online_answer=st.sampled_from([0.0, 12.0]),
+    online_short=st.sampled_from([0, 4]),
+)
+allowances = st.just(UNCHECKED) | st.builds(
+    Allowance,
+    share=st.sampled_from([None, 0.0, 0.1, 1.0]),
+    crowding=st.sampled_from([0.0, 0.5, 2.0]),
+    typical=st.sampled_from([0.0, 0.008]),
+    harvest=st.sampled_from([0.1, 0.6, 1.0]),
+    is_patient=st.booleans(),
+    leeway=st.sampled_from([0.0, 0.2, 1.0]),
 )
 
 
@@ -95,7 +110,7 @@ expectations = st.just(UNKNOWN) | st.builds(
 def workloads(draw: st.DrawFn) -> Workload:
     config = draw(configs())
     requests = draw(st.lists(arrivals(config.num_blocks * config.block_tokens), min_size=1, max_size=14))
-    return Workload(config, tuple(requests), draw(expectations))
+    return Workload(config, tuple(requests), draw(expectations), draw(allowances))
 
 
 @st.composite
@@ -150,4 +165,5 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         cost=EXACT,
         ledgers=ledgers,
         expectation=draw(expectations),
+        allowance=draw(allowances),
     )
