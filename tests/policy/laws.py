@@ -264,7 +264,8 @@ def _check_reason(after: After, request: Request, reason: Reason) -> None:
     elif reason is Reason.STEP_BUDGET:
         cost = after.snapshot.cost
         added = cost.decode(request.num_tokens) if left(request) == 1 else cost.prefill(done(request), 1)
-        assert plan.predicted_seconds + added > plan.budget_seconds - 1e-9, "time is left"
+        begun = plan.predicted_seconds or cost.k0  # a step without grants is predicted to take no time
+        assert begun + added > plan.budget_seconds - 1e-9, "time is left"
     elif reason is Reason.NO_KV:
         everyone = [*after.snapshot.residents, *plan.admit]
         guard = floor((after.snapshot.expectation.guard_share or config.guard_share) * config.num_blocks)
