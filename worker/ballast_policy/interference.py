@@ -42,7 +42,8 @@ _BACK_OFF, _RECOVERY = 0.6, 0.015
 _SHRINK, _EARN = 0.5, 0.01
 """The same for leeway: a burst should find little of it where bursts have cost before."""
 _LEAST_HARVEST = 0.1
-"""Some is lent whatever is lost: what is lost to the reservation would end lending for ever."""
+"""Some is lent whatever is lost, if only at moments at which hardly a decode is near its deadline, since risk shrinks
+with it: what is lost to the reservation would end lending for ever."""
 _WIDE = 0.5
 """A cap that gives all the leeway; a smaller one gives its share of it."""
 _MISSED = 0.5
