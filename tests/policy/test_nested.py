@@ -100,3 +100,13 @@ def test_two_newcomers_take_the_blocks_of_two_parked_ones():
 
     assert set(nested.admit) == set(newcomers)
     assert sorted(request.seq for request in nested.preempt) == [0, 1]
+
+
+def test_newcomers_of_one_token_take_the_time_of_a_decode():
+    newcomers = [Request(seq, ONLINE, 9.9, 1, 20, num_tokens=1) for seq in range(5)]
+    config = PolicyConfig(slots=8, num_blocks=20, offline_share=0.0)
+    snapshot = Snapshot(10.0, [], newcomers, free_blocks=20, config=config, cost=EXACT)
+
+    nested = plan_nested(snapshot, (), 0.006)
+
+    assert 0.0 < nested.predicted_seconds <= 0.006

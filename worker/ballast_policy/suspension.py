@@ -62,7 +62,8 @@ def plan_nested(snapshot: Snapshot, in_flight: Collection[Request], seconds: flo
         left = request.num_tokens - computed(request)
         if step.num_vacant(RequestClass.ONLINE) < 1 or left > step.chunk:
             break
-        if step.seconds + step.cost.prefill(computed(request), left) > seconds:
+        cost = step.cost.decode(request.num_tokens) if left == 1 else step.cost.prefill(computed(request), left)
+        if step.seconds + cost > seconds:
             break
         needed = step.whole(request) + step.promised_blocks + step.online.num_running
         lent = (other for other in parked if other not in step.gone)
