@@ -110,6 +110,19 @@ def room(*decodes: Request, **snapshot) -> float:
     return prefill_room(make_snapshot(**snapshot), OnlineStep(decodes, (), ONLINE_ALONE, ONLINE_ALONE))[0]
 
 
+@pytest.mark.parametrize(
+    ("prompt", "lent"), [(100, True), (9_900, False), (50_000, True)], ids=["in time", "just", "late"]
+)
+def test_prompts_that_are_late_in_any_case_do_not_stop_lending(prompt: int, lent: bool):
+    """A token of prefill takes 0.1 ms, a step 1 ms more, and the TTFT is a second."""
+    snapshot = make_snapshot(typical_prompt=prompt, residents=())
+
+    found = step_budget(snapshot, OnlineStep((), (), COST.k0, COST.k0))
+
+    assert COST.k0 < found < inf
+    assert (found > COST.k0 + 0.01) is lent
+
+
 def make_newcomer(**fields) -> Request:
     usual = {"num_prompt": 100, "num_tokens": 100, "num_computed": 0, "num_output": 0, "phase": Phase.WAITING}
     return make_decode(**{**usual, **fields})

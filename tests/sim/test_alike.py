@@ -1,7 +1,8 @@
-"""Answers that are all of one length: what is taken from one of them early, it has no later tokens to catch up in."""
+"""Traffic unlike the traces: answers of one length, which catch up early or never, and prompts that cannot be in time."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -19,9 +20,12 @@ CONFIG = PolicyConfig(slots=256, num_blocks=27_500, ttft=1.0, tpot=0.05, offline
 PROMPTS = (200, 700, 1100, 1900, 2600)
 
 
-def run(num_output: int, *, is_alone: bool, cap: float | None = None):
+def in_bursts(num_output: int) -> list[Arrival]:
     lengths = [Arrival(0.0, num_prompt, num_output) for num_prompt in PROMPTS]
-    online = generate(bursts(3.0, 6.0, every=60.0, lasting=6.0), peak=6.0, seconds=120.0, lengths=lengths, seed=3)
+    return generate(bursts(3.0, 6.0, every=60.0, lasting=6.0), peak=6.0, seconds=120.0, lengths=lengths, seed=3)
+
+
+def run(online: Sequence[Arrival], *, is_alone: bool, cap: float | None = None):
     config = replace(CONFIG, max_interference=cap)
     jobs = [] if is_alone else [Job.endless("offline", [Arrival(0.0, 3000, 100)])]
     scenario = Scenario(
@@ -38,14 +42,22 @@ def run(num_output: int, *, is_alone: bool, cap: float | None = None):
 
 @pytest.mark.parametrize("num_output", [20, 40])
 def test_prompts_of_online_leave_answers_that_are_all_alike_their_pace(num_output: int):
-    alone = run(num_output, is_alone=True)
+    alone = run(in_bursts(num_output), is_alone=True)
 
     assert alone.tpot_attainment >= 0.95
 
 
 @pytest.mark.parametrize("cap", [None, 0.5], ids=["no cap", "a cap of 50 %"])
 def test_offline_work_goes_on_whatever_online_loses(cap: float | None):
-    beside = run(20, is_alone=False, cap=cap)
+    beside = run(in_bursts(20), is_alone=False, cap=cap)
 
     assert beside.offline.total > 0
     assert beside.tpot_attainment >= 0.95
+
+
+def test_offline_work_goes_on_beside_prompts_that_cannot_be_in_time():
+    """Twelve thousand tokens take more than the second that a first token may take."""
+    beside = run([Arrival(10.0 * index, 12_000, 20) for index in range(12)], is_alone=False)
+
+    assert beside.ttft_attainment == 0
+    assert beside.offline.total > 0

@@ -78,8 +78,8 @@ def step_budget(snapshot: Snapshot, step: OnlineStep) -> float:
       as one without slack;
     - `tpot_share * tpot` of online decodes;
     - `k0 + newcomer_share * (ttft - 2 * k0 - prefill of a typical prompt)`: an online request that comes in the
-      middle of the step waits for its end, and then needs a step of its own.
-
+      middle of the step waits for its end, and then needs a step of its own (where it would be late anyway, `k0` and
+      one TPOT at most, so that work goes on);
     - what the cap on interference leaves, where there is one: `(1 + share) * typical`.
 
     Slack is reserved because a burst needs it, and spent by shares because one long step is all that a newcomer sees.
@@ -204,8 +204,9 @@ def _catches_up(request: Request, late: float, fixed: float) -> bool:
 
 
 def _newcomer(config: PolicyConfig, cost: CostModel, typical_prompt: int) -> float:
-    spare = config.ttft - 2 * cost.k0 - cost.prefill(0, typical_prompt)
-    return cost.k0 + config.newcomer_share * max(0.0, spare)
+    """Give how long a step a newcomer of the usual length can wait for; who is late in any case stops no lending."""
+    share, spare = config.newcomer_share, config.ttft - 2 * cost.k0 - cost.prefill(0, typical_prompt)
+    return cost.k0 + (share * spare if spare > 0 else min(config.tpot, share * config.ttft))
 
 
 def _prefill_slack(snapshot: Snapshot, pending: Iterable[Request], fixed: float, chunk: int, reserve: float) -> float:
