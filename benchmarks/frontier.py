@@ -232,14 +232,19 @@ def main() -> int:
     """Run all three; the exit status is 1 where a baseline lies above our curve."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--load", type=float, default=40.0, help="percent of the SLO-bound ceiling")
-    parser.add_argument("--minutes", default="5", help="of each trace, or of all; a p99 needs some thousand requests")
+    parser.add_argument(
+        "--minutes",
+        type=_minutes,
+        default=[5.0],
+        help="of all, or of each of the three; a p99 needs thousands of requests",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--trace", choices=("azure", "arena", "bursts"), help="one of them alone")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--plot", type=Path, metavar="FILE")
     parser.add_argument("--quick", action="store_true", help="two minutes of traffic")
     options = parser.parse_args()
-    minutes, load = [float(text) for text in ("2" if options.quick else options.minutes).split(",")], options.load / 100
+    minutes, load = [2.0] if options.quick else options.minutes, options.load / 100
     lengths, by_trace, is_kept = read_lengths(OFFLINE_TRACE), {}, True
     for (name, trace), lasting in zip(traces(minutes, options.seed).items(), cycle(minutes), strict=False):
         if options.trace not in {None, name}:
@@ -250,6 +255,13 @@ def main() -> int:
     if options.plot:
         draw(by_trace, options.plot)
     return 0 if is_kept else 1
+
+
+def _minutes(text: str) -> list[float]:
+    found = [float(part) for part in text.split(",")]
+    if len(found) not in {1, 3} or min(found) <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r}; wanted more than 1, for all or for each of three, as in 58,15,15")
+    return found
 
 
 def run(

@@ -1,4 +1,4 @@
-"""Traffic unlike the traces: answers of one length, which catch up early or never, and prompts that cannot be in time."""
+"""Traffic unlike the traces: answers of one length, which catch up early or never; prompts that are late anyway."""
 
 from __future__ import annotations
 

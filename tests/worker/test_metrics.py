@@ -13,6 +13,7 @@ from ballast_engine.footprint import Footprint, PhaseWork
 from ballast_engine.request import FinishReason
 from ballast_engine.stats import NO_STEP, Admission, ClassStats, EngineStats, StepKind
 from ballast_policy.cost import CostModel
+from ballast_policy.interference import Allowance
 from ballast_policy.request import RequestClass
 from ballast_worker.histogram import Histogram
 from ballast_worker.log import JsonFormatter, KeyValueFormatter, Log
@@ -214,3 +215,16 @@ def test_utilization_is_the_share_of_the_peak_that_a_phase_took_lately() -> None
 
 def test_steps_that_stood_still_are_counted() -> None:
     assert scrape(make_figures(stats=make_stats(suspended_steps=3)))["ballast_suspended_steps_total", frozenset()] == 3
+
+
+def test_what_measured_latencies_leave_to_offline_is_shown_and_interference_only_under_a_cap() -> None:
+    nothing = frozenset()
+    free = scrape(make_figures())
+    capped = make_stats(allowance=Allowance(harvest=0.6, leeway=0.2), interference=0.08)
+    held = scrape(make_figures(stats=capped))
+
+    assert free["ballast_lending_ratio", nothing] == 1
+    assert ("ballast_interference_ratio", nothing) not in free
+    assert held["ballast_lending_ratio", nothing] == 0.6
+    assert held["ballast_leeway_ratio", nothing] == 0.2
+    assert held["ballast_interference_ratio", nothing] == 0.08

@@ -159,6 +159,8 @@ class Meter:
             is_floor_met=self.is_floor_met,
             service=dict(self.service),
             work={phase: copy(work) for phase, work in self.work.items()},
+            allowance=scheduler.interference.allowance,
+            interference=None if scheduler.interference.cap is None else scheduler.interference.inflation,
         )
 
     def _class_stats(self, scheduler: Scheduler, request_class: RequestClass, reserved: int) -> ClassStats:

@@ -9,6 +9,7 @@ from math import inf
 
 from ballast_engine.footprint import PhaseWork
 from ballast_policy.cost import CostModel
+from ballast_policy.interference import UNCHECKED, Allowance
 from ballast_policy.plan import Because, Reason
 from ballast_policy.request import RequestClass
 
@@ -118,6 +119,10 @@ class EngineStats:
     """Tokens by class and tenant, weighed as the policy weighs them (input 1, output 2)."""
     work: Mapping[str, PhaseWork] = field(default_factory=dict)
     """What was computed, by phase."""
+    allowance: Allowance = UNCHECKED
+    """What measured latencies leave to offline."""
+    interference: float | None = None
+    """Under a cap: what offline added to online latency lately, the largest of TTFT and TPOT, median and p99."""
 
     def of(self, request_class: RequestClass) -> ClassStats:
         """Give one class."""

@@ -234,6 +234,24 @@ def _engine(figures: Figures) -> Iterator[Metric]:
     yield _gauge("ballast_requests_waiting", "Wait for a slot.", ("class",), [((c,), of.waiting) for c, of in each])
     yield _gauge("ballast_batch_ceiling", "Largest decode batch that the SLO allows.", (), [((), stats.batch_ceiling)])
     yield _gauge(
+        "ballast_lending_ratio",
+        "Part of what the SLO leaves that offline may use; below 1 after too many requests lost their SLO to it.",
+        (),
+        [((), stats.allowance.harvest)],
+    )
+    yield _gauge(
+        "ballast_leeway_ratio",
+        "How far a cap on interference lets online prefill put answers behind; 0 without a cap.",
+        (),
+        [((), stats.allowance.leeway)],
+    )
+    yield _gauge(
+        "ballast_interference_ratio",
+        "What offline added to online latency lately, the largest of TTFT and TPOT, median and p99; only under a cap.",
+        (),
+        [] if stats.interference is None else [((), stats.interference)],
+    )
+    yield _gauge(
         "ballast_kv_blocks",
         "KV blocks: held, only in the prefix cache, or empty.",
         ("state",),
