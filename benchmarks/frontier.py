@@ -2,7 +2,7 @@
 
     python benchmarks/frontier.py --load 40 --minutes 58,15,15 --plot docs/images/frontier.png
 
-Points that lose more than a point of attainment are crossed out, and neither make our curve nor are held against it.
+Points that lose more than a point of attainment are hollow, and neither make our curve nor are held against it.
 A point can be faster than Ballast's online alone, as where prompts are served in order: that is no cost of offline
 work, and counts as 0.
 Three traces: the Azure conversations, the arena's 27 tenants, and bursts (a tenth of each minute at eight times the
@@ -196,36 +196,44 @@ def _cells(point: Point, row: Row, above: str, table: Table) -> tuple[str, ...]:
 
 
 def draw(by_trace: dict[str, list[Point]], path: Path) -> None:
-    """One plane for each trace."""
+    """One plane for each trace: lines follow the knobs, and what breaks the attainment is hollow and faint."""
     from matplotlib.figure import Figure  # noqa: PLC0415  a second of import, where a picture is asked for
 
-    figure = Figure(figsize=(12, 4), layout="constrained")
+    figure = Figure(figsize=(13, 4.5), layout="constrained")
     planes = figure.subplots(1, len(by_trace), squeeze=False)[0]
     for axes, (name, found) in zip(planes, by_trace.items(), strict=True):
         for policy in dict.fromkeys(knob(point.policy)[0] for point in found):
-            of_policy = sorted(
-                (point for point in found if knob(point.policy)[0] == policy), key=lambda point: point.inflation
-            )
+            of_policy = [point for point in found if knob(point.policy)[0] == policy]
+            is_ours = policy == "ballast"
+            kept = [point for point in of_policy if point.is_kept]
             (line,) = axes.plot(
-                [100 * max(point.inflation, 1e-3) for point in of_policy],
-                [100 * point.harvest for point in of_policy],
+                [100 * point.inflation for point in kept],
+                [100 * point.harvest for point in kept],
                 marker="o",
-                label=policy,
-                linewidth=2.5 if policy == "ballast" else 1.0,
+                markersize=6 if is_ours else 4,
+                label="ballast, caps of 2 % to none" if is_ours else policy,
+                linewidth=2.5 if is_ours else 1.0,
+                zorder=3 if is_ours else 2,
             )
             broken = [point for point in of_policy if not point.is_kept]
             axes.plot(
-                [100 * max(point.inflation, 1e-3) for point in broken],
+                [100 * point.inflation for point in broken],
                 [100 * point.harvest for point in broken],
                 linestyle="",
-                marker="x",
-                markersize=10,
+                marker="o",
+                markersize=4,
+                fillstyle="none",
+                alpha=0.5,
                 color=line.get_color(),
             )
-        axes.set(xscale="symlog", title=name, xlabel="TTFT p99 over online alone, %")
+        axes.axvline(0, color="grey", linewidth=0.5)
+        axes.set_xscale("symlog", linthresh=10)
+        axes.set(title=name, xlabel="TTFT p99 over online alone, %", ylim=(0, None))
+        axes.xaxis.set_major_formatter("{x:+.0f}")
     figure.axes[0].set_ylabel("harvest, % of offline alone")
-    figure.axes[0].legend(fontsize=7)
-    figure.savefig(path, dpi=150)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8, frameon=False)
+    figure.savefig(path, dpi=120)
 
 
 def main() -> int:
