@@ -122,13 +122,15 @@ def test_a_cap_gives_leeway_by_its_width_while_answers_keep_their_pace(cap: floa
     assert earned[0] == pytest.approx(share * 17 * 0.01)  # a look for each 8, from the 32nd on
 
 
-def test_another_cap_earns_its_leeway_at_the_next_look():
+def test_another_cap_has_its_leeway_and_its_inflation_from_the_next_look_on():
     state = Interference()
     state.configure(0.5, 0.99)
     serve(state, 160, tpot=0.05)
+    measured = state.inflation
     state.configure(None, 0.99)
 
-    assert state.allowance.leeway == 0
+    assert measured == pytest.approx(0.5)
+    assert state.allowance.leeway == state.inflation == 0
 
 
 def test_what_online_alone_would_miss_as_well_costs_offline_nothing():

@@ -19,11 +19,11 @@ _SHORT = 8
 _BEHIND_ALONE, _BEHIND_LENT = 1.0, 0.5
 """Of what nearly all answers come to, in how many tokens a decode must have caught up that online prefill puts behind:
 online alone, and where offline work makes all decodes take twice as long."""
-_BEHIND_MOST, _SPARED = 2.0, 0.1
-"""The same with all the leeway of a cap (`Allowance.leeway`), and the share of the decodes, those with the least time,
-that online prefill then does not wait for."""
 _EARLY = 0.25
 """The same of the mean answer, which bounds it: where all are alike, the shortest is no early point of any."""
+_BEHIND_MOST, _SPARED = 2.0, 0.1
+"""With all the leeway of a cap (`Allowance.leeway`): what `_BEHIND_ALONE` becomes, and the share of the decodes, those
+with the least time, that online prefill does not wait for."""
 
 _PREFILL_PACE = 1.5
 """A step with online prefill is at least so many times as long as the decodes in it alone would make it."""

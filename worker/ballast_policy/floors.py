@@ -60,11 +60,6 @@ class Floors:
         if tenant in self._held:
             self._held[tenant] += 1
 
-    def count_all(self, requests: Iterable[Request]) -> None:
-        """Count a slot for each request."""
-        for request in requests:
-            self.count(request.tenant)
-
     def dues(self, requests: Sequence[Request]) -> list[tuple[int, int]]:
         """Give from how many slots on each request is behind, and its index, were all of them given a slot; sorted.
 
@@ -177,7 +172,8 @@ def in_turn(requests: Iterable[Request], floors: Floors) -> list[Request]:
     for _, band in groupby(order, key=attrgetter("priority")):
         equals = list(band)
         out += _in_turn(equals, floors)
-        floors.count_all(equals)
+        for request in equals:
+            floors.count(request.tenant)
     return out
 
 

@@ -120,6 +120,7 @@ class Interference:
         if cap != self.cap:
             share = None if cap is None else _TARGET * cap
             self.allowance = replace(self.allowance, share=share, is_patient=False, leeway=0.0)
+            self.inflation = 0.0
             self._ttft.clear()
             self._tpot.clear()
         self.cap, self.objective = cap, objective
