@@ -37,7 +37,7 @@ half of them that meet one which could be."""
 _DRIFT = 1e-4
 """Share by which one step moves the median of online's part of a step, once many have: where the load falls, steps are
 filled too high until it has followed, some minutes."""
-_BACK_OFF, _RECOVERY = 0.6, 0.015
+_BACK_OFF, _RECOVERY = 0.6, 0.012
 """Harvest is multiplied by the one where too many requests are lost, and grows by the other where not."""
 _SHRINK, _EARN = 0.5, 0.01
 """The same for leeway: a burst should find little of it where bursts have cost before."""

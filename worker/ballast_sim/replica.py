@@ -62,10 +62,14 @@ class Step(NamedTuple):
     online_waiting: int
     offline_at_hand: int
     """Offline requests that wait, run or are parked here."""
+    ceiling: int
+    """Slots that the SLO carries, as the policy knew it."""
     online_prefill: int
     offline_prefill: int
     online_decode: int
     offline_decode: int
+    is_nested: bool = False
+    """It was computed while the one before it in the log stood still."""
 
 
 @dataclass
@@ -207,7 +211,7 @@ class Replica:
         nested = None
         if flight.suspendable > 0 and self.backlog.count(RequestClass.ONLINE):
             plan = plan_nested(self._snapshot(), [item.request for item in flight.items], flight.suspendable)
-            nested = self._apply(plan) if plan.grants else None
+            nested = self._apply(plan, is_nested=True) if plan.grants else None
         if nested is None:
             if not flight.is_running:
                 self._go_on(flight)
@@ -261,7 +265,7 @@ class Replica:
                 self.kv.look_up(self.items[request.seq])
         return snapshot
 
-    def _apply(self, plan: Plan) -> Flight:
+    def _apply(self, plan: Plan, *, is_nested: bool = False) -> Flight:
         """Carry out the decisions, allocate KV, and sum up the step's work."""
         running = self.num_running
         for request in plan.preempt:
@@ -290,7 +294,8 @@ class Replica:
         if self.noise:
             seconds *= exp(self.random.gauss(0.0, self.noise))
         if items:
-            log = (online, offline, parked, waiting, at_hand, *tokens)
+            ceiling = self.known.ceiling or self.config.slots
+            log = (online, offline, parked, waiting, at_hand, ceiling, *tokens, is_nested)
             self.steps.append(Step(self.clock.now, seconds, plan.predicted_seconds, *log))
         return Flight(plan, items, work, seconds, self.num_layers)
 

@@ -84,7 +84,8 @@ class Report:
     reservation_shortfall: float
     """Share of the reserved slot-seconds that waiting offline work did not get.
 
-    A step in which offline computes all the prefill tokens it reserves is filling its slots, and not short of them.
+    A step in which offline computes all the prefill tokens it reserves is filling its slots, and not short of them, nor
+    are those that are nested in it.
     """
     deadline_hits: float
     """Share of the jobs with a deadline that were done by it; nan without such jobs."""
@@ -142,7 +143,7 @@ def report(run: Run, judged_by: PolicyConfig | None = None) -> Report:
         num_preempted=sum(replica.num_preempted for replica in run.replicas),
         jain=min((jain(sample) for sample in samples), default=1.0),
         service_gap=max((service_gap(sample) for sample in samples), default=0.0),
-        reservation_shortfall=_shortfall(run, steps, config),
+        reservation_shortfall=_shortfall(steps, config),
         deadline_hits=_share([job.finished_at <= job.deadline for job in run.jobs if job.deadline is not None]),
     )
 
@@ -172,18 +173,17 @@ def _prediction_error(steps: Sequence[Step]) -> float:
     return sum(errors) / len(errors) if errors else nan
 
 
-def _shortfall(run: Run, steps: Sequence[Step], config: PolicyConfig) -> float:
-    ceilings = [replica.known.ceiling or config.slots for replica in run.replicas]
-    reserved = reserved_slots(config.offline_share, config.slots, min(ceilings))
-    if not run.jobs or not reserved:
-        return 0.0
-    chunk = reserved_chunk(config.offline_share, config.chunk_tokens)
-    owed = sum(min(reserved, step.offline_at_hand) * step.seconds for step in steps)
-    missing = sum(
-        max(0, min(reserved, step.offline_at_hand) - step.offline_slots) * step.seconds
-        for step in steps
-        if step.offline_prefill < chunk
-    )
+def _shortfall(steps: Sequence[Step], config: PolicyConfig) -> float:
+    share = config.offline_share
+    chunk = reserved_chunk(share, config.chunk_tokens)
+    owed = missing = 0.0
+    prefill = 0
+    for step in steps:
+        due = min(reserved_slots(share, config.slots, step.ceiling), step.offline_at_hand)
+        owed += due * step.seconds
+        prefill = prefill if step.is_nested else step.offline_prefill
+        if prefill < chunk:
+            missing += max(0, due - step.offline_slots) * step.seconds
     return missing / owed if owed else 0.0
 
 
