@@ -300,10 +300,11 @@ class Replica:
         return Flight(plan, items, work, seconds, self.num_layers)
 
     def _grant(self, plan: Plan) -> tuple[list[Item], Work, tuple[int, int, int, int]]:
+        """Allocate what is granted; give who takes part, the work (one token costs what a decode does) and the log."""
         items, block_tokens = self.items, self.config.block_tokens
         prefill = {RequestClass.ONLINE: 0, RequestClass.OFFLINE: 0}
         decode = {RequestClass.ONLINE: 0, RequestClass.OFFLINE: 0}
-        pairs, before, context, chunks = 0.0, 0, 0, 0
+        pairs, num_prefill, before, num_decode, context, chunks = 0.0, 0, 0, 0, 0, 0
         grants: list[Item] = []
         for request, tokens in plan.grants:
             computed = request.num_computed
@@ -315,20 +316,19 @@ class Replica:
                 continue
             item.num_granted = tokens
             grants.append(item)
+            log = prefill if remaining > 1 else decode
+            log[request.request_class] += tokens
             if tokens == 1:
-                decode[request.request_class] += 1
+                num_decode += 1
                 context += computed + 1
             else:
-                prefill[request.request_class] += tokens
+                num_prefill += tokens
                 pairs += attended(computed, tokens)
                 before += computed
                 chunks += 1
-        num_prefill = prefill[RequestClass.ONLINE] + prefill[RequestClass.OFFLINE]
-        num_decode = decode[RequestClass.ONLINE] + decode[RequestClass.OFFLINE]
-        work = Work(num_prefill, pairs, before, num_decode, context, chunks)
         return (
             grants,
-            work,
+            Work(num_prefill, pairs, before, num_decode, context, chunks),
             (
                 prefill[RequestClass.ONLINE],
                 prefill[RequestClass.OFFLINE],
