@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
-from ballast_sim.ceiling import Case, largest, measured, sweep
+from ballast_sim.ceiling import Case, drawn, largest, measured, sweep
 from ballast_sim.errors import BadInput, Impossible
 from ballast_sim.inputs import CEILINGS, PlanInputs
 from ballast_sim.step_model import Work
@@ -21,6 +22,11 @@ def test_the_ceiling_of_a_7b_model_on_an_a100_with_50_ms_is_near_what_operators_
     assert BIG.slowest(15) <= 0.050 < BIG.slowest(16)
     assert "12.8 ms for the weights" in ceiling.because[0]
     assert "99% are answered within 49.9 ms of 50 ms" in ceiling.because[1]
+
+
+@pytest.mark.parametrize("case", [BIG, ENCODER, PUBLISHED])
+def test_trying_batch_sizes_on_newcomers_drawn_one_by_one_finds_the_computed_ceiling(case):
+    assert largest(case, partial(drawn, case, requests=200_000), most=2 * case.ceiling().batch) == case.ceiling().batch
 
 
 def test_a_sweep_over_encoder_batches_finds_the_computed_ceiling():

@@ -176,7 +176,7 @@ def _ahead(inputs: PlanInputs, json_file: Path | None, plot: Path | None) -> Non
 
 def _ceilings(inputs: PlanInputs, json_file: Path | None) -> None:
     from ballast_cli.plan_tables import ceiling_figures, print_ceiling  # noqa: PLC0415
-    from ballast_sim.ceiling import Case, largest, measured  # noqa: PLC0415
+    from ballast_sim.ceiling import Case, drawn, largest  # noqa: PLC0415
     from ballast_sim.errors import Impossible  # noqa: PLC0415
 
     figures, refused = [], None
@@ -187,8 +187,8 @@ def _ceilings(inputs: PlanInputs, json_file: Path | None) -> None:
             refused = error
             sys.stdout.write(f"{error}.\n")
             continue
-        _progress(f"simulating batch sizes of {asked.name}")
-        simulated = largest(ceiling.case, partial(measured, ceiling.case), most=2 * ceiling.batch)
+        _progress(f"trying batch sizes of {asked.name}")
+        simulated = largest(ceiling.case, partial(drawn, ceiling.case, requests=200_000), most=2 * ceiling.batch)
         print_ceiling(ceiling, simulated)
         figures.append(ceiling_figures(ceiling, simulated))
     if not figures:

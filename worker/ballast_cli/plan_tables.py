@@ -165,7 +165,7 @@ def print_ceiling(ceiling: Ceiling, simulated: int) -> None:
     sys.stdout.write(
         f"{case.name}: prompts of {case.prompt} tokens, {case.rate:g} requests/s, {what} within "
         f"{1e3 * case.seconds:g} ms for {case.share:.0%}\n- batch ceiling {ceiling.batch} computed, "
-        f"{simulated} by simulating batch sizes\n"
+        f"{simulated} by trying batch sizes on newcomers drawn one by one\n"
     )
     for reason in ceiling.because:
         sys.stdout.write(f"- {reason}\n")
