@@ -14,12 +14,11 @@ come to, and is forgotten when the tenant has nothing left here: absence earns n
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
 from itertools import filterfalse, groupby
 from math import floor, inf
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 
 from ballast_policy.request import Request
 
@@ -48,7 +47,9 @@ class Floors:
         held = self._held.get(tenant)
         if not held:
             return inf if held is None else 0
-        return _due(held, self.reserved[tenant], self._owed.get(tenant, 0.0) / REPAY_SECONDS)
+        if tenant in self._owed:
+            return _due(held, self.reserved[tenant], self._owed[tenant] / REPAY_SECONDS)
+        return floor(held / self.reserved[tenant] + _ROUNDING)  # the same: most are owed nothing
 
     def behind(self, tenants: Container[str]) -> str | None:
         """Give the one of `tenants` that has been behind for longest; None if nobody is."""
@@ -60,27 +61,30 @@ class Floors:
         if tenant in self._held:
             self._held[tenant] += 1
 
-    def dues(self, requests: Sequence[Request]) -> list[tuple[int, int]]:
-        """Give from how many slots on each request is behind, and its index, were all of them given a slot; sorted.
+    def dues(self, requests: Sequence[Request]) -> list[tuple[int, str, int]]:
+        """Give from how many slots on each request is behind, its tenant, its index, were all given a slot; sorted.
 
         A tenant's requests take its slots one by one, so that each is behind by what the tenant holds then, whoever
         goes in between. Left out is who is never behind, however many of the others go first.
         """
-        held, reserved, owed = self._held, self.reserved, self._owed
-        queues: defaultdict[str, list[int]] = defaultdict(list)
-        for index, request in enumerate(requests):
-            if request.tenant in held:
-                queues[request.tenant].append(index)
+        reserved, owed, held = self.reserved, self._owed, self._held.copy()
         end = self.num_held + len(requests)
-        dues: list[tuple[int, int]] = []
-        for tenant, queue in sorted(queues.items()):
-            share, extra = reserved[tenant], owed.get(tenant, 0.0) / REPAY_SECONDS
-            for num, index in enumerate(queue, held[tenant]):
-                due = _due(num, share, extra)
-                if due >= end:
-                    break
-                dues.append((due, index))
-        dues.sort(key=itemgetter(0))
+        dues: list[tuple[int, str, int]] = []
+        for index, request in enumerate(requests):
+            tenant = request.tenant
+            if tenant not in held:
+                continue
+            num = held[tenant]
+            if tenant in owed:
+                due = _due(num, reserved[tenant], owed[tenant] / REPAY_SECONDS)
+            else:  # as in `due`
+                due = floor(num / reserved[tenant] + _ROUNDING)
+            if due < end:
+                held[tenant] = num + 1
+                dues.append((due, tenant, index))
+            else:
+                del held[tenant]
+        dues.sort()
         return dues
 
 
@@ -125,6 +129,7 @@ class Debts:
         self.reserved: dict[str, float] = {}
         """Shares by tenant, of those that reserve anything."""
         self._owed: dict[str, float] = {}
+        """Of those that are owed anything."""
         self._rates: dict[str, float] = {}
         """Slots that each tenant is short of since `_at`; negative where it holds more than its share."""
         self._at = 0.0
@@ -155,7 +160,10 @@ class Debts:
                 self._rates.pop(tenant, None)
                 continue
             owed = self._owed.get(tenant, 0.0) + seconds * self._rates.get(tenant, 0.0)
-            self._owed[tenant] = min(max(0.0, owed), share * slots * REPAY_SECONDS)
+            if owed > 0:
+                self._owed[tenant] = min(owed, share * slots * REPAY_SECONDS)
+            else:
+                self._owed.pop(tenant, None)
             short = share * num_held - held.get(tenant, 0)
             self._rates[tenant] = short if tenant in backlogged else min(0.0, short)
 
@@ -183,7 +191,7 @@ def _in_turn(order: Sequence[Request], floors: Floors) -> list[Request]:
     out: list[Request] = []
     early: set[Request] = set()
     index = 0
-    for due, first in floors.dues(order):
+    for due, _, first in floors.dues(order):
         while num_held < due:
             request = order[index]
             index += 1
