@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain, islice, repeat
@@ -121,11 +122,9 @@ class Step:
         debts = self.ledger(request).debts
         if not debts.reserved:
             return None
-        floors = debts.floors({})
-        for other in chain(self.group(request).running, self.admit, self.resume):
-            if other.request_class is request.request_class:
-                floors.count(other.tenant)
-        return floors
+        request_class = request.request_class
+        started = [other for other in chain(self.admit, self.resume) if other.request_class is request_class]
+        return debts.floors(Counter([other.tenant for other in self.group(request).running + started]))
 
     def ledger(self, request: Request) -> Ledger:
         """Give the ledger of the request's class."""
@@ -257,7 +256,7 @@ class Step:
     def online_peak(self) -> Peak | None:
         """The KV that online comes to, from when it is first asked for; None while lengths of answers are unknown."""
         expectation = self.snapshot.expectation
-        if RequestClass.ONLINE not in expectation.outputs:
+        if ONLINE not in expectation.outputs:
             return None
         peak = Peak(expectation, self.block_tokens, self.config.tail_tokens)
         started = [r for r in chain(self.admit, self.resume) if r.request_class is ONLINE]
@@ -283,22 +282,24 @@ class Step:
 
     def promise(self, request: Request) -> None:
         """Put blocks aside for the whole of a prompt in the making; `grant` takes them out of it."""
-        whole = self.whole(request)
+        whole = self.needed(request, request.num_tokens)
         self.promised_blocks += whole - self.promised.get(request, 0)
         self.promised[request] = whole
 
     def grant(self, request: Request, num_tokens: int) -> None:
         """Let a request compute tokens (more of them, if it may already), and take the blocks for them."""
         start, granted = computed(request), self.prefill_grants.get(request, 0)
-        done = start + granted
-        taken = self.needed(request, done + num_tokens)
-        if granted:
-            taken -= self.needed(request, done)
+        done, left = start + granted, request.num_tokens - start
+        promised = self.promised.get(request)
+        if promised is not None and granted + num_tokens == left:
+            taken = promised
+        else:
+            taken = self.needed(request, done + num_tokens) - (self.needed(request, done) if granted else 0)
         self.free -= taken
-        if request in self.promised:
-            self.promised[request] -= taken
+        if promised is not None:
+            self.promised[request] = promised - taken
             self.promised_blocks -= taken
-        if request.num_tokens - start == 1:
+        if left == 1:
             self.decode_grants.append((request, 1))
             self._add_decodes(1, request.num_tokens)
         else:
