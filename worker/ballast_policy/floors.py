@@ -39,8 +39,9 @@ class Floors:
         """Shares by tenant, of those that reserve anything."""
         self._owed = owed
         self._held = dict.fromkeys(reserved, 0)
-        for tenant in reserved.keys() & held.keys():
-            self._held[tenant] = held[tenant]
+        for tenant, num in held.items():
+            if tenant in reserved:
+                self._held[tenant] = num
 
     def due(self, tenant: str) -> float:
         """Give the number of slots given out from which on a tenant is behind; inf where it reserves nothing."""
@@ -60,6 +61,14 @@ class Floors:
         self.num_held += 1
         if tenant in self._held:
             self._held[tenant] += 1
+
+    def count_all(self, tenants: Collection[str]) -> None:
+        """Count a slot of each."""
+        self.num_held += len(tenants)
+        held = self._held
+        for tenant in tenants:
+            if tenant in held:
+                held[tenant] += 1
 
     def dues(self, requests: Sequence[Request]) -> list[tuple[int, str, int]]:
         """Give from how many slots on each request is behind, its tenant, its index, were all given a slot; sorted.

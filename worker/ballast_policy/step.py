@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain, islice, repeat
@@ -122,9 +121,10 @@ class Step:
         debts = self.ledger(request).debts
         if not debts.reserved:
             return None
-        request_class = request.request_class
-        started = [other for other in chain(self.admit, self.resume) if other.request_class is request_class]
-        return debts.floors(Counter([other.tenant for other in self.group(request).running + started]))
+        floors, request_class = debts.floors({}), request.request_class
+        floors.count_all([other.tenant for other in self.group(request).running])
+        floors.count_all([r.tenant for r in chain(self.admit, self.resume) if r.request_class is request_class])
+        return floors
 
     def ledger(self, request: Request) -> Ledger:
         """Give the ledger of the request's class."""
@@ -267,7 +267,7 @@ class Step:
 
     def start(self, request: Request, num_tokens: int, reason: Reason) -> None:
         """Admit or resume a request and grant it tokens."""
-        group = self.group(request)
+        group = self.online if request.request_class is ONLINE else self.offline
         if request.phase is WAITING:
             if not self.preempt:
                 self._borrowed += self._lookup(request)
