@@ -198,10 +198,11 @@ class _Listing:
 
     def take_turns(self, queues: Mapping[str, _Queue]) -> None:
         """List the requests of one band: of a tenant that is behind its reservation, else of the least served one."""
-        room, services, weight = self.room, self.ledger.services, self.ledger.weight
+        requests, room, floors = self.requests, self.room, self.floors
+        services, weight = self.ledger.services, self.ledger.weight
         turns = _Turns(
             [(services.get(tenant, 0.0), q.places[q.start], q.start, tenant) for tenant, q in queues.items()],
-            self.floors,
+            floors,
         )
         while turns.of and not self.is_full:
             service, _, index, tenant = turn = turns.next()
@@ -211,14 +212,19 @@ class _Listing:
             if tenant in room:
                 room[tenant] -= 1
                 if room[tenant] < 0:
-                    self.requests.append(request)
+                    requests.append(request)
                     turns.end(turn)
                     continue
-            self._take(request)
+            size = request.num_tokens - request.num_cached
+            requests.append(request)  # as `_take` does it
+            self.left -= 1
+            self.num_tokens -= size
+            if floors is not None:
+                floors.count(tenant)
             if index == len(queue.requests):
                 turns.end(turn)
             else:
-                service += INPUT_COST * (request.num_tokens - request.num_cached) / weight(tenant)
+                service += INPUT_COST * size / weight(tenant)
                 turns.go_on(turn, (service, queue.places[index], index, tenant))
 
     def _take(self, request: Request) -> None:

@@ -52,6 +52,15 @@ class Floors:
             return _due(held, self.reserved[tenant], self._owed[tenant] / REPAY_SECONDS)
         return floor(held / self.reserved[tenant] + _ROUNDING)  # the same: most are owed nothing
 
+    def first_dues(self, tenants: Container[str]) -> list[tuple[float, str]]:
+        """Give the `due` of those of `tenants` that reserve anything."""
+        reserved, owed = self.reserved, self._owed
+        return [
+            (self.due(tenant) if tenant in owed else floor(num / reserved[tenant] + _ROUNDING), tenant)
+            for tenant, num in self._held.items()
+            if tenant in tenants
+        ]
+
     def behind(self, tenants: Container[str]) -> str | None:
         """Give the one of `tenants` that has been behind for longest; None if nobody is."""
         return Late(self, tenants).first(tenants)
@@ -110,7 +119,7 @@ class Late:
 
     def __init__(self, floors: Floors, tenants: Container[str]) -> None:
         self._floors = floors
-        self._heap = [(floors.due(tenant), tenant) for tenant in floors.reserved if tenant in tenants]
+        self._heap = floors.first_dues(tenants)
         """With the dues of now; whoever gets a slot is due later, which is looked up when its turn comes. Nobody is
         behind while fewer slots are given out than the first of them says."""
         heapify(self._heap)

@@ -52,7 +52,7 @@ def online_seconds(step: Step) -> float:
         return 0.0
     num_decodes = len(online.decodes) + len(resumed)
     context = online.context + sum(request.num_tokens for request in resumed)
-    seconds = sum(cost.prefill(computed(request), tokens) for request, tokens in prefill)
+    seconds = sum([cost.prefill(computed(request), tokens) for request, tokens in prefill])
     return cost.k0 + (seconds + cost.k3 * num_decodes + cost.k4 * context) / (1 + step.snapshot.allowance.crowding)
 
 
@@ -130,7 +130,7 @@ def _find_kv(step: Step, request: Request) -> bool:
     A newcomer leaves one for each online request to grow by, and what is held for others, and fits at the peak of
     online; a parked one need not.
     """
-    whole = step.whole(request)
+    whole = step.needed(request, request.num_tokens)
     needed = whole + step.promised_blocks
     if request.phase is WAITING:
         if not _fits_at_peak(step, request, whole):

@@ -277,14 +277,14 @@ class Step:
             self.resume.append(request)
         group.num_started += 1
         self.because.append(Because(request, reason))
-        self.promise(request)
+        whole = self.promised[request] = self.needed(request, request.num_tokens)
+        self.promised_blocks += whole
         self.grant(request, num_tokens)
 
     def promise(self, request: Request) -> None:
-        """Put blocks aside for the whole of a prompt in the making; `grant` takes them out of it."""
-        whole = self.needed(request, request.num_tokens)
-        self.promised_blocks += whole - self.promised.get(request, 0)
-        self.promised[request] = whole
+        """Put blocks aside for the rest of a prompt in the making; `grant` takes them out of it."""
+        whole = self.promised[request] = self.whole(request)
+        self.promised_blocks += whole
 
     def grant(self, request: Request, num_tokens: int) -> None:
         """Let a request compute tokens (more of them, if it may already), and take the blocks for them."""
@@ -349,10 +349,10 @@ class Step:
         """Give the cached blocks of a waiting request that others use now."""
         return request.num_cached // self.block_tokens - request.num_cached_idle
 
-    def grants(self) -> list[tuple[Request, int]]:
+    def grants(self) -> tuple[tuple[Request, int], ...]:
         """Give everything granted, decodes first."""
         counted = [group.decodes for group in (self.online, self.offline) if group.is_counted]
-        return [*zip(chain(*counted), repeat(1)), *self.decode_grants, *self.prefill_grants.items()]
+        return (*zip(chain(*counted), repeat(1)), *self.decode_grants, *self.prefill_grants.items())
 
     @property
     def has_grants(self) -> bool:
@@ -363,7 +363,7 @@ class Step:
         """Close the plan."""
         grants = self.grants()
         return Plan(
-            grants=tuple(grants),
+            grants=grants,
             admit=tuple(self.admit),
             park=tuple(self.park),
             resume=tuple(self.resume),
