@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
-from itertools import filterfalse, groupby
+from itertools import groupby
 from math import floor, inf
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 
 from ballast_policy.request import Request
 
@@ -79,15 +79,15 @@ class Floors:
             if tenant in held:
                 held[tenant] += 1
 
-    def dues(self, requests: Sequence[Request]) -> list[tuple[int, str, int]]:
-        """Give from how many slots on each request is behind, its tenant, its index, were all given a slot; sorted.
+    def dues(self, requests: Sequence[Request]) -> list[tuple[str, int, int]]:
+        """Give each tenant, from how many slots on its request is behind, and its index, were all given a slot.
 
         A tenant's requests take its slots one by one, so that each is behind by what the tenant holds then, whoever
-        goes in between. Left out is who is never behind, however many of the others go first.
+        goes in between. Sorted by when it is behind. Left out is who never is, however many of the others go first.
         """
         reserved, owed, held = self.reserved, self._owed, self._held.copy()
         end = self.num_held + len(requests)
-        dues: list[tuple[int, str, int]] = []
+        dues: list[tuple[str, int, int]] = []
         for index, request in enumerate(requests):
             tenant = request.tenant
             if tenant not in held:
@@ -99,10 +99,11 @@ class Floors:
                 due = floor(num / reserved[tenant] + _ROUNDING)
             if due < end:
                 held[tenant] = num + 1
-                dues.append((due, tenant, index))
+                dues.append((tenant, due, index))
             else:
                 del held[tenant]
         dues.sort()
+        dues.sort(key=itemgetter(1))
         return dues
 
 
@@ -207,19 +208,18 @@ def _in_turn(order: Sequence[Request], floors: Floors) -> list[Request]:
     """Do it in one priority: whoever is due goes as soon as so many slots are given out, and in between the others."""
     num_held = floors.num_held
     out: list[Request] = []
-    early: set[Request] = set()
+    left: list[Request | None] = [*order]  # None: went early
     index = 0
-    for due, _, first in floors.dues(order):
+    for _, due, first in floors.dues(order):
         while num_held < due:
-            request = order[index]
+            request = left[index]
             index += 1
-            if request not in early:
+            if request is not None:
                 out.append(request)
                 num_held += 1
         if first >= index:
-            request = order[first]
-            early.add(request)
-            out.append(request)
+            out.append(order[first])
+            left[first] = None
             num_held += 1
-    out += filterfalse(early.__contains__, order[index:])
+    out += [request for request in left[index:] if request is not None]
     return out

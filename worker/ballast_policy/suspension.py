@@ -42,8 +42,8 @@ def suspendable_seconds(step: Step) -> float:
         if now <= due < end + slack:
             slack = due - end
     for request in step.prefill_grants:
-        if request.request_class is ONLINE and request.next_deadline >= end:
-            slack = min(slack, request.next_deadline - end)
+        if request.request_class is ONLINE and (due := request.next_deadline) >= end:
+            slack = min(slack, due - end)
     return _SHARE * max(0.0, slack)
 
 
