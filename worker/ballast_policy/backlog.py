@@ -204,7 +204,7 @@ class _Listing:
             [(services.get(tenant, 0.0), q.places[q.start], q.start, tenant) for tenant, q in queues.items()],
             floors,
         )
-        while turns.of and not self.is_full:
+        while turns.of and self.left > 0 and (self.num_tokens > 0 or len(requests) < LEAST):  # `is_full` written out
             service, _, index, tenant = turn = turns.next()
             queue = queues[tenant]
             request = queue.requests[index]
@@ -253,8 +253,8 @@ class _Turns:
 
     def next(self) -> _Turn:
         """Give the turn of who is behind by most, else of the least served."""
-        heap, of = self._heap, self.of
-        if self._late is not None and (behind := self._late.first(of)) is not None:
+        heap, of, late = self._heap, self.of, self._late
+        if late is not None and late.soonest <= late.floors.num_held and (behind := late.first(of)) is not None:
             return of[behind]
         while of.get((first := heap[0])[3]) is not first:
             heappop(heap)

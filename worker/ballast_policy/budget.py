@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from math import exp, inf, log
 
-from ballast_policy.cost import CostModel, attended
+from ballast_policy.cost import CostModel
 from ballast_policy.request import Request
 from ballast_policy.snapshot import PolicyConfig, Snapshot
 
@@ -217,13 +217,13 @@ def _prefill_slack(snapshot: Snapshot, pending: Iterable[Request], fixed: float,
     """Give the smallest slack over what prefills or waits, less a share of its TTFT; inf if all are overdue."""
     now, k1, k2 = snapshot.now, snapshot.cost.k1, snapshot.cost.k2
     slack, tokens, context = inf, 0, 0.0
-    for request in islice(pending, _LOOK_AHEAD):  # `next_deadline` is written out: many wait while it is busy
+    for request in islice(pending, _LOOK_AHEAD):  # `attended` and `next_deadline` written out: many wait
         computed, cached, ttft = request.num_computed, request.num_cached, request.ttft
         if cached > computed:
             computed = cached
         left = request.num_tokens - computed
         tokens += left
-        context += attended(computed, left)
+        context += left * (computed + (left + 1) / 2)
         due = request.arrival + ttft
         if request.num_output:
             due += request.num_output * request.tpot

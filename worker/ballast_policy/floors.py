@@ -116,18 +116,19 @@ def _due(held: int, reserved: float, extra: float) -> int:
 class Late:
     """Finds who of some tenants has been behind for longest, again and again while slots are given out."""
 
-    __slots__ = ("_floors", "_heap")
+    __slots__ = ("_heap", "floors", "soonest")
 
     def __init__(self, floors: Floors, tenants: Container[str]) -> None:
-        self._floors = floors
+        self.floors = floors
         self._heap = floors.first_dues(tenants)
-        """With the dues of now; whoever gets a slot is due later, which is looked up when its turn comes. Nobody is
-        behind while fewer slots are given out than the first of them says."""
+        """With the dues of now; whoever gets a slot is due later, which is looked up when its turn comes."""
         heapify(self._heap)
+        self.soonest = self._heap[0][0] if self._heap else inf
+        """Nobody is behind while fewer slots are given out."""
 
     def first(self, tenants: Container[str]) -> str | None:
         """Give who has been behind for longest; None if nobody is. Who is not in `tenants` has no work any more."""
-        heap, floors = self._heap, self._floors
+        heap, floors = self._heap, self.floors
         while heap and heap[0][0] <= floors.num_held:
             due, tenant = heap[0]
             if tenant not in tenants:
@@ -136,6 +137,7 @@ class Late:
                 return tenant
             else:
                 heapreplace(heap, (later, tenant))
+        self.soonest = heap[0][0] if heap else inf
         return None
 
 
