@@ -17,12 +17,11 @@ def slots_held(requests: Iterable[Request]) -> Counter[str]:
 
 def floors_of(ledgers: Ledgers, running: Collection[Request]) -> dict[RequestClass, Floors]:
     """Give the floors of the classes in which a tenant reserves anything, from who holds a slot."""
-    out: dict[RequestClass, Floors] = {}
-    for request_class, ledger in ledgers.items():
-        if ledger.debts.reserved:
-            floors = out[request_class] = ledger.debts.floors({})
-            floors.count_all([request.tenant for request in running if request.request_class is request_class])
-    return out
+    return {
+        request_class: ledger.debts.floors(Counter([r.tenant for r in running if r.request_class is request_class]))
+        for request_class, ledger in ledgers.items()
+        if ledger.debts.reserved
+    }
 
 
 def note_holding(ledgers: Ledgers, residents: Iterable[Request], backlog: Backlog, *, now: float, slots: int) -> None:
