@@ -80,10 +80,10 @@ class Floors:
                 held[tenant] += 1
 
     def dues(self, requests: Sequence[Request]) -> list[tuple[str, int, int]]:
-        """Give each tenant, from how many slots on its request is behind, and its index, were all given a slot.
+        """Give of each request its tenant, from how many slots on it is behind, and its index, were all given a slot.
 
         A tenant's requests take its slots one by one, so that each is behind by what the tenant holds then, whoever
-        goes in between. Sorted by when it is behind. Left out is who never is, however many of the others go first.
+        goes in between. Who is behind first comes first; left out is who never is, however many others go before.
         """
         reserved, owed, held = self.reserved, self._owed, self._held.copy()
         end = self.num_held + len(requests)

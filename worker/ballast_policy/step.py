@@ -282,7 +282,7 @@ class Step:
         self.grant(request, num_tokens)
 
     def promise(self, request: Request) -> None:
-        """Put blocks aside for the rest of a prompt in the making; `grant` takes them out of it."""
+        """Put blocks aside, once, for the rest of a prompt in the making; `grant` takes them out of it."""
         whole = self.promised[request] = self.whole(request)
         self.promised_blocks += whole
 
@@ -292,7 +292,7 @@ class Step:
         done, left = start + granted, request.num_tokens - start
         promised = self.promised.get(request)
         if promised is not None and granted + num_tokens == left:
-            taken = promised
+            taken = promised  # all that is left of it
         else:
             taken = self.needed(request, done + num_tokens) - (self.needed(request, done) if granted else 0)
         self.free -= taken
