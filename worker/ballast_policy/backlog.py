@@ -198,11 +198,13 @@ class _Listing:
 
     def take_turns(self, queues: Mapping[str, _Queue]) -> None:
         """List the requests of one band: of a tenant that is behind its reservation, else of the least served one."""
-        ledger, room = self.ledger, self.room
+        requests, room, floors = self.requests, self.room, self.floors
+        services, weight = self.ledger.services, self.ledger.weight
         turns = _Turns(
-            [(ledger.service(tenant), q.places[q.start], q.start, tenant) for tenant, q in queues.items()], self.floors
+            [(services.get(tenant, 0.0), q.places[q.start], q.start, tenant) for tenant, q in queues.items()],
+            floors,
         )
-        while turns.of and not self.is_full:
+        while turns.of and self.left > 0 and (self.num_tokens > 0 or len(requests) < LEAST):  # `is_full` written out
             service, _, index, tenant = turn = turns.next()
             queue = queues[tenant]
             request = queue.requests[index]
@@ -210,14 +212,19 @@ class _Listing:
             if tenant in room:
                 room[tenant] -= 1
                 if room[tenant] < 0:
-                    self.requests.append(request)
+                    requests.append(request)
                     turns.end(turn)
                     continue
-            self._take(request)
+            size = request.num_tokens - request.num_cached
+            requests.append(request)  # as `_take` does it
+            self.left -= 1
+            self.num_tokens -= size
+            if floors is not None:
+                floors.count(tenant)
             if index == len(queue.requests):
                 turns.end(turn)
             else:
-                service += INPUT_COST * (request.num_tokens - request.num_cached) / ledger.weight(tenant)
+                service += INPUT_COST * size / weight(tenant)
                 turns.go_on(turn, (service, queue.places[index], index, tenant))
 
     def _take(self, request: Request) -> None:
@@ -246,11 +253,12 @@ class _Turns:
 
     def next(self) -> _Turn:
         """Give the turn of who is behind by most, else of the least served."""
-        if self._late is not None and (behind := self._late.first(self.of)) is not None:
-            return self.of[behind]
-        while self.of.get(self._heap[0][3]) is not self._heap[0]:
-            heappop(self._heap)
-        return self._heap[0]
+        heap, of, late = self._heap, self.of, self._late
+        if late is not None and late.soonest <= late.floors.num_held and (behind := late.first(of)) is not None:
+            return of[behind]
+        while of.get((first := heap[0])[3]) is not first:
+            heappop(heap)
+        return first
 
     def go_on(self, turn: _Turn, following: _Turn) -> None:
         """Let a tenant wait for its next turn."""

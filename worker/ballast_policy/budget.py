@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import exp, inf, log
 
-from ballast_policy.cost import CostModel, attended
+from ballast_policy.cost import CostModel
 from ballast_policy.request import Request
 from ballast_policy.snapshot import PolicyConfig, Snapshot
 
@@ -119,7 +120,10 @@ def prefill_room(snapshot: Snapshot, step: OnlineStep, lag: float = 0.0) -> tupl
         tpot, num_output = request.tpot, request.num_output
         left = request.first_token + num_output * tpot - now
         if tpot > fixed:
-            left += max(lag, young - num_output) * (tpot - fixed)
+            behind = young - num_output
+            if behind < lag:
+                behind = lag
+            left += behind * (tpot - fixed)
         if left < inf and (left >= fixed or _catches_up(request, fixed - left, fixed)):
             if tpot < loose:
                 loose = tpot
@@ -211,14 +215,19 @@ def _newcomer(config: PolicyConfig, cost: CostModel, typical_prompt: int) -> flo
 
 def _prefill_slack(snapshot: Snapshot, pending: Iterable[Request], fixed: float, chunk: int, reserve: float) -> float:
     """Give the smallest slack over what prefills or waits, less a share of its TTFT; inf if all are overdue."""
-    cost = snapshot.cost
+    now, k1, k2 = snapshot.now, snapshot.cost.k1, snapshot.cost.k2
     slack, tokens, context = inf, 0, 0.0
-    for _, request in zip(range(_LOOK_AHEAD), pending, strict=False):
-        computed = max(request.num_computed, request.num_cached)
-        tokens += request.num_tokens - computed
-        context += attended(computed, request.num_tokens - computed)
-        alone = -(-tokens // chunk) * fixed + cost.k1 * tokens + cost.k2 * context
-        left = request.next_deadline - snapshot.now - alone
-        if 0 <= left < inf:
-            slack = min(slack, left - reserve * request.ttft)
+    for request in islice(pending, _LOOK_AHEAD):  # `attended` and `next_deadline` written out: many wait
+        computed, cached, ttft = request.num_computed, request.num_cached, request.ttft
+        if cached > computed:
+            computed = cached
+        left = request.num_tokens - computed
+        tokens += left
+        context += left * (computed + (left + 1) / 2)
+        due = request.arrival + ttft
+        if request.num_output:
+            due += request.num_output * request.tpot
+        spare = due - now - (-(-tokens // chunk) * fixed + k1 * tokens + k2 * context)
+        if 0 <= spare < inf and (spare := spare - reserve * ttft) < slack:
+            slack = spare
     return slack

@@ -14,10 +14,9 @@ come to, and is forgotten when the tenant has nothing left here: absence earns n
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
-from itertools import filterfalse, groupby
+from itertools import groupby
 from math import floor, inf
 from operator import attrgetter, itemgetter
 
@@ -40,15 +39,27 @@ class Floors:
         """Shares by tenant, of those that reserve anything."""
         self._owed = owed
         self._held = dict.fromkeys(reserved, 0)
-        for tenant in reserved.keys() & held.keys():
-            self._held[tenant] = held[tenant]
+        for tenant, num in held.items():
+            if tenant in reserved:
+                self._held[tenant] = num
 
     def due(self, tenant: str) -> float:
         """Give the number of slots given out from which on a tenant is behind; inf where it reserves nothing."""
         held = self._held.get(tenant)
         if not held:
             return inf if held is None else 0
-        return _due(held, self.reserved[tenant], self._owed.get(tenant, 0.0) / REPAY_SECONDS)
+        if tenant in self._owed:
+            return _due(held, self.reserved[tenant], self._owed[tenant] / REPAY_SECONDS)
+        return floor(held / self.reserved[tenant] + _ROUNDING)  # the same: most are owed nothing
+
+    def first_dues(self, tenants: Container[str]) -> list[tuple[float, str]]:
+        """Give the `due` of those of `tenants` that reserve anything."""
+        reserved, owed = self.reserved, self._owed
+        return [
+            (self.due(tenant) if tenant in owed else floor(num / reserved[tenant] + _ROUNDING), tenant)
+            for tenant, num in self._held.items()
+            if tenant in tenants
+        ]
 
     def behind(self, tenants: Container[str]) -> str | None:
         """Give the one of `tenants` that has been behind for longest; None if nobody is."""
@@ -60,27 +71,39 @@ class Floors:
         if tenant in self._held:
             self._held[tenant] += 1
 
-    def dues(self, requests: Sequence[Request]) -> list[tuple[int, int]]:
-        """Give from how many slots on each request is behind, and its index, were all of them given a slot; sorted.
+    def count_all(self, tenants: Collection[str]) -> None:
+        """Count a slot of each."""
+        self.num_held += len(tenants)
+        held = self._held
+        for tenant in tenants:
+            if tenant in held:
+                held[tenant] += 1
+
+    def dues(self, requests: Sequence[Request]) -> list[tuple[str, int, int]]:
+        """Give of each request its tenant, from how many slots on it is behind, and its index, were all given a slot.
 
         A tenant's requests take its slots one by one, so that each is behind by what the tenant holds then, whoever
-        goes in between. Left out is who is never behind, however many of the others go first.
+        goes in between. Who is behind first comes first; left out is who never is, however many others go before.
         """
-        held, reserved, owed = self._held, self.reserved, self._owed
-        queues: defaultdict[str, list[int]] = defaultdict(list)
-        for index, request in enumerate(requests):
-            if request.tenant in held:
-                queues[request.tenant].append(index)
+        reserved, owed, held = self.reserved, self._owed, self._held.copy()
         end = self.num_held + len(requests)
-        dues: list[tuple[int, int]] = []
-        for tenant, queue in sorted(queues.items()):
-            share, extra = reserved[tenant], owed.get(tenant, 0.0) / REPAY_SECONDS
-            for num, index in enumerate(queue, held[tenant]):
-                due = _due(num, share, extra)
-                if due >= end:
-                    break
-                dues.append((due, index))
-        dues.sort(key=itemgetter(0))
+        dues: list[tuple[str, int, int]] = []
+        for index, request in enumerate(requests):
+            tenant = request.tenant
+            if tenant not in held:
+                continue
+            num = held[tenant]
+            if tenant in owed:
+                due = _due(num, reserved[tenant], owed[tenant] / REPAY_SECONDS)
+            else:  # as in `due`
+                due = floor(num / reserved[tenant] + _ROUNDING)
+            if due < end:
+                held[tenant] = num + 1
+                dues.append((tenant, due, index))
+            else:
+                del held[tenant]
+        dues.sort()
+        dues.sort(key=itemgetter(1))
         return dues
 
 
@@ -93,18 +116,19 @@ def _due(held: int, reserved: float, extra: float) -> int:
 class Late:
     """Finds who of some tenants has been behind for longest, again and again while slots are given out."""
 
-    __slots__ = ("_floors", "_heap")
+    __slots__ = ("_heap", "floors", "soonest")
 
     def __init__(self, floors: Floors, tenants: Container[str]) -> None:
-        self._floors = floors
-        self._heap = [(floors.due(tenant), tenant) for tenant in floors.reserved if tenant in tenants]
-        """With the dues of now; whoever gets a slot is due later, which is looked up when its turn comes. Nobody is
-        behind while fewer slots are given out than the first of them says."""
+        self.floors = floors
+        self._heap = floors.first_dues(tenants)
+        """With the dues of now; whoever gets a slot is due later, which is looked up when its turn comes."""
         heapify(self._heap)
+        self.soonest = self._heap[0][0] if self._heap else inf
+        """Nobody is behind while fewer slots are given out."""
 
     def first(self, tenants: Container[str]) -> str | None:
         """Give who has been behind for longest; None if nobody is. Who is not in `tenants` has no work any more."""
-        heap, floors = self._heap, self._floors
+        heap, floors = self._heap, self.floors
         while heap and heap[0][0] <= floors.num_held:
             due, tenant = heap[0]
             if tenant not in tenants:
@@ -113,6 +137,7 @@ class Late:
                 return tenant
             else:
                 heapreplace(heap, (later, tenant))
+        self.soonest = heap[0][0] if heap else inf
         return None
 
 
@@ -125,6 +150,7 @@ class Debts:
         self.reserved: dict[str, float] = {}
         """Shares by tenant, of those that reserve anything."""
         self._owed: dict[str, float] = {}
+        """Of those that are owed anything."""
         self._rates: dict[str, float] = {}
         """Slots that each tenant is short of since `_at`; negative where it holds more than its share."""
         self._at = 0.0
@@ -155,7 +181,10 @@ class Debts:
                 self._rates.pop(tenant, None)
                 continue
             owed = self._owed.get(tenant, 0.0) + seconds * self._rates.get(tenant, 0.0)
-            self._owed[tenant] = min(max(0.0, owed), share * slots * REPAY_SECONDS)
+            if owed > 0:
+                self._owed[tenant] = min(owed, share * slots * REPAY_SECONDS)
+            else:
+                self._owed.pop(tenant, None)
             short = share * num_held - held.get(tenant, 0)
             self._rates[tenant] = short if tenant in backlogged else min(0.0, short)
 
@@ -181,19 +210,18 @@ def _in_turn(order: Sequence[Request], floors: Floors) -> list[Request]:
     """Do it in one priority: whoever is due goes as soon as so many slots are given out, and in between the others."""
     num_held = floors.num_held
     out: list[Request] = []
-    early: set[Request] = set()
+    left: list[Request | None] = [*order]  # None: went early
     index = 0
-    for due, first in floors.dues(order):
+    for _, due, first in floors.dues(order):
         while num_held < due:
-            request = order[index]
+            request = left[index]
             index += 1
-            if request not in early:
+            if request is not None:
                 out.append(request)
                 num_held += 1
         if first >= index:
-            request = order[first]
-            early.add(request)
-            out.append(request)
+            out.append(order[first])
+            left[first] = None
             num_held += 1
-    out += filterfalse(early.__contains__, order[index:])
+    out += [request for request in left[index:] if request is not None]
     return out

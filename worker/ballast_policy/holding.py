@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 
 from ballast_policy.backlog import Backlog, Ledgers
 from ballast_policy.floors import Floors
@@ -15,10 +15,10 @@ def slots_held(requests: Iterable[Request]) -> Counter[str]:
     return Counter(request.tenant for request in requests if request.phase is RUNNING)
 
 
-def floors_of(ledgers: Ledgers, residents: Sequence[Request]) -> dict[RequestClass, Floors]:
-    """Give the floors of the classes in which a tenant reserves anything."""
+def floors_of(ledgers: Ledgers, running: Collection[Request]) -> dict[RequestClass, Floors]:
+    """Give the floors of the classes in which a tenant reserves anything, from who holds a slot."""
     return {
-        request_class: ledger.debts.floors(slots_held(r for r in residents if r.request_class is request_class))
+        request_class: ledger.debts.floors(Counter([r.tenant for r in running if r.request_class is request_class]))
         for request_class, ledger in ledgers.items()
         if ledger.debts.reserved
     }

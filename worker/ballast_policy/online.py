@@ -13,6 +13,9 @@ from ballast_policy.slots import Slots
 from ballast_policy.step import Step
 from ballast_policy.turns import Door
 
+_FIRST = Reason.ONLINE_FIRST
+"""Looked up once, for it is given as the reason for every newcomer, see `request`."""
+
 
 def online_step(step: Step, alone: float = 0.0) -> OnlineStep:
     """Give the part of the step that no lever of the budget touches: online, and the reservation of offline.
@@ -52,7 +55,7 @@ def online_seconds(step: Step) -> float:
         return 0.0
     num_decodes = len(online.decodes) + len(resumed)
     context = online.context + sum(request.num_tokens for request in resumed)
-    seconds = sum(cost.prefill(computed(request), tokens) for request, tokens in prefill)
+    seconds = sum([cost.prefill(computed(request), tokens) for request, tokens in prefill])
     return cost.k0 + (seconds + cost.k3 * num_decodes + cost.k4 * context) / (1 + step.snapshot.allowance.crowding)
 
 
@@ -106,7 +109,7 @@ def _start(step: Step, request: Request, tokens: int, slots: Slots) -> None:
     slots.make_vacant()
     if request.phase is WAITING and step.online_peak is not None:
         step.online_peak.add(request, step.whole(request))
-    step.start(request, tokens, Reason.ONLINE_FIRST)
+    step.start(request, tokens, _FIRST)
 
 
 def _go_on(step: Step, request: Request, tokens: int) -> None:
@@ -130,7 +133,7 @@ def _find_kv(step: Step, request: Request) -> bool:
     A newcomer leaves one for each online request to grow by, and what is held for others, and fits at the peak of
     online; a parked one need not.
     """
-    whole = step.whole(request)
+    whole = step.needed(request, request.num_tokens)
     needed = whole + step.promised_blocks
     if request.phase is WAITING:
         if not _fits_at_peak(step, request, whole):

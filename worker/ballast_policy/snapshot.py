@@ -146,15 +146,13 @@ def first_waiting(
     """Give what a step could admit of the backlog, in its order, and the next of each class behind it."""
     if not len(backlog):
         return []
-    num_running = num_offline = 0
+    running = [request for request in residents if request.phase is RUNNING]
+    offline = [request for request in running if request.request_class is OFFLINE]
     room = {name: share.max_slots for name, share in config.tenants.items() if share.max_slots is not None}
-    for request in residents:
-        if request.phase is RUNNING:
-            num_running += 1
-            if request.request_class is OFFLINE:
-                num_offline += 1
-                if request.tenant in room:
-                    room[request.tenant] -= 1
-    held = {ONLINE: num_running - num_offline, OFFLINE: num_offline}
+    if room:
+        for request in offline:
+            if request.tenant in room:
+                room[request.tenant] -= 1
+    held = {ONLINE: len(running) - len(offline), OFFLINE: len(offline)}
     limit = config.slots - min(held[request_class] for request_class in RequestClass if backlog.count(request_class))
-    return backlog.head(limit + 1, ledgers, room, config.chunk_tokens, floors_of(ledgers, residents))
+    return backlog.head(limit + 1, ledgers, room, config.chunk_tokens, floors_of(ledgers, running))

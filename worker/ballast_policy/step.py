@@ -121,10 +121,9 @@ class Step:
         debts = self.ledger(request).debts
         if not debts.reserved:
             return None
-        floors = debts.floors({})
-        for other in chain(self.group(request).running, self.admit, self.resume):
-            if other.request_class is request.request_class:
-                floors.count(other.tenant)
+        floors, request_class = debts.floors({}), request.request_class
+        floors.count_all([other.tenant for other in self.group(request).running])
+        floors.count_all([r.tenant for r in chain(self.admit, self.resume) if r.request_class is request_class])
         return floors
 
     def ledger(self, request: Request) -> Ledger:
@@ -257,7 +256,7 @@ class Step:
     def online_peak(self) -> Peak | None:
         """The KV that online comes to, from when it is first asked for; None while lengths of answers are unknown."""
         expectation = self.snapshot.expectation
-        if RequestClass.ONLINE not in expectation.outputs:
+        if ONLINE not in expectation.outputs:
             return None
         peak = Peak(expectation, self.block_tokens, self.config.tail_tokens)
         started = [r for r in chain(self.admit, self.resume) if r.request_class is ONLINE]
@@ -268,7 +267,7 @@ class Step:
 
     def start(self, request: Request, num_tokens: int, reason: Reason) -> None:
         """Admit or resume a request and grant it tokens."""
-        group = self.group(request)
+        group = self.online if request.request_class is ONLINE else self.offline
         if request.phase is WAITING:
             if not self.preempt:
                 self._borrowed += self._lookup(request)
@@ -278,27 +277,29 @@ class Step:
             self.resume.append(request)
         group.num_started += 1
         self.because.append(Because(request, reason))
-        self.promise(request)
+        whole = self.promised[request] = self.needed(request, request.num_tokens)
+        self.promised_blocks += whole
         self.grant(request, num_tokens)
 
     def promise(self, request: Request) -> None:
-        """Put blocks aside for the whole of a prompt in the making; `grant` takes them out of it."""
-        whole = self.whole(request)
-        self.promised_blocks += whole - self.promised.get(request, 0)
-        self.promised[request] = whole
+        """Put blocks aside, once, for the rest of a prompt in the making; `grant` takes them out of it."""
+        whole = self.promised[request] = self.whole(request)
+        self.promised_blocks += whole
 
     def grant(self, request: Request, num_tokens: int) -> None:
         """Let a request compute tokens (more of them, if it may already), and take the blocks for them."""
         start, granted = computed(request), self.prefill_grants.get(request, 0)
-        done = start + granted
-        taken = self.needed(request, done + num_tokens)
-        if granted:
-            taken -= self.needed(request, done)
+        done, left = start + granted, request.num_tokens - start
+        promised = self.promised.get(request)
+        if promised is not None and granted + num_tokens == left:
+            taken = promised  # all that is left of it
+        else:
+            taken = self.needed(request, done + num_tokens) - (self.needed(request, done) if granted else 0)
         self.free -= taken
-        if request in self.promised:
-            self.promised[request] -= taken
+        if promised is not None:
+            self.promised[request] = promised - taken
             self.promised_blocks -= taken
-        if request.num_tokens - start == 1:
+        if left == 1:
             self.decode_grants.append((request, 1))
             self._add_decodes(1, request.num_tokens)
         else:
@@ -348,10 +349,10 @@ class Step:
         """Give the cached blocks of a waiting request that others use now."""
         return request.num_cached // self.block_tokens - request.num_cached_idle
 
-    def grants(self) -> list[tuple[Request, int]]:
+    def grants(self) -> tuple[tuple[Request, int], ...]:
         """Give everything granted, decodes first."""
         counted = [group.decodes for group in (self.online, self.offline) if group.is_counted]
-        return [*zip(chain(*counted), repeat(1)), *self.decode_grants, *self.prefill_grants.items()]
+        return (*zip(chain(*counted), repeat(1)), *self.decode_grants, *self.prefill_grants.items())
 
     @property
     def has_grants(self) -> bool:
@@ -362,7 +363,7 @@ class Step:
         """Close the plan."""
         grants = self.grants()
         return Plan(
-            grants=tuple(grants),
+            grants=grants,
             admit=tuple(self.admit),
             park=tuple(self.park),
             resume=tuple(self.resume),

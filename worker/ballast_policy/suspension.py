@@ -6,7 +6,7 @@ from collections.abc import Collection
 from math import inf
 
 from ballast_policy.plan import Plan, Reason
-from ballast_policy.request import Phase, Request, RequestClass, computed
+from ballast_policy.request import OFFLINE, ONLINE, PARKED, Request, computed
 from ballast_policy.snapshot import Snapshot
 from ballast_policy.step import Step
 
@@ -24,7 +24,7 @@ def suspendable_seconds(step: Step) -> float:
     """
     if not step.cost.is_trusted or step.config.ttft == inf:
         return 0.0
-    resumed = [request for request, _ in step.decode_grants if request.request_class is RequestClass.ONLINE]
+    resumed = [request for request, _ in step.decode_grants if request.request_class is ONLINE]
     decodes = step.online.decodes + resumed if resumed else step.online.decodes
     if decodes and (step.seconds <= 2 * step.cost.k0 or step.snapshot.allowance.is_patient):
         return 0.0
@@ -42,8 +42,8 @@ def suspendable_seconds(step: Step) -> float:
         if now <= due < end + slack:
             slack = due - end
     for request in step.prefill_grants:
-        if request.request_class is RequestClass.ONLINE and request.next_deadline >= end:
-            slack = min(slack, request.next_deadline - end)
+        if request.request_class is ONLINE and (due := request.next_deadline) >= end:
+            slack = min(slack, due - end)
     return _SHARE * max(0.0, slack)
 
 
@@ -55,12 +55,12 @@ def plan_nested(snapshot: Snapshot, in_flight: Collection[Request], seconds: flo
     """
     step = Step(snapshot)
     busy = set(in_flight)
-    parked = [request for request in step.lent_kv if request.phase is Phase.PARKED and request not in busy]
+    parked = [request for request in step.lent_kv if request.phase is PARKED and request not in busy]
     for request in step.online.prefills:
         step.promise(request)
     for request in step.online_waiting:
         left = request.num_tokens - computed(request)
-        if step.num_vacant(RequestClass.ONLINE) < 1 or left > step.chunk:
+        if step.num_vacant(ONLINE) < 1 or left > step.chunk:
             break
         cost = step.cost.decode(request.num_tokens) if left == 1 else step.cost.prefill(computed(request), left)
         if step.seconds + cost > seconds:
@@ -70,7 +70,7 @@ def plan_nested(snapshot: Snapshot, in_flight: Collection[Request], seconds: flo
         if step.free < needed and not step.reclaim(lent, needed, newcomer=request):
             break
         step.start(request, left, Reason.ONLINE_FIRST)
-    excess = -step.num_vacant(RequestClass.OFFLINE)
+    excess = -step.num_vacant(OFFLINE)
     vacated = step.config.slots - step.online.num_held
     excess = max(excess, step.offline.num_running - vacated)
     if step.admit and excess > 0:

@@ -81,9 +81,9 @@ def _merged(step: Step, parked: Sequence[Request], waiting: Sequence[Request]) -
         return
     ledger = step.ledger(parked[0])
     left, turn = deque(ranked(parked, ledger)), turning(ledger)
-    first = turn(left[0])
+    first, service = turn(left[0]), ledger.services.get
     for index, request in enumerate(waiting):
-        until = turn(request)
+        until = (-request.priority, service(request.tenant, 0.0))  # `turn` written out: many wait
         while first <= until:
             yield left.popleft()
             if not left:
