@@ -88,7 +88,7 @@ def test_harvest_backs_off_while_offline_makes_requests_miss_their_slo_and_recov
     state.configure(None, 0.99)
     serve(state, 40, tpot=0.025)
     backed_off = state.allowance.harvest
-    serve(state, 200, tpot=0.05)
+    serve(state, 400, tpot=0.05)
 
     assert backed_off == pytest.approx(0.6)
     assert backed_off < state.allowance.harvest <= 1
