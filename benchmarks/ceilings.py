@@ -31,7 +31,7 @@ def sweep(case: Case, requests: int, most_drawn: int) -> bool:
     for batch in range(max(2, ceiling - 3), ceiling + 4):
         seconds = (case.slowest(batch), drawn(case, batch, most_drawn), measured(case, batch, requests))
         print(f"{batch:5} " + " ".join(f"{1e3 * one:9.2f}" for one in seconds))
-    found = largest(case, partial(drawn, case, requests=most_drawn), most=2 * ceiling)
+    found = largest(case, partial(drawn, case, requests=most_drawn), near=ceiling)
     print(f"ceiling: {ceiling} computed, {found} by trying sizes on {most_drawn:,} newcomers drawn")
     return found == ceiling
 

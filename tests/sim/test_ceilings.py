@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from ballast_sim.ceiling import Case, drawn, largest, measured, sweep
+from ballast_sim.ceiling import Case, drawn, largest, measured
 from ballast_sim.errors import BadInput, Impossible
 from ballast_sim.inputs import CEILINGS, PlanInputs
 from ballast_sim.step_model import Work
@@ -26,11 +26,13 @@ def test_the_ceiling_of_a_7b_model_on_an_a100_with_50_ms_is_near_what_operators_
 
 @pytest.mark.parametrize("case", [BIG, ENCODER, PUBLISHED])
 def test_trying_batch_sizes_on_newcomers_drawn_one_by_one_finds_the_computed_ceiling(case):
-    assert largest(case, partial(drawn, case, requests=200_000), most=2 * case.ceiling().batch) == case.ceiling().batch
+    computed = case.ceiling().batch
+
+    assert largest(case, partial(drawn, case), near=computed) == computed
 
 
 def test_a_sweep_over_encoder_batches_finds_the_computed_ceiling():
-    found = sweep(ENCODER, range(46, 53), requests=4000)
+    found = {batch: measured(ENCODER, batch, requests=4000) for batch in range(46, 53)}
     kept = [batch for batch, seconds in found.items() if seconds <= ENCODER.seconds]
 
     assert abs(max(kept) - ENCODER.ceiling().batch) <= 1
@@ -60,9 +62,34 @@ def test_more_prompt_and_a_higher_rate_never_allow_a_larger_batch(case):
     assert busier.ceiling().batch <= case.ceiling().batch
 
 
-def test_the_largest_batch_is_found_by_bisection_and_none_is_none():
-    assert largest(BIG, lambda batch: 0.001 * batch) == 50
-    assert largest(BIG, lambda _: 1.0) == 0
+@pytest.mark.parametrize("near", [1, 2, 30, 49, 50, 51, 400, 512])
+def test_the_largest_batch_is_found_from_wherever_the_search_begins(near):
+    assert largest(BIG, lambda batch: 0.001 * batch, near) == 50
+    assert largest(BIG, lambda _: 1.0, near) == 0
+    assert largest(BIG, lambda _: 0.0, near) == 512
+
+
+def test_small_batches_that_queue_do_not_hide_the_largest():
+    assert largest(BIG, lambda batch: 0.001 * batch if batch > 40 else 1.0, near=49) == 50
+
+
+@pytest.mark.parametrize("rate", [1e-6, 1e-3, 0.1])
+def test_the_rarest_newcomers_wait_as_the_chain_says(rate):
+    rare = replace(BIG, rate=rate)
+
+    assert drawn(rare, 10, requests=20_000) == pytest.approx(rare.slowest(10), rel=0.01)
+
+
+def test_many_newcomers_in_a_step_wait_as_the_chain_says():
+    many = replace(BIG, prompt=5, context=30, rate=1500.0)
+
+    assert drawn(many, 200, requests=100_000) == pytest.approx(many.slowest(200), rel=0.02)
+
+
+@pytest.mark.parametrize(("case", "rate"), [(BIG, 8.0), (ENCODER, 2800.0)])
+def test_where_steps_bring_more_newcomers_than_the_batch_there_is_no_ceiling(case, rate):
+    with pytest.raises(Impossible, match="bring more newcomers than a batch of"):
+        replace(case, rate=rate).ceiling()
 
 
 @pytest.mark.parametrize(

@@ -188,9 +188,9 @@ def _ceilings(inputs: PlanInputs, json_file: Path | None) -> None:
             sys.stdout.write(f"{error}.\n")
             continue
         _progress(f"trying batch sizes of {asked.name}")
-        simulated = largest(ceiling.case, partial(drawn, ceiling.case, requests=200_000), most=2 * ceiling.batch)
-        print_ceiling(ceiling, simulated)
-        figures.append(ceiling_figures(ceiling, simulated))
+        tried = largest(ceiling.case, partial(drawn, ceiling.case), near=ceiling.batch)
+        print_ceiling(ceiling, tried)
+        figures.append(ceiling_figures(ceiling, tried))
     if not figures:
         raise refused or Usage("there is no ceiling to compute: name at least one under `ceilings`")
     if json_file:

@@ -158,14 +158,14 @@ def _month(month: Month) -> tuple[str, ...]:
     )
 
 
-def print_ceiling(ceiling: Ceiling, simulated: int) -> None:
+def print_ceiling(ceiling: Ceiling, tried: int) -> None:
     """One batch ceiling with its reasons."""
     case = ceiling.case
     what = "answer" if case.is_encoder else "first token"
     sys.stdout.write(
         f"{case.name}: prompts of {case.prompt} tokens, {case.rate:g} requests/s, {what} within "
         f"{1e3 * case.seconds:g} ms for {case.share:.0%}\n- batch ceiling {ceiling.batch} computed, "
-        f"{simulated} by trying batch sizes on newcomers drawn one by one\n"
+        f"{tried} by trying batch sizes on newcomers drawn one by one\n"
     )
     for reason in ceiling.because:
         sys.stdout.write(f"- {reason}\n")
@@ -200,7 +200,7 @@ def outlook_figures(outlook: Outlook) -> dict[str, Any]:
     return {**asdict(outlook), "dollars": outlook.dollars, "months": months, "services": services}
 
 
-def ceiling_figures(ceiling: Ceiling, simulated: int) -> dict[str, Any]:
+def ceiling_figures(ceiling: Ceiling, tried: int) -> dict[str, Any]:
     """A ceiling as JSON."""
     case = ceiling.case
     return {
@@ -211,6 +211,6 @@ def ceiling_figures(ceiling: Ceiling, simulated: int) -> dict[str, Any]:
         "percentile": 100 * case.share,
         "requests_per_second": case.rate,
         "batch_ceiling": ceiling.batch,
-        "simulated": simulated,
+        "tried": tried,
         "because": list(ceiling.because),
     }

@@ -27,8 +27,8 @@ from ballast_sim.traffic import Arrival, Trace, at_rate, repeated
 
 OVERLOAD = 10.0
 MOST_SHORT = 0.002
-"""Share of the reserved slot-seconds: where few slots are all in use, one that online borrowed while offline prefilled
-comes back with the end of an answer."""
+"""Share of the reserved slot-seconds: where all slots are in use, one that online borrowed comes back only when an
+answer ends."""
 LEAST_JAIN, MOST_OFF = 0.98, 0.02
 WEIGHTS = (1.0, 2.0, 4.0)
 TIGHT_ITEMS, TIGHTNESS = 40, 1.7

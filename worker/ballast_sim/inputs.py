@@ -190,7 +190,7 @@ class CeilingInput(ApiModel):
     """From arrival to the first token; for an encoder to the answer."""
     percentile: float = Field(default=95, gt=0, lt=100)
     """Share of the requests that keep it."""
-    requests_per_second: float = Field(gt=0, le=MOST_RATE)
+    requests_per_second: Rate
     """What comes in while the batch is full."""
     steps: Literal["roofline", "published"] = "roofline"
     """Where step times come from; `published` are measurements of llama-3-8b on an A100."""

@@ -143,7 +143,7 @@ def report(run: Run, judged_by: PolicyConfig | None = None) -> Report:
         num_preempted=sum(replica.num_preempted for replica in run.replicas),
         jain=min((jain(sample) for sample in samples), default=1.0),
         service_gap=max((service_gap(sample) for sample in samples), default=0.0),
-        reservation_shortfall=_shortfall(steps, config),
+        reservation_shortfall=_shortfall(steps, config) if run.jobs else 0.0,
         deadline_hits=_share([job.finished_at <= job.deadline for job in run.jobs if job.deadline is not None]),
     )
 
