@@ -12,6 +12,8 @@ from ballast_sim.mixed import Row
 
 _SIZE = (9.0, 4.0)
 _ONLINE, _OFFLINE = "#1f77b4", "#ff9f40"
+_OURS = {"color": "black", "linewidth": 2.5, "zorder": 3}
+"""How the line of Ballast is drawn."""
 
 
 def draw(table: Table, directory: Path) -> list[Path]:
@@ -51,8 +53,8 @@ def _ttft(rows: list[Row], table: Table, path: Path) -> Path:
         waits = row.series.ttft
         if waits and not row.policy.startswith("ballast-"):
             shares = [(index + 1) / len(waits) for index in range(len(waits))]
-            width = 2.5 if row.policy == "ballast" else 1.2
-            axes.step([1e3 * wait for wait in waits], shares, where="post", label=row.policy, linewidth=width)
+            look = _OURS if row.policy == "ballast" else {"linewidth": 1.2}
+            axes.step([1e3 * wait for wait in waits], shares, where="post", label=row.policy, **look)
     axes.axvline(1e3 * table.bench.config.ttft, linestyle="--", color="gray", label="SLO")
     axes.set(xscale="log", xlabel="TTFT, ms", ylabel="share of online requests", ylim=(0, 1))
     axes.set_title(f"Load {rows[0].load:.0%}, reservation {rows[0].reservation:.0%}")
@@ -61,7 +63,11 @@ def _ttft(rows: list[Row], table: Table, path: Path) -> Path:
 
 
 def _harvest(table: Table, path: Path) -> Path:
-    """Offline tokens over the unbounded ceiling, by load; reservations beside one another."""
+    """Offline tokens over the unbounded ceiling, by load; reservations beside one another.
+
+    Points are hollow where online loses more than the point of attainment that `Bench.keeps` allows: tokens taken from
+    its SLO are no harvest.
+    """
     reservations = list(dict.fromkeys(row.reservation for row in table.rows))
     figure = Figure(figsize=_SIZE, layout="constrained")
     plots = figure.subplots(1, len(reservations), sharey=True, squeeze=False)[0]
@@ -71,13 +77,18 @@ def _harvest(table: Table, path: Path) -> Path:
             if policy.startswith("ballast-") or policy in {"online-only", "offline-only"}:
                 continue
             of_policy = [row for row in rows if row.policy == policy]
-            axes.plot(
-                [100 * row.load for row in of_policy],
-                [100 * row.offline_tokens / table.bench.unbounded for row in of_policy],
-                marker="o", label=policy, linewidth=2.5 if policy == "ballast" else 1.2,
-            )  # fmt: skip
+            points = [(100 * row.load, 100 * row.offline_tokens / table.bench.unbounded) for row in of_policy]
+            look = _OURS if policy == "ballast" else {"linewidth": 1.2}
+            line = axes.plot(*zip(*points, strict=True), marker="o", label=policy, **look)[0]
+            broken = [point for point, row in zip(points, of_policy, strict=True) if not table.bench.keeps(row)]
+            if broken:
+                axes.plot(
+                    *zip(*broken, strict=True), marker="o", linestyle="", zorder=4,
+                    markerfacecolor="white", markeredgecolor=line.get_color(),
+                )  # fmt: skip
         axes.set(xlabel="online load, % of the SLO-bound ceiling", title=f"reservation {reservation:.0%}")
     plots[0].set_ylabel("harvest, % of offline alone")
+    figure.supxlabel("hollow: online loses more than a point of attainment", fontsize=9)
     if plots[0].lines:
         plots[0].legend(fontsize=8)
     return _save(figure, path)
