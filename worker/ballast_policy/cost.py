@@ -60,8 +60,7 @@ class CostModel:
 
     def prefill(self, num_computed: int, num_tokens: int) -> float:
         """Give the seconds a prefill chunk adds to a step."""
-        # `attended` written out: the planner asks this some fifty times in a busy step
-        return self.k1 * num_tokens + self.k2 * (num_tokens * (num_computed + (num_tokens + 1) / 2))
+        return self.k1 * num_tokens + self.k2 * attended(num_computed, num_tokens)
 
     def decode(self, context: int) -> float:
         """Give the seconds a decode adds to a step."""

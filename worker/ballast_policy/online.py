@@ -13,9 +13,6 @@ from ballast_policy.slots import Slots
 from ballast_policy.step import Step
 from ballast_policy.turns import Door
 
-_FIRST = Reason.ONLINE_FIRST
-"""Looked up once, for it is given as the reason for every newcomer, see `request`."""
-
 
 def online_step(step: Step, alone: float = 0.0) -> OnlineStep:
     """Give the part of the step that no lever of the budget touches: online, and the reservation of offline.
@@ -109,7 +106,7 @@ def _start(step: Step, request: Request, tokens: int, slots: Slots) -> None:
     slots.make_vacant()
     if request.phase is WAITING and step.online_peak is not None:
         step.online_peak.add(request, step.whole(request))
-    step.start(request, tokens, _FIRST)
+    step.start(request, tokens, Reason.ONLINE_FIRST)
 
 
 def _go_on(step: Step, request: Request, tokens: int) -> None:
