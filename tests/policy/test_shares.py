@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ballast_policy.shares import most_slots, reserved_blocks, reserved_chunk, reserved_slots
+from ballast_policy.reservation import most_slots, reserved_blocks, reserved_chunk, reserved_slots
 
 
 @pytest.mark.parametrize(

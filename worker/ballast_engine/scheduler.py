@@ -15,11 +15,10 @@ from ballast_policy.backlog import Backlog
 from ballast_policy.cost import Fit, Work
 from ballast_policy.experience import Experience
 from ballast_policy.fairness import Ledger
-from ballast_policy.holding import note_holding
 from ballast_policy.interference import Interference
 from ballast_policy.plan import Plan
 from ballast_policy.request import Phase, Request, RequestClass
-from ballast_policy.shares import reserved_slots
+from ballast_policy.reservation import reserved_slots
 from ballast_policy.snapshot import PolicyConfig, Snapshot, take_snapshot
 from ballast_policy.suspension import plan_nested
 
@@ -172,8 +171,6 @@ class Scheduler:
             self.backlog.remove(request)
             residency.admit(live[request.seq])
         decodes, chunks, num_deferred = self._make_room(plan)
-        residents = (sequence.request for sequence in residency.sequences())
-        note_holding(self.ledgers, residents, self.backlog, now=now, slots=self.policy.slots)
         admissions = [self._note_admission(live[r.seq], now) for r in plan.admit if r.phase is Phase.RUNNING]
         return Step(
             plan=plan,

@@ -9,9 +9,9 @@ from itertools import islice
 from math import inf
 
 from ballast_policy.fairness import EMPTY, INPUT_COST, Ledger
-from ballast_policy.floors import Floors, Late
 from ballast_policy.order import Place, place
 from ballast_policy.request import ONLINE, Request, RequestClass, is_overdue
+from ballast_policy.tenant_slots import BelowReservation, TenantSlots
 
 Ledgers = Mapping[RequestClass, Ledger]
 
@@ -136,14 +136,14 @@ class Backlog:
         ledgers: Ledgers | None = None,
         room: Mapping[str, int] | None = None,
         num_tokens: float = inf,
-        floors: Mapping[RequestClass, Floors] | None = None,
+        slots: Mapping[RequestClass, TenantSlots] | None = None,
     ) -> list[Request]:
         """Give the first that wait, online before offline, at most so many of each class.
 
         Tenants take turns as they would if each request were admitted as it is listed: its input is charged to a
-        copy of the ledger, and in a class with `floors` who is behind goes first. `room` limits how many offline
-        requests of a tenant are worth listing (slots it may still take): one more than that is listed, which says why
-        it waits, and does not count. A class ends early, behind `LEAST` requests, once it has `num_tokens` to compute:
+        copy of the ledger, and in a class with `slots` a tenant below its reservation goes first. `room` limits how
+        many offline requests of a tenant are worth listing (slots it may still take): one more than that is listed,
+        which says why it waits, and does not count. A class ends early, behind `LEAST` requests, once it has `num_tokens` to compute:
         a step computes no more than its chunk.
         """
         out: list[Request] = []
@@ -155,7 +155,7 @@ class Backlog:
                 num_tokens,
                 (ledgers or {}).get(request_class, EMPTY),
                 dict(room) if room and request_class is RequestClass.OFFLINE else {},
-                (floors or {}).get(request_class),
+                (slots or {}).get(request_class),
             )
             for negated in self._priorities[request_class]:
                 if listing.is_full:
@@ -173,17 +173,17 @@ class Backlog:
 class _Listing:
     """The head of one class in the making."""
 
-    __slots__ = ("floors", "ledger", "left", "num_tokens", "requests", "room")
+    __slots__ = ("ledger", "left", "num_tokens", "requests", "room", "slots")
 
     def __init__(
-        self, limit: int, num_tokens: float, ledger: Ledger, room: dict[str, int], floors: Floors | None
+        self, limit: int, num_tokens: float, ledger: Ledger, room: dict[str, int], slots: TenantSlots | None
     ) -> None:
         self.requests: list[Request] = []
         self.left = limit
         self.num_tokens = num_tokens
         self.ledger = ledger
         self.room = room
-        self.floors = floors
+        self.slots = slots
 
     @property
     def is_full(self) -> bool:
@@ -198,11 +198,11 @@ class _Listing:
 
     def take_turns(self, queues: Mapping[str, _Queue]) -> None:
         """List the requests of one band: of a tenant that is behind its reservation, else of the least served one."""
-        requests, room, floors = self.requests, self.room, self.floors
+        requests, room, slots = self.requests, self.room, self.slots
         services, weight = self.ledger.services, self.ledger.weight
         turns = _Turns(
             [(services.get(tenant, 0.0), q.places[q.start], q.start, tenant) for tenant, q in queues.items()],
-            floors,
+            slots,
         )
         while turns.of and self.left > 0 and (self.num_tokens > 0 or len(requests) < LEAST):  # `is_full` written out
             service, _, index, tenant = turn = turns.next()
@@ -219,8 +219,8 @@ class _Listing:
             requests.append(request)  # as `_take` does it
             self.left -= 1
             self.num_tokens -= size
-            if floors is not None:
-                floors.count(tenant)
+            if slots is not None:
+                slots.count(tenant)
             if index == len(queue.requests):
                 turns.end(turn)
             else:
@@ -231,8 +231,8 @@ class _Listing:
         self.requests.append(request)
         self.left -= 1
         self.num_tokens -= request.num_tokens - request.num_cached
-        if self.floors is not None:
-            self.floors.count(request.tenant)
+        if self.slots is not None:
+            self.slots.count(request.tenant)
 
 
 _Turn = tuple[float, Place, int, str]
@@ -242,20 +242,20 @@ _Turn = tuple[float, Place, int, str]
 class _Turns:
     """Whose request of a band is listed next."""
 
-    __slots__ = ("_heap", "_late", "of")
+    __slots__ = ("_below", "_heap", "of")
 
-    def __init__(self, turns: list[_Turn], floors: Floors | None) -> None:
+    def __init__(self, turns: list[_Turn], slots: TenantSlots | None) -> None:
         self._heap = turns
         self.of = {turn[3]: turn for turn in self._heap}
         """By tenant; what else the heap holds is over."""
         heapify(self._heap)
-        self._late = None if floors is None else Late(floors, self.of)
+        self._below = None if slots is None else BelowReservation(slots, self.of)
 
     def next(self) -> _Turn:
         """Give the turn of who is behind by most, else of the least served."""
-        heap, of, late = self._heap, self.of, self._late
-        if late is not None and late.soonest <= late.floors.num_held and (behind := late.first(of)) is not None:
-            return of[behind]
+        heap, of, below = self._heap, self.of, self._below
+        if below is not None and below.soonest <= below.slots.num_held and (tenant := below.first(of)) is not None:
+            return of[tenant]
         while of.get((first := heap[0])[3]) is not first:
             heappop(heap)
         return first

@@ -1,4 +1,4 @@
-"""What a step may cost: the online SLO as deadlines of tokens, with a reserve of slack that offline may not touch."""
+"""What a step may cost: the online SLO as deadlines of tokens."""
 
 from __future__ import annotations
 
@@ -47,8 +47,6 @@ class OnlineStep:
     """Predicted time of the step with what online and the reservation of offline do in it."""
     fixed: float
     """The part of `seconds` that comes again in every step: all but prefill."""
-    vacancy: float = 1.0
-    """Share of the slots open to online that no online request holds, 0 to 1."""
     alone: float = 0.0
     """What the step would take if online were never beside offline; 0 where online has no part in it."""
     leeway: float = 0.0
@@ -69,7 +67,7 @@ def most_prefill(config: PolicyConfig, cost: CostModel) -> int:
 def step_budget(snapshot: Snapshot, step: OnlineStep) -> float:
     """Give the seconds that the step may take, the smallest of five bounds.
 
-    - `step.seconds + slack_safety * (slack - slack_reserve * ttft)` over the online requests that are not overdue,
+    - `step.seconds + slack_safety * slack` over the online requests that are not overdue,
       where slack is what the request can still lose after the time that online alone needs for its next token
       (for a prefill: its own and all prefill ahead of it, chunk by chunk);
     - `step.seconds + slack_safety * slack` over the decodes together, where slack counts from the first token, so that
@@ -83,15 +81,12 @@ def step_budget(snapshot: Snapshot, step: OnlineStep) -> float:
       one TPOT at most, so that work goes on);
     - what the cap on interference leaves, where there is one: `(1 + share) * typical`.
 
-    Slack is reserved because a burst needs it, and spent by shares because one long step is all that a newcomer sees.
-    While more requests miss their SLO than may, less risk is taken, and less is lent of what the bounds leave beside
-    online's own part (`Allowance.harvest`). The fewer slots are free for newcomers, the less is lent too (all of it
-    while `slot_headroom` of them are): longer steps keep requests in their slots for longer, so that a burst which
-    online alone would have served fills the slots and queues.
+    Slack is spent by shares because one long step is all that a newcomer sees. While more requests miss their SLO than
+    may, less risk is taken, and less is lent of what the bounds leave beside online's own part (`Allowance.harvest`).
     """
     config, cost = snapshot.config, snapshot.cost
     loose, slack = _decode_slack(snapshot, step)
-    slack = min(slack, _prefill_slack(snapshot, step.pending, step.fixed, config.chunk_tokens, config.slack_reserve))
+    slack = min(slack, _prefill_slack(snapshot, step.pending, step.fixed, config.chunk_tokens))
     bound = min(
         _newcomer(config, cost, snapshot.typical_prompt),
         config.tpot_share * loose,
@@ -99,16 +94,14 @@ def step_budget(snapshot: Snapshot, step: OnlineStep) -> float:
         _capped(snapshot, step.alone),
     )
     lent = snapshot.allowance.harvest
-    if step.vacancy < config.slot_headroom:
-        lent *= step.vacancy / config.slot_headroom
     return step.seconds + (bound - step.seconds) * lent if lent < 1 and step.seconds < bound < inf else bound
 
 
-def prefill_room(snapshot: Snapshot, step: OnlineStep, lag: float = 0.0) -> tuple[float, float]:
+def prefill_room(snapshot: Snapshot, step: OnlineStep) -> tuple[float, float]:
     """Give the seconds to which prefill of online may bring this step, and those of one after the other.
 
     The first is what the decodes beside it can wait: the time until the first of their next tokens is due for its mean,
-    later by as much as they can catch up in `lag` tokens, or early in their answer: before it comes to what nearly all
+    later early in their answer by as much as they can catch up: before it comes to what nearly all
     come to (half of it beside offline work, for then they catch up slowly), and to a part of the mean one. With leeway
     they may be put behind further, and the few with the least time are not waited for. The second is one TPOT, or what
     leaves prefill a third of the step. Both are infinite without decodes.
@@ -120,10 +113,7 @@ def prefill_room(snapshot: Snapshot, step: OnlineStep, lag: float = 0.0) -> tupl
         tpot, num_output = request.tpot, request.num_output
         left = request.first_token + num_output * tpot - now
         if tpot > fixed:
-            behind = young - num_output
-            if behind < lag:
-                behind = lag
-            left += behind * (tpot - fixed)
+            left += max(0.0, young - num_output) * (tpot - fixed)
         if left < inf and (left >= fixed or _catches_up(request, fixed - left, fixed)):
             if tpot < loose:
                 loose = tpot
@@ -162,9 +152,9 @@ def _capped(snapshot: Snapshot, alone: float) -> float:
 
 
 def _decode_slack(snapshot: Snapshot, step: OnlineStep) -> tuple[float, float]:
-    """Give the smallest TPOT of the decodes and what slack they have together, reserve left out."""
+    """Give the smallest TPOT of the decodes and what slack they have together."""
     config = snapshot.config
-    reserve, next_token = config.slack_reserve, snapshot.now + step.seconds
+    next_token = snapshot.now + step.seconds
     loose = slack = inf
     most_risk = config.most_risk * snapshot.allowance.harvest
     saved = []
@@ -174,7 +164,7 @@ def _decode_slack(snapshot: Snapshot, step: OnlineStep) -> tuple[float, float]:
             loose = tpot
         budgeted = request.num_output * tpot
         left = request.arrival + ttft + budgeted - next_token
-        if left >= 0 and (left := left - reserve * ttft) < slack:
+        if 0 <= left < slack:
             slack = left
         left = request.first_token + budgeted - next_token
         if left >= 0:
@@ -213,8 +203,8 @@ def _newcomer(config: PolicyConfig, cost: CostModel, typical_prompt: int) -> flo
     return cost.k0 + (share * spare if spare > 0 else min(config.tpot, share * config.ttft))
 
 
-def _prefill_slack(snapshot: Snapshot, pending: Iterable[Request], fixed: float, chunk: int, reserve: float) -> float:
-    """Give the smallest slack over what prefills or waits, less a share of its TTFT; inf if all are overdue."""
+def _prefill_slack(snapshot: Snapshot, pending: Iterable[Request], fixed: float, chunk: int) -> float:
+    """Give the smallest slack over what prefills or waits; inf if all are overdue."""
     now, k1, k2 = snapshot.now, snapshot.cost.k1, snapshot.cost.k2
     slack, tokens, context = inf, 0, 0.0
     for request in islice(pending, _LOOK_AHEAD):  # `attended` and `next_deadline` written out: many wait
@@ -228,6 +218,6 @@ def _prefill_slack(snapshot: Snapshot, pending: Iterable[Request], fixed: float,
         if request.num_output:
             due += request.num_output * request.tpot
         spare = due - now - (-(-tokens // chunk) * fixed + k1 * tokens + k2 * context)
-        if 0 <= spare < inf and (spare := spare - reserve * ttft) < slack:
+        if 0 <= spare < slack:
             slack = spare
     return slack

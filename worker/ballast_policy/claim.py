@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from ballast_policy.fairness import Ledger
-from ballast_policy.floors import Floors
 from ballast_policy.order import ranking
+from ballast_policy.tenant_slots import TenantSlots
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +45,19 @@ def in_submission_order(candidates: Sequence[Candidate]) -> list[Candidate]:
     ]
 
 
-def choose(candidates: Sequence[Candidate], ledger: Ledger, floors: Floors | None = None) -> Candidate | None:
+def choose(candidates: Sequence[Candidate], ledger: Ledger, slots: TenantSlots | None = None) -> Candidate | None:
     """Pick the job whose items go next; None if no job has an item to give.
 
-    With `floors` a tenant that is behind its reservation goes before the others of its priority. Whoever claims counts
-    what was picked, in the ledger and in the floors, before it picks again.
+    With `slots` a tenant below its reservation goes before the others of its priority. Whoever claims counts
+    what was picked, in the ledger and in the slots, before it picks again.
     """
     rank = ranking(ledger)
     able = [candidate for candidate in candidates if candidate.waiting > 0]
-    if floors is not None and able:
+    if slots is not None and able:
         highest = max(candidate.priority for candidate in able)
-        behind = floors.behind({candidate.tenant for candidate in able if candidate.priority == highest})
-        if behind is not None:
-            able = [candidate for candidate in able if (candidate.priority, candidate.tenant) == (highest, behind)]
+        below = slots.below({candidate.tenant for candidate in able if candidate.priority == highest})
+        if below is not None:
+            able = [candidate for candidate in able if (candidate.priority, candidate.tenant) == (highest, below)]
     return min(able, key=lambda candidate: (rank(candidate), candidate.job_id), default=None)
 
 

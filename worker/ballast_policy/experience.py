@@ -38,6 +38,8 @@ class Experience:
         self._surge = 0
         self._since = 0.0
         self._guard: float | None = None
+        self.typical_prompt = 0.0
+        """Moving average of the tokens that an online prompt has to compute."""
         self._count = self._seconds = self._last = 0.0
         """Online requests and the time they came in, both fading, and when the last one came."""
 
@@ -49,6 +51,11 @@ class Experience:
         if now - self._since > SURGE_SECONDS:
             self._close(now)
         self._surge += request.num_tokens
+
+    def admitted(self, request: Request, num_new: int) -> None:
+        """Note that a request got its first slot, with `num_new` tokens to compute."""
+        if request.request_class is ONLINE:
+            self.typical_prompt += (num_new - self.typical_prompt) * (0.1 if self.typical_prompt else 1.0)
 
     def _tick(self, now: float) -> None:
         """Count one online request into the rate."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ballast_policy.floors import Debts
-
 INPUT_COST = 1.0
 OUTPUT_COST = 2.0
 
@@ -43,14 +41,15 @@ class Ledger:
     bill) and lifts a tenant whenever its first request comes in after none waited or ran.
     """
 
-    __slots__ = ("_last", "_service", "_weights", "debts")
+    __slots__ = ("_last", "_service", "_weights", "reserved")
 
     def __init__(self, weights: Mapping[str, float] | None = None, reserved: Mapping[str, float] | None = None) -> None:
-        self.debts = Debts(reserved)
-        """What tenants reserve of the class's slots, and what they are owed of it."""
+        self.reserved: dict[str, float] = {}
+        """Shares of the slots of the class, for tenants with a reservation."""
         self._weights = dict(weights or {})
         self._service: dict[str, float] = {}
         self._last = 0.0
+        self.reserve(reserved or {})
 
     def service(self, tenant: str) -> float:
         """Give what the tenant received so far, over its weight."""
@@ -75,11 +74,11 @@ class Ledger:
         Who reserves less than before starts level with the most served of the others: what it got by its reservation
         is no debt to them.
         """
-        for tenant, share in self.debts.reserved.items():
+        for tenant, share in self.reserved.items():
             if reserved.get(tenant, 0.0) < share and tenant in self._service:
                 most = max((service for other, service in self._service.items() if other != tenant), default=0.0)
                 self._service[tenant] = min(self._service[tenant], most)
-        self.debts.reserve(reserved)
+        self.reserved = {tenant: share for tenant, share in reserved.items() if share > 0}
 
     def charge(self, tenant: str, cost: float) -> None:
         """Add a cost (`token_cost`) to the tenant's service."""

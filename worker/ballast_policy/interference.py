@@ -31,9 +31,6 @@ _GAIN = 0.05
 """Share of the distance to its target by which one look moves the allowance: the window answers late."""
 _TARGET = 0.97
 """Share of the cap at which the measured inflation is kept."""
-_WAIT = 0.25
-"""Of a typical step, what newcomers wait longer on average if no step beside decodes is suspended: half a step, for the
-half of them that meet one which could be."""
 _DRIFT = 1e-4
 """Share by which one step moves the median of online's part of a step, once many have: where the load falls, steps are
 filled too high until it has followed, some minutes."""
@@ -65,9 +62,6 @@ class Allowance:
     """What online alone takes in the middle one of the steps it has a part in, seconds; 0 while nobody knows."""
     harvest: float = 1.0
     """Part of the budget beside online, and of the risk, that offline may use."""
-    is_patient: bool = False
-    """Whether newcomers wait for the end of a step beside decodes because the cap leaves them the time: TTFT for TPOT,
-    as a nested step would add its fixed cost to what each decode waits."""
     leeway: float = 0.0
     """How far prefill of online may put decodes behind beside offline work, under a cap: TPOT for TTFT, the other way
     round."""
@@ -119,7 +113,7 @@ class Interference:
         """Go by another cap or objective from now on."""
         if cap != self.cap:
             share = None if cap is None else _TARGET * cap
-            self.allowance = replace(self.allowance, share=share, is_patient=False, leeway=0.0)
+            self.allowance = replace(self.allowance, share=share, leeway=0.0)
             self.inflation = 0.0
             self._ttft.clear()
             self._tpot.clear()
@@ -185,7 +179,7 @@ class Interference:
         measured, alone = zip(*self._tpot, strict=True)
         total = sum(alone)
         crowding = max(0.0, sum(measured) / total - 1) if total else 0.0
-        share, is_patient = self.allowance.share, False
+        share = self.allowance.share
         if self.cap is not None and share is not None:
             first = sorted(ttft.alone for ttft in self._ttft)
             inflations = (
@@ -195,10 +189,7 @@ class Interference:
             self.inflation = max(inflations)
             missing = _TARGET * self.cap - self.inflation
             share = min(max(0.0, share + _GAIN * (missing if missing > 0 else 2 * missing)), 4 * self.cap)
-            is_patient = _WAIT * self._typical <= self.cap * first[len(first) // 2]
-        self.allowance = replace(
-            self.allowance, share=share, crowding=crowding, typical=self._typical, is_patient=is_patient
-        )
+        self.allowance = replace(self.allowance, share=share, crowding=crowding, typical=self._typical)
 
     def _look_at_lost(self) -> None:
         may_lose = 1 - self.objective

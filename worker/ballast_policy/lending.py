@@ -8,8 +8,8 @@ from ballast_policy.admission import Peak
 from ballast_policy.growth import make_offline_room
 from ballast_policy.plan import Reason
 from ballast_policy.request import OFFLINE, RUNNING, WAITING, Request, computed
-from ballast_policy.reservation import reserved_prefill_seconds
-from ballast_policy.shares import most_slots
+from ballast_policy.reservation import most_slots
+from ballast_policy.reserved import reserved_prefill_seconds
 from ballast_policy.slots import Slots
 from ballast_policy.step import Step
 from ballast_policy.turns import Door, candidates, turns

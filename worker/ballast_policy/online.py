@@ -8,7 +8,7 @@ from ballast_policy.budget import OnlineStep
 from ballast_policy.plan import Reason
 from ballast_policy.prefill import LATE_SHARE, Prefill
 from ballast_policy.request import ONLINE, RUNNING, WAITING, Request, computed
-from ballast_policy.reservation import reserved_prefill_seconds
+from ballast_policy.reserved import reserved_prefill_seconds
 from ballast_policy.slots import Slots
 from ballast_policy.step import Step
 from ballast_policy.turns import Door
@@ -27,15 +27,12 @@ def online_step(step: Step, alone: float = 0.0) -> OnlineStep:
     seconds = fixed + step.seconds - step.fixed_seconds + reserved_prefill_seconds(step)
     resumed = [request for request in step.resume if request.request_class is ONLINE]
     pending = chain(step.ranked(online.prefills), resumed, step.online_waiting)
-    num_open = step.config.slots - step.num_reserved_held
-    num_held = online.num_held
     return OnlineStep(
         decodes=online.decodes,
         pending=pending if not step.put_off else (request for request in pending if request not in step.put_off),
         alone=alone,
         seconds=seconds,
         fixed=fixed,
-        vacancy=max(0.0, 1 - num_held / num_open) if num_open else 0.0,
         leeway=step.snapshot.allowance.leeway if offline.num_blocks else 0.0,
     )
 

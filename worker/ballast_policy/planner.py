@@ -27,7 +27,7 @@ from ballast_policy.growth import grow
 from ballast_policy.lending import lend
 from ballast_policy.online import online_seconds, online_step, serve_online
 from ballast_policy.plan import Because, Plan, Reason
-from ballast_policy.reservation import fill_reservation
+from ballast_policy.reserved import fill_reservation
 from ballast_policy.snapshot import Snapshot
 from ballast_policy.step import Step
 from ballast_policy.suspension import suspendable_seconds

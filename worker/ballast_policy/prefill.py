@@ -14,17 +14,12 @@ from ballast_policy.turns import Door, turns
 
 LATE_SHARE = 0.1
 """Of the prefill of a step, what the first of those that are put off gets before all others."""
-_LAG = 4
-"""Tokens by which answers may fall behind, all of them and once, so that others begin in time."""
-_CAUTION = 3
-"""How many times as often as its length says an answer ends while it is behind: a burst keeps it there."""
 
 
 class Prefill:
     """What online may prefill, and in which order.
 
-    Who can have its first token in time goes first, at the pace that decodes leave. They fall behind where that lets
-    more requests begin in time than answers would end meanwhile.
+    Requests that can have their first token in time go first, at the pace that the decodes leave.
     """
 
     def __init__(self, step: Step, part: OnlineStep | None) -> None:
@@ -74,13 +69,4 @@ class Prefill:
             return room
         everyone = self._everyone = list(self._turns(Door(self._step)))
         self._late = put_off(everyone, cost, snapshot.now, speed, start)
-        answer = snapshot.expectation.online_answer
-        ending = _CAUTION * len(part.decodes) * _LAG / answer if answer else inf
-        if not part.decodes or len(self._late) <= ending:
-            return room
-        behind, _ = prefill_room(snapshot, part, _LAG)
-        late = put_off(everyone, cost, snapshot.now, speed, snapshot.now - (behind - pace))
-        if len(self._late) - len(late) <= ending:
-            return room
-        self._late = late
-        return behind
+        return room

@@ -76,7 +76,13 @@ class Request:
     num_cached_idle: int = 0
     """Waiting: how many of those cached blocks count as free now, and would not any more."""
     steps_waited: int = 0
-    """Steps since it last held a slot while runnable; what fairness and `because` quote."""
+    """Steps since it last held a slot while runnable."""
+    admitted: float = inf
+    """When it first got a slot."""
+    num_prompt_cached: int = 0
+    """Prompt tokens that the prefix cache gave when it first got a slot."""
+    most_computed: int = 0
+    """Largest `num_computed` so far: tokens below it are computed again after a preemption."""
 
     @property
     def remaining(self) -> int:

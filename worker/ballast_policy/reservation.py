@@ -1,82 +1,69 @@
-"""The reservation of offline: slots, KV blocks and prefill tokens that no online load takes away."""
+"""The reservation of offline: slots, KV blocks and prefill tokens that no online load takes away.
+
+Each formula appears once, here. Policy, engine, simulator, metrics, conditions and alerts read `Reservation`.
+"""
 
 from __future__ import annotations
 
-from ballast_policy.plan import Reason
-from ballast_policy.request import WAITING, Request, computed
-from ballast_policy.shares import reserved_chunk
-from ballast_policy.step import Step
-from ballast_policy.turns import candidates
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import ceil, floor
+
+_ROUNDING = 1e-9
+"""`0.1 * 30` is 3.0000000000000004 in floating point, and its ceiling must be 3."""
 
 
-def fill_reservation(step: Step) -> None:
-    """Give vacant slots to offline until it holds its reserved ones, and keep prefill tokens for who prefills there.
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What is reserved, and whether offline has it."""
 
-    A request that needs more KV than the reservation has left counts on lent KV, which `lend` decides; it does not
-    keep a smaller one behind it from the reservation.
+    slots: int = 0
+    """`min(ceil(share * min(slots, ceiling)), slots - 1, maximum of the class)`."""
+    blocks: int = 0
+    """KV blocks: `min(ceil(share * blocks), blocks - 1)`."""
+    chunk: int = 0
+    """Prefill tokens of a step: `ceil(share * chunk)`."""
+    in_use: int = 0
+    """Reserved slots in which an offline request runs. A parked request holds no slot."""
+    is_met: bool = True
+    """At least `min(slots, entitled)` offline requests run; true if no offline work waits or runs."""
+
+    def used_by(self, running: int, entitled: int) -> Reservation:
+        """Return the reservation with `running` offline requests in slots, of which it covers `entitled` at most.
+
+        `entitled`: offline requests that wait, run or are parked, counted up to the slot cap of their tenant.
+        """
+        in_use = min(self.slots, running)
+        is_met = in_use >= min(self.slots, entitled)
+        if in_use == self.in_use and is_met == self.is_met:
+            return self
+        return replace(self, in_use=in_use, is_met=is_met)
+
+
+def reserve(
+    share: float, *, slots: int, ceiling: int | None, max_share: float, num_blocks: int, chunk_tokens: int
+) -> Reservation:
+    """Return what a share reserves; `ceiling` is the largest decode batch within the SLO, None if not known.
+
+    One slot and one block always stay for online. A share of 0 reserves nothing.
     """
-    offline, config = step.offline, step.config
-    tokens = min(reserved_chunk(config.offline_share, config.chunk_tokens), config.chunk_tokens)
-    if offline.prefills and step.reserved:
-        inside = set(step.offline_running[: step.reserved])
-        step.reserved_prefills = [request for request in offline.prefills if request in inside]
-        step.reserved_tokens = tokens
-        tokens -= step.reserved_chunk
-    vacant = min(step.reserved, config.slots - step.online.num_running) - offline.num_running
-    if vacant > 0:
-        _give_slots(step, vacant, tokens)
-    step.reserved_tokens = step.reserved_chunk
+    wanted = _ceil(share * min(slots, ceiling or slots))
+    return Reservation(
+        slots=max(0, min(wanted, slots - 1, most_slots(max_share, slots))),
+        blocks=max(0, min(_ceil(share * num_blocks), num_blocks - 1)),
+        chunk=min(_ceil(share * chunk_tokens), chunk_tokens),
+    )
 
 
-def _give_slots(step: Step, vacant: int, tokens: int) -> None:
-    offline = step.offline
-    for request in candidates(step, offline.parked, step.offline_waiting):
-        left = request.num_tokens - computed(request)
-        granted = 1 if left == 1 else min(left, tokens)
-        is_behind = step.hold_blocks > 0 and request.phase is WAITING
-        if granted < 1 or is_behind or not step.tenant_has_room(request):
-            continue
-        missing = _missing_blocks(step, request)
-        if missing is None:
-            continue
-        if missing > 0:
-            step.hold_blocks = step.hold_blocks or step.whole(request)
-            continue
-        offline.num_blocks += step.whole(request)
-        step.start(request, granted, Reason.OFFLINE_RESERVATION)
-        step.count_slot(request)
-        tokens -= granted if left > 1 else 0
-        vacant -= 1
-        if not vacant:
-            break
-    if step.admit:
-        step.offline_waiting = [request for request in step.offline_waiting if request not in step.admit]
+def most_slots(max_share: float, slots: int) -> int:
+    """Return the most slots that a class may hold: `floor(max_share * slots)`, at least one unless the share is 0."""
+    return max(1, floor(max_share * slots + _ROUNDING)) if max_share > 0 else 0
 
 
-def _missing_blocks(step: Step, request: Request) -> int | None:
-    """Give how many blocks are not free yet for the whole of a request; None if it does not fit the reservation."""
-    needed = step.whole(request)
-    left = step.reserved_kv - step.offline.num_blocks
-    is_waiting = request.phase is WAITING
-    tail = step.tail_blocks(request) if is_waiting and step.offline.num_blocks else 0
-    if needed and needed + tail > left:
-        return None
-    return max(0, needed + step.promised_blocks - step.free) if needed else 0
+def entitled(demand: Iterable[tuple[str, int]], caps: dict[str, int]) -> int:
+    """Return the offline requests that caps of tenants allow to run: `sum(min(requests, cap))` over tenants."""
+    return sum([min(number, caps.get(tenant, number)) for tenant, number in demand])
 
 
-def reserved_prefill_seconds(step: Step, free: int | None = None) -> float:
-    """Give the time that the kept prefill tokens take: they go to who prefills within the reservation, in order.
-
-    Once it is known that no more than `free` blocks will be, tokens that find none of them take no time.
-    """
-    left, seconds = step.reserved_chunk, 0.0
-    if not left:
-        return seconds
-    for request in step.ranked(request for request in step.reserved_prefills if request not in step.gone):
-        tokens = min(left, request.remaining)
-        if free is not None:
-            tokens = min(tokens, (request.num_blocks + free) * step.block_tokens - request.num_computed)
-            free -= step.needed(request, request.num_computed + tokens)
-        seconds += step.cost.prefill(request.num_computed, tokens)
-        left -= tokens
-    return seconds
+def _ceil(value: float) -> int:
+    return ceil(value - _ROUNDING)

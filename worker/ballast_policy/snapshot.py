@@ -9,9 +9,10 @@ from math import inf
 from ballast_policy.admission import UNKNOWN, Expectation
 from ballast_policy.backlog import Backlog, Ledgers
 from ballast_policy.cost import CostModel
-from ballast_policy.holding import floors_of
+from ballast_policy.holding import tenant_slots
 from ballast_policy.interference import UNCHECKED, Allowance
 from ballast_policy.request import OFFLINE, ONLINE, RUNNING, Request, RequestClass
+from ballast_policy.reservation import Reservation, reserve
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class TenantShare:
     max_slots: int | None = None
     """Most slots its offline requests hold at a time."""
     reserved: float = 0.0
-    """Share of the slots that its class holds which this tenant gets first, see `floors`."""
+    """Share of the slots that its class holds which this tenant gets first, see `tenant_slots`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +46,7 @@ class PolicyConfig:
     tpot: float = inf
     tenants: Mapping[str, TenantShare] = field(default_factory=dict)
     slack_safety: float = 0.25
-    """Share of the online slack (reserve left out) that offline may spend in one step."""
-    slack_reserve: float = 0.1
-    """Share of TTFT kept back from every online slack, for a burst to use."""
+    """Share of the online slack that offline may spend in one step."""
     burst_share: float = 0.16
     """Of the prefill that comes in while an answer is made: what a burst takes from a decode at once."""
     most_risk: float = 0.18
@@ -56,8 +55,6 @@ class PolicyConfig:
     """A step with online decodes takes at most this share of their TPOT because of offline work."""
     newcomer_share: float = 0.15
     """A step takes at most this share of the TTFT that a newcomer has left beside its own prefill."""
-    slot_headroom: float = 0.5
-    """Share of online's slots that must be free for all the time of the budget to be lent; with fewer, less is."""
     is_triaged: bool = True
     """Whether online requests that cannot have their first token in time go behind those that can."""
     batch_window: float = 0.0
@@ -77,6 +74,17 @@ class PolicyConfig:
     tail_tokens: int = 64
     """Tokens that a request is expected to generate while the lengths of answers are not known yet."""
 
+    def reservation(self, ceiling: int | None = None) -> Reservation:
+        """Return what offline reserves if the SLO allows decode batches of `ceiling` (None: not known)."""
+        return reserve(
+            self.offline_share,
+            slots=self.slots,
+            ceiling=ceiling,
+            max_share=self.offline_max_share,
+            num_blocks=self.num_blocks,
+            chunk_tokens=self.chunk_tokens,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -91,53 +99,18 @@ class Snapshot:
     """Blocks that nobody uses, cached ones among them."""
     config: PolicyConfig
     cost: CostModel
+    reservation: Reservation
+    """What is reserved for offline, see `PolicyConfig.reservation`."""
     ledgers: Ledgers = field(default_factory=dict)
     """Service of the tenants of each class; a class without one treats its tenants as equal."""
     last_online: float = -inf
     """When an online request last came in, waited or was resident, on the clock of `now`."""
     typical_prompt: int = 0
     """Tokens that an online prompt usually has to compute; 0 while nothing is known."""
-    ceiling: int | None = None
-    """`CostModel.batch_ceiling`, computed whenever the model is fitted anew; None until it is trusted."""
     allowance: Allowance = UNCHECKED
     """What measured latencies leave to offline, see `Interference`."""
     expectation: Expectation = UNKNOWN
     """How long answers are and how much KV online asks for, see `Experience`."""
-
-
-def take_snapshot(
-    *,
-    now: float,
-    residents: Sequence[Request],
-    backlog: Backlog,
-    free_blocks: int,
-    config: PolicyConfig,
-    cost: CostModel,
-    ledgers: Ledgers | None = None,
-    last_online: float = -inf,
-    typical_prompt: int = 0,
-    ceiling: int | None = None,
-    allowance: Allowance = UNCHECKED,
-    expectation: Expectation = UNKNOWN,
-) -> Snapshot:
-    """Put a snapshot together, with as much of the backlog as one step can need and no more."""
-    ledgers = ledgers or {}
-    if config.is_triaged:
-        backlog.put_off(now)
-    return Snapshot(
-        now=now,
-        residents=residents,
-        waiting=first_waiting(residents, backlog, config, ledgers),
-        free_blocks=free_blocks,
-        config=config,
-        cost=cost,
-        ledgers=ledgers,
-        last_online=last_online,
-        typical_prompt=typical_prompt,
-        ceiling=ceiling,
-        allowance=allowance,
-        expectation=expectation,
-    )
 
 
 def first_waiting(
@@ -155,4 +128,4 @@ def first_waiting(
                 room[request.tenant] -= 1
     held = {ONLINE: len(running) - len(offline), OFFLINE: len(offline)}
     limit = config.slots - min(held[request_class] for request_class in RequestClass if backlog.count(request_class))
-    return backlog.head(limit + 1, ledgers, room, config.chunk_tokens, floors_of(ledgers, running))
+    return backlog.head(limit + 1, ledgers, room, config.chunk_tokens, tenant_slots(ledgers, running))

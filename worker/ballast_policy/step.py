@@ -10,13 +10,13 @@ from itertools import chain, islice, repeat
 from ballast_policy.admission import Peak
 from ballast_policy.budget import most_prefill
 from ballast_policy.fairness import EMPTY, Ledger
-from ballast_policy.floors import Floors, in_turn
 from ballast_policy.order import ranked
 from ballast_policy.plan import Because, Plan, Reason
 from ballast_policy.request import OFFLINE, ONLINE, WAITING, Request, RequestClass, computed
+from ballast_policy.reservation import most_slots
 from ballast_policy.residents import Residents, sort_residents
-from ballast_policy.shares import most_slots, reserved_blocks, reserved_slots
 from ballast_policy.snapshot import Snapshot
+from ballast_policy.tenant_slots import TenantSlots, reserved_first
 from ballast_policy.victims import choose
 
 
@@ -31,8 +31,7 @@ class Step:
         split = bisect_left(waiting, 1, key=lambda request: request.request_class is OFFLINE)
         self.online_waiting, self.offline_waiting = waiting[:split], waiting[split:]
         self.reserved = min(
-            reserved_slots(config.offline_share, config.slots, snapshot.ceiling or config.slots),
-            most_slots(config.offline_max_share, config.slots),
+            snapshot.reservation.slots,
             len(self.offline_waiting) + len(snapshot.residents) - len(self.online.everyone),
         )
         """Slots of the reservation that offline has work for."""
@@ -113,18 +112,18 @@ class Step:
         if len(listed) < 2:
             return listed
         ledger = self.ledger(listed[0])
-        ordered, debts = ranked(listed, ledger), ledger.debts
-        return in_turn(ordered, debts.floors({})) if debts.reserved else ordered
+        ordered, reserved = ranked(listed, ledger), ledger.reserved
+        return reserved_first(ordered, TenantSlots(reserved, {})) if reserved else ordered
 
-    def floors(self, request: Request) -> Floors | None:
-        """Give the floors of the request's class as of now; None where no tenant reserves anything."""
-        debts = self.ledger(request).debts
-        if not debts.reserved:
+    def tenant_slots(self, request: Request) -> TenantSlots | None:
+        """Return the slots by tenant of the request's class as of now; None if no tenant has a reservation."""
+        reserved = self.ledger(request).reserved
+        if not reserved:
             return None
-        floors, request_class = debts.floors({}), request.request_class
-        floors.count_all([other.tenant for other in self.group(request).running])
-        floors.count_all([r.tenant for r in chain(self.admit, self.resume) if r.request_class is request_class])
-        return floors
+        slots, request_class = TenantSlots(reserved, {}), request.request_class
+        slots.count_all([other.tenant for other in self.group(request).running])
+        slots.count_all([r.tenant for r in chain(self.admit, self.resume) if r.request_class is request_class])
+        return slots
 
     def ledger(self, request: Request) -> Ledger:
         """Give the ledger of the request's class."""
@@ -249,8 +248,7 @@ class Step:
         largest = max([request.num_tokens for request in self.online.everyone], default=0)
         if self.online_waiting:
             largest = max(largest, self.online_waiting[0].num_tokens)
-        reserved = reserved_blocks(config.offline_share, config.num_blocks)
-        return max(0, min(reserved, config.num_blocks - self.blocks(largest + 1)))
+        return max(0, min(self.snapshot.reservation.blocks, config.num_blocks - self.blocks(largest + 1)))
 
     @cached_property
     def online_peak(self) -> Peak | None:

@@ -20,13 +20,13 @@ def suspendable_seconds(step: Step) -> float:
 
     Tokens that come too late anyhow count for nothing: prefill of newcomers takes from decodes what they can wait
     sooner or later. Beside online decodes a step may not be suspended where waiting for its end is cheaper: where it is
-    no longer than twice the fixed costs of a nested one, and where a cap leaves newcomers the time (`Allowance`).
+    no longer than twice the fixed costs of a nested one.
     """
     if not step.cost.is_trusted or step.config.ttft == inf:
         return 0.0
     resumed = [request for request, _ in step.decode_grants if request.request_class is ONLINE]
     decodes = step.online.decodes + resumed if resumed else step.online.decodes
-    if decodes and (step.seconds <= 2 * step.cost.k0 or step.snapshot.allowance.is_patient):
+    if decodes and step.seconds <= 2 * step.cost.k0:
         return 0.0
     end = step.snapshot.now + step.seconds
     slack = step.config.ttft

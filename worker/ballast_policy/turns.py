@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 
-from ballast_policy.floors import in_turn
 from ballast_policy.order import ranked, turning
 from ballast_policy.plan import Reason
 from ballast_policy.request import PARKED, WAITING, Request, computed
 from ballast_policy.step import Step
+from ballast_policy.tenant_slots import reserved_first
 
 
 class Door:
@@ -71,8 +71,8 @@ def candidates(step: Step, parked: Sequence[Request], waiting: Sequence[Request]
     """
     ordered = _merged(step, parked, waiting)
     some = next(chain(parked, waiting), None)
-    floors = step.floors(some) if some is not None else None
-    return ordered if floors is None else in_turn(ordered, floors)
+    slots = step.tenant_slots(some) if some is not None else None
+    return ordered if slots is None else reserved_first(ordered, slots)
 
 
 def _merged(step: Step, parked: Sequence[Request], waiting: Sequence[Request]) -> Iterator[Request]:

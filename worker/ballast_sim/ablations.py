@@ -2,7 +2,7 @@
 
 - no-budget: no SLO is told, so that nothing bounds a step; online still goes first.
 - no-parking: resident offline decodes take part in every step, whether they fit the budget or not.
-- no-reservation: nothing is kept for offline. no-fairness: tenants are served in order of arrival.
+- no-reservation: nothing is kept for offline.
 - no-suspension: a newcomer waits for the end of the step in flight.
 - no-triage: online prefill is served in order, whether it can still be in time or not.
 - no-lending: beside online nothing goes to offline but its reservation: what that costs by itself, filled as Ballast
@@ -82,7 +82,6 @@ class Ablation:
     policy: Callable[[], Policy] = Ballast
     has_budget: bool = True
     has_reservation: bool = True
-    is_fair: bool = True
     is_triaged: bool = True
 
     def told(self, config: PolicyConfig) -> PolicyConfig:
@@ -97,7 +96,6 @@ ABLATIONS: Mapping[str, Ablation] = {
     "ballast-no-parking": Ablation(policy=Unparked),
     "ballast-no-budget": Ablation(has_budget=False),
     "ballast-no-reservation": Ablation(has_reservation=False),
-    "ballast-no-fairness": Ablation(is_fair=False),
     "ballast-no-suspension": Ablation(policy=Unsuspended),
     "ballast-no-triage": Ablation(is_triaged=False),
     "ballast-no-lending": Ablation(policy=Unlent),

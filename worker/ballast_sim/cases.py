@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 
 from ballast_policy.fairness import most_ahead
 from ballast_policy.request import RequestClass
-from ballast_policy.shares import reserved_chunk, reserved_slots
 from ballast_policy.snapshot import PolicyConfig, TenantShare
 from ballast_sim.arrivals import bursts, generate
 from ballast_sim.deployment import Ballast
@@ -71,18 +70,16 @@ class Court:
         online = [arrival for arrival in trace if arrival.seconds < self.seconds]
         run = self._run([Job.endless("offline", self.offline)], config, online=online)
         found = report(run)
-        ceiling = run.replicas[0].known.ceiling or config.slots
-        reserved = reserved_slots(share, config.slots, ceiling)
+        reservation = run.replicas[0].host.reservation
         slots = config.slots * found.offline_slots
-        chunk = reserved_chunk(share, config.chunk_tokens)
         steps = run.replicas[0].steps
         prefill = sum(step.offline_prefill for step in steps) / len(steps)
         return Case(
             "reservation",
             found.reservation_shortfall <= MOST_SHORT,
-            f"online asks for {rate:,.0f} tokens/s, {OVERLOAD:g} times what the engine does; {reserved} of "
-            f"{config.slots} slots and {chunk} prefill tokens of a step are reserved; offline holds {slots:.1f} slots "
-            f"on average and prefills {prefill:.1f} tokens a step: {found.reservation_shortfall:.3%} of the reserved "
+            f"online asks for {rate:,.0f} tokens/s, {OVERLOAD:g} times what the engine does; {reservation.slots} of "
+            f"{config.slots} slots and {reservation.chunk} prefill tokens of a step are reserved; offline holds "
+            f"{slots:.1f} slots on average and prefills {prefill:.1f} tokens a step: {found.reservation_shortfall:.3%} of the reserved "
             f"slot-seconds are missing, offline does {found.offline.total:,.0f} tokens/s",
             {"shortfall": found.reservation_shortfall, "slots": slots, "offline_tokens_per_s": found.offline.total},
         )

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from ballast_policy.plan import Plan, Reason
 from ballast_policy.request import Phase, RequestClass
-from ballast_policy.shares import reserved_chunk, reserved_slots
 from ballast_policy.snapshot import Snapshot
 from ballast_sim.errors import IllegalPlan
 
@@ -31,8 +30,7 @@ class Guarantees:
 
     def check(self, snapshot: Snapshot, plan: Plan, running: Mapping[RequestClass, int]) -> None:
         """Raise IllegalPlan where a guarantee does not hold."""
-        config = snapshot.config
-        reserved = reserved_slots(config.offline_share, config.slots, snapshot.ceiling or config.slots)
+        reserved = snapshot.reservation.slots
         self._online_first(snapshot, plan, running, reserved)
         self._offline_floor(snapshot, plan, running, reserved)
 
@@ -70,7 +68,7 @@ class Guarantees:
             return
         short = max(0, wanted - running[RequestClass.OFFLINE])
         tokens = sum(n for r, n in plan.grants if r.request_class is RequestClass.OFFLINE and r.remaining > 1)
-        is_filling = tokens >= reserved_chunk(snapshot.config.offline_share, snapshot.config.chunk_tokens)
+        is_filling = tokens >= snapshot.reservation.chunk
         self.short_steps = self.short_steps + 1 if short and not is_filling else 0
         if self.short_steps > self.steps_to_fill:
             raise IllegalPlan(f"G2: offline held less than {wanted} slots for {self.short_steps} steps in a row")

@@ -18,8 +18,6 @@ class Item:
     prefix_tokens: int = 0
     """Prompt tokens it shares with others of its prefix group."""
     job: str = ""
-    admitted: float = inf
-    first_token: float = inf
     last_token: float = inf
     num_late: int = 0
     """Tokens that came after their deadline."""
@@ -27,9 +25,10 @@ class Item:
     """Tokens of the step in flight."""
     num_recomputed: int = 0
     """Tokens computed again after a preemption."""
-    peak_computed: int = 0
-    """Most tokens that were ever computed of it: below it, work is done again."""
-    prompt_cached: int = 0
-    """Prompt tokens the prefix cache gave on first admission."""
     shared_blocks: int = 0
     """Leading blocks that belong to its group's cache entry."""
+
+    @property
+    def first_token(self) -> float:
+        """When its first token was there; inf before."""
+        return self.request.first_token

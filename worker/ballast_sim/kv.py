@@ -1,11 +1,12 @@
-"""KV blocks of a simulated replica: counts instead of memory, with the prefix cache's reuse and LRU."""
+"""KV blocks of a simulated replica (`host.Kv`): counts instead of memory, with the prefix cache's reuse and LRU."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from ballast_policy.request import Request
 from ballast_sim.errors import IllegalPlan
 from ballast_sim.item import Item
 
@@ -18,52 +19,53 @@ class _Entry:
 
 @dataclass
 class Kv:
-    """Counts the blocks of one replica. `free` is what nobody uses, cached blocks among them."""
+    """Counts the blocks of one replica."""
 
     num_blocks: int
     block_tokens: int
+    items: Mapping[int, Item]
+    """By `seq`: every request of the replica."""
     has_prefix_cache: bool = False
-    free: int = field(init=False)
+    num_free: int = field(init=False)
+    """Blocks that no request uses, cached ones among them."""
     _groups: dict[int, _Entry] = field(init=False, default_factory=dict)
     _idle: OrderedDict[tuple[str, int], _Entry] = field(init=False, default_factory=OrderedDict)
     """Cached blocks that nobody uses, oldest first: group prefixes and what preempted requests left."""
     _num_idle: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        self.free = self.num_blocks
+        self.num_free = self.num_blocks
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold so many tokens."""
         return -(-tokens // self.block_tokens)
 
-    def look_up(self, item: Item) -> None:
+    def hint(self, request: Request) -> None:
         """Tell the policy what the cache would give a waiting request now."""
-        request = item.request
-        shared, own = self._hit(item)
+        if not self.has_prefix_cache:
+            return
+        shared, own = self._hit(self.items[request.seq])
         request.num_cached = (shared + own) * self.block_tokens
         is_idle = shared > 0 and self._groups[request.prefix_group].users == 0
         request.num_cached_idle = (shared if is_idle else 0) + own
 
-    def admit(self, item: Item) -> None:
+    def admit(self, request: Request) -> None:
         """Give a waiting request the blocks that the cache holds for it."""
-        request = item.request
+        item = self.items[request.seq]
         shared, own = self._hit(item)
         if shared:
             self._share(item, shared)
         if own:
             self._num_idle -= self._idle.pop(("own", request.seq)).blocks
-            self.free -= own
+            self.num_free -= own
         request.num_blocks = shared + own
         request.num_private_blocks = own
         request.num_computed = (shared + own) * self.block_tokens
-        if request.num_output == 0 and item.peak_computed == 0:
-            item.prompt_cached = request.num_computed
 
-    def extend(self, item: Item, tokens: int) -> bool:
-        """Allocate the blocks for computing so many more tokens; False if there are not enough."""
-        request = item.request
-        needed = self.blocks_for(request.num_computed + tokens) - request.num_blocks
-        if needed > self.free:
+    def extend(self, request: Request, num_tokens: int) -> bool:
+        """Allocate the blocks for computing `num_tokens` more; return False if there are not enough."""
+        needed = self.blocks_for(request.num_computed + num_tokens) - request.num_blocks
+        if needed > self.num_free:
             return False
         if needed > 0:
             self._take(needed)
@@ -82,32 +84,37 @@ class Kv:
             item.shared_blocks = blocks
             request.num_private_blocks -= blocks
 
-    def release(self, item: Item, *, is_preempted: bool) -> None:
-        """Take all blocks back; what a preempted request computed stays cached until the blocks are needed."""
+    def release(self, request: Request) -> None:
+        """Take all blocks back from a preempted request; its content stays cached until the blocks are needed."""
+        self._release(self.items[request.seq], is_kept=self.has_prefix_cache)
+
+    def free(self, item: Item) -> None:
+        """Take all blocks back from a request that ended, and forget what the cache holds under its name."""
+        self._release(item, is_kept=False)
+        entry = self._idle.pop(("own", item.request.seq), None)
+        if entry:
+            self._num_idle -= entry.blocks
+
+    def _release(self, item: Item, *, is_kept: bool) -> None:
         request = item.request
         if item.shared_blocks:
             self._unshare(item)
-        self.free += request.num_private_blocks
+        self.num_free += request.num_private_blocks
         kept = request.num_computed // self.block_tokens - (request.num_blocks - request.num_private_blocks)
-        if is_preempted and self.has_prefix_cache and kept > 0:
+        if is_kept and kept > 0:
             self._idle[("own", request.seq)] = _Entry(kept)
             self._num_idle += kept
         request.num_blocks = request.num_private_blocks = request.num_computed = 0
-
-    def forget(self, seq: int) -> None:
-        """A request has ended: what it left in the cache under its own name is of no use."""
-        entry = self._idle.pop(("own", seq), None)
-        if entry:
-            self._num_idle -= entry.blocks
 
     def check(self, residents: Iterable[Item]) -> None:
         """Raise where the books do not balance (G8)."""
         private = sum(item.request.num_private_blocks for item in residents)
         shared = sum(entry.blocks for entry in self._groups.values() if entry.users)
-        if private + shared + self.free != self.num_blocks:
-            raise IllegalPlan(f"{private} private, {shared} shared and {self.free} free KV blocks of {self.num_blocks}")
-        if self._num_idle != sum(entry.blocks for entry in self._idle.values()) or self._num_idle > self.free:
-            raise IllegalPlan(f"{self._num_idle} cached KV blocks counted, {self.free} free")
+        if private + shared + self.num_free != self.num_blocks:
+            found = f"{private} private, {shared} shared and {self.num_free} free"
+            raise IllegalPlan(f"{found} KV blocks of {self.num_blocks}")
+        if self._num_idle != sum(entry.blocks for entry in self._idle.values()) or self._num_idle > self.num_free:
+            raise IllegalPlan(f"{self._num_idle} cached KV blocks counted, {self.num_free} free")
 
     def _hit(self, item: Item) -> tuple[int, int]:
         if not self.has_prefix_cache:
@@ -126,7 +133,7 @@ class Kv:
         entry = self._groups[group]
         if entry.users == 0:
             self._num_idle -= self._idle.pop(("group", group)).blocks
-            self.free -= entry.blocks
+            self.num_free -= entry.blocks
         entry.users += 1
         item.shared_blocks = blocks
 
@@ -136,12 +143,12 @@ class Kv:
         entry.users -= 1
         item.shared_blocks = 0
         if entry.users == 0:
-            self.free += entry.blocks
+            self.num_free += entry.blocks
             self._idle[("group", group)] = entry
             self._num_idle += entry.blocks
 
     def _take(self, blocks: int) -> None:
-        missing = blocks - (self.free - self._num_idle)
+        missing = blocks - (self.num_free - self._num_idle)
         while missing > 0:
             (kind, key), entry = next(iter(self._idle.items()))
             taken = min(missing, entry.blocks)
@@ -152,4 +159,4 @@ class Kv:
                 del self._idle[(kind, key)]
                 if kind == "group":
                     del self._groups[key]
-        self.free -= blocks
+        self.num_free -= blocks

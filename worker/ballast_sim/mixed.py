@@ -197,7 +197,6 @@ class Bench:
             self.scenario(ablation.policy, self.online(load)),
             config=ablation.told(config),
             cost=None if self.is_fitted else self.cost,
-            is_fair=ablation.is_fair,
             is_guaranteed=policy not in ABLATIONS,
         )
         return self._row(policy, load, reservation, simulate(scenario))

@@ -1,7 +1,7 @@
 """An engine in virtual time: it carries out the plans of a policy exactly as they are, and asserts that they can be.
 
-The backlog, the ledgers and the decision are those of `ballast_policy`; only the step's duration and the tokens are
-made up, by a step model and by the trace's lengths.
+The policy host decides, as in a real engine. Only the time of a step and the tokens are made up, by a step model and by
+the lengths of the trace.
 """
 
 from __future__ import annotations
@@ -13,34 +13,29 @@ from math import exp
 from random import Random
 from typing import NamedTuple, Protocol
 
-from ballast_policy.backlog import Backlog
-from ballast_policy.cost import attended
-from ballast_policy.experience import Experience
-from ballast_policy.fairness import INPUT_COST, OUTPUT_COST, Ledger
-from ballast_policy.holding import note_holding
-from ballast_policy.interference import Interference
+from ballast_policy.cost import CostModel, attended
+from ballast_policy.cost import Work as PolicyWork
+from ballast_policy.host import Dispatch, Host
 from ballast_policy.plan import Plan
-from ballast_policy.request import Phase, Request, RequestClass
-from ballast_policy.snapshot import PolicyConfig, Snapshot, take_snapshot
-from ballast_policy.suspension import plan_nested
+from ballast_policy.request import OFFLINE, ONLINE, PARKED, RUNNING, RequestClass
+from ballast_policy.snapshot import PolicyConfig, Snapshot
 from ballast_sim.clock import Clock
 from ballast_sim.errors import IllegalPlan
 from ballast_sim.fairness import Samples
 from ballast_sim.flight import Flight
 from ballast_sim.guarantees import Guarantees
 from ballast_sim.item import Item
-from ballast_sim.knowledge import Knowledge
 from ballast_sim.kv import Kv
 from ballast_sim.step_model import StepModel, Work
 
 CHECK_EVERY = 512
-"""Steps between two audits of the KV books; they are audited whenever a replica falls idle, too."""
+"""Steps between two audits of all counts; they are audited whenever a replica falls idle, too."""
 
 STALLED = 1000
-"""Looks in a row that find work and run none of it: the policy has forgotten it (G3)."""
+"""Plans in a row that run nothing although work waits: the policy has forgotten it (G3)."""
 LOOK_AGAIN_SECONDS = 0.001
 SAMPLE_EVERY = 16
-"""Steps between two looks at the tenants' service."""
+"""Steps between two samples of the tenants' service."""
 
 
 class Policy(Protocol):
@@ -51,7 +46,7 @@ class Policy(Protocol):
 
 
 class Step(NamedTuple):
-    """What one step was: its time, who held slots, and the tokens computed by class and phase."""
+    """The log of one step: its time, the slots by class, and the tokens computed by class and phase."""
 
     start: float
     seconds: float
@@ -60,16 +55,16 @@ class Step(NamedTuple):
     offline_slots: int
     parked: int
     online_waiting: int
-    offline_at_hand: int
+    offline_present: int
     """Offline requests that wait, run or are parked here."""
-    ceiling: int
-    """Slots that the SLO carries, as the policy knew it."""
+    ceiling: int | None
+    """Largest decode batch within the SLO, as the policy knew it."""
     online_prefill: int
     offline_prefill: int
     online_decode: int
     offline_decode: int
     is_nested: bool = False
-    """It was computed while the one before it in the log stood still."""
+    """It was computed while the step before it in the log was suspended."""
 
 
 @dataclass
@@ -81,63 +76,50 @@ class Replica:
     config: PolicyConfig
     policy: Policy
     model: StepModel
-    known: Knowledge
     random: Random
+    cost: CostModel | None = None
+    """What the policy plans by; None: fitted to the run's own steps, as a real engine does."""
     noise: float = 0.0
     """Standard deviation of the logarithm of a step's time around the model's."""
     has_prefix_cache: bool = False
-    is_fair: bool = True
-    """False: the policy is not told who was served how much."""
     num_layers: int = 32
-    """Of the model: between two of them a step can stand still."""
+    """Of the model: a step can be suspended between two of them."""
     guarantees: Guarantees | None = None
     refill: Callable[[Replica], None] = lambda _: None
-    """Asked before each step to top up the offline work at hand."""
+    """Called before each step to top up the offline work."""
     on_admit: Callable[[Item], None] = lambda _: None
     """An offline request got its first slot."""
     on_finish: Callable[[Item], None] = lambda _: None
+    host: Host = field(init=False)
     kv: Kv = field(init=False)
-    backlog: Backlog = field(init=False, default_factory=Backlog)
-    ledgers: dict[RequestClass, Ledger] = field(init=False)
     items: dict[int, Item] = field(init=False, default_factory=dict)
-    """Everything here that has not finished, by `seq`."""
-    residents: dict[int, Request] = field(init=False, default_factory=dict)
+    """Every request here that has not finished, by `seq`."""
     steps: list[Step] = field(init=False, default_factory=list)
     num_preempted: int = field(init=False, default=0)
     num_parked: int = field(init=False, default=0)
     """Park decisions carried out."""
     num_suspended: int = field(init=False, default=0)
-    """Steps that stood still for newcomers."""
-    num_running: dict[RequestClass, int] = field(init=False)
+    """Steps that were suspended for newcomers."""
     is_busy: bool = field(init=False, default=False)
     _is_resting: bool = field(init=False, default=False)
-    """Busy with nothing but waiting: a plan was to begin later."""
+    """Busy with waiting only: the plan was to begin later."""
     _num_begins: int = field(init=False, default=0)
-    experience: Experience = field(init=False)
-    interference: Interference = field(init=False, default_factory=Interference)
     _stalled: int = field(init=False, default=0)
     _flight: Flight | None = field(init=False, default=None)
-    """The step that is being computed, or stands still."""
+    """The step that is being computed, or is suspended."""
     samples: dict[RequestClass, Samples] = field(init=False)
     """Service of tenants over time, by class."""
-    _active: dict[RequestClass, dict[str, int]] = field(init=False)
-    """Requests of each tenant that wait or run."""
 
     def __post_init__(self) -> None:
-        weights = {tenant: share.weight for tenant, share in self.config.tenants.items()}
-        self.kv = Kv(self.config.num_blocks, self.config.block_tokens, self.has_prefix_cache)
-        reserved = {tenant: share.reserved for tenant, share in self.config.tenants.items()}
-        self.ledgers = {request_class: Ledger(weights, reserved) for request_class in RequestClass}
-        self.experience = Experience(self.config.num_blocks * self.config.block_tokens)
-        self.interference.configure(self.config.max_interference, self.config.objective)
-        self.num_running = dict.fromkeys(RequestClass, 0)
+        self.host = Host(self.config, cost=self.cost, planner=self.policy.plan)
+        sizes = self.config.num_blocks, self.config.block_tokens
+        self.kv = Kv(*sizes, self.items, has_prefix_cache=self.has_prefix_cache)
         self.samples = {request_class: Samples() for request_class in RequestClass}
-        self._active = {request_class: {} for request_class in RequestClass}
 
     @property
     def load(self) -> int:
         """Online requests that wait or run here: what the router compares."""
-        return self.backlog.count(RequestClass.ONLINE) + self.num_running[RequestClass.ONLINE]
+        return self.host.backlog.count(ONLINE) + self.host.held[ONLINE][RUNNING]
 
     def receive(self, items: Iterable[Item]) -> None:
         """Take requests in; an idle replica begins a step once everything due at this time has arrived."""
@@ -148,16 +130,9 @@ class Replica:
         """Let requests wait."""
         for item in items:
             request = item.request
-            active = self._active[request.request_class]
-            if request.tenant not in active:
-                self.ledgers[request.request_class].lift(request.tenant, active)
-            active[request.tenant] = active.get(request.tenant, 0) + 1
             self.items[request.seq] = item
-            self.backlog.add(request)
-            self.experience.arrived(request, self.clock.now)
-            self.interference.arrived(request, self.clock.now)
-            if request.request_class is RequestClass.ONLINE:
-                self.known.last_online = self.clock.now
+            self.host.enter(request, self.clock.now)
+            if request.request_class is ONLINE:
                 self._interrupt()
 
     def wake(self) -> None:
@@ -175,11 +150,11 @@ class Replica:
     def _begin(self) -> None:
         self._is_resting = False
         self.refill(self)
-        snapshot = self._snapshot()
+        snapshot = self.host.snapshot(self.kv, self.clock.now)
         plan = self.policy.plan(snapshot)
-        flight = self._apply(plan)
+        flight = self._lay_out(self.host.dispatch(snapshot, plan, self.kv))
         if self.guarantees:
-            self.guarantees.check(snapshot, plan, self.num_running)
+            self.guarantees.check(snapshot, plan, self._num_running)
         if not plan.grants:
             self._rest(plan.wait_until)
             return
@@ -188,10 +163,14 @@ class Replica:
         flight.suspendable = plan.suspendable_seconds
         self._go_on(flight)
 
+    @property
+    def _num_running(self) -> dict[RequestClass, int]:
+        return {request_class: held[RUNNING] for request_class, held in self.host.held.items()}
+
     def _go_on(self, flight: Flight) -> None:
-        """Compute a step from where it stands to its end."""
+        """Compute a step from where it was suspended to its end."""
         flight.run_from = self.clock.now
-        self.interference.began(flight.plan, self.clock.now)
+        self.host.began(flight.plan, self.clock.now)
         self.clock.at(self.clock.now + flight.left, partial(self._end, flight, flight.num_turns), rank=1)
 
     def _interrupt(self) -> None:
@@ -204,21 +183,22 @@ class Replica:
                 self.clock.at(at, lambda: self._suspend(flight), rank=1)
 
     def _suspend(self, flight: Flight) -> None:
-        """Nest a step for newcomers in one that stands still, and let it go on where there is none."""
+        """Nest a step for newcomers in a suspended one, and resume it if there is none."""
         flight.is_interrupted = False
         if self._flight is not flight:
             return
         nested = None
-        if flight.suspendable > 0 and self.backlog.count(RequestClass.ONLINE):
-            plan = plan_nested(self._snapshot(), [item.request for item in flight.items], flight.suspendable)
-            nested = self._apply(plan, is_nested=True) if plan.grants else None
+        if flight.suspendable > 0 and self.host.backlog.count(ONLINE):
+            in_flight = [item.request for item in flight.items]
+            dispatch = self.host.nest(self.kv, self.clock.now, in_flight, flight.suspendable)
+            nested = self._lay_out(dispatch) if dispatch.plan.grants else None
         if nested is None:
             if not flight.is_running:
                 self._go_on(flight)
             return
         self.num_suspended += flight.is_running
         flight.stand(self.clock.now)
-        self.interference.began(nested.plan, self.clock.now)
+        self.host.began(nested.plan, self.clock.now)
         flight.suspendable -= nested.seconds
         self.clock.at(self.clock.now + nested.seconds, lambda: self._resume(flight, nested), rank=1)
 
@@ -231,9 +211,9 @@ class Replica:
         """Nothing to compute: sleep until work comes, or look again soon where the policy lets work wait."""
         if not self.items:
             self.is_busy = False
-            self.kv.check(())
+            self._check()
             return
-        is_owed = self.guarantees or self.residents or self.backlog.count(RequestClass.ONLINE)
+        is_owed = self.guarantees or self.host.residents or self.host.backlog.count(ONLINE)
         self._stalled += 1 if is_owed else 0  # a gateway may hold offline work back
         if self._stalled > STALLED:
             raise IllegalPlan(f"{len(self.items)} requests wait or are resident, and no plan runs any of them")
@@ -241,81 +221,57 @@ class Replica:
         self._is_resting = True
         self._begin_at(again)
 
-    def _snapshot(self) -> Snapshot:
-        now, known = self.clock.now, self.known
-        residents = list(self.residents.values())
-        if self.num_running[RequestClass.ONLINE] or self.backlog.count(RequestClass.ONLINE):
-            known.last_online = now
-        snapshot = take_snapshot(
-            now=now,
-            residents=residents,
-            backlog=self.backlog,
-            free_blocks=self.kv.free,
-            config=self.config,
-            cost=known.cost,
-            ledgers=self.ledgers if self.is_fair else {},
-            last_online=known.last_online,
-            typical_prompt=int(known.typical_prompt),
-            ceiling=known.ceiling,
-            allowance=self.interference.allowance,
-            expectation=self.experience.expectation,
-        )
-        if self.has_prefix_cache:
-            for request in snapshot.waiting:
-                self.kv.look_up(self.items[request.seq])
-        return snapshot
-
-    def _apply(self, plan: Plan, *, is_nested: bool = False) -> Flight:
-        """Carry out the decisions, allocate KV, and sum up the step's work."""
-        running = self.num_running
-        for request in plan.preempt:
-            self._preempt(request)
-        for request in plan.park:
-            _expect(request, Phase.RUNNING, "park")
-            request.phase = Phase.PARKED
-            running[request.request_class] -= 1
-            self.num_parked += 1
-        for request in plan.resume:
-            _expect(request, Phase.PARKED, "resume")
-            request.phase = Phase.RUNNING
-            running[request.request_class] += 1
-        for request in plan.admit:
-            self._admit(request)
-        num_running = sum(running.values())
+    def _lay_out(self, dispatch: Dispatch) -> Flight:
+        """Check that the plan could be carried out, and sum up the work of the step."""
+        plan, host = dispatch.plan, self.host
+        self.num_parked += len(plan.park)
+        self.num_preempted += len(plan.preempt)
+        num_running = sum(self._num_running.values())
         if num_running > self.config.slots:
             raise IllegalPlan(f"{num_running} requests hold a slot, there are {self.config.slots}")
-        items, work, tokens = self._grant(plan)
-        note_holding(self.ledgers, self.residents.values(), self.backlog, now=self.clock.now, slots=self.config.slots)
-        parked = len(self.residents) - num_running
-        online, offline = running[RequestClass.ONLINE], running[RequestClass.OFFLINE]
-        waiting = self.backlog.count(RequestClass.ONLINE)
-        at_hand = len(self.items) - waiting - online
+        if dispatch.num_deferred and not self.has_prefix_cache:
+            raise IllegalPlan(f"{dispatch.num_deferred} grants found no block, {self.kv.num_free} KV blocks are free")
+        for admission in dispatch.admissions:
+            if admission.request.request_class is OFFLINE:
+                self.on_admit(self.items[admission.request.seq])
+        items, work, tokens = self._sum_up(dispatch)
         seconds = self.model.seconds(work)
         if self.noise:
             seconds *= exp(self.random.gauss(0.0, self.noise))
         if items:
-            ceiling = self.known.ceiling or self.config.slots
-            log = (online, offline, parked, waiting, at_hand, ceiling, *tokens, is_nested)
-            self.steps.append(Step(self.clock.now, seconds, plan.predicted_seconds, *log))
+            held = host.held
+            self.steps.append(
+                Step(
+                    self.clock.now,
+                    seconds,
+                    plan.predicted_seconds,
+                    held[ONLINE][RUNNING],
+                    held[OFFLINE][RUNNING],
+                    held[ONLINE][PARKED] + held[OFFLINE][PARKED],
+                    host.backlog.count(ONLINE),
+                    host.count(OFFLINE),
+                    host.ceiling,
+                    *tokens,
+                    dispatch.is_nested,
+                )
+            )
         return Flight(plan, items, work, seconds, self.num_layers)
 
-    def _grant(self, plan: Plan) -> tuple[list[Item], Work, tuple[int, int, int, int]]:
-        """Allocate what is granted; give who takes part, the work (one token costs what a decode does) and the log."""
-        items, block_tokens = self.items, self.config.block_tokens
-        prefill = {RequestClass.ONLINE: 0, RequestClass.OFFLINE: 0}
-        decode = {RequestClass.ONLINE: 0, RequestClass.OFFLINE: 0}
+    def _sum_up(self, dispatch: Dispatch) -> tuple[list[Item], Work, tuple[int, int, int, int]]:
+        """Return the requests of a step, its work (one token costs what a decode does), and tokens by class."""
+        items = self.items
+        prefill = {ONLINE: 0, OFFLINE: 0}
+        decode = {ONLINE: 0, OFFLINE: 0}
         pairs, num_prefill, before, num_decode, context, chunks = 0.0, 0, 0, 0, 0, 0
-        grants: list[Item] = []
-        for request, tokens in plan.grants:
+        taking_part: list[Item] = []
+        for request, tokens in dispatch.grants:
             computed = request.num_computed
             remaining = request.num_tokens - computed
             item = items[request.seq]
-            if request.phase is not Phase.RUNNING or not 0 < tokens <= remaining or item.num_granted:
+            if request.phase is not RUNNING or not 0 < tokens <= remaining or item.num_granted:
                 raise IllegalPlan(f"{tokens} tokens granted to {request}, {item.num_granted} before in this plan")
-            if computed + tokens > request.num_blocks * block_tokens and not self._extend(item, tokens):
-                continue
             item.num_granted = tokens
-            grants.append(item)
+            taking_part.append(item)
             log = prefill if remaining > 1 else decode
             log[request.request_class] += tokens
             if tokens == 1:
@@ -326,107 +282,43 @@ class Replica:
                 pairs += attended(computed, tokens)
                 before += computed
                 chunks += 1
-        return (
-            grants,
-            Work(num_prefill, pairs, before, num_decode, context, chunks),
-            (
-                prefill[RequestClass.ONLINE],
-                prefill[RequestClass.OFFLINE],
-                decode[RequestClass.ONLINE],
-                decode[RequestClass.OFFLINE],
-            ),
-        )
-
-    def _extend(self, item: Item, tokens: int) -> bool:
-        """Allocate KV for a grant; with a prefix cache a grant that does not fit is put off, as in the engine.
-
-        There a victim's blocks may turn out to be part of an admitted prompt's prefix, which the plan counted as free.
-        """
-        if self.kv.extend(item, tokens):
-            return True
-        request = item.request
-        if not self.has_prefix_cache:
-            raise IllegalPlan(f"{tokens} tokens granted to {request}, {self.kv.free} KV blocks are free")
-        if request.num_output == 0 and item.peak_computed == 0:
-            self._preempt(request)
-        return False
-
-    def _admit(self, request: Request) -> None:
-        _expect(request, Phase.WAITING, "admit")
-        self.backlog.remove(request)
-        item = self.items[request.seq]
-        self.kv.admit(item)
-        request.phase = Phase.RUNNING
-        self.residents[request.seq] = request
-        self.num_running[request.request_class] += 1
-        if item.admitted > self.clock.now:
-            item.admitted = self.clock.now
-            if request.request_class is RequestClass.OFFLINE:
-                self.on_admit(item)
-            else:
-                self.known.admitted(request.num_tokens - request.num_computed)
-
-    def _preempt(self, request: Request) -> None:
-        if request.seq not in self.residents:
-            raise IllegalPlan(f"preempts {request}, which holds no KV")
-        if request.phase is Phase.RUNNING:
-            self.num_running[request.request_class] -= 1
-        self.kv.release(self.items[request.seq], is_preempted=True)
-        del self.residents[request.seq]
-        request.phase = Phase.WAITING
-        request.steps_waited = 0
-        self.backlog.add(request)
-        self.num_preempted += 1
+        work = Work(num_prefill, pairs, before, num_decode, context, chunks)
+        return taking_part, work, (prefill[ONLINE], prefill[OFFLINE], decode[ONLINE], decode[OFFLINE])
 
     def _end(self, flight: Flight, turn: int) -> None:
-        """A step has come to its end, unless it stood still on the way and will end later."""
+        """A step has come to its end, unless it was suspended on the way and will end later."""
         if turn != flight.num_turns:
             return
         self._flight = None
-        self.interference.ended(self.clock.now)
+        self.host.ended(self.clock.now)
         self._deliver(flight)
         self._begin()
 
     def _deliver(self, flight: Flight) -> None:
         """Take note of what a step computed."""
-        now = self.clock.now
-        charges: dict[tuple[RequestClass, str], float] = {}
+        now, host = self.clock.now, self.host
         for item in flight.items:
             request, tokens = item.request, item.num_granted
             item.num_granted = 0
-            computed = request.num_computed + tokens
-            request.num_computed = computed
-            cost = 0.0
-            if computed > item.peak_computed:
-                first = max(item.peak_computed, computed - tokens)
-                item.num_recomputed += tokens - (computed - first)
-                if first < request.num_prompt:
-                    cost = INPUT_COST * (min(computed, request.num_prompt) - first)
-                item.peak_computed = computed
-            else:
-                item.num_recomputed += tokens
+            request.num_computed += tokens
+            _, num_recomputed = host.computed(request, tokens, now)
+            item.num_recomputed += num_recomputed
             if item.prefix_tokens:
                 self.kv.publish(item)
-            if computed == request.num_tokens:
-                cost += OUTPUT_COST
+            if request.num_computed == request.num_tokens:
                 self._emit(item, now)
-            if cost:
-                key = (request.request_class, request.tenant)
-                charges[key] = charges.get(key, 0.0) + cost
-        for (request_class, tenant), cost in charges.items():
-            self.ledgers[request_class].charge(tenant, cost)
-        self.known.stepped(flight.work, flight.seconds, self.config)
+        host.settle()
+        work = flight.work
+        done = PolicyWork(work.num_prefill, work.prefill_context, work.num_decode, work.decode_context)
+        host.observed(done, flight.seconds)
         if len(self.steps) % SAMPLE_EVERY == 0:
             self._sample()
         if len(self.steps) % CHECK_EVERY == 0:
-            self.kv.check(self._resident_items())
+            self._check()
 
     def _emit(self, item: Item, now: float) -> None:
         """One more token; the last one ends the request."""
         request = item.request
-        if request.num_output == 0:
-            item.first_token = request.first_token = now
-            self.interference.answered(request, now)
         if now > request.next_deadline:
             item.num_late += 1
         request.num_output += 1
@@ -434,31 +326,22 @@ class Replica:
             request.num_tokens += 1
             return
         item.last_token = now
-        self.interference.finished(request, now)
-        self.experience.finished(request)
-        self.kv.release(item, is_preempted=False)
-        self.kv.forget(request.seq)
-        del self.residents[request.seq], self.items[request.seq]
-        self.num_running[request.request_class] -= request.phase is Phase.RUNNING
-        active = self._active[request.request_class]
-        active[request.tenant] -= 1
-        if not active[request.tenant]:
-            del active[request.tenant]
+        self.host.leave(request, now, is_complete=True)
+        self.kv.free(item)
+        del self.items[request.seq]
         self.on_finish(item)
 
     def _sample(self) -> None:
-        """Note the service of the tenants that wait, where several do."""
+        """Record the service of the tenants that wait, if several do."""
         for request_class, samples in self.samples.items():
-            waiting = self.backlog.tenants(request_class)
+            waiting = self.host.backlog.tenants(request_class)
             if len(waiting) > 1:
-                ledger = self.ledgers[request_class]
+                ledger = self.host.ledgers[request_class]
                 samples.times.append(self.clock.now)
                 samples.service.append({tenant: ledger.service(tenant) for tenant in waiting})
 
-    def _resident_items(self) -> list[Item]:
-        return [self.items[seq] for seq in self.residents]
-
-
-def _expect(request: Request, phase: Phase, verb: str) -> None:
-    if request.phase is not phase:
-        raise IllegalPlan(f"would {verb} {request}, which is {request.phase.name}")
+    def _check(self) -> None:
+        """Audit all counts (G8)."""
+        self.kv.check([self.items[seq] for seq in self.host.residents])
+        if imbalance := self.host.imbalance():
+            raise IllegalPlan(imbalance)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import inf, nan
 
 from ballast_policy.request import RequestClass
-from ballast_policy.shares import reserved_chunk, reserved_slots
 from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.fairness import jain, service_gap
 from ballast_sim.item import Item
@@ -164,7 +164,7 @@ def _met_both(item: Item, ttft: float, tpot: float) -> bool:
 
 def _tokens(items: Iterable[Item], start: float, end: float) -> Tokens:
     done = [item for item in items if start <= item.last_token <= end]
-    prefill = sum(item.request.num_prompt - item.prompt_cached for item in done)
+    prefill = sum(item.request.num_prompt - item.request.num_prompt_cached for item in done)
     return Tokens(prefill / max(end - start, 1e-9), sum(item.num_output for item in done) / max(end - start, 1e-9))
 
 
@@ -174,15 +174,15 @@ def _prediction_error(steps: Sequence[Step]) -> float:
 
 
 def _shortfall(steps: Sequence[Step], config: PolicyConfig) -> float:
-    share = config.offline_share
-    chunk = reserved_chunk(share, config.chunk_tokens)
+    reserved = cache(config.reservation)
     owed = missing = 0.0
     prefill = 0
     for step in steps:
-        due = min(reserved_slots(share, config.slots, step.ceiling), step.offline_at_hand)
+        reservation = reserved(step.ceiling)
+        due = min(reservation.slots, step.offline_present)
         owed += due * step.seconds
         prefill = prefill if step.is_nested else step.offline_prefill
-        if prefill < chunk:
+        if prefill < reservation.chunk:
             missing += max(0, due - step.offline_slots) * step.seconds
     return missing / owed if owed else 0.0
 

@@ -9,7 +9,7 @@ from itertools import count
 from math import inf
 from random import Random
 
-from ballast_policy.cost import CostModel, Fit
+from ballast_policy.cost import CostModel
 from ballast_policy.request import Request, RequestClass
 from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.arrivals import ClosedLoop
@@ -17,7 +17,6 @@ from ballast_sim.clock import Clock
 from ballast_sim.errors import BadInput
 from ballast_sim.guarantees import Guarantees
 from ballast_sim.item import Item
-from ballast_sim.knowledge import Knowledge
 from ballast_sim.pool import Job, Pool
 from ballast_sim.replica import Policy, Replica
 from ballast_sim.step_model import StepModel
@@ -51,8 +50,6 @@ class Scenario:
     """Of the model: a step can stand still between two of them."""
     declared_output: int | None = None
     """`max_tokens` of every request; None: the largest answer of its class's traffic (nobody knows lengths ahead)."""
-    is_fair: bool = True
-    """False: nobody keeps tenants even; an ablation."""
     is_guaranteed: bool = False
     """Assert G1 and G2 at every step: for Ballast's own policy."""
 
@@ -124,19 +121,17 @@ class _Simulation:
 
     def _replica(self, index: int, pool: Pool) -> Replica:
         scenario = self.scenario
-        known = Knowledge(scenario.cost or CostModel(), fit=None if scenario.cost else Fit())
         replica = Replica(
             name=f"replica-{index}",
             clock=self.clock,
             config=scenario.config,
             policy=scenario.policy(),
             model=scenario.model,
-            known=known,
+            cost=scenario.cost,
             random=Random(scenario.seed * 1000 + index),
             noise=scenario.noise,
             has_prefix_cache=scenario.has_prefix_cache,
             num_layers=scenario.num_layers,
-            is_fair=scenario.is_fair,
             guarantees=Guarantees() if scenario.is_guaranteed else None,
             on_finish=partial(self._finished, pool),
         )

@@ -13,8 +13,8 @@ from math import ceil, sqrt
 
 from ballast_policy.claim import Candidate, choose
 from ballast_policy.fairness import Ledger
-from ballast_policy.floors import Floors
 from ballast_policy.order import place
+from ballast_policy.tenant_slots import TenantSlots
 from ballast_queue.work import Group
 
 MEMORY_SECONDS = 2.0
@@ -114,12 +114,12 @@ def share_out(
     count: int,
     cost: float,
     rooms: Mapping[str, int] | None = None,
-    floors: Floors | None = None,
+    slots: TenantSlots | None = None,
 ) -> dict[str, int]:
     """Items to claim of each job, `count` in all; of a tenant in `rooms` at most so many.
 
     Every pick is charged `cost` (what an item is expected to cost) before the next, so that tenants take turns within
-    one round trip as they would if each item were claimed alone. Tenants behind their floors go first in their band.
+    one round trip as they would if each item were claimed alone. A tenant below its reservation goes first in its band.
     """
     ledger = Ledger(weights)
     ledger.absorb(services)
@@ -132,15 +132,15 @@ def share_out(
     taken: dict[str, int] = {}
     left = dict(rooms or {})
     for _ in range(count):
-        best = choose([group[-1] for group in groups.values() if left.get(group[-1].tenant, 1) > 0], ledger, floors)
+        best = choose([group[-1] for group in groups.values() if left.get(group[-1].tenant, 1) > 0], ledger, slots)
         if best is None:
             break
         if best.tenant in left:
             left[best.tenant] -= 1
         taken[best.job_id] = taken.get(best.job_id, 0) + 1
         ledger.charge(best.tenant, cost)
-        if floors is not None:
-            floors.count(best.tenant)
+        if slots is not None:
+            slots.count(best.tenant)
         if taken[best.job_id] == best.waiting:
             key = (best.priority, best.tenant)
             groups[key].pop()

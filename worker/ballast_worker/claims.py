@@ -12,7 +12,7 @@ from ballast_policy.claim import Candidate, in_submission_order
 from ballast_policy.deadline import Rates
 from ballast_policy.fairness import token_cost
 from ballast_policy.request import RequestClass
-from ballast_policy.shares import most_slots
+from ballast_policy.reservation import most_slots
 from ballast_queue.job import Claimed, JobHead, Prefix
 from ballast_queue.redis_store import Queue
 from ballast_queue.status import WorkerStatus
@@ -68,7 +68,7 @@ class Claims:
         shares = self._loop.engine.policy.tenants
         self._tenants.reserve({name: share.reserved for name, share in shares.items()})
         self._tenants.post(queue, gained)
-        self._tenants.notice(queue, queue.demand(), slots=sum(worker.slots for worker in workers))
+        self._tenants.notice(queue, queue.demand())
         self._tenants.forget(queue)
 
     def saw_end(self, item: Held) -> None:
@@ -119,7 +119,7 @@ class Claims:
             count=count,
             cost=self._cost,
             rooms=rooms,
-            floors=tenants.floors(demand),
+            slots=tenants.slots(demand),
         )
 
     def _wanted(self, now: float) -> int:

@@ -1,15 +1,14 @@
-"""How offline tenants stand with each other over all workers of a queue: service, and reservations with their debts.
+"""How offline tenants stand with each other over all workers of a queue: their service and their reservations.
 
-Every worker comes to the same by itself, from who waits and who holds items in the queue; service alone is added up
-there. A worker that starts knows of no debt yet: a debt is worth some seconds of a reservation at most.
+Each worker computes the same by itself, from the tenants that wait and the items that they hold in the queue. The
+queue adds up the service.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping
 
-from ballast_policy.floors import Debts, Floors
+from ballast_policy.tenant_slots import TenantSlots
 from ballast_queue.redis_store import Queue
 from ballast_queue.service import Service
 from ballast_queue.work import Demand
@@ -21,31 +20,29 @@ class Standing:
     def __init__(self) -> None:
         self.service = Service()
         """The shared ledger, as of the last tick."""
-        self._debts = Debts()
+        self._reserved: dict[str, float] = {}
         self._working: set[str] | None = None
         """Tenants that waited or held something when anybody last did; None before the first look."""
 
     @property
     def reserved(self) -> Collection[str]:
         """Tenants with a reservation."""
-        return self._debts.reserved.keys()
+        return self._reserved.keys()
 
     def reserve(self, shares: Mapping[str, float]) -> None:
         """Go by these reservations, shares of the slots that offline holds."""
-        self._debts.reserve(shares)
+        self._reserved = {tenant: share for tenant, share in shares.items() if share > 0}
 
-    def floors(self, demand: Demand) -> Floors | None:
-        """Give who is behind its reservation, counted over all workers; None where nobody reserves."""
-        return self._debts.floors(demand.held) if self._debts.reserved else None
+    def slots(self, demand: Demand) -> TenantSlots | None:
+        """Return the items in flight by tenant over all workers; None if no tenant has a reservation."""
+        return TenantSlots(self._reserved, demand.held) if self._reserved else None
 
     def post(self, queue: Queue, gained: Mapping[str, float]) -> None:
         """Add what tenants got here, over their weights, to the ledger."""
         self.service = queue.charge(gained)
 
-    def notice(self, queue: Queue, demand: Demand, *, slots: int | None = None) -> None:
-        """Lift who returns from idle to the least served of those that stayed; count debts on with so many slots."""
-        if slots is not None:
-            self._debts.note(time.monotonic(), demand.held, demand.tenants, slots)
+    def notice(self, queue: Queue, demand: Demand) -> None:
+        """Lift tenants that return from idle to the least served tenant that stayed."""
         working = demand.tenants | demand.held.keys()
         if not working:
             return

@@ -14,7 +14,7 @@ from ballast_engine.request import FinishReason, GenerationRequest
 from ballast_engine.stats import EngineStats
 from ballast_engine.tokenizer import Tokenizer
 from ballast_policy.request import RequestClass
-from ballast_policy.shares import most_slots
+from ballast_policy.reservation import most_slots
 from ballast_policy.snapshot import PolicyConfig
 from ballast_queue.errors import QueueForbidden
 from ballast_queue.redis_store import Queue

@@ -1,0 +1,399 @@
+"""The policy's state of one engine: what waits, what is resident, what was served and what was learned.
+
+An engine reports every event to its `Host` and asks it for every step. The engine brings only what is its own: KV
+blocks (`Kv`), tensors, and the clock. The host decides, carries the decision out on the KV, and learns from the result.
+
+    enter, leave            a request comes in, or ends for any reason
+    schedule, nest          plan a step, or a step nested in a suspended one, and carry the plan out
+    began, ended            a step starts or resumes computing, and stops
+    computed, settle        tokens of a request were computed; the step's bills are charged
+    observed                the time that the step took
+    configure, forget       another configuration; forget everything but the cost model
+
+An engine that carries plans out itself calls `snapshot`, then `admit`, `preempt`, `park` and `resume` as they happen,
+and `dispatched` at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Protocol
+
+from ballast_policy.backlog import Backlog
+from ballast_policy.cost import CostModel, Fit, Work
+from ballast_policy.experience import Experience
+from ballast_policy.fairness import INPUT_COST, OUTPUT_COST, Ledger
+from ballast_policy.interference import Interference
+from ballast_policy.plan import Plan
+from ballast_policy.planner import plan as plan_step
+from ballast_policy.request import OFFLINE, ONLINE, PARKED, RUNNING, WAITING, Phase, Request, RequestClass
+from ballast_policy.reservation import entitled
+from ballast_policy.snapshot import PolicyConfig, Snapshot, first_waiting
+from ballast_policy.suspension import plan_nested
+
+Planner = Callable[[Snapshot], Plan]
+NestedPlanner = Callable[[Snapshot, Collection[Request], float], Plan]
+
+REFIT_STEPS = 32
+"""Steps between two fits of the cost model; a fit takes some hundred microseconds."""
+MOST_IDLE = 1000
+"""Tenants in a ledger beyond which idle tenants without a claim are dropped."""
+HINTED = 32
+"""Waiting requests per class whose cached prefix is looked up; a prefill chunk seldom admits more."""
+_DECODE = (0, 0)
+
+
+class Kv(Protocol):
+    """The KV blocks of an engine. Each method keeps the block counts in the request's record true."""
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that no request uses, cached ones among them."""
+
+    def hint(self, request: Request) -> None:
+        """Set `num_cached` and `num_cached_idle` of a waiting request."""
+
+    def admit(self, request: Request) -> None:
+        """Give a request the cached blocks of its prefix: set `num_blocks` and `num_computed`."""
+
+    def extend(self, request: Request, num_tokens: int) -> bool:
+        """Allocate blocks for `num_tokens` more tokens; return False and change nothing if too few are free."""
+
+    def release(self, request: Request) -> None:
+        """Free all blocks of a preempted request: `num_blocks` and `num_computed` become 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A request got its first slot."""
+
+    request: Request
+    queued_seconds: float
+    steps_waited: int
+    num_tokens: int
+    num_cached: int
+    """Tokens that the prefix cache gave."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """A plan as it was carried out: the work of one step."""
+
+    plan: Plan
+    grants: list[tuple[Request, int]]
+    """Requests that compute, with their tokens; decodes first. Their blocks are allocated."""
+    admissions: list[Admission] = field(default_factory=list)
+    num_deferred: int = 0
+    """Grants of the plan whose blocks were not free."""
+    is_nested: bool = False
+
+
+class Host:
+    """The policy of one engine. One thread calls it. Times are seconds on the engine's monotonic clock."""
+
+    def __init__(
+        self,
+        config: PolicyConfig,
+        *,
+        cost: CostModel | None = None,
+        planner: Planner = plan_step,
+        nested_planner: NestedPlanner = plan_nested,
+    ) -> None:
+        """`cost` is a known cost model; without it the host fits one to the steps it observes."""
+        self.config = config
+        self.backlog = Backlog()
+        self.ledgers = {request_class: Ledger() for request_class in RequestClass}
+        self.residents: dict[int, Request] = {}
+        """By `seq`, in the order of admission."""
+        self.held = {request_class: {RUNNING: 0, PARKED: 0} for request_class in RequestClass}
+        """Residents by class and phase."""
+        self.reservation = config.reservation()
+        self.ceiling: int | None = None
+        """Largest decode batch that the SLO allows; None until the cost model is trusted."""
+        self.fit = None if cost else Fit()
+        self.cost = cost or CostModel()
+        self.experience = Experience(config.num_blocks * config.block_tokens)
+        self.interference = Interference()
+        self._planner = planner
+        self._nested_planner = nested_planner
+        self._present: dict[RequestClass, dict[str, int]] = {request_class: {} for request_class in RequestClass}
+        """Requests by tenant, from `enter` to `leave`."""
+        self._bills: dict[RequestClass, dict[str, float]] = {request_class: {} for request_class in RequestClass}
+        self._caps: dict[str, int] = {}
+        self._last_online = -inf
+        self._mean_context = 0.0
+        self._num_observed = 0
+        self.configure(config)
+
+    # Requests
+
+    def enter(self, request: Request, now: float) -> None:
+        """Take in a request, which waits from now on."""
+        request_class, tenant = request.request_class, request.tenant
+        present = self._present[request_class]
+        if tenant not in present:
+            self.ledgers[request_class].lift(tenant, present)
+        present[tenant] = present.get(tenant, 0) + 1
+        self.backlog.add(request)
+        self.experience.arrived(request, now)
+        self.interference.arrived(request, now)
+
+    def leave(self, request: Request, now: float, *, is_complete: bool) -> None:
+        """Take out a request, whether it waits or is resident; `is_complete` if its answer came to its end.
+
+        The engine frees the blocks of a resident.
+        """
+        if request.phase is WAITING:
+            self.backlog.remove(request)
+        else:
+            self._move(request, WAITING)
+            del self.residents[request.seq]
+        present = self._present[request.request_class]
+        present[request.tenant] -= 1
+        if not present[request.tenant]:
+            del present[request.tenant]
+        self.interference.finished(request, now)
+        if is_complete:
+            self.experience.finished(request)
+
+    def count(self, request_class: RequestClass) -> int:
+        """Return the requests of a class that wait or are resident."""
+        return self.backlog.count(request_class) + sum(self.held[request_class].values())
+
+    # Configuration
+
+    def configure(self, config: PolicyConfig) -> None:
+        """Use another configuration from the next step on."""
+        self.config = config
+        weights = {name: share.weight for name, share in config.tenants.items()}
+        reserved = {name: share.reserved for name, share in config.tenants.items()}
+        for ledger in self.ledgers.values():
+            ledger.reweigh(weights)
+            ledger.reserve(reserved)
+        self._caps = {name: t.max_slots for name, t in config.tenants.items() if t.max_slots is not None}
+        self.interference.configure(config.max_interference, config.objective)
+        self._refit()
+
+    def forget(self) -> None:
+        """Forget who was served, what came in and how long it took. The cost model stays."""
+        self.ledgers = {request_class: Ledger() for request_class in RequestClass}
+        self.experience = Experience(self.config.num_blocks * self.config.block_tokens)
+        self.interference = Interference()
+        self._last_online = -inf
+        self.configure(self.config)
+
+    # A step
+
+    def schedule(self, kv: Kv, now: float) -> Dispatch:
+        """Plan a step and carry the plan out, up to the computing."""
+        snapshot = self.snapshot(kv, now)
+        return self.dispatch(snapshot, self._planner(snapshot), kv)
+
+    def nest(self, kv: Kv, now: float, in_flight: Collection[Request], seconds: float) -> Dispatch:
+        """Plan a step of at most `seconds` for new online requests while the step of `in_flight` is suspended."""
+        snapshot = self.snapshot(kv, now)
+        nested = self._nested_planner(snapshot, in_flight, seconds)
+        return replace(self._carry_out(nested, kv, now), is_nested=True)
+
+    def snapshot(self, kv: Kv, now: float) -> Snapshot:
+        """Return everything that a plan may depend on. The private blocks of residents must be up to date."""
+        if self.count(ONLINE):
+            self._last_online = now
+        residents = list(self.residents.values())
+        self.backlog.put_off(now)
+        snapshot = Snapshot(
+            now=now,
+            residents=residents,
+            waiting=first_waiting(residents, self.backlog, self.config, self.ledgers),
+            free_blocks=kv.num_free,
+            config=self.config,
+            cost=self.cost,
+            reservation=self.reservation,
+            ledgers=self.ledgers,
+            last_online=self._last_online,
+            typical_prompt=int(self.experience.typical_prompt),
+            allowance=self.interference.allowance,
+            expectation=self.experience.expectation,
+        )
+        hinted = dict.fromkeys(RequestClass, HINTED)
+        for request in snapshot.waiting:
+            hinted[request.request_class] -= 1
+            if hinted[request.request_class] >= 0:
+                kv.hint(request)
+        return snapshot
+
+    def dispatch(self, snapshot: Snapshot, plan: Plan, kv: Kv) -> Dispatch:
+        """Carry out the plan of a step that begins now."""
+        dispatch = self._carry_out(plan, kv, snapshot.now)
+        if plan.wait_until <= snapshot.now:  # in a batch window no request misses a step
+            for request in snapshot.waiting:
+                if request.phase is WAITING:
+                    request.steps_waited += 1
+            self.dispatched()
+        return dispatch
+
+    def dispatched(self) -> None:
+        """Note how much of the reservation offline has, now that a plan was carried out."""
+        demand = self.count(OFFLINE)
+        if self._caps:
+            demand = entitled(self._present[OFFLINE].items(), self._caps)
+        self.reservation = self.reservation.used_by(self.held[OFFLINE][RUNNING], demand)
+
+    def _carry_out(self, plan: Plan, kv: Kv, now: float) -> Dispatch:
+        for request in plan.preempt:
+            kv.release(request)
+            self.preempt(request)
+        for request in plan.park:
+            self.park(request)
+        for request in plan.resume:
+            self.resume(request)
+        for request in plan.admit:
+            kv.admit(request)
+            self.admit(request)
+        grants: list[tuple[Request, int]] = []
+        num_deferred = 0
+        for request, granted in plan.grants:
+            num_tokens = min(granted, request.remaining)  # the cache may have given more than the plan knew of
+            if kv.extend(request, num_tokens):
+                grants.append((request, num_tokens))
+                continue
+            # The blocks of a victim were part of the cached prefix of an admitted prompt, which the plan counted as
+            # free. The next plan sees the true figures.
+            num_deferred += 1
+            if request in plan.admit:
+                kv.release(request)
+                self.preempt(request)
+        admissions = [self._first_slot(r, now) for r in plan.admit if r.phase is RUNNING and r.admitted == inf]
+        return Dispatch(plan, grants, admissions, num_deferred)
+
+    def admit(self, request: Request) -> None:
+        """Note that a waiting request got a slot."""
+        self.backlog.remove(request)
+        self._move(request, RUNNING)
+        self.residents[request.seq] = request
+
+    def preempt(self, request: Request) -> None:
+        """Note that a resident gave up its slot and its KV; it waits again."""
+        self._move(request, WAITING)
+        del self.residents[request.seq]
+        request.steps_waited = 0
+        self.backlog.add(request)
+
+    def park(self, request: Request) -> None:
+        """Note that a running request gave up its slot and keeps its KV."""
+        self._move(request, PARKED)
+
+    def resume(self, request: Request) -> None:
+        """Note that a parked request got a slot."""
+        self._move(request, RUNNING)
+        request.steps_waited = 0
+
+    def _move(self, request: Request, phase: Phase) -> None:
+        held = self.held[request.request_class]
+        if request.phase is not WAITING:
+            held[request.phase] -= 1
+        if phase is not WAITING:
+            held[phase] += 1
+        request.phase = phase
+
+    def _first_slot(self, request: Request, now: float) -> Admission:
+        request.admitted = now
+        request.num_prompt_cached = min(request.num_computed, request.num_prompt)
+        waited, request.steps_waited = request.steps_waited, 0
+        num_new = request.num_tokens - request.num_computed
+        self.experience.admitted(request, num_new)
+        return Admission(request, max(0.0, now - request.arrival), waited, request.num_tokens, request.num_computed)
+
+    # What came of it
+
+    def began(self, plan: Plan, now: float) -> None:
+        """Note that a step begins or resumes computing."""
+        self.interference.began(plan, now)
+
+    def ended(self, now: float) -> None:
+        """Note that no step is computing any more."""
+        self.interference.ended(now)
+
+    def computed(self, request: Request, num_tokens: int, now: float) -> tuple[int, int]:
+        """Note that `num_tokens` were computed, after `num_computed` was advanced and before `num_tokens` is.
+
+        Return how many of them are prompt tokens computed for the first time, and how many were computed before. The
+        tenant pays for tokens once.
+        """
+        end, before = request.num_computed, request.most_computed
+        is_drawn = end == request.num_tokens
+        cost = OUTPUT_COST if is_drawn else 0.0
+        found = _DECODE
+        if end > before:
+            request.most_computed = end
+        if num_tokens > 1 or end <= before or end <= request.num_prompt:
+            start = end - num_tokens
+            num_new = max(0, min(end, request.num_prompt) - max(start, before))
+            cost += INPUT_COST * num_new
+            found = num_new, max(0, min(end, before) - start)
+        if cost:
+            bills, tenant = self._bills[request.request_class], request.tenant
+            bills[tenant] = bills.get(tenant, 0.0) + cost
+        if is_drawn and request.first_token == inf:
+            request.first_token = now
+            self.interference.answered(request, now)
+        return found
+
+    def settle(self) -> Iterable[tuple[RequestClass, Mapping[str, float]]]:
+        """Charge what the step computed to the tenants; return the charges by class and tenant."""
+        charged = []
+        for request_class, bills in self._bills.items():
+            if bills:
+                ledger = self.ledgers[request_class]
+                for tenant, cost in bills.items():
+                    ledger.charge(tenant, cost)
+                charged.append((request_class, bills))
+                self._bills[request_class] = {}
+        return charged
+
+    def observed(self, work: Work, seconds: float) -> None:
+        """Learn from the time that a step took, without the time that it was suspended."""
+        if self.fit:
+            self.fit.add(work, seconds)
+        if work.num_decode:
+            mean = work.decode_context / work.num_decode
+            self._mean_context += (mean - self._mean_context) * (0.05 if self._mean_context else 1.0)
+        self._num_observed += 1
+        if self._num_observed % REFIT_STEPS == 0:
+            self._refit()
+            for request_class, ledger in self.ledgers.items():
+                if len(ledger.services) > MOST_IDLE:
+                    ledger.forget_idle(self._present[request_class])
+
+    def _refit(self) -> None:
+        if self.fit:
+            self.cost = self.fit.refit()
+        self.ceiling = None
+        if self.cost.is_trusted:
+            self.ceiling = self.cost.batch_ceiling(
+                slots=self.config.slots,
+                mean_context=self._mean_context,
+                tpot=self.config.tpot,
+                ttft=self.config.ttft,
+                prompt=int(self.experience.typical_prompt),
+            )
+        sizes = self.config.reservation(self.ceiling)
+        self.reservation = replace(sizes, in_use=self.reservation.in_use, is_met=self.reservation.is_met)
+
+    # Integrity
+
+    def imbalance(self) -> str:
+        """Return a sentence that states which counts disagree; empty if none do."""
+        waiting = {request.seq for request in self.backlog}
+        if len(self.backlog) != len(waiting) or waiting & self.residents.keys():
+            return f"{len(self.backlog)} requests are counted as waiting, {sorted(waiting)} wait"
+        held = {request_class: {RUNNING: 0, PARKED: 0} for request_class in RequestClass}
+        for request in self.residents.values():
+            held[request.request_class][request.phase] += 1
+        if held != self.held:
+            return f"slots {self.held} are counted, {held} found"
+        present = {c: sum(tenants.values()) for c, tenants in self._present.items()}
+        counted = {request_class: self.count(request_class) for request_class in RequestClass}
+        return "" if present == counted else f"{present} requests entered, {counted} wait or are resident"

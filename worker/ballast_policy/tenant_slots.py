@@ -1,0 +1,142 @@
+"""Reservations of tenants: the share of the slots of their class that they get first.
+
+A tenant is *below its reservation* while it has work for a slot and holds fewer than `reserved * (n + 1)` slots, where
+`n` is the number of slots that its class holds. The next free slot then goes to it, before the other tenants of its
+priority. No request is stopped in the middle of an answer for it, and a higher priority still goes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from heapq import heapify, heappop, heapreplace
+from itertools import groupby
+from math import floor, inf
+from operator import attrgetter, itemgetter
+
+from ballast_policy.request import Request
+
+_ROUNDING = 1e-9
+"""`0.1 * 30` is 3.0000000000000004 in floating point, and three slots are enough for it."""
+
+
+class TenantSlots:
+    """The slots of one class by tenant, counted while they are given out."""
+
+    __slots__ = ("_held", "num_held", "reserved")
+
+    def __init__(self, reserved: Mapping[str, float], held: Mapping[str, int]) -> None:
+        self.num_held = sum(held.values())
+        """Slots given out."""
+        self.reserved = reserved
+        """Shares by tenant, for tenants with a reservation."""
+        self._held = {tenant: held.get(tenant, 0) for tenant in reserved}
+
+    def due(self, tenant: str) -> float:
+        """Return the number of slots given out from which on a tenant is below its reservation; inf without one."""
+        held = self._held.get(tenant)
+        return inf if held is None else floor(held / self.reserved[tenant] + _ROUNDING)
+
+    def below(self, tenants: Container[str]) -> str | None:
+        """Return the tenant that has been below its reservation longest; None if no tenant is."""
+        return BelowReservation(self, tenants).first(tenants)
+
+    def count(self, tenant: str) -> None:
+        """Count a slot that was given out."""
+        self.num_held += 1
+        if tenant in self._held:
+            self._held[tenant] += 1
+
+    def count_all(self, tenants: Collection[str]) -> None:
+        """Count one slot for each entry of `tenants`."""
+        for tenant in tenants:
+            self.count(tenant)
+
+    def dues(self, requests: Sequence[Request]) -> list[tuple[str, int, int]]:
+        """Return (tenant, due, index of the request) for requests of tenants with a reservation, earliest due first.
+
+        The k-th request of a tenant is due when the tenant holds k slots more than now. A request that is not due even
+        after all others got a slot is left out.
+        """
+        reserved, held = self.reserved, self._held.copy()
+        end = self.num_held + len(requests)
+        dues: list[tuple[str, int, int]] = []
+        for index, request in enumerate(requests):
+            tenant = request.tenant
+            num = held.get(tenant)
+            if num is None:
+                continue
+            due = floor(num / reserved[tenant] + _ROUNDING)
+            if due < end:
+                held[tenant] = num + 1
+                dues.append((tenant, due, index))
+            else:
+                del held[tenant]
+        dues.sort()
+        dues.sort(key=itemgetter(1))
+        return dues
+
+
+class BelowReservation:
+    """Finds the tenant that has been below its reservation longest, repeatedly while slots are given out."""
+
+    __slots__ = ("_heap", "slots", "soonest")
+
+    def __init__(self, slots: TenantSlots, tenants: Container[str]) -> None:
+        self.slots = slots
+        self._heap = [(slots.due(tenant), tenant) for tenant in slots.reserved if tenant in tenants]
+        """Dues as of now. A tenant that gets a slot is due later; `first` looks that up."""
+        heapify(self._heap)
+        self.soonest = self._heap[0][0] if self._heap else inf
+        """No tenant is below its reservation while fewer slots are given out."""
+
+    def first(self, tenants: Container[str]) -> str | None:
+        """Return the tenant; None if none is below. A tenant that is not in `tenants` has no more work."""
+        heap, slots = self._heap, self.slots
+        while heap and heap[0][0] <= slots.num_held:
+            due, tenant = heap[0]
+            if tenant not in tenants:
+                heappop(heap)
+            elif due == (later := slots.due(tenant)):
+                return tenant
+            else:
+                heapreplace(heap, (later, tenant))
+        self.soonest = heap[0][0] if heap else inf
+        return None
+
+
+def reserved_first(requests: Iterable[Request], slots: TenantSlots) -> list[Request]:
+    """Move requests of tenants below their reservation forward, among requests of one class in policy order.
+
+    The reservations hold for every prefix of the result, as far as the tenants have work.
+    """
+    order = list(requests)
+    if not order or order[0].priority == order[-1].priority:
+        return _reserved_first(order, slots)
+    out: list[Request] = []
+    for _, band in groupby(order, key=attrgetter("priority")):
+        equals = list(band)
+        out += _reserved_first(equals, slots)
+        for request in equals:
+            slots.count(request.tenant)
+    return out
+
+
+def _reserved_first(order: Sequence[Request], slots: TenantSlots) -> list[Request]:
+    """Do it within one priority: a request goes as soon as it is due, and the others fill the gaps in their order."""
+    num_held = slots.num_held
+    out: list[Request] = []
+    left: list[Request | None] = [*order]  # None: moved forward
+    index = 0
+    for _, due, first in slots.dues(order):
+        while num_held < due:
+            request = left[index]
+            index += 1
+            if request is not None:
+                out.append(request)
+                num_held += 1
+        if first >= index:
+            out.append(order[first])
+            left[first] = None
+            num_held += 1
+    out += [request for request in left[index:] if request is not None]
+    return out
