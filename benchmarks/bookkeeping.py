@@ -80,7 +80,7 @@ def main() -> int:
     print(f"{'decoding':>10}{'whole ms':>10}{'p90':>8}{'plan ms':>10}")
     for slots in (1, 16, 64, 256):
         engine = make_engine(slots)
-        decide = engine._scheduler._planner  # noqa: SLF001 -- the plan is timed inside the step
+        decide = engine.host.planner  # noqa: SLF001 -- the plan is timed inside the step
         plans: list[float] = []
 
         def timed(snapshot: Snapshot, decide=decide, plans=plans):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
@@ -89,7 +89,7 @@ def main() -> int:
             plans.append(time.thread_time() - begin)
             return plan
 
-        engine._scheduler._planner = timed  # noqa: SLF001 -- as above
+        engine.host.planner = timed  # noqa: SLF001 -- as above
         whole = []
         for _ in range(steps):
             begin = time.thread_time()

@@ -101,7 +101,7 @@ class Bench:
         """Replay so many seconds; with `fills`, twice as much offline work waits as there are slots."""
         engine = self.engine
         engine.reset()
-        engine._scheduler._planner = planner  # noqa: SLF001 -- the policy is what is compared
+        engine.host.planner = planner  # noqa: SLF001 -- the policy is what is compared
         pool = requests((self.offline[i % len(self.offline)] for i in count(97 * seed)), OFFLINE, seed)
         people = [
             one for one in zip(online, requests(iter(online), ONLINE, seed), strict=True) if one[0].seconds < seconds

@@ -344,7 +344,7 @@ def make_bench(
     """An engine whose policy is told what matters, with 8 slots and small chunks unless said."""
     from ballast_engine.engine import Engine
     from ballast_engine.options import EngineOptions
-    from ballast_engine.static import StaticEngine
+    from ballast_engine.static import StaticEngine, plan_static
     from ballast_policy.snapshot import PolicyConfig
 
     executor, clock = TokenMemory(num_blocks, block_tokens, max_model_len), Ticks()
@@ -356,6 +356,7 @@ def make_bench(
         policy=PolicyConfig(**{**told, **policy}),
         options=EngineOptions(directory=Path(), **(options or {})),
         clock=clock,
+        **({"planner": plan_static} if kind is StaticEngine else {}),
     )
     return Bench(engine, executor, clock)
 

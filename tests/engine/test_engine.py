@@ -10,8 +10,8 @@ import pytest
 from ballast_engine.errors import DuplicateRequest, IntegrityError, InvalidRequest, RequestTooLong
 from ballast_engine.meter import MOST_PAYERS
 from ballast_engine.request import FinishReason
-from ballast_engine.scheduler import MOST_IDLE
 from ballast_engine.stats import StepKind
+from ballast_policy.host import MOST_IDLE
 from ballast_policy.plan import Plan
 from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import TenantShare
@@ -313,7 +313,7 @@ def test_counts_by_class_follow_requests(bench_of: Make, generation: Make) -> No
     assert (stats.online.running, stats.offline.running) == (3, 1)
     assert (stats.online.waiting, stats.offline.waiting) == (3, 5)
     assert (stats.online.reserved, stats.offline.reserved, stats.offline.lent) == (3, 1, 0)
-    assert stats.is_floor_met
+    assert stats.reservation.is_met
     assert stats.kv_used + stats.kv_cached + stats.kv_free == 64
 
 
@@ -351,7 +351,7 @@ def test_names_of_tenants_do_not_pile_up(bench_of: Make, generation: Make) -> No
 
     assert len(service) == MOST_PAYERS + 1 + 20
     assert sum(service.values()) == 1500 * 3
-    assert len(bench.engine._scheduler.ledgers[RequestClass.ONLINE].services) <= MOST_IDLE
+    assert len(bench.engine.host.ledgers[RequestClass.ONLINE].services) <= MOST_IDLE
 
 
 def test_most_of_what_is_reserved_of_kv_is_used(bench_of: Make, generation: Make) -> None:
@@ -415,14 +415,14 @@ def test_an_idle_engine_may_forget_what_it_saw(bench_of: Make, generation: Make)
 
 def test_answers_of_the_warm_up_are_no_experience(bench_of: Make, generation: Make) -> None:
     bench = bench_of()
-    before = bench.engine._scheduler.experience.expectation
+    before = bench.engine.host.experience.expectation
     for i in range(40):
         bench.engine.submit(generation(str(i), online=False, max_tokens=2))
     bench.run()
-    assert bench.engine._scheduler.experience.expectation != before
+    assert bench.engine.host.experience.expectation != before
     bench.engine.reset()
 
-    assert bench.engine._scheduler.experience.expectation == before
+    assert bench.engine.host.experience.expectation == before
 
 
 def test_a_broken_book_is_reported(bench_of: Make, generation: Make) -> None:
@@ -463,7 +463,7 @@ def test_a_half_computed_block_is_nobodys_prefix(bench_of: Make, generation: Mak
 def test_an_admission_that_turns_out_not_to_fit_waits_on(bench_of: Make, generation: Make) -> None:
     bench = bench_of(num_blocks=8)
     scheduler = bench.engine._scheduler
-    sane = scheduler._planner
+    sane = scheduler.host.planner
     bench.engine.submit(generation("victim", LONG, False, max_tokens=12, ignore_eos=True))
     bench.step(2)
     bench.engine.submit(generation("admitted", [*LONG, *range(1, 11)], max_tokens=2, ignore_eos=True))
@@ -474,7 +474,7 @@ def test_an_admission_that_turns_out_not_to_fit_waits_on(bench_of: Make, generat
         return Plan(((request, 30 - request.num_cached),), (request,), preempt=tuple(snapshot.residents))
 
     scheduler.residency.pool.allocate(999, 2)
-    scheduler._planner = overcommitted
+    scheduler.host.planner = overcommitted
     bench.engine.step()
     stats = bench.engine.stats()
 
@@ -482,7 +482,7 @@ def test_an_admission_that_turns_out_not_to_fit_waits_on(bench_of: Make, generat
     assert (stats.online.waiting, stats.online.running, stats.offline.waiting) == (1, 0, 1)
 
     scheduler.residency.pool.release(999, [b for b in range(8) if scheduler.residency.pool._count[b]])
-    scheduler._planner = sane
+    scheduler.host.planner = sane
     bench.run()
 
     assert len(bench.tokens("admitted")) == 2
@@ -495,12 +495,12 @@ def test_more_cached_than_the_plan_knew_of_shortens_the_grant(bench_of: Make, ge
     bench.engine.submit(generation("a", LONG))
     bench.run()
     bench.engine.submit(generation("b", LONG))
-    sane, scheduler._planner = (
-        scheduler._planner,
+    sane, scheduler.host.planner = (
+        scheduler.host.planner,
         lambda snapshot: Plan(((snapshot.waiting[0], 20),), tuple(snapshot.waiting)),
     )
     bench.step()
-    scheduler._planner = sane
+    scheduler.host.planner = sane
     bench.run()
 
     assert bench.executor.batches[-8].query_start.tolist() == [0, 4]
@@ -513,7 +513,7 @@ def test_an_idle_engine_waits_a_moment_for_what_comes_together(bench_of: Make, g
     engine.submit(generation("first", online=False))
     assert not engine.step()
     assert bench.executor.batches == []
-    assert engine.stats().is_floor_met
+    assert engine.stats().reservation.is_met
     engine.submit(generation("second"))
     assert not engine.step()
     assert bench.executor.batches == []

@@ -100,16 +100,16 @@ def machine(make_bench: Callable[..., Any], generation: Callable[..., Any], *, i
             super().__init__()
             self.bench = make_bench(num_blocks=14, slots=4, chunk_tokens=12, offline_share=0.25, max_model_len=40)
             scheduler = self.bench.engine._scheduler
-            self.sane = scheduler._planner, scheduler._nested_planner
-            scheduler._planner = suspendable(scheduler._planner)
+            self.sane = scheduler.host.planner, scheduler.host.nested_planner
+            scheduler.host.planner = suspendable(scheduler.host.planner)
             self.sent: dict[str, Any] = {}
 
         @rule(seed=st.integers(0, 2**32))
         def shuffle(self, seed: int) -> None:
             if is_chaotic:
                 chaos = Chaos(Random(seed))
-                self.bench.engine._scheduler._planner = chaos
-                self.bench.engine._scheduler._nested_planner = chaos.nested
+                self.bench.engine.host.planner = chaos
+                self.bench.engine.host.nested_planner = chaos.nested
 
         @rule(
             prefix=st.sampled_from(PREFIXES),
@@ -207,7 +207,7 @@ def machine(make_bench: Callable[..., Any], generation: Callable[..., Any], *, i
 
         def teardown(self) -> None:
             scheduler = self.bench.engine._scheduler
-            scheduler._planner, scheduler._nested_planner = self.sane
+            scheduler.host.planner, scheduler.host.nested_planner = self.sane
             self.bench.run()
             for do in self.bench.executor.meanwhile:
                 do()

@@ -188,7 +188,7 @@ def juggle(random: Random) -> Callable[[Snapshot], Plan]:
 @pytest.mark.parametrize("seed", range(3))
 def test_parked_and_resumed(model: Model, requests: list[GenerationRequest], seed: int) -> None:
     engine = model.engine()
-    engine._scheduler._planner = juggle(Random(seed))
+    engine.host.planner = juggle(Random(seed))
     found = answers(engine, requests)
 
     assert engine.stats().online.parked_steps + engine.stats().offline.parked_steps > 20
@@ -225,8 +225,8 @@ class Interrupting:
 @pytest.mark.parametrize("seed", range(3))
 def test_suspended_and_beside_newcomers(model: Model, requests: list[GenerationRequest], seed: int) -> None:
     engine, random = model.engine(chunk_tokens=48), Random(seed)
-    planner = engine._scheduler._planner
-    engine._scheduler._planner = lambda snapshot: replace(planner(snapshot), suspendable_seconds=10.0)
+    planner = engine.host.planner
+    engine.host.planner = lambda snapshot: replace(planner(snapshot), suspendable_seconds=10.0)
     late = [request for request in requests if request.request_class is RequestClass.ONLINE]
     executor = engine._executor = Interrupting(engine, random.sample(late, len(late)), random)
     found: dict[str, list[int]] = {request.request_id: [] for request in requests}

@@ -34,7 +34,7 @@ def bench(bench_of: Make) -> Any:
 
 
 def let_stand(bench: Any, seconds: float) -> None:
-    bench.engine._scheduler._planner = lambda snapshot: replace(plan(snapshot), suspendable_seconds=seconds)
+    bench.engine.host.planner = lambda snapshot: replace(plan(snapshot), suspendable_seconds=seconds)
 
 
 # The executor
@@ -264,7 +264,7 @@ def test_who_is_parked_in_flight_still_gets_the_token_of_the_step(bench_of: Make
     bench = bench_of(slots=1, chunk_tokens=64, offline_share=0.0)
     let_stand(bench, 1.0)
     engine = bench.engine
-    engine._scheduler._nested_planner = park_everybody
+    engine.host.nested_planner = park_everybody
     engine.submit(generation("job", LONG, online=False, max_tokens=4, ignore_eos=True))
     bench.executor.meanwhile = [lambda: engine.submit(generation("person", max_tokens=3, ignore_eos=True))]
     bench.step(2)
@@ -302,7 +302,7 @@ def test_the_time_that_a_step_stood_is_not_its_own(bench: Any, generation: Make)
     assert step.seconds == pytest.approx(5.0, abs=0.1)
     assert step.stood_seconds == pytest.approx(0.5, abs=0.1)
     assert engine.stats().suspended_steps == 1
-    assert engine._scheduler.fit.num_steps == 2
+    assert engine.host.fit.num_steps == 2
 
 
 def test_the_first_token_is_noted_when_it_is_there(bench: Any, generation: Make) -> None:

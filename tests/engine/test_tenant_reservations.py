@@ -12,7 +12,7 @@ Make = Callable[..., Any]
 
 
 def slots_of(bench: Any) -> Counter[str]:
-    residents = bench.engine._scheduler.residency.sequences()
+    residents = bench.engine._scheduler.live.values()
     return Counter(s.request.tenant for s in residents if s.request.phase is Phase.RUNNING)
 
 

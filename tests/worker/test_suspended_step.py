@@ -31,8 +31,8 @@ class SlowRunner:
 def test_an_http_request_suspends_the_offline_step_in_flight(serve, make_config) -> None:
     with serve(make_config()) as serving, serving.client() as client:
         engine = serving.worker.engine
-        decide = engine._scheduler._planner
-        engine._scheduler._planner = lambda snapshot: replace(decide(snapshot), suspendable_seconds=10.0)
+        decide = engine.host.planner
+        engine.host.planner = lambda snapshot: replace(decide(snapshot), suspendable_seconds=10.0)
         runner = engine._executor = SlowRunner(engine._executor)
         serving.worker.loop.submit(
             GenerationRequest(

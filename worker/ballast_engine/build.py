@@ -14,8 +14,9 @@ from ballast_engine.executor import Executor, kv_bytes_per_block
 from ballast_engine.loader import LoadedModel, load
 from ballast_engine.options import EngineOptions
 from ballast_engine.request import GenerationRequest, SamplingParams
-from ballast_engine.static import StaticEngine
+from ballast_engine.static import StaticEngine, plan_static
 from ballast_engine.tokenizer import Tokenizer
+from ballast_policy.planner import plan
 from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import PolicyConfig
 
@@ -66,7 +67,14 @@ def build_engine(
         block_tokens=options.block_tokens,
     )
     kind = StaticEngine if options.mode == "static" else Engine
-    engine = kind(executor=executor, tokenizer=tokenizer, policy=policy, options=options, clock=clock)
+    engine = kind(
+        executor=executor,
+        tokenizer=tokenizer,
+        policy=policy,
+        options=options,
+        clock=clock,
+        planner=plan_static if options.mode == "static" else plan,
+    )
     started = time.perf_counter()
     warm_up(engine)
     log.info(

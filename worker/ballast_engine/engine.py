@@ -31,10 +31,11 @@ from ballast_engine.sequence import Sequence
 from ballast_engine.stats import NO_STEP, EngineStats, StepKind, StepRecord
 from ballast_engine.suspension import Interrupt, Suspended
 from ballast_engine.tables import Tables
-from ballast_policy.plan import Plan
+from ballast_policy.host import Host, NestedPlanner, Planner
 from ballast_policy.planner import plan
 from ballast_policy.request import RequestClass
-from ballast_policy.snapshot import PolicyConfig, Snapshot
+from ballast_policy.snapshot import PolicyConfig
+from ballast_policy.suspension import plan_nested
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +74,8 @@ class Engine:
         policy: PolicyConfig,
         options: EngineOptions,
         clock: Callable[[], float] = time.monotonic,
+        planner: Planner = plan,
+        nested_planner: NestedPlanner = plan_nested,
     ) -> None:
         self.last_step: StepRecord = NO_STEP
         self.is_healthy = True
@@ -95,8 +98,9 @@ class Engine:
                 BlockPool(executor.num_blocks, executor.block_tokens, has_prefix_cache=options.prefix_cache),
                 Tables(executor.block_tokens, -(-capacity // executor.block_tokens)),
             ),
-            self._plan,
             policy,
+            planner=planner,
+            nested_planner=nested_planner,
         )
         self._meter = Meter()
         self._failures_in_a_row = 0
@@ -121,9 +125,14 @@ class Engine:
         return self._executor.footprint
 
     @property
+    def host(self) -> Host:
+        """The policy host; only the engine's thread may call it."""
+        return self._scheduler.host
+
+    @property
     def policy(self) -> PolicyConfig:
         """What the policy is told now."""
-        return self._scheduler.policy
+        return self._scheduler.host.config
 
     # From any thread
 
@@ -217,7 +226,7 @@ class Engine:
     def _advance(self, flight: Flight) -> list[Output]:
         """Compute a step to its end, or to where it is interrupted while it may be."""
         begun = self._clock()
-        self._scheduler.interference.began(flight.step.plan, begun)
+        self._scheduler.host.began(flight.step.plan, begun)
         try:
             drawn = self._compute(flight, self._interrupt if flight.seconds_left > 0 else None)
         except Exception as error:
@@ -226,7 +235,7 @@ class Engine:
             return self._fail(flight.step.members, error)
         finally:
             ended = self._clock()
-            self._scheduler.interference.ended(ended)
+            self._scheduler.host.ended(ended)
         flight.run_seconds += ended - begun
         if drawn is None:
             return []
@@ -255,7 +264,7 @@ class Engine:
     def reset(self) -> None:
         """Forget cached prefixes and counters, but not what the cost model learned; for an idle engine."""
         self._scheduler.residency.pool.forget()
-        self._scheduler.forget()
+        self._scheduler.host.forget()
         self._meter = Meter()
         self.last_step = NO_STEP
 
@@ -313,22 +322,19 @@ class Engine:
         self.is_healthy = True
         outputs = []
         drawn = iter(tokens)
-        residency, meter = self._scheduler.residency, self._meter
+        residency, host, meter = self._scheduler.residency, self._scheduler.host, self._meter
         now = self._clock()
         for sequence, num_tokens in [*((sequence, 1) for sequence in step.decodes), *step.chunks]:
             request = sequence.request
             residency.settle(sequence, num_tokens)
             is_drawn = request.num_computed == request.num_tokens
-            meter.note_tokens(sequence, num_tokens, is_drawn=is_drawn)
+            meter.note_tokens(request, *host.computed(request, num_tokens, now), is_drawn=is_drawn)
             if is_drawn:
                 sequence.append(next(drawn))
-                if request.first_token == inf:
-                    request.first_token = now
-                    self._scheduler.interference.answered(request, now)
                 output = self._deliver(sequence)
                 if output is not None:
                     outputs.append(output)
-        meter.settle_bills(self._scheduler)
+        meter.note_charges(host.settle())
         return outputs
 
     def _deliver(self, sequence: Sequence) -> Output | None:
@@ -345,11 +351,9 @@ class Engine:
         """Take a request out wherever it stands, and write its last output."""
         del self._by_id[sequence.request_id]
         self._inbox.free_id(sequence.request_id)
-        self._scheduler.interference.finished(sequence.request, self._clock())
         self._release(sequence, reason)
         text = ""
         if reason in {FinishReason.STOP, FinishReason.LENGTH}:
-            self._scheduler.experience.finished(sequence.request)
             sequence.read()
             text = sequence.take_text() + sequence.text.end()
         output = sequence.tell(text)
@@ -359,19 +363,17 @@ class Engine:
             output.generated = sequence.generated
         return output
 
-    def _release(self, sequence: Sequence, reason: FinishReason) -> None:  # noqa: ARG002 -- static batching asks why
+    def _release(self, sequence: Sequence, reason: FinishReason) -> None:
         """Free what a request holds."""
-        self._scheduler.leave(sequence)
-
-    def _plan(self, snapshot: Snapshot) -> Plan:
-        return plan(snapshot)
+        is_complete = reason in {FinishReason.STOP, FinishReason.LENGTH}
+        self._scheduler.leave(sequence, self._clock(), is_complete=is_complete)
 
     def _record(self, flight: Flight) -> None:
         """Learn what the step took, without the time that it stood still: a nested step is a step of its own."""
         step, work = flight.step, flight.work
-        self._meter.note_step(self._scheduler.residency, flight)
+        self._meter.note_step(self._scheduler, flight)
         seconds = self._clock() - flight.started - flight.seconds_stood
-        self._scheduler.observe(work, seconds)
+        self._scheduler.host.observed(work, seconds)
         self.last_step = StepRecord(
             kind=StepKind.DECODE if not step.chunks else StepKind.MIXED if step.decodes else StepKind.PREFILL,
             seconds=seconds,
@@ -382,7 +384,7 @@ class Engine:
             num_decode=work.num_decode,
             admissions=step.admissions,
             because=step.plan.because,
-            is_nested=step.is_nested,
+            is_nested=step.dispatch.is_nested,
             stood_seconds=flight.seconds_stood,
         )
 

@@ -184,6 +184,7 @@ class Intake:
             prefix_group=self._place(generation.prefix_group, seq),
             num_tokens=num_tokens,
             num_output=len(generated),
+            most_computed=num_tokens - 1 if generated else 0,
         )
         set_slo(request, generation, policy)
         sampling = generation.sampling
@@ -201,7 +202,6 @@ class Intake:
             ends=self._ends(sampling),
             salt=f"{generation.tenant}\0{generation.cache_salt}" if self._isolates_tenants else generation.cache_salt,
             # An earlier attempt computed all of this but the last token.
-            most_computed=num_tokens - 1 if generated else 0,
         )
         if generated:
             sequence.last_token = generated[-1]

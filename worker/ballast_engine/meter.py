@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 
 from ballast_engine.flight import Flight
 from ballast_engine.footprint import PHASES, PhaseWork
-from ballast_engine.residency import Residency
 from ballast_engine.scheduler import Scheduler, Step
-from ballast_engine.sequence import Sequence
 from ballast_engine.stats import ClassStats, EngineStats
-from ballast_policy.fairness import token_cost
+from ballast_policy.host import Host
 from ballast_policy.plan import Reason
-from ballast_policy.request import Phase, RequestClass
+from ballast_policy.request import Phase, Request, RequestClass
 
 Payer = tuple[RequestClass, str]
 MOST_PAYERS = 1000
@@ -39,8 +38,6 @@ class Meter:
     classes: dict[RequestClass, ClassMeter] = field(default_factory=lambda: {c: ClassMeter() for c in RequestClass})
     service: dict[Payer, float] = field(default_factory=dict)
     work: dict[str, PhaseWork] = field(default_factory=lambda: {phase: PhaseWork() for phase in PHASES})
-    bills: dict[Payer, float] = field(default_factory=dict)
-    """What the step at hand charges; `settle_bills` empties it."""
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
     steps: int = 0
@@ -50,13 +47,11 @@ class Meter:
     unused_positions: int = 0
     """Summed over steps; with `held_positions` the mean waste."""
     held_positions: int = 0
-    is_floor_met: bool = True
 
     def note_plan(self, step: Step) -> None:
         """Count what the plan did to requests, whether or not its computing succeeds."""
         plan = step.plan
-        self.deferred_grants += step.num_deferred
-        self.is_floor_met = step.is_floor_met
+        self.deferred_grants += step.dispatch.num_deferred
         if plan.preempt:
             reasons = {because.request: because.reason for because in plan.because}
             for request in plan.preempt:
@@ -67,43 +62,30 @@ class Meter:
             self.prefix_query_tokens += admission.num_tokens
             self.prefix_hit_tokens += admission.num_cached
 
-    def note_tokens(self, sequence: Sequence, num_tokens: int, *, is_drawn: bool) -> None:
-        """Count tokens that were just computed, as new (billed to the tenant) or as computed again (nobody's bill)."""
-        request = sequence.request
+    def note_tokens(self, request: Request, num_new: int, num_wasted: int, *, is_drawn: bool) -> None:
+        """Count tokens that were computed: new ones of the prompt, those computed again, and the drawn one."""
         meter = self.classes[request.request_class]
-        end = request.num_computed
-        start = end - num_tokens
-        before = sequence.most_computed
-        num_new = 0
-        if start < before:
-            meter.wasted_tokens += min(end, before) - start
-        if end > before:
-            sequence.most_computed = end
-            if start < request.num_prompt:
-                num_new = max(0, min(end, request.num_prompt) - max(start, before))
-                meter.prefill_tokens += num_new
+        meter.prefill_tokens += num_new
+        meter.wasted_tokens += num_wasted
         meter.decode_tokens += is_drawn
-        if num_new or is_drawn:
-            payer = (request.request_class, request.tenant)
-            self.bills[payer] = self.bills.get(payer, 0.0) + token_cost(num_new, is_drawn)
 
-    def settle_bills(self, scheduler: Scheduler) -> None:
-        """Charge the step's bills to the tenants' ledgers."""
-        for payer, cost in self.bills.items():
-            request_class, tenant = payer
-            scheduler.ledgers[request_class].charge(tenant, cost)
-            service = self.service
-            is_new = request_class is RequestClass.ONLINE and payer not in service
-            counted = OTHERS if is_new and len(service) >= MOST_PAYERS else payer
-            service[counted] = service.get(counted, 0.0) + cost
-        self.bills.clear()
+    def note_charges(self, charges: Iterable[tuple[RequestClass, Mapping[str, float]]]) -> None:
+        """Add what the step charged to the service by class and tenant."""
+        service = self.service
+        for request_class, by_tenant in charges:
+            for tenant, cost in by_tenant.items():
+                payer = (request_class, tenant)
+                is_new = request_class is RequestClass.ONLINE and payer not in service
+                counted = OTHERS if is_new and len(service) >= MOST_PAYERS else payer
+                service[counted] = service.get(counted, 0.0) + cost
 
-    def note_step(self, residency: Residency, flight: Flight) -> None:
-        """Count a step that was computed. Nobody sits out a nested one beside the step that it belongs to."""
+    def note_step(self, scheduler: Scheduler, flight: Flight) -> None:
+        """Count a step that was computed. No request sits out a nested step: it belongs to the suspended one."""
         self.steps += 1
         self._note_work(flight)
-        if not flight.step.is_nested:
-            for request_class, held in residency.held.items():
+        residency = scheduler.residency
+        if not flight.step.dispatch.is_nested:
+            for request_class, held in scheduler.host.held.items():
                 self.classes[request_class].parked_steps += held[Phase.PARKED]
         if flight.seconds_stood:
             self.suspended_steps += 1
@@ -134,14 +116,14 @@ class Meter:
 
     def stats(self, scheduler: Scheduler) -> EngineStats:
         """Put the value together."""
-        residency = scheduler.residency
+        residency, host = scheduler.residency, scheduler.host
         pool = residency.pool
         used, cached = pool.num_used, pool.num_cached
-        slots, reserved = scheduler.policy.slots, scheduler.reserved
+        slots, reservation = host.config.slots, host.reservation
         return EngineStats(
             slots=slots,
-            online=self._class_stats(scheduler, RequestClass.ONLINE, slots - reserved),
-            offline=self._class_stats(scheduler, RequestClass.OFFLINE, reserved),
+            online=self._class_stats(host, RequestClass.ONLINE, slots - reservation.slots),
+            offline=self._class_stats(host, RequestClass.OFFLINE, reservation.slots),
             kv_used=used,
             kv_cached=cached,
             kv_free=pool.num_blocks - used - cached,
@@ -153,23 +135,23 @@ class Meter:
             failed_steps=self.failed_steps,
             suspended_steps=self.suspended_steps,
             deferred_grants=self.deferred_grants,
-            batch_ceiling=scheduler.ceiling or slots,
-            cost=scheduler.fit.model,
-            cost_error_ratio=scheduler.fit.error,
-            is_floor_met=self.is_floor_met,
+            batch_ceiling=host.ceiling or slots,
+            cost=host.cost,
+            cost_error_ratio=host.fit.error if host.fit else 0.0,
+            reservation=reservation,
             service=dict(self.service),
             work={phase: copy(work) for phase, work in self.work.items()},
-            allowance=scheduler.interference.allowance,
-            interference=None if scheduler.interference.cap is None else scheduler.interference.inflation,
+            allowance=host.interference.allowance,
+            interference=None if host.interference.cap is None else host.interference.inflation,
         )
 
-    def _class_stats(self, scheduler: Scheduler, request_class: RequestClass, reserved: int) -> ClassStats:
-        held = scheduler.residency.held[request_class]
+    def _class_stats(self, host: Host, request_class: RequestClass, reserved: int) -> ClassStats:
+        held = host.held[request_class]
         counts = self.classes[request_class]
         return ClassStats(
             running=held[Phase.RUNNING],
             parked=held[Phase.PARKED],
-            waiting=scheduler.backlog.count(request_class),
+            waiting=host.backlog.count(request_class),
             reserved=reserved,
             lent=max(0, held[Phase.RUNNING] - reserved),
             prefill_tokens=counts.prefill_tokens,

@@ -36,10 +36,6 @@ class Sequence:
     """One per full block of tokens, each computed once."""
     num_registered: int = 0
     """Leading blocks whose content can be found, or came from the cache."""
-    most_computed: int = 0
-    """Furthest `num_computed` ever: what lies below is computed again."""
-    num_cached: int | None = None
-    """Prompt tokens that the prefix cache gave at the first admission; None before."""
     num_told: int = 0
     """Generated tokens that stood in an output, or came with the request."""
     num_read: int = 0
@@ -116,7 +112,7 @@ class Sequence:
             num_output=request.num_output,
         )
         if not self.is_announced:
-            output.num_cached = self.num_cached or 0
+            output.num_cached = request.num_prompt_cached
             self.is_announced = True
         self.num_told = request.num_output
         return output

@@ -19,15 +19,16 @@ from ballast_policy.request import Phase, Request
 from ballast_policy.snapshot import Snapshot
 
 
+def plan_static(snapshot: Snapshot) -> Plan:
+    """Continue the current batch; admit the next one, with its prompts in one piece, when none is left."""
+    if snapshot.residents:
+        return Plan(grants=tuple((request, request.remaining) for request in snapshot.residents))
+    batch = _next_batch(snapshot)
+    return Plan(grants=tuple((request, request.num_tokens - request.num_cached) for request in batch), admit=batch)
+
+
 class StaticEngine(Engine):
     """An engine whose rows stay in the batch until the last of them has ended."""
-
-    def _plan(self, snapshot: Snapshot) -> Plan:
-        """Continue the batch at hand; let the next one in, with its prompts in one piece, when none is left."""
-        if snapshot.residents:
-            return Plan(grants=tuple((request, request.remaining) for request in snapshot.residents))
-        batch = _next_batch(snapshot)
-        return Plan(grants=tuple((request, request.num_tokens - request.num_cached) for request in batch), admit=batch)
 
     @property
     def _padding(self) -> list[Sequence]:
@@ -46,7 +47,7 @@ class StaticEngine(Engine):
         is_over = len(padding) == len(self._scheduler.residency)
         for sequence in padding:
             if is_over or sequence.request.num_tokens > self.max_tokens:
-                self._scheduler.leave(sequence)
+                self._scheduler.leave(sequence, self._clock(), is_complete=True)
 
     def _finish(self, step: Step, tokens: Items[int]) -> list[Output]:
         padding = set(self._padding)

@@ -12,6 +12,7 @@ from ballast_policy.cost import CostModel
 from ballast_policy.interference import UNCHECKED, Allowance
 from ballast_policy.plan import Because, Reason
 from ballast_policy.request import RequestClass
+from ballast_policy.reservation import Reservation
 
 
 class StepKind(StrEnum):
@@ -113,8 +114,8 @@ class EngineStats:
     cost: CostModel
     cost_error_ratio: float
     """Median relative error of the cost model over the steps it was fitted to; inf before."""
-    is_floor_met: bool
-    """Offline took part in the last step with its reserved slots, or with all it had."""
+    reservation: Reservation
+    """What is reserved for offline, and whether offline had it in the last step."""
     service: Mapping[tuple[RequestClass, str], float]
     """Tokens by class and tenant, weighed as the policy weighs them (input 1, output 2)."""
     work: Mapping[str, PhaseWork] = field(default_factory=dict)

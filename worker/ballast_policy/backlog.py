@@ -143,8 +143,8 @@ class Backlog:
         Tenants take turns as they would if each request were admitted as it is listed: its input is charged to a
         copy of the ledger, and in a class with `slots` a tenant below its reservation goes first. `room` limits how
         many offline requests of a tenant are worth listing (slots it may still take): one more than that is listed,
-        which says why it waits, and does not count. A class ends early, behind `LEAST` requests, once it has `num_tokens` to compute:
-        a step computes no more than its chunk.
+        which says why it waits, and does not count. A class ends early, behind `LEAST` requests, once it has
+        `num_tokens` to compute: a step computes no more than its chunk.
         """
         out: list[Request] = []
         for request_class in RequestClass:

@@ -116,8 +116,8 @@ class Host:
         self.cost = cost or CostModel()
         self.experience = Experience(config.num_blocks * config.block_tokens)
         self.interference = Interference()
-        self._planner = planner
-        self._nested_planner = nested_planner
+        self.planner = planner
+        self.nested_planner = nested_planner
         self._present: dict[RequestClass, dict[str, int]] = {request_class: {} for request_class in RequestClass}
         """Requests by tenant, from `enter` to `leave`."""
         self._bills: dict[RequestClass, dict[str, float]] = {request_class: {} for request_class in RequestClass}
@@ -189,12 +189,12 @@ class Host:
     def schedule(self, kv: Kv, now: float) -> Dispatch:
         """Plan a step and carry the plan out, up to the computing."""
         snapshot = self.snapshot(kv, now)
-        return self.dispatch(snapshot, self._planner(snapshot), kv)
+        return self.dispatch(snapshot, self.planner(snapshot), kv)
 
     def nest(self, kv: Kv, now: float, in_flight: Collection[Request], seconds: float) -> Dispatch:
         """Plan a step of at most `seconds` for new online requests while the step of `in_flight` is suspended."""
         snapshot = self.snapshot(kv, now)
-        nested = self._nested_planner(snapshot, in_flight, seconds)
+        nested = self.nested_planner(snapshot, in_flight, seconds)
         return replace(self._carry_out(nested, kv, now), is_nested=True)
 
     def snapshot(self, kv: Kv, now: float) -> Snapshot:

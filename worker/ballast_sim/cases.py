@@ -79,8 +79,9 @@ class Court:
             found.reservation_shortfall <= MOST_SHORT,
             f"online asks for {rate:,.0f} tokens/s, {OVERLOAD:g} times what the engine does; {reservation.slots} of "
             f"{config.slots} slots and {reservation.chunk} prefill tokens of a step are reserved; offline holds "
-            f"{slots:.1f} slots on average and prefills {prefill:.1f} tokens a step: {found.reservation_shortfall:.3%} of the reserved "
-            f"slot-seconds are missing, offline does {found.offline.total:,.0f} tokens/s",
+            f"{slots:.1f} slots on average and prefills {prefill:.1f} tokens a step: "
+            f"{found.reservation_shortfall:.3%} of the reserved slot-seconds are missing, offline does "
+            f"{found.offline.total:,.0f} tokens/s",
             {"shortfall": found.reservation_shortfall, "slots": slots, "offline_tokens_per_s": found.offline.total},
         )
 

@@ -264,7 +264,7 @@ def _engine(figures: Figures) -> Iterator[Metric]:
         "ballast_offline_floor_met",
         "1: offline took part in the last step with its reserved slots, or with all it had.",
         (),
-        [((), stats.is_floor_met)],
+        [((), stats.reservation.is_met)],
     )
     yield _counter(
         "ballast_suspended_steps",
