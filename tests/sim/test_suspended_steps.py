@@ -63,7 +63,8 @@ def test_newcomers_have_their_first_token_sooner_and_nothing_is_computed_twice()
     assert report(suspended).ttft.p50 < 0.9 * report(whole).ttft.p50
     assert report(suspended).tpot_attainment == 1
     assert all(item.num_recomputed == 0 for item in suspended.online)
-    suspended.replicas[0].kv.check([suspended.replicas[0].items[seq] for seq in suspended.replicas[0].residents])
+    (replica,) = suspended.replicas
+    replica.kv.check([replica.items[seq] for seq in replica.host.residents])
 
 
 @pytest.mark.parametrize("cap", [0.2, 0.4])

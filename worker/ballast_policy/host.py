@@ -45,6 +45,10 @@ HINTED = 32
 _DECODE = (0, 0)
 
 
+class IllegalPlan(ValueError):
+    """A plan that no engine can carry out: always a bug in the planner."""
+
+
 class Kv(Protocol):
     """The KV blocks of an engine. Each method keeps the block counts in the request's record true."""
 
@@ -148,7 +152,7 @@ class Host:
         if request.phase is WAITING:
             self.backlog.remove(request)
         else:
-            self._move(request, WAITING)
+            self._move(request, WAITING, RUNNING, PARKED)
             del self.residents[request.seq]
         present = self._present[request.request_class]
         present[request.tenant] -= 1
@@ -243,19 +247,21 @@ class Host:
 
     def _carry_out(self, plan: Plan, kv: Kv, now: float) -> Dispatch:
         for request in plan.preempt:
-            kv.release(request)
             self.preempt(request)
+            kv.release(request)
         for request in plan.park:
             self.park(request)
         for request in plan.resume:
             self.resume(request)
         for request in plan.admit:
-            kv.admit(request)
             self.admit(request)
+            kv.admit(request)
         grants: list[tuple[Request, int]] = []
         num_deferred = 0
         for request, granted in plan.grants:
             num_tokens = min(granted, request.remaining)  # the cache may have given more than the plan knew of
+            if num_tokens < 1 or request.phase is not RUNNING or (num_tokens < granted and request not in plan.admit):
+                raise IllegalPlan(f"{granted} tokens granted to {request}")
             if kv.extend(request, num_tokens):
                 grants.append((request, num_tokens))
                 continue
@@ -270,27 +276,29 @@ class Host:
 
     def admit(self, request: Request) -> None:
         """Note that a waiting request got a slot."""
+        self._move(request, RUNNING, WAITING)
         self.backlog.remove(request)
-        self._move(request, RUNNING)
         self.residents[request.seq] = request
 
     def preempt(self, request: Request) -> None:
         """Note that a resident gave up its slot and its KV; it waits again."""
-        self._move(request, WAITING)
+        self._move(request, WAITING, RUNNING, PARKED)
         del self.residents[request.seq]
         request.steps_waited = 0
         self.backlog.add(request)
 
     def park(self, request: Request) -> None:
         """Note that a running request gave up its slot and keeps its KV."""
-        self._move(request, PARKED)
+        self._move(request, PARKED, RUNNING)
 
     def resume(self, request: Request) -> None:
         """Note that a parked request got a slot."""
-        self._move(request, RUNNING)
+        self._move(request, RUNNING, PARKED)
         request.steps_waited = 0
 
-    def _move(self, request: Request, phase: Phase) -> None:
+    def _move(self, request: Request, phase: Phase, *before: Phase) -> None:
+        if request.phase not in before:
+            raise IllegalPlan(f"{request} cannot become {phase.name}: it is {request.phase.name}")
         held = self.held[request.request_class]
         if request.phase is not WAITING:
             held[request.phase] -= 1
