@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from math import ceil, floor, inf
 
+from fake_engine import FakeEngine
+
+from ballast_policy import planner
 from ballast_policy.cost import Work, attended
+from ballast_policy.host import Dispatch, Host
 from ballast_policy.order import ranking
 from ballast_policy.plan import Plan, Reason
 from ballast_policy.request import Phase, Request, RequestClass
@@ -30,19 +34,18 @@ class After:
             r for r in snapshot.residents if r.phase is Phase.PARKED and r not in plan.resume and r not in plan.preempt
         ]
         self.offline_residents = [r for r in snapshot.residents if r.request_class is OFFLINE and r not in plan.preempt]
-        config = self.config
-        slots = config.slots
-        share = min(ceil(config.offline_share * min(slots, snapshot.ceiling or slots) - 1e-9), slots - 1)
-        most = max(1, floor(config.offline_max_share * slots + 1e-9)) if config.offline_max_share else 0
-        self.reserved = max(0, min(share, most))
+        config, reservation = self.config, snapshot.reservation
+        self.reserved, self.reserved_blocks, self.reserved_chunk = (
+            reservation.slots,
+            reservation.blocks,
+            reservation.chunk,
+        )
         self.prefill = {r: n for r, n in plan.grants if left(r) > 1}
         self.offline_prefill = sum(n for r, n in self.prefill.items() if r.request_class is OFFLINE)
         is_paced = snapshot.cost.is_trusted and min(config.ttft, config.tpot) < inf
         self.most_prefill = config.chunk_tokens * (4 if is_paced else 1)
-        self.reserved_chunk = ceil(config.offline_share * config.chunk_tokens - 1e-9)
         self.free = snapshot.free_blocks + sum(r.num_private_blocks for r in plan.preempt)
         self.free -= sum(new_blocks(self, r, n) for r, n in plan.grants)
-        self.reserved_blocks = max(0, min(ceil(config.offline_share * config.num_blocks - 1e-9), config.num_blocks - 1))
 
 
 def done(request: Request) -> int:
@@ -66,7 +69,7 @@ def new_blocks(after: After, request: Request, granted: int) -> int:
     return total - cached + (cached if after.plan.preempt else request.num_cached_idle)
 
 
-def the_plan_is_well_formed(_replay: object, snapshot: Snapshot, plan: Plan) -> None:
+def the_plan_is_well_formed(snapshot: Snapshot, plan: Plan) -> None:
     granted = [r for r, _ in plan.grants]
     changed = [*plan.admit, *plan.resume, *plan.park, *plan.preempt]
     assert len(set(granted)) == len(granted), "a request stands in grants twice"
@@ -81,7 +84,7 @@ def the_plan_is_well_formed(_replay: object, snapshot: Snapshot, plan: Plan) -> 
     assert all(r.phase is Phase.RUNNING or r in changed for r in granted), "only who holds a slot takes part"
 
 
-def slots_and_chunk_are_never_exceeded(_replay: object, snapshot: Snapshot, plan: Plan) -> None:
+def slots_and_chunk_are_never_exceeded(snapshot: Snapshot, plan: Plan) -> None:
     after = After(snapshot, plan)
     assert len(after.holders) <= after.config.slots, "more slots are held than there are"
     assert sum(after.prefill.values()) <= after.most_prefill, "more prefill than the chunks of online"
@@ -91,7 +94,7 @@ def slots_and_chunk_are_never_exceeded(_replay: object, snapshot: Snapshot, plan
     assert after.free >= 0, "more KV is granted than is free"
 
 
-def caps_hold(_replay: object, snapshot: Snapshot, plan: Plan) -> None:
+def caps_hold(snapshot: Snapshot, plan: Plan) -> None:
     after = After(snapshot, plan)
     config = after.config
     most = max(1, floor(config.offline_max_share * config.slots + 1e-9)) if config.offline_max_share else 0
@@ -101,7 +104,7 @@ def caps_hold(_replay: object, snapshot: Snapshot, plan: Plan) -> None:
         assert share.max_slots is None or held[tenant] <= share.max_slots, f"{tenant} holds more slots than its cap"
 
 
-def g1_online_comes_first(_replay: object, snapshot: Snapshot, plan: Plan) -> None:
+def g1_online_comes_first(snapshot: Snapshot, plan: Plan) -> None:
     """A waiting online request gets a slot, unless slots, prefill tokens or KV are held by online or reserved."""
     after = After(snapshot, plan)
     waiting = [r for r in after.waiting if r.request_class is ONLINE]
@@ -147,7 +150,7 @@ def _reserved_prefill_wanted(after: After) -> int:
     return after.reserved_chunk if any(left(r) > 1 for r in [*before, *after.offline]) else 0
 
 
-def g1_no_lent_admission_while_online_waits_for_a_slot(_replay: object, snapshot: Snapshot, plan: Plan) -> None:
+def g1_no_lent_admission_while_online_waits_for_a_slot(snapshot: Snapshot, plan: Plan) -> None:
     after = After(snapshot, plan)
     reasons = {because.request: because.reason for because in plan.because}
     starved = [r for r in after.waiting if r.request_class is ONLINE and reasons.get(r) is Reason.NO_SLOT]
@@ -155,7 +158,7 @@ def g1_no_lent_admission_while_online_waits_for_a_slot(_replay: object, snapshot
         assert len(after.offline) <= after.reserved, "offline holds a lent slot while online waits for one"
 
 
-def g1_no_lent_admission_takes_kv_that_online_waits_for(_replay: object, snapshot: Snapshot, plan: Plan) -> None:
+def g1_no_lent_admission_takes_kv_that_online_waits_for(snapshot: Snapshot, plan: Plan) -> None:
     after = After(snapshot, plan)
     reasons = {because.request: because.reason for because in plan.because}
     starved = [r for r in after.waiting if r.request_class is ONLINE and reasons.get(r) is Reason.NO_KV]
@@ -164,7 +167,7 @@ def g1_no_lent_admission_takes_kv_that_online_waits_for(_replay: object, snapsho
         assert after.free >= blocks(after, starved[0].num_tokens) - shared, "lent KV while online waits for KV"
 
 
-def g2_the_reservation_is_never_touched(_replay: object, snapshot: Snapshot, plan: Plan) -> None:
+def g2_the_reservation_is_never_touched(snapshot: Snapshot, plan: Plan) -> None:
     """Offline that runs within the reserved slots and KV goes on running; its decodes all take part."""
     after = After(snapshot, plan)
     before = [r for r in snapshot.residents if r.request_class is OFFLINE and r.phase is Phase.RUNNING]
@@ -187,7 +190,7 @@ def g2_the_reservation_is_never_touched(_replay: object, snapshot: Snapshot, pla
     assert caps or taking_part >= floor_slots, "a decode within the reservation was left out"
 
 
-def g2_online_never_overtakes_the_reservation(_replay: object, snapshot: Snapshot, plan: Plan) -> None:
+def g2_online_never_overtakes_the_reservation(snapshot: Snapshot, plan: Plan) -> None:
     """A vacant slot goes to offline first while it holds less than its reservation and fits it."""
     after = After(snapshot, plan)
     before = [r for r in snapshot.residents if r.request_class is ONLINE and r.phase is Phase.RUNNING]
@@ -213,7 +216,7 @@ def _unfinished(after: After) -> int:
     return len(after.holders) + sum(blocks(after, r.num_tokens) for r in after.holders if left(r) > 1)
 
 
-def g3_no_slot_stays_empty_without_a_true_reason(_replay: object, snapshot: Snapshot, plan: Plan) -> None:
+def g3_no_slot_stays_empty_without_a_true_reason(snapshot: Snapshot, plan: Plan) -> None:
     """Where a slot is empty, the first in order that does not get it lacks tokens, KV, time or its tenant's leave."""
     after = After(snapshot, plan)
     if len(after.holders) >= after.config.slots or snapshot.cost.is_trusted is False:
@@ -232,7 +235,7 @@ def g3_no_slot_stays_empty_without_a_true_reason(_replay: object, snapshot: Snap
         _check_reason(after, explained[0], reasons[explained[0]])
 
 
-def g3_no_prefill_token_is_left_where_offline_prefills(_replay: object, snapshot: Snapshot, plan: Plan) -> None:
+def g3_no_prefill_token_is_left_where_offline_prefills(snapshot: Snapshot, plan: Plan) -> None:
     """Without a budget, offline prefill goes on until the chunk, the prompts or the blocks are used up."""
     after = After(snapshot, plan)
     if plan.budget_seconds < inf or not snapshot.cost.is_trusted or plan.park or plan.preempt:
@@ -243,7 +246,7 @@ def g3_no_prefill_token_is_left_where_offline_prefills(_replay: object, snapshot
         assert spent >= after.config.chunk_tokens or after.free < 1, "offline waits for prefill tokens that are left"
 
 
-def g3_only_an_idle_engine_waits_for_a_batch(_replay: object, snapshot: Snapshot, plan: Plan) -> None:
+def g3_only_an_idle_engine_waits_for_a_batch(snapshot: Snapshot, plan: Plan) -> None:
     if plan.wait_until <= snapshot.now:
         return
     assert not snapshot.residents, "a busy engine waited for a batch"
@@ -284,7 +287,7 @@ def _check_reason(after: After, request: Request, reason: Reason) -> None:
         raise AssertionError(f"{reason} is no reason for waiting beside an empty slot")
 
 
-def g4_lent_work_fits_the_budget(_replay: object, snapshot: Snapshot, plan: Plan) -> None:
+def g4_lent_work_fits_the_budget(snapshot: Snapshot, plan: Plan) -> None:
     after = After(snapshot, plan)
     if plan.predicted_seconds <= plan.budget_seconds + 1e-9:
         return
@@ -293,7 +296,7 @@ def g4_lent_work_fits_the_budget(_replay: object, snapshot: Snapshot, plan: Plan
     assert after.offline_prefill <= after.reserved_chunk, "lent prefill in a step over its budget"
 
 
-def g4_the_prediction_is_that_of_the_grants(_replay: object, snapshot: Snapshot, plan: Plan) -> None:
+def g4_the_prediction_is_that_of_the_grants(snapshot: Snapshot, plan: Plan) -> None:
     work = Work(
         sum(n for r, n in plan.grants if left(r) > 1),
         sum(attended(done(r), n) for r, n in plan.grants if left(r) > 1),
@@ -303,7 +306,7 @@ def g4_the_prediction_is_that_of_the_grants(_replay: object, snapshot: Snapshot,
     assert abs(snapshot.cost.predict(work) - plan.predicted_seconds) < 1e-9
 
 
-def g5_nobody_is_overtaken_by_a_lower_priority(_replay: object, snapshot: Snapshot, plan: Plan) -> None:
+def g5_nobody_is_overtaken_by_a_lower_priority(snapshot: Snapshot, plan: Plan) -> None:
     after = After(snapshot, plan)
     reasons = {because.request: because.reason for because in plan.because}
     for request in plan.admit:
@@ -315,7 +318,7 @@ def g5_nobody_is_overtaken_by_a_lower_priority(_replay: object, snapshot: Snapsh
             assert excused or left(request) == 1, "a lower priority was admitted before a higher one"
 
 
-def everything_has_its_because(_replay: object, snapshot: Snapshot, plan: Plan) -> None:
+def everything_has_its_because(snapshot: Snapshot, plan: Plan) -> None:
     explained = {because.request for because in plan.because}
     assert {*plan.admit, *plan.resume, *plan.park, *plan.preempt} <= explained, "a change without a reason"
     for request_class in RequestClass:
@@ -323,14 +326,14 @@ def everything_has_its_because(_replay: object, snapshot: Snapshot, plan: Plan) 
         assert not waiting or any(r in explained for r in waiting), f"{request_class} waits without a reason"
 
 
-def the_budget_is_lifted_only_without_online(_replay: object, snapshot: Snapshot, plan: Plan) -> None:
+def the_budget_is_lifted_only_without_online(snapshot: Snapshot, plan: Plan) -> None:
     has_online = any(r.request_class is ONLINE for r in [*snapshot.residents, *snapshot.waiting])
     if not has_online and snapshot.now - snapshot.last_online > snapshot.config.quiet_seconds:
         assert plan.budget_seconds == inf
 
 
-def the_same_snapshot_gives_the_same_plan(replay: object, snapshot: Snapshot, plan: Plan) -> None:
-    assert replay.planner(snapshot) == plan
+def the_same_snapshot_gives_the_same_plan(snapshot: Snapshot, plan: Plan) -> None:
+    assert planner.plan(snapshot) == plan
 
 
 LAWS = (
@@ -352,3 +355,43 @@ LAWS = (
     the_budget_is_lifted_only_without_online,
     the_same_snapshot_gives_the_same_plan,
 )
+
+
+def lawful(snapshot: Snapshot) -> Plan:
+    """Return the plan of the policy, once it is held against every law."""
+    decided = planner.plan(snapshot)
+    for law in LAWS:
+        law(snapshot, decided)
+    return decided
+
+
+def the_reservation_is_what_residents_and_backlog_say(host: Host, dispatch: Dispatch) -> None:
+    """The one value that everybody reads, worked out anew."""
+    found, config = host.reservation, host.config
+    share, slots = config.offline_share, config.slots
+    most = max(1, floor(config.offline_max_share * slots + 1e-9)) if config.offline_max_share else 0
+    reserved = max(0, min(ceil(share * min(slots, host.ceiling or slots) - 1e-9), slots - 1, most))
+    num_blocks = max(0, min(ceil(share * config.num_blocks - 1e-9), config.num_blocks - 1))
+    chunk = ceil(share * config.chunk_tokens - 1e-9)
+    assert (found.slots, found.blocks, found.chunk) == (reserved, num_blocks, chunk)
+    if dispatch.plan.wait_until > -inf:
+        return  # an idle engine waits for a batch: as before
+    offline = [r for r in host.residents.values() if r.request_class is OFFLINE]
+    running = sum(r.phase is Phase.RUNNING for r in offline)
+    demand = Counter(r.tenant for r in [*offline, *host.backlog] if r.request_class is OFFLINE)
+    caps = {tenant: share.max_slots for tenant, share in config.tenants.items() if share.max_slots is not None}
+    entitled = sum(min(number, caps.get(tenant, number)) for tenant, number in demand.items())
+    assert found.in_use == min(reserved, running)
+    assert found.is_met is (running >= min(reserved, entitled))
+
+
+def nothing_is_left(engine: FakeEngine) -> None:
+    """G8: whatever came and went, the pool is whole and nobody is counted any more."""
+    host = engine.host
+    assert engine.kv.num_free == host.config.num_blocks, "blocks are missing"
+    engine.kv.check()
+    assert not host.residents
+    assert not len(host.backlog)
+    assert host.reservation.is_met
+    assert not host.reservation.in_use
+    assert not any(host.count(request_class) for request_class in RequestClass)

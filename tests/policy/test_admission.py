@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from fake_engine import FakeEngine
 from hypothesis import given
 from hypothesis import strategies as st
+from workloads import Arrival, make_snapshot
 
 from ballast_policy.admission import UNKNOWN, Expectation, Peak
-from ballast_policy.backlog import Backlog
 from ballast_policy.cost import CostModel
 from ballast_policy.experience import LEAST_GUARD, MOST_GUARD, NUM_LENGTHS, REFRESH, UNKNOWN_SHARE, Experience
+from ballast_policy.host import Host
 from ballast_policy.plan import Reason
 from ballast_policy.planner import plan
 from ballast_policy.request import Phase, Request, RequestClass
-from ballast_policy.snapshot import PolicyConfig, Snapshot, take_snapshot
+from ballast_policy.snapshot import PolicyConfig, Snapshot
 
 ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
+COST = CostModel(0.001, 1e-5, 0, 1e-5, 0, is_trusted=True)
 
 
 def make_request(seq: int = 0, request_class: RequestClass = OFFLINE, **fields) -> Request:
@@ -161,17 +166,13 @@ def look(free: int, expectation: Expectation, *, has_online: bool = False) -> Sn
         resident.num_tokens += 1
     if has_online:
         residents[0].request_class = ONLINE
-    backlog = Backlog()
-    backlog.add(make_request(20, num_tokens=10))
-    return take_snapshot(
-        now=0.0,
-        residents=residents,
-        backlog=backlog,
-        free_blocks=free,
-        config=PolicyConfig(slots=20, num_blocks=100 + free, block_tokens=1, offline_share=0.0, guard_share=0.0),
-        cost=CostModel(0.001, 1e-5, 0, 1e-5, 0, is_trusted=True),
-        expectation=expectation,
-    )
+    config = PolicyConfig(slots=20, num_blocks=100 + free, block_tokens=1, offline_share=0.0, guard_share=0.0)
+    return make_state(config, [*residents, make_request(20, num_tokens=10)], free, expectation)
+
+
+def make_state(config: PolicyConfig, requests: list[Request], free: int, expectation: Expectation) -> Snapshot:
+    snapshot = make_snapshot(Host(config, cost=COST), requests, now=0.0, free_blocks=free)
+    return replace(snapshot, expectation=expectation)
 
 
 def is_admitted(snapshot: Snapshot) -> bool:
@@ -202,17 +203,9 @@ def online_of(free: int, expectation: Expectation, lent: int = 0, priority: int 
     if lent:
         residents.append(make_resident(11, lent, 100))
         residents[-1].num_tokens += 1
-    backlog = Backlog()
-    backlog.add(make_request(20, ONLINE, num_tokens=10, priority=priority))
-    return take_snapshot(
-        now=0.0,
-        residents=residents,
-        backlog=backlog,
-        free_blocks=free,
-        config=PolicyConfig(slots=20, num_blocks=100 + lent + free, block_tokens=1, offline_share=0.0),
-        cost=CostModel(0.001, 1e-5, 0, 1e-5, 0, is_trusted=True),
-        expectation=expectation,
-    )
+    newcomer = make_request(20, ONLINE, num_tokens=10, priority=priority)
+    config = PolicyConfig(slots=20, num_blocks=100 + lent + free, block_tokens=1, offline_share=0.0)
+    return make_state(config, [*residents, newcomer], free, expectation)
 
 
 FIVE_EACH = 10 + 10 + 11 * 5
@@ -238,40 +231,16 @@ def test_while_lengths_are_unknown_online_gets_in_where_its_prompt_fits():
 
 def test_nobody_is_preempted_where_lengths_are_as_expected():
     """Growth is what was predicted, so nothing is computed twice."""
-    residents: dict[Request, int] = {}
-    backlog = Backlog()
-    for seq in range(60):
-        backlog.add(make_request(seq, num_tokens=1 + seq * 7 % 13, max_output=30))
     config = PolicyConfig(slots=30, num_blocks=160, block_tokens=1, offline_share=0.0)
+    host = Host(config, cost=COST)
+    host.experience.expectation = Expectation({OFFLINE: (30,)})
+    engine = FakeEngine(host, [Arrival(0.0, OFFLINE, 1 + seq * 7 % 13, 30) for seq in range(60)])
     held = 0
-    for _ in range(700):
-        decided = plan(
-            take_snapshot(
-                now=0.0,
-                residents=list(residents),
-                backlog=backlog,
-                free_blocks=config.num_blocks - sum(r.num_blocks for r in residents),
-                config=config,
-                cost=CostModel(0.001, 1e-5, 0, 1e-5, 0, is_trusted=True),
-                expectation=Expectation({OFFLINE: (30,)}),
-            )
-        )
-        assert not decided.preempt
-        for request in decided.admit:
-            backlog.remove(request)
-            request.phase = Phase.RUNNING
-            residents[request] = 0
-        for request, tokens in decided.grants:
-            request.num_computed += tokens
-            request.num_blocks = request.num_private_blocks = request.num_computed
-            if request.num_computed == request.num_tokens:
-                request.num_tokens += 1
-                request.num_output += 1
-            if request.num_output == 30:
-                del residents[request]
-        held = max(held, sum(r.num_blocks for r in residents))
-    assert not residents
-    assert not len(backlog)
+    while engine.has_work:
+        dispatch = engine.begin()
+        assert not dispatch.plan.preempt
+        held = max(held, config.num_blocks - engine.kv.num_free)
+        engine.compute(dispatch)
     assert held > 0.9 * config.num_blocks
 
 

@@ -19,7 +19,7 @@ ONLINE_ALONE = 0.01
 
 def make_snapshot(**fields) -> Snapshot:
     usual = {"now": 10.0, "residents": (), "waiting": (), "free_blocks": 1000, "config": CONFIG, "cost": COST}
-    return Snapshot(**{**usual, **fields})
+    return Snapshot(reservation=CONFIG.reservation(), **{**usual, **fields})
 
 
 def make_decode(**fields) -> Request:
@@ -39,9 +39,8 @@ def make_decode(**fields) -> Request:
     return Request(**{**usual, **fields})
 
 
-def budget(*decodes: Request, vacancy: float = 1.0, snapshot: Snapshot | None = None) -> float:
-    step = OnlineStep(decodes, (), ONLINE_ALONE, ONLINE_ALONE, vacancy)
-    return step_budget(snapshot or make_snapshot(), step)
+def budget(*decodes: Request, snapshot: Snapshot | None = None) -> float:
+    return step_budget(snapshot or make_snapshot(), OnlineStep(decodes, (), ONLINE_ALONE, ONLINE_ALONE))
 
 
 def test_a_step_beside_online_decodes_takes_at_most_a_share_of_their_tpot():
@@ -184,31 +183,20 @@ def test_online_prefill_gets_a_third_of_a_step_that_decodes_fill():
     assert prefill_room(make_snapshot(), step) == pytest.approx((0.0675, 0.0675))
 
 
-def test_an_online_request_about_to_miss_its_token_leaves_nothing_to_lend():
-    late = make_decode(arrival=10.0 - 1.0 - 0.05 + 0.02)  # due in 20 ms, inside the reserve of slack
+def test_an_online_request_about_to_miss_its_token_lends_a_share_of_the_time_that_it_has():
+    due = make_decode(arrival=10.0 - 1.0 - 0.05 + 0.02)  # in 20 ms, of which online alone takes 10
 
-    assert budget(late) == ONLINE_ALONE
+    assert budget(due) == pytest.approx(ONLINE_ALONE + CONFIG.slack_safety * 0.01)
 
 
 def test_an_overdue_request_does_not_freeze_the_batch():
     assert budget(make_decode(arrival=0.0)) == pytest.approx(CONFIG.tpot_share * 0.05)
 
 
-@pytest.mark.parametrize(
-    ("vacancy", "share"),
-    [(1.0, 1.0), (0.5, 1.0), (0.25, 0.5), (0.1, 0.2), (0.0, 0.0)],
-    ids=["all free", "as many free as wanted", "half of that", "few free", "none free"],
-)
-def test_less_time_is_lent_the_fewer_slots_are_free_for_newcomers(vacancy: float, share: float):
-    lent = budget(make_decode()) - ONLINE_ALONE
-
-    assert budget(make_decode(), vacancy=vacancy) == pytest.approx(ONLINE_ALONE + share * lent)
-
-
-def test_without_an_slo_full_slots_bound_nothing():
+def test_without_an_slo_nothing_bounds_a_step():
     free = make_snapshot(config=replace(CONFIG, ttft=inf, tpot=inf))
 
-    assert budget(make_decode(ttft=inf, tpot=inf), vacancy=0.0, snapshot=free) == inf
+    assert budget(make_decode(ttft=inf, tpot=inf), snapshot=free) == inf
 
 
 @pytest.mark.parametrize(

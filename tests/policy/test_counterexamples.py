@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from laws import LAWS
-from replay import Arrival, Replay
+from fake_engine import FakeEngine
+from laws import lawful
+from workloads import EXACT, UNTRUSTED, Arrival
 
-from ballast_policy.cost import CostModel
+from ballast_policy.host import Host
 from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import PolicyConfig, TenantShare
-
-UNTRUSTED = CostModel(0.005, 5e-5, 0, 2e-4, 0)
 
 
 def online(prompt: int, output: int = 1, **fields) -> Arrival:
@@ -114,10 +113,10 @@ CASES = {
 def test_what_once_broke_a_law_obeys_all(name: str):
     config, arrivals = CASES[name]
 
-    Replay(config, arrivals, laws=LAWS).run(max_steps=500)
+    FakeEngine(Host(config, cost=EXACT, planner=lawful), arrivals).run(max_steps=500)
 
 
 def test_a_single_slot_is_lent_while_the_cost_model_is_untrusted():
     config = make_config(1, 32, offline_share=0.0, tpot=0.02)
 
-    Replay(config, [offline(1), online(1)], laws=LAWS, cost=UNTRUSTED).run(max_steps=10)
+    FakeEngine(Host(config, cost=UNTRUSTED, planner=lawful), [offline(1), online(1)]).run(max_steps=10)

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 from itertools import permutations
 
+from fake_engine import FakeEngine
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replay import Arrival, Replay
+from workloads import EXACT, Arrival
 
 from ballast_policy.fairness import Ledger, most_ahead, token_cost
+from ballast_policy.host import Host
 from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import PolicyConfig, TenantShare
 
@@ -117,7 +119,7 @@ def test_nobody_gets_further_ahead_of_who_waits_than_the_bound(tenants, slots, c
         for _ in range(25)
         for name, (_, prompt, output) in tenants.items()
     ]
-    replay = Replay(config, arrivals)
+    engine = FakeEngine(Host(config, cost=EXACT), arrivals)
     bounds = {
         pair: most_ahead(
             slots, *(max(tenants[name][i] for name in pair) for i in (1, 2)), min(tenants[n][0] for n in pair)
@@ -126,9 +128,9 @@ def test_nobody_gets_further_ahead_of_who_waits_than_the_bound(tenants, slots, c
     }
     waited: set[str] = set()
     for _ in range(120):
-        replay.step()
-        service = replay.ledgers[RequestClass.OFFLINE].service
-        waiting = replay.backlog.tenants(RequestClass.OFFLINE)
+        engine.step()
+        service = engine.host.ledgers[RequestClass.OFFLINE].service
+        waiting = engine.host.backlog.tenants(RequestClass.OFFLINE)
         if len(waited | waiting) > len(waiting):
             break  # one has nothing left: the others get all
         waited |= waiting
@@ -146,10 +148,10 @@ def test_two_tenants_with_unequal_weights_share_in_their_proportion():
         tenants={"a": TenantShare(weight=1.0), "b": TenantShare(weight=3.0)},
     )
     arrivals = [Arrival(0.0, RequestClass.OFFLINE, 10, 10, tenant=tenant) for tenant in "abbb" for _ in range(150)]
-    replay = Replay(config, arrivals)
-    replay.step()
-    while len(replay.backlog.tenants(RequestClass.OFFLINE)) == 2:
-        replay.step()
-    ledger = replay.ledgers[RequestClass.OFFLINE]
+    engine = FakeEngine(Host(config, cost=EXACT), arrivals)
+    engine.step()
+    while len(engine.host.backlog.tenants(RequestClass.OFFLINE)) == 2:
+        engine.step()
+    ledger = engine.host.ledgers[RequestClass.OFFLINE]
 
     assert abs(ledger.service("a") / ledger.service("b") - 1) < 0.02

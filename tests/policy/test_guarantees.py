@@ -2,61 +2,54 @@
 
 from __future__ import annotations
 
+import pytest
+from fake_engine import FakeEngine
 from hypothesis import given, settings
-from laws import LAWS
-from replay import Replay
-from workloads import Workload, snapshots, workloads
+from laws import lawful, nothing_is_left, the_reservation_is_what_residents_and_backlog_say
+from workloads import EXACT, UNTRUSTED, Workload, snapshots, workloads
 
 from ballast_policy.cost import CostModel
 from ballast_policy.plan import Reason
-from ballast_policy.planner import plan
 from ballast_policy.snapshot import Snapshot
+
+pytestmark = pytest.mark.timeout(7200)  # HYPOTHESIS_PROFILE=thorough runs for half an hour or more
 
 EXAMPLES = settings().max_examples
 """100 by default; HYPOTHESIS_PROFILE=thorough asks for many more."""
 
 
+def run(workload: Workload, cost: CostModel | None) -> None:
+    engine = FakeEngine(workload.host(lawful, cost), workload.arrivals)
+    while engine.has_work:
+        assert engine.num_steps < workload.max_steps, "requests did not end"
+        dispatch = engine.begin()
+        the_reservation_is_what_residents_and_backlog_say(engine.host, dispatch)
+        engine.compute(dispatch)
+    nothing_is_left(engine)
+
+
 @settings(max_examples=3 * EXAMPLES)
 @given(workloads())
 def test_every_plan_obeys_every_law_and_everything_finishes(workload: Workload):
-    replay = Replay(
-        workload.config,
-        workload.arrivals,
-        laws=LAWS,
-        expectation=workload.expectation,
-        allowance=workload.allowance,
-    )
-
-    replay.run(workload.max_steps)
+    run(workload, EXACT)
 
 
 @settings(max_examples=EXAMPLES)
 @given(workloads())
 def test_an_untrusted_cost_model_keeps_every_other_law(workload: Workload):
-    replay = Replay(
-        workload.config,
-        workload.arrivals,
-        cost=CostModel(0.005, 5e-5, 0, 2e-4, 0),
-        laws=LAWS,
-        expectation=workload.expectation,
-        allowance=workload.allowance,
-    )
-
-    replay.run(workload.max_steps)
+    run(workload, UNTRUSTED)
 
 
-class Still:
-    """Stands in for a run in which nothing happens."""
-
-    planner = staticmethod(plan)
+@settings(max_examples=EXAMPLES)
+@given(workloads())
+def test_a_cost_model_that_is_fitted_on_the_way_keeps_every_law(workload: Workload):
+    run(workload, None)
 
 
 @settings(max_examples=6 * EXAMPLES)
 @given(snapshots())
 def test_a_plan_for_any_state_obeys_every_law_and_moves(snapshot: Snapshot):
-    decided = plan(snapshot)
+    decided = lawful(snapshot)
 
-    for law in LAWS:
-        law(Still, snapshot, decided)
     reasons = {because.reason for because in decided.because}
     assert decided.grants or decided.preempt or reasons <= {Reason.STEP_BUDGET, Reason.TENANT_CAP}

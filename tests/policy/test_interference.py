@@ -166,19 +166,6 @@ def test_the_typical_step_of_online_is_the_middle_one_of_all_it_had_a_part_in():
     assert state.allowance.typical == pytest.approx(0.02, rel=0.05)
 
 
-@pytest.mark.parametrize(("cap", "is_patient"), [(0.2, False), (0.3, True), (None, False)])
-def test_newcomers_wait_for_the_end_of_a_step_where_the_cap_leaves_them_the_time(cap: float | None, is_patient: bool):
-    state = Interference()
-    state.configure(cap, 0.0)
-    assert not state.allowance.is_patient
-
-    serve(state, 40)
-
-    assert state.allowance.is_patient is is_patient
-    state.configure(0.01, 0.0)
-    assert not state.allowance.is_patient
-
-
 def test_another_cap_is_judged_by_what_came_under_it():
     state = Interference()
     state.configure(0.6, 0.0)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import inf
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from laws import After, left, slots_and_chunk_are_never_exceeded, the_plan_is_well_formed
-from replay import EXACT
-from workloads import snapshots
+from workloads import EXACT, snapshots
 
 from ballast_policy.plan import Reason
 from ballast_policy.planner import plan
@@ -31,7 +29,7 @@ def test_a_nested_plan_serves_newcomers_and_touches_nothing_in_flight(snapshot: 
     nested = plan_nested(snapshot, in_flight, seconds)
 
     for law in (the_plan_is_well_formed, slots_and_chunk_are_never_exceeded):
-        law(None, snapshot, nested)
+        law(snapshot, nested)
     assert all(r.request_class is ONLINE and r.phase is Phase.WAITING for r in nested.admit)
     assert dict(nested.grants) == {r: left(r) for r in nested.admit}, "a newcomer has its first token, or waits"
     assert not set(in_flight) & {*nested.preempt, *dict(nested.grants)}, "the step in flight writes its KV"
@@ -74,17 +72,6 @@ def test_a_step_stands_still_only_as_long_as_its_online_tokens_can_wait(snapshot
             assert all(end <= due + 1e-9 for due in dues if due >= snapshot.now + decided.predicted_seconds)
 
 
-@settings(max_examples=3 * EXAMPLES)
-@given(snapshots())
-def test_where_newcomers_have_the_time_no_step_stands_still_beside_decodes(snapshot: Snapshot):
-    patient = plan(replace(snapshot, allowance=replace(snapshot.allowance, is_patient=True)))
-
-    decodes = [r for r, _ in patient.grants if r.request_class is ONLINE and left(r) == 1]
-    assert not (decodes and patient.suspendable_seconds)
-    usual = plan(replace(snapshot, allowance=replace(snapshot.allowance, is_patient=False)))
-    assert decodes or patient == usual, "idle, a step stands still for a newcomer all the same"
-
-
 def test_two_newcomers_take_the_blocks_of_two_parked_ones():
     parked = [
         Request(seq, OFFLINE, 0.0, 9, 20, phase=Phase.PARKED, num_tokens=9, num_computed=8, num_blocks=8)
@@ -94,7 +81,9 @@ def test_two_newcomers_take_the_blocks_of_two_parked_ones():
         request.num_private_blocks = request.num_blocks
     newcomers = [Request(seq, ONLINE, 9.9, 8, 20, num_tokens=8) for seq in (2, 3)]
     config = PolicyConfig(slots=4, num_blocks=20, block_tokens=1, offline_share=0.0)
-    snapshot = Snapshot(10.0, parked, newcomers, free_blocks=4, config=config, cost=EXACT)
+    snapshot = Snapshot(
+        10.0, parked, newcomers, free_blocks=4, config=config, cost=EXACT, reservation=config.reservation()
+    )
 
     nested = plan_nested(snapshot, (), inf)
 
@@ -105,7 +94,9 @@ def test_two_newcomers_take_the_blocks_of_two_parked_ones():
 def test_newcomers_of_one_token_take_the_time_of_a_decode():
     newcomers = [Request(seq, ONLINE, 9.9, 1, 20, num_tokens=1) for seq in range(5)]
     config = PolicyConfig(slots=8, num_blocks=20, offline_share=0.0)
-    snapshot = Snapshot(10.0, [], newcomers, free_blocks=20, config=config, cost=EXACT)
+    snapshot = Snapshot(
+        10.0, [], newcomers, free_blocks=20, config=config, cost=EXACT, reservation=config.reservation()
+    )
 
     nested = plan_nested(snapshot, (), 0.006)
 

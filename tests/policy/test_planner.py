@@ -6,11 +6,13 @@ from dataclasses import replace
 from math import inf
 
 import pytest
-from replay import EXACT, Arrival, Replay
+from fake_engine import FakeEngine
+from workloads import EXACT, Arrival
 
 from ballast_policy.admission import Expectation
 from ballast_policy.cost import CostModel, Work
 from ballast_policy.fairness import Ledger
+from ballast_policy.host import Host
 from ballast_policy.interference import Allowance
 from ballast_policy.plan import Plan, Reason
 from ballast_policy.planner import plan
@@ -60,6 +62,7 @@ class Engine:
             ),
             config=self.config,
             cost=self.cost,
+            reservation=self.config.reservation(self.extra.pop("ceiling", None)),
             ledgers=self.ledgers,
             **self.extra,
         )
@@ -567,16 +570,16 @@ def test_offline_holds_its_floor_however_heavy_online_is():
     config = PolicyConfig(slots=10, num_blocks=600, block_tokens=4, offline_share=0.2, tail_tokens=16)
     flood = [Arrival(0.002 * i, ONLINE, 20, 30, ttft=0.1, tpot=0.02) for i in range(100)]
     jobs = [Arrival(0.1, OFFLINE, 12, 8) for _ in range(60)]
-    replay = Replay(config, flood + jobs)
-    replay.keeps_history = True
-
-    replay.run(max_steps=5000)
-
     held = []
-    for snapshot, decided in replay.history:
-        online_waits = any(request.request_class is ONLINE for request in snapshot.waiting)
-        if online_waits and any(request.request_class is OFFLINE for request in snapshot.waiting):
+
+    def watched(snapshot: Snapshot) -> Plan:
+        decided = plan(snapshot)
+        if {request.request_class for request in snapshot.waiting} == {ONLINE, OFFLINE}:
             held.append(sum(request.request_class is OFFLINE for request, _ in decided.grants))
+        return decided
+
+    FakeEngine(Host(config, cost=EXACT, planner=watched), flood + jobs).run(max_steps=5000)
+
     reached = held.index(2)
     assert reached <= 30
     assert len(held) > 100
@@ -649,22 +652,11 @@ class TestTriage:
 
         assert decided.predicted_seconds <= 0.05 + 1e-9
 
-    def test_answers_fall_behind_by_a_few_tokens_where_others_begin_in_time_for_it(self):
-        engine = self.make()
-        engine.extra["expectation"] = Expectation(online_answer=200.0)
-        for _ in range(2):
-            self.decodes(engine)
-        newcomer = self.waits(engine, 2_000, waited=0.87)
-
-        decided = engine.plan()
-
-        assert dict(decided.grants)[newcomer] == 2_000
-        assert decided.predicted_seconds > 0.1
-
-    def test_many_answers_do_not_fall_behind_for_one(self):
+    @pytest.mark.parametrize("num_answers", [2, 40])
+    def test_answers_do_not_fall_behind_for_one_that_begins(self, num_answers: int):
         engine = self.make(slots=64)
         engine.extra["expectation"] = Expectation(online_answer=200.0)
-        for _ in range(40):
+        for _ in range(num_answers):
             self.decodes(engine)
         self.waits(engine, 2_000, waited=0.87)
 
@@ -675,11 +667,11 @@ class TestTriage:
         long = Arrival(at=0.0, prompt=3_000, **slo)
         flood = [Arrival(at=0.01 * i, prompt=900, **slo) for i in range(400)]
         config = PolicyConfig(slots=16, num_blocks=8_000, offline_share=0.0, ttft=0.2, tpot=0.05)
-        replay = Replay(config, [long, *flood])
+        engine = FakeEngine(Host(config, cost=EXACT), [long, *flood])
 
-        replay.run(10_000)
+        engine.run()
 
-        (ended,) = (life.finished_at for life in replay.lives.values() if life.arrival is long)
+        (ended,) = (at for arrival, at in engine.ended.values() if arrival is long)
         assert ended < flood[-1].at
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from math import inf
 
 import pytest
+from workloads import make_snapshot
 
-from ballast_policy.backlog import Backlog
 from ballast_policy.cost import CostModel
+from ballast_policy.host import Host
 from ballast_policy.plan import Reason
 from ballast_policy.planner import plan
 from ballast_policy.request import Phase, Request, RequestClass
-from ballast_policy.snapshot import PolicyConfig, Snapshot, take_snapshot
+from ballast_policy.snapshot import PolicyConfig, Snapshot
 
 ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
 COST = CostModel(0.001, 1e-5, 0, 1e-4, 0, is_trusted=True)
@@ -22,17 +23,8 @@ def make_request(seq: int, arrival: float, request_class: RequestClass = ONLINE,
 
 
 def look(now: float, *waiting: Request, residents: tuple[Request, ...] = (), cost: CostModel = COST) -> Snapshot:
-    backlog = Backlog()
-    for request in waiting:
-        backlog.add(request)
-    return take_snapshot(
-        now=now,
-        residents=residents,
-        backlog=backlog,
-        free_blocks=100,
-        config=PolicyConfig(slots=4, num_blocks=100, chunk_tokens=64, batch_window=0.015),
-        cost=cost,
-    )
+    config = PolicyConfig(slots=4, num_blocks=100, chunk_tokens=64, batch_window=0.015)
+    return make_snapshot(Host(config, cost=cost), [*residents, *waiting], now=now, free_blocks=100)
 
 
 def test_the_window_opens_with_the_first_arrival_whoever_comes_later():

@@ -1,19 +1,70 @@
-"""Random workloads for the planner: small engines under every kind of pressure."""
+"""Requests that come to a fake engine, and random workloads of them: small engines under every kind of pressure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 from math import ceil, inf
 
 from hypothesis import strategies as st
-from replay import EXACT, Arrival
 
 from ballast_policy.admission import UNKNOWN, Expectation
-from ballast_policy.backlog import Backlog
-from ballast_policy.fairness import Ledger
+from ballast_policy.cost import CostModel, Work, attended
+from ballast_policy.host import Host, Planner
 from ballast_policy.interference import UNCHECKED, Allowance
-from ballast_policy.request import Phase, Request, RequestClass
-from ballast_policy.snapshot import PolicyConfig, Snapshot, TenantShare, take_snapshot
+from ballast_policy.request import OFFLINE, ONLINE, PARKED, RUNNING, WAITING, Request, RequestClass
+from ballast_policy.snapshot import PolicyConfig, Snapshot, TenantShare
+
+EXACT = CostModel(k0=0.005, k1=5e-5, k2=1e-8, k3=2e-4, k4=2e-7, is_trusted=True)
+"""How long a step of the fake engine takes."""
+UNTRUSTED = CostModel(0.005, 5e-5, 0, 2e-4, 0)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request to come. `shared` tokens of its prompt are the same in the whole prefix group."""
+
+    at: float
+    request_class: RequestClass
+    prompt: int
+    output: int
+    tenant: str = "default"
+    priority: int = 0
+    ttft: float = inf
+    tpot: float = inf
+    laxity: float = inf
+    prefix_group: int = 0
+    shared: int = 0
+    abort_after: int | None = None
+    """Steps after its arrival at which it is aborted, if it still lives."""
+
+    def request(self, seq: int) -> Request:
+        return Request(
+            seq,
+            self.request_class,
+            self.at,
+            num_prompt=self.prompt,
+            max_output=self.output,
+            tenant=self.tenant,
+            priority=self.priority,
+            ttft=self.ttft,
+            tpot=self.tpot,
+            laxity=self.laxity,
+            prefix_group=self.prefix_group,
+            num_tokens=self.prompt,
+        )
+
+
+def work_of(grants: Collection[tuple[Request, int]]) -> Work:
+    """Return what a step computes, after its plan was carried out."""
+    prefill = [(request.num_computed, tokens) for request, tokens in grants if request.remaining > 1]
+    decodes = [request.num_tokens for request, _ in grants if request.remaining == 1]
+    return Work(
+        sum(tokens for _, tokens in prefill),
+        sum(attended(done, tokens) for done, tokens in prefill),
+        len(decodes),
+        sum(decodes),
+    )
 
 
 @dataclass(frozen=True)
@@ -28,6 +79,12 @@ class Workload:
         """More than any run needs, were everything served one by one and each request preempted again and again."""
         tokens = sum(a.prompt + a.output for a in self.arrivals)
         return 200 + 20 * tokens
+
+    def host(self, planner: Planner, cost: CostModel | None) -> Host:
+        """Return a host that knows `cost` (None: it learns it) and begins with what was drawn as learned."""
+        host = Host(self.config, cost=cost, planner=planner)
+        host.experience.expectation, host.interference.allowance = self.expectation, self.allowance
+        return host
 
 
 @st.composite
@@ -101,7 +158,6 @@ allowances = st.just(UNCHECKED) | st.builds(
     crowding=st.sampled_from([0.0, 0.5, 2.0]),
     typical=st.sampled_from([0.0, 0.008]),
     harvest=st.sampled_from([0.1, 0.6, 1.0]),
-    is_patient=st.booleans(),
     leeway=st.sampled_from([0.0, 0.2, 1.0]),
 )
 
@@ -113,27 +169,60 @@ def workloads(draw: st.DrawFn) -> Workload:
     return Workload(config, tuple(requests), draw(expectations), draw(allowances))
 
 
+class CountedKv:
+    """Blocks that are free, for a host that is asked for nothing but a snapshot."""
+
+    def __init__(self, num_free: int) -> None:
+        self.num_free = num_free
+
+    def hint(self, request: Request) -> None:
+        """Leave in the record what the test wrote there."""
+
+
+def make_snapshot(host: Host, requests: Iterable[Request], *, now: float, free_blocks: int) -> Snapshot:
+    """Return what a host shows the planner. Requests wait, run or are parked as their phase says."""
+    for request in requests:
+        phase, request.phase = request.phase, WAITING
+        host.enter(request, now)
+        if phase is not WAITING:
+            host.admit(request)
+        if phase is PARKED:
+            host.park(request)
+    return host.snapshot(CountedKv(free_blocks), now)
+
+
 @st.composite
 def snapshots(draw: st.DrawFn) -> Snapshot:
     """Any state an engine might be in, reached by the planner's own plans or not: many parked, odd sizes, no slack."""
-    config = draw(configs())
-    size = config.block_tokens
-    residents: list[Request] = []
-    waiting: list[Request] = []
-    left, slots = config.num_blocks, config.slots
+    host = Host(draw(configs()), cost=EXACT)
+    requests, free_blocks = draw(states(host.config))
+    for tenant in "abc":
+        host.ledgers[OFFLINE].charge(tenant, draw(st.integers(0, 50)))
+    snapshot = make_snapshot(host, requests, now=NOW, free_blocks=free_blocks)
+    return replace(snapshot, expectation=draw(expectations), allowance=draw(allowances))
+
+
+NOW = 10.0
+
+
+@st.composite
+def states(draw: st.DrawFn, config: PolicyConfig) -> tuple[list[Request], int]:
+    """Requests that wait, run or are parked, and the blocks that they leave free."""
+    size, left, slots = config.block_tokens, config.num_blocks, config.slots
+    requests = []
     for seq in range(draw(st.integers(1, 10))):
         tokens = draw(st.integers(1, min(60, config.num_blocks * size - 2)))
-        is_online = draw(st.booleans())
+        request_class = draw(st.sampled_from(RequestClass))
         request = Request(
             seq,
-            RequestClass.ONLINE if is_online else RequestClass.OFFLINE,
-            arrival=draw(st.sampled_from([9.9, 9.0])),
+            request_class,
+            arrival=draw(st.sampled_from([NOW - 0.1, NOW - 1])),
             num_prompt=tokens,
             max_output=20,
             tenant=draw(st.sampled_from("abc")),
             priority=draw(st.sampled_from([0, 0, 1, -1])),
-            ttft=draw(st.sampled_from([inf, 0.2])) if is_online else inf,
-            tpot=draw(st.sampled_from([inf, 0.02])) if is_online else inf,
+            ttft=draw(st.sampled_from([inf, 0.2])) if request_class is ONLINE else inf,
+            tpot=draw(st.sampled_from([inf, 0.02])) if request_class is ONLINE else inf,
             num_tokens=tokens,
         )
         computed = draw(st.integers(1, tokens))
@@ -141,29 +230,10 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         if draw(st.booleans()) and blocks <= left:
             request.num_tokens += computed == tokens
             request.num_output += computed == tokens
-            request.first_token = draw(st.sampled_from([9.9, 9.99])) if computed == tokens else inf
+            request.first_token = draw(st.sampled_from([NOW - 0.1, NOW - 0.01])) if computed == tokens else inf
             request.num_computed, request.num_blocks, request.num_private_blocks = computed, blocks, blocks
-            request.phase = Phase.RUNNING if slots and draw(st.booleans()) else Phase.PARKED
-            slots -= request.phase is Phase.RUNNING
+            request.phase = RUNNING if slots and draw(st.booleans()) else PARKED
+            slots -= request.phase is RUNNING
             left -= blocks
-            residents.append(request)
-        else:
-            waiting.append(request)
-    reserved = {name: share.reserved for name, share in config.tenants.items()}
-    ledgers = {request_class: Ledger(reserved=reserved) for request_class in RequestClass}
-    for tenant in "abc":
-        ledgers[RequestClass.OFFLINE].charge(tenant, draw(st.integers(0, 50)))
-    backlog = Backlog()
-    for request in waiting:
-        backlog.add(request)
-    return take_snapshot(
-        now=10.0,
-        residents=residents,
-        backlog=backlog,
-        free_blocks=left,
-        config=config,
-        cost=EXACT,
-        ledgers=ledgers,
-        expectation=draw(expectations),
-        allowance=draw(allowances),
-    )
+        requests.append(request)
+    return requests, left

@@ -158,6 +158,8 @@ class Host:
         present[request.tenant] -= 1
         if not present[request.tenant]:
             del present[request.tenant]
+            if not present and request.request_class is OFFLINE:
+                self.dispatched()  # the engine may be idle now, and plan no step that would note it
         self.interference.finished(request, now)
         if is_complete:
             self.experience.finished(request)
