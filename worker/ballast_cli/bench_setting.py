@@ -102,6 +102,7 @@ def run_setting(asked: Asked, *, processes: int, progress: Progress) -> Iterator
     workload = asked.workload()
     has_goal = any(policy.startswith("ballast") for policy in workload.policies)
     budgets = [policy for policy in workload.budgets if has_goal and policy not in workload.policies]
+    ceilings: dict[str, Row] = {}
     for point in workload.points:
         engine = workload.engine(
             point,
@@ -112,13 +113,14 @@ def run_setting(asked: Asked, *, processes: int, progress: Progress) -> Iterator
         )
         bench = workload.bench(point, engine)
         table = run_table(
-            replace(bench, seed=asked.seed, noise=asked.noise, is_fitted=asked.is_fitted),
+            replace(bench, seed=asked.seed, noise=asked.noise, is_fitted=asked.is_fitted, ceilings=ceilings),
             policies=(*workload.policies, *budgets),
             reservations=asked.reservations or (0.0,),
             processes=processes,
             progress=progress,
             has_best_budget=False,
         )
+        ceilings = table.bench.ceilings  # offline alone is the same beside every point
         yield Found(workload, point, engine, table)
 
 

@@ -71,6 +71,8 @@ def run_table(
         IllegalPlan: the policy broke its contract.
     """
     _check(policies, (1.0,) if bench.is_paced else loads, reservations)
+    if "static-split" in policies:
+        bench.check_split()
     with _Crew(bench, processes, progress) as crew:
         found = crew.ask((_FULL, _BOUND))
         bench.ceilings = {"full": found[_FULL][0], "bound": found[_BOUND][0]}

@@ -260,8 +260,7 @@ class Bench:
 
     def _static_split(self, load: float) -> Row:
         """GPUs apart: the smallest of ten parts that serves online alone, the others offline without an SLO."""
-        if self.is_paced:
-            raise BadInput("static-split divides a load among GPUs; this traffic has times of its own: leave it out")
+        self.check_split()
         alone = self.alone(load).result
         for parts in range(max(1, ceil(load * PARTS / MOST_LOAD)), PARTS):
             row = self.alone(load * PARTS / parts)
@@ -271,6 +270,15 @@ class Bench:
                 note = f"{parts} of {PARTS} GPUs online"
                 return replace(row, total_tokens=total, offline_tokens=offline, note=note)
         return replace(self.alone(load), note="all GPUs online")
+
+    def check_split(self) -> None:
+        """Check that a load can be divided among GPUs.
+
+        Raises:
+            BadInput: the traffic has times of its own.
+        """
+        if self.is_paced:
+            raise BadInput("static-split divides a load among GPUs; this traffic has times of its own: leave it out")
 
     def keeps(self, row: Row) -> bool:
         """Whether a row attains what online-only does, less `MOST_LOST`."""
