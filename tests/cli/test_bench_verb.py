@@ -39,6 +39,28 @@ def write(tmp_path):
         (["--offline", "negative.csv"], 2, "negative.csv, line 2: prompt_tokens is '-3'; wanted a whole number"),
         (["--json", "no/such/rows.json"], 2, "--json: there is no directory no/such"),
         (["--plot", "empty.csv"], 2, "--plot: empty.csv is a file, wanted a directory"),
+        (
+            ["--setting", "busy"],
+            2,
+            "--setting is 'busy'; wanted one of trace, sparse, long-prompts",
+        ),
+        (
+            ["--setting", "sparse", "--load", "40"],
+            2,
+            "--load does not apply to the setting sparse: its requests",
+        ),
+        (
+            ["--setting", "sparse", "--online", "empty.csv"],
+            2,
+            "--online does not apply to the setting sparse",
+        ),
+        (["--setting", "sparse", "--plot", "pictures"], 2, "--plot does not apply to the setting sparse"),
+        (["--setting", "sparse", "--every", "often"], 2, "--every is 'often'; wanted seconds from 0.05 to 1000"),
+        (["--setting", "sparse", "--every", "0"], 2, "--every is '0'; wanted seconds from 0.05 to 1000"),
+        (["--setting", "sparse", "--tpot-ms", "5"], 1, "TPOT of 5 ms is below the fastest step"),
+        (["--setting", "sparse", "--policy", "static-split"], 2, "static-split divides a load among GPUs"),
+        (["--setting", "long-prompts", "--every", "2"], 2, "--every sets the spacing of the setting sparse"),
+        (["--every", "2"], 2, "--every sets the spacing of sparse requests: add --setting sparse"),
     ],
 )
 def test_what_cannot_be_compared_is_one_sentence_and_an_exit_code(ballast, write, arguments, code, found):
@@ -75,6 +97,41 @@ def test_the_table_the_rows_and_the_pictures_come_from_one_run(ballast, write, t
     pictures = {path.name: path.stat().st_size for path in (tmp_path / "pictures").iterdir()}
     assert set(pictures) == {"harvest.png", "ttft-load-30-reservation-10.png", "slots-load-30-reservation-10.png"}
     assert min(pictures.values()) > 10_000
+
+
+def test_a_setting_has_one_table_for_each_point_and_holds_ballast_to_the_best_static_budget(ballast, tmp_path):
+    ran = ballast(
+        *("bench", "mixed", "--setting", "sparse", "--every", "1,4", "--minutes", "0.1", "--jobs", "1"),
+        *("--policy", "online-only,ballast,ballast-fitted=25", "--slots", "16", "--json", "rows.json"),
+    )
+
+    assert ran.code == 0, ran.err
+    assert ran.out.count("best static budget that keeps the same") == 2
+    assert "a request every 1 s; SLO 100 ms TTFT, 30 ms TPOT" in ran.out
+    assert "a request every 4 s" in ran.out
+    assert "Under a cap, Ballast is told a TTFT of 1000 ms and a TPOT of 50 ms" in ran.out
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    asked = [row for row in rows if not row["policy"].startswith("static-budget")]
+    assert [(row["point"], row["policy"]) for row in asked] == [
+        (f"a request every {spacing} s", policy)
+        for spacing in (1, 4)
+        for policy in ("online-only", "ballast", "ballast-fitted=25")
+    ]
+    assert {row["setting"] for row in rows} == {"sparse"}
+    assert len(rows) > 2 * len(asked)  # the static budgets that were tried
+
+
+def test_a_setting_shows_attainment_by_prompt_length(ballast):
+    ran = ballast(
+        *("bench", "mixed", "--setting", "long-prompts", "--ttft-ms", "1500", "--minutes", "0.8", "--jobs", "1"),
+        *("--policy", "online-only,ballast"),
+    )
+
+    assert ran.code == 0, ran.err
+    (header,) = (line for line in ran.out.splitlines() if line.startswith("by prompt length"))
+    assert "400 tokens (" in header
+    assert "8,000 tokens (" in header
+    assert ran.out.count("by prompt length") == 1  # one SLO, one table
 
 
 def test_the_help_has_examples_of_use(ballast):

@@ -6,7 +6,7 @@ import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,14 +16,24 @@ from ballast_cli.errors import CliError, Usage
 from ballast_cli.refusals import refusals
 
 if TYPE_CHECKING:
+    from ballast_cli.bench_setting import Asked
     from ballast_sim.crew import Table
 
+TRACE = "trace"
+"""The setting that replays a trace at several loads."""
+_WHY_NOT = {
+    "--load": "its requests come at times of their own",
+    "--online": "it makes its own requests",
+    "--plot": "the pictures show loads of a trace",
+}
 TENANT_TRACE = ONLINE_TRACE.with_name("vtc_arena.csv")
 EXAMPLES = examples(
     "ballast bench mixed                                   # all policies at 20, 40 and 60 % online load",
     "ballast bench mixed --policy ballast,greedy --load 40 --minutes 3",
     "ballast bench mixed --gpu h100 --model qwen2.5-7b --tpot-ms 25 --json rows.json --plot pictures",
     "ballast bench mixed --online mooncake.jsonl --offline lengths.csv",
+    "ballast bench mixed --setting sparse --every 0.5,2,10     # where idle GPUs are: a request every few seconds",
+    "ballast bench mixed --setting long-prompts                # attainment by prompt length",
 )
 VALIDATE_EXAMPLES = examples(
     "ballast bench validate                     # five minutes on a calm machine",
@@ -45,16 +55,77 @@ _Lengths = Annotated[
     Path,
     typer.Option(metavar="LENGTHS", help="Offline work: CSV or JSONL.", show_default="arXiv summaries"),
 ]
+_MixedTrace = Annotated[
+    Path | None,
+    typer.Option(metavar="TRACE", help="Online traffic: CSV or JSONL with times.", show_default="Azure conversations"),
+]
+_MixedLengths = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="LENGTHS", help="Offline work: CSV or JSONL.", show_default="arXiv summaries, or the setting's"
+    ),
+]
+_Setting = Annotated[
+    str,
+    typer.Option(
+        "--setting", metavar="NAME", help="trace (--online at loads), sparse, long-prompts or bursts-from-silence."
+    ),
+]
+_Every = Annotated[
+    str | None, typer.Option(metavar="SECONDS,...", help="Spacing of sparse requests.", show_default="0.5,2,10")
+]
 _Model = Annotated[str, typer.Option(help="A known name, or a model's config.json.")]
 _Gpu = Annotated[str, typer.Option(help="a100, h100, h200 or l4.")]
-_Load = Annotated[str, typer.Option(metavar="PERCENT,...", help="Online tokens/s, of the SLO-bound ceiling.")]
-_Reservation = Annotated[str, typer.Option(metavar="PERCENT,...", help="Of slots, KV and prefill, kept for offline.")]
+_Load = Annotated[
+    str | None,
+    typer.Option(metavar="PERCENT,...", help="Online tokens/s, of the SLO-bound ceiling.", show_default="20,40,60"),
+]
+_Reservation = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PERCENT,...",
+        help="Of slots, KV and prefill, kept for offline.",
+        show_default="0,10; 0 with another setting",
+    ),
+]
 _Ttft = Annotated[float, typer.Option("--ttft-ms", min=0.001, max=1e9, help="SLO: first token.")]
 _Tpot = Annotated[float, typer.Option("--tpot-ms", min=0.001, max=1e9, help="SLO: each token after it, on average.")]
-_Policy = Annotated[str, typer.Option(metavar="NAME,...", help="all, or some of the names in the table.")]
+_MixedTtft = Annotated[
+    float | None,
+    typer.Option("--ttft-ms", min=0.001, max=1e9, help="SLO: first token.", show_default="1000, or the setting's"),
+]
+_MixedTpot = Annotated[
+    float | None,
+    typer.Option(
+        "--tpot-ms",
+        min=0.001,
+        max=1e9,
+        help="SLO: each token after it, on average.",
+        show_default="50, or the setting's",
+    ),
+]
+_Policy = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME,...", help="all, or some of the names in the table.", show_default="all, or the setting's"
+    ),
+]
 _Seed = Annotated[int, typer.Option(min=0, help="Of the noise.")]
 _Minutes = Annotated[
     float, typer.Option(min=0.1, max=10_000, help="Traffic of each run; a quarter, at most 1, warms up.")
+]
+_MixedMinutes = Annotated[
+    float | None,
+    typer.Option(
+        min=0.1,
+        max=10_000,
+        help="Traffic of each run; a quarter, at most 1, warms up.",
+        show_default="10, or the setting's",
+    ),
+]
+_MixedSlots = Annotated[
+    int | None,
+    typer.Option(min=1, max=4096, help="Places in the running batch.", show_default="256, or the setting's"),
 ]
 _Slots = Annotated[int, typer.Option(min=1, max=4096, help="Places in the running batch.")]
 _Chunk = Annotated[int, typer.Option(min=16, max=1_000_000, help="Most prefill tokens in a step.")]
@@ -84,18 +155,20 @@ def _bench() -> None:
 @bench.command("mixed", epilog=EXAMPLES)
 def mixed(
     *,
-    online: _Trace = ONLINE_TRACE,
-    offline: _Lengths = OFFLINE_TRACE,
+    setting_name: _Setting = TRACE,
+    every: _Every = None,
+    online: _MixedTrace = None,
+    offline: _MixedLengths = None,
     model: _Model = "llama-3-8b",
     gpu: _Gpu = "a100",
-    load: _Load = "20,40,60",
-    reservation: _Reservation = "0,10",
-    ttft: _Ttft = 1000.0,
-    tpot: _Tpot = 50.0,
-    policy: _Policy = "all",
+    load: _Load = None,
+    reservation: _Reservation = None,
+    ttft: _MixedTtft = None,
+    tpot: _MixedTpot = None,
+    policy: _Policy = None,
     seed: _Seed = 0,
-    minutes: _Minutes = 10.0,
-    slots: _Slots = 256,
+    minutes: _MixedMinutes = None,
+    slots: _MixedSlots = None,
     chunk: _Chunk = 512,
     step_model: _StepModel = "auto",
     noise: _Noise = 0.0,
@@ -106,29 +179,62 @@ def mixed(
 ) -> None:
     """Put Ballast beside online alone, GPUs apart, priorities, chunks, a rate limit, AIMD and filled steps.
 
-    Every row replays the same traffic from the same seed; a load is a share of what one GPU does with offline work
-    alone when every step keeps the TPOT.
+    Every row replays the same traffic from the same seed. A load is a share of what one GPU does with offline work
+    alone when every step keeps the TPOT. A setting other than trace has requests at times of their own, and an SLO.
     """
     _need("numpy", "worker")
+    _check_json(json_file)
+    processes = jobs or len(os.sched_getaffinity(0))
+    if setting_name != TRACE:
+        for option, value in (("--load", load), ("--online", online), ("--plot", plot)):
+            if value is not None:
+                raise Usage(f"{option} does not apply to the setting {setting_name}: {_WHY_NOT[option]}. Leave it out.")
+        with refusals():
+            from ballast_cli.bench_setting import Asked, spacings  # noqa: PLC0415
+            from ballast_sim.traffic import read_lengths  # noqa: PLC0415
+
+            asked = Asked(
+                setting_name,
+                every=spacings(every) if every is not None else None,
+                policies=names(policy) if policy is not None else None,
+                reservations=fractions("--reservation", reservation) if reservation is not None else None,
+                ttft=ttft and ttft / 1e3,
+                tpot=tpot and tpot / 1e3,
+                seconds=minutes and 60 * minutes,
+                slots=slots,
+                offline=read_lengths(offline) if offline else None,
+                model=model,
+                gpu=gpu,
+                chunk_tokens=chunk,
+                step_model=step_model,
+                seed=seed,
+                noise=noise,
+                is_fitted=fitted,
+            )
+            _run_setting(asked, processes, json_file)
+        return
+    if every is not None:
+        raise Usage("--every sets the spacing of sparse requests: add --setting sparse.")
     if plot:
         _need("matplotlib", "local")
-    _check_json(json_file)
     if plot is not None and plot.exists() and not plot.is_dir():
         raise Usage(f"--plot: {plot} is a file, wanted a directory for several pictures.")
+    minutes = 10.0 if minutes is None else minutes
     with refusals():
         from ballast_cli.bench_table import print_table_of  # noqa: PLC0415  numpy, for this verb only
         from ballast_sim.crew import run_table  # noqa: PLC0415
+        from ballast_sim.evidence import as_json  # noqa: PLC0415
         from ballast_sim.mixed import POLICIES, Bench  # noqa: PLC0415
         from ballast_sim.setting import setting  # noqa: PLC0415
         from ballast_sim.traffic import read, read_lengths  # noqa: PLC0415
 
-        trace, lengths = read(online), read_lengths(offline)
+        trace, lengths = read(online or ONLINE_TRACE), read_lengths(offline or OFFLINE_TRACE)
         engine = setting(
             model=model,
             gpu=gpu,
-            ttft=ttft / 1e3,
-            tpot=tpot / 1e3,
-            slots=slots,
+            ttft=1.0 if ttft is None else ttft / 1e3,
+            tpot=0.05 if tpot is None else tpot / 1e3,
+            slots=slots or 256,
             chunk_tokens=chunk,
             online=trace,
             offline=lengths,
@@ -148,18 +254,32 @@ def mixed(
                 ceiling_seconds=min(900.0, 900 * minutes),
                 is_fitted=fitted,
             ),
-            policies=POLICIES if policy == "all" else names(policy),
-            loads=fractions("--load", load),
-            reservations=fractions("--reservation", reservation),
-            processes=jobs or len(os.sched_getaffinity(0)),
+            policies=POLICIES if policy in {None, "all"} else names(policy or ""),
+            loads=fractions("--load", "20,40,60" if load is None else load),
+            reservations=fractions("--reservation", "0,10" if reservation is None else reservation),
+            processes=processes,
             progress=progress,
         )
     if str(json_file) != "-":
         print_table_of(table, engine)
     if json_file:
-        _write(table, json_file)
+        _write([as_json(row, table.bench) for row in table.rows], json_file)
     if plot:
         _draw(table, plot)
+
+
+def _run_setting(asked: Asked, processes: int, json_file: Path | None) -> None:
+    from ballast_cli.bench_setting import print_engine, print_point, rows_of, run_setting  # noqa: PLC0415
+
+    rows: list[dict[str, Any]] = []
+    for found in run_setting(asked, processes=processes, progress=progress):
+        if str(json_file) != "-":
+            if not rows:
+                print_engine(found)
+            print_point(found)
+        rows += rows_of(found)
+    if json_file:
+        _write(rows, json_file)
 
 
 @bench.command("validate", epilog=VALIDATE_EXAMPLES)
@@ -287,12 +407,9 @@ def _check_json(path: Path | None) -> None:
         raise Usage(f"--json: there is no directory {path.parent}: make it first.")
 
 
-def _write(table: Table, path: Path) -> None:
+def _write(rows: list[dict[str, Any]], path: Path) -> None:
     import json  # noqa: PLC0415
 
-    from ballast_sim.evidence import as_json  # noqa: PLC0415
-
-    rows = [as_json(row, table.bench) for row in table.rows]
     if str(path) == "-":
         print_json(rows)
         return

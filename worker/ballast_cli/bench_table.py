@@ -7,6 +7,7 @@ from math import isfinite
 from random import Random
 
 from ballast_cli.console import print_table
+from ballast_sim.answers import worst_lost
 from ballast_sim.crew import Table
 from ballast_sim.mixed import Row
 from ballast_sim.setting import Setting
@@ -14,7 +15,7 @@ from ballast_sim.step_model import REFIT_A100, PublishedA100, relative_errors, s
 
 _LATENCY = (
     *("policy", "TTFT ms p50", "p95", "p99", "p50 rise", "p99 rise", "met", "lost"),
-    *("TPOT ms p50", "p95", "p99", "met", "lost", "envelope", "goodput/s"),
+    *("TPOT ms p50", "p95", "p99", "met", "lost", "envelope", "worst third", "goodput/s"),
 )
 _WORK = (
     *("policy", "offline tok/s", "prefill", "decode", "harvest", "total tok/s", "of bound", "slots", "wasted"),
@@ -37,10 +38,10 @@ def print_table_of(table: Table, engine: Setting) -> None:
 
 def _print_ceilings(table: Table, engine: Setting) -> None:
     bench, config = table.bench, table.bench.config
-    milliseconds = f"TTFT {1e3 * config.ttft:g} ms and TPOT {1e3 * config.tpot:g} ms"
+    slo = f"TTFT {1e3 * config.ttft:g} ms and TPOT {1e3 * config.tpot:g} ms"
     sys.stdout.write(
         f"{engine.name}, {engine.step_model} step times, {config.slots} slots, "
-        f"{config.num_blocks * config.block_tokens:,} tokens of KV, chunks of {config.chunk_tokens}; {milliseconds}\n"
+        f"{config.num_blocks * config.block_tokens:,} tokens of KV, chunks of {config.chunk_tokens}; {slo}\n"
         f"{_refit_error() if engine.step_model == 'refit' else ''}"
         f"Each run replays {bench.seconds / 60:g} minutes, the first {bench.warmup_seconds:g} s left out; seed "
         f"{bench.seed}\n\n"
@@ -72,14 +73,15 @@ def _latency(table: Table, row: Row) -> tuple[str, ...]:
     ttft, tpot = result.ttft, result.tpot
     return (
         row.policy,
-        *(_ms(value) for value in (ttft.p50, ttft.p95, ttft.p99)),
-        *(_change(found, usual) for found, usual in ((ttft.p50, alone.ttft.p50), (ttft.p99, alone.ttft.p99))),
-        _percent(result.ttft_attainment),
-        _points(alone.ttft_attainment - result.ttft_attainment),
-        *(_ms(value, 1) for value in (tpot.p50, tpot.p95, tpot.p99)),
-        _percent(result.tpot_attainment),
-        _points(alone.tpot_attainment - result.tpot_attainment),
-        _percent(result.envelope_attainment),
+        *(milliseconds(value) for value in (ttft.p50, ttft.p95, ttft.p99)),
+        *(change(found, usual) for found, usual in ((ttft.p50, alone.ttft.p50), (ttft.p99, alone.ttft.p99))),
+        percent(result.ttft_attainment),
+        points(alone.ttft_attainment - result.ttft_attainment),
+        *(milliseconds(value, 1) for value in (tpot.p50, tpot.p95, tpot.p99)),
+        percent(result.tpot_attainment),
+        points(alone.tpot_attainment - result.tpot_attainment),
+        percent(result.envelope_attainment),
+        points(worst_lost(result.thirds, alone.thirds).worst),
         f"{result.goodput:.2f}",
     )
 
@@ -99,23 +101,27 @@ def _work(table: Table, row: Row) -> tuple[str, ...]:
         f"{result.wasted_tokens:,}",
         f"{result.service_gap:,.0f}",
         f"{result.jain:.3f}",
-        _percent(result.reservation_shortfall),
-        _percent(result.deadline_hits),
+        percent(result.reservation_shortfall),
+        percent(result.deadline_hits),
         row.note,
     )
 
 
-def _ms(seconds: float, digits: int = 0) -> str:
+def milliseconds(seconds: float, digits: int = 0) -> str:
+    """Format a latency."""
     return f"{1e3 * seconds:,.{digits}f}" if isfinite(seconds) else "-"
 
 
-def _change(found: float, usual: float) -> str:
+def change(found: float, usual: float) -> str:
+    """Format a rise over the usual value."""
     return f"{found / usual - 1:+.0%}" if isfinite(found) and usual > 0 else "-"
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
+    """Format a share."""
     return f"{share:.2%}" if isfinite(share) else "-"
 
 
-def _points(lost: float) -> str:
+def points(lost: float) -> str:
+    """Format lost attainment in points."""
     return f"{100 * lost + 0.0:.2f}" if isfinite(lost) else "-"

@@ -15,6 +15,7 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from ballast_policy.request import Request, RequestClass
 
@@ -35,6 +36,10 @@ class Expectation:
     """What a request is expected to generate of the most it may, in a class without any."""
     online_rate: float = 0.0
     """Online requests that come in per second."""
+    online_until: float = -inf
+    """Until when the next online request is expected; no request came before that."""
+    online_spread: float = 0.0
+    """Standard deviation of the online prompt tokens of one second; of `t` seconds it is `sqrt(t)` times that."""
     online_answer: float = 0.0
     """Tokens of an online answer, on average; 0 while nothing is known."""
     online_short: int = 0

@@ -1,223 +1,230 @@
-"""What a step may cost: the online SLO as deadlines of tokens."""
+"""The budget of a step: how long offline work may make it, by the online SLO or by a cap on interference."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import islice
-from math import exp, inf, log
+from math import exp, inf, log, sqrt
 
 from ballast_policy.cost import CostModel
 from ballast_policy.request import Request
 from ballast_policy.snapshot import PolicyConfig, Snapshot
 
 _LOOK_AHEAD = 32
-"""How many requests that prefill or wait bound the budget, the first in order; those behind have to wait anyway."""
-
-_SHORT = 8
-"""Tokens that nearly every answer comes to, while nothing is known of answers."""
-
-_BEHIND_ALONE, _BEHIND_LENT = 1.0, 0.5
-"""Of what nearly all answers come to, in how many tokens a decode must have caught up that online prefill puts behind:
-online alone, and where offline work makes all decodes take twice as long."""
-_EARLY = 0.25
-"""The same of the mean answer, which bounds it: where all are alike, the shortest is no early point of any."""
-_BEHIND_MOST, _SPARED = 2.0, 0.1
-"""With all the leeway of a cap (`Allowance.leeway`): what `_BEHIND_ALONE` becomes, and the share of the decodes, those
-with the least time, that online prefill does not wait for."""
-
+"""Requests that prefill or wait and bound the budget, the first in order. Later ones have to wait anyway."""
+_SPENT = 0.5
+"""Share of its slack that online spends on one step. With all of it, first tokens come late as soon as a second request
+arrives (`benchmarks/settings.py`)."""
 _PREFILL_PACE = 1.5
-"""A step with online prefill is at least so many times as long as the decodes in it alone would make it."""
-
-_LEAST_IDLE = 0.1
-"""Under a cap on interference, the least share of the TPOT that a step may take while no online is at hand."""
-
+"""A step with online prefill is at least 1.5 times as long as its decodes alone: prefill has a third of the time, and
+does not stall behind decodes that are late."""
+_SHORT = 8
+"""Tokens that nearly every answer has, while no answer has finished."""
+_EARLY = 0.25
+"""Share of the mean answer that counts as its beginning at most: if all answers have one length, the shortest is no
+bound (`tests/sim/test_alike.py`)."""
+_IDLE_STEP = 2.0
+"""Least length of a step without online requests, in fixed costs of a step: half of its time is work."""
 ONLINE_CHUNKS = 4
-"""Prefill of online may fill this many chunks in one step, where step times are known and decodes can wait."""
+"""Chunks that online prefill may fill in one step if step times are known and the decodes can wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class OnlineStep:
-    """Online's part of a step, before anything is lent."""
+    """Online's part of a step, before offline gets more than its reservation."""
 
     decodes: Collection[Request]
     pending: Iterable[Request]
     """Online requests that prefill or wait, in order."""
     seconds: float
-    """Predicted time of the step with what online and the reservation of offline do in it."""
+    """Predicted time of the step with online's part and the reservation of offline."""
     fixed: float
-    """The part of `seconds` that comes again in every step: all but prefill."""
+    """The part of `seconds` that every step repeats: all but prefill."""
     alone: float = 0.0
-    """What the step would take if online were never beside offline; 0 where online has no part in it."""
-    leeway: float = 0.0
-    """How far online prefill may put decodes behind that are beside offline work, 0 to 1 (`Allowance.leeway`)."""
-
-
-def is_provided_for(snapshot: Snapshot, *, has_online: bool) -> bool:
-    """Tell whether an online request is here, or was here lately enough for the next one to be expected."""
-    return has_online or snapshot.now - snapshot.last_online <= snapshot.config.quiet_seconds
+    """Time that the step would take if offline work had never run; 0 if online has no part in it."""
 
 
 def most_prefill(config: PolicyConfig, cost: CostModel) -> int:
-    """Give the most prefill tokens of a step: several chunks for online where an SLO and step times are known."""
+    """Return the most prefill tokens of a step: several chunks for online if an SLO and step times are known."""
     is_paced = cost.is_trusted and min(config.ttft, config.tpot) < inf
     return config.chunk_tokens * (ONLINE_CHUNKS if is_paced else 1)
 
 
-def step_budget(snapshot: Snapshot, step: OnlineStep) -> float:
-    """Give the seconds that the step may take, the smallest of five bounds.
+def step_budget(snapshot: Snapshot, part: OnlineStep) -> float:
+    """Return the seconds that the step may take: the smallest of four bounds.
 
-    - `step.seconds + slack_safety * slack` over the online requests that are not overdue,
-      where slack is what the request can still lose after the time that online alone needs for its next token
-      (for a prefill: its own and all prefill ahead of it, chunk by chunk);
-    - `step.seconds + slack_safety * slack` over the decodes together, where slack counts from the first token, so that
-      the mean time per token holds: the soft minimum `burst * log(most_risk / mean(exp(-slack / burst)))`. A burst of
-      prefill finds many answers young and one old as often as the reverse, and each may end before it has caught up:
-      what counts is how many are close to being late, not the closest one. Who is late and can still catch up counts
-      as one without slack;
-    - `tpot_share * tpot` of online decodes;
-    - `k0 + newcomer_share * (ttft - 2 * k0 - prefill of a typical prompt)`: an online request that comes in the
-      middle of the step waits for its end, and then needs a step of its own (where it would be late anyway, `k0` and
-      one TPOT at most, so that work goes on);
-    - what the cap on interference leaves, where there is one: `(1 + share) * typical`.
+    - The newcomer: a request of the usual length that arrives as the step starts still has its first token in time.
+    - The decodes: at most one TPOT, and at most half of their slack on top of online's part. Their slack is what they
+      can lose before the share of answers that a burst of prompts would make late exceeds `most_risk`.
+    - The prompts: at most half of the least slack among online requests that prefill or wait.
+    - The cap on interference, if there is one.
 
-    Slack is spent by shares because one long step is all that a newcomer sees. While more requests miss their SLO than
-    may, less risk is taken, and less is lent of what the bounds leave beside online's own part (`Allowance.harvest`).
+    While more requests lose their SLO than the objective allows, the lending ratio (`Allowance.harvest`) reduces both
+    the risk and what the bounds leave beside online's part.
     """
-    config, cost = snapshot.config, snapshot.cost
-    loose, slack = _decode_slack(snapshot, step)
-    slack = min(slack, _prefill_slack(snapshot, step.pending, step.fixed, config.chunk_tokens))
+    tpot, slack = _decode_slack(snapshot, part)
+    slack = min(slack, _prefill_slack(snapshot, part))
     bound = min(
-        _newcomer(config, cost, snapshot.typical_prompt),
-        config.tpot_share * loose,
-        step.seconds + config.slack_safety * max(0.0, slack),
-        _capped(snapshot, step.alone),
+        _newcomer_bound(snapshot, part.fixed),
+        snapshot.config.tpot_share * tpot,
+        part.seconds + _SPENT * max(0.0, slack),
+        _cap_bound(snapshot, part.alone),
     )
-    lent = snapshot.allowance.harvest
-    return step.seconds + (bound - step.seconds) * lent if lent < 1 and step.seconds < bound < inf else bound
+    ratio = snapshot.allowance.harvest
+    return part.seconds + (bound - part.seconds) * ratio if ratio < 1 and part.seconds < bound < inf else bound
 
 
-def prefill_room(snapshot: Snapshot, step: OnlineStep) -> tuple[float, float]:
-    """Give the seconds to which prefill of online may bring this step, and those of one after the other.
+def idle_budget(snapshot: Snapshot, part: OnlineStep) -> float:
+    """Return the budget of a step without online requests, which is never too short to compute anything.
 
-    The first is what the decodes beside it can wait: the time until the first of their next tokens is due for its mean,
-    later early in their answer by as much as they can catch up: before it comes to what nearly all
-    come to (half of it beside offline work, for then they catch up slowly), and to a part of the mean one. With leeway
-    they may be put behind further, and the few with the least time are not waited for. The second is one TPOT, or what
-    leaves prefill a third of the step. Both are infinite without decodes.
+    Only the newcomer and the cap bound it. A cap bounds it as long as the next request is expected.
     """
-    young = _youth(snapshot, step.leeway)
-    now, fixed = snapshot.now, step.fixed
-    loose, waits = inf, []
-    for request in step.decodes:
+    bound = _newcomer_bound(snapshot, part.fixed)
+    if snapshot.now <= snapshot.expectation.online_until:
+        bound = min(bound, _idle_cap_bound(snapshot))
+    return max(bound, _IDLE_STEP * snapshot.cost.k0, part.seconds)
+
+
+def prefill_room(snapshot: Snapshot, part: OnlineStep) -> tuple[float, float]:
+    """Return the seconds that online prefill may make this step take, and those of one step after the other.
+
+    This step may last until the first decode would fall behind its mean TPOT. At the beginning of its answer a decode
+    may fall behind as far as it catches up before its answer is as long as nearly all answers are. The second figure is
+    one TPOT, or a step of which prefill has a third. Both are infinite without decodes.
+    """
+    now, fixed, expectation = snapshot.now, part.fixed, snapshot.expectation
+    short: float = expectation.online_short or _SHORT
+    if expectation.online_answer:
+        short = min(short, _EARLY * expectation.online_answer)
+    least_tpot = until = inf
+    for request in part.decodes:
         tpot, num_output = request.tpot, request.num_output
         left = request.first_token + num_output * tpot - now
-        if tpot > fixed:
-            left += max(0.0, young - num_output) * (tpot - fixed)
+        if num_output < short and tpot > fixed:
+            left += (short - num_output) * (tpot - fixed)
         if left < inf and (left >= fixed or _catches_up(request, fixed - left, fixed)):
-            if tpot < loose:
-                loose = tpot
-            waits.append(left)
-    num_spared = int(_SPARED * step.leeway * len(waits))
-    until = sorted(waits)[num_spared] if num_spared else min(waits, default=inf)
-    pace = max(loose, _PREFILL_PACE * fixed)
+            if tpot < least_tpot:
+                least_tpot = tpot
+            if left < until:
+                until = left
+    pace = max(least_tpot, _PREFILL_PACE * fixed)
     return max(until, pace), pace
 
 
-def _youth(snapshot: Snapshot, leeway: float) -> float:
-    """Give the tokens of an answer before which it may be behind."""
-    expectation = snapshot.expectation
-    behind = max(_BEHIND_LENT, _BEHIND_ALONE - (_BEHIND_ALONE - _BEHIND_LENT) * snapshot.allowance.crowding)
-    young = (expectation.online_short or _SHORT) * (behind + (_BEHIND_MOST - behind) * leeway)
-    return min(young, _EARLY * expectation.online_answer) if expectation.online_answer else young
+def _newcomer_bound(snapshot: Snapshot, fixed: float) -> float:
+    """Return the longest step that a newcomer can wait for before its own step; one TPOT if it is late in any case."""
+    config = snapshot.config
+    left = config.ttft - fixed - snapshot.cost.prefill(0, snapshot.typical_prompt)
+    return left if left > fixed else fixed + min(config.tpot, config.ttft)
 
 
-def _capped(snapshot: Snapshot, alone: float) -> float:
-    """Give what the cap on interference leaves: `(1 + share) * typical`, and about half a TPOT without online at hand.
+def _cap_bound(snapshot: Snapshot, alone: float) -> float:
+    """Return the bound of the cap on a step of online: `(1 + share) * typical`.
 
-    Each step is filled to the same level, which latencies move to where the cap is: a step that is long for online's
-    own work gets nothing on top. Without online at hand a newcomer has the step stand still for its first token, and
-    waits for the rest of it with its second.
+    All steps are filled to one level. A step that is long by online's own work gets nothing on top.
+    """
+    if snapshot.config.max_interference is None or not alone:
+        return inf
+    return (1 + _share(snapshot)) * (snapshot.allowance.typical or alone)
+
+
+def _idle_cap_bound(snapshot: Snapshot) -> float:
+    """Return the bound of the cap on a step without online requests.
+
+    A newcomer suspends the step for its first token. The rest of the step then delays its second token, which its whole
+    answer spreads. If the engine cannot suspend a step, the newcomer waits for its end.
     """
     config, cost = snapshot.config, snapshot.cost
     if config.max_interference is None:
         return inf
-    share = config.max_interference if snapshot.allowance.share is None else snapshot.allowance.share
-    if alone:
-        return (1 + share) * (snapshot.allowance.typical or alone)
-    if config.tpot == inf or not config.max_interference:
-        return inf if config.max_interference else 0.0
-    part = min(1.0, max(_LEAST_IDLE, share / config.max_interference))
-    return cost.k0 + max(0.0, config.tpot - cost.k0) * part / 2
+    typical = snapshot.allowance.typical or cost.k0
+    if config.can_suspend:
+        return cost.k0 + _share(snapshot) * typical * snapshot.expectation.online_answer
+    return _share(snapshot) * (cost.k0 + cost.prefill(0, snapshot.typical_prompt))
 
 
-def _decode_slack(snapshot: Snapshot, step: OnlineStep) -> tuple[float, float]:
-    """Give the smallest TPOT of the decodes and what slack they have together."""
-    config = snapshot.config
-    next_token = snapshot.now + step.seconds
-    loose = slack = inf
-    most_risk = config.most_risk * snapshot.allowance.harvest
+def _share(snapshot: Snapshot) -> float:
+    share = snapshot.allowance.share
+    return (snapshot.config.max_interference or 0.0) if share is None else share
+
+
+def _decode_slack(snapshot: Snapshot, part: OnlineStep) -> tuple[float, float]:
+    """Return the least TPOT of the online decodes, and the slack that they have together after online's part."""
+    next_token = snapshot.now + part.seconds
+    least_tpot = slack = inf
     saved = []
-    for request in step.decodes:  # the longest loop of a calm step: `next_deadline` and `paced_deadline` written out
-        tpot, ttft = request.tpot, request.ttft
-        if tpot < loose:
-            loose = tpot
+    for request in part.decodes:  # the longest loop of most steps: `next_deadline` and `paced_deadline` written out
+        tpot = request.tpot
+        if tpot < least_tpot:
+            least_tpot = tpot
         budgeted = request.num_output * tpot
-        left = request.arrival + ttft + budgeted - next_token
+        left = request.arrival + request.ttft + budgeted - next_token
         if 0 <= left < slack:
             slack = left
         left = request.first_token + budgeted - next_token
         if left >= 0:
             saved.append(left)
-        elif _catches_up(request, -left, step.fixed):
+        elif _catches_up(request, -left, part.fixed):
             saved.append(0.0)
-    return loose, min(slack, _soft_slack(saved, _burst(snapshot, loose), most_risk))
+    if not saved or least_tpot == inf:
+        return least_tpot, slack
+    return least_tpot, min(slack, _shared_slack(saved, _burst(snapshot, least_tpot), _most_risk(snapshot)))
+
+
+def _most_risk(snapshot: Snapshot) -> float:
+    return snapshot.config.most_risk * snapshot.allowance.harvest
 
 
 def _burst(snapshot: Snapshot, tpot: float) -> float:
-    """Give the seconds that a burst of online prefill takes from a decode: the scale on which slack is safe."""
-    expectation = snapshot.expectation
-    meanwhile = expectation.online_rate * expectation.online_answer * tpot
-    return max(tpot, snapshot.config.burst_share * meanwhile * snapshot.cost.prefill(0, snapshot.typical_prompt))
+    """Return the seconds of online prefill by which a burst exceeds the mean while an answer is made.
+
+    It is the standard deviation of that prefill, by what arrived lately; at least one TPOT.
+    """
+    expectation, typical = snapshot.expectation, snapshot.typical_prompt
+    if not typical:
+        return tpot
+    tokens = expectation.online_spread * sqrt(expectation.online_answer * tpot)
+    return max(tpot, tokens * snapshot.cost.prefill(0, typical) / typical)
 
 
-def _soft_slack(saved: Sequence[float], burst: float, most_risk: float) -> float:
-    """Give what all may lose before `mean(exp(-slack / burst))` comes to `most_risk`; below 0 where it is beyond."""
-    if burst == inf:
-        return inf
-    if not most_risk:
-        return 0.0
+def _shared_slack(saved: Collection[float], burst: float, most_risk: float) -> float:
+    """Return the time that all decodes can lose until `mean(exp(-slack / burst))` is `most_risk`; negative beyond.
+
+    The exponential is the risk that a burst makes a decode late. It counts how many decodes are close to being late,
+    instead of the closest one: some decode always has just begun.
+    """
     far = 20 * burst
     risk = sum([exp(-left / burst) for left in saved if left < far])
-    return burst * log(most_risk * len(saved) / risk) if risk else inf
+    if not risk:
+        return inf
+    return burst * log(most_risk * len(saved) / risk) if most_risk else 0.0
 
 
 def _catches_up(request: Request, late: float, fixed: float) -> bool:
-    """Tell whether a decode that is late can make up for it while online is alone."""
+    """Return whether a late decode can be in time at the end of its answer while online is alone."""
     return late <= (request.max_output - request.num_output) * (request.tpot - fixed)
 
 
-def _newcomer(config: PolicyConfig, cost: CostModel, typical_prompt: int) -> float:
-    """Give how long a step a newcomer of the usual length can wait for; who is late in any case stops no lending."""
-    share, spare = config.newcomer_share, config.ttft - 2 * cost.k0 - cost.prefill(0, typical_prompt)
-    return cost.k0 + (share * spare if spare > 0 else min(config.tpot, share * config.ttft))
+def _prefill_slack(snapshot: Snapshot, part: OnlineStep) -> float:
+    """Return the least slack over the requests that prefill or wait, all prefill before them counted in.
 
-
-def _prefill_slack(snapshot: Snapshot, pending: Iterable[Request], fixed: float, chunk: int) -> float:
-    """Give the smallest slack over what prefills or waits; inf if all are overdue."""
-    now, k1, k2 = snapshot.now, snapshot.cost.k1, snapshot.cost.k2
+    Return inf if all are overdue: their first token is late in any case.
+    """
+    now, fixed, chunk = snapshot.now, part.fixed, snapshot.config.chunk_tokens
+    k1, k2 = snapshot.cost.k1, snapshot.cost.k2
     slack, tokens, context = inf, 0, 0.0
-    for request in islice(pending, _LOOK_AHEAD):  # `attended` and `next_deadline` written out: many wait
-        computed, cached, ttft = request.num_computed, request.num_cached, request.ttft
+    for request in islice(part.pending, _LOOK_AHEAD):  # `attended` and `next_deadline` written out: many wait
+        computed, cached = request.num_computed, request.num_cached
         if cached > computed:
             computed = cached
-        left = request.num_tokens - computed
-        tokens += left
-        context += left * (computed + (left + 1) / 2)
-        due = request.arrival + ttft
+        remaining = request.num_tokens - computed
+        tokens += remaining
+        context += remaining * (computed + (remaining + 1) / 2)
+        due = request.arrival + request.ttft
         if request.num_output:
             due += request.num_output * request.tpot
-        spare = due - now - (-(-tokens // chunk) * fixed + k1 * tokens + k2 * context)
-        if 0 <= spare < slack:
-            slack = spare
+        left = due - now - (-(-tokens // chunk) * fixed + k1 * tokens + k2 * context)
+        if 0 <= left < slack:
+            slack = left
     return slack

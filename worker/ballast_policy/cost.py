@@ -99,12 +99,12 @@ class CostModel:
 
 
 class Fit:
-    """Step times seen so far, and the model that explains them best.
+    """Recent step times, and the model that explains them best.
 
-    Two rings, steps with prefill and steps of decodes alone, so that an hour of one kind does not forget the other.
-    Errors count relative to the step's time. The model is trusted once both kinds were seen often enough and half of
-    the steps are predicted within `trusted_error`; until then, and whenever that stops being so, it is untrusted and
-    the policy goes by static fractions.
+    Steps with prefill and steps of decodes alone have a ring each, so that an hour of one kind does not displace the
+    other. Errors are relative to the time of the step. The model is trusted while it predicts half of the steps within
+    `trusted_error`, once steps of different sizes tell its coefficients apart: steps of decodes alone beside others, or
+    steps with decodes whose prefill differs by half. An untrusted model is replaced by static shares in the policy.
     """
 
     def __init__(self, *, capacity: int = 256, least: int = 16, trusted_error: float = 0.25) -> None:
@@ -141,10 +141,17 @@ class Fit:
         if 0.8 * len(usual) <= np.count_nonzero(usual) < len(usual):
             coefficients = non_negative_least_squares(weighted[usual])
         self.error = float(np.median(np.abs(weighted @ coefficients - 1.0)))
-        seen = all(len(ring) >= self._least for ring in self._rings)
+        seen = all(len(ring) >= self._least for ring in self._rings) or self._is_varied(features)
         k0, k1, k2, k3, k4 = (float(k) for k in coefficients)
         self.model = CostModel(k0, k1, k2, k3, k4, is_trusted=seen and self.error <= self._trusted_error)
         return self.model
+
+
+    def _is_varied(self, features: NDArray[np.float64]) -> bool:
+        """Return whether enough steps with decodes have less than half of the largest prefill."""
+        prefill, decodes = features[:, 1], features[:, 3]
+        small = (decodes > 0) & (prefill < 0.5 * prefill.max())
+        return bool(np.count_nonzero(small) >= self._least <= np.count_nonzero(prefill))
 
 
 class _Ring:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
-from math import exp
+from math import exp, sqrt
 
 from ballast_policy.admission import Expectation
 from ballast_policy.request import ONLINE, Request, RequestClass
@@ -18,6 +18,9 @@ SURGE_SECONDS = 1.0
 NUM_SURGES = 100
 RATE_SECONDS = 60.0
 """What came longer ago counts for less than a third in the rate of online requests."""
+SILENT_GAPS = 10
+"""Mean gaps between online requests after which silence means that the traffic has stopped: at random arrivals, fewer
+than 1 in 20,000 gaps are longer."""
 UNKNOWN_SHARE = 0.25
 """Answers are expected to come to this share of the most they may, until some have ended."""
 LEAST_GUARD, MOST_GUARD = 0.05, 0.30
@@ -63,7 +66,9 @@ class Experience:
         self._count = keep * self._count + 1
         self._seconds = keep * self._seconds + (now - self._last if keep else 0.0)
         self._last = now
-        self.expectation = replace(self.expectation, online_rate=self._count / max(self._seconds, SURGE_SECONDS))
+        rate = self._count / max(self._seconds, SURGE_SECONDS)
+        until = now + max(SURGE_SECONDS, SILENT_GAPS / rate)
+        self.expectation = replace(self.expectation, online_rate=rate, online_until=until)
 
     def finished(self, request: Request) -> None:
         """An answer came to its own end."""
@@ -80,6 +85,9 @@ class Experience:
         self._surges.extend([0] * quiet)
         self._surge, self._since = 0, now
         ordered = sorted(self._surges)
+        mean = sum(ordered) / len(ordered)
+        variance = sum((tokens - mean) ** 2 for tokens in ordered) / len(ordered) / SURGE_SECONDS
+        self.expectation = replace(self.expectation, online_spread=sqrt(variance))
         share = ordered[int(0.99 * (len(ordered) - 1))] / self._num_tokens
         wanted = min(max(share, LEAST_GUARD), MOST_GUARD)
         self._guard = wanted if self._guard is None else max(wanted, KEEP * self._guard + (1 - KEEP) * wanted)

@@ -28,7 +28,7 @@ from ballast_policy.fairness import INPUT_COST, OUTPUT_COST, Ledger
 from ballast_policy.interference import Interference
 from ballast_policy.plan import Plan
 from ballast_policy.planner import plan as plan_step
-from ballast_policy.request import OFFLINE, ONLINE, PARKED, RUNNING, WAITING, Phase, Request, RequestClass
+from ballast_policy.request import OFFLINE, PARKED, RUNNING, WAITING, Phase, Request, RequestClass
 from ballast_policy.reservation import entitled
 from ballast_policy.snapshot import PolicyConfig, Snapshot, first_waiting
 from ballast_policy.suspension import plan_nested
@@ -126,7 +126,6 @@ class Host:
         """Requests by tenant, from `enter` to `leave`."""
         self._bills: dict[RequestClass, dict[str, float]] = {request_class: {} for request_class in RequestClass}
         self._caps: dict[str, int] = {}
-        self._last_online = -inf
         self._mean_context = 0.0
         self._num_observed = 0
         self.configure(config)
@@ -158,8 +157,8 @@ class Host:
         present[request.tenant] -= 1
         if not present[request.tenant]:
             del present[request.tenant]
-            if not present and request.request_class is OFFLINE:
-                self.dispatched()  # the engine may be idle now, and plan no step that would note it
+        if request.request_class is OFFLINE and not self.count(OFFLINE):
+            self.reservation = self.reservation.used_by(0, 0)  # no step follows that would say so
         self.interference.finished(request, now)
         if is_complete:
             self.experience.finished(request)
@@ -187,7 +186,6 @@ class Host:
         self.ledgers = {request_class: Ledger() for request_class in RequestClass}
         self.experience = Experience(self.config.num_blocks * self.config.block_tokens)
         self.interference = Interference()
-        self._last_online = -inf
         self.configure(self.config)
 
     # A step
@@ -205,8 +203,6 @@ class Host:
 
     def snapshot(self, kv: Kv, now: float) -> Snapshot:
         """Return everything that a plan may depend on. The private blocks of residents must be up to date."""
-        if self.count(ONLINE):
-            self._last_online = now
         residents = list(self.residents.values())
         self.backlog.put_off(now)
         snapshot = Snapshot(
@@ -218,7 +214,6 @@ class Host:
             cost=self.cost,
             reservation=self.reservation,
             ledgers=self.ledgers,
-            last_online=self._last_online,
             typical_prompt=int(self.experience.typical_prompt),
             allowance=self.interference.allowance,
             expectation=self.experience.expectation,
@@ -379,7 +374,9 @@ class Host:
 
     def _refit(self) -> None:
         if self.fit:
-            self.cost = self.fit.refit()
+            was_trusted, self.cost = self.cost.is_trusted, self.fit.refit()
+            if self.cost.is_trusted and not was_trusted:
+                self.interference.restart()
         self.ceiling = None
         if self.cost.is_trusted:
             self.ceiling = self.cost.batch_ceiling(

@@ -8,7 +8,7 @@ between its arrival and its tokens. What it would have measured alone is what it
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from math import inf
 from typing import NamedTuple
@@ -16,38 +16,32 @@ from typing import NamedTuple
 from ballast_policy.plan import Plan
 from ballast_policy.request import Request, RequestClass
 
-_WINDOW = 512
-"""Finished requests that are looked at for those lost."""
-_LOOK_EVERY = 8
-"""Finished requests between two looks at those lost."""
 _LATENCIES = 2048
-"""Finished requests whose latencies are held to the cap: the level of a step follows the load of many minutes, so that
-offline work goes to the quiet ones among them."""
-_SORT_EVERY = 32
-"""Finished requests between two looks at the latencies."""
-_LEAST = 32
-"""Finished requests before the first look."""
-_GAIN = 0.05
-"""Share of the distance to its target by which one look moves the allowance: the window answers late."""
-_TARGET = 0.97
-"""Share of the cap at which the measured inflation is kept."""
+"""Most requests whose latencies are kept."""
+_LATENCY_SECONDS = 60.0
+"""Age beyond which latencies no longer count, so that the share recovers within about a minute at any request rate. The
+share moves by its distance from the target in the same time: faster, it would answer to its own delay."""
+_LOST = 512
+"""Finished requests among which lost ones are counted."""
+_LOOK_SECONDS = 4.0
+"""Least time between two adjustments."""
+_LEAST = 8
+"""Requests below which nothing is concluded from their latencies: the cap itself is the share."""
+_TARGET = 0.92
+"""Share of the cap at which the measured inflation is kept: the clock of delay takes some of the crowding for online's
+own time (`benchmarks/frontier.py` shows that the caps hold)."""
 _DRIFT = 1e-4
-"""Share by which one step moves the median of online's part of a step, once many have: where the load falls, steps are
-filled too high until it has followed, some minutes."""
-_BACK_OFF, _RECOVERY = 0.6, 0.012
-"""Harvest is multiplied by the one where too many requests are lost, and grows by the other where not."""
-_SHRINK, _EARN = 0.5, 0.01
-"""The same for leeway: a burst should find little of it where bursts have cost before."""
+"""Share by which one step moves the median of online's part of a step, once there were many. If the load falls, steps
+are filled too high until the median has followed, for some minutes."""
+_BACK_OFF = 0.6
+"""Factor of the lending ratio when too many requests are lost."""
+_RECOVERY_SECONDS = 300.0
+"""Time in which the lending ratio recovers from 0 to 1."""
 _LEAST_HARVEST = 0.1
-"""Some is lent whatever is lost, if only at moments at which hardly a decode is near its deadline, since risk shrinks
-with it: what is lost to the reservation would end lending for ever."""
-_WIDE = 0.5
-"""A cap that gives all the leeway; a smaller one gives its share of it."""
-_MISSED = 0.5
-"""Of the requests that may lose their SLO, those that may miss the TPOT for leeway to grow."""
+"""Least lending ratio. Requests that are lost to the reservation must not end lending for good."""
 _LEAST_LOST = 2
 _FEW = 256
-"""Requests of which the objective's share may be lost, even where fewer are looked at: two of a hundred are chance."""
+"""Requests of which the objective's share may be lost, even if fewer have finished: two of a hundred are chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +56,6 @@ class Allowance:
     """What online alone takes in the middle one of the steps it has a part in, seconds; 0 while nobody knows."""
     harvest: float = 1.0
     """Part of the budget beside online, and of the risk, that offline may use."""
-    leeway: float = 0.0
-    """How far prefill of online may put decodes behind beside offline work, under a cap: TPOT for TTFT, the other way
-    round."""
 
 
 UNCHECKED = Allowance()
@@ -83,11 +74,12 @@ class _Latency(NamedTuple):
 class Interference:
     """The clock of delay, and the allowance that keeps latencies within the cap and losses within the objective. Pure.
 
-    Fed by whoever runs the steps: `began` when a step begins or goes on, `ended` with it, and with each online request
-    `arrived`, `answered` at its first token and `finished`. Under a cap the allowance moves to where the inflation of
-    TTFT and TPOT, median and 99th percentile, over the last `_LATENCIES` requests is a little less than the cap. Where
-    more requests lose their SLO to offline work than the objective allows, harvest backs off at once, and recovers step
-    by step; leeway, which a cap gives, does where half as many miss their TPOT, whoever made it.
+    Call `began` when a step begins or resumes and `ended` when it ends, and for each online request `arrived`,
+    `answered` at its first token, and `finished`.
+
+    Under a cap, `share` moves until the inflation of TTFT and TPOT over the last minute (median and 99th percentile) is
+    a little less than the cap. If more requests lose their SLO to offline work than the objective allows, the lending
+    ratio backs off at once, and recovers over minutes.
     """
 
     def __init__(self) -> None:
@@ -95,39 +87,41 @@ class Interference:
         self.objective = 0.0
         self.allowance = Allowance()
         self.inflation = 0.0
-        """Under a cap, the largest of TTFT and TPOT, median and 99th percentile, at the last look."""
+        """Under a cap, the largest inflation of TTFT and TPOT, median and 99th percentile, at the last adjustment."""
         self._delay = self._since = self._rate = 0.0
         self._open: dict[int, tuple[float, _Latency | None]] = {}
-        """By request: the clock of delay at its arrival, or at its first token, and then its TTFT."""
-        self._ttft: deque[_Latency] = deque(maxlen=_LATENCIES)
-        self._tpot: deque[_Latency] = deque(maxlen=_LATENCIES)
-        self._lost: deque[bool] = deque(maxlen=_WINDOW)
-        self._missed: deque[bool] = deque(maxlen=_WINDOW)
-        """Whether the TPOT was missed, whoever made it."""
-        self._leeway = 0.0
-        """What a wide cap gives."""
-        self._num_finished = 0
+        """By request: the clock of delay at its arrival; from its first token on, the clock then, and its TTFT."""
+        self._ttft: deque[tuple[float, _Latency]] = deque(maxlen=_LATENCIES)
+        """With the time at which each was measured; so the next."""
+        self._tpot: deque[tuple[float, _Latency]] = deque(maxlen=_LATENCIES)
+        self._lost: deque[bool] = deque(maxlen=_LOST)
+        self._adjusted = 0.0
         self._typical, self._num_steps = 0.0, 0
 
     def configure(self, cap: float | None, objective: float) -> None:
-        """Go by another cap or objective from now on."""
+        """Use another cap or objective from now on."""
         if cap != self.cap:
-            share = None if cap is None else _TARGET * cap
-            self.allowance = replace(self.allowance, share=share, leeway=0.0)
-            self.inflation = 0.0
-            self._ttft.clear()
-            self._tpot.clear()
+            self.allowance = replace(self.allowance, share=None if cap is None else _TARGET * cap)
+            self.restart()
         self.cap, self.objective = cap, objective
 
+    def restart(self) -> None:
+        """Forget all latencies, those of running requests too: they were made under other conditions."""
+        self.inflation = 0.0
+        self._open.clear()
+        self._ttft.clear()
+        self._tpot.clear()
+        self._lost.clear()
+
     def began(self, plan: Plan, now: float) -> None:
-        """A step begins or goes on: from now on all but online's own part of it is delay."""
+        """Note that a step begins or resumes: all but online's own part of it is delay."""
         self.ended(now)
         if plan.predicted_seconds > 0:
             self._rate = 1.0 - min(1.0, plan.online_seconds / plan.predicted_seconds)
             if plan.online_seconds:
-                self._look_at_step(plan.online_seconds)
+                self._note_step(plan.online_seconds)
 
-    def _look_at_step(self, seconds: float) -> None:
+    def _note_step(self, seconds: float) -> None:
         """Move the median towards one more step."""
         self._num_steps += 1
         drift = max(_DRIFT, 1 / (1 + self._num_steps))
@@ -135,7 +129,7 @@ class Interference:
         self._typical = typical * (1 + drift if seconds > typical else 1 - drift)
 
     def ended(self, now: float) -> None:
-        """No step is computed any more."""
+        """Note that no step is computing any more."""
         self._delay = self._at(now)
         self._since, self._rate = now, 0.0
 
@@ -143,21 +137,21 @@ class Interference:
         return self._delay + (now - self._since) * self._rate
 
     def arrived(self, request: Request, now: float) -> None:
-        """A request came in, maybe in the middle of a step."""
+        """Note that a request came in."""
         if request.request_class is RequestClass.ONLINE:
             self._open[request.seq] = self._at(now), None
 
     def answered(self, request: Request, now: float) -> None:
-        """A request has its first token."""
+        """Note that a request has its first token."""
         begun = self._open.get(request.seq)
         if begun is not None:
             taken, delay = now - request.arrival, self._at(now)
             ttft = _Latency(taken, max(taken - (delay - begun[0]), 0.0))
-            self._ttft.append(ttft)
+            self._ttft.append((now, ttft))
             self._open[request.seq] = delay, ttft
 
     def finished(self, request: Request, now: float) -> None:
-        """A request has left, with all its tokens or without."""
+        """Note that a request left, with all its tokens or without."""
         begun, ttft = self._open.pop(request.seq, (0.0, None))
         if ttft is None:
             return
@@ -165,51 +159,42 @@ class Interference:
         if request.num_output > 1:
             taken, num = now - request.first_token, request.num_output - 1
             tpot = _Latency(taken / num, max(taken - (self._at(now) - begun), 0.0) / num)
-            self._tpot.append(tpot)
-            self._missed.append(tpot.measured > request.tpot)
+            self._tpot.append((now, tpot))
             is_lost |= tpot.is_lost(request.tpot)
         self._lost.append(is_lost)
-        self._num_finished += 1
-        if self._num_finished % _SORT_EVERY == 0 and min(len(self._ttft), len(self._tpot)) >= _LEAST:
-            self._look_at_latencies()
-        if self._num_finished % _LOOK_EVERY == 0 and len(self._lost) >= _LEAST:
-            self._look_at_lost()
+        if now - self._adjusted >= _LOOK_SECONDS:
+            self._adjust(now, min(now - self._adjusted, _LATENCY_SECONDS))
+            self._adjusted = now
 
-    def _look_at_latencies(self) -> None:
-        measured, alone = zip(*self._tpot, strict=True)
-        total = sum(alone)
-        crowding = max(0.0, sum(measured) / total - 1) if total else 0.0
+    def _adjust(self, now: float, seconds: float) -> None:
+        """Adjust the allowance, `seconds` after the last time."""
+        for latencies in (self._ttft, self._tpot):
+            while latencies and latencies[0][0] < now - _LATENCY_SECONDS:
+                latencies.popleft()
+        crowding = 0.0
+        if total := sum(latency.alone for _, latency in self._tpot):
+            crowding = max(0.0, sum(latency.measured for _, latency in self._tpot) / total - 1)
         share = self.allowance.share
         if self.cap is not None and share is not None:
-            first = sorted(ttft.alone for ttft in self._ttft)
-            inflations = (
-                _inflation([ttft.measured for ttft in self._ttft], first),
-                _inflation(measured, sorted(alone)),
-            )
-            self.inflation = max(inflations)
-            missing = _TARGET * self.cap - self.inflation
-            share = min(max(0.0, share + _GAIN * (missing if missing > 0 else 2 * missing)), 4 * self.cap)
-        self.allowance = replace(self.allowance, share=share, crowding=crowding, typical=self._typical)
-
-    def _look_at_lost(self) -> None:
-        may_lose = 1 - self.objective
-        harvest = max(_LEAST_HARVEST, _adapted(self.allowance.harvest, self._lost, may_lose, _BACK_OFF, _RECOVERY))
-        self._leeway = _adapted(self._leeway, self._missed, _MISSED * may_lose, _SHRINK, _EARN)
-        leeway = self._leeway * min(1.0, self.cap / _WIDE) if self.cap else 0.0
-        self.allowance = replace(self.allowance, harvest=harvest, leeway=leeway)
+            target, moved = _TARGET * self.cap, seconds / _LATENCY_SECONDS
+            if min(len(self._ttft), len(self._tpot)) >= _LEAST:
+                self.inflation = max(_inflation(self._ttft), _inflation(self._tpot))
+                share += (target - self.inflation) * moved
+            else:
+                self.inflation = 0.0
+                share += (target - share) * moved
+            share = min(max(0.0, share), 4 * self.cap)
+        harvest = min(1.0, self.allowance.harvest + seconds / _RECOVERY_SECONDS)
+        num_lost, may_lose = sum(self._lost), (1 - self.objective) * max(len(self._lost), _FEW)
+        if num_lost >= _LEAST_LOST and num_lost > may_lose:
+            self._lost.clear()
+            harvest = max(_LEAST_HARVEST, self.allowance.harvest * _BACK_OFF)
+        self.allowance = Allowance(share, crowding, self._typical, harvest)
 
 
-def _adapted(value: float, is_bad: deque[bool], most: float, back_off: float, recovery: float) -> float:
-    """Give less where more than that share is bad, and forget them; a little more where not. 0 to 1."""
-    num_bad = sum(is_bad)
-    if num_bad >= _LEAST_LOST and num_bad > most * max(len(is_bad), _FEW):
-        is_bad.clear()
-        return value * back_off
-    return min(1.0, value + recovery)
-
-
-def _inflation(measured: Iterable[float], alone: Sequence[float]) -> float:
-    """Give the larger inflation of the median and of the 99th percentile; `alone` is sorted."""
-    ordered = sorted(measured)
+def _inflation(latencies: Collection[tuple[float, _Latency]]) -> float:
+    """Return the larger inflation of the median and of the 99th percentile."""
+    measured = sorted(latency.measured for _, latency in latencies)
+    alone = sorted(latency.alone for _, latency in latencies)
     marks = (int(0.5 * len(alone)), int(0.99 * len(alone)))
-    return max((ordered[mark] / alone[mark] if alone[mark] else inf) for mark in marks) - 1
+    return max((measured[mark] / alone[mark] if alone[mark] else inf) for mark in marks) - 1

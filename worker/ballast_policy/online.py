@@ -33,7 +33,6 @@ def online_step(step: Step, alone: float = 0.0) -> OnlineStep:
         alone=alone,
         seconds=seconds,
         fixed=fixed,
-        leeway=step.snapshot.allowance.leeway if offline.num_blocks else 0.0,
     )
 
 

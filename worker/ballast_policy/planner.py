@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from math import inf
 
-from ballast_policy.budget import is_provided_for, step_budget
+from ballast_policy.budget import idle_budget, step_budget
 from ballast_policy.growth import grow
 from ballast_policy.lending import lend
 from ballast_policy.online import online_seconds, online_step, serve_online
@@ -43,9 +43,11 @@ def plan(snapshot: Snapshot) -> Plan:
     grow(step)
     fill_reservation(step)
     serve_online(step)
-    is_guarded = is_provided_for(snapshot, has_online=step.has_online)
+    is_guarded = step.has_online or snapshot.now <= snapshot.expectation.online_until
     alone = online_seconds(step)
-    budget = step_budget(snapshot, online_step(step, alone)) if is_guarded and step.cost.is_trusted else inf
+    budget = inf
+    if step.cost.is_trusted:
+        budget = (step_budget if step.has_online else idle_budget)(snapshot, online_step(step, alone))
     lend(step, budget, is_guarded=is_guarded)
     _break_deadlock(step)
     return step.as_plan(budget, online_seconds=alone, suspendable_seconds=suspendable_seconds(step))

@@ -45,16 +45,10 @@ class PolicyConfig:
     """SLO of online requests that bring none of their own."""
     tpot: float = inf
     tenants: Mapping[str, TenantShare] = field(default_factory=dict)
-    slack_safety: float = 0.25
-    """Share of the online slack that offline may spend in one step."""
-    burst_share: float = 0.16
-    """Of the prefill that comes in while an answer is made: what a burst takes from a decode at once."""
-    most_risk: float = 0.18
-    """Risk that a burst makes a decode late, on average over the decodes beside which offline work runs; 0 to 1."""
+    most_risk: float = 0.4
+    """Risk that a burst of prompts makes a decode late, averaged over online decodes (`benchmarks/foresight.py`)."""
     tpot_share: float = 1.0
     """A step with online decodes takes at most this share of their TPOT because of offline work."""
-    newcomer_share: float = 0.15
-    """A step takes at most this share of the TTFT that a newcomer has left beside its own prefill."""
     is_triaged: bool = True
     """Whether online requests that cannot have their first token in time go behind those that can."""
     batch_window: float = 0.0
@@ -64,8 +58,8 @@ class PolicyConfig:
     are without it. None: the SLO alone bounds what it adds."""
     objective: float = 0.0
     """Share of online requests that must keep the SLO they would keep alone; where fewer do, harvest backs off."""
-    quiet_seconds: float = 30.0
-    """How long after the last online request the next one is still provided for."""
+    can_suspend: bool = True
+    """Whether the engine can suspend a step at a layer boundary."""
     static_share: float = 0.25
     """Share of slots and of the prefill chunk lent to offline beside online while the cost model is untrusted."""
     guard_share: float = 0.05
@@ -103,8 +97,6 @@ class Snapshot:
     """What is reserved for offline, see `PolicyConfig.reservation`."""
     ledgers: Ledgers = field(default_factory=dict)
     """Service of the tenants of each class; a class without one treats its tenants as equal."""
-    last_online: float = -inf
-    """When an online request last came in, waited or was resident, on the clock of `now`."""
     typical_prompt: int = 0
     """Tokens that an online prompt usually has to compute; 0 while nothing is known."""
     allowance: Allowance = UNCHECKED

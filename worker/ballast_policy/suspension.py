@@ -22,7 +22,7 @@ def suspendable_seconds(step: Step) -> float:
     sooner or later. Beside online decodes a step may not be suspended where waiting for its end is cheaper: where it is
     no longer than twice the fixed costs of a nested one.
     """
-    if not step.cost.is_trusted or step.config.ttft == inf:
+    if not (step.cost.is_trusted and step.config.can_suspend) or step.config.ttft == inf:
         return 0.0
     resumed = [request for request, _ in step.decode_grants if request.request_class is ONLINE]
     decodes = step.online.decodes + resumed if resumed else step.online.decodes

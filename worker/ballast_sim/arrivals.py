@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from math import ceil, log, sqrt
 from random import Random
 
 from ballast_sim.errors import BadInput
@@ -51,6 +52,23 @@ def generate(rate: Rate, *, peak: float, seconds: float, lengths: Sequence[Arriv
     if not arrivals:
         raise BadInput(f"no request arrives in {seconds:g} s at this rate: raise the rate or the time")
     return arrivals
+
+
+def evenly(lengths: Arrival, *, every: float, seconds: float) -> list[Arrival]:
+    """Return one request of these lengths at time 0, and one each `every` seconds after it."""
+    if every <= 0 or seconds <= 0:
+        raise BadInput(f"the spacing and the time must be above 0, found {every:g} s for {seconds:g} s")
+    return [replace(lengths, seconds=turn * every) for turn in range(ceil(seconds / every))]
+
+
+def lognormal_answers(
+    num_prompt: int, *, mean: float, deviation: float, most: int, number: int, seed: int
+) -> list[Arrival]:
+    """Draw offline lengths: one prompt length, and answers of a lognormal distribution cut off at `most`."""
+    variance = log(1 + (deviation / mean) ** 2)
+    random = Random(seed)
+    drawn = (random.lognormvariate(log(mean) - variance / 2, sqrt(variance)) for _ in range(number))
+    return [Arrival(0.0, num_prompt, min(most, max(1, int(answer)))) for answer in drawn]
 
 
 @dataclass

@@ -6,11 +6,12 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from math import nan
 from multiprocessing import get_context
 from typing import Self
 
 from ballast_sim.errors import BadInput
-from ballast_sim.mixed import POLICIES, STATIC_BUDGET, Bench, Row, knob
+from ballast_sim.mixed import KNOWN, STATIC_BUDGET, Bench, Row, knob
 
 Progress = Callable[[int, int, str], None]
 """How many runs are done, of how many, and which one was the last."""
@@ -40,7 +41,7 @@ class Table:
 
     bench: Bench
     rate: float
-    """Highest online tokens per second at which online-only still attains 99 %."""
+    """Highest online tokens per second at which online-only still attains 99 %; nan if the bench is paced."""
     budgets: dict[float, Row]
     """By load: the best static budget, where it was looked for."""
     rows: list[Row]
@@ -55,33 +56,38 @@ def run_table(
     bench: Bench,
     *,
     policies: Sequence[str],
-    loads: Sequence[float],
     reservations: Sequence[float],
+    loads: Sequence[float] = (),
     processes: int = 1,
     progress: Progress = lambda *_: None,
     has_best_budget: bool = True,
 ) -> Table:
     """Compute everything that the table shows; the best static budget takes many runs, and may be left out.
 
+    A paced bench has a load of its own, and takes no `loads`.
+
     Raises:
         BadInput: a policy, load or reservation that cannot be.
         IllegalPlan: the policy broke its contract.
     """
-    _check(policies, loads, reservations)
+    _check(policies, (1.0,) if bench.is_paced else loads, reservations)
+    if "static-split" in policies:
+        bench.check_split()
     with _Crew(bench, processes, progress) as crew:
         found = crew.ask((_FULL, _BOUND))
         bench.ceilings = {"full": found[_FULL][0], "bound": found[_BOUND][0]}
+        loads = (bench.own_load,) if bench.is_paced else loads
         alone = [Task("online-only", load) for load in loads]
-        found = crew.ask((_HIGHEST, *alone))
+        found = crew.ask(alone if bench.is_paced else (_HIGHEST, *alone))
         bench.alones = {task.load: found[task][0] for task in alone}
-        highest = found[_HIGHEST][0]
+        highest = found[_HIGHEST][0].load * bench.bound if _HIGHEST in found else nan
         also = (STATIC_BUDGET,) if has_best_budget else ()
         tasks = _tasks((*also, *policies), loads, tuple(reservations))
         results = crew.ask(tasks)
     budgets = {load: results[Task(STATIC_BUDGET, load, tuple(reservations))][0] for load in loads if has_best_budget}
     rows = [row for task in tasks for row in results[task] if task.kind in policies]
     rows.sort(key=lambda row: (loads.index(row.load), reservations.index(row.reservation), policies.index(row.policy)))
-    return Table(bench, highest.load * bench.bound, budgets, rows)
+    return Table(bench, highest, budgets, rows)
 
 
 def _tasks(policies: Sequence[str], loads: Sequence[float], reservations: tuple[float, ...]) -> list[Task]:
@@ -95,9 +101,9 @@ def _tasks(policies: Sequence[str], loads: Sequence[float], reservations: tuple[
 
 
 def _check(policies: Sequence[str], loads: Sequence[float], reservations: Sequence[float]) -> None:
-    unknown = [policy for policy in policies if knob(policy)[0] not in (*POLICIES, STATIC_BUDGET)]
+    unknown = [policy for policy in policies if knob(policy).name not in KNOWN]
     if unknown:
-        raise BadInput(f"unknown policy {unknown[0]!r}; known are all, {', '.join((*POLICIES, STATIC_BUDGET))}")
+        raise BadInput(f"unknown policy {unknown[0]!r}; known are all, {', '.join(KNOWN)}")
     for name, values, most in (("load", loads, 20.0), ("reservation", reservations, 1.0)):
         if not values:
             raise BadInput(f"no {name} given: name at least one")

@@ -15,22 +15,26 @@
 | service_gap, jain | of tenants that waited all the time |
 | reservation_shortfall | of the reserved slot-seconds (`ballast_sim.report`), those that offline waited for in vain |
 | deadline_hit_rate | jobs done by their deadline |
+| prompt_thirds | by prompt length: `shortest`, `longest` (tokens), `num_online`, `ttft_` and `tpot_attainment` |
+| worst_third_lost | `ttft` and `tpot`: attainment that the worst third loses against online alone |
 
 What was not measured is null: latency without online requests, deadlines without jobs that have one.
 """
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from math import isfinite
 from typing import Any
 
+from ballast_sim.answers import Percentiles, Third, worst_lost
 from ballast_sim.mixed import Bench, Row
-from ballast_sim.report import Percentiles
 
 
 def as_json(row: Row, bench: Bench) -> dict[str, Any]:
     """Give a row under the names above."""
     result = row.result
+    lost = worst_lost(result.thirds, bench.alone(row.load).result.thirds)
     is_split = row.policy == "static-split"
     found = {
         "policy": row.policy,
@@ -55,6 +59,8 @@ def as_json(row: Row, bench: Bench) -> dict[str, Any]:
         "jain": result.jain,
         "reservation_shortfall": result.reservation_shortfall,
         "deadline_hit_rate": result.deadline_hits,
+        "prompt_thirds": [_third(third) for third in result.thirds],
+        "worst_third_lost": {"ttft": _known(lost.ttft), "tpot": _known(lost.tpot)},
         "note": row.note,
     }
     return {key: _known(value) for key, value in found.items()}
@@ -62,6 +68,10 @@ def as_json(row: Row, bench: Bench) -> dict[str, Any]:
 
 def _milliseconds(percentiles: Percentiles) -> dict[str, float | None]:
     return {name: _known(1e3 * getattr(percentiles, name)) for name in ("p50", "p95", "p99")}
+
+
+def _third(third: Third) -> dict[str, Any]:
+    return {key: _known(value) for key, value in asdict(third).items()}
 
 
 def _known(value: Any) -> Any:

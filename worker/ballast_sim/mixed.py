@@ -6,11 +6,12 @@ does with offline work alone when every step is held to the TPOT.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import product
 from math import ceil, inf, nan
+from typing import NamedTuple
 
 from ballast_policy.cost import CostModel
 from ballast_policy.snapshot import PolicyConfig
@@ -24,7 +25,7 @@ from ballast_sim.report import Report, report
 from ballast_sim.series import NOTHING, Series, series
 from ballast_sim.simulation import Run, Scenario, simulate
 from ballast_sim.step_model import StepModel, profile
-from ballast_sim.traffic import Arrival, Trace, excerpt, repeated
+from ballast_sim.traffic import Arrival, Trace, excerpt, repeated, tokens_per_second
 
 POLICIES = (
     "online-only",
@@ -39,23 +40,36 @@ POLICIES = (
     *ABLATIONS,
 )
 """In the order of the table."""
+FITTED = "ballast-fitted"
+"""Ballast with a cost model that it fits on the run's own steps, as a worker does; not part of `all`."""
 STATIC_BUDGET = "static-budget"
 """The best fixed step time, by brute force: a bound that is printed above the table, and a policy by name."""
 BUDGETS = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 STATIC_CHUNKS = (512, 2048)
 """Static budgets that are tried, as shares of the TPOT, and prefill chunks; a budget by hand takes the larger chunk."""
 KNOBS = {
-    STATIC_BUDGET: "milliseconds of a step",
+    STATIC_BUDGET: "milliseconds of a step, with `x512` behind them for chunks of 512 tokens",
     "qps-cap": "offline requests per second",
     "ballast": "percent of interference allowed",
+    FITTED: "the same",
 }
 """What a policy may be given by hand, as in `static-budget=35`."""
+KNOWN = (*POLICIES, STATIC_BUDGET, FITTED)
+"""Names that a row can have."""
 MOST_LOST = 0.01
 """Attainment that a tuned baseline (qps-cap, static-budget, static-split) may lose against online-only."""
 MOST_LOAD = 1.5
 """Nothing above it is tried where a load is looked for that online alone attains."""
 PARTS = 10
 """GPUs that static-split divides."""
+
+
+class Knob(NamedTuple):
+    """A policy by name, and what it was given by hand."""
+
+    name: str
+    value: float | None = None
+    chunk_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +105,12 @@ class Bench:
     """Of the model: where a step can be suspended."""
     is_fitted: bool = False
     """Ballast fits its cost model on the run's own steps, instead of knowing it as the baselines do."""
+    is_paced: bool = False
+    """The trace keeps its own times. Otherwise it is stretched to a load."""
+    bound_tpot: float | None = None
+    """The TPOT to which the SLO-bound ceiling is held, if it is not the SLO's."""
+    capped_slo: tuple[float, float] | None = None
+    """TTFT and TPOT that Ballast is told when a row has its own cap, in seconds. The rows are judged by `config`."""
     ceilings: dict[str, Row] = field(default_factory=dict)
     """As far as they were asked for; so the next."""
     alones: dict[float, Row] = field(default_factory=dict)
@@ -110,7 +130,8 @@ class Bench:
     def ceiling(self, name: str) -> Row:
         """Offline alone: `full` batches without an SLO, or every step `bound` to the TPOT."""
         if name not in self.ceilings:
-            policy = partial(baselines.held_to, self.config.tpot) if name == "bound" else baselines.unbounded
+            held = partial(baselines.held_to, self.bound_tpot or self.config.tpot)
+            policy = held if name == "bound" else baselines.unbounded
             seconds = self.ceiling_seconds
             scenario = replace(self.scenario(policy, ()), seconds=seconds, warmup_seconds=seconds / 3)
             self.ceilings[name] = self._row("offline-only", 0.0, 0.0, simulate(scenario))
@@ -138,8 +159,15 @@ class Bench:
 
     # Traffic
 
+    @property
+    def own_load(self) -> float:
+        """Load of the trace at its own times."""
+        return tokens_per_second(self.trace) / self.bound
+
     def online(self, load: float) -> list[Arrival]:
-        """The trace at a load; it comes round again where it is too short."""
+        """The trace at a load; it comes round again where it is too short. A paced trace comes as it is."""
+        if self.is_paced:
+            return list(self.trace)
         rate = load * self.bound
         return excerpt(repeated(self.trace, rate * self.seconds), rate, self.seconds)
 
@@ -159,8 +187,8 @@ class Bench:
 
     def rows(self, policy: str, load: float, reservations: Sequence[float]) -> list[Row]:
         """Run one policy; the baselines know no reservation, so that one run of theirs is judged by each."""
-        name, value = knob(policy)
-        if name == "ballast" or policy in ABLATIONS:
+        name, value, chunk = knob(policy)
+        if name in {"ballast", FITTED} or policy in ABLATIONS:
             return [self._ballast(policy, load, reservation) for reservation in reservations]
         tokens, tpot = self.config.chunk_tokens, self.config.tpot
         plain: dict[str, Callable[[], Policy]] = {
@@ -171,7 +199,7 @@ class Bench:
         }
         if value is not None:
             is_rate = name == "qps-cap"
-            budget = partial(baselines.static_budget, value / 1e3, STATIC_CHUNKS[-1])
+            budget = partial(baselines.static_budget, value / 1e3, chunk or STATIC_CHUNKS[-1])
             plain[policy] = partial(baselines.qps_cap, value) if is_rate else budget
         tuned = {"static-split": self._static_split, "qps-cap": self._qps_cap, STATIC_BUDGET: self._static_budget}
         if policy in plain:
@@ -184,19 +212,20 @@ class Bench:
         elif policy == "offline-only":
             row = self.ceiling("full")
         else:
-            raise BadInput(f"unknown policy {policy!r}; known are all, {', '.join((*POLICIES, STATIC_BUDGET))}")
+            raise BadInput(f"unknown policy {policy!r}; known are all, {', '.join(KNOWN)}")
         return [replace(row, policy=policy, load=load, reservation=reservation) for reservation in reservations]
 
     def _ballast(self, policy: str, load: float, reservation: float) -> Row:
         ablation = ABLATIONS.get(policy, Ablation())
-        _, value = knob(policy)
+        name, value, _ = knob(policy)
         config = replace(self.config, offline_share=reservation)
         if value is not None:
-            config = replace(config, max_interference=value / 100)
+            ttft, tpot = self.capped_slo or (config.ttft, config.tpot)
+            config = replace(config, max_interference=value / 100, ttft=ttft, tpot=tpot)
         scenario = replace(
             self.scenario(ablation.policy, self.online(load)),
             config=ablation.told(config),
-            cost=None if self.is_fitted else self.cost,
+            cost=None if self.is_fitted or name == FITTED else self.cost,
             is_guaranteed=policy not in ABLATIONS,
         )
         return self._row(policy, load, reservation, simulate(scenario))
@@ -230,6 +259,7 @@ class Bench:
 
     def _static_split(self, load: float) -> Row:
         """GPUs apart: the smallest of ten parts that serves online alone, the others offline without an SLO."""
+        self.check_split()
         alone = self.alone(load).result
         for parts in range(max(1, ceil(load * PARTS / MOST_LOAD)), PARTS):
             row = self.alone(load * PARTS / parts)
@@ -240,9 +270,34 @@ class Bench:
                 return replace(row, total_tokens=total, offline_tokens=offline, note=note)
         return replace(self.alone(load), note="all GPUs online")
 
+    def check_split(self) -> None:
+        """Check that a load can be divided among GPUs.
+
+        Raises:
+            BadInput: the traffic has times of its own.
+        """
+        if self.is_paced:
+            raise BadInput("static-split divides a load among GPUs; this traffic has times of its own: leave it out")
+
     def keeps(self, row: Row) -> bool:
         """Whether a row attains what online-only does, less `MOST_LOST`."""
         return self._within(row.result, self.alone(row.load).result)
+
+    def keeps_cap(self, row: Row, cap: float) -> bool:
+        """Whether the p99 of TTFT and of TPOT are at most `cap` above those of online alone."""
+        result, alone = row.result, self.alone(row.load).result
+        pairs = ((result.ttft, alone.ttft), (result.tpot, alone.tpot))
+        return all(found.p99 <= (1 + cap) * usual.p99 for found, usual in pairs)
+
+    def best_static(self, rows: Iterable[Row], row: Row) -> Row | None:
+        """Return the static budget among `rows` with the most offline tokens that keeps what `row` has to keep.
+
+        That is the cap, if the row has one of its own, or the attainment of online alone less `MOST_LOST`.
+        """
+        _, cap, _ = knob(row.policy)
+        static = [each for each in rows if knob(each.policy).name == STATIC_BUDGET and each.load == row.load]
+        kept = [each for each in static if (self.keeps(each) if cap is None else self.keeps_cap(each, cap / 100))]
+        return max(kept, key=lambda each: each.offline_tokens, default=None)
 
     def _within(self, result: Report, alone: Report) -> bool:
         return (
@@ -271,7 +326,7 @@ class Bench:
         )
 
 
-def knob(policy: str) -> tuple[str, float | None]:
+def knob(policy: str) -> Knob:
     """Split `name=value`; the value is None where there is none.
 
     Raises:
@@ -279,12 +334,16 @@ def knob(policy: str) -> tuple[str, float | None]:
     """
     name, sign, text = policy.partition("=")
     if not sign:
-        return name, None
+        return Knob(name)
+    chunk = None
+    if name == STATIC_BUDGET and "x" in text:
+        text, _, tokens = text.partition("x")
+        chunk = int(tokens) if tokens.isdigit() else 0
     try:
         value = float(text)
     except ValueError:
         value = nan
-    if name not in KNOBS or not 0 < value < inf:
+    if name not in KNOBS or not 0 < value < inf or chunk == 0:
         known = ", ".join(f"{policy} ({meaning})" for policy, meaning in KNOBS.items())
         raise BadInput(f"policy {policy!r}: wanted a number above 0 for one of {known}")
-    return name, value
+    return Knob(name, value, chunk)

@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
-from math import inf, nan
+from math import inf, isnan, nan
 
 from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import PolicyConfig
+from ballast_sim.answers import Answer, Percentiles, Third, share, thirds, tpot_attainment, ttft_attainment
 from ballast_sim.fairness import jain, service_gap
 from ballast_sim.item import Item
 from ballast_sim.replica import Step
 from ballast_sim.simulation import Run
-
-
-@dataclass(frozen=True, slots=True)
-class Percentiles:
-    """Of a latency, in seconds; nan where nothing was measured."""
-
-    p50: float
-    p95: float
-    p99: float
-
-    @classmethod
-    def of(cls, values: Iterable[float]) -> Percentiles:
-        """Nearest-rank percentiles."""
-        ordered = sorted(values)
-        if not ordered:
-            return cls(nan, nan, nan)
-        return cls(*(ordered[min(len(ordered) - 1, int(len(ordered) * share))] for share in (0.50, 0.95, 0.99)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +73,10 @@ class Report:
     """
     deadline_hits: float
     """Share of the jobs with a deadline that were done by it; nan without such jobs."""
+    thirds: tuple[Third, ...] = ()
+    """Attainment by prompt length, from the shortest prompts to the longest."""
+    answers: tuple[Answer, ...] = field(default=(), repr=False)
+    """The online requests of the measured part, for pooling several runs."""
 
     @property
     def total_tokens(self) -> float:
@@ -107,9 +95,7 @@ def report(run: Run, judged_by: PolicyConfig | None = None) -> Report:
     config = judged_by or run.scenario.config
     online = _measured(run.online, start, end, config.ttft)
     answered = [item for item in online if item.last_token <= end and item.num_output > 1]
-    tpots = [(item.last_token - item.first_token) / (item.num_output - 1) for item in answered]
-    met_ttft = [item.first_token - item.request.arrival <= config.ttft for item in online]
-    met_tpot = [tpot <= config.tpot for tpot in tpots]
+    answers = tuple(_answer(item, end) for item in online)
     steps = [step for replica in run.replicas for step in replica.steps if step.start >= start]
     computed = sum(
         step.online_prefill + step.offline_prefill + step.online_decode + step.offline_decode
@@ -123,11 +109,11 @@ def report(run: Run, judged_by: PolicyConfig | None = None) -> Report:
     return Report(
         seconds=seconds,
         num_online=len(online),
-        ttft=Percentiles.of(min(item.first_token, end) - item.request.arrival for item in online),
-        tpot=Percentiles.of(tpots),
-        ttft_attainment=_share(met_ttft),
-        tpot_attainment=_share(met_tpot),
-        envelope_attainment=_share([item.num_late == 0 for item in answered if item.request.ttft < inf]),
+        ttft=Percentiles.of(answer.ttft for answer in answers),
+        tpot=Percentiles.of(answer.tpot for answer in answers if not isnan(answer.tpot)),
+        ttft_attainment=ttft_attainment(answers, config.ttft),
+        tpot_attainment=tpot_attainment(answers, config.tpot),
+        envelope_attainment=share([item.num_late == 0 for item in answered if item.request.ttft < inf]),
         goodput=sum(1 for item in answered if _met_both(item, config.ttft, config.tpot)) / seconds,
         online=_tokens(run.online, start, end),
         offline=_tokens(run.offline, start, end),
@@ -144,7 +130,9 @@ def report(run: Run, judged_by: PolicyConfig | None = None) -> Report:
         jain=min((jain(sample) for sample in samples), default=1.0),
         service_gap=max((service_gap(sample) for sample in samples), default=0.0),
         reservation_shortfall=_shortfall(steps, config) if run.jobs else 0.0,
-        deadline_hits=_share([job.finished_at <= job.deadline for job in run.jobs if job.deadline is not None]),
+        deadline_hits=share([job.finished_at <= job.deadline for job in run.jobs if job.deadline is not None]),
+        thirds=thirds(answers, ttft=config.ttft, tpot=config.tpot),
+        answers=answers,
     )
 
 
@@ -155,6 +143,13 @@ def _measured(items: Sequence[Item], start: float, end: float, ttft: float) -> l
         for item in items
         if item.request.arrival >= start and (item.first_token <= end or item.request.arrival + ttft < end)
     ]
+
+
+def _answer(item: Item, end: float) -> Answer:
+    """Return when the tokens of a request came, as far as they came in the run."""
+    is_whole = item.last_token <= end and item.num_output > 1
+    tpot = (item.last_token - item.first_token) / (item.num_output - 1) if is_whole else nan
+    return Answer(item.request.num_prompt, min(item.first_token, end) - item.request.arrival, tpot)
 
 
 def _met_both(item: Item, ttft: float, tpot: float) -> bool:
@@ -185,7 +180,3 @@ def _shortfall(steps: Sequence[Step], config: PolicyConfig) -> float:
         if prefill < reservation.chunk:
             missing += max(0, due - step.offline_slots) * step.seconds
     return missing / owed if owed else 0.0
-
-
-def _share(met: Sequence[bool]) -> float:
-    return sum(met) / len(met) if met else nan

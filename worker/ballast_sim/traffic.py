@@ -122,6 +122,13 @@ def repeated(trace: Trace, tokens: float) -> Trace:
     return [replace(arrival, seconds=arrival.seconds + turn * span) for turn in range(rounds) for arrival in trace]
 
 
+def rotated(trace: Trace, share: float) -> list[Arrival]:
+    """Start a trace at a share of its requests; the requests before come after the last one."""
+    first = int(share * len(trace))
+    span = trace[-1].seconds * len(trace) / max(len(trace) - 1, 1)
+    return at_zero([*trace[first:], *(replace(arrival, seconds=arrival.seconds + span) for arrival in trace[:first])])
+
+
 def _records(path: Path, *, needs_times: bool) -> Iterator[tuple[int, Arrival]]:
     try:
         text = path.read_text(encoding="utf-8-sig")

@@ -19,10 +19,11 @@ from ballast_policy import cost as policy_cost
 from ballast_policy.cost import CostModel, Fit
 from ballast_sim import baselines
 from ballast_sim.ablations import Unsuspended
+from ballast_sim.answers import Percentiles
 from ballast_sim.errors import BadInput
 from ballast_sim.measured import Bed, Replay, Ticks, Timed
 from ballast_sim.pool import Job
-from ballast_sim.report import Percentiles, report
+from ballast_sim.report import report
 from ballast_sim.simulation import Scenario, simulate
 from ballast_sim.step_model import Linear
 from ballast_sim.traffic import Arrival, at_zero, excerpt

@@ -240,12 +240,6 @@ def _engine(figures: Figures) -> Iterator[Metric]:
         [((), stats.allowance.harvest)],
     )
     yield _gauge(
-        "ballast_leeway_ratio",
-        "How far a cap on interference lets online prefill put answers behind; 0 without a cap.",
-        (),
-        [((), stats.allowance.leeway)],
-    )
-    yield _gauge(
         "ballast_interference_ratio",
         "What offline added to online latency lately, the largest of TTFT and TPOT, median and p99; only under a cap.",
         (),

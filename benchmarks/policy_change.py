@@ -1,0 +1,517 @@
+"""Measure the policy over all settings, and print a change of the policy as one table of before and after.
+
+    python benchmarks/policy_change.py --json before.json                     # with the policy as it is
+    python benchmarks/policy_change.py --json after.json --against before.json     # with the changed policy
+
+Each row pools three seeds: slices of a trace that start at different requests, or other draws of arrivals and offline
+lengths. Attainment is also stated against online alone by the same code. Totals and offline tokens are shares of
+offline alone with every step within 50 ms (30 ms if that is the TPOT). "Worst third" is the attainment that the worst
+third of prompt lengths loses against online alone, of TTFT or TPOT.
+
+A change is judged row by row, the rows of online alone among them: a row may lose 0.3 points of attainment and 1 point
+of the total. A loss of one request is never held against a row: a single request is more than 0.3 points of some.
+The exit status is 1 if a row loses more, or if the simulation fails where it did not before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
+from math import isfinite
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from ballast_cli.console import print_table
+from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
+from ballast_policy.snapshot import PolicyConfig
+from ballast_sim.answers import worst_lost
+from ballast_sim.arrivals import bursts, generate
+from ballast_sim.deployment import Ballast
+from ballast_sim.errors import SimError
+from ballast_sim.mixed import Bench
+from ballast_sim.mixed import Row as BenchRow
+from ballast_sim.pooled import pooled
+from ballast_sim.report import Report, report
+from ballast_sim.setting import setting
+from ballast_sim.simulation import simulate
+from ballast_sim.traffic import Arrival, Trace, read, read_lengths, rotated
+from ballast_sim.workloads import WORKLOADS, sparse
+
+SEEDS = 3
+MOST_ATTAINMENT, MOST_TOTAL = 0.003, 0.01
+"""What a row may lose."""
+WARMUP_SECONDS = 60.0
+CEILING_SECONDS = 450.0
+CPU_SECONDS = 0.4
+"""Of one simulated minute on one core, roughly: for the expected time that is printed first."""
+QUICK = 0.2
+"""Share of the simulated time that `--quick` keeps."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How the policy is run in one row of a setting."""
+
+    label: str
+    reservation: float = 0.0
+    is_suspending: bool = True
+    cap: float | None = None
+    is_fitted: bool = False
+    has_job: bool = True
+
+
+ALONE = Variant("online alone", has_job=False)
+FOUR = (
+    Variant("no reservation"),
+    Variant("no reservation, no suspension", is_suspending=False),
+    Variant("reservation 10 %", 0.1),
+    Variant("reservation 10 %, no suspension", 0.1, is_suspending=False),
+)
+CAPS = (
+    *(Variant(f"cap {percent} %", cap=percent / 100) for percent in (2, 5, 10, 25)),
+    Variant("cap 10 %, fitted", cap=0.1, is_fitted=True),
+    Variant("cap 10 %, no suspension", cap=0.1, is_suspending=False),
+    Variant("cap 10 %, reservation 10 %", 0.1, cap=0.1),
+)
+SPARSE = (
+    Variant("SLO"),
+    Variant("SLO, fitted", is_fitted=True),
+    Variant("SLO, fitted, no suspension", is_fitted=True, is_suspending=False),
+    Variant("SLO, reservation 10 %, fitted", 0.1, is_fitted=True),
+    *(Variant(f"cap {percent} %", cap=percent / 100) for percent in (10, 25)),
+    *(Variant(f"cap {percent} %, fitted", cap=percent / 100, is_fitted=True) for percent in (10, 25)),
+)
+FITTED = (Variant("SLO, fitted", is_fitted=True), Variant("cap 25 %, fitted", cap=0.25, is_fitted=True))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Traffic and an SLO, and the rows that are measured on it."""
+
+    minutes: float
+    make: Callable[[int, float], tuple[Bench, float]]
+    """Takes a seed and seconds; returns the bench, and the load that it is run at."""
+    variants: tuple[Variant, ...] = FOUR
+    least_minutes: float = 3.0
+    """Of a quick run."""
+
+    def seconds(self, *, is_quick: bool) -> float:
+        """Simulated time of one run."""
+        return 60 * (max(QUICK * self.minutes, min(self.least_minutes, self.minutes)) if is_quick else self.minutes)
+
+
+@cache
+def azure() -> Sequence[Arrival]:
+    """Read the Azure conversations."""
+    return read(ONLINE_TRACE)
+
+
+@cache
+def arxiv() -> Sequence[Arrival]:
+    """Read the offline lengths."""
+    return read_lengths(OFFLINE_TRACE)
+
+
+def slice_of_azure(seed: int, _: float) -> Trace:
+    """Start at a share of the trace."""
+    return rotated(azure(), seed / SEEDS)
+
+
+def slice_of_arena(seed: int, _: float) -> Trace:
+    """Start at a share of the trace of 27 tenants."""
+    return rotated(read(ONLINE_TRACE.with_name("vtc_arena.csv")), seed / SEEDS)
+
+
+def burst(seed: int, seconds: float) -> Trace:
+    """Draw bursts: a tenth of each minute at eight times the rate of the rest."""
+    rate = bursts(2.0, 16.0, every=60.0, lasting=6.0)
+    return generate(rate, peak=16.0, seconds=4 * seconds, lengths=azure(), seed=seed)
+
+
+def on_trace(
+    seed: int,
+    seconds: float,
+    *,
+    load: float,
+    make: Callable[[int, float], Trace] = slice_of_azure,
+    ttft: float = 1.0,
+    tpot: float = 0.05,
+    slots: int = 256,
+) -> tuple[Bench, float]:
+    """Make a bench on a trace that is stretched to a load."""
+    trace = make(seed, seconds)
+    engine = setting(
+        model="llama-3-8b", gpu="a100", ttft=ttft, tpot=tpot, slots=slots, chunk_tokens=512, online=trace,
+        offline=arxiv(),
+    )  # fmt: skip
+    bench = Bench(
+        trace, arxiv(), engine.config, engine.model, seconds, seed=seed, num_layers=engine.num_layers,
+        warmup_seconds=min(WARMUP_SECONDS, seconds / 4), ceiling_seconds=CEILING_SECONDS,
+    )  # fmt: skip
+    return bench, load
+
+
+def on_workload(
+    seed: int, seconds: float, *, name: str, point: int = 0, offline: Callable[[], Sequence[Arrival]] | None = None
+) -> tuple[Bench, float]:
+    """Make the bench of one point of a setting with times of its own."""
+    workload = WORKLOADS[name](seconds=seconds, seed=seed)
+    if offline:
+        workload = replace(workload, offline=offline())
+    chosen = workload.points[point]
+    engine = workload.engine(chosen, model="llama-3-8b", gpu="a100", chunk_tokens=512, step_model="auto")
+    bench = replace(workload.bench(chosen, engine), seed=seed, ceiling_seconds=CEILING_SECONDS)
+    return bench, 1.0
+
+
+def settings() -> dict[str, Setting]:
+    """All settings by name, in the order of the table."""
+    traced: Callable[..., Callable[[int, float], tuple[Bench, float]]] = partial(partial, on_trace)
+    worked: Callable[..., Callable[[int, float], tuple[Bench, float]]] = partial(partial, on_workload)
+    found = {
+        "azure-60": Setting(20, traced(load=0.6)),
+        "azure-20": Setting(15, traced(load=0.2)),
+        "azure-20-tight": Setting(15, traced(load=0.2, ttft=0.3, tpot=0.03)),
+        "azure-60-tight": Setting(15, traced(load=0.6, ttft=0.3, tpot=0.03)),
+        "azure-40-ttft-500": Setting(15, traced(load=0.4, ttft=0.5)),
+        "azure-40-32-slots": Setting(15, traced(load=0.4, slots=32)),
+        "arena-40": Setting(15, traced(load=0.4, make=slice_of_arena)),
+        "bursts-40": Setting(15, traced(load=0.4, make=burst)),
+        "bursts-40-32-slots-ttft-500": Setting(15, traced(load=0.4, make=burst, slots=32, ttft=0.5)),
+        "caps-azure-40": Setting(30, traced(load=0.4), CAPS),
+    }
+    for index, point in enumerate(sparse().points):
+        spacing = f"{point.online[1].seconds:g}"
+        found[f"sparse-{spacing}s"] = Setting(5, worked(name="sparse", point=index), SPARSE, least_minutes=5)
+    found["sparse-2s-arxiv"] = Setting(5, worked(name="sparse", point=1, offline=arxiv), FITTED, least_minutes=5)
+    for index, point in enumerate(WORKLOADS["long-prompts"](seconds=60.0).points):
+        found[f"long-prompts-{1e3 * point.ttft:g}"] = Setting(30, worked(name="long-prompts", point=index))
+    found["bursts-from-silence"] = Setting(20, worked(name="bursts-from-silence"), least_minutes=6)
+    return found
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One run of one seed."""
+
+    variant: str
+    result: Report | None
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """All runs of one seed of one setting."""
+
+    setting: str
+    seed: int
+    judged_by: PolicyConfig
+    bound: float
+    outcomes: tuple[Outcome, ...]
+
+
+known_ceilings: dict[tuple[int, float, int], dict[str, BenchRow]] = {}
+"""Of this process."""
+
+
+def measure(name: str, seed: int, *, is_quick: bool) -> Turn:
+    """Run online alone and every variant of a setting."""
+    chosen = settings()[name]
+    bench, load = chosen.make(seed, chosen.seconds(is_quick=is_quick))
+    # The ceilings of several settings are the same, and take seconds each.
+    key = (bench.config.slots, bench.bound_tpot or bench.config.tpot, hash(tuple(bench.offline)))
+    bench.ceilings = known_ceilings.setdefault(key, bench.ceilings)
+    online = bench.online(load)
+    outcomes = tuple(run(bench, online, variant) for variant in (ALONE, *chosen.variants))
+    return Turn(name, seed, bench.config, bench.bound, outcomes)
+
+
+def run(bench: Bench, online: Sequence[Arrival], variant: Variant) -> Outcome:
+    """Run one variant; a simulation that fails is an outcome, too."""
+    config = replace(bench.config, offline_share=variant.reservation)
+    told = config
+    if variant.cap is not None:
+        ttft, tpot = bench.capped_slo or (config.ttft, config.tpot)
+        told = replace(config, max_interference=variant.cap, ttft=ttft, tpot=tpot)
+    scenario = replace(
+        bench.scenario(Ballast, online),
+        config=told,
+        cost=None if variant.is_fitted else bench.cost,
+        # A step can be suspended between two layers: with one layer, it never is.
+        num_layers=bench.num_layers if variant.is_suspending else 1,
+        is_guaranteed=True,
+    )
+    try:
+        return Outcome(
+            variant.label, report(simulate(scenario if variant.has_job else replace(scenario, offline=list)), config)
+        )
+    except SimError as error:
+        return Outcome(variant.label, None, str(error))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One variant of one setting, all seeds pooled. Shares are fractions of 1."""
+
+    setting: str
+    variant: str
+    seeds: int
+    requests: int
+    ttft_attainment: float | None
+    tpot_attainment: float | None
+    ttft_lost: float | None
+    """Against online alone by the same code."""
+    tpot_lost: float | None
+    worst_third_ttft_lost: float | None
+    worst_third_tpot_lost: float | None
+    total: float | None
+    offline: float | None
+    ttft_p50_ms: float | None
+    ttft_p99_ms: float | None
+    tpot_p99_ms: float | None
+    shortfall: float | None
+    failure: str = ""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Return what the row is matched by."""
+        return self.setting, self.variant
+
+
+def rows(turns: Sequence[Turn]) -> Iterator[Row]:
+    """Pool the seeds of one setting."""
+    name = turns[0].setting
+    bound = sum(turn.bound for turn in turns) / len(turns)
+    alone: Report | None = None
+    for outcomes in zip(*(turn.outcomes for turn in turns), strict=True):
+        results = [outcome.result for outcome in outcomes if outcome.result]
+        failures = [outcome.failure for outcome in outcomes if outcome.failure]
+        variant = outcomes[0].variant
+        if failures or (alone is None and variant != ALONE.label):
+            failure = f"{len(failures)} of {len(outcomes)} seeds: {', '.join(failures[:1])}"
+            yield Row(name, variant, len(outcomes), 0, *([None] * 12), failure=failure)
+            continue
+        result = pooled(results, turns[0].judged_by)
+        alone = alone or result
+        yield Row(name, variant, len(outcomes), result.num_online, *figures(result, alone, bound))
+
+
+def figures(result: Report, alone: Report, bound: float) -> Iterator[float | None]:
+    """Compute the figures of a row, in its order; what was not measured is None."""
+    lost = worst_lost(result.thirds, alone.thirds)
+    found = (
+        result.ttft_attainment,
+        result.tpot_attainment,
+        alone.ttft_attainment - result.ttft_attainment,
+        alone.tpot_attainment - result.tpot_attainment,
+        lost.ttft,
+        lost.tpot,
+        result.total_tokens / bound,
+        result.offline.total / bound,
+        1e3 * result.ttft.p50,
+        1e3 * result.ttft.p99,
+        1e3 * result.tpot.p99,
+        result.reservation_shortfall,
+    )
+    return (figure if isfinite(figure) else None for figure in found)
+
+
+# The two tables
+
+COLUMNS = (
+    *("setting", "variant", "requests", "TTFT met", "lost", "TPOT met", "lost", "worst third", "total", "offline"),
+    *("TTFT ms p50", "p99", "TPOT p99"),
+)
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """Format one row."""
+    if row.failure:
+        return row.setting, row.variant, "-", "failed", *["-"] * 9
+    thirds = [lost for lost in (row.worst_third_ttft_lost, row.worst_third_tpot_lost) if lost is not None]
+    return (
+        row.setting,
+        row.variant,
+        f"{row.requests:,}",
+        percent(row.ttft_attainment, 2),
+        points(row.ttft_lost),
+        percent(row.tpot_attainment, 2),
+        points(row.tpot_lost),
+        points(max(thirds, default=None)),
+        percent(row.total),
+        percent(row.offline),
+        *(number(value) for value in (row.ttft_p50_ms, row.ttft_p99_ms)),
+        number(row.tpot_p99_ms, 1),
+    )
+
+
+CHANGES = (
+    *("setting", "variant", "requests", "TTFT met", "", "TPOT met", "", "total", "", "offline", ""),
+    *("TTFT ms p50", "", "p99", "", "worst third", "", "bound"),
+)
+
+
+def change_cells(before: Row, after: Row) -> tuple[str, ...]:
+    """Format one row before and after."""
+    pairs: Iterable[tuple[float | None, float | None, Callable[[float | None], str]]] = (
+        (before.ttft_attainment, after.ttft_attainment, partial(percent, digits=2)),
+        (before.tpot_attainment, after.tpot_attainment, partial(percent, digits=2)),
+        (before.total, after.total, percent),
+        (before.offline, after.offline, percent),
+        (before.ttft_p50_ms, after.ttft_p50_ms, number),
+        (before.ttft_p99_ms, after.ttft_p99_ms, number),
+        (worst(before), worst(after), points),
+    )
+    return (
+        after.setting,
+        after.variant,
+        f"{after.requests:,}",
+        *(text for was, now, form in pairs for text in (form(was), form(now))),
+        "; ".join(broken(before, after)) or "kept",
+    )
+
+
+def worst(row: Row) -> float | None:
+    """Return what the worst third loses of TTFT or TPOT."""
+    lost = (row.worst_third_ttft_lost, row.worst_third_tpot_lost)
+    return max((each for each in lost if each is not None), default=None)
+
+
+def broken(before: Row, after: Row) -> list[str]:
+    """Return by what a row breaks the bound."""
+    if after.failure:
+        return [] if before.failure else [f"failed: {after.failure}"]
+    if before.failure:
+        return []
+    found = []
+    for name, was, now in (
+        ("TTFT", before.ttft_attainment, after.ttft_attainment),
+        ("TPOT", before.tpot_attainment, after.tpot_attainment),
+    ):
+        lost = (was or 0.0) - (now or 0.0)
+        if lost > MOST_ATTAINMENT and lost * after.requests > 1.5:
+            found.append(f"{name} loses {100 * lost:.2f}")
+    total = (before.total or 0.0) - (after.total or 0.0)
+    if total > MOST_TOTAL:
+        found.append(f"total loses {100 * total:.1f}")
+    return found
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    """Format a share."""
+    return "-" if share is None else f"{100 * share:.{digits}f} %"
+
+
+def points(lost: float | None) -> str:
+    """Format points lost."""
+    return "-" if lost is None else f"{100 * lost + 0.0:.2f}"
+
+
+def number(value: float | None, digits: int = 0) -> str:
+    """Format a number."""
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def print_rows(found: Sequence[Row]) -> None:
+    """Print the rows of one side."""
+    print_table(COLUMNS, [cells(row) for row in found], right=COLUMNS[2:], is_wide=True)
+    for row in found:
+        if row.failure:
+            print(f"{row.setting}, {row.variant}: failed in {row.failure}")
+
+
+def print_change(before: Mapping[tuple[str, str], Row], after: Sequence[Row]) -> bool:
+    """Print both sides; return whether the bound is kept."""
+    both = [(before[row.key], row) for row in after if row.key in before]
+    print_table(CHANGES, [change_cells(*pair) for pair in both], right=CHANGES[2:-1], is_wide=True)
+    for row in after:
+        if row.key not in before:
+            print(f"{row.setting}, {row.variant}: not measured before")
+    bad = [pair for pair in both if broken(*pair)]
+    print(
+        f"{len(both) - len(bad)} of {len(both)} rows lose at most {100 * MOST_ATTAINMENT:g} points of attainment and "
+        f"{100 * MOST_TOTAL:g} point of the total"
+    )
+    return not bad
+
+
+# The command
+
+
+def options() -> argparse.Namespace:
+    """Read the command line."""
+    known = settings()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK:.0%} of the simulated time, 3 minutes at least")
+    parser.add_argument("--only", metavar="SETTING,...", help=f"some of {', '.join(known)}; a prefix names several")
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows")
+    parser.add_argument("--against", type=Path, metavar="FILE", help="rows of an earlier run, with the same options")
+    found = parser.parse_args()
+    prefixes = tuple(found.only.split(",")) if found.only else ("",)
+    for prefix in prefixes:
+        if not any(name.startswith(prefix) for name in known):
+            parser.error(f"unknown setting {prefix!r}; known are {', '.join(known)}")
+    found.settings = [name for name in known if name.startswith(prefixes)]
+    return found
+
+
+def main() -> int:
+    """Measure, write and compare; the exit status is 1 if the bound is broken."""
+    args = options()
+    before = read_rows(args.against, is_quick=args.quick) if args.against else None
+    began = time.monotonic()
+    found = measured(args.settings, is_quick=args.quick, jobs=args.jobs)
+    seconds = time.monotonic() - began
+    if args.json:
+        document = {"is_quick": args.quick, "seconds": round(seconds), "rows": [asdict(row) for row in found]}
+        args.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    print(f"{len(found)} rows in {seconds / 60:.1f} minutes")
+    if before is None:
+        print_rows(found)
+        return 0
+    return 0 if print_change(before, found) else 1
+
+
+def read_rows(path: Path, *, is_quick: bool) -> dict[tuple[str, str], Row]:
+    """Read the rows of an earlier run."""
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if document["is_quick"] != is_quick:
+        sys.exit(f"{path} was written {'with' if document['is_quick'] else 'without'} --quick: run it the same way")
+    return {row.key: row for row in (Row(**fields) for fields in document["rows"])}
+
+
+def measured(names: Sequence[str], *, is_quick: bool, jobs: int) -> list[Row]:
+    """Measure the settings in several processes, the longest first, and print progress."""
+    known = settings()
+    cost = {name: (1 + len(known[name].variants)) * known[name].seconds(is_quick=is_quick) / 60 for name in names}
+    tasks = sorted(((name, seed) for name in names for seed in range(SEEDS)), key=lambda task: -cost[task[0]])
+    whole = SEEDS * sum(cost.values())
+    print(f"{whole:,.0f} simulated minutes, about {whole * CPU_SECONDS / jobs / 60:.0f} minutes by {jobs} processes")
+    turns: dict[str, list[Turn]] = {name: [] for name in names}
+    began, done = time.monotonic(), 0.0
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        futures = {pool.submit(measure, name, seed, is_quick=is_quick): (name, seed) for name, seed in tasks}
+        for future in as_completed(futures):
+            name, seed = futures[future]
+            turns[name].append(future.result())
+            done += cost[name]
+            elapsed = (time.monotonic() - began) / 60
+            print(
+                f"{elapsed:5.1f} min, {elapsed * (whole / done - 1):.1f} left: {name}, seed {seed}",
+                file=sys.stderr,
+                flush=True,
+            )
+    ordered = (sorted(turns[name], key=lambda turn: turn.seed) for name in names)
+    return [row for each in ordered for row in rows(each)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

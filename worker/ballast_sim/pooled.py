@@ -1,0 +1,70 @@
+"""Pool the reports of several runs, such as those of one setting from several seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import isnan, nan
+
+from ballast_policy.snapshot import PolicyConfig
+from ballast_sim.answers import Percentiles, thirds, tpot_attainment, ttft_attainment
+from ballast_sim.report import Report, Tokens
+
+
+def pooled(reports: Sequence[Report], judged_by: PolicyConfig) -> Report:
+    """Pool reports of runs under one configuration.
+
+    Latencies and attainment are those of all online requests together. Rates and shares are means over time, counts
+    are sums, and the fairness figures are those of the worst run.
+    """
+    answers = tuple(answer for each in reports for answer in each.answers)
+    steps = [each.num_steps for each in reports]
+    counts = [each.num_online for each in reports]
+    times = [each.seconds for each in reports]
+
+    def over_time(field: str) -> float:
+        return _mean([getattr(each, field) for each in reports], times)
+
+    def over_steps(field: str) -> float:
+        return _mean([getattr(each, field) for each in reports], steps)
+
+    return replace(
+        reports[0],
+        seconds=sum(times),
+        num_online=len(answers),
+        ttft=Percentiles.of(answer.ttft for answer in answers),
+        tpot=Percentiles.of(answer.tpot for answer in answers if not isnan(answer.tpot)),
+        ttft_attainment=ttft_attainment(answers, judged_by.ttft),
+        tpot_attainment=tpot_attainment(answers, judged_by.tpot),
+        envelope_attainment=_mean([each.envelope_attainment for each in reports], counts),
+        goodput=over_time("goodput"),
+        online=_tokens([each.online for each in reports], times),
+        offline=_tokens([each.offline for each in reports], times),
+        wasted_tokens=sum(each.wasted_tokens for each in reports),
+        wasted_share=over_time("wasted_share"),
+        busy_share=over_time("busy_share"),
+        online_slots=over_time("online_slots"),
+        offline_slots=over_time("offline_slots"),
+        parked=over_time("parked"),
+        num_steps=sum(steps),
+        mean_step=over_steps("mean_step"),
+        prediction_error=over_steps("prediction_error"),
+        num_preempted=sum(each.num_preempted for each in reports),
+        jain=min(each.jain for each in reports),
+        service_gap=max(each.service_gap for each in reports),
+        reservation_shortfall=over_time("reservation_shortfall"),
+        deadline_hits=over_time("deadline_hits"),
+        thirds=thirds(answers, ttft=judged_by.ttft, tpot=judged_by.tpot),
+        answers=answers,
+    )
+
+
+def _tokens(tokens: Sequence[Tokens], times: Sequence[float]) -> Tokens:
+    return Tokens(_mean([each.prefill for each in tokens], times), _mean([each.decode for each in tokens], times))
+
+
+def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    """Compute the weighted mean of the values that are known."""
+    known = [(value, weight) for value, weight in zip(values, weights, strict=True) if not isnan(value)]
+    total = sum(weight for _, weight in known)
+    return sum(value * weight for value, weight in known) / total if total else nan

@@ -1,0 +1,158 @@
+"""Settings of `ballast bench mixed` that a trace does not cover: online requests at times of their own, and an SLO.
+
+- sparse: one short request every few seconds, which is where idle GPUs are. No step may delay the next request much.
+- long-prompts: many short prompts and a few long ones, whose first token takes most of the SLO by itself.
+- bursts-from-silence: bursts at the rate that the engine can just serve, each after 100 s without a request.
+
+The offline work of all three is that of llm-d's batch benchmark: prompts of 512 tokens, answers of 500 on average.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ballast_sim.arrivals import bursts, constant, evenly, generate, lognormal_answers
+from ballast_sim.mixed import FITTED, STATIC_BUDGET, STATIC_CHUNKS, Bench
+from ballast_sim.setting import Setting, setting
+from ballast_sim.traffic import Arrival, Trace
+
+BOUND_TPOT = 0.05
+"""Offline tokens are shares of offline alone with every step within it."""
+CAPPED_SLO = (1.0, 0.05)
+"""The SLO that Ballast is told beside a cap: the default of the command."""
+WARMUP_SECONDS = 60.0
+EVERY = (0.5, 2.0, 10.0)
+"""Seconds between two sparse requests."""
+SILENCE_SECONDS, BURST_SECONDS, BURST_RATE = 100.0, 20.0, 12.0
+OURS = ("ballast", FITTED)
+CAPPED = ("ballast=25", f"{FITTED}=25", "ballast=10", f"{FITTED}=10")
+SHOWN_BUDGETS = tuple(f"{STATIC_BUDGET}={ms}x512" for ms in (20, 25, 30, 35))
+BUDGETS = tuple(
+    f"{STATIC_BUDGET}={ms:g}x{chunk}"
+    for chunk in STATIC_CHUNKS
+    for ms in (*(16 + turn / 2 for turn in range(12)), *range(22, 36), 37.5, 40, 45, 50)
+)
+"""Among which the best static budget is looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One table of a setting: online requests, and the SLO that judges them. Times are in seconds."""
+
+    label: str
+    online: Trace
+    ttft: float
+    tpot: float
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A setting: its points, and what all of them have in common."""
+
+    name: str
+    points: tuple[Point, ...]
+    seconds: float
+    offline: Sequence[Arrival]
+    slots: int = 128
+    policies: tuple[str, ...] = ("online-only", *OURS)
+    """Rows of its tables."""
+    budgets: tuple[str, ...] = ()
+    """Static budgets that are also run: the best of them is what Ballast is held to."""
+
+    def engine(self, point: Point, *, model: str, gpu: str, chunk_tokens: int, step_model: str) -> Setting:
+        """Resolve the engine of one point.
+
+        Raises:
+            BadInput: a name is not known.
+            Impossible: the model is too large, or the SLO is below the fastest step.
+        """
+        return setting(
+            model=model,
+            gpu=gpu,
+            ttft=point.ttft,
+            tpot=point.tpot,
+            slots=self.slots,
+            chunk_tokens=chunk_tokens,
+            online=point.online,
+            offline=self.offline,
+            step_model=step_model,
+        )
+
+    def bench(self, point: Point, engine: Setting) -> Bench:
+        """Make the bench of one point."""
+        return Bench(
+            point.online,
+            self.offline,
+            engine.config,
+            engine.model,
+            self.seconds,
+            num_layers=engine.num_layers,
+            warmup_seconds=min(WARMUP_SECONDS, self.seconds / 4),
+            ceiling_seconds=min(900.0, 3 * self.seconds),
+            is_paced=True,
+            bound_tpot=BOUND_TPOT,
+            capped_slo=CAPPED_SLO,
+        )
+
+    def judged_by(self, *, ttft: float | None = None, tpot: float | None = None) -> Workload:
+        """Return the setting under another SLO; equal points become one."""
+        points = (replace(point, ttft=ttft or point.ttft, tpot=tpot or point.tpot) for point in self.points)
+        return replace(self, points=tuple(dict.fromkeys(points)))
+
+
+def offline_lengths(seed: int) -> tuple[Arrival, ...]:
+    """Draw the offline work."""
+    return tuple(lognormal_answers(512, mean=500, deviation=400, most=2048, number=1000, seed=seed))
+
+
+def sparse(*, seconds: float | None = None, seed: int = 0, every: Sequence[float] = EVERY) -> Workload:
+    """One request of 512 tokens every few seconds, evenly spaced; the seed draws the offline work alone."""
+    seconds = seconds or 300.0
+    points = []
+    for spacing in every:
+        online = evenly(Arrival(0.0, 512, 128), every=spacing, seconds=seconds)
+        points.append(Point(f"a request every {spacing:g} s", tuple(online), 0.1, 0.03))
+    return Workload(
+        "sparse",
+        tuple(points),
+        seconds,
+        offline_lengths(seed),
+        policies=("online-only", *SHOWN_BUDGETS, *OURS, *CAPPED),
+        budgets=BUDGETS,
+    )
+
+
+def long_prompts(*, seconds: float | None = None, seed: int = 0) -> Workload:
+    """Two requests of 400 tokens a second and one of 8,000 in 10 s (Poisson), under two SLOs of the first token."""
+    seconds = seconds or 1800.0
+    short = generate(constant(2.0), peak=2.0, seconds=seconds, lengths=[Arrival(0.0, 400, 128)], seed=2 * seed)
+    long = generate(constant(0.1), peak=0.1, seconds=seconds, lengths=[Arrival(0.0, 8000, 128)], seed=2 * seed + 1)
+    online = tuple(sorted((*short, *long), key=lambda arrival: arrival.seconds))
+    label = "2 requests/s of 400 tokens and 0.1 of 8,000"
+    points = tuple(Point(label, online, ttft, 0.05) for ttft in (1.5, 1.0))
+    return Workload("long-prompts", points, seconds, offline_lengths(seed))
+
+
+def bursts_from_silence(*, seconds: float | None = None, seed: int = 0) -> Workload:
+    """Bursts of 20 s with 12 requests of 400 tokens a second (Poisson), each after 100 s of silence."""
+    seconds = seconds or 1200.0
+    cycle = SILENCE_SECONDS + BURST_SECONDS
+    drawn = generate(
+        bursts(0.0, BURST_RATE, every=cycle, lasting=BURST_SECONDS),
+        peak=BURST_RATE,
+        seconds=max(seconds - SILENCE_SECONDS, BURST_SECONDS),
+        lengths=[Arrival(0.0, 400, 128)],
+        seed=seed,
+    )
+    online = tuple(replace(arrival, seconds=arrival.seconds + SILENCE_SECONDS) for arrival in drawn)
+    label = f"bursts of {BURST_RATE:g} requests/s for {BURST_SECONDS:g} s, after {SILENCE_SECONDS:g} s of silence"
+    return Workload("bursts-from-silence", (Point(label, online, 1.0, 0.05),), seconds, offline_lengths(seed))
+
+
+WORKLOADS: Mapping[str, Callable[..., Workload]] = {
+    "sparse": sparse,
+    "long-prompts": long_prompts,
+    "bursts-from-silence": bursts_from_silence,
+}
+"""By the name that `--setting` takes."""
