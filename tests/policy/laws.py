@@ -257,6 +257,15 @@ def g3_only_an_idle_engine_waits_for_a_batch(snapshot: Snapshot, plan: Plan) -> 
     assert {because.reason for because in plan.because} == {Reason.BATCH_WINDOW}
 
 
+def g3_no_engine_idles_while_offline_work_waits(snapshot: Snapshot, plan: Plan) -> None:
+    """Without online requests, something of offline runs, whatever the SLO, the cap or the cost model."""
+    config, requests = snapshot.config, [*snapshot.residents, *snapshot.waiting]
+    if any(r.request_class is ONLINE for r in requests) or plan.wait_until > snapshot.now:
+        return  # see `g3_only_an_idle_engine_waits_for_a_batch`
+    fitting = [r for r in requests if r.num_tokens <= config.num_blocks * config.block_tokens]
+    assert plan.grants or not fitting or not config.offline_max_share, "the engine idles while offline work waits"
+
+
 def _check_reason(after: After, request: Request, reason: Reason) -> None:
     config, plan = after.config, after.plan
     if reason is Reason.CHUNK_SPENT:
@@ -326,9 +335,10 @@ def everything_has_its_because(snapshot: Snapshot, plan: Plan) -> None:
         assert not waiting or any(r in explained for r in waiting), f"{request_class} waits without a reason"
 
 
-def the_budget_is_lifted_only_without_online(snapshot: Snapshot, plan: Plan) -> None:
-    has_online = any(r.request_class is ONLINE for r in [*snapshot.residents, *snapshot.waiting])
-    if not has_online and snapshot.now - snapshot.last_online > snapshot.config.quiet_seconds:
+def without_an_slo_or_a_cap_nothing_bounds_a_step(snapshot: Snapshot, plan: Plan) -> None:
+    promises = [(r.ttft, r.tpot) for r in [*snapshot.residents, *snapshot.waiting] if r.request_class is ONLINE]
+    promises.append((snapshot.config.ttft, snapshot.config.tpot))
+    if snapshot.config.max_interference is None and min(map(min, promises)) == inf:
         assert plan.budget_seconds == inf
 
 
@@ -348,11 +358,12 @@ LAWS = (
     g3_no_slot_stays_empty_without_a_true_reason,
     g3_no_prefill_token_is_left_where_offline_prefills,
     g3_only_an_idle_engine_waits_for_a_batch,
+    g3_no_engine_idles_while_offline_work_waits,
     g4_lent_work_fits_the_budget,
     g4_the_prediction_is_that_of_the_grants,
     g5_nobody_is_overtaken_by_a_lower_priority,
     everything_has_its_because,
-    the_budget_is_lifted_only_without_online,
+    without_an_slo_or_a_cap_nothing_bounds_a_step,
     the_same_snapshot_gives_the_same_plan,
 )
 

@@ -111,7 +111,7 @@ def arrivals(draw: st.DrawFn, max_tokens: int) -> Arrival:
 
 
 @st.composite
-def configs(draw: st.DrawFn) -> PolicyConfig:
+def configs(draw: st.DrawFn, *, least_max_share: float = 0.3) -> PolicyConfig:
     block_tokens = draw(st.sampled_from([1, 4, 16]))
     num_blocks = draw(st.integers(2, 12)) * ceil(16 / block_tokens)
     tenants = {}
@@ -132,14 +132,16 @@ def configs(draw: st.DrawFn) -> PolicyConfig:
         block_tokens=block_tokens,
         chunk_tokens=draw(st.sampled_from([4, 16, 64])),
         offline_share=share,
-        offline_max_share=draw(st.sampled_from([s for s in (0.3, 0.5, 1.0) if s >= share])),
-        ttft=draw(st.sampled_from([inf, 0.05, 0.2])),
-        tpot=draw(st.sampled_from([inf, 0.02])),
+        offline_max_share=draw(st.sampled_from([s for s in (1.0, 0.5, 0.3, 0.0) if s >= max(share, least_max_share)])),
+        ttft=draw(st.sampled_from([inf, 0.05, 0.2, 1e-6])),
+        tpot=draw(st.sampled_from([inf, 0.02, 1e-6])),
         tenants=tenants,
         batch_window=draw(st.sampled_from([0.0, 0.0, 0.004, 0.02])),
         tail_tokens=draw(st.sampled_from([0, 8, 64])),
-        guard_share=draw(st.sampled_from([0.0, 0.05, 0.2])),
-        max_interference=draw(st.sampled_from([None, None, 0.1, 1.0])),
+        guard_share=draw(st.sampled_from([0.0, 0.05, 0.2, 1.0])),
+        static_share=draw(st.sampled_from([0.25, 0.25, 0.01, 1.0])),
+        can_suspend=draw(st.sampled_from([True, True, False])),
+        max_interference=draw(st.sampled_from([None, None, 0.1, 1.0, 0.001, 0.0])),
     )
 
 
@@ -147,8 +149,10 @@ lengths = st.lists(st.integers(1, 24), min_size=1, max_size=4).map(lambda drawn:
 expectations = st.just(UNKNOWN) | st.builds(
     Expectation,
     outputs=st.dictionaries(st.sampled_from(RequestClass), lengths),
-    guard_share=st.sampled_from([None, 0.05, 0.3]),
+    guard_share=st.sampled_from([None, 0.05, 0.3, 1.0]),
     online_rate=st.sampled_from([0.0, 5.0]),
+    online_until=st.sampled_from([-inf, 0.2, inf]),
+    online_spread=st.sampled_from([0.0, 100.0]),
     online_answer=st.sampled_from([0.0, 12.0]),
     online_short=st.sampled_from([0, 4]),
 )
@@ -158,7 +162,6 @@ allowances = st.just(UNCHECKED) | st.builds(
     crowding=st.sampled_from([0.0, 0.5, 2.0]),
     typical=st.sampled_from([0.0, 0.008]),
     harvest=st.sampled_from([0.1, 0.6, 1.0]),
-    leeway=st.sampled_from([0.0, 0.2, 1.0]),
 )
 
 
@@ -194,7 +197,7 @@ def make_snapshot(host: Host, requests: Iterable[Request], *, now: float, free_b
 @st.composite
 def snapshots(draw: st.DrawFn) -> Snapshot:
     """Any state an engine might be in, reached by the planner's own plans or not: many parked, odd sizes, no slack."""
-    host = Host(draw(configs()), cost=EXACT)
+    host = Host(draw(configs(least_max_share=0.0)), cost=draw(st.sampled_from([EXACT, EXACT, UNTRUSTED])))
     requests, free_blocks = draw(states(host.config))
     for tenant in "abc":
         host.ledgers[OFFLINE].charge(tenant, draw(st.integers(0, 50)))
