@@ -236,6 +236,28 @@ def test_the_status_says_what_the_worker_does_and_goes_with_it(fed, queue, event
     assert queue.workers() == []
 
 
+def test_the_status_tells_unused_reserved_slots_from_ones_that_nothing_may_use(fed, queue, eventually) -> None:
+    """Two of four slots are reserved; the first tenant may hold one slot, so one request meets the reservation."""
+    tenants = [{"name": "capped", "maxSlots": 1}, {"name": "free"}]
+    long = {"max_tokens": 1500, "ignore_eos": True}
+    with fed(offline={"reservedPercent": 50, "maxPercent": 50, "tenants": tenants}):
+        eventually(lambda: queue.settings().tenants, "the worker's settings in the queue")
+        capped = queue.submit([make_line(i, **long) for i in range(50)], tenant="capped").job_id
+        [alone] = eventually(lambda: [w for w in queue.workers() if w.reservation.in_use == 1], "one request to run")
+        eventually(lambda: not queue.workers()[0].can_claim, "the tenant at its cap")
+        free = queue.submit([make_line(i, **long) for i in range(50)], tenant="free").job_id
+        [both] = eventually(lambda: [w for w in queue.workers() if w.reservation.in_use == 2], "both slots in use")
+        eventually(lambda: queue.workers()[0].can_claim, "items of the other tenant in the queue")
+        for job_id in (capped, free):
+            queue.cancel(job_id)
+        eventually(lambda: not queue.workers()[0].can_claim, "nothing to claim")
+
+    assert (alone.reservation.slots, both.reservation.slots) == (2, 2)
+    assert alone.offline.reserved == 2
+    assert alone.reservation.is_met
+    assert both.reservation.is_met
+
+
 def test_why_a_job_waits_follows_from_what_a_worker_says(fed, queue, eventually) -> None:
     offline = {"tenants": [{"name": "capped", "maxSlots": 1}, {"name": "free"}], "maxPercent": 50}
     with fed(offline=offline):

@@ -29,7 +29,7 @@ from ballast_worker.openai import Served
 from ballast_worker.reload import Loaded, Watcher
 from ballast_worker.requests import Passage, Recorder
 from ballast_worker.shapes import Answer, stopping
-from ballast_worker.status import Rates, coefficients
+from ballast_worker.status import Rates, coefficients, reservation
 from ballast_worker.tenancy import ApiKeys, Tenancy
 from ballast_worker.utilization import Utilization
 
@@ -143,7 +143,7 @@ class Worker:
             return
         stats = self.engine.stats()
         if request_class is RequestClass.ONLINE:
-            free = stats.slots - stats.online.running - min(stats.offline.running, stats.offline.reserved)
+            free = stats.slots - stats.online.running - stats.reservation.in_use
         else:
             free = stats.slots - stats.online.running - stats.offline.running
         if waiting - free < most:
@@ -198,6 +198,8 @@ class Worker:
             kv_blocks_free=stats.kv_cached + stats.kv_free,
             online=self._rates.load(stats, RequestClass.ONLINE),
             offline=self._rates.load(stats, RequestClass.OFFLINE),
+            reservation=reservation(stats),
+            can_claim=self.feeder is not None and self.feeder.can_claim,
             offline_most=most_slots(policy.offline_max_share, stats.slots),
             tenant_slots=_caps(policy, stats),
             offline_items_per_second=round(self._rates.offline_items, 4),
