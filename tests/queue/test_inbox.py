@@ -189,7 +189,7 @@ def test_a_page_of_the_inbox_is_bounded_by_entries_and_bytes(queue, add, line):
 FIELD = st.sampled_from(["item", "job", "tenant", "priority", "deadline", "end", "x"])
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=settings().max_examples // 2, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(fields=st.dictionaries(FIELD, st.binary(max_size=20) | st.sampled_from([b"1", b"a", b"-5", b"inf"]), min_size=1))
 def test_any_entry_leaves_the_inbox_and_the_queue_in_balance(queue, desk, fields):
     desk.raw.xadd(queue._keys.inbox, fields)
