@@ -12,7 +12,15 @@ import pytest
 import redis
 
 from ballast_queue.connection import SOURCE, Connection, _where
-from ballast_queue.errors import InvalidAddress, JobNotFound, QueueError, QueueUnavailable, describe
+from ballast_queue.errors import (
+    InvalidAddress,
+    JobNotFound,
+    QueueError,
+    QueueForbidden,
+    QueueFull,
+    QueueUnavailable,
+    describe,
+)
 from ballast_queue.fitness import inspect
 from ballast_queue.keys import Keys
 from ballast_queue.redis_store import Queue
@@ -60,6 +68,46 @@ def test_a_server_that_cannot_serve_is_named_with_a_short_reason(error: Exceptio
         connection.wait_for_entry(b"k", b"0", 1)
 
     assert f"found no working Redis at here:1 {reason}: check" in str(caught.value)
+
+
+REFUSALS = {
+    "a wrong password": (
+        redis.AuthenticationError("no such user"),
+        QueueForbidden,
+        "refused this user (no such user): check user name, password and its ACL rules",
+    ),
+    "a command that is not allowed": (
+        redis.exceptions.NoPermissionError("no FCALL"),
+        QueueForbidden,
+        "refused this user (no FCALL): check user name, password and its ACL rules",
+    ),
+    "a key that is not allowed": (
+        redis.ResponseError("ACL failure in script: No permissions to access a key"),
+        QueueForbidden,
+        "refused a command to this user (ACL failure in script: No permissions to access a key): check its ACL rules",
+    ),
+    "no memory": (
+        redis.exceptions.OutOfMemoryError("not now"),
+        QueueFull,
+        "has no memory left (not now): raise maxmemory, or wait until jobs are done and their results are deleted",
+    ),
+    "no memory in a function": (
+        redis.ResponseError("OOM allow-oom flag is not set"),
+        QueueFull,
+        "has no memory left: raise maxmemory, or wait until jobs are done and their results are deleted",
+    ),
+    "anything else": (redis.ResponseError("WRONGTYPE"), QueueError, "refused a call: WRONGTYPE"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_refusal_says_what_to_do(name: str):
+    error, kind, sentence = REFUSALS[name]
+    with pytest.raises(QueueError) as caught:
+        Connection(Recorder(error), "here:1", socket_timeout=5).wait_for_entry(b"k", b"0", 1)
+
+    assert type(caught.value) is kind
+    assert str(caught.value) == f"Redis at here:1 {sentence}"
 
 
 def test_a_call_that_the_server_refuses_is_named(queue: Queue):

@@ -184,7 +184,7 @@ def test_a_job_without_a_good_line_fails_with_its_reason(queue):
 
 @pytest.mark.parametrize("lines", [[], [b""], [b"\n", "  \r\n"] * 600])
 def test_an_empty_file_is_refused_and_leaves_nothing(queue, lines):
-    with pytest.raises(EmptyJob, match="found no line"):
+    with pytest.raises(EmptyJob, match=r"^found no line, wanted at least one request in OpenAI's batch format$"):
         queue.submit(lines)
 
     assert queue.jobs() == []
@@ -205,7 +205,8 @@ def test_the_queue_decides_tenants_models_and_priorities(queue, line):
 @pytest.mark.parametrize(
     ("given_terms", "sentence"),
     [
-        ({"tenant": "a|b"}, "tenant: found the string 'a|b'"),
+        ({"tenant": "a|b"}, "tenant: found the string 'a|b', wanted letters, digits, '.', '_', '/' and '-', with a "),
+        ({"tenant": "a/"}, " and '-', with a letter or digit at both ends"),
         ({"tenant": ""}, "tenant: found the string ''"),
         ({"priority": 1001}, "priority: found 1001, wanted -1000 to 1000"),
         ({"deadline": float("nan")}, "deadline: found nan"),
@@ -241,7 +242,7 @@ def test_a_priority_has_its_bounds(priority: int, is_taken: bool):
 def test_settings_of_another_version_are_named_with_what_to_do(queue, desk, line):
     desk.raw.hset(queue._keys.settings, "json", '{"max_attempts": "many"}')
     with pytest.raises(
-        QueueError, match=f"(?s)settings of queue '{queue.name}' that this version cannot read .*: use the"
+        QueueError, match=f"(?s)settings of queue '{queue.name}' that this version cannot read .* that the workers run$"
     ):
         queue.submit([line("a")])
 
