@@ -237,6 +237,7 @@ def machine(make_bench: Callable[..., Any], generation: Callable[..., Any], *, i
     return Requests
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("is_chaotic", [False, True], ids=["the policy", "chaos"])
 def test_an_answer_does_not_depend_on_what_happens_around_it(
     bench_of: Callable[..., Any], generation: Callable[..., Any], is_chaotic: bool
