@@ -16,7 +16,7 @@ import numpy as np
 from replay import DEMO, machine, median, parser, percentile, write
 
 from ballast_engine.batch import Batch, Ints
-from ballast_engine.engine import Engine
+from ballast_engine.engine import BallastEngine
 from ballast_engine.options import EngineOptions
 from ballast_engine.request import GenerationRequest, SamplingParams
 from ballast_engine.suspension import Interrupt, Suspended
@@ -44,10 +44,10 @@ class Nothing:
         raise NotImplementedError
 
 
-def make_engine(slots: int) -> Engine:
+def make_engine(slots: int) -> BallastEngine:
     """An engine whose slots are all decoding."""
     num_blocks = slots * 160
-    engine = Engine(
+    engine = BallastEngine(
         executor=Nothing(num_blocks),
         tokenizer=Tokenizer(DEMO / "model"),
         policy=PolicyConfig(slots=slots, num_blocks=num_blocks, chunk_tokens=8192),

@@ -28,7 +28,7 @@ from replay import Clock, machine, parser, percentile, write
 
 from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
 from ballast_engine.build import build_engine
-from ballast_engine.engine import Engine
+from ballast_engine.engine import BallastEngine
 from ballast_engine.options import EngineOptions
 from ballast_engine.request import GenerationRequest, SamplingParams
 from ballast_policy.plan import Plan
@@ -91,7 +91,7 @@ class Outcome:
 class Bench:
     """One engine, one SLO, one traffic."""
 
-    engine: Engine
+    engine: BallastEngine
     clock: Clock
     config: PolicyConfig
     online: list[Arrival]
@@ -158,13 +158,13 @@ class Bench:
         engine.check_integrity()
 
 
-def ours(engine: Engine, **changes: Any) -> Planner:
+def ours(engine: BallastEngine, **changes: Any) -> Planner:
     """The engine's own policy, with something of the plan changed."""
     decide = engine._plan  # noqa: SLF001 -- what the engine plans with when nobody exchanges it
     return (lambda snapshot: replace(decide(snapshot), **changes)) if changes else decide
 
 
-def planners(engine: Engine, config: PolicyConfig) -> dict[str, Callable[[], tuple[Planner, bool]]]:
+def planners(engine: BallastEngine, config: PolicyConfig) -> dict[str, Callable[[], tuple[Planner, bool]]]:
     """Each policy, and whether there is offline work."""
     chunk = config.chunk_tokens
     return {

@@ -342,14 +342,14 @@ def make_bench(
     *, num_blocks: int = 64, block_tokens: int = 4, max_model_len: int = 64, options: Any = None, **policy: Any
 ) -> Bench:
     """An engine whose policy is told what matters, with 8 slots and small chunks unless said."""
-    from ballast_engine.engine import Engine
+    from ballast_engine.engine import BallastEngine
     from ballast_engine.options import EngineOptions
     from ballast_engine.static import StaticEngine, plan_static
     from ballast_policy.snapshot import PolicyConfig
 
     executor, clock = TokenMemory(num_blocks, block_tokens, max_model_len), Ticks()
     told = {"slots": 8, "chunk_tokens": 16, "num_blocks": num_blocks, "block_tokens": block_tokens}
-    kind = StaticEngine if (options or {}).get("mode") == "static" else Engine
+    kind = StaticEngine if (options or {}).get("mode") == "static" else BallastEngine
     engine = kind(
         executor=executor,
         tokenizer=Letters(),

@@ -181,21 +181,6 @@ def test_a_failed_step_ends_who_took_part_and_nobody_else(bench_of: Make, genera
 
     assert bench.last("waiting").finish_reason in {FinishReason.STOP, FinishReason.LENGTH}
     assert bench.engine.stats().failed_steps == 1
-    assert bench.engine.is_healthy
-
-
-def test_an_engine_that_fails_again_and_again_says_so(bench_of: Make, generation: Make) -> None:
-    bench = bench_of()
-    bench.executor.fails = 3
-    for i in range(3):
-        assert bench.engine.is_healthy
-        bench.engine.submit(generation(f"r{i}"))
-        bench.step()
-    assert not bench.engine.is_healthy
-
-    bench.engine.submit(generation("better"))
-    bench.run()
-    assert bench.engine.is_healthy
 
 
 def test_a_spoilt_block_is_never_found_by_a_later_prompt(bench_of: Make, generation: Make) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ballast_engine.batch import Batch, SampleRow
-from ballast_engine.engine import Engine
+from ballast_engine.engine import BallastEngine
 from ballast_engine.executor import Executor
 from ballast_engine.loader import load
 from ballast_engine.options import EngineOptions
@@ -42,9 +42,9 @@ class Model:
         self.loaded = load(self.directory, device="cpu", dtype="float32", attention=self.backend, threads=1)
         self.tokenizer = Tokenizer(self.directory)
 
-    def engine(self, num_blocks: int = 512, **policy: Any) -> Engine:
+    def engine(self, num_blocks: int = 512, **policy: Any) -> BallastEngine:
         told = {"slots": 16, "num_blocks": num_blocks, "block_tokens": SIZE, "chunk_tokens": 512}
-        return Engine(
+        return BallastEngine(
             executor=Executor(self.loaded, num_blocks=num_blocks, block_tokens=SIZE),
             tokenizer=self.tokenizer,
             policy=PolicyConfig(**{**told, **policy}),
@@ -103,7 +103,7 @@ def requests(model: Model) -> list[GenerationRequest]:
     return made
 
 
-def answers(engine: Engine, requests: list[GenerationRequest], most: int = 3000) -> dict[str, list[int]]:
+def answers(engine: BallastEngine, requests: list[GenerationRequest], most: int = 3000) -> dict[str, list[int]]:
     for request in requests:
         engine.submit(request)
     found: dict[str, list[int]] = {request.request_id: [] for request in requests}
@@ -198,7 +198,7 @@ def test_parked_and_resumed(model: Model, requests: list[GenerationRequest], see
 class Interrupting:
     """The executor, with requests that come in the middle of a step: before a layer drawn at random."""
 
-    def __init__(self, engine: Engine, late: list[GenerationRequest], random: Random) -> None:
+    def __init__(self, engine: BallastEngine, late: list[GenerationRequest], random: Random) -> None:
         self.inner, self.engine, self.late, self.random = engine._executor, engine, late, random
         self.num_suspended = 0
 

@@ -120,17 +120,22 @@ class FailingRunner:
 def test_a_failed_step_is_a_500_with_a_sentence_and_many_make_the_worker_unhealthy(serve, make_config) -> None:
     with serve(make_config()) as serving, serving.client() as client:
         runner = serving.worker.engine._executor = FailingRunner(serving.worker.engine._executor)
+        runner.fails = True
+        codes = [client.post("/v1/completions", json=BODY).status_code for _ in range(2)]
+        runner.fails = False
         with client.stream("POST", "/v1/completions", json=ENDLESS) as begun:
             lines = begun.iter_lines()
-            next(lines)
+            next(lines)  # a step that succeeds: failures are counted from here
             runner.fails = True
             rest = [line for line in lines if line]
         whole = client.post("/v1/completions", json=BODY)
+        codes.append(client.get("/health").status_code)
         client.post("/v1/completions", json=BODY)
         health, ready = client.get("/health"), client.get("/ready")
         refused = client.post("/v1/completions", json=BODY)
         runner.fails = False
 
+    assert codes == [500, 500, 200]
     assert '"code": "engine_failed"' in rest[-2]
     assert rest[-1] == "data: [DONE]"
     assert whole.status_code == 500

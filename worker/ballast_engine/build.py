@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from ballast_engine.engine import Engine
+from ballast_engine.engine import BallastEngine
 from ballast_engine.errors import InvalidOptions
 from ballast_engine.executor import Executor, kv_bytes_per_block
 from ballast_engine.loader import LoadedModel, load
@@ -34,7 +34,7 @@ def build_engine(
     *,
     tokenizer: Tokenizer | None = None,
     clock: Callable[[], float] = time.monotonic,
-) -> Engine:
+) -> BallastEngine:
     """Load the model, lay out its KV, and run it in.
 
     Args:
@@ -66,7 +66,7 @@ def build_engine(
         num_blocks=num_blocks,
         block_tokens=options.block_tokens,
     )
-    kind = StaticEngine if options.mode == "static" else Engine
+    kind = StaticEngine if options.mode == "static" else BallastEngine
     engine = kind(
         executor=executor,
         tokenizer=tokenizer,
@@ -143,7 +143,7 @@ def _meminfo(name: str) -> int:
     raise InvalidOptions(f"/proc/meminfo has no {name}: give the memory for KV yourself (kvMemoryMebibytes).")
 
 
-def warm_up(engine: Engine, seconds: float = 2.0) -> None:
+def warm_up(engine: BallastEngine, seconds: float = 2.0) -> None:
     """Run batches of several shapes, so that the first request is not slow and the cost model has its first samples.
 
     What they leave in the prefix cache is forgotten, and they are not counted.

@@ -39,7 +39,6 @@ from ballast_policy.suspension import plan_nested
 
 log = logging.getLogger(__name__)
 
-FAILURES_TO_BE_UNHEALTHY = 3
 STALL_SECONDS = 0.005
 """How soon an engine looks again that could run nothing, unless the plan says when."""
 
@@ -63,7 +62,7 @@ class Runner(Protocol):
     def resume(self, suspended: Suspended, interrupt: Interrupt | None) -> Ints | Suspended: ...
 
 
-class Engine:
+class BallastEngine:
     """Requests in, tokens out, one step at a time."""
 
     def __init__(
@@ -78,8 +77,6 @@ class Engine:
         nested_planner: NestedPlanner = plan_nested,
     ) -> None:
         self.last_step: StepRecord = NO_STEP
-        self.is_healthy = True
-        """False after several steps in a row failed; True again once one succeeds."""
         self._executor = executor
         self._clock = clock
         capacity = min(executor.max_model_len, executor.num_blocks * executor.block_tokens)
@@ -103,7 +100,6 @@ class Engine:
             nested_planner=nested_planner,
         )
         self._meter = Meter()
-        self._failures_in_a_row = 0
         self._is_stalled = False
         self._wait_until = -inf
         self._interrupt = Interrupt()
@@ -311,15 +307,11 @@ class Engine:
     def _fail(self, members: Items[Sequence], error: Exception) -> list[Output]:
         """End everything that took part: what the step left in its blocks is unknown."""
         self._meter.failed_steps += 1
-        self._failures_in_a_row += 1
-        self.is_healthy = self._failures_in_a_row < FAILURES_TO_BE_UNHEALTHY
         sentence = f"The engine failed while it computed this request ({type(error).__name__}: {error}); send it again."
         return [self._end(sequence, FinishReason.FAILED, sentence) for sequence in members]
 
     def _finish(self, step: Step, tokens: Items[int]) -> list[Output]:
         """Take note of what was computed, and hand each drawn token to its request."""
-        self._failures_in_a_row = 0
-        self.is_healthy = True
         outputs = []
         drawn = iter(tokens)
         residency, host, meter = self._scheduler.residency, self._scheduler.host, self._meter

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from dataclasses import replace
 
-from ballast_engine.engine import Engine
+from ballast_engine.engine import BallastEngine
 from ballast_engine.request import FinishReason, Output
 from ballast_engine.scheduler import Step
 from ballast_engine.sequence import Sequence
@@ -27,7 +27,7 @@ def plan_static(snapshot: Snapshot) -> Plan:
     return Plan(grants=tuple((request, request.num_tokens - request.num_cached) for request in batch), admit=batch)
 
 
-class StaticEngine(Engine):
+class StaticEngine(BallastEngine):
     """An engine whose rows stay in the batch until the last of them has ended."""
 
     @property
