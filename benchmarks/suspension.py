@@ -58,8 +58,8 @@ def ask(
     engine: BallastEngine, clock: Clock, moments: list[float], num_prompt: int, *, stands: bool
 ) -> dict[str, list[float]]:
     """Fill the engine with offline work, ask at these moments, and give the seconds to each first token."""
-    decide = engine.host.planner  # noqa: SLF001 -- whether steps stand still is what is compared
-    engine.host.planner = lambda seen: replace(decide(seen), suspendable_seconds=60.0 if stands else 0.0)  # noqa: SLF001
+    decide = engine.host.planner
+    engine.host.planner = lambda seen: replace(decide(seen), suspendable_seconds=60.0 if stands else 0.0)
     rng = np.random.default_rng(1)
 
     def request(name: str, size: tuple[int, int], request_class: RequestClass) -> GenerationRequest:
@@ -96,7 +96,7 @@ def ask(
     engine.give_back([f"job {i}" for i in range(400)])
     while engine.has_work:
         engine.step()
-    engine.host.planner = decide  # noqa: SLF001 -- as above
+    engine.host.planner = decide
     return {"ttft": [answered[name] - asked[name] for name in asked], "steps": steps, "rate": [rate]}
 
 

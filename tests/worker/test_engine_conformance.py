@@ -22,7 +22,7 @@ from ballast_engine.loader import load
 from ballast_engine.options import EngineOptions
 from ballast_engine.request import FinishReason, GenerationRequest, Output, SamplingParams
 from ballast_engine.sequence import Sequence
-from ballast_engine.static import StaticEngine, plan_static
+from ballast_engine.static import StaticBatch
 from ballast_engine.stats import NO_STEP, Admission, ClassStats, EngineStats, StepKind, StepRecord
 from ballast_engine.tokenizer import Tokenizer
 from ballast_policy.cost import CostModel
@@ -190,7 +190,7 @@ class SerialEngine:
             batch_ceiling=1,
             cost=CostModel(),
             cost_error_ratio=float("inf"),
-            is_floor_met=True,
+            reservation=self.policy.reservation(),
             service=dict(self._service),
         )
 
@@ -262,8 +262,10 @@ def loaded(model_dir: Path) -> Any:
     return load(model_dir, device="cpu", dtype="float32", threads=1)
 
 
-def make_static(**options: Any) -> StaticEngine:
-    return StaticEngine(planner=plan_static, **options)
+def make_static(*, executor: Any, **options: Any) -> BallastEngine:
+    """Ballast's engine with the planner and the executor of the static baseline."""
+    static = StaticBatch(executor, options["policy"].slots)
+    return BallastEngine(executor=static, planner=static.plan, **options)
 
 
 @pytest.fixture(params=[BallastEngine, make_static, SerialEngine], ids=["ballast", "static", "serial"])
@@ -295,8 +297,9 @@ def test_the_facts_do_not_depend_on_requests(bench: Bench) -> None:
     engine = bench.engine
 
     assert engine.device == "cpu"
-    assert engine.max_tokens == BLOCKS * SIZE
-    assert (engine.policy.num_blocks, engine.policy.block_tokens) == (BLOCKS, SIZE)
+    assert 0 < engine.policy.num_blocks <= BLOCKS
+    assert engine.policy.block_tokens == SIZE
+    assert engine.max_tokens == engine.policy.num_blocks * SIZE
     assert engine.policy.slots == engine.stats().slots
     assert engine.footprint.weight_bytes > 0
     assert engine.step() == []
@@ -484,15 +487,15 @@ def test_counters_follow_requests(bench: Bench) -> None:
     assert (after.online.decode_tokens, after.offline.decode_tokens) == (24, 24)
     assert after.steps > during.steps > 0
     assert set(after.service) == {(c, t) for c in RequestClass for t in ("t0", "t1")}
-    assert after.kv_used + after.kv_cached + after.kv_free == BLOCKS
+    assert after.kv_used + after.kv_cached + after.kv_free == bench.engine.policy.num_blocks
 
 
 def test_a_new_policy_keeps_the_sizes_of_the_engine(bench: Bench) -> None:
-    engine = bench.engine
-    engine.configure(replace(engine.policy, ttft=9.0, num_blocks=7, block_tokens=3))
+    engine, before = bench.engine, bench.engine.policy
+    engine.configure(replace(before, ttft=9.0, num_blocks=7, block_tokens=3))
     bench.step()
 
-    assert (engine.policy.ttft, engine.policy.num_blocks, engine.policy.block_tokens) == (9.0, BLOCKS, SIZE)
+    assert engine.policy == replace(before, ttft=9.0)
 
 
 def test_an_idle_engine_wakes_when_a_request_comes(bench: Bench) -> None:
@@ -513,7 +516,7 @@ def test_suspension_is_optional(make_bench: Callable[..., Bench]) -> None:
 def test_a_worker_serves_and_works_off_a_job_with_another_engine(
     serve, make_config, valkey, queue_name, eventually
 ) -> None:
-    def build(options: EngineOptions, tokenizer: Tokenizer) -> SerialEngine:
+    def build(options: EngineOptions, *, tokenizer: Tokenizer) -> SerialEngine:
         executor = Executor(load(options.directory, device="cpu", threads=1), num_blocks=BLOCKS, block_tokens=SIZE)
         policy = PolicyConfig(slots=1, num_blocks=BLOCKS)
         return SerialEngine(executor=executor, tokenizer=tokenizer, policy=policy, options=options)

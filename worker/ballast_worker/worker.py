@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from ballast_api.worker_config import WorkerConfig
 from ballast_engine.build import build_engine
@@ -42,8 +43,10 @@ SAMPLE_SECONDS = 1.0
 HARDEST_RETRY_SECONDS = 30
 
 
-def _own_engine(options: EngineOptions, tokenizer: Tokenizer) -> Engine:
-    return build_engine(options, tokenizer=tokenizer)
+class Build(Protocol):
+    """Builds an engine that is ready to serve."""
+
+    def __call__(self, options: EngineOptions, /, *, tokenizer: Tokenizer) -> Engine: ...
 
 
 class Worker:
@@ -54,7 +57,7 @@ class Worker:
         loaded: Loaded,
         *,
         path: Path | None = None,
-        build: Callable[[EngineOptions, Tokenizer], Engine] = _own_engine,
+        build: Build = build_engine,
     ) -> None:
         """Load the model.
 
@@ -80,7 +83,7 @@ class Worker:
         self.recorder = Recorder()
         self.tenancy = Tenancy(config.offline.tenants, keys)
         tokenizer = Tokenizer(directory)
-        self.engine = build(settings.engine_options(config, directory), tokenizer)
+        self.engine = build(settings.engine_options(config, directory), tokenizer=tokenizer)
         self.engine.configure(settings.policy_config(config, self.engine.policy))
         self.served = _served(config, directory, self.engine, tokenizer)
         self._steps = StepMeter()
