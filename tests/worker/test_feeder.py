@@ -311,7 +311,7 @@ def test_a_job_from_the_inbox_is_told_whether_it_meets_its_deadline(fed, queue, 
             fields = {"job": name, "deadline": str(queue.now() + seconds), "tenant": name, "end": "1"}
             for i in range(300):
                 line = make_line(i, max_tokens=1000, ignore_eos=True)
-                desk.xadd(queue._keys.inbox, {"item": line, **fields, "end": str(int(i == 299))})
+                desk.xadd(queue._keys.inbox, {"item": line, **fields, "end": str(int(i == 299))})  # noqa: SLF001 -- a submitter
         late, fine = (
             eventually(
                 lambda name=name: (
@@ -343,7 +343,7 @@ def test_an_inbox_is_drained_without_waiting_for_the_next_tick(fed, queue, desk,
     monkeypatch.setattr("ballast_worker.feeder.TICK_SECONDS", 3600.0)
     with desk.pipeline() as pipeline:
         for i in range(1700):
-            pipeline.xadd(queue._keys.inbox, {"item": make_line(i, max_tokens=1), "job": "big"})
+            pipeline.xadd(queue._keys.inbox, {"item": make_line(i, max_tokens=1), "job": "big"})  # noqa: SLF001 -- a submitter
         pipeline.execute()
     with fed():
         eventually(lambda: queue.stats().inbox == 0, "the inbox to be empty")
