@@ -8,7 +8,7 @@ PROVIDER ?= $(if $(wildcard ../shared/kube/cluster),local,kind)
 E2E = PROVIDER=$(PROVIDER) $(BIN)/python -m pytest -p no:randomly -o timeout=1800 -o cache_dir=.pytest_cache/e2e
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test envtest alerts chart e2e e2e-short e2e-sabotage e2e-recording check bench generate verify lint format clean
+.PHONY: help demo test nightly mutation envtest alerts chart e2e e2e-short e2e-sabotage e2e-recording check bench generate verify lint format clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,6 +24,18 @@ demo: $(VENV)/.ready ## Replay real online traffic with and without an offline j
 
 test: $(VENV)/.ready ## Run every test that needs nothing but Python and a C compiler; ARGS='-k queue'
 	@$(BIN)/python -m pytest -m 'not envtest and not promtool and not helm' $(ARGS)
+
+nightly: $(VENV)/.ready ## Run the property tests on new examples, 5,000 for most tests (hours); ARGS=tests/queue
+	@HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -m 'hypothesis and not envtest' --timeout 14400 --durations 10 $(ARGS)
+
+# The tool has an environment of its own: its dependencies stay out of the one that everything else runs in.
+.mutation/tool/.ready: constraints.txt | $(VENV)/.ready
+	@rm -rf .mutation/tool
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target .mutation/tool -c constraints.txt mutmut==3.8.1
+	@touch $@
+
+mutation: $(VENV)/.ready .mutation/tool/.ready ## Count the small changes of a package that its tests notice; ARGS='ballast_queue --sample 500'
+	@PYTHONPATH="$(CURDIR)/.mutation/tool:$$PYTHONPATH" nice $(BIN)/python benchmarks/mutation.py $(ARGS)
 
 envtest: $(VENV)/.ready ## Run the tests against a real etcd and kube-apiserver, from the folder KUBEBUILDER_ASSETS
 	@test -x "$$KUBEBUILDER_ASSETS/kube-apiserver" || { echo "KUBEBUILDER_ASSETS must name a folder with etcd, kube-apiserver, kubectl."; \

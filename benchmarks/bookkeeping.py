@@ -16,11 +16,14 @@ import numpy as np
 from replay import DEMO, machine, median, parser, percentile, write
 
 from ballast_engine.batch import Batch, Ints
-from ballast_engine.engine import Engine
+from ballast_engine.engine import BallastEngine
 from ballast_engine.options import EngineOptions
 from ballast_engine.request import GenerationRequest, SamplingParams
 from ballast_engine.suspension import Interrupt, Suspended
 from ballast_engine.tokenizer import Tokenizer
+from ballast_policy.host import Planner
+from ballast_policy.plan import Plan
+from ballast_policy.planner import plan
 from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import PolicyConfig, Snapshot
 
@@ -44,14 +47,15 @@ class Nothing:
         raise NotImplementedError
 
 
-def make_engine(slots: int) -> Engine:
+def make_engine(slots: int, planner: Planner) -> BallastEngine:
     """An engine whose slots are all decoding."""
     num_blocks = slots * 160
-    engine = Engine(
+    engine = BallastEngine(
         executor=Nothing(num_blocks),
         tokenizer=Tokenizer(DEMO / "model"),
         policy=PolicyConfig(slots=slots, num_blocks=num_blocks, chunk_tokens=8192),
         options=EngineOptions(directory=Path()),
+        planner=planner,
     )
     rng = np.random.default_rng(0)
     for i in range(slots + 16):
@@ -79,17 +83,16 @@ def main() -> int:
     figures = {}
     print(f"{'decoding':>10}{'whole ms':>10}{'p90':>8}{'plan ms':>10}")
     for slots in (1, 16, 64, 256):
-        engine = make_engine(slots)
-        decide = engine.host.planner  # noqa: SLF001 -- the plan is timed inside the step
         plans: list[float] = []
 
-        def timed(snapshot: Snapshot, decide=decide, plans=plans):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        def timed(snapshot: Snapshot, plans: list[float] = plans) -> Plan:
             begin = time.thread_time()
-            plan = decide(snapshot)
+            decided = plan(snapshot)
             plans.append(time.thread_time() - begin)
-            return plan
+            return decided
 
-        engine.host.planner = timed  # noqa: SLF001 -- as above
+        engine = make_engine(slots, timed)
+        plans.clear()
         whole = []
         for _ in range(steps):
             begin = time.thread_time()

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ballast_policy.fairness import most_ahead
-from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import PolicyConfig, TenantShare
 from ballast_sim.deployment import Ballast
 from ballast_sim.fairness import jain, service_gap
@@ -73,8 +72,7 @@ def run(case: Case, lengths: dict[str, list[Arrival]], conversations: list[Arriv
 def describe(case: Case, found: Run, lengths: dict[str, list[Arrival]]) -> str:
     """Put a case's figures on one line."""
     start = found.scenario.warmup_seconds
-    (replica,) = found.replicas
-    samples = replica.samples[RequestClass.OFFLINE].after(start)
+    samples = found.service.after(start)
     weights = {name: case.shares.get(name, TenantShare()).weight for name in lengths}
     always = set(samples[0]).intersection(*samples)
     service = {name: (samples[-1][name] - samples[0][name]) * weights[name] for name in lengths if name in always}

@@ -21,14 +21,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from math import isfinite
+from math import inf, isfinite
 from multiprocessing import get_context
 
 from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
 from ballast_policy.interference import Allowance
 from ballast_policy.plan import Plan
 from ballast_policy.snapshot import PolicyConfig, Snapshot
-from ballast_sim.ablations import Unlent
 from ballast_sim.deployment import Ballast
 from ballast_sim.item import Item
 from ballast_sim.mixed import Bench
@@ -48,6 +47,7 @@ ENOUGH = 0.001
 NOTHING = Allowance(harvest=0.0)
 
 Span = tuple[float, float]
+ALWAYS: Sequence[Span] = ((-inf, inf),)
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def rows(piece: Slice, config: PolicyConfig) -> list[Found]:
     judged = partial(judge, report(alone), bound=piece.bench.bound)
     risks = [(risk, replace(config, most_risk=risk)) for risk in RISKS]
     found = [judged(f"ballast, risk {risk:g}", report(piece.run(told))) for risk, told in risks]
-    found.append(judged("reservation", report(piece.run(config, Unlent))))
+    found.append(judged("reservation", report(piece.run(config, partial(Withheld, ALWAYS)))))
     return [*found, foresee(piece, replace(config, most_risk=RISKS[-1]), alone, judged)]
 
 

@@ -1,12 +1,16 @@
 """Print and draw harvest against TTFT p99 inflation: every baseline and its knob beside Ballast and its own.
 
     python benchmarks/frontier.py --load 40 --minutes 58,15,15 --plot docs/images/frontier.png
+    python benchmarks/frontier.py --trace bursts --slots 32 --ttft-ms 500 --seeds 3 --policy ballast,static-budget
 
 Points that lose more than a point of attainment are hollow, and neither make our curve nor are held against it.
 A point can be faster than Ballast's online alone, as where prompts are served in order: that is no cost of offline
 work, and counts as 0.
 Three traces: the Azure conversations, the arena's 27 tenants, and bursts (a tenth of each minute at eight times the
 rate of the rest, Azure lengths). Above each: where GPUs apart do more than the SLO-bound ceiling, by computation.
+
+With several seeds, a row pools the requests of as many runs: slices of a trace that start at other requests, or other
+draws of the bursts.
 """
 
 from __future__ import annotations
@@ -22,13 +26,13 @@ from pathlib import Path
 from ballast_cli.bench import progress, refusals
 from ballast_cli.console import print_table
 from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
-from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.arrivals import bursts, generate
 from ballast_sim.crew import Table, run_table
 from ballast_sim.mixed import Bench, Row, knob
+from ballast_sim.pooled import pooled_table
 from ballast_sim.report import Report
 from ballast_sim.setting import setting
-from ballast_sim.traffic import Arrival, read, read_lengths
+from ballast_sim.traffic import Arrival, read, read_lengths, rotated
 
 BUDGET_POLICIES = tuple(
     f"static-budget={ms:g}" for ms in (*range(16, 26), 27.5, 30, 32.5, 35, 37.5, *range(40, 46), 50)
@@ -36,8 +40,10 @@ BUDGET_POLICIES = tuple(
 RATES = ("qps-cap=0.25", "qps-cap=0.5", "qps-cap=1", "qps-cap=1.5", "qps-cap=2")
 CAPS = (2, 5, 10, 25)
 WIDE_CAPS = (50, 75, 90, 100, 105, 110, 125)
-OURS = (*(f"ballast={cap}" for cap in (*CAPS, *WIDE_CAPS)), "ballast")
 OTHERS = ("static-split", "naive-priority", "sarathi", "aimd", "greedy")
+FAMILIES = ("ballast", "static-budget", "qps-cap", *OTHERS)
+"""What `--policy` takes: a policy with all values of its knob."""
+TRACES = ("azure", "arena", "bursts")
 MORE = 0.01
 """Points of harvest by which a baseline may lie above our curve."""
 
@@ -61,7 +67,7 @@ class Point:
     @property
     def is_ours(self) -> bool:
         """Whether it lies on our curve."""
-        return knob(self.policy)[0] == "ballast"
+        return knob(self.policy).name == "ballast"
 
 
 def points(table: Table, load: float) -> list[Point]:
@@ -91,13 +97,13 @@ def curve(ours: Sequence[Point], cost: float) -> float:
     return best
 
 
-def traces(minutes: Sequence[float], seed: int) -> dict[str, list[Arrival]]:
-    """By name."""
+def trace_of(name: str, minutes: float, *, seed: int, share: float) -> list[Arrival]:
+    """Return a trace by name; one that is read starts at a share of its requests."""
     azure = read(ONLINE_TRACE)
-    burst = generate(
-        bursts(2.0, 16.0, every=60.0, lasting=6.0), peak=16.0, seconds=240 * max(minutes), lengths=azure, seed=seed
-    )
-    return {"azure": azure, "arena": read(ONLINE_TRACE.with_name("vtc_arena.csv")), "bursts": burst}
+    if name == "bursts":
+        rate = bursts(2.0, 16.0, every=60.0, lasting=6.0)
+        return generate(rate, peak=16.0, seconds=240 * minutes, lengths=azure, seed=seed)
+    return rotated(azure if name == "azure" else read(ONLINE_TRACE.with_name("vtc_arena.csv")), share)
 
 
 def bound_sentences(table: Table, load: float) -> str:
@@ -121,14 +127,17 @@ def judge(name: str, table: Table, load: float) -> tuple[list[Point], bool]:
     """Print one trace."""
     found = points(table, load)
     ours = [point for point in found if point.is_ours and point.is_kept]
-    print(f"\n{name}: {100 * load:g} % load, {table.bench.request_rate(load):.2f} requests/s")
+    requests = table.bench.alone(load).result.num_online
+    print(f"\n{name}: {100 * load:g} % load, {table.bench.request_rate(load):.2f} requests/s, {requests:,} requests")
     print(bound_sentences(table, load))
+    has_ours = any(point.is_ours for point in found)
     rows, above = [], {True: 0.0, False: 0.0}
     for point, row in zip(found, table.rows, strict=True):
         higher = point.harvest - curve(ours, point.cost)
         if not point.is_ours and point.policy != "static-split":
             above[point.is_kept] = max(above[point.is_kept], higher)
-        rows.append(_cells(point, row, "" if point.is_ours else f"{100 * higher:+.1f}", table))
+        is_compared = has_ours and not point.is_ours
+        rows.append(_cells(point, row, f"{100 * higher:+.1f}" if is_compared else "", table))
     columns = (
         "policy",
         "TTFT p99",
@@ -142,12 +151,14 @@ def judge(name: str, table: Table, load: float) -> tuple[list[Point], bool]:
         "",
     )
     print_table(columns, rows, right=columns[1:-1], is_wide=True)
-    print(
-        f"Highest baseline above our curve: {100 * above[True]:.1f} points among those that keep the attainment of "
-        f"online alone less a point (allowed {100 * MORE:g}), {100 * above[False]:.1f} among those that break it"
-    )
-    print_caps(table, load)
-    return found, above[True] <= MORE
+    if has_ours:
+        print(
+            f"Highest baseline above our curve: {100 * above[True]:.1f} points among those that keep the attainment of "
+            f"online alone less a point (allowed {100 * MORE:g}), {100 * above[False]:.1f} among those that break it"
+        )
+        print_caps(table, load)
+        return found, above[True] <= MORE
+    return found, True
 
 
 def print_caps(table: Table, load: float) -> None:
@@ -155,20 +166,25 @@ def print_caps(table: Table, load: float) -> None:
     alone = table.bench.alone(load).result
     budgets = [row for row in table.rows if knob(row.policy)[0] == "static-budget"]
     rows = []
-    for cap in (*CAPS, *WIDE_CAPS):
-        (ours,) = (row for row in table.rows if row.policy == f"ballast={cap}")
+    for ours in table.rows:
+        name, percent, _ = knob(ours.policy)
+        if name != "ballast" or percent is None:
+            continue
+        cap = percent
         inflations = _inflations(ours.result, alone)
         below = [row for row in budgets if max(_inflations(row.result, alone)) <= cap / 100]
         best = max((row.offline_tokens for row in below), default=0.0)
         rows.append(
             (
-                f"{cap} %",
+                f"{cap:g} %",
                 *(f"{inflation:+.1%}" for inflation in inflations),
                 "kept" if max(inflations) <= cap / 100 else "broken",
                 f"{ours.offline_tokens / table.bench.unbounded:.1%}",
-                f"{best / table.bench.unbounded:.1%}",
+                f"{best / table.bench.unbounded:.1%}" if budgets else "-",
             )
         )
+    if not rows:
+        return
     columns = ("cap", "TTFT p50", "p99", "TPOT p50", "p99", "cap is", "harvest", "best static budget")
     print_table(columns, rows, right=columns[1:], is_wide=True)
 
@@ -211,7 +227,7 @@ def draw(by_trace: dict[str, list[Point]], path: Path) -> None:
                 [100 * point.harvest for point in kept],
                 marker="o",
                 markersize=6 if is_ours else 4,
-                label="ballast, caps of 2 % to none" if is_ours else policy,
+                label="ballast, by cap" if is_ours else policy,
                 linewidth=2.5 if is_ours else 1.0,
                 zorder=3 if is_ours else 2,
             )
@@ -236,8 +252,8 @@ def draw(by_trace: dict[str, list[Point]], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def main() -> int:
-    """Run all three; the exit status is 1 where a baseline lies above our curve."""
+def options() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--load", type=float, default=40.0, help="percent of the SLO-bound ceiling")
     parser.add_argument(
@@ -247,21 +263,42 @@ def main() -> int:
         help="of all, or of each of the three; a p99 needs thousands of requests",
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--trace", choices=("azure", "arena", "bursts"), help="one of them alone")
+    parser.add_argument("--seeds", type=int, default=1, help="runs that each row pools")
+    parser.add_argument("--trace", choices=TRACES, help="one of them alone")
+    parser.add_argument("--ttft-ms", type=float, default=1000.0, help="SLO: first token")
+    parser.add_argument("--tpot-ms", type=float, default=50.0, help="SLO: each token after it, on average")
+    parser.add_argument("--slots", type=int, default=256, help="places in the running batch")
+    parser.add_argument("--reservation", type=float, default=0.0, help="percent of slots that is kept for offline")
+    parser.add_argument(
+        "--suspension", choices=("on", "off"), default="on", help="whether steps of Ballast stand still"
+    )
+    parser.add_argument("--caps", type=_caps, default=[*CAPS, *WIDE_CAPS], help="percent, such as 2,10; none: no cap")
+    parser.add_argument("--fitted", action="store_true", help="Ballast learns the step times during the run")
+    parser.add_argument(
+        "--policy", type=_families, default=FAMILIES, metavar="NAME,...", help=f"some of {', '.join(FAMILIES)}"
+    )
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--plot", type=Path, metavar="FILE")
     parser.add_argument("--quick", action="store_true", help="two minutes of traffic")
-    options = parser.parse_args()
-    minutes, load = [2.0] if options.quick else options.minutes, options.load / 100
-    lengths, by_trace, is_kept = read_lengths(OFFLINE_TRACE), {}, True
-    for (name, trace), lasting in zip(traces(minutes, options.seed).items(), cycle(minutes), strict=False):
-        if options.trace not in {None, name}:
+    found = parser.parse_args()
+    if found.seeds < 1 or found.slots < 1 or not 0 <= found.reservation <= 100:
+        parser.error("wanted at least one seed and one slot, and a reservation of 0 to 100 percent")
+    return found
+
+
+def main() -> int:
+    """Run all three; the exit status is 1 where a baseline lies above our curve."""
+    args = options()
+    minutes, load = [2.0] if args.quick else args.minutes, args.load / 100
+    by_trace, is_kept = {}, True
+    for name, lasting in zip(TRACES, cycle(minutes), strict=False):
+        if args.trace not in {None, name}:
             continue
-        table = run(trace, lengths, load, lasting, options)
-        by_trace[name], is_below = judge(name, table, load)
+        tables = [run(name, lasting, turn, args) for turn in range(args.seeds)]
+        by_trace[name], is_below = judge(name, pooled_table(tables), load)
         is_kept &= is_below
-    if options.plot:
-        draw(by_trace, options.plot)
+    if args.plot:
+        draw(by_trace, args.plot)
     return 0 if is_kept else 1
 
 
@@ -272,25 +309,64 @@ def _minutes(text: str) -> list[float]:
     return found
 
 
-def run(
-    trace: list[Arrival], lengths: list[Arrival], load: float, minutes: float, options: argparse.Namespace
-) -> Table:
-    """All policies on one trace."""
+def _caps(text: str) -> list[float]:
+    found = [] if text == "none" else [float(part) for part in text.split(",")]
+    if any(cap <= 0 for cap in found):
+        raise argparse.ArgumentTypeError(f"{text!r}; wanted percentages above 0, as in 2,10,25, or none")
+    return found
+
+
+def _families(text: str) -> tuple[str, ...]:
+    found = tuple(text.split(","))
+    unknown = [name for name in found if name not in FAMILIES]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"unknown policy {unknown[0]!r}; known are {', '.join(FAMILIES)}")
+    return found
+
+
+def policies(args: argparse.Namespace) -> list[str]:
+    """Return the rows of the table: each chosen policy with all values of its knob."""
+    values = {
+        "ballast": (*(f"ballast={cap:g}" for cap in args.caps), "ballast"),
+        "static-budget": BUDGET_POLICIES,
+        "qps-cap": RATES,
+    }
+    return [row for family in FAMILIES if family in args.policy for row in values.get(family, (family,))]
+
+
+def run(name: str, minutes: float, turn: int, args: argparse.Namespace) -> Table:
+    """Run all policies on one trace, from one seed."""
     with refusals():
+        lengths = read_lengths(OFFLINE_TRACE)
+        seed = args.seed + turn
+        trace = trace_of(name, minutes, seed=seed, share=turn / args.seeds)
         engine = setting(
-            model="llama-3-8b", gpu="a100", ttft=1.0, tpot=0.05, slots=256, chunk_tokens=512, online=trace,
+            model="llama-3-8b",
+            gpu="a100",
+            ttft=args.ttft_ms / 1e3,
+            tpot=args.tpot_ms / 1e3,
+            slots=args.slots,
+            chunk_tokens=512,
+            online=trace,
             offline=lengths,
-        )  # fmt: skip
-        config: PolicyConfig = engine.config
+        )
         bench = Bench(
-            trace, lengths, config, engine.model, 60 * minutes, seed=options.seed, num_layers=engine.num_layers
+            trace,
+            lengths,
+            engine.config,
+            engine.model,
+            60 * minutes,
+            seed=seed,
+            # A step can be suspended between two layers: with one layer, it never is.
+            num_layers=engine.num_layers if args.suspension == "on" else 1,
+            is_fitted=args.fitted,
         )
         return run_table(
             bench,
-            policies=(*OURS, *BUDGET_POLICIES, *RATES, *OTHERS),
-            loads=(load,),
-            reservations=(0.0,),
-            processes=options.jobs,
+            policies=policies(args),
+            loads=(args.load / 100,),
+            reservations=(args.reservation / 100,),
+            processes=args.jobs,
             has_best_budget=False,
             progress=progress,
         )

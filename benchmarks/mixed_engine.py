@@ -22,22 +22,20 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from math import inf
 from random import Random
-from typing import Any
 
 from replay import Clock, machine, parser, percentile, write
 
 from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
 from ballast_engine.build import build_engine
-from ballast_engine.engine import Engine
+from ballast_engine.engine import BallastEngine
 from ballast_engine.options import EngineOptions
 from ballast_engine.request import GenerationRequest, SamplingParams
-from ballast_policy.plan import Plan
+from ballast_policy.host import Planner
+from ballast_policy.planner import plan
 from ballast_policy.request import RequestClass
-from ballast_policy.snapshot import PolicyConfig, Snapshot
+from ballast_policy.snapshot import PolicyConfig
 from ballast_sim import baselines
 from ballast_sim.traffic import Arrival, excerpt, read, read_lengths
-
-Planner = Callable[[Snapshot], Plan]
 
 LONGEST = 480
 """Tokens of prompt and answer: the longest of the traces are cut to it."""
@@ -91,7 +89,7 @@ class Outcome:
 class Bench:
     """One engine, one SLO, one traffic."""
 
-    engine: Engine
+    engine: BallastEngine
     clock: Clock
     config: PolicyConfig
     online: list[Arrival]
@@ -101,7 +99,7 @@ class Bench:
         """Replay so many seconds; with `fills`, twice as much offline work waits as there are slots."""
         engine = self.engine
         engine.reset()
-        engine.host.planner = planner  # noqa: SLF001 -- the policy is what is compared
+        engine.host.planner = planner
         pool = requests((self.offline[i % len(self.offline)] for i in count(97 * seed)), OFFLINE, seed)
         people = [
             one for one in zip(online, requests(iter(online), ONLINE, seed), strict=True) if one[0].seconds < seconds
@@ -153,26 +151,20 @@ class Bench:
         engine = self.engine
         while engine.has_work:
             if not engine.is_suspended:
-                engine.give_back([sequence.request_id for sequence in engine._scheduler.live.values()])  # noqa: SLF001
+                engine.give_back(list(engine.requests))
             engine.step()
         engine.check_integrity()
 
 
-def ours(engine: Engine, **changes: Any) -> Planner:
-    """The engine's own policy, with something of the plan changed."""
-    decide = engine._plan  # noqa: SLF001 -- what the engine plans with when nobody exchanges it
-    return (lambda snapshot: replace(decide(snapshot), **changes)) if changes else decide
-
-
-def planners(engine: Engine, config: PolicyConfig) -> dict[str, Callable[[], tuple[Planner, bool]]]:
+def planners(config: PolicyConfig) -> dict[str, Callable[[], tuple[Planner, bool]]]:
     """Each policy, and whether there is offline work."""
     chunk = config.chunk_tokens
     return {
         "online-only": lambda: (baselines.online_only(chunk).plan, False),
         "naive-priority": lambda: (baselines.naive_priority().plan, True),
         "greedy": lambda: (baselines.greedy(config.tpot, chunk).plan, True),
-        "ballast-no-suspension": lambda: (ours(engine, suspendable_seconds=0.0), True),
-        "ballast": lambda: (ours(engine), True),
+        "ballast-no-suspension": lambda: (lambda seen: replace(plan(seen), suspendable_seconds=0.0), True),
+        "ballast": lambda: (plan, True),
     }
 
 
@@ -234,11 +226,11 @@ def main() -> int:
     bound = ceilings["SLO-bound"]
     rows = []
     for load in (float(part) / 100 for part in asked.load.split(",")):
-        found: dict[str, Outcome] = {name: Outcome() for name in planners(engine, config)}
+        found: dict[str, Outcome] = {name: Outcome() for name in planners(config)}
         for turn in range(turns):
             online = excerpt(trace[turn * 97 :], load * bound, seconds)
             online = [replace(one, seconds=one.seconds - online[0].seconds) for one in online]
-            for name, make in planners(engine, config).items():
+            for name, make in planners(config).items():
                 planner, fills = make()
                 found[name].pool(bench.run(planner, online, seconds, turn, fills=fills))
         rate = len(found["ballast"].ttft) / found["ballast"].seconds

@@ -38,9 +38,10 @@ from ballast_sim.errors import SimError
 from ballast_sim.mixed import Bench
 from ballast_sim.mixed import Row as BenchRow
 from ballast_sim.pooled import pooled
+from ballast_sim.replica import Policy
 from ballast_sim.report import Report, report
 from ballast_sim.setting import setting
-from ballast_sim.simulation import simulate
+from ballast_sim.simulation import Scenario, simulate
 from ballast_sim.traffic import Arrival, Trace, read, read_lengths, rotated
 from ballast_sim.workloads import WORKLOADS, sparse
 
@@ -233,27 +234,32 @@ def measure(name: str, seed: int, *, is_quick: bool) -> Turn:
     return Turn(name, seed, bench.config, bench.bound, outcomes)
 
 
-def run(bench: Bench, online: Sequence[Arrival], variant: Variant) -> Outcome:
+def run(bench: Bench, online: Sequence[Arrival], variant: Variant, policy: Callable[[], Policy] = Ballast) -> Outcome:
     """Run one variant; a simulation that fails is an outcome, too."""
     config = replace(bench.config, offline_share=variant.reservation)
-    told = config
+    try:
+        return Outcome(variant.label, report(simulate(scenario_of(bench, online, variant, policy)), config))
+    except SimError as error:
+        return Outcome(variant.label, None, str(error))
+
+
+def scenario_of(
+    bench: Bench, online: Sequence[Arrival], variant: Variant, policy: Callable[[], Policy] = Ballast
+) -> Scenario:
+    """Return what a variant is run with."""
+    config = replace(bench.config, offline_share=variant.reservation)
     if variant.cap is not None:
         ttft, tpot = bench.capped_slo or (config.ttft, config.tpot)
-        told = replace(config, max_interference=variant.cap, ttft=ttft, tpot=tpot)
+        config = replace(config, max_interference=variant.cap, ttft=ttft, tpot=tpot)
     scenario = replace(
-        bench.scenario(Ballast, online),
-        config=told,
+        bench.scenario(policy, online),
+        config=config,
         cost=None if variant.is_fitted else bench.cost,
         # A step can be suspended between two layers: with one layer, it never is.
         num_layers=bench.num_layers if variant.is_suspending else 1,
         is_guaranteed=True,
     )
-    try:
-        return Outcome(
-            variant.label, report(simulate(scenario if variant.has_job else replace(scenario, offline=list)), config)
-        )
-    except SimError as error:
-        return Outcome(variant.label, None, str(error))
+    return scenario if variant.has_job else replace(scenario, offline=list)
 
 
 @dataclass(frozen=True)

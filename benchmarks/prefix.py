@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from replay import Arrival, build, drive, machine, median, parser, write
 
-from ballast_engine.engine import Engine
+from ballast_engine.engine import BallastEngine
 from ballast_engine.request import Output
 
 SIDES = {"with cache": True, "without": False}
@@ -24,7 +24,7 @@ SIDES = {"with cache": True, "without": False}
 class Timed:
     """Adds up the seconds that an engine spends in steps with prompts."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: BallastEngine) -> None:
         self.seconds = 0.0
         self._step: Callable[[], list[Output]] = engine.step
         self._engine = engine

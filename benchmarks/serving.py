@@ -25,7 +25,7 @@ from pathlib import Path
 
 import ballast_cli
 from ballast_engine.build import build_engine
-from ballast_engine.engine import Engine
+from ballast_engine.engine import BallastEngine
 from ballast_engine.options import EngineOptions
 from ballast_engine.request import GenerationRequest, SamplingParams
 from ballast_engine.tokenizer import Tokenizer
@@ -60,7 +60,7 @@ def prompts(tokenizer: Tokenizer, seed: int) -> Iterator[list[int]]:
         yield [draw.randrange(300, tokenizer.vocab_size) for _ in range(PROMPT_TOKENS)]
 
 
-def run_direct(engine: Engine, source: Iterator[list[int]], concurrency: int, count: int, side: Side) -> None:
+def run_direct(engine: BallastEngine, source: Iterator[list[int]], concurrency: int, count: int, side: Side) -> None:
     """Drive the engine without anything around it."""
     sent: dict[str, float] = {}
     started = time.perf_counter()

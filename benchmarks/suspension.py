@@ -21,7 +21,7 @@ import numpy as np
 from engine_step import BLOCK_TOKENS, CASES, SHAPES, make_batch, write_config
 from replay import Clock, build, machine, median, parser, percentile, write
 
-from ballast_engine.engine import Engine
+from ballast_engine.engine import BallastEngine
 from ballast_engine.executor import Executor
 from ballast_engine.loader import LoadFormat, load
 from ballast_engine.request import GenerationRequest, SamplingParams
@@ -54,10 +54,12 @@ def looks(model: Path, load_format: LoadFormat, repeats: int) -> dict[str, float
     return ratios
 
 
-def ask(engine: Engine, clock: Clock, moments: list[float], num_prompt: int, *, stands: bool) -> dict[str, list[float]]:
+def ask(
+    engine: BallastEngine, clock: Clock, moments: list[float], num_prompt: int, *, stands: bool
+) -> dict[str, list[float]]:
     """Fill the engine with offline work, ask at these moments, and give the seconds to each first token."""
-    decide = engine.host.planner  # noqa: SLF001 -- whether steps stand still is what is compared
-    engine.host.planner = lambda seen: replace(decide(seen), suspendable_seconds=60.0 if stands else 0.0)  # noqa: SLF001
+    decide = engine.host.planner
+    engine.host.planner = lambda seen: replace(decide(seen), suspendable_seconds=60.0 if stands else 0.0)
     rng = np.random.default_rng(1)
 
     def request(name: str, size: tuple[int, int], request_class: RequestClass) -> GenerationRequest:
@@ -94,11 +96,11 @@ def ask(engine: Engine, clock: Clock, moments: list[float], num_prompt: int, *, 
     engine.give_back([f"job {i}" for i in range(400)])
     while engine.has_work:
         engine.step()
-    engine.host.planner = decide  # noqa: SLF001 -- as above
+    engine.host.planner = decide
     return {"ttft": [answered[name] - asked[name] for name in asked], "steps": steps, "rate": [rate]}
 
 
-def newcomers(engine: Engine, clock: Clock, *, num_prompt: int, count: int, turns: int) -> dict[str, float]:
+def newcomers(engine: BallastEngine, clock: Clock, *, num_prompt: int, count: int, turns: int) -> dict[str, float]:
     """Print the time to the first token of people whose requests come in the middle of offline steps."""
     ask(engine, clock, [0.1] * 3, num_prompt, stands=True)
     found: dict[bool, dict[str, list[float]]] = {stands: {} for stands in (False, True)}

@@ -76,7 +76,8 @@ ROWS: dict[str, tuple[Panel, ...]] = {
               {"{{tenant}}": "sum by (tenant) (rate(ballast_tenant_service_total@{class='offline'}[5m]))"}),
     ),
     "Health": (
-        Panel("Offline floor met", "bool_yes_no", "1: offline has its reserved slots, or all it asked for.",
+        Panel("Offline floor met", "bool_yes_no", "1: offline runs in its reserved slots, or in as many as its "
+              "requests and tenant caps allow.",
               {"{{pod}}": "ballast_offline_floor_met@"}),
         Panel("Redis", "bool_yes_no", "1: the worker can use it.", {"{{pod}}": "ballast_redis_up@"}),
         Panel("Configuration in force", "short", "Generation by worker.",

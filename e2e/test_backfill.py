@@ -105,7 +105,7 @@ def test_the_same_replay_keeps_its_promise_with_a_job_beside_it(
 
 
 def test_under_saturating_online_load_offline_keeps_its_reservation(
-    online: Online, prometheus: Prometheus, namespace: str, running: jobs.Submitted
+    cluster: Cluster, online: Online, prometheus: Prometheus, namespace: str, running: jobs.Submitted
 ) -> None:
     answers = online.send("saturate", "32", "20")
     place = f'namespace="{namespace}"'
@@ -115,12 +115,15 @@ def test_under_saturating_online_load_offline_keeps_its_reservation(
     floor = prometheus.value(f"avg_over_time(ballast_offline_floor_met{{{place}}}[14s])")
     waited = prometheus.value(f'max_over_time(ballast_requests_waiting{{{place}, class="online"}}[14s])')
 
-    print(json.dumps({"answers": answers, "least": least, "floor": floor, "waited": waited}))
+    condition = cluster.condition("mixed", "OfflineReservationSatisfied", namespace=namespace)
+
+    print(json.dumps({"answers": answers, "least": least, "floor": floor, "waited": waited, "condition": condition}))
     assert answers["failures"] == []
     assert waited > SLOTS
     assert prometheus.value(f'ballast_slots_reserved{{{place}, class="offline"}}') == RESERVED
     assert least >= RESERVED
     assert floor == 1
+    assert (condition["status"], condition["reason"]) == ("True", "Satisfied")
 
 
 def test_in_a_burst_the_lent_slots_come_back_within_two_steps(

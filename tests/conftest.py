@@ -17,9 +17,11 @@ sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 from control_plane import ControlPlane, control_plane
 
-# The gate's verdict must not hang on luck: it tries the same examples each time. `thorough` looks for new ones.
+# The gate's verdict must not depend on luck: it tries the same examples each time. `make nightly` looks for new ones.
 settings.register_profile("default", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("thorough", settings.get_profile("default"), derandomize=False, max_examples=5000)
+settings.register_profile(
+    "thorough", settings.get_profile("default"), derandomize=False, max_examples=5000, print_blob=True
+)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 CRD = Path(__file__).parent.parent / "crds" / "ballast.dev_inferencedeployments.yaml"

@@ -20,7 +20,7 @@ import torch
 
 import ballast_cli
 from ballast_engine.build import build_engine
-from ballast_engine.engine import Engine
+from ballast_engine.engine import BallastEngine
 from ballast_engine.options import EngineOptions
 from ballast_engine.request import FinishReason, GenerationRequest, SamplingParams
 from ballast_policy.request import RequestClass
@@ -83,7 +83,7 @@ def build(
     policy: dict[str, Any] | None = None,
     clock: Callable[[], float] = time.monotonic,
     **options: Any,
-) -> Engine:
+) -> BallastEngine:
     """An engine without an SLO, so that nothing but its batching shows."""
     told = PolicyConfig(slots=slots, num_blocks=1, **{"offline_share": 0.0, **(policy or {})})
     return build_engine(EngineOptions(directory=model, slots=slots, **options), told, clock=clock)
@@ -132,7 +132,7 @@ class Seen:
 
 
 def drive(
-    engine: Engine, arrivals: Sequence[Arrival], *, seed: int, prefix: Sequence[int] = (), stream: bool = True
+    engine: BallastEngine, arrivals: Sequence[Arrival], *, seed: int, prefix: Sequence[int] = (), stream: bool = True
 ) -> tuple[list[Seen], float]:
     """Send requests when they are due and step the engine until all have ended: what they saw, and the seconds."""
     rng = np.random.default_rng(seed)

@@ -204,10 +204,11 @@ def _watches(own: Labels, resource: InferenceDeployment) -> Iterator[Watch]:
             "warning",
             "5m",
             f"avg_over_time({own.of(metrics.OFFLINE_FLOOR_MET)}[10m]) < 0.9",
-            f"{own}: offline work on {{{{ $labels.pod }}}} gets less than its reserved slots",
-            f"For ten minutes, offline work that waited had less than the {offline.reserved_percent:g} % of "
-            "spec.offline.reservedPercent in more than one of ten looks. The policy keeps this floor whatever the "
-            "online load: something keeps it from doing so.",
+            f"{own}: offline work on {{{{ $labels.pod }}}} runs in fewer slots than are reserved",
+            "In more than a tenth of the last ten minutes, offline requests waited while fewer ran than the "
+            f"reservation ({offline.reserved_percent:g} %, spec.offline.reservedPercent) and the maxSlots of their "
+            "tenants allow. Parked requests do not count. The policy keeps the reservation whatever the online load: "
+            "something keeps it from doing so.",
             "offline-floor-not-met",
         )
     yield Watch(

@@ -13,6 +13,7 @@ from ballast_operator.kinds import Body
 from ballast_operator.load import FRESH_SECONDS, Load, Trouble
 from ballast_operator.plan import is_live
 from ballast_operator.trouble import pod_trouble
+from ballast_queue.status import WorkerStatus
 
 MOST_CHARACTERS = 1000
 
@@ -235,17 +236,75 @@ def _has_config(world: Input) -> Verdict:
     return Verdict("True", Reason.APPLIED, f"all {total} workers have generation {world.resource.metadata.generation}")
 
 
-def _floor(world: Input) -> Verdict:
-    load = world.load
-    assert load is not None, "asked after _nothing_known"
-    waiting = load.queue.depth if load.queue else 0
-    for worker in load.workers:
-        held = worker.offline.running + worker.offline.parked
-        if held < worker.offline.reserved and (waiting or worker.offline.waiting):
-            message = f"{worker.worker_id} gives offline {held} slots of {worker.offline.reserved} reserved"
-            return Verdict("False", Reason.FLOOR_NOT_MET, f"{message}, while {waiting} items wait")
-    reserved = sum(worker.offline.reserved for worker in load.workers)
-    return Verdict("True", Reason.SATISFIED, f"offline has its {reserved} reserved slots, or no work for them")
+def _reservation_is_not_met(world: Input) -> Verdict | None:
+    short = [worker for worker in _serving_workers(world) if _is_short(worker)]
+    if not short:
+        return None
+    first = short[0]
+    assert first.reservation is not None, "a worker that does not report is not short"
+    others = f"; so it is on {len(short)} workers" if len(short) > 1 else ""
+    return Verdict(
+        "False",
+        Reason.FLOOR_NOT_MET,
+        f"{first.worker_id} runs offline requests in {first.reservation.in_use} of {first.reservation.slots} reserved "
+        f"slots, while {first.offline.waiting + first.offline.parked} wait there and {_depth(world)} wait in the "
+        f"queue{others}",
+    )
+
+
+def _is_short(worker: WorkerStatus) -> bool:
+    """Return whether offline work waits that the reservation covers, in the engine or in the queue."""
+    found = worker.reservation
+    if found is None:
+        return False
+    waits_here = worker.offline.waiting + worker.offline.parked > 0
+    return (waits_here and not found.is_met) or (worker.can_claim and found.in_use < found.slots)
+
+
+def _reservation_is_not_reported(world: Input) -> Verdict | None:
+    workers = _serving_workers(world)
+    known = world.load.of_pods(world.live) if world.load else {}
+    silent = [name for pod in world.live if _is_ready(pod) and (name := pod["metadata"]["name"]) not in known]
+    total = len(workers) + len(silent)
+    silent += [worker.worker_id for worker in workers if worker.reservation is None]
+    if silent:
+        message = f"{len(silent)} of {total} workers did not report their reservation, such as {silent[0]}"
+    elif not workers:
+        message = "no worker that reports takes offline work: each is on its way out or not ready"
+    else:
+        return None
+    return Verdict("Unknown", Reason.NOT_REPORTED, f"{message}; {_depth(world)} items wait in the queue")
+
+
+def _reservation_is_met(world: Input) -> Verdict:
+    found = [worker.reservation for worker in _serving_workers(world) if worker.reservation]
+    reserved, in_use = sum(each.slots for each in found), sum(each.in_use for each in found)
+    waiting = _depth(world) + sum(worker.offline.waiting + worker.offline.parked for worker in _serving_workers(world))
+    if not waiting:
+        message = f"no offline work waits; {reserved} slots are reserved"
+    elif in_use < reserved:
+        message = (
+            f"offline requests run in {in_use} of {reserved} reserved slots; the {waiting} that wait are paused, "
+            "delayed after a failure, or above the maxSlots of their tenant"
+        )
+    else:
+        message = f"offline requests run in all {reserved} reserved slots; {waiting} more wait"
+    return Verdict("True", Reason.SATISFIED, message)
+
+
+def _serving_workers(world: Input) -> list[WorkerStatus]:
+    """Return the workers that take offline work."""
+    assert world.load is not None, "asked after _nothing_known"
+    return [worker for worker in world.load.workers if worker.is_ready and not worker.is_draining]
+
+
+def _depth(world: Input) -> int:
+    return world.load.queue.depth if world.load and world.load.queue else 0
+
+
+def _is_ready(pod: Body) -> bool:
+    conditions = pod.get("status", {}).get("conditions") or ()
+    return any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions)
 
 
 def _slo(world: Input) -> Verdict:
@@ -282,7 +341,13 @@ CHAINS: Mapping[ConditionType, tuple[Check, ...]] = {
     ConditionType.PROGRESSING: (_is_complete, _is_stuck, _is_rolling),
     ConditionType.DEGRADED: _UNWELL,
     ConditionType.CONFIG_APPLIED: (_nothing_known, _no_worker, _has_config),
-    ConditionType.OFFLINE_RESERVATION_SATISFIED: (_nothing_known, _no_worker, _floor),
+    ConditionType.OFFLINE_RESERVATION_SATISFIED: (
+        _nothing_known,
+        _no_worker,
+        _reservation_is_not_met,
+        _reservation_is_not_reported,
+        _reservation_is_met,
+    ),
     ConditionType.SLO_MET: (_nothing_known, _no_worker, _slo),
     ConditionType.DEADLINE_AT_RISK: (_nothing_known, _deadlines),
 }

@@ -1,8 +1,9 @@
 """From verdicts and figures to the status, changed as rarely as possible. PURE.
 
 A message changes only with its condition's status or reason, or with the generation; conditions that rest on figures of
-workers flip only after they have differed for `SETTLE_SECONDS`; pods that come up one by one are written down every
-`STEP_SECONDS`. So a cluster in which nothing happens makes no calls, and one in which much happens few.
+workers flip only after they have differed for `SETTLE_SECONDS`, except from Unknown to good; pods that come up one by
+one are written down every `STEP_SECONDS`. So a cluster in which nothing happens makes no calls, and one in which much
+happens few.
 """
 
 from __future__ import annotations
@@ -46,8 +47,7 @@ def settle(
     still: dict[ConditionType, Differing] = {}
     for kind, verdict in verdicts.items():
         before = reported.condition(kind)
-        is_news = before is not None and before.status != verdict.status
-        if kind not in MEASURED or not is_news or "Unknown" in {verdict.status, before.status if before else ""}:
+        if kind not in MEASURED or not _may_be_noise(kind, before, verdict):
             settled[kind] = verdict
             continue
         known = unsettled.get(kind)
@@ -58,6 +58,20 @@ def settle(
             settled[kind] = None
             still[kind] = differing
     return settled, still
+
+
+def _may_be_noise(kind: ConditionType, before: Condition | None, verdict: Verdict) -> bool:
+    """Return whether the status that a look found may be gone at the next look.
+
+    A look that found nothing is reported at once. One silent worker of several may be noise: a new pod publishes its
+    first status a moment after it is ready, and its first claim comes a moment after that.
+    """
+    if before is None or before.status == verdict.status:
+        return False
+    if verdict.status == "Unknown":
+        return verdict.reason is Reason.NOT_REPORTED
+    bad = "True" if kind is ConditionType.DEADLINE_AT_RISK else "False"
+    return before.status != "Unknown" or verdict.status == bad
 
 
 def status(

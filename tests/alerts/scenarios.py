@@ -87,6 +87,20 @@ SCENARIOS = (
     Scenario("the floor holds", gauge("ballast_offline_floor_met", "1x60"), "30m"),
     Scenario("one look found no floor", gauge("ballast_offline_floor_met", "1x20 0 1x20"), "30m"),
     Scenario(
+        "every third look finds no floor",
+        gauge("ballast_offline_floor_met", " ".join(["1 1 0"] * 20)),
+        "40m",
+        {("BallastOfflineFloorNotMet", WARNING)},
+    ),
+    Scenario(
+        "the floor is gone on one of two workers",
+        gauge("ballast_offline_floor_met", "1x60")
+        | gauge("ballast_offline_floor_met", "0x60", TARGET.replace("chat-0", "chat-1")),
+        "40m",
+        {("BallastOfflineFloorNotMet", WARNING)},
+    ),
+    Scenario("the floor was gone and is back", gauge("ballast_offline_floor_met", "0x20 1x40"), "40m"),
+    Scenario(
         "the floor is gone",
         gauge("ballast_offline_floor_met", "1x10 0x60"),
         "40m",

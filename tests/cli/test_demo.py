@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -42,6 +41,17 @@ def test_the_demo_compares_both_sides_and_says_what_it_saw(tmp_path: Path):
     assert not (tmp_path / "ballast-demo" / "run").exists()
 
 
+def is_served_from(directory: Path, url: str) -> bool:
+    """Whether the Valkey at a URL has its data there. Its port may belong to another Valkey by now."""
+    import redis
+
+    with redis.Redis.from_url(url) as client:
+        try:
+            return client.config_get("dir")["dir"].startswith(str(directory))
+        except redis.ConnectionError:
+            return False
+
+
 def test_an_interrupted_demo_leaves_nothing_running(tmp_path: Path):
     import socket
 
@@ -50,10 +60,11 @@ def test_an_interrupted_demo_leaves_nothing_running(tmp_path: Path):
         if "capacity" in line:
             break
     config = yaml.safe_load((tmp_path / "ballast-demo" / "run" / "worker.yaml").read_text())["runtime"]
+    assert is_served_from(tmp_path, config["redisUrl"])
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=120)
 
     assert process.returncode == 130
-    for port in (config["port"], urlsplit(config["redisUrl"]).port):
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", port))
+    assert not is_served_from(tmp_path, config["redisUrl"])
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", config["port"]))

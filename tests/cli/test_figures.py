@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ballast_cli.demo.figures import Ratio, percentiles, ratio_of_percentiles, verdict
+from ballast_cli.demo.figures import Attainment, Ratio, attainment, percentiles, ratio_of_percentiles, verdict
 
 VALUES = st.lists(st.floats(0.001, 1e6), min_size=1, max_size=40)
 
@@ -89,15 +87,86 @@ def test_a_side_without_values_is_refused():
         ratio_of_percentiles([[]], [[1.0]], q=50)
 
 
+def test_attainment_is_the_share_of_requests_and_not_the_mean_of_segments():
+    found = attainment([[True] * 30, [True, False]], [[True] * 30, [False, False]])
+
+    assert (found.alone, found.mixed, found.lost) == pytest.approx((100 * 31 / 32, 100 * 30 / 32, 100 / 32))
+
+
+def test_a_gain_is_a_negative_loss():
+    assert attainment([[True, False]], [[True, True]]).lost == -50
+
+
+@pytest.mark.parametrize("number", [60, 3000])
+def test_a_run_without_a_miss_excludes_no_smaller_loss_than_three_in_its_requests(number: int):
+    met = [[True] * 10] * (number // 10)
+    found = attainment(met, met)
+
+    assert (found.lost, found.low, found.high) == pytest.approx((0, -300 / number, 300 / number))
+
+
+def test_the_interval_of_the_loss_covers_the_truth_as_often_as_it_says():
+    random = np.random.default_rng(3)
+    covered = 0
+    for round_ in range(60):
+        alone, mixed = ([list(random.random(10) < share) for _ in range(40)] for share in (0.97, 0.92))
+        found = attainment(alone, mixed, seed=round_, rounds=300)
+        covered += found.low <= 5 <= found.high
+
+    assert covered >= 50  # 57 expected of 60
+
+
+def test_misses_that_come_in_bursts_make_the_interval_of_the_loss_wider():
+    alone = [[True] * 20] * 30
+    bursts = [[False] * 20] * 3 + [[True] * 20] * 27
+    spread = [[False] * 2 + [True] * 18] * 30
+    wide, narrow = attainment(alone, bursts), attainment(alone, spread)
+
+    assert wide.lost == pytest.approx(narrow.lost)
+    assert wide.high - wide.low > 5 * (narrow.high - narrow.low)
+
+
+def test_what_both_sides_miss_in_the_same_segments_does_not_widen_the_interval():
+    hard = [[False] * 20] * 3 + [[True] * 20] * 27
+    found = attainment(hard, hard)
+
+    assert (found.low, found.high) == pytest.approx((-0.5, 0.5))
+
+
 @pytest.mark.parametrize(
-    ("ratio", "said"),
-    [
-        (Ratio(1.0, 0.9, 1.1), "within 1.25x."),
-        (Ratio(1.2, 1.0, 1.4), "interval reaches beyond it"),
-        (Ratio(1.3, 1.1, 1.5), "interval reaches below it"),
-        (Ratio(1.5, 1.3, 1.7), "beyond 1.25x."),
-    ],
+    ("alone", "mixed", "said"),
+    [([[True]], [[True], [True]], "found 1 and 2 segments"), ([[True]], [[]], "nothing to compare")],
 )
-def test_the_verdict_says_no_more_than_the_interval_does(ratio: Ratio, said: str):
-    assert said in verdict(ratio, 1.25)
-    assert not math.isnan(ratio.value)
+def test_attainment_of_sides_that_do_not_match_is_refused(alone: list, mixed: list, said: str):
+    with pytest.raises(ValueError, match=said):
+        attainment(alone, mixed)
+
+
+def make_attainment(lost: float, low: float, high: float) -> Attainment:
+    return Attainment(alone=99, mixed=99 - lost, lost=lost, low=low, high=high)
+
+
+HELD = make_attainment(0.2, -0.3, 0.6)
+
+
+@pytest.mark.parametrize(
+    ("ttft", "tpot", "said"),
+    [
+        (HELD, HELD, "The promise held:"),
+        (make_attainment(0.5, -0.1, 1.0), HELD, "The promise held:"),
+        (make_attainment(0.5, -0.1, 1.1), HELD, "too few requests to decide"),
+        (HELD, make_attainment(1.5, 0.9, 2.1), "too few requests to decide"),
+        (HELD, make_attainment(1.5, 1.1, 1.9), "The promise did not hold:"),
+        (make_attainment(0.5, -1, 2), make_attainment(3, 1.1, 5), "The promise did not hold:"),
+    ],
+    ids=["both", "up to the bound", "ttft open", "tpot open", "tpot lost", "one lost and one open"],
+)
+def test_the_verdict_says_no_more_than_the_intervals_do(ttft: Attainment, tpot: Attainment, said: str):
+    assert said in verdict(ttft, tpot, most_lost=1)
+
+
+def test_the_verdict_names_both_sides_and_the_interval():
+    said = verdict(HELD, make_attainment(0.4, 0.1, 0.8), most_lost=1)
+
+    assert "TTFT: 99.0 % of the online requests met the SLO alone, 98.8 % with the offline job" in said
+    assert "(0.4 points lost, 95 % interval 0.1 to 0.8)" in said

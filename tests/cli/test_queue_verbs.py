@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ballast_queue.job import Claimed, Result
-from ballast_queue.status import ClassLoad, WorkerStatus
+from ballast_queue.status import ClassLoad, ReservationStatus, WorkerStatus
 
 
 def make_result(claimed: Claimed, **fields: Any) -> Result:
@@ -35,6 +35,7 @@ def make_status(*, items_rate: float = 0.0, tokens_rate: float = 0.0, **offline:
         kv_blocks_free=40,
         online=ClassLoad(running=2, waiting=1),
         offline=ClassLoad(running=4, reserved=1, lent=3, **offline),
+        reservation=ReservationStatus(slots=1, blocks=10, chunk=13, in_use=1, is_met=True),
         offline_items_per_second=items_rate,
         offline_tokens_per_second=tokens_rate,
         ttft_p99_seconds=0.0123,
@@ -271,8 +272,22 @@ def test_top_shows_slots_by_class_once(queued, items: Path, queue: Any):
     assert "[##########====================..........]" in shown
     assert "2 online, 4 offline, 2 free of 8" in shown
     assert "decode 321 tokens/s" in shown
+    assert "reservation met: 1 of 1 slots in use" in shown
     assert "TTFT p99 12.3 ms" in shown
     assert "3 waiting" in shown
+
+
+def test_top_shows_a_reservation_that_is_not_met(queued, queue: Any):
+    short = ReservationStatus(slots=2, blocks=10, chunk=13, in_use=0, is_met=False)
+    queue.publish(make_status().model_copy(update={"reservation": short}), 60)
+    shown = queued("top", "--once").out
+    found = queued("top", "--json").json["workers"][0]["reservation"]
+    queue.publish(make_status().model_copy(update={"reservation": None}), 60)
+    older = queued("top", "--once").out
+
+    assert "reservation NOT MET: 0 of 2 slots in use" in shown
+    assert found == {"slots": 2, "blocks": 10, "chunk": 13, "in_use": 0, "is_met": False}
+    assert "slots in use" not in older
 
 
 def test_top_without_a_worker_says_unknown_and_not_idle(queued):

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,46 @@ def test_the_ratio_compares_the_same_segments_of_the_trace():
     assert found == {"ratio": 1.2, "low": 1.2, "high": 1.2}
 
 
+def test_each_side_says_how_many_requests_met_the_slo():
+    # The slowest request of a block has its first token after 19.75 ms alone, and the SLO is 20 ms.
+    found = figures(make_record(slowdown=1.1), {})
+
+    assert found["online_only"]["attainment"] == {"ttft": 1, "tpot": 1}
+    assert found["mixed"]["attainment"] == {"ttft": 0.825, "tpot": 1}
+    assert found["attainment_lost"]["ttft"]["points"] == 17.5
+    assert found["attainment_lost"]["ttft"]["by_pair"] == [17.5, 17.5]
+    assert found["attainment_lost"]["tpot"]["points"] == 0
+    assert "The promise did not hold:" in found["verdict"]
+
+
+def test_a_loss_in_one_pair_is_shown_by_pair():
+    record = make_record(slowdown=1)
+    for sample in record.blocks[3].samples[:10]:
+        sample.first = 1
+    found = figures(record, {})
+
+    assert found["attainment_lost"]["ttft"]["by_pair"] == [0, 25]
+    assert found["attainment_lost"]["ttft"]["points"] == 12.5
+
+
+def test_a_request_that_failed_missed_both_slos():
+    record = make_record(slowdown=1)
+    record.blocks[1].samples[0].failure = "HTTP 429: full"
+    found = figures(record, {})
+
+    assert found["mixed"]["attainment"] == {"ttft": 0.9875, "tpot": 0.9875}
+
+
+def test_an_answer_of_one_token_has_no_tpot_to_meet():
+    record = make_record(slowdown=1)
+    for sample in record.blocks[1].samples[:20]:
+        sample.output_tokens = 1
+    record.blocks[1].samples[20].last = 1
+    found = figures(record, {})
+
+    assert found["mixed"]["attainment"]["tpot"] == round(59 / 60, 5)
+
+
 def test_tpot_leaves_out_the_first_token():
     assert figures(make_record(), {})["online_only"]["tpot_ms"]["p50"] == 10
 
@@ -103,6 +145,8 @@ def test_the_terminal_shows_both_sides_and_the_verdict():
     shown = "\n".join(lines(found))
 
     assert "TTFT p99, ms" in shown
+    assert "TTFT within 20.0 ms 100.0% 82.5% 17.5 points lost (" in " ".join(shown.split())
+    assert "Points of attainment lost in each pair of blocks: TTFT 17.5, 17.5; TPOT 0.0, 0.0." in shown
     assert "8 items completed" in shown
     assert shown.endswith(found["verdict"])
 
@@ -116,21 +160,32 @@ def test_the_picture_is_drawn(tmp_path: Path):
     assert (tmp_path / "slots.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_runs_are_pooled_request_by_request(tmp_path: Path):
-    import subprocess
-    import sys
-
-    for i, slowdown in enumerate((1.1, 1.3)):
-        (tmp_path / f"{i}.json").write_text(json.dumps(figures(make_record(slowdown=slowdown), {})))
+def pool(directory: Path, *records: Record) -> subprocess.CompletedProcess[str]:
+    for i, record in enumerate(records):
+        (directory / f"{i}.json").write_text(json.dumps(figures(record, {})))
     program = Path(__file__).parents[2] / "benchmarks" / "demo_pooled.py"
-    command = [sys.executable, program, "--figures", tmp_path / "0.json", tmp_path / "1.json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    command = [sys.executable, program, "--figures", *(directory / f"{i}.json" for i in range(len(records)))]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
-    assert done.returncode in {0, 1}, done.stderr
+
+def test_runs_are_pooled_request_by_request(tmp_path: Path):
+    done = pool(tmp_path, make_record(slowdown=1.1), make_record(slowdown=1.3))
+
+    assert done.stderr == ""
     assert "pooled over 2 runs" in done.stdout
     ratio = float(done.stdout.split("TTFT p99")[2].split("ratio ")[1].split()[0])
     assert 1.1 < ratio < 1.3
-    assert done.returncode == (ratio > 1.25)
+    assert "points lost 31.25 (" in done.stdout  # 17.5 in the first run and 45 in the second
+    assert done.returncode == 1
+
+
+def test_a_pooled_request_is_judged_by_the_slo_of_its_own_run(tmp_path: Path):
+    slower = make_record(slowdown=1.2)
+    slower.slo = {"ttft_ms": 24, "tpot_ms": 15}
+    done = pool(tmp_path, make_record(slowdown=1), slower)
+
+    assert "TTFT within the SLO  online-only   100.00 %  mixed   100.00 %  points lost 0.00" in done.stdout
+    assert done.returncode == 0
 
 
 @pytest.mark.parametrize("side", ["online_only", "mixed"])

@@ -62,7 +62,7 @@ def make_reference(name: str) -> Any:
 
     kind, changes = MODELS[name]
     config = getattr(transformers, f"{kind}Config")(**{**SMALL, **changes})
-    config._attn_implementation = "eager"
+    config._attn_implementation = "eager"  # noqa: SLF001 -- transformers has no other way
     torch.manual_seed(len(name))
     model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     with torch.no_grad():
@@ -198,7 +198,7 @@ class TokenMemory:
     tables, and draws the next token from a hash of what it read. A wrong table, slot or length gives a wrong token.
     """
 
-    vocab_size = 25
+    vocab_size, device = 25, "cpu"
 
     def __init__(self, num_blocks: int, block_tokens: int = 4, max_model_len: int = 64) -> None:
         self.num_blocks, self.block_tokens, self.max_model_len = num_blocks, block_tokens, max_model_len
@@ -302,17 +302,19 @@ class Ticks:
 
 @dataclass
 class Bench:
-    """An engine over a TokenMemory, and everything that came out of it by request."""
+    """An engine over a TokenMemory, and everything that came out of it by request. Tests may exchange its planners."""
 
     engine: Any
     executor: TokenMemory
     clock: Ticks
+    planner: Callable[..., Any]
+    nested_planner: Callable[..., Any]
     outputs: dict[str, list[Any]] = field(default_factory=dict)
 
     def step(self, times: int = 1) -> None:
         for _ in range(times):
             outputs = self.engine.step()
-            if not outputs and self.engine._is_stalled:
+            if not outputs and self.engine.is_stalled:
                 self.clock.now += 1.0  # a stalled engine sleeps
             for output in outputs:
                 before = self.outputs.setdefault(output.request_id, [])
@@ -339,26 +341,40 @@ class Bench:
 
 
 def make_bench(
-    *, num_blocks: int = 64, block_tokens: int = 4, max_model_len: int = 64, options: Any = None, **policy: Any
+    *,
+    num_blocks: int = 64,
+    block_tokens: int = 4,
+    max_model_len: int = 64,
+    is_static: bool = False,
+    options: Any = None,
+    **policy: Any,
 ) -> Bench:
     """An engine whose policy is told what matters, with 8 slots and small chunks unless said."""
-    from ballast_engine.engine import Engine
+    from ballast_engine.engine import BallastEngine
     from ballast_engine.options import EngineOptions
-    from ballast_engine.static import StaticEngine, plan_static
+    from ballast_engine.static import StaticBatch
+    from ballast_policy.planner import plan
     from ballast_policy.snapshot import PolicyConfig
+    from ballast_policy.suspension import plan_nested
 
-    executor, clock = TokenMemory(num_blocks, block_tokens, max_model_len), Ticks()
-    told = {"slots": 8, "chunk_tokens": 16, "num_blocks": num_blocks, "block_tokens": block_tokens}
-    kind = StaticEngine if (options or {}).get("mode") == "static" else Engine
-    engine = kind(
-        executor=executor,
+    told = {"slots": 8, "chunk_tokens": 16, "num_blocks": num_blocks, "block_tokens": block_tokens, **policy}
+    spare = -(-told["slots"] // block_tokens) if is_static else 0
+    executor, clock = TokenMemory(num_blocks + spare, block_tokens, max_model_len), Ticks()
+    bench = Bench(None, executor, clock, plan, plan_nested)
+    runner: Any = executor
+    if is_static:
+        runner = StaticBatch(executor, told["slots"])
+        bench.planner = runner.plan
+    bench.engine = BallastEngine(
+        executor=runner,
         tokenizer=Letters(),
-        policy=PolicyConfig(**{**told, **policy}),
+        policy=PolicyConfig(**told),
         options=EngineOptions(directory=Path(), **(options or {})),
         clock=clock,
-        **({"planner": plan_static} if kind is StaticEngine else {}),
+        planner=lambda snapshot: bench.planner(snapshot),  # noqa: PLW0108 -- a test may exchange it
+        nested_planner=lambda *seen: bench.nested_planner(*seen),  # noqa: PLW0108 -- as above
     )
-    return Bench(engine, executor, clock)
+    return bench
 
 
 @pytest.fixture(scope="session")

@@ -99,17 +99,15 @@ def machine(make_bench: Callable[..., Any], generation: Callable[..., Any], *, i
         def __init__(self) -> None:
             super().__init__()
             self.bench = make_bench(num_blocks=14, slots=4, chunk_tokens=12, offline_share=0.25, max_model_len=40)
-            scheduler = self.bench.engine._scheduler
-            self.sane = scheduler.host.planner, scheduler.host.nested_planner
-            scheduler.host.planner = suspendable(scheduler.host.planner)
+            self.sane = self.bench.planner, self.bench.nested_planner
+            self.bench.planner = suspendable(self.bench.planner)
             self.sent: dict[str, Any] = {}
 
         @rule(seed=st.integers(0, 2**32))
         def shuffle(self, seed: int) -> None:
             if is_chaotic:
                 chaos = Chaos(Random(seed))
-                self.bench.engine.host.planner = chaos
-                self.bench.engine.host.nested_planner = chaos.nested
+                self.bench.planner, self.bench.nested_planner = chaos, chaos.nested
 
         @rule(
             prefix=st.sampled_from(PREFIXES),
@@ -166,7 +164,7 @@ def machine(make_bench: Callable[..., Any], generation: Callable[..., Any], *, i
         @precondition(lambda self: self.sent)
         @rule(data=st.data(), is_meanwhile=st.booleans(), how=st.sampled_from(["abort", "give_back", "both"]))
         def end_early(self, data: st.DataObject, is_meanwhile: bool, how: str) -> None:
-            live = [name for name in self.sent if name in self.bench.engine._by_id]
+            live = [name for name in self.sent if name in self.bench.engine.requests]
             name = data.draw(st.sampled_from(sorted(live or self.sent)))
 
             def end() -> None:
@@ -206,8 +204,7 @@ def machine(make_bench: Callable[..., Any], generation: Callable[..., Any], *, i
             self.bench.executor.fails = 0
 
         def teardown(self) -> None:
-            scheduler = self.bench.engine._scheduler
-            scheduler.host.planner, scheduler.host.nested_planner = self.sane
+            self.bench.planner, self.bench.nested_planner = self.sane
             self.bench.run()
             for do in self.bench.executor.meanwhile:
                 do()
@@ -237,6 +234,7 @@ def machine(make_bench: Callable[..., Any], generation: Callable[..., Any], *, i
     return Requests
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("is_chaotic", [False, True], ids=["the policy", "chaos"])
 def test_an_answer_does_not_depend_on_what_happens_around_it(
     bench_of: Callable[..., Any], generation: Callable[..., Any], is_chaotic: bool

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 
 from ballast_engine.batch import Batch, SampleRow
-from ballast_engine.engine import Engine
+from ballast_engine.engine import BallastEngine
 from ballast_engine.executor import Executor
 from ballast_engine.loader import load
 from ballast_engine.options import EngineOptions
 from ballast_engine.request import FinishReason, GenerationRequest
 from ballast_engine.suspension import Interrupt, Suspended
 from ballast_engine.tokenizer import Tokenizer
+from ballast_policy.host import Planner
 from ballast_policy.plan import Plan
 from ballast_policy.planner import plan
 from ballast_policy.request import Phase, RequestClass
@@ -42,18 +43,23 @@ class Model:
         self.loaded = load(self.directory, device="cpu", dtype="float32", attention=self.backend, threads=1)
         self.tokenizer = Tokenizer(self.directory)
 
-    def engine(self, num_blocks: int = 512, **policy: Any) -> Engine:
-        told = {"slots": 16, "num_blocks": num_blocks, "block_tokens": SIZE, "chunk_tokens": 512}
-        return Engine(
-            executor=Executor(self.loaded, num_blocks=num_blocks, block_tokens=SIZE),
+    def executor(self, num_blocks: int = 512) -> Executor:
+        return Executor(self.loaded, num_blocks=num_blocks, block_tokens=SIZE)
+
+    def engine(self, *, executor: Any = None, planner: Planner = plan, **policy: Any) -> BallastEngine:
+        executor = executor or self.executor()
+        told = {"slots": 16, "num_blocks": executor.num_blocks, "block_tokens": SIZE, "chunk_tokens": 512}
+        return BallastEngine(
+            executor=executor,
             tokenizer=self.tokenizer,
             policy=PolicyConfig(**{**told, **policy}),
             options=EngineOptions(directory=self.directory),
+            planner=planner,
         )
 
     def best_two(self, tokens: list[int]) -> float:
         """How far apart the two best logits behind these tokens are."""
-        executor = Executor(self.loaded, num_blocks=64, block_tokens=SIZE)
+        executor = self.executor(num_blocks=64)
         n = len(tokens)
         batch = Batch(
             token_ids=np.array(tokens),
@@ -103,7 +109,7 @@ def requests(model: Model) -> list[GenerationRequest]:
     return made
 
 
-def answers(engine: Engine, requests: list[GenerationRequest], most: int = 3000) -> dict[str, list[int]]:
+def answers(engine: BallastEngine, requests: list[GenerationRequest], most: int = 3000) -> dict[str, list[int]]:
     for request in requests:
         engine.submit(request)
     found: dict[str, list[int]] = {request.request_id: [] for request in requests}
@@ -153,7 +159,7 @@ def test_with_a_prefix_from_the_cache(model: Model, requests: list[GenerationReq
 
 
 def test_preempted_for_want_of_kv(model: Model, requests: list[GenerationRequest]) -> None:
-    engine = model.engine(num_blocks=24, offline_share=0.2)
+    engine = model.engine(executor=model.executor(num_blocks=24), offline_share=0.2)
     found = answers(engine, requests)
     stats = engine.stats()
 
@@ -187,8 +193,7 @@ def juggle(random: Random) -> Callable[[Snapshot], Plan]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_parked_and_resumed(model: Model, requests: list[GenerationRequest], seed: int) -> None:
-    engine = model.engine()
-    engine.host.planner = juggle(Random(seed))
+    engine = model.engine(planner=juggle(Random(seed)))
     found = answers(engine, requests)
 
     assert engine.stats().online.parked_steps + engine.stats().offline.parked_steps > 20
@@ -198,8 +203,10 @@ def test_parked_and_resumed(model: Model, requests: list[GenerationRequest], see
 class Interrupting:
     """The executor, with requests that come in the middle of a step: before a layer drawn at random."""
 
-    def __init__(self, engine: Engine, late: list[GenerationRequest], random: Random) -> None:
-        self.inner, self.engine, self.late, self.random = engine._executor, engine, late, random
+    engine: BallastEngine
+
+    def __init__(self, inner: Executor, late: list[GenerationRequest], random: Random) -> None:
+        self.inner, self.late, self.random = inner, late, random
         self.num_suspended = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -224,11 +231,14 @@ class Interrupting:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_suspended_and_beside_newcomers(model: Model, requests: list[GenerationRequest], seed: int) -> None:
-    engine, random = model.engine(chunk_tokens=48), Random(seed)
-    planner = engine.host.planner
-    engine.host.planner = lambda snapshot: replace(planner(snapshot), suspendable_seconds=10.0)
+    random = Random(seed)
     late = [request for request in requests if request.request_class is RequestClass.ONLINE]
-    executor = engine._executor = Interrupting(engine, random.sample(late, len(late)), random)
+    executor = Interrupting(model.executor(), random.sample(late, len(late)), random)
+    engine = executor.engine = model.engine(
+        executor=executor,
+        planner=lambda snapshot: replace(plan(snapshot), suspendable_seconds=10.0),
+        chunk_tokens=48,
+    )
     found: dict[str, list[int]] = {request.request_id: [] for request in requests}
     for request in requests:
         if request not in late:

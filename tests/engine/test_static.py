@@ -8,8 +8,14 @@ import pytest
 Make = Callable[..., Any]
 
 
-def test_nobody_joins_a_static_batch_before_its_last_request_has_ended(bench_of: Make, generation: Make) -> None:
-    bench = bench_of(slots=2, options={"mode": "static"})
+@pytest.fixture
+def static(bench_of: Make) -> Make:
+    """Engines with static batching."""
+    return lambda **policy: bench_of(is_static=True, **policy)
+
+
+def test_nobody_joins_a_static_batch_before_its_last_request_has_ended(static: Make, generation: Make) -> None:
+    bench = static(slots=2)
     for name, length in (("short", 2), ("long", 9), ("next", 3)):
         bench.engine.submit(generation(name, max_tokens=length, ignore_eos=True))
     while "next" not in bench.outputs:
@@ -23,8 +29,8 @@ def test_nobody_joins_a_static_batch_before_its_last_request_has_ended(bench_of:
         assert bench.tokens(name) == expected.tokens
 
 
-def test_a_static_batch_computes_its_prompts_in_one_piece(bench_of: Make, generation: Make) -> None:
-    bench = bench_of(slots=3, chunk_tokens=8, options={"mode": "static"})
+def test_a_static_batch_computes_its_prompts_in_one_piece(static: Make, generation: Make) -> None:
+    bench = static(slots=3, chunk_tokens=8)
     for i in range(3):
         bench.engine.submit(generation(f"r{i}", [i + 1] * 10, max_tokens=3, ignore_eos=True))
     bench.run()
@@ -32,8 +38,8 @@ def test_a_static_batch_computes_its_prompts_in_one_piece(bench_of: Make, genera
     assert [len(batch.token_ids) for batch in bench.executor.batches] == [30, 3, 3]
 
 
-def test_rows_that_have_ended_are_computed_as_padding(bench_of: Make, generation: Make) -> None:
-    bench = bench_of(slots=3, options={"mode": "static"})
+def test_rows_that_have_ended_are_computed_as_padding(static: Make, generation: Make) -> None:
+    bench = static(slots=3)
     for name, length in (("a", 1), ("b", 3), ("c", 6)):
         bench.engine.submit(generation(name, max_tokens=length, ignore_eos=True))
     bench.run()
@@ -44,8 +50,8 @@ def test_rows_that_have_ended_are_computed_as_padding(bench_of: Make, generation
 
 
 @pytest.mark.parametrize("end", ["abort", "fail"])
-def test_padding_goes_with_the_last_request_of_its_batch(bench_of: Make, generation: Make, end: str) -> None:
-    bench = bench_of(slots=2, options={"mode": "static"})
+def test_padding_goes_with_the_last_request_of_its_batch(static: Make, generation: Make, end: str) -> None:
+    bench = static(slots=2)
     bench.engine.submit(generation("short", max_tokens=1, ignore_eos=True))
     bench.engine.submit(generation("long", max_tokens=30, ignore_eos=True))
     bench.step(4)
@@ -59,17 +65,8 @@ def test_padding_goes_with_the_last_request_of_its_batch(bench_of: Make, generat
     assert not bench.engine.has_work
 
 
-def test_padding_ends_where_the_context_does(bench_of: Make, generation: Make) -> None:
-    bench = bench_of(slots=2, max_model_len=24, options={"mode": "static"})
-    bench.engine.submit(generation("long prompt", [1] * 20, max_tokens=2, ignore_eos=True))
-    bench.engine.submit(generation("long answer", [2], max_tokens=20, ignore_eos=True))
-    bench.run()
-
-    assert max(int(batch.context_lens.max()) for batch in bench.executor.batches) == 24
-
-
-def test_a_static_batch_takes_what_fits_kv_at_its_longest(bench_of: Make, generation: Make) -> None:
-    bench = bench_of(num_blocks=10, slots=4, options={"mode": "static"})
+def test_a_static_batch_takes_what_fits_kv_at_its_longest(static: Make, generation: Make) -> None:
+    bench = static(num_blocks=10, slots=4)
     for i in range(4):
         bench.engine.submit(generation(f"r{i}", [i + 1] * 4, max_tokens=12, ignore_eos=True))
     bench.step()

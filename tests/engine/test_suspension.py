@@ -34,7 +34,7 @@ def bench(bench_of: Make) -> Any:
 
 
 def let_stand(bench: Any, seconds: float) -> None:
-    bench.engine.host.planner = lambda snapshot: replace(plan(snapshot), suspendable_seconds=seconds)
+    bench.planner = lambda snapshot: replace(plan(snapshot), suspendable_seconds=seconds)
 
 
 # The executor
@@ -264,13 +264,13 @@ def test_who_is_parked_in_flight_still_gets_the_token_of_the_step(bench_of: Make
     bench = bench_of(slots=1, chunk_tokens=64, offline_share=0.0)
     let_stand(bench, 1.0)
     engine = bench.engine
-    engine.host.nested_planner = park_everybody
+    bench.nested_planner = park_everybody
     engine.submit(generation("job", LONG, online=False, max_tokens=4, ignore_eos=True))
     bench.executor.meanwhile = [lambda: engine.submit(generation("person", max_tokens=3, ignore_eos=True))]
     bench.step(2)
 
     assert len(bench.tokens("job")) == 1
-    assert engine._by_id["job"].request.phase is Phase.PARKED
+    assert engine.requests["job"].phase is Phase.PARKED
     assert engine.stats().offline.parked_steps == 0, "it took part in the only step so far"
     bench.run()
     assert len(bench.tokens("job")) == 4
@@ -310,7 +310,7 @@ def test_the_first_token_is_noted_when_it_is_there(bench: Any, generation: Make)
     engine.submit(generation("person", max_tokens=3, ignore_eos=True))
     before = bench.clock.now
     bench.step()
-    request = engine._by_id["person"].request
+    request = engine.requests["person"]
     first = request.first_token
     bench.step()
 

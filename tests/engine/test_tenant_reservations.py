@@ -12,8 +12,8 @@ Make = Callable[..., Any]
 
 
 def slots_of(bench: Any) -> Counter[str]:
-    residents = bench.engine._scheduler.live.values()
-    return Counter(s.request.tenant for s in residents if s.request.phase is Phase.RUNNING)
+    requests = bench.engine.requests.values()
+    return Counter(request.tenant for request in requests if request.phase is Phase.RUNNING)
 
 
 def test_a_reservation_is_hot_and_takes_vacant_slots_first(bench_of: Make, generation: Make) -> None:

@@ -21,7 +21,7 @@ from ballast_operator.kinds import Body
 from ballast_operator.load import Load, Trouble
 from ballast_operator.trouble import NOT_SERVED_EXIT
 from ballast_queue.job import RequestCounts
-from ballast_queue.status import ClassLoad, QueueStats, WorkerStatus
+from ballast_queue.status import ClassLoad, QueueStats, ReservationStatus, WorkerStatus
 from ballast_worker.errors import NotServed
 
 
@@ -60,14 +60,25 @@ def crashed(code: int, message: str = "", *, name: str = "worker", reason: str =
     return {"name": name, "restartCount": 3, "state": state, "lastState": {"terminated": ended}}
 
 
-def make_worker(
-    *, hash_: str = "h", ttft: float | None = 0.1, offline: ClassLoad | None = None, device: str = "cuda:0"
-) -> WorkerStatus:
-    return WorkerStatus(
-        worker_id="p-1", address="http://10.0.0.1:8000", at=0, model="m", slots=8, batch_ceiling=8, kv_blocks_total=1,
-        kv_blocks_free=1, online=ClassLoad(), offline=offline or ClassLoad(running=1, reserved=1), config_hash=hash_,
-        ttft_p99_seconds=ttft, device=device,
-    )  # fmt: skip
+def make_worker(**more: Any) -> WorkerStatus:
+    values: dict[str, Any] = {
+        "worker_id": "p-1", "address": "http://10.0.0.1:8000", "at": 0, "model": "m", "slots": 8, "batch_ceiling": 8,
+        "kv_blocks_total": 1, "kv_blocks_free": 1, "online": ClassLoad(), "offline": ClassLoad(running=1, reserved=1),
+        "config_hash": "h", "ttft_p99_seconds": 0.1, "device": "cuda:0", "reservation": make_reservation(1, 1),
+    }  # fmt: skip
+    return WorkerStatus(**values | more)
+
+
+def make_reservation(slots: int, in_use: int, *, is_met: bool = True) -> ReservationStatus:
+    return ReservationStatus(slots=slots, blocks=slots, chunk=slots, in_use=in_use, is_met=is_met)
+
+
+NOT_MET = make_worker(
+    offline=ClassLoad(running=1, waiting=4, reserved=3), reservation=make_reservation(3, 1, is_met=False)
+)
+NEVER_CLAIMS = make_worker(offline=ClassLoad(reserved=3), reservation=make_reservation(3, 0), can_claim=True)
+OLDER = make_worker(reservation=None)
+READY_POD = {"conditions": [{"type": "Ready", "status": "True"}]}
 
 
 def make_load(*workers: WorkerStatus, depth: int = 0, at_risk: int = 0) -> Load:
@@ -160,7 +171,7 @@ CASES: dict[str, tuple[dict[str, Any], Type, str, Reason, str]] = {
     ),
     "applied": ({}, Type.CONFIG_APPLIED, "True", Reason.APPLIED, "all 1 workers"),
     "not applied": (
-        {"load": make_load(make_worker(hash_="old"))}, Type.CONFIG_APPLIED, "False", Reason.PENDING, "0 of 1",
+        {"load": make_load(make_worker(config_hash="old"))}, Type.CONFIG_APPLIED, "False", Reason.PENDING, "0 of 1",
     ),
     "nobody said": ({"load": make_load()}, Type.CONFIG_APPLIED, "Unknown", Reason.NO_WORKERS, "no worker"),
     "old look": ({"now": 1000.0}, Type.CONFIG_APPLIED, "Unknown", Reason.STALE, "60 s"),
@@ -169,14 +180,6 @@ CASES: dict[str, tuple[dict[str, Any], Type, str, Reason, str]] = {
         {"load": Load(100, trouble=Trouble(Reason.REDIS_UNREACHABLE, "no answer"))},
         Type.DEADLINE_AT_RISK, "Unknown", Reason.REDIS_UNREACHABLE, "no answer",
     ),
-    "floor": ({}, Type.OFFLINE_RESERVATION_SATISFIED, "True", Reason.SATISFIED, "1 reserved"),
-    "floor held while work waits": (
-        {"load": make_load(make_worker(), depth=9)},
-        Type.OFFLINE_RESERVATION_SATISFIED,
-        "True",
-        Reason.SATISFIED,
-        "1 reserved",
-    ),
     "mended": (
         {"pods": (make_pod(containerStatuses=[crashed(1, "once") | {"ready": True, "state": {"running": {}}}]),)},
         Type.DEGRADED,
@@ -184,20 +187,13 @@ CASES: dict[str, tuple[dict[str, Any], Type, str, Reason, str]] = {
         Reason.HEALTHY,
         "nothing",
     ),
-    "floor missed": (
-        {"load": make_load(make_worker(offline=ClassLoad(running=1, reserved=3)), depth=9)},
-        Type.OFFLINE_RESERVATION_SATISFIED, "False", Reason.FLOOR_NOT_MET, "1 slots of 3",
-    ),
-    "floor with no work": (
-        {"load": make_load(make_worker(offline=ClassLoad(reserved=3)))},
-        Type.OFFLINE_RESERVATION_SATISFIED, "True", Reason.SATISFIED, "3 reserved",
-    ),
     "promise kept": ({}, Type.SLO_MET, "True", Reason.MET, "TTFT p99 100 ms of 500"),
     "promise missed": (
-        {"load": make_load(make_worker(ttft=0.9))}, Type.SLO_MET, "False", Reason.MISSED, "900 ms of 500",
+        {"load": make_load(make_worker(ttft_p99_seconds=0.9))}, Type.SLO_MET, "False", Reason.MISSED, "900 ms of 500",
     ),
     "nothing to judge": (
-        {"load": make_load(make_worker(ttft=None))}, Type.SLO_MET, "True", Reason.NO_TRAFFIC, "no online request",
+        {"load": make_load(make_worker(ttft_p99_seconds=None))},
+        Type.SLO_MET, "True", Reason.NO_TRAFFIC, "no online request",
     ),
     "on time": ({}, Type.DEADLINE_AT_RISK, "False", Reason.ON_TIME, "no job"),
     "late": ({"load": make_load(make_worker(), at_risk=2)}, Type.DEADLINE_AT_RISK, "True", Reason.LATE, "2 jobs"),
@@ -211,6 +207,89 @@ def test_a_condition_says_what_is_and_why(case: str) -> None:
 
     assert (found.status, found.reason) == (status, reason)
     assert words in found.message
+
+
+RESERVATION: dict[str, tuple[dict[str, Any], str, Reason, str]] = {
+    "in use": ({"load": make_load(make_worker(), depth=9)}, "True", Reason.SATISFIED, "all 1 reserved slots; 9 more"),
+    "no work": (
+        {"load": make_load(make_worker(offline=ClassLoad(reserved=3), reservation=make_reservation(3, 0)))},
+        "True", Reason.SATISFIED, "no offline work waits; 3 slots are reserved",
+    ),
+    "parked requests hold no slot": (
+        {
+            "load": make_load(
+                make_worker(
+                    slots=16, online=ClassLoad(running=16), offline=ClassLoad(parked=2, reserved=2),
+                    reservation=make_reservation(2, 0, is_met=False),
+                ),
+                depth=1000,
+            )
+        },
+        "False", Reason.FLOOR_NOT_MET, "0 of 2 reserved slots, while 2 wait there and 1000 wait in the queue",
+    ),
+    "too few run": ({"load": make_load(NOT_MET)}, "False", Reason.FLOOR_NOT_MET, "p-1 runs offline requests in 1 of 3"),
+    "too few run on one of two": (
+        {"load": make_load(make_worker(), NOT_MET, NOT_MET)}, "False", Reason.FLOOR_NOT_MET, "so it is on 2 workers",
+    ),
+    "the last step fell short, and its requests are gone": (
+        {"load": make_load(make_worker(offline=ClassLoad(), reservation=make_reservation(3, 1, is_met=False)))},
+        "True", Reason.SATISFIED, "no offline work waits",
+    ),
+    "as many run as the caps of tenants allow": (
+        {
+            "load": make_load(
+                make_worker(offline=ClassLoad(running=1, waiting=2, reserved=3), reservation=make_reservation(3, 1)),
+                depth=1000,
+            )
+        },
+        "True", Reason.SATISFIED, "1 of 3 reserved slots; the 1002 that wait are paused",
+    ),
+    "a worker leaves items in the queue that it could run": (
+        {"load": make_load(NEVER_CLAIMS, depth=1000)}, "False", Reason.FLOOR_NOT_MET, "0 of 3 reserved slots",
+    ),
+    "items are left in the queue because the reservation is in use": (
+        {"load": make_load(make_worker(can_claim=True), depth=1000)}, "True", Reason.SATISFIED, "all 1 reserved",
+    ),
+    "a worker on its way out claims nothing": (
+        {"load": make_load(make_worker(), NEVER_CLAIMS.model_copy(update={"is_draining": True}), depth=9)},
+        "True", Reason.SATISFIED, "all 1 reserved",
+    ),
+    "each worker is on its way out": (
+        {"load": make_load(NEVER_CLAIMS.model_copy(update={"is_draining": True}), depth=9)},
+        "Unknown", Reason.NOT_REPORTED, "each is on its way out",
+    ),
+    "a worker has an older version": (
+        {"load": make_load(make_worker(), OLDER, depth=9)}, "Unknown", Reason.NOT_REPORTED, "1 of 2 workers",
+    ),
+    "a worker has an older version, and another one runs too few": (
+        {"load": make_load(OLDER, NOT_MET)}, "False", Reason.FLOOR_NOT_MET, "1 of 3",
+    ),
+    "a worker serves and reports nothing": (
+        {"pods": (make_pod(), make_pod("silent", "10.0.0.9", **READY_POD))},
+        "Unknown", Reason.NOT_REPORTED, "1 of 2 workers did not report their reservation, such as silent",
+    ),
+    "a worker that starts has nothing to report": (
+        {"pods": (make_pod(), make_pod("new", "10.0.0.9"))}, "True", Reason.SATISFIED, "no offline work waits",
+    ),
+    "no worker reports": ({"load": make_load(depth=9)}, "Unknown", Reason.NO_WORKERS, "no worker has reported"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", RESERVATION)
+def test_the_reservation_is_satisfied_only_if_what_waits_cannot_use_it(case: str) -> None:
+    given, status, reason, words = RESERVATION[case]
+    found = conditions(make_input(**given))[Type.OFFLINE_RESERVATION_SATISFIED]
+
+    assert (found.status, found.reason) == (status, reason)
+    assert words in found.message
+
+
+def test_the_record_of_an_older_worker_has_no_reservation() -> None:
+    """As a worker published it before the field existed."""
+    record = OLDER.model_dump(mode="json", exclude={"reservation", "can_claim"})
+    read = WorkerStatus.model_validate(record)
+
+    assert (read.reservation, read.can_claim) == (None, False)
 
 
 def test_every_condition_and_reason_stands_in_the_documentation() -> None:
@@ -248,7 +327,7 @@ def test_a_status_that_was_reported_is_not_reported_again() -> None:
 
 def test_new_figures_under_the_same_reason_are_no_news() -> None:
     status = reported(make_input())
-    world = with_status(make_input(), status, load=make_load(make_worker(ttft=0.2)))
+    world = with_status(make_input(), status, load=make_load(make_worker(ttft_p99_seconds=0.2)))
 
     assert reported(world) == status
 
@@ -265,7 +344,7 @@ def test_the_time_of_a_condition_is_that_of_its_status() -> None:
 
 def test_what_workers_measure_must_last_before_it_is_reported() -> None:
     status = reported(make_input())
-    bad = with_status(make_input(), status, load=make_load(make_worker(ttft=0.9)))
+    bad = with_status(make_input(), status, load=make_load(make_worker(ttft_p99_seconds=0.9)))
     held, unsettled = report.settle(conditions(bad), status, {}, 100.0)
     assert held[Type.SLO_MET] is None
     _, forgotten = report.settle(conditions(with_status(make_input(), status)), status, unsettled, 120.0)
@@ -275,6 +354,29 @@ def test_what_workers_measure_must_last_before_it_is_reported() -> None:
 
     assert isinstance(lasting[Type.SLO_MET], Verdict)
     assert lasting[Type.SLO_MET].status == "False"
+
+
+SETTLING: dict[str, tuple[Load, Load, bool]] = {
+    "one look finds the reservation not met": (make_load(make_worker()), make_load(NOT_MET), False),
+    "one worker of several is silent": (make_load(make_worker()), make_load(make_worker(), OLDER), False),
+    "the first claim follows the first status": (make_load(), make_load(NEVER_CLAIMS, depth=9), False),
+    "the first status is good": (make_load(), make_load(make_worker()), True),
+    "the look found no worker": (make_load(make_worker()), make_load(), True),
+}
+
+
+@pytest.mark.parametrize("case", SETTLING)
+def test_the_reservation_is_not_reported_on_one_look_that_may_be_noise(case: str) -> None:
+    before, after, is_at_once = SETTLING[case]
+    status = reported(make_input(load=before))
+    world = with_status(make_input(), status, load=after)
+    kind = Type.OFFLINE_RESERVATION_SATISFIED
+
+    held, unsettled = report.settle(conditions(world), status, {}, 100.0)
+    lasting, _ = report.settle(conditions(world), status, unsettled, 131.0)
+
+    assert (held[kind] is not None) is is_at_once
+    assert lasting[kind] == conditions(world)[kind]
 
 
 PATIENCE: dict[str, tuple[dict[str, Any], dict[str, Any], float]] = {

@@ -12,7 +12,7 @@ import pytest
 from operated import Cluster, Operator, until
 
 from ballast_queue.redis_store import Queue
-from ballast_queue.status import ClassLoad, WorkerStatus
+from ballast_queue.status import ClassLoad, ReservationStatus, WorkerStatus
 
 pytestmark = pytest.mark.envtest
 
@@ -28,11 +28,13 @@ def queue(cluster: Cluster, valkey: Any) -> Queue:
     return Queue.connect(valkey.url, f"{cluster.namespace}/llm")
 
 
-def publish(queue: Queue, ip: str, *, hash_: str = "", **online: int) -> None:
+def publish(
+    queue: Queue, ip: str, *, hash_: str = "", reservation: ReservationStatus | None = None, **online: int
+) -> None:
     status = WorkerStatus(
         worker_id=f"w-{ip}", address=f"http://{ip}:8000", at=queue.now(), model="tiny", slots=8, batch_ceiling=4,
         kv_blocks_total=8, kv_blocks_free=8, online=ClassLoad(**online), offline=ClassLoad(reserved=1),
-        config_hash=hash_,
+        config_hash=hash_, reservation=reservation,
     )  # fmt: skip
     queue.publish(status, 60)
 
@@ -65,6 +67,20 @@ def test_a_hot_change_reaches_running_pods_and_config_applied_says_when(
 
     cluster.says("ConfigApplied", "True")
     assert [p["metadata"]["name"] for p in cluster.pods()] == [pod["metadata"]["name"]], "no pod was replaced"
+
+
+def test_the_reservation_is_unknown_until_a_worker_of_this_version_publishes_it(
+    operator: Operator, cluster: Cluster, queue: Queue
+) -> None:
+    cluster.make(redis={"secretName": "redis"})
+    cluster.make_ready(pod_of(cluster)["metadata"]["name"], "10.9.0.4")
+    publish(queue, "10.9.0.4")
+    older = cluster.says("OfflineReservationSatisfied", "Unknown", "NotReported")
+    publish(queue, "10.9.0.4", reservation=ReservationStatus(slots=1, blocks=1, chunk=1, in_use=0, is_met=True))
+    newer = cluster.says("OfflineReservationSatisfied", "True", "Satisfied")
+
+    assert "such as " in older["message"]
+    assert newer["message"] == "no offline work waits; 1 slots are reserved"
 
 
 def test_a_broken_version_is_degraded_while_the_old_one_serves(operator: Operator, cluster: Cluster) -> None:

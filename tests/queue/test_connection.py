@@ -322,7 +322,8 @@ def test_a_cluster_takes_every_call(queue_name, line, result):
     ):
         raw.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
         wait_for_cluster(raw)
-        queue = Queue.connect(server.connection_url, queue_name)
+        raw.execute_command("ACL SETUSER", "worker", "on", ">secret", "~*", "+@all")
+        queue = Queue.connect(server.connection_url, queue_name, username="worker", password="secret")
         raw.xadd(queue._keys.inbox, {"item": line("a"), "job": "j", "end": "1"})
         queue.take_in()
         job_id = queue.submit([line("a"), line("b")]).job_id
@@ -338,6 +339,7 @@ def test_a_cluster_takes_every_call(queue_name, line, result):
         forgotten = queue.forget_service(service, service.needless(set()))
         turns = [queue.take_turn(60), queue.take_turn(60)]
 
+        assert {one["user"] for one in raw.client_list()} == {"default", "worker"}
         assert redriven == Redriven(returned=1, left=0)
         assert [job.id for job in queue.active_jobs()] == [bad]
         assert [head.job_id for head in queue.heads()] == [bad]

@@ -90,6 +90,63 @@ def test_what_is_wrong_with_an_entry_is_its_error_result(queue, add, line):
     assert queue.job("j").counts.waiting == 1
 
 
+def test_what_is_wrong_with_an_entry_names_the_field(queue, add, line):
+    queue.configure(QueueSettings(tenants=(TenantSettings(name="acme"), TenantSettings(name="blue"))))
+    add(line("a"), job="j", tenant="acme")
+    add(job="j")
+    add(line("b"), job="j", tenant="blue")
+    add(line("c"), job="j", tenant="green")
+    add(line("d"), job="j", end="maybe")
+    entry = add(line("e"), job="a b", tenant="acme").decode()
+    add(line("f"), job="j", colour="red")
+    queue.take_in()
+    fields = {found.custom_id: (found.error["param"], found.error["message"]) for found in queue.results("j")}
+    ((param, message),) = [(found.error["param"], found.error["message"]) for found in queue.results(f"inbox-{entry}")]
+
+    assert {name: param for name, (param, _) in fields.items()} == {
+        "line:2": "item",
+        "b": "tenant",
+        "c": "tenant",
+        "d": "end",
+        "f": None,
+    }
+    assert fields["line:2"][1] == "item: found nothing, wanted a line in OpenAI's batch format"
+    assert fields["b"][1] == "tenant: found the string 'blue', wanted that of the job's first entry"
+    assert "tenant: found 'green', wanted one that this queue declares: acme, blue" in fields["c"][1]
+    assert fields["d"][1] == "end: found the string 'maybe', wanted 1 in the last entry of a job"
+    assert "the string 'colour'), wanted deadline, end, item, job, priority, tenant" in fields["f"][1]
+    assert param == "job"
+    assert message.startswith("job: found the string 'a b', wanted an id of at most 128 letters, digits and . _ / -")
+    assert message.endswith("that is not in use by a job submitted another way")
+
+
+def test_an_entry_that_is_no_unicode_is_refused_and_holds_up_nothing(queue, desk, add, line):
+    desk.raw.xadd(queue._keys.inbox, {"item": line("a"), "job": "j", b"\xff": b"\xfe"})
+    add(line("b"), job="j", end="1")
+    queue.take_in()
+
+    assert codes(queue, "j") == {"a": "invalid_entry"}
+    assert queue.job("j").counts.waiting == 1
+
+
+def test_a_tenants_priority_is_taken_down_to_its_limit_in_the_inbox_too(queue, add, line):
+    queue.configure(QueueSettings(tenants=(TenantSettings(name="acme", max_priority=5),)))
+    add(line("a"), job="high", tenant="acme", priority="50")
+    add(line("a"), job="low", tenant="acme", priority="-7")
+    queue.take_in()
+
+    assert (queue.job("high").priority, queue.job("low").priority) == (5, -7)
+
+
+def test_what_comes_by_the_inbox_shares_a_prefix_group_with_what_is_submitted(queue, add, line):
+    queue.submit([line("r", prompt="Be brief.")])
+    add(line("a", prompt="Be brief."), job="j", end="1")
+    queue.take_in()
+    first, second = (head.prefix_group for head in queue.heads())
+
+    assert first == second != 0
+
+
 def test_a_job_of_an_unknown_tenant_fails(queue, add, line):
     queue.configure(QueueSettings(tenants=(TenantSettings(name="acme"),)))
     add(line("a"), job="j", tenant="green", end="1")
@@ -189,7 +246,7 @@ def test_a_page_of_the_inbox_is_bounded_by_entries_and_bytes(queue, add, line):
 FIELD = st.sampled_from(["item", "job", "tenant", "priority", "deadline", "end", "x"])
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=settings().max_examples // 2, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(fields=st.dictionaries(FIELD, st.binary(max_size=20) | st.sampled_from([b"1", b"a", b"-5", b"inf"]), min_size=1))
 def test_any_entry_leaves_the_inbox_and_the_queue_in_balance(queue, desk, fields):
     desk.raw.xadd(queue._keys.inbox, fields)

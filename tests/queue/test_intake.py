@@ -11,11 +11,13 @@ from ballast_queue.errors import (
     DeadlinePassed,
     EmptyJob,
     InvalidJob,
+    JobNotFound,
     JobStateConflict,
+    QueueError,
     QueueUnavailable,
     UnknownTenant,
 )
-from ballast_queue.intake import bounded_lines, read_line
+from ballast_queue.intake import CHUNK_LINES, bounded_lines, chunks, prefix_group, read_line
 from ballast_queue.job import JobState
 from ballast_queue.settings import QueueSettings, TenantSettings
 
@@ -30,6 +32,7 @@ BAD_LINES = {
     "no JSON": (b"{", "", "invalid_json", "found no JSON"),
     "a list": (b"[]", "", "invalid_json", "found a list of 0, wanted a JSON object"),
     "invalid UTF-8": (b'{"custom_id": "\xff"}', "", "invalid_utf8", "found byte 0xff at 15, wanted UTF-8"),
+    "text without Unicode": ('"\ud800"', "", "invalid_utf8", "found byte 0xed at 1, wanted UTF-8"),
     "NaN": (b'{"x": NaN}', "", "invalid_json", "found NaN"),
     "a number without end": (b'{"x": ' + b"9" * 5000 + b"}", "", "invalid_json", "JSON that cannot be read"),
     "brackets without end": (b"[" * 100_000, "", "invalid_json", "JSON that cannot be read"),
@@ -58,6 +61,24 @@ BAD_LINES = {
 }
 
 
+PARAMS = {
+    "no custom_id": "custom_id",
+    "an empty custom_id": "custom_id",
+    "a long custom_id": "custom_id",
+    "a reserved custom_id": "custom_id",
+    "a custom_id of a number": "custom_id",
+    "a custom_id without Unicode": "custom_id",
+    "another method": "method",
+    "another url": "url",
+    "a url of a number": "url",
+    "no body": "body",
+    "a stream": "stream",
+    "its own priority": "priority",
+    "another model": "model",
+}
+"""The field that is wrong, where it is one."""
+
+
 @pytest.mark.parametrize("name", BAD_LINES)
 def test_a_bad_line_becomes_an_error_with_its_reason(name):
     raw, custom_id, code, sentence = BAD_LINES[name]
@@ -65,7 +86,7 @@ def test_a_bad_line_becomes_an_error_with_its_reason(name):
     error = json.loads(line.text)
 
     assert (line.kind, line.custom_id, body) == ("r", custom_id, None)
-    assert error["code"] == code
+    assert (error["code"], error["param"]) == (code, PARAMS.get(name))
     assert sentence in error["message"]
 
 
@@ -83,6 +104,31 @@ def test_a_huge_line_is_read_only_to_its_limit():
 
     assert [len(line) for line in lines] == [2, 102, 2, 102]
     assert lines[2] == b"b\n"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([1] * CHUNK_LINES, [CHUNK_LINES]),
+        ([1] * (CHUNK_LINES + 1), [CHUNK_LINES, 1]),
+        ([1_500_000] * 4, [3, 1]),
+        ([4_194_304, 1, 1], [1, 2]),
+    ],
+    ids=["as many as fit", "one more", "long lines", "a line that fills a chunk"],
+)
+def test_a_chunk_ends_with_the_line_that_fills_it(sizes: list[int], expected: list[int]):
+    lines = [as_line(custom_id=str(i), body=VALID["body"] | {"prompt": "x" * size}) for i, size in enumerate(sizes)]
+    found = list(chunks(lines, QueueSettings(max_line_bytes=10**7)))
+
+    assert [len(chunk) for chunk, _ in found] == expected
+    assert [line.text for chunk, _ in found for line in chunk] == lines
+
+
+def test_a_chunk_has_the_prefix_group_of_its_first_good_line():
+    other = as_line(custom_id="b", body=VALID["body"] | {"prompt": "other"})
+    ((_, group),) = chunks([b"{", as_line(), other], QueueSettings())
+
+    assert group == prefix_group(read_line(as_line(), QueueSettings())[1]) != 0
 
 
 @given(st.binary(max_size=200) | st.text(st.characters(codec=None), max_size=100))
@@ -138,7 +184,7 @@ def test_a_job_without_a_good_line_fails_with_its_reason(queue):
 
 @pytest.mark.parametrize("lines", [[], [b""], [b"\n", "  \r\n"] * 600])
 def test_an_empty_file_is_refused_and_leaves_nothing(queue, lines):
-    with pytest.raises(EmptyJob, match="found no line"):
+    with pytest.raises(EmptyJob, match=r"^found no line, wanted at least one request in OpenAI's batch format$"):
         queue.submit(lines)
 
     assert queue.jobs() == []
@@ -159,7 +205,8 @@ def test_the_queue_decides_tenants_models_and_priorities(queue, line):
 @pytest.mark.parametrize(
     ("given_terms", "sentence"),
     [
-        ({"tenant": "a|b"}, "tenant: found the string 'a|b'"),
+        ({"tenant": "a|b"}, "tenant: found the string 'a|b', wanted letters, digits, '.', '_', '/' and '-', with a "),
+        ({"tenant": "a/"}, " and '-', with a letter or digit at both ends"),
         ({"tenant": ""}, "tenant: found the string ''"),
         ({"priority": 1001}, "priority: found 1001, wanted -1000 to 1000"),
         ({"deadline": float("nan")}, "deadline: found nan"),
@@ -172,6 +219,32 @@ def test_the_terms_of_a_job_are_checked(queue, line, given_terms, sentence):
 
     assert sentence in str(caught.value)
     assert queue.jobs() == []
+
+
+def test_a_refused_tenant_is_told_some_of_those_that_are_declared():
+    declared = QueueSettings(tenants=tuple(TenantSettings(name=f"t{i:02}") for i in range(30)))
+    with pytest.raises(UnknownTenant) as caught:
+        declared.priority_of("other", 0)
+
+    assert str(caught.value).endswith("declares: " + ", ".join(f"t{i:02}" for i in range(20)))
+
+
+@pytest.mark.parametrize(("priority", "is_taken"), [(-1001, False), (-1000, True), (1000, True), (1001, False)])
+def test_a_priority_has_its_bounds(priority: int, is_taken: bool):
+    try:
+        found = QueueSettings().priority_of("any", priority)
+    except InvalidJob:
+        found = None
+
+    assert found == (priority if is_taken else None)
+
+
+def test_settings_of_another_version_are_named_with_what_to_do(queue, desk, line):
+    desk.raw.hset(queue._keys.settings, "json", '{"max_attempts": "many"}')
+    with pytest.raises(
+        QueueError, match=f"(?s)settings of queue '{queue.name}' that this version cannot read .* that the workers run$"
+    ):
+        queue.submit([line("a")])
 
 
 def test_a_deadline_in_the_past_is_refused_by_the_servers_clock(queue, line):
@@ -187,6 +260,29 @@ def test_the_same_key_is_the_same_job_for_its_tenant(queue, line):
     assert (again.job_id, again.is_new, again.accepted) == (first.job_id, False, 1)
     assert other.job_id != first.job_id
     assert other.is_new
+
+
+def test_a_job_that_was_closed_before_answers_with_what_it_took(queue, line):
+    lines = [line("a"), b"{", line("b", n=2)]
+    first = queue.submit(lines, key="k")
+    again = queue.submit([line("c")] * 600, key="k")
+
+    assert (first.accepted, first.rejected, first.is_new) == (1, 2, True)
+    assert (again.job_id, again.accepted, again.rejected, again.is_new) == (first.job_id, 1, 2, False)
+
+
+def test_a_job_that_is_deleted_while_it_is_submitted_is_named(queue, desk, line):
+    def deleted():
+        for i in range(1200):
+            if i == 700:
+                (job,) = queue.jobs()
+                queue.cancel(job.id)
+                desk.outlive_results(job.id)
+                assert queue.reap() == 1
+            yield line(f"r{i}")
+
+    with pytest.raises(JobNotFound, match=f"found no job 'job-.*' in queue '{queue.name}'"):
+        queue.submit(deleted())
 
 
 class Died(Exception):

@@ -418,7 +418,7 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
     return QueueMachine
 
 
-@pytest.mark.timeout(7200)  # HYPOTHESIS_PROFILE=thorough runs for a quarter of an hour or more
+@pytest.mark.hypothesis  # Hypothesis marks tests of its own alone, and this one starts a state machine
 def test_any_interleaving_agrees_with_the_model(valkey: Any) -> None:
     case = make_machine(valkey.url).TestCase()
     case.runTest()

@@ -81,6 +81,10 @@ WRONG = {
     "lists of tokens": (COMPLETIONS, {"prompt": [[1], [2]]}, "prompt", "found a list of prompts, wanted one"),
     "no tokens": (COMPLETIONS, {"prompt": []}, "prompt", "found an empty list"),
     "a negative token": (COMPLETIONS, {"prompt": [1, -1]}, "prompt", "found the number -1 in the list"),
+    "a token too large": (COMPLETIONS, {"prompt": [2**31]}, "prompt", "found the number 2147483648 in the list"),
+    "true as a token": (COMPLETIONS, {"prompt": [1, True]}, "prompt", "found true in the list"),
+    "a long model": (COMPLETIONS, {"model": "m" * 513}, "model", "wanted 512 or fewer characters"),
+    "too many stop tokens": (COMPLETIONS, {"stop_token_ids": [1] * 65}, "stop_token_ids", "wanted 64 or fewer entries"),
     "a prompt of a number": (COMPLETIONS, {"prompt": 3}, "prompt", "found the number 3, wanted a string or a list"),
     "a lone surrogate": (COMPLETIONS, {"prompt": "\ud800"}, "prompt", "lone surrogate"),
     "an empty model": (COMPLETIONS, {"model": ""}, "model", "wanted 1 or more characters"),
@@ -106,10 +110,63 @@ WRONG = {
         "messages[0].content",
         "found a part of type 'image_url', wanted text",
     ),
+    "a content of a number": (
+        CHAT,
+        {"messages": [{"role": "user", "content": 3}]},
+        "messages[0].content",
+        "found the number 3, wanted a string or a list of text parts",
+    ),
+    "a text part with more": (
+        CHAT,
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "detail": "low"}]}]},
+        "messages[0].content",
+        "found a text part with other fields, wanted {'type': 'text', 'text': '...'}",
+    ),
+    "a part without a type": (
+        CHAT,
+        {"messages": [{"role": "user", "content": ["hi"]}]},
+        "messages[0].content",
+        "found the string 'hi', wanted parts like {'type': 'text', 'text': '...'}",
+    ),
     "no content": (CHAT, {"messages": [{"role": "user", "content": None}]}, "messages[0].content", "found null"),
     "a named speaker": (CHAT, {"messages": [SAY_HI[0] | {"name": "bob"}]}, "messages[0].name", "unknown field"),
     "two lengths": (CHAT, {"max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens", "one of the two"),
 }
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("stop", ["x"] * 16),
+        ("prompt", [0, 2**31 - 1]),
+        ("stop_token_ids", [2**31 - 1] * 64),
+        ("model", "m" * 512),
+        ("user", "u" * 512),
+        ("priority", -1000),
+        ("seed", -(2**63)),
+        ("top_k", -1),
+    ],
+)
+def test_the_largest_and_the_smallest_value_are_taken(field, value):
+    assert completion(**{field: value}).model_dump(mode="json")[field] == value
+
+
+CODES = {
+    "a value of the wrong type": ({"temperature": "hot"}, "invalid_type"),
+    "a value out of range": ({"temperature": 3}, "invalid_value"),
+    "what is refused in words of our own": ({"prompt": []}, "invalid_value"),
+    "an unknown field": ({"temprature": 1}, "unknown_parameter"),
+    "a field without a value": ({"prompt": None}, "missing_required_parameter"),
+}
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_a_refusal_has_the_code_of_its_kind(name):
+    fields, code = CODES[name]
+    with pytest.raises(InvalidBody) as caught:
+        completion(**fields)
+
+    assert caught.value.code == code
 
 
 @pytest.mark.parametrize("name", WRONG)

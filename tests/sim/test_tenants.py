@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import TenantShare
 from ballast_sim.fairness import jain
 from ballast_sim.pool import Job
@@ -30,8 +29,7 @@ def serve(make_scenario):
         config = {"slots": 12, "num_blocks": 2000, "tenants": {names[i]: share for i, share in shares.items()}}
         scenario = make_scenario(config=config, seconds=seconds, online=[Arrival(0.0, 10, 2)])
         jobs = [Job.endless(name, lengths[name], tenant=name) for name in names]
-        (replica,) = simulate(replace(scenario, offline=lambda: jobs)).replicas
-        samples = replica.samples[RequestClass.OFFLINE].after(WARMUP)
+        samples = simulate(replace(scenario, offline=lambda: jobs)).service.after(WARMUP)
         always = set(samples[0]).intersection(*samples)
         assert always == set(names), "somebody ran out of work"
         assert num_tenants < 3 or shares or jain(samples) >= 0.98

@@ -13,6 +13,7 @@ from ballast_sim.crew import run_table
 from ballast_sim.errors import BadInput
 from ballast_sim.evidence import as_json
 from ballast_sim.mixed import Bench, knob
+from ballast_sim.pooled import pooled_table
 from ballast_sim.step_model import Linear
 from ballast_sim.traffic import Arrival, rotated
 from ballast_sim.workloads import WORKLOADS, bursts_from_silence, long_prompts, sparse
@@ -141,6 +142,22 @@ def test_rows_state_attainment_by_prompt_length(make_bench):
 
     assert alone["worst_third_lost"] == {"ttft": 0.0, "tpot": 0.0}
     assert [(third["shortest"], third["longest"]) for third in alone["prompt_thirds"]] == [(50, 50)]
+
+
+def test_a_pooled_table_has_the_rows_of_each_seed_and_compares_with_all_of_online_alone(make_bench):
+    asked = {"policies": ("online-only", "ballast"), "reservations": (0.0,), "has_best_budget": False}
+    later = evenly(Arrival(0.0, 80, 10), every=0.5, seconds=10.0)
+    tables = [run_table(make_bench(trace=trace), **asked) for trace in (ONLINE, later)]
+    tables[1] = replace(tables[1], rows=[replace(row, load=tables[0].bench.own_load) for row in tables[1].rows])
+    tables[1].bench.alones = {tables[0].bench.own_load: tables[1].rows[0]}
+
+    found = pooled_table(tables)
+
+    alone, mixed = found.rows
+    assert alone.result == found.bench.alone(alone.load).result
+    assert alone.result.num_online == sum(table.rows[0].result.num_online for table in tables)
+    assert {third.longest for third in mixed.result.thirds} == {50, 80}
+    assert mixed.offline_tokens == pytest.approx(sum(table.rows[1].offline_tokens for table in tables) / 2)
 
 
 @pytest.mark.parametrize("policy", ["static-budget=30x", "static-budget=30x0", "static-budget=x512", "ballast=30x512"])

@@ -69,9 +69,9 @@ class Serving:
 
 
 @contextmanager
-def _serve(config: WorkerConfig, path: Path | None = None) -> Iterator[Serving]:
+def _serve(config: WorkerConfig, path: Path | None = None, **options: Any) -> Iterator[Serving]:
     """Run the app under uvicorn on a thread; at the end the engine's books must balance."""
-    worker = Worker(load(config, path), path=path)
+    worker = Worker(load(config, path), path=path, **options)
     listener = listen(config)
     worker.address = url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     app = create_app(config, worker=worker)

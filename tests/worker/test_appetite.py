@@ -4,10 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ballast_policy.claim import Candidate
-from ballast_policy.floors import Floors
+from ballast_policy.jobs import Candidate, share_out
 from ballast_queue.work import Group
-from ballast_worker.appetite import LEAST_AHEAD, Appetite, Room, share_out, wanted, worth_reading
+from ballast_worker.appetite import LEAST_AHEAD, Appetite, Room, wanted, worth_reading
 
 
 def make_room(**changes) -> Room:
@@ -95,61 +94,6 @@ def test_a_slow_round_trip_counts_at_once_and_is_forgotten_slowly() -> None:
     appetite.saw_round_trip(0.001)
 
     assert 0.4 < appetite.round_trip < 0.5
-
-
-def test_tenants_take_turns_within_one_claim() -> None:
-    candidates = [make_candidate("a1"), make_candidate("b1", tenant="b"), make_candidate("b2", tenant="b")]
-
-    assert share_out(candidates, {}, {}, count=8, cost=100) == {"a1": 4, "b1": 4}
-
-
-def test_weights_and_past_service_count() -> None:
-    candidates = [make_candidate("a1"), make_candidate("b1", tenant="b")]
-
-    assert share_out(candidates, {}, {"a": 3.0, "b": 1.0}, count=8, cost=100) == {"a1": 6, "b1": 2}
-    assert share_out(candidates, {"a": 1000.0}, {}, count=8, cost=100) == {"b1": 8}
-
-
-def test_a_tenant_at_its_cap_leaves_the_claim_to_the_others() -> None:
-    candidates = [make_candidate("a1"), make_candidate("a2", priority=1), make_candidate("b1", tenant="b")]
-
-    assert share_out(candidates, {"b": 1e9}, {}, count=8, cost=100, rooms={"a": 2}) == {"a2": 2, "b1": 6}
-    assert share_out(candidates[:2], {}, {}, count=8, cost=100, rooms={"a": -1}) == {}
-
-
-def test_higher_priority_goes_first_whatever_was_served() -> None:
-    candidates = [make_candidate("low", tenant="b"), make_candidate("high", priority=1, waiting=3)]
-
-    assert share_out(candidates, {"a": 1e9}, {}, count=8, cost=100) == {"high": 3, "low": 5}
-
-
-def test_within_a_tenant_the_nearest_deadline_goes_first() -> None:
-    candidates = [make_candidate("later", laxity=50.0), make_candidate("sooner", laxity=5.0, seq=9.0, waiting=2)]
-
-    assert share_out(candidates, {}, {}, count=3, cost=100) == {"sooner": 2, "later": 1}
-
-
-@given(
-    waiting=st.lists(st.tuples(st.sampled_from("abc"), st.integers(-1, 1), st.integers(0, 9)), max_size=12),
-    count=st.integers(0, 40),
-)
-def test_as_much_is_shared_out_as_there_is(waiting, count) -> None:
-    candidates = [
-        make_candidate(f"j{i}", tenant=tenant, priority=priority, waiting=n)
-        for i, (tenant, priority, n) in enumerate(waiting)
-    ]
-
-    taken = share_out(candidates, {}, {}, count=count, cost=10)
-
-    assert sum(taken.values()) == min(count, sum(n for _, _, n in waiting))
-    assert all(0 < n <= next(c.waiting for c in candidates if c.job_id == job) for job, n in taken.items())
-
-
-def test_a_tenant_behind_its_reservation_goes_first_until_it_is_not() -> None:
-    candidates = [make_candidate("a1"), make_candidate("b1", tenant="b"), make_candidate("top", priority=1, waiting=2)]
-    floors = Floors({"b": 0.5}, {}, {"a": 3, "b": 1})
-
-    assert share_out(candidates, {"b": 1e9}, {}, count=6, cost=1, floors=floors) == {"top": 2, "b1": 4}
 
 
 def test_enough_groups_are_read_and_no_more() -> None:

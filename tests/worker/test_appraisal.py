@@ -43,7 +43,7 @@ def appraise(queue):
             offline_tokens_per_second=tokens,
         )
         if is_due:
-            queue._connection._client.delete(queue._keys.appraisal)
+            queue._connection._client.delete(queue._keys.appraisal)  # noqa: SLF001 -- as time does
         appraisal.appraise(queue, [status], queue.now() if now is None else now, {})
 
     return run

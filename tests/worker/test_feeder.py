@@ -236,6 +236,28 @@ def test_the_status_says_what_the_worker_does_and_goes_with_it(fed, queue, event
     assert queue.workers() == []
 
 
+def test_the_status_tells_unused_reserved_slots_from_ones_that_nothing_may_use(fed, queue, eventually) -> None:
+    """Two of four slots are reserved; the first tenant may hold one slot, so one request meets the reservation."""
+    tenants = [{"name": "capped", "maxSlots": 1}, {"name": "free"}]
+    long = {"max_tokens": 1500, "ignore_eos": True}
+    with fed(offline={"reservedPercent": 50, "maxPercent": 50, "tenants": tenants}):
+        eventually(lambda: queue.settings().tenants, "the worker's settings in the queue")
+        capped = queue.submit([make_line(i, **long) for i in range(50)], tenant="capped").job_id
+        [alone] = eventually(lambda: [w for w in queue.workers() if w.reservation.in_use == 1], "one request to run")
+        eventually(lambda: not queue.workers()[0].can_claim, "the tenant at its cap")
+        free = queue.submit([make_line(i, **long) for i in range(50)], tenant="free").job_id
+        [both] = eventually(lambda: [w for w in queue.workers() if w.reservation.in_use == 2], "both slots in use")
+        eventually(lambda: queue.workers()[0].can_claim, "items of the other tenant in the queue")
+        for job_id in (capped, free):
+            queue.cancel(job_id)
+        eventually(lambda: not queue.workers()[0].can_claim, "nothing to claim")
+
+    assert (alone.reservation.slots, both.reservation.slots) == (2, 2)
+    assert alone.offline.reserved == 2
+    assert alone.reservation.is_met
+    assert both.reservation.is_met
+
+
 def test_why_a_job_waits_follows_from_what_a_worker_says(fed, queue, eventually) -> None:
     offline = {"tenants": [{"name": "capped", "maxSlots": 1}, {"name": "free"}], "maxPercent": 50}
     with fed(offline=offline):
@@ -289,7 +311,7 @@ def test_a_job_from_the_inbox_is_told_whether_it_meets_its_deadline(fed, queue, 
             fields = {"job": name, "deadline": str(queue.now() + seconds), "tenant": name, "end": "1"}
             for i in range(300):
                 line = make_line(i, max_tokens=1000, ignore_eos=True)
-                desk.xadd(queue._keys.inbox, {"item": line, **fields, "end": str(int(i == 299))})
+                desk.xadd(queue._keys.inbox, {"item": line, **fields, "end": str(int(i == 299))})  # noqa: SLF001 -- a submitter
         late, fine = (
             eventually(
                 lambda name=name: (
@@ -321,7 +343,7 @@ def test_an_inbox_is_drained_without_waiting_for_the_next_tick(fed, queue, desk,
     monkeypatch.setattr("ballast_worker.feeder.TICK_SECONDS", 3600.0)
     with desk.pipeline() as pipeline:
         for i in range(1700):
-            pipeline.xadd(queue._keys.inbox, {"item": make_line(i, max_tokens=1), "job": "big"})
+            pipeline.xadd(queue._keys.inbox, {"item": make_line(i, max_tokens=1), "job": "big"})  # noqa: SLF001 -- a submitter
         pipeline.execute()
     with fed():
         eventually(lambda: queue.stats().inbox == 0, "the inbox to be empty")

@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ballast_policy.jobs import laxity
 from ballast_queue.job import Job, JobHead, JobState, Outlook, RequestCounts
 from ballast_queue.status import ClassLoad, WorkerStatus
-from ballast_worker.forecast import Forecast, duration, laxity, rates_of
+from ballast_worker.forecast import Forecast, duration, rates_of, work_of
 
 
 def make_worker(*, items: float = 0.0, tokens: float = 0.0, is_ready: bool = True, is_draining: bool = False):
@@ -123,12 +124,12 @@ def test_more_time_and_less_work_before_it_never_make_it_worse(others, deadline)
     assert badness.index(outlook(make_job(deadline=deadline), *jobs[1:])[0]) <= tight
 
 
-def test_laxity_is_what_is_left_beyond_the_work():
+def test_a_job_and_its_head_state_the_same_work():
+    job = make_job()
     head = JobHead("j", "a", 0, created=0, deadline=100, waiting=10, remaining=10, leased=0, output_left=1000)
-    fresh = rates_of([make_worker(items=1, tokens=100)])
 
-    assert laxity(head, fresh, 20) == 70
-    assert laxity(head, rates_of([]), 20) == 80
+    assert work_of(job) == work_of(head)
+    assert laxity(work_of(head), rates_of([make_worker(items=1, tokens=100)]), 20) == 70
 
 
 def test_spans_are_said_in_their_two_largest_units():

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import threading
 from contextlib import ExitStack
+from functools import partial
 
 import pytest
+
+from ballast_engine.build import build_engine
+from ballast_policy.planner import plan
 
 BODY = {"model": "tiny", "prompt": "The method returns", "max_tokens": 4, "temperature": 0}
 ENDLESS = BODY | {"max_tokens": 2000, "ignore_eos": True, "stream": True}
@@ -102,11 +106,13 @@ def test_keys_name_the_tenant_and_strangers_get_401(serve, make_config, tmp_path
 
 
 class FailingRunner:
-    """The tensor half of an engine, until it is told to fail."""
+    """An executor, until it is told to fail."""
 
-    def __init__(self, inner) -> None:
+    fails = False
+
+    def around(self, inner):
         self._inner = inner
-        self.fails = False
+        return self
 
     def __getattr__(self, name: str):
         return getattr(self._inner, name)
@@ -118,19 +124,24 @@ class FailingRunner:
 
 
 def test_a_failed_step_is_a_500_with_a_sentence_and_many_make_the_worker_unhealthy(serve, make_config) -> None:
-    with serve(make_config()) as serving, serving.client() as client:
-        runner = serving.worker.engine._executor = FailingRunner(serving.worker.engine._executor)
+    runner = FailingRunner()
+    with serve(make_config(), build=partial(build_engine, wrap=runner.around)) as serving, serving.client() as client:
+        runner.fails = True
+        codes = [client.post("/v1/completions", json=BODY).status_code for _ in range(2)]
+        runner.fails = False
         with client.stream("POST", "/v1/completions", json=ENDLESS) as begun:
             lines = begun.iter_lines()
-            next(lines)
+            next(lines)  # a step that succeeds: failures are counted from here
             runner.fails = True
             rest = [line for line in lines if line]
         whole = client.post("/v1/completions", json=BODY)
+        codes.append(client.get("/health").status_code)
         client.post("/v1/completions", json=BODY)
         health, ready = client.get("/health"), client.get("/ready")
         refused = client.post("/v1/completions", json=BODY)
         runner.fails = False
 
+    assert codes == [500, 500, 200]
     assert '"code": "engine_failed"' in rest[-2]
     assert rest[-1] == "data: [DONE]"
     assert whole.status_code == 500
@@ -141,15 +152,18 @@ def test_a_failed_step_is_a_500_with_a_sentence_and_many_make_the_worker_unhealt
 
 
 def test_the_engine_loop_that_dies_tells_everybody_who_waits(serve, make_config, eventually) -> None:
-    class Dead(BaseException):
-        pass
+    broken = threading.Event()
 
-    with serve(make_config()) as serving, serving.client() as client:
-        worker = serving.worker
+    def decide(snapshot):
+        if broken.is_set():
+            raise ZeroDivisionError
+        return plan(snapshot)
+
+    with serve(make_config(), build=partial(build_engine, planner=decide)) as serving, serving.client() as client:
         with client.stream("POST", "/v1/completions", json=ENDLESS) as begun:
             lines = begun.iter_lines()
             next(lines)
-            worker.loop._on_step = lambda record: 1 / 0
+            broken.set()
             rest = [line for line in lines if line]
         health = client.get("/health")
         whole = client.post("/v1/completions", json=BODY)
@@ -184,10 +198,10 @@ def test_silence_is_broken_by_comments_that_clients_skip(serving) -> None:
             if line.startswith(":"):
                 comment = line
                 break
-            worker.loop._events.call_soon_threadsafe(worker.loop.wake_streams)  # as every 15 s
+            worker.loop._events.call_soon_threadsafe(worker.loop.wake_streams)  # noqa: SLF001 -- as every 15 s
 
     assert comment == ": keepalive"
-    decoder = openai._streaming.SSEDecoder()
+    decoder = openai._streaming.SSEDecoder()  # noqa: SLF001 -- how the client reads
     assert decoder.decode(comment) is None
 
 

@@ -15,11 +15,13 @@ from ballast_engine.stats import NO_STEP, Admission, ClassStats, EngineStats, St
 from ballast_policy.cost import CostModel
 from ballast_policy.interference import Allowance
 from ballast_policy.request import RequestClass
+from ballast_policy.reservation import Reservation
+from ballast_queue.status import ReservationStatus
 from ballast_worker.histogram import Histogram
 from ballast_worker.log import JsonFormatter, KeyValueFormatter, Log
 from ballast_worker.metrics import MOST_TENANTS, Figures, Metrics, Spending, StepMeter
 from ballast_worker.requests import Passage, Recorder, RequestOutcome
-from ballast_worker.status import SMOOTHING_SECONDS, Rates
+from ballast_worker.status import SMOOTHING_SECONDS, Rates, reservation
 from ballast_worker.utilization import Utilization
 
 ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
@@ -53,7 +55,7 @@ def make_stats(**changes) -> EngineStats:
         "batch_ceiling": 8,
         "cost": CostModel(),
         "cost_error_ratio": 0.0,
-        "is_floor_met": True,
+        "reservation": Reservation(),
         "service": {},
     }
     return EngineStats(**(fields | changes))
@@ -215,6 +217,15 @@ def test_utilization_is_the_share_of_the_peak_that_a_phase_took_lately() -> None
 
 def test_steps_that_stood_still_are_counted() -> None:
     assert scrape(make_figures(stats=make_stats(suspended_steps=3)))["ballast_suspended_steps_total", frozenset()] == 3
+
+
+def test_the_metric_and_the_status_show_the_engines_reservation() -> None:
+    nothing = frozenset()
+    short = make_stats(reservation=Reservation(slots=3, blocks=4, chunk=5, in_use=1, is_met=False))
+
+    assert scrape(make_figures())["ballast_offline_floor_met", nothing] == 1
+    assert scrape(make_figures(stats=short))["ballast_offline_floor_met", nothing] == 0
+    assert reservation(short) == ReservationStatus(slots=3, blocks=4, chunk=5, in_use=1, is_met=False)
 
 
 def test_what_measured_latencies_leave_to_offline_is_shown_and_interference_only_under_a_cap() -> None:

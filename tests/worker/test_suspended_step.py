@@ -3,23 +3,30 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 
+from ballast_engine.build import build_engine
 from ballast_engine.request import GenerationRequest, SamplingParams
+from ballast_policy.planner import plan
 from ballast_policy.request import RequestClass
 
 
 class SlowRunner:
-    """The tensor half of an engine; its first step takes until somebody asks it to stand still."""
+    """An executor; once it is armed, its next step takes until it is interrupted."""
 
-    def __init__(self, inner) -> None:
-        self._inner = inner
+    def __init__(self) -> None:
+        self.is_armed = False
         self.is_begun = threading.Event()
+
+    def around(self, inner):
+        self._inner = inner
+        return self
 
     def __getattr__(self, name: str):
         return getattr(self._inner, name)
 
     def run(self, batch, interrupt):
-        if not self.is_begun.is_set():
+        if self.is_armed and not self.is_begun.is_set():
             self.is_begun.set()
             end = time.monotonic() + 60
             while not interrupt.is_raised_at(0):
@@ -28,12 +35,16 @@ class SlowRunner:
         return self._inner.run(batch, interrupt)
 
 
+def decide(snapshot):
+    """The policy's plan, with steps that may be suspended."""
+    return replace(plan(snapshot), suspendable_seconds=10.0)
+
+
 def test_an_http_request_suspends_the_offline_step_in_flight(serve, make_config) -> None:
-    with serve(make_config()) as serving, serving.client() as client:
-        engine = serving.worker.engine
-        decide = engine.host.planner
-        engine.host.planner = lambda snapshot: replace(decide(snapshot), suspendable_seconds=10.0)
-        runner = engine._executor = SlowRunner(engine._executor)
+    runner = SlowRunner()
+    build = partial(build_engine, planner=decide, wrap=runner.around)
+    with serve(make_config(), build=build) as serving, serving.client() as client:
+        runner.is_armed = True
         serving.worker.loop.submit(
             GenerationRequest(
                 request_id="item",

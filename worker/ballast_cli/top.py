@@ -91,7 +91,7 @@ def plain(view: View) -> list[str]:
         lines.append(_worker_line(worker))
         lines.append(f"  slots    {bar(worker, 40)}  {_slots(worker)}")
         lines.append(f"  online   {_class_line(worker.online)}{_latencies(worker)}")
-        lines.append(f"  offline  {_class_line(worker.offline)}")
+        lines.append(f"  offline  {_class_line(worker.offline)}{_reservation(worker)}")
     now = view.stats.at
     lines.extend(
         f"job {job.id}  {job.tenant}  {job.state}  {job.counts.done:,}/{job.counts.total:,}  {row(job, now)[-1]}"
@@ -109,7 +109,7 @@ def rendered(view: View) -> RenderableType:
         parts.append(Text(f"\n{_worker_line(worker)}"))
         parts.append(Text("  slots    ").append_text(_coloured(worker, 48)).append(f"  {_slots(worker)}"))
         parts.append(Text(f"  online   {_class_line(worker.online)}{_latencies(worker)}", style="cyan"))
-        parts.append(Text(f"  offline  {_class_line(worker.offline)}", style="green"))
+        parts.append(Text(f"  offline  {_class_line(worker.offline)}{_reservation(worker)}", style="green"))
     if view.jobs:
         table = Table(box=None, pad_edge=False, header_style="bold", title_justify="left")
         for column in COLUMNS:
@@ -173,6 +173,13 @@ def _class_line(load: ClassLoad) -> str:
         f"{load.lent} lent  {load.requests_per_second:.1f} requests/s  prefill {load.prefill_tokens_per_second:,.0f} "
         f"decode {load.decode_tokens_per_second:,.0f} tokens/s"
     )
+
+
+def _reservation(worker: WorkerStatus) -> str:
+    found = worker.reservation
+    if found is None:
+        return ""
+    return f"  reservation {'met' if found.is_met else 'NOT MET'}: {found.in_use} of {found.slots} slots in use"
 
 
 def _latencies(worker: WorkerStatus) -> str:

@@ -8,14 +8,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from ballast_engine.engine import Engine
+from ballast_engine.engine import BallastEngine, Runner
 from ballast_engine.errors import InvalidOptions
 from ballast_engine.executor import Executor, kv_bytes_per_block
 from ballast_engine.loader import LoadedModel, load
 from ballast_engine.options import EngineOptions
 from ballast_engine.request import GenerationRequest, SamplingParams
-from ballast_engine.static import StaticEngine, plan_static
+from ballast_engine.static import StaticBatch
 from ballast_engine.tokenizer import Tokenizer
+from ballast_policy.host import Planner
 from ballast_policy.planner import plan
 from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import PolicyConfig
@@ -34,14 +35,18 @@ def build_engine(
     *,
     tokenizer: Tokenizer | None = None,
     clock: Callable[[], float] = time.monotonic,
-) -> Engine:
-    """Load the model, lay out its KV, and run it in.
+    planner: Planner = plan,
+    wrap: Callable[[Runner], Runner] = lambda executor: executor,
+) -> BallastEngine:
+    """Load the model, lay out its KV, and warm it up.
 
     Args:
-        options: what is built
+        options: how the engine is built
         policy: shares, SLO and tenants; its sizes are replaced by those of the engine
-        tokenizer: the checkpoint's, where the caller has read it already
+        tokenizer: the tokenizer of the checkpoint, if the caller has read it already
         clock: the engine's clock, seconds, monotonic
+        planner: decides each step; static batching brings its own
+        wrap: returns what the engine uses in place of its executor
 
     Raises:
         InvalidCheckpoint: the directory cannot be loaded.
@@ -66,14 +71,12 @@ def build_engine(
         num_blocks=num_blocks,
         block_tokens=options.block_tokens,
     )
-    kind = StaticEngine if options.mode == "static" else Engine
-    engine = kind(
-        executor=executor,
-        tokenizer=tokenizer,
-        policy=policy,
-        options=options,
-        clock=clock,
-        planner=plan_static if options.mode == "static" else plan,
+    runner = wrap(executor)
+    if options.mode == "static":
+        runner = static = StaticBatch(runner, slots)
+        planner = static.plan
+    engine = BallastEngine(
+        executor=runner, tokenizer=tokenizer, policy=policy, options=options, clock=clock, planner=planner
     )
     started = time.perf_counter()
     warm_up(engine)
@@ -143,7 +146,7 @@ def _meminfo(name: str) -> int:
     raise InvalidOptions(f"/proc/meminfo has no {name}: give the memory for KV yourself (kvMemoryMebibytes).")
 
 
-def warm_up(engine: Engine, seconds: float = 2.0) -> None:
+def warm_up(engine: BallastEngine, seconds: float = 2.0) -> None:
     """Run batches of several shapes, so that the first request is not slow and the cost model has its first samples.
 
     What they leave in the prefix cache is forgotten, and they are not counted.

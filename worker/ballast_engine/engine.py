@@ -33,13 +33,12 @@ from ballast_engine.suspension import Interrupt, Suspended
 from ballast_engine.tables import Tables
 from ballast_policy.host import Host, NestedPlanner, Planner
 from ballast_policy.planner import plan
-from ballast_policy.request import RequestClass
+from ballast_policy.request import Request, RequestClass
 from ballast_policy.snapshot import PolicyConfig
 from ballast_policy.suspension import plan_nested
 
 log = logging.getLogger(__name__)
 
-FAILURES_TO_BE_UNHEALTHY = 3
 STALL_SECONDS = 0.005
 """How soon an engine looks again that could run nothing, unless the plan says when."""
 
@@ -63,7 +62,7 @@ class Runner(Protocol):
     def resume(self, suspended: Suspended, interrupt: Interrupt | None) -> Ints | Suspended: ...
 
 
-class Engine:
+class BallastEngine:
     """Requests in, tokens out, one step at a time."""
 
     def __init__(
@@ -78,8 +77,8 @@ class Engine:
         nested_planner: NestedPlanner = plan_nested,
     ) -> None:
         self.last_step: StepRecord = NO_STEP
-        self.is_healthy = True
-        """False after several steps in a row failed; True again once one succeeds."""
+        self.is_stalled = False
+        """True if the last plan ran nothing, although there are requests."""
         self._executor = executor
         self._clock = clock
         capacity = min(executor.max_model_len, executor.num_blocks * executor.block_tokens)
@@ -103,8 +102,6 @@ class Engine:
             nested_planner=nested_planner,
         )
         self._meter = Meter()
-        self._failures_in_a_row = 0
-        self._is_stalled = False
         self._wait_until = -inf
         self._interrupt = Interrupt()
         self._suspended: Flight | None = None
@@ -128,6 +125,11 @@ class Engine:
     def host(self) -> Host:
         """The policy host; only the engine's thread may call it."""
         return self._scheduler.host
+
+    @property
+    def requests(self) -> dict[str, Request]:
+        """The policy's record of each request, by id; only the engine's thread may read it."""
+        return {request_id: sequence.request for request_id, sequence in self._by_id.items()}
 
     @property
     def policy(self) -> PolicyConfig:
@@ -162,7 +164,7 @@ class Engine:
 
     def wait(self, timeout: float) -> None:
         """Sleep until there is something to do, at most `timeout` seconds."""
-        if self._inbox or (self._by_id and not self._is_stalled):
+        if self._inbox or (self._by_id and not self.is_stalled):
             return
         if self._by_id:
             # A stalled engine has work that the policy holds back: time alone may let it go.
@@ -212,9 +214,9 @@ class Engine:
             return None
         step = self._scheduler.schedule(started)
         self._meter.note_plan(step)
-        self._is_stalled = not step.members
+        self.is_stalled = not step.members
         self._wait_until = step.plan.wait_until
-        if self._is_stalled:
+        if self.is_stalled:
             return None
         flight = self._lay_out(step, started)
         flight.seconds_left = step.plan.suspendable_seconds
@@ -311,15 +313,11 @@ class Engine:
     def _fail(self, members: Items[Sequence], error: Exception) -> list[Output]:
         """End everything that took part: what the step left in its blocks is unknown."""
         self._meter.failed_steps += 1
-        self._failures_in_a_row += 1
-        self.is_healthy = self._failures_in_a_row < FAILURES_TO_BE_UNHEALTHY
         sentence = f"The engine failed while it computed this request ({type(error).__name__}: {error}); send it again."
         return [self._end(sequence, FinishReason.FAILED, sentence) for sequence in members]
 
     def _finish(self, step: Step, tokens: Items[int]) -> list[Output]:
         """Take note of what was computed, and hand each drawn token to its request."""
-        self._failures_in_a_row = 0
-        self.is_healthy = True
         outputs = []
         drawn = iter(tokens)
         residency, host, meter = self._scheduler.residency, self._scheduler.host, self._meter
@@ -351,9 +349,10 @@ class Engine:
         """Take a request out wherever it stands, and write its last output."""
         del self._by_id[sequence.request_id]
         self._inbox.free_id(sequence.request_id)
-        self._release(sequence, reason)
+        is_complete = reason in {FinishReason.STOP, FinishReason.LENGTH}
+        self._scheduler.leave(sequence, self._clock(), is_complete=is_complete)
         text = ""
-        if reason in {FinishReason.STOP, FinishReason.LENGTH}:
+        if is_complete:
             sequence.read()
             text = sequence.take_text() + sequence.text.end()
         output = sequence.tell(text)
@@ -362,11 +361,6 @@ class Engine:
         if reason is FinishReason.GIVEN_BACK:
             output.generated = sequence.generated
         return output
-
-    def _release(self, sequence: Sequence, reason: FinishReason) -> None:
-        """Free what a request holds."""
-        is_complete = reason in {FinishReason.STOP, FinishReason.LENGTH}
-        self._scheduler.leave(sequence, self._clock(), is_complete=is_complete)
 
     def _record(self, flight: Flight) -> None:
         """Learn what the step took, without the time that it stood still: a nested step is a step of its own."""

@@ -1,79 +1,89 @@
-"""Static batching, the baseline of the benchmarks: a batch is let in, runs to its end, and only then comes the next.
+"""Static batching, the baseline of the benchmarks: a batch runs to its end before the next batch is admitted.
 
-Rows that have ended are computed on as padding until the longest has ended, as in a batch of fixed shape; nobody joins
-in between. It is a kind baseline all the same: prompts are not padded to the longest, and each answer is told when it
-is complete.
+Rows that have ended are computed as padding until the last row of the batch has ended, as in a batch of fixed shape.
+The baseline is kind: prompts are not padded to the longest, and each answer is returned when it is complete.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Items
 from dataclasses import replace
 
-from ballast_engine.engine import Engine
-from ballast_engine.request import FinishReason, Output
-from ballast_engine.scheduler import Step
-from ballast_engine.sequence import Sequence
+import numpy as np
+
+from ballast_engine.batch import Batch, Ints
+from ballast_engine.engine import Runner
+from ballast_engine.footprint import Footprint
+from ballast_engine.suspension import Interrupt, Suspended
 from ballast_policy.plan import Plan
-from ballast_policy.request import Phase, Request
+from ballast_policy.request import Request
 from ballast_policy.snapshot import Snapshot
 
 
-def plan_static(snapshot: Snapshot) -> Plan:
-    """Continue the current batch; admit the next one, with its prompts in one piece, when none is left."""
-    if snapshot.residents:
-        return Plan(grants=tuple((request, request.remaining) for request in snapshot.residents))
-    batch = _next_batch(snapshot)
-    return Plan(grants=tuple((request, request.num_tokens - request.num_cached) for request in batch), admit=batch)
+class StaticBatch:
+    """Planner and executor of an engine: the planner admits whole batches, and the executor adds the padding.
 
+    A row of padding computes what a row that has not ended computes, and writes to blocks that the engine does not
+    know of.
+    """
 
-class StaticEngine(Engine):
-    """An engine whose rows stay in the batch until the last of them has ended."""
+    def __init__(self, executor: Runner, slots: int) -> None:
+        self.block_tokens = executor.block_tokens
+        self.num_blocks = executor.num_blocks - -(-slots // executor.block_tokens)
+        self.vocab_size = executor.vocab_size
+        self.max_model_len = executor.max_model_len
+        self.device = executor.device
+        self._executor = executor
+        self._spare = self.num_blocks * self.block_tokens + np.arange(slots)
+        self._num_rows = 0
 
     @property
-    def _padding(self) -> list[Sequence]:
-        """Residents whose answer is complete."""
-        return [s for s in self._scheduler.live.values() if self._by_id.get(s.request_id) is not s]
+    def footprint(self) -> Footprint:
+        """What the model costs its device."""
+        return self._executor.footprint
 
-    def _release(self, sequence: Sequence, reason: FinishReason) -> None:
-        is_complete = reason in {FinishReason.STOP, FinishReason.LENGTH}
-        if not is_complete or sequence.request.phase is Phase.WAITING:
-            super()._release(sequence, reason)
-        self._drop_padding()
+    def plan(self, snapshot: Snapshot) -> Plan:
+        """Continue the current batch. When it has ended, admit the next batch, with its prompts in one piece."""
+        if snapshot.residents:
+            return Plan(grants=tuple((request, request.remaining) for request in snapshot.residents))
+        batch = _next_batch(snapshot)
+        self._num_rows = len(batch)
+        return Plan(grants=tuple((request, request.num_tokens - request.num_cached) for request in batch), admit=batch)
 
-    def _drop_padding(self) -> None:
-        """Free the padding once nothing else is resident, and rows that the context has no room for."""
-        padding = self._padding
-        is_over = len(padding) == len(self._scheduler.residency)
-        for sequence in padding:
-            if is_over or sequence.request.num_tokens > self.max_tokens:
-                self._scheduler.leave(sequence, self._clock(), is_complete=True)
+    def run(self, batch: Batch, interrupt: Interrupt | None) -> Ints | Suspended:
+        """Compute a batch and its padding; return the tokens of the batch alone."""
+        num_padding = self._num_rows - batch.num_requests
+        if num_padding <= 0 or batch.num_decodes < batch.num_requests:
+            return self._executor.run(batch, interrupt)
+        drawn = self._executor.run(_padded(batch, self._spare[:num_padding]), None)
+        assert not isinstance(drawn, Suspended)
+        return drawn[: len(batch.samples)]
 
-    def _finish(self, step: Step, tokens: Items[int]) -> list[Output]:
-        padding = set(self._padding)
-        decodes, drawn = [], []
-        for sequence, token in zip(step.decodes, tokens, strict=False):
-            if sequence in padding:
-                self._scheduler.residency.settle(sequence, 1)
-                sequence.append(token)
-            else:
-                decodes.append(sequence)
-                drawn.append(token)
-        outputs = super()._finish(replace(step, decodes=decodes), [*drawn, *tokens[len(step.decodes) :]])
-        self._drop_padding()
-        return outputs
+    def resume(self, suspended: Suspended, interrupt: Interrupt | None) -> Ints | Suspended:
+        """Continue a suspended step; no plan of this class allows a suspension."""
+        return self._executor.resume(suspended, interrupt)
 
-    def _fail(self, members: Items[Sequence], error: Exception) -> list[Output]:
-        padding = set(self._padding)
-        return super()._fail([sequence for sequence in members if sequence not in padding], error)
 
-    def check_integrity(self) -> None:
-        """Compare the books; padding is in the engine and has no caller any more."""
-        self._scheduler.check_integrity()
+def _padded(batch: Batch, slots: Ints) -> Batch:
+    """Add a copy of a row for each of `slots`, to which the copy writes; each row of the batch decodes one token."""
+    num = batch.num_requests
+    rows = np.arange(num + len(slots))
+    copied = rows % num
+    return replace(
+        batch,
+        token_ids=batch.token_ids[copied],
+        positions=batch.positions[copied],
+        slot_mapping=np.concatenate([batch.slot_mapping, slots]),
+        query_start=np.append(rows, len(rows)),
+        context_lens=batch.context_lens[copied],
+        block_table=batch.block_table[copied],
+        sample_rows=rows,
+        samples=tuple(batch.samples[row] for row in copied),
+        num_decodes=len(rows),
+    )
 
 
 def _next_batch(snapshot: Snapshot) -> tuple[Request, ...]:
-    """As many as have slots and, were all of them as long as the longest prompt and the longest answer, KV."""
+    """Return the requests for which there are slots and, if all were as long as the longest of them, KV blocks."""
     config = snapshot.config
     num_prompt = num_output = num = 0
     for request in snapshot.waiting[: config.slots]:

@@ -67,7 +67,7 @@ def feasible(
     items where no bound of their tokens is known.
     """
     left = inf if job.deadline is None else job.deadline - now
-    itself = _seconds(job, rates)
+    itself = seconds_of(job, rates)
     if itself is None:
         return Feasibility(Verdict.UNKNOWN, left)
     known = [
@@ -81,7 +81,7 @@ def feasible(
     for other in others:
         if other.priority < job.priority or not other.items:
             continue
-        seconds = _seconds(other, rates)
+        seconds = seconds_of(other, rates)
         if seconds is None:
             return Feasibility(Verdict.UNKNOWN, left, seconds_alone=alone)
         if other.priority > job.priority:
@@ -98,7 +98,8 @@ def feasible(
     return Feasibility(verdict, left, needed, alone, needed - itself)
 
 
-def _seconds(work: Work, rates: Rates) -> float | None:
+def seconds_of(work: Work, rates: Rates) -> float | None:
+    """Return the time that work takes with all workers to itself; None if no rate for it is known."""
     if not work.items:
         return 0.0
     if work.output_tokens and rates.output_tokens > 0:

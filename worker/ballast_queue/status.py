@@ -26,6 +26,26 @@ class ClassLoad(BaseModel):
     """Arrivals (online) or items taken up (offline)."""
 
 
+class ReservationStatus(BaseModel):
+    """The reservation of offline work, as the engine of one worker computed it in its last step."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    slots: int
+    """Slots that are reserved; no more than `offline.maxPercent` allows."""
+    blocks: int
+    """KV blocks that are reserved."""
+    chunk: int
+    """Prefill tokens of a step that are reserved."""
+    in_use: int
+    """Reserved slots in which an offline request runs. A parked request holds no slot."""
+    is_met: bool
+    """At least `min(slots, requests that the caps of their tenants allow to run)` offline requests run.
+
+    Only requests in the engine count. Items in the queue do not: see `WorkerStatus.can_claim`.
+    """
+
+
 class WorkerStatus(BaseModel):
     """A worker's state at one moment. A reader that finds none must treat the worker as unknown, never as idle."""
 
@@ -48,6 +68,10 @@ class WorkerStatus(BaseModel):
     kv_blocks_free: int
     online: ClassLoad
     offline: ClassLoad
+    reservation: ReservationStatus | None = None
+    """None: the worker has an older version and does not publish it."""
+    can_claim: bool = False
+    """The queue has items that this worker could run now: their tenant is below its slot cap."""
     offline_most: int | None = None
     """Slots that offline work may hold, by `offline.maxPercent`; None: it does not say."""
     tenant_slots: dict[str, int] = {}

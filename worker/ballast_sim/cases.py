@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ballast_policy.fairness import most_ahead
-from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import PolicyConfig, TenantShare
 from ballast_sim.arrivals import bursts, generate
 from ballast_sim.deployment import Ballast
@@ -173,7 +172,7 @@ class Court:
 
     def _gained(self, run: Run) -> dict[str, float]:
         """Service over weight of each tenant that always had work, in the measured part."""
-        samples = run.replicas[0].samples[RequestClass.OFFLINE].after(run.scenario.warmup_seconds)
+        samples = run.service.after(run.scenario.warmup_seconds)
         return {tenant: samples[-1][tenant] - samples[0][tenant] for tenant in samples[0]}
 
     def _run(

@@ -1,4 +1,4 @@
-"""How evenly tenants were served: sampled from the ledgers while they had work waiting."""
+"""How evenly tenants were served: samples of their service while they had work waiting."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Sample = Mapping[str, float]
 
 @dataclass
 class Samples:
-    """What one replica and class recorded."""
+    """The service of tenants over time."""
 
     times: list[float] = field(default_factory=list)
     service: list[Sample] = field(default_factory=list)

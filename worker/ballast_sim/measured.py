@@ -18,7 +18,7 @@ from typing import Any
 
 from ballast_engine.batch import Batch
 from ballast_engine.build import warm_up
-from ballast_engine.engine import Engine
+from ballast_engine.engine import BallastEngine
 from ballast_engine.executor import Executor
 from ballast_engine.loader import LoadedModel, load
 from ballast_engine.options import EngineOptions
@@ -140,7 +140,7 @@ class Bed:
     def replay(self, online: Sequence[Arrival], offline: Sequence[Arrival], ticks: Ticks, *, seed: int = 0) -> Replay:
         """Serve the online requests as they are due, offline work in all that is left."""
         executor = _Watched(self._loaded, num_blocks=self.config.num_blocks, ticks=ticks)
-        engine = Engine(
+        engine = BallastEngine(
             executor=executor,
             tokenizer=self._tokenizer,
             policy=self.config,
@@ -154,7 +154,7 @@ class Bed:
 
 @dataclass
 class _Session:
-    engine: Engine
+    engine: BallastEngine
     executor: _Watched
     ticks: Ticks
     online: Sequence[Arrival]

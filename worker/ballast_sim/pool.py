@@ -1,17 +1,27 @@
-"""The offline jobs that wait in the queue, and the feeder that keeps some of their items at hand."""
+"""The offline jobs of a simulation, and the claims of their items, which go as a worker's claims go."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count, cycle
+from itertools import count, cycle, islice
 from math import inf
 
-from ballast_policy.claim import laxity
+from ballast_policy.deadline import Rates, Work
+from ballast_policy.fairness import token_cost
+from ballast_policy.jobs import Candidate, laxity, share_out
 from ballast_policy.request import Request, RequestClass
+from ballast_policy.snapshot import TenantShare
+from ballast_policy.tenant_slots import TenantSlots
+from ballast_queue.job import output_left
+from ballast_sim.fairness import Samples
 from ballast_sim.item import Item
 from ballast_sim.replica import Replica
 from ballast_sim.traffic import Arrival
+
+SAMPLE_EVERY = 16
+"""Looks at the jobs between two samples of the tenants' service; a replica looks before each step."""
 
 
 @dataclass
@@ -21,37 +31,55 @@ class Job:
     name: str
     items: Iterator[Arrival]
     max_output: int
-    """What its items declare as their `max_tokens`; their real length is known to the simulation alone."""
+    """`max_tokens` of its items. Their real length is known to the simulation alone."""
     num_items: float = inf
-    """inf: a backlog that never ends, for measuring harvest."""
+    """inf: the job never ends, for measuring harvest."""
     tenant: str = "default"
     priority: int = 0
     deadline: float | None = None
     num_claimed: int = 0
     num_finished: int = 0
+    num_generated: int = 0
+    """Tokens of the finished items' answers."""
     finished_at: float = inf
 
     @classmethod
     def of(
         cls, name: str, lengths: Iterable[Arrival], *, tenant: str = "default", deadline: float | None = None
     ) -> Job:
-        """A job of exactly these items."""
+        """Make a job of exactly these items."""
         items = list(lengths)
         longest = max((item.num_output for item in items), default=1)
         return cls(name, iter(items), longest, len(items), tenant, deadline=deadline)
 
     @classmethod
     def endless(cls, name: str, lengths: Iterable[Arrival], *, tenant: str = "default") -> Job:
-        """A job that never runs out: its lengths come round again."""
+        """Make a job that repeats these items forever."""
         items = list(lengths)
         return cls(name, cycle(items), max(item.num_output for item in items), tenant=tenant)
+
+    @property
+    def work(self) -> Work:
+        """What is left to do, as the queue states it; nothing is left of a job without a deadline."""
+        if self.deadline is None or self.num_items == inf:
+            return Work(self.tenant, self.priority, self.deadline, 0)
+        num = int(self.num_items)
+        tokens = output_left(
+            num - self.num_finished,
+            stored=num,
+            asked=num * self.max_output,
+            succeeded=self.num_finished,
+            generated=self.num_generated,
+        )
+        return Work(self.tenant, self.priority, self.deadline, num - self.num_finished, tokens)
 
 
 @dataclass
 class Pool:
-    """All jobs. Each replica keeps enough items of every job at hand that a free slot is filled in the next step."""
+    """All jobs, and the claims of the replicas."""
 
     jobs: list[Job]
+    """In the order of submission, all of them there from the start."""
     declared_output: int | None = None
     """`max_tokens` of every item instead of what its job declares."""
     first_seq: int = 0
@@ -59,48 +87,97 @@ class Pool:
     """Every item that was claimed."""
     _by_name: dict[str, Job] = field(init=False)
     _seqs: Iterator[int] = field(init=False)
-    _at_hand: dict[tuple[str, str], int] = field(init=False, default_factory=dict)
-    """(replica, job) -> items that were claimed and never ran."""
+    _at_hand: Counter[str] = field(init=False, default_factory=Counter)
+    """Items that a replica claimed and that had no slot yet."""
+    samples: Samples = field(init=False, default_factory=Samples)
+    """Service over time of the tenants that have items to claim."""
+    _live: dict[int, Item] = field(init=False, default_factory=dict)
+    """Items that were claimed and did not finish."""
+    _held: Counter[str] = field(init=False, default_factory=Counter)
+    """The number of them by tenant."""
+    _costs: dict[str, float] = field(init=False, default_factory=dict)
+    """What the finished items of a tenant cost."""
+    _num_looks: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self._by_name = {job.name: job for job in self.jobs}
         self._seqs = count(self.first_seq)
 
     def refill(self, replica: Replica) -> None:
-        """Claim what brings every job back to its share of a batch at this replica."""
-        for job in self.jobs:
-            at_hand = self._at_hand.get((replica.name, job.name), 0)
-            wanted = min(self.share(replica) - at_hand, job.num_items - job.num_claimed)
-            if wanted > 0:
-                self._claim(job, int(wanted), replica)
+        """Claim items until every slot of a replica could be filled in its next step, in the order of the policy."""
+        left = [job for job in self.jobs if job.num_claimed < job.num_items]
+        self._num_looks += 1
+        if self._num_looks % SAMPLE_EVERY == 0:
+            self._sample({job.tenant for job in left}, replica.config.tenants, replica.clock.now)
+        wanted = replica.config.slots + len(self.jobs) - self._at_hand[replica.name]
+        if wanted <= 0 or not left:
+            return
+        candidates = self._candidates(left, wanted, replica.clock.now)
+        laxities = {candidate.job_id: candidate.laxity for candidate in candidates}
+        for name, num in self._choose(candidates, wanted, replica).items():
+            self._claim(self._by_name[name], num, laxities[name], replica)
 
-    def share(self, replica: Replica) -> int:
-        """Items of one job that a replica keeps waiting."""
-        return max(2, -(-replica.config.slots // len(self.jobs)) + 1)
-
-    def admitted(self, replica: Replica, item: Item) -> None:
-        """An item left the backlog of a replica for its first slot."""
-        self._at_hand[replica.name, item.job] -= 1
+    def admitted(self, replica: Replica, _: Item) -> None:
+        """Note that an item got its first slot."""
+        self._at_hand[replica.name] -= 1
 
     def finished(self, item: Item) -> None:
-        """An item has its result."""
+        """Note that an item has its result."""
         job = self._by_name[item.job]
+        self._costs[job.tenant] = self._costs.get(job.tenant, 0.0) + _cost(item)
+        self._held[job.tenant] -= 1
+        del self._live[item.request.seq]
         job.num_finished += 1
+        job.num_generated += item.request.num_output
         if job.num_finished == job.num_items:
             job.finished_at = item.last_token
 
-    def _claim(self, job: Job, number: int, replica: Replica) -> None:
-        now = replica.clock.now
-        rate = job.num_finished / now if now > 0 and job.num_finished else None
-        left = 0 if job.num_items == inf else int(job.num_items) - job.num_finished
-        slack = laxity(job.deadline, now, left, rate)
+    def _candidates(self, jobs: Sequence[Job], wanted: int, now: float) -> list[Candidate]:
+        done, generated = (sum(getattr(job, name) for job in self.jobs) for name in ("num_finished", "num_generated"))
+        rates = Rates(done / now, generated / now) if now else Rates()
+        return [
+            Candidate(
+                job_id=job.name,
+                tenant=job.tenant,
+                priority=job.priority,
+                laxity=laxity(job.work, rates, now),
+                prefix_group=0,
+                seq=seq,
+                waiting=int(min(wanted, job.num_items - job.num_claimed)),
+            )
+            for seq, job in enumerate(jobs)
+        ]
+
+    def _choose(self, candidates: Sequence[Candidate], wanted: int, replica: Replica) -> dict[str, int]:
+        """Choose as a worker does: a tenant's service is what its finished items cost, and what it holds will cost."""
+        shares = replica.config.tenants
+        weights = {name: share.weight for name, share in shares.items()}
+        reserved = {name: share.reserved for name, share in shares.items() if share.reserved > 0}
+        num_finished = sum(job.num_finished for job in self.jobs)
+        cost = sum(self._costs.values()) / num_finished if num_finished else 1.0
+        services = {
+            tenant: (self._costs.get(tenant, 0.0) + self._held[tenant] * cost) / weights.get(tenant, 1.0)
+            for tenant in {candidate.tenant for candidate in candidates}
+        }
+        caps = {name: share.max_slots for name, share in shares.items() if share.max_slots}
+        held = Counter(item.request.tenant for item in replica.items.values() if item.job) if caps else {}
+        return share_out(
+            candidates,
+            services,
+            weights,
+            count=wanted,
+            cost=cost,
+            rooms={name: most + 1 - held.get(name, 0) for name, most in caps.items()},
+            slots=TenantSlots(reserved, self._held) if reserved else None,
+        )
+
+    def _claim(self, job: Job, num: int, slack: float, replica: Replica) -> None:
         claimed = []
-        for _ in range(number):
-            arrival = next(job.items)
+        for arrival in islice(job.items, num):
             request = Request(
                 seq=next(self._seqs),
                 request_class=RequestClass.OFFLINE,
-                arrival=now,
+                arrival=replica.clock.now,
                 num_prompt=arrival.num_prompt,
                 max_output=max(self.declared_output or job.max_output, arrival.num_output),
                 tenant=job.tenant,
@@ -110,8 +187,29 @@ class Pool:
                 num_tokens=arrival.num_prompt,
             )
             claimed.append(Item(request, arrival.num_output, arrival.prefix_tokens, job.name))
-        job.num_claimed += number
-        key = (replica.name, job.name)
-        self._at_hand[key] = self._at_hand.get(key, 0) + number
+        job.num_claimed += num
+        self._held[job.tenant] += num
+        self._at_hand[replica.name] += num
         self.items += claimed
+        self._live |= {item.request.seq: item for item in claimed}
         replica.take(claimed)
+
+    def _sample(self, tenants: set[str], shares: Mapping[str, TenantShare], now: float) -> None:
+        """Record the service of the tenants that have items to claim, if several do."""
+        if len(tenants) < 2:
+            return
+        service = {tenant: self._costs.get(tenant, 0.0) for tenant in tenants}
+        for item in self._live.values():
+            if item.request.tenant in tenants:
+                service[item.request.tenant] += _cost(item)
+        for tenant in tenants & shares.keys():
+            service[tenant] /= shares[tenant].weight
+        self.samples.times.append(now)
+        self.samples.service.append(service)
+
+
+def _cost(item: Item) -> float:
+    """Return what the tenant pays for an item so far."""
+    request = item.request
+    num_input = max(0, min(request.most_computed, request.num_prompt) - request.num_prompt_cached)
+    return token_cost(num_input, request.num_output)

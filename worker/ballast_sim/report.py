@@ -105,7 +105,8 @@ def report(run: Run, judged_by: PolicyConfig | None = None) -> Report:
     wasted = sum(item.num_recomputed for item in (*run.online, *run.offline))
     busy = sum(step.seconds for step in steps)
     slot_seconds = seconds * replicas * config.slots
-    samples = [replica.samples[c].after(start) for replica in run.replicas for c in RequestClass]
+    online_service = [replica.samples[RequestClass.ONLINE] for replica in run.replicas]
+    samples = [each.after(start) for each in (*online_service, run.service)]
     return Report(
         seconds=seconds,
         num_online=len(online),

@@ -15,6 +15,7 @@ from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.arrivals import ClosedLoop
 from ballast_sim.clock import Clock
 from ballast_sim.errors import BadInput
+from ballast_sim.fairness import Samples
 from ballast_sim.guarantees import Guarantees
 from ballast_sim.item import Item
 from ballast_sim.pool import Job, Pool
@@ -65,6 +66,8 @@ class Run:
     offline: list[Item]
     """Every item that was claimed."""
     jobs: list[Job]
+    service: Samples
+    """What tenants got for their jobs over time, while they had items to claim."""
     seconds: float
 
 
@@ -112,7 +115,7 @@ class _Simulation:
             for replica in replicas:
                 replica.wake()
         self.clock.run(scenario.seconds)
-        return Run(scenario, replicas, self.online, pool.items, jobs, self.clock.now)
+        return Run(scenario, replicas, self.online, pool.items, jobs, pool.samples, self.clock.now)
 
     def _largest_answer(self) -> int:
         source = self.scenario.online

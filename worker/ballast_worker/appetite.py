@@ -11,10 +11,6 @@ from dataclasses import dataclass
 from heapq import nsmallest
 from math import ceil, sqrt
 
-from ballast_policy.claim import Candidate, choose
-from ballast_policy.fairness import Ledger
-from ballast_policy.order import place
-from ballast_policy.tenant_slots import TenantSlots
 from ballast_queue.work import Group
 
 MEMORY_SECONDS = 2.0
@@ -104,46 +100,3 @@ def worth_reading(
         key=lambda group: (-group.priority, services.get(group.tenant, 0.0)),
     )
     return [*(group for group in able if group.tenant in reserved), *first]
-
-
-def share_out(
-    candidates: Sequence[Candidate],
-    services: Mapping[str, float],
-    weights: Mapping[str, float],
-    *,
-    count: int,
-    cost: float,
-    rooms: Mapping[str, int] | None = None,
-    slots: TenantSlots | None = None,
-) -> dict[str, int]:
-    """Items to claim of each job, `count` in all; of a tenant in `rooms` at most so many.
-
-    Every pick is charged `cost` (what an item is expected to cost) before the next, so that tenants take turns within
-    one round trip as they would if each item were claimed alone. A tenant below its reservation goes first in its band.
-    """
-    ledger = Ledger(weights)
-    ledger.absorb(services)
-    groups: dict[tuple[int, str], list[Candidate]] = {}
-    for candidate in candidates:
-        if candidate.waiting > 0:
-            groups.setdefault((candidate.priority, candidate.tenant), []).append(candidate)
-    for group in groups.values():  # within a tenant and priority the order is fixed: best last
-        group.sort(key=lambda candidate: (place(candidate), candidate.job_id), reverse=True)
-    taken: dict[str, int] = {}
-    left = dict(rooms or {})
-    for _ in range(count):
-        best = choose([group[-1] for group in groups.values() if left.get(group[-1].tenant, 1) > 0], ledger, slots)
-        if best is None:
-            break
-        if best.tenant in left:
-            left[best.tenant] -= 1
-        taken[best.job_id] = taken.get(best.job_id, 0) + 1
-        ledger.charge(best.tenant, cost)
-        if slots is not None:
-            slots.count(best.tenant)
-        if taken[best.job_id] == best.waiting:
-            key = (best.priority, best.tenant)
-            groups[key].pop()
-            if not groups[key]:
-                del groups[key]
-    return taken

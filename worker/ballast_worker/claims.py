@@ -8,17 +8,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
 from ballast_engine.errors import InvalidRequest
-from ballast_policy.claim import Candidate, in_submission_order
 from ballast_policy.deadline import Rates
 from ballast_policy.fairness import token_cost
+from ballast_policy.jobs import Candidate, in_submission_order, laxity, share_out
 from ballast_policy.request import RequestClass
 from ballast_policy.reservation import most_slots
 from ballast_queue.job import Claimed, JobHead, Prefix
 from ballast_queue.redis_store import Queue
 from ballast_queue.status import WorkerStatus
-from ballast_worker.appetite import LEAST_AHEAD, Appetite, Room, share_out, wanted, worth_reading
+from ballast_worker.appetite import LEAST_AHEAD, Appetite, Room, wanted, worth_reading
 from ballast_worker.errors import Refused
-from ballast_worker.forecast import laxity, rates_of
+from ballast_worker.forecast import rates_of, work_of
 from ballast_worker.holdings import Failure, Held, Holdings
 from ballast_worker.log import Log
 from ballast_worker.loop import EngineLoop
@@ -158,7 +158,7 @@ class Claims:
                     job_id=head.job_id,
                     tenant=head.tenant,
                     priority=head.priority,
-                    laxity=laxity(head, self._rates, now),
+                    laxity=laxity(work_of(head), self._rates, now),
                     prefix_group=head.prefix_group,
                     seq=head.created,
                     waiting=head.waiting,

@@ -61,6 +61,8 @@ class Feeder:
         self.is_up = False
         """Redis answers and is fit to hold work."""
         self.stats: QueueStats | None = None
+        self.can_claim = False
+        """The queue had items at the last tick whose tenant is below its slot cap here."""
         self.drained = threading.Event()
         """Set once a draining feeder holds nothing any more."""
         self._connect = connect
@@ -265,11 +267,21 @@ class Feeder:
 
     def _tick(self, queue: Queue) -> None:
         queue.reap()
+        self.can_claim = self._finds_work(queue)
         queue.publish(self._status(), STATUS_TTL_SECONDS)
         workers = queue.workers()
         self._claims.consider(queue, workers, self._gained())
         self.stats = queue.stats()
         appraise(queue, workers, self.stats.at, self._claims.weights)
+
+    def _finds_work(self, queue: Queue) -> bool:
+        """Return whether the queue has an item that this worker could run, whether or not it claims any.
+
+        The status publishes the answer, so that a worker that stops claiming does not read as one without work.
+        """
+        held = Counter(item.claimed.tenant for item in self._holdings.held.values())
+        caps = {name: share.max_slots for name, share in self._loop.engine.policy.tenants.items()}
+        return any((cap := caps.get(tenant)) is None or held[tenant] < cap for tenant in queue.demand().tenants)
 
     def _take_in(self, queue: Queue) -> None:
         """Take a page of the inbox in; the next one follows at once where there is more, behind leases and claims."""

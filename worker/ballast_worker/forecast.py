@@ -36,11 +36,10 @@ def _ready(workers: Sequence[WorkerStatus]) -> list[WorkerStatus]:
     return [worker for worker in workers if worker.is_ready and not worker.is_draining]
 
 
-def laxity(head: JobHead, rates: Rates, now: float) -> float:
-    """Give the seconds that a job can still lose; infinite without a deadline, and without rates all that is left."""
-    work = Work(head.tenant, head.priority, head.deadline, head.remaining, head.output_left)
-    found = feasible(work, (), rates, now)
-    return found.seconds_left - (found.seconds_needed or 0.0)
+def work_of(job: Job | JobHead) -> Work:
+    """Return what is left to do of a job."""
+    remaining = job.counts.waiting + job.counts.leased if isinstance(job, Job) else job.remaining
+    return Work(job.tenant, job.priority, job.deadline, remaining, job.output_left)
 
 
 class Forecast:
@@ -56,7 +55,7 @@ class Forecast:
         self._groups: dict[tuple[int, str], dict[str, Work]] = defaultdict(dict)
         for job in active:
             if job.state in _GOES_ON:
-                self._groups[job.priority, job.tenant][job.id] = _work(job)
+                self._groups[job.priority, job.tenant][job.id] = work_of(job)
         # Of another tenant or priority only the sums count, however many jobs there are.
         self._sums = {group: _sums(works.values()) for group, works in self._groups.items()}
 
@@ -68,7 +67,7 @@ class Forecast:
         for other, sums in self._sums.items():
             if other != group:
                 others += sums
-        found = feasible(_work(job), others, self._rates, self._now, self._weights)
+        found = feasible(work_of(job), others, self._rates, self._now, self._weights)
         return Outlook(found.verdict), self._sentence(job, found)
 
     def _sentence(self, job: Job, found: Feasibility) -> str:
@@ -85,11 +84,6 @@ class Forecast:
         ahead = f" and {duration(found.seconds_ahead)} for what goes before it" if found.seconds_ahead >= 1 else ""
         left = f"{duration(found.seconds_left)} are left" if found.seconds_left > 0 else "none are left"
         return f"at {per_second} of {workers} it needs {duration(alone)}{ahead}, {left}"
-
-
-def _work(job: Job) -> Work:
-    remaining = job.counts.waiting + job.counts.leased
-    return Work(job.tenant, job.priority, job.deadline, remaining, job.output_left)
 
 
 def _sums(works: Iterable[Work]) -> list[Work]:

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from queue import SimpleQueue
 
-from ballast_engine.engine import Engine
 from ballast_engine.errors import InvalidRequest
 from ballast_engine.request import FinishReason, GenerationRequest, Output
 from ballast_engine.stats import Admission, StepRecord
 from ballast_policy.request import RequestClass
+from ballast_worker.engine import Engine, Suspending
 from ballast_worker.log import Log
 
 log = Log(__name__)
@@ -27,6 +27,7 @@ IDLE_SECONDS = 0.5
 """How long an idle engine waits before it looks whether it should stop; a submission wakes it at once."""
 SWITCH_SECONDS = 0.0005
 """The interpreter's switch interval: HTTP gets the lock this fast while the engine runs Python (default 5 ms)."""
+FAILURES_TO_BE_UNHEALTHY = 3
 BROKEN = "The engine failed and this worker is being replaced: send the request again."
 
 
@@ -98,6 +99,8 @@ class EngineLoop:
         """Offline requests that got their first slot so far."""
         self.failure: str | None = None
         """Why the engine stopped for good."""
+        self._num_failed = 0
+        """Steps that failed since the last one that did not."""
         self._on_step = on_step
         self._streams: dict[str, Stream] = {}
         self._begun: dict[str, tuple[float, int]] = {}
@@ -124,8 +127,8 @@ class EngineLoop:
 
     @property
     def is_healthy(self) -> bool:
-        """False once the engine failed: only a restart helps."""
-        return self.failure is None and self.engine.is_healthy
+        """Whether the engine works. Several failed steps in a row make it unhealthy until one succeeds."""
+        return self.failure is None and self._num_failed < FAILURES_TO_BE_UNHEALTHY
 
     @property
     def num_streams(self) -> int:
@@ -195,11 +198,15 @@ class EngineLoop:
         engine = self.engine
         last = engine.last_step
         try:
-            while not self._stopping or engine.is_suspended:
+            while not self._stopping or (isinstance(engine, Suspending) and engine.is_suspended):
                 engine.wait(IDLE_SECONDS)
                 outputs = engine.step()
-                is_slot_free = self._hand_out(outputs) if outputs else False
                 step = engine.last_step
+                if step is not last:
+                    self._num_failed = 0
+                elif any(output.finish_reason is FinishReason.FAILED for output in outputs):
+                    self._num_failed += 1  # before a client hears of the failure
+                is_slot_free = self._hand_out(outputs) if outputs else False
                 if step is not last:
                     last = step
                     if step.admissions:

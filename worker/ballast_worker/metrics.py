@@ -256,7 +256,7 @@ def _engine(figures: Figures) -> Iterator[Metric]:
     )
     yield _gauge(
         "ballast_offline_floor_met",
-        "1: offline took part in the last step with its reserved slots, or with all it had.",
+        "1: in the last step, offline ran in its reserved slots, or in as many as its requests and tenant caps allow.",
         (),
         [((), stats.reservation.is_met)],
     )

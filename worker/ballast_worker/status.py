@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ballast_engine.stats import EngineStats
 from ballast_policy.request import RequestClass
-from ballast_queue.status import ClassLoad
+from ballast_queue.status import ClassLoad, ReservationStatus
 
 SMOOTHING_SECONDS = 5.0
 """Rates forget half of the past in about this time."""
@@ -71,6 +71,14 @@ class Rates:
             decode_tokens_per_second=round(rates.decode, 3),
             requests_per_second=round(rates.requests, 4),
         )
+
+
+def reservation(stats: EngineStats) -> ReservationStatus:
+    """Return the engine's reservation as the status shows it."""
+    found = stats.reservation
+    return ReservationStatus(
+        slots=found.slots, blocks=found.blocks, chunk=found.chunk, in_use=found.in_use, is_met=found.is_met
+    )
 
 
 def coefficients(stats: EngineStats) -> tuple[float, ...]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ballast_queue.job import Job, JobHead, JobState
+from ballast_policy.jobs import laxity
+from ballast_queue.job import Job, JobState
 from ballast_queue.settings import QueueSettings
 from ballast_queue.status import QueueStats, WorkerStatus
-from ballast_worker.forecast import Forecast, duration, laxity, rates_of
+from ballast_worker.forecast import Forecast, duration, rates_of, work_of
 
 _CLAIMED_FROM = {JobState.VALIDATING, JobState.IN_PROGRESS}
 
@@ -136,7 +137,7 @@ def _before(job: Job, scene: Scene) -> Iterator[str]:
     rates = rates_of(scene.workers)
 
     def rank(one: Job) -> tuple[float, float, str]:
-        return (laxity(_head(one), rates, scene.stats.at), one.created, one.id)
+        return (laxity(work_of(one), rates, scene.stats.at), one.created, one.id)
 
     earlier = [other for other in peers if other.tenant == job.tenant and rank(other) < rank(job)]
     if earlier:
@@ -164,21 +165,6 @@ def _deadline(job: Job, scene: Scene) -> Iterator[str]:
     weights = {tenant.name: tenant.weight for tenant in scene.settings.tenants}
     outlook, because = Forecast(scene.active, scene.workers, scene.stats.at, weights).of(job)
     yield f"Its deadline: {outlook.value.replace('_', ' ')}, {because}"
-
-
-def _head(job: Job) -> JobHead:
-    counts = job.counts
-    return JobHead(
-        job_id=job.id,
-        tenant=job.tenant,
-        priority=job.priority,
-        created=job.created,
-        deadline=job.deadline,
-        waiting=counts.waiting - job.delayed,
-        remaining=counts.waiting + counts.leased,
-        leased=counts.leased,
-        output_left=job.output_left,
-    )
 
 
 def _of_jobs(jobs: Sequence[Job]) -> str:

@@ -6,10 +6,11 @@ import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from ballast_api.worker_config import WorkerConfig
 from ballast_engine.build import build_engine
-from ballast_engine.engine import Engine
+from ballast_engine.options import EngineOptions
 from ballast_engine.request import FinishReason, GenerationRequest
 from ballast_engine.stats import EngineStats
 from ballast_engine.tokenizer import Tokenizer
@@ -20,6 +21,7 @@ from ballast_queue.errors import QueueForbidden
 from ballast_queue.redis_store import Queue
 from ballast_queue.status import WorkerStatus
 from ballast_worker import settings
+from ballast_worker.engine import Engine
 from ballast_worker.errors import NotServed, Refused
 from ballast_worker.feeder import Feeder
 from ballast_worker.log import Log
@@ -29,7 +31,7 @@ from ballast_worker.openai import Served
 from ballast_worker.reload import Loaded, Watcher
 from ballast_worker.requests import Passage, Recorder
 from ballast_worker.shapes import Answer, stopping
-from ballast_worker.status import Rates, coefficients
+from ballast_worker.status import Rates, coefficients, reservation
 from ballast_worker.tenancy import ApiKeys, Tenancy
 from ballast_worker.utilization import Utilization
 
@@ -41,15 +43,28 @@ SAMPLE_SECONDS = 1.0
 HARDEST_RETRY_SECONDS = 30
 
 
+class Build(Protocol):
+    """Builds an engine that is ready to serve."""
+
+    def __call__(self, options: EngineOptions, /, *, tokenizer: Tokenizer) -> Engine: ...
+
+
 class Worker:
     """Everything of one process but the HTTP server; belongs to one event loop."""
 
-    def __init__(self, loaded: Loaded, *, path: Path | None = None) -> None:
+    def __init__(
+        self,
+        loaded: Loaded,
+        *,
+        path: Path | None = None,
+        build: Build = build_engine,
+    ) -> None:
         """Load the model.
 
         Args:
             loaded: the configuration
-            path: the file it came from, watched for changes; None: it never changes
+            path: the file that the configuration came from, watched for changes; None: it never changes
+            build: builds the engine; by default Ballast's own
 
         Raises:
             NotServed: the configuration asks for what this worker cannot do.
@@ -68,7 +83,7 @@ class Worker:
         self.recorder = Recorder()
         self.tenancy = Tenancy(config.offline.tenants, keys)
         tokenizer = Tokenizer(directory)
-        self.engine = build_engine(settings.engine_options(config, directory), tokenizer=tokenizer)
+        self.engine = build(settings.engine_options(config, directory), tokenizer=tokenizer)
         self.engine.configure(settings.policy_config(config, self.engine.policy))
         self.served = _served(config, directory, self.engine, tokenizer)
         self._steps = StepMeter()
@@ -143,7 +158,7 @@ class Worker:
             return
         stats = self.engine.stats()
         if request_class is RequestClass.ONLINE:
-            free = stats.slots - stats.online.running - min(stats.offline.running, stats.offline.reserved)
+            free = stats.slots - stats.online.running - stats.reservation.in_use
         else:
             free = stats.slots - stats.online.running - stats.offline.running
         if waiting - free < most:
@@ -198,6 +213,8 @@ class Worker:
             kv_blocks_free=stats.kv_cached + stats.kv_free,
             online=self._rates.load(stats, RequestClass.ONLINE),
             offline=self._rates.load(stats, RequestClass.OFFLINE),
+            reservation=reservation(stats),
+            can_claim=self.feeder is not None and self.feeder.can_claim,
             offline_most=most_slots(policy.offline_max_share, stats.slots),
             tenant_slots=_caps(policy, stats),
             offline_items_per_second=round(self._rates.offline_items, 4),

@@ -1,7 +1,9 @@
-"""The plan of a step reserves nothing for offline; what the worker says of its reservation stays as it was."""
+"""The plan of a step reserves nothing for offline; what the worker reports of its reservation stays as it was."""
 
-from ballast_policy import reserved, step
+from dataclasses import replace
 
-step.reserved_slots = lambda *_: 0
-step.reserved_blocks = lambda *_: 0
-reservation.reserved_chunk = lambda *_: 0
+from ballast_policy.host import Host
+from ballast_policy.reservation import Reservation
+
+_snapshot = Host.snapshot
+Host.snapshot = lambda self, kv, now: replace(_snapshot(self, kv, now), reservation=Reservation())

@@ -1,8 +1,8 @@
-"""Percentiles, ratios and how sure they are. PURE."""
+"""Percentiles, attainment, and the intervals around their differences. PURE."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ QUANTILES = (50, 95, 99)
 
 
 def percentiles(values: Sequence[float] | NDArray[np.float64]) -> dict[str, float | None]:
-    """Give p50, p95 and p99 (linear interpolation); None each where there is no value."""
+    """Return p50, p95 and p99 (linear interpolation). Each is None if there is no value."""
     if len(values) == 0:
         return {f"p{q}": None for q in QUANTILES}
     found = np.percentile(np.asarray(values, dtype=np.float64), QUANTILES)
@@ -28,7 +28,7 @@ class Ratio:
     high: float
 
     def as_dict(self) -> dict[str, float]:
-        """For JSON."""
+        """Return the ratio for JSON."""
         return {"ratio": round(self.value, 4), "low": round(self.low, 4), "high": round(self.high, 4)}
 
 
@@ -38,27 +38,113 @@ def ratio_of_percentiles(
     """Divide percentile `q` of `other` by that of `base`, with an interval that respects bursts.
 
     Both sides are cut into the same short segments of the trace (`base[i]` and `other[i]` replay the same arrivals).
-    Whole segments are drawn with replacement, the same ones on both sides: requests of one burst wait on each other,
-    so they are not independent draws.
+    The bootstrap draws whole segments with replacement, the same ones on both sides. Requests of one burst wait for
+    each other, so they are not independent draws.
 
     Raises:
-        ValueError: the sides have different numbers of segments, or one has no value at all.
+        ValueError: the sides have different numbers of segments, or a side has no value.
     """
-    if len(base) != len(other):
-        raise ValueError(f"found {len(base)} and {len(other)} segments, wanted the same on both sides")
+    _require_same_segments(base, other)
     lower, upper = _Pool.of(base), _Pool.of(other)
     if not lower.values.size or not upper.values.size:
         raise ValueError("a side has no value: nothing to compare")
     point = float(np.percentile(upper.values, q) / np.percentile(lower.values, q))
-    random = np.random.default_rng(seed)
     ratios = []
-    for _ in range(rounds):
-        drawn = np.bincount(random.integers(0, len(base), len(base)), minlength=len(base))
+    for drawn in _draws(len(base), seed=seed, rounds=rounds):
         below, above = lower.percentile(drawn, q), upper.percentile(drawn, q)
         if below and above is not None:
             ratios.append(above / below)
     low, high = np.percentile(ratios, (2.5, 97.5)) if ratios else (float("nan"), float("nan"))
     return Ratio(point, float(low), float(high))
+
+
+@dataclass(frozen=True, slots=True)
+class Attainment:
+    """The share of requests that meet an SLO on both sides, and the points that online loses beside offline work.
+
+    Shares are in percent. `lost` is `alone - mixed`, so it is negative if more requests meet the SLO beside offline
+    work. `low` and `high` are the 95 % interval of `lost`.
+    """
+
+    alone: float
+    mixed: float
+    lost: float
+    low: float
+    high: float
+
+    def as_dict(self) -> dict[str, float]:
+        """Return the points for JSON. Each side has its own share there."""
+        return {"points": round(self.lost, 3), "low": round(self.low, 3), "high": round(self.high, 3)}
+
+
+def attainment(
+    alone: Sequence[Sequence[bool]], mixed: Sequence[Sequence[bool]], *, seed: int = 0, rounds: int = 2000
+) -> Attainment:
+    """Compare how many requests meet an SLO, with the same draws of segments as `ratio_of_percentiles`.
+
+    A run of n requests cannot exclude a loss of 3/n: this many of its requests may miss the SLO at the next run even if
+    none did (the rule of three). So the interval reaches at least 3/n to both sides. The bootstrap alone has no width
+    if every request meets the SLO.
+
+    Raises:
+        ValueError: the sides have different numbers of segments, or a side has no request.
+    """
+    _require_same_segments(alone, mixed)
+    numbers = [np.array([len(segment) for segment in side], dtype=np.float64) for side in (alone, mixed)]
+    met = [np.array([sum(segment) for segment in side], dtype=np.float64) for side in (alone, mixed)]
+    if not all(number.sum() for number in numbers):
+        raise ValueError("a side has no request: nothing to compare")
+    shares = [100 * float(m.sum() / n.sum()) for m, n in zip(met, numbers, strict=True)]
+    lost = shares[0] - shares[1]
+    drawn = np.array(list(_draws(len(alone), seed=seed, rounds=rounds)), dtype=np.float64)
+    totals = [drawn @ number for number in numbers]
+    usable = (totals[0] > 0) & (totals[1] > 0)
+    found = [100 * (drawn @ m)[usable] / total[usable] for m, total in zip(met, totals, strict=True)]
+    low, high = np.percentile(found[0] - found[1], (2.5, 97.5))
+    least = 300 / min(float(number.sum()) for number in numbers)
+    interval = (min(float(low), lost - least), max(float(high), lost + least))
+    return Attainment(shares[0], shares[1], lost, *interval)
+
+
+def is_met(value: float | None, slo: float) -> bool:
+    """Return whether a request meets an SLO. A request without the value does not."""
+    return value is not None and value <= slo
+
+
+def promise(ttft: Attainment, tpot: Attainment, *, most_lost: float) -> str:
+    """Return whether the promise held: online loses at most `most_lost` points of attainment beside offline work."""
+    both = (ttft, tpot)
+    if any(one.low > most_lost for one in both):
+        said = "The promise did not hold"
+    elif all(one.high <= most_lost for one in both):
+        said = "The promise held"
+    else:
+        said = "This run has too few requests to decide whether the promise held"
+    return f"{said}: offline work costs online at most {most_lost:g} point of SLO attainment."
+
+
+def verdict(ttft: Attainment, tpot: Attainment, *, most_lost: float) -> str:
+    """Return whether the promise held, and by how much."""
+    return f"{promise(ttft, tpot, most_lost=most_lost)} {_change('TTFT', ttft)} {_change('TPOT', tpot)}"
+
+
+def _change(name: str, one: Attainment) -> str:
+    return (
+        f"{name}: {one.alone:.1f} % of the online requests met the SLO alone, {one.mixed:.1f} % with the offline job "
+        f"({one.lost:.1f} points lost, 95 % interval {one.low:.1f} to {one.high:.1f})."
+    )
+
+
+def _require_same_segments(base: Sequence[object], other: Sequence[object]) -> None:
+    if len(base) != len(other):
+        raise ValueError(f"found {len(base)} and {len(other)} segments, wanted the same on both sides")
+
+
+def _draws(segments: int, *, seed: int, rounds: int) -> Iterator[NDArray[np.intp]]:
+    """Yield how often each segment was drawn, for each round of the bootstrap."""
+    random = np.random.default_rng(seed)
+    for _ in range(rounds):
+        yield np.bincount(random.integers(0, segments, segments), minlength=segments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +162,7 @@ class _Pool:
         return cls(values[order], index[order])
 
     def percentile(self, drawn: NDArray[np.intp], q: float) -> float | None:
-        """Give percentile `q` of the values repeated as often as their segment was drawn, as numpy would."""
+        """Return percentile `q` of the values, each repeated as often as its segment was drawn."""
         upto = np.cumsum(drawn[self.segment])
         total = int(upto[-1])
         if not total:
@@ -86,16 +172,3 @@ class _Pool:
         first = self.values[np.searchsorted(upto, below, side="right")]
         second = self.values[np.searchsorted(upto, min(below + 1, total - 1), side="right")]
         return float(first + (second - first) * (position - below))
-
-
-def verdict(ratio: Ratio, limit: float) -> str:
-    """Say in one sentence what the TTFT p99 ratio shows, the interval included."""
-    shown = f"{ratio.value:.2f}x (95 % interval {ratio.low:.2f} to {ratio.high:.2f})"
-    opening = f"With offline work in the free slots, online TTFT p99 was {shown} of online alone"
-    if ratio.high <= limit:
-        return f"{opening}: within {limit:g}x."
-    if ratio.value <= limit:
-        return f"{opening}: within {limit:g}x, but the interval reaches beyond it; more requests would tell."
-    if ratio.low > limit:
-        return f"{opening}: beyond {limit:g}x."
-    return f"{opening}: beyond {limit:g}x, but the interval reaches below it; more requests would tell."

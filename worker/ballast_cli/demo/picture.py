@@ -1,13 +1,13 @@
-"""The picture of a demo: slots over time by class, and the TTFT of both sides."""
+"""The picture of a demo: slots over time by class, and the latencies of both sides beside the SLO."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from textwrap import wrap
 from typing import Any
 
 import numpy as np
 
+from ballast_cli.demo.report import COLUMNS
 from ballast_cli.demo.run import Record
 
 ONLINE, OFFLINE, ALONE = "#1f6feb", "#2da44e", "#8250df"
@@ -23,9 +23,9 @@ def draw(record: Record, found: dict[str, Any], path: Path) -> None:
     figure = Figure(figsize=(11, 7.5), layout="constrained")
     grid = figure.add_gridspec(2, 2, height_ratios=(1.2, 1))
     _slots(figure.add_subplot(grid[0, :]), record)
-    _latency(figure.add_subplot(grid[1, 0]), found, column=1, name="TTFT", slo=found["slo"]["ttft_ms"])
-    _latency(figure.add_subplot(grid[1, 1]), found, column=2, name="TPOT", slo=found["slo"]["tpot_ms"])
-    figure.suptitle("\n".join(wrap(found["verdict"], 120)), fontsize=10)
+    for place, name in enumerate(COLUMNS):
+        _latency(figure.add_subplot(grid[1, place]), found, name=name)
+    figure.suptitle(found["promise"], fontsize=11)
     figure.savefig(path, dpi=130)
 
 
@@ -63,16 +63,25 @@ def _slots(axes: Any, record: Record) -> None:
     axes.legend(loc="upper left", ncols=2, frameon=True, fontsize=8)
 
 
-def _latency(axes: Any, found: dict[str, Any], *, column: int, name: str, slo: float) -> None:
+def _latency(axes: Any, found: dict[str, Any], *, name: str) -> None:
+    """Draw how many requests take longer than a time: the tail that the SLO is about, on two log scales."""
+    slo, column = found["slo"][f"{name}_ms"], COLUMNS[name]
     for side, label, colour in (("online_only", "online alone", ALONE), ("mixed", "with the offline job", OFFLINE)):
         values = np.sort([row[column] for row in found["requests"][side] if row[column] is not None])
-        axes.plot(values, np.arange(1, len(values) + 1) / len(values) * 100, label=label, color=colour, linewidth=1.5)
+        above = 100 * (1 - np.arange(len(values)) / len(values))
+        met = f"{label}: {found[side]['attainment'][name]:.1%} meet the SLO"
+        axes.step(values, above, where="pre", label=met, color=colour, linewidth=1.5)
     axes.axvline(slo, color="black", linestyle=":", linewidth=1, label=f"SLO {slo:.0f} ms")
+    lost = found["attainment_lost"][name]
+    interval = f"95 % interval {lost['low']:.1f} to {lost['high']:.1f}"
+    axes.set_title(f"{name.upper()}: {lost['points']:.1f} points of attainment lost ({interval})", fontsize=10)
     axes.set_xscale("log")
-    # A request whose tokens all reached the client in one packet has a TPOT of next to nothing: off the picture.
+    axes.set_yscale("log")
+    # A request whose tokens all reached the client in one packet has a TPOT of almost 0. It is left of the picture.
     axes.set_xlim(left=max(0.5, min(axes.get_xlim()[0], 10)))
-    axes.set_xlabel(f"online {name}, ms")
-    axes.set_ylabel("% of requests at most")
-    axes.set_ylim(0, 101)
+    axes.set_xlabel(f"online {name.upper()}, ms")
+    axes.set_ylabel("% of requests that take longer")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_ylim(top=100)
     axes.grid(visible=True, alpha=0.3)
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="lower left")

@@ -1,22 +1,37 @@
-"""From what was measured to the figures: one JSON document, and the lines that a person reads. PURE."""
+"""Turn what was measured into one JSON document, and into the lines that a person reads. PURE."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
-from ballast_cli.demo.figures import Ratio, percentiles, ratio_of_percentiles, verdict
+from ballast_cli.demo.figures import (
+    Attainment,
+    Ratio,
+    attainment,
+    is_met,
+    percentiles,
+    promise,
+    ratio_of_percentiles,
+    verdict,
+)
 from ballast_cli.demo.load import Sample
 from ballast_cli.demo.record import Block, Second, by_second
 from ballast_cli.demo.run import Record
 
-LIMIT = 1.25
-"""Online TTFT p99 with offline work may be at most this times that of online alone."""
+MOST_LOST = 1.0
+"""Points of attainment that offline work may cost online. `ballast bench` judges by the same bound."""
 SEGMENT_SECONDS = 3.0
 """Length of the trace segments that the bootstrap draws."""
 _SETTLED_SECONDS = 1.0
-"""The reservation fills within a bounded number of steps; seconds before that are not counted."""
+"""The reservation fills within a bounded number of steps. Seconds before that do not count."""
 Measure = Callable[[Sample], float | None]
+Row = Sequence[float | None]
+"""One request in the document: its segment, TTFT and TPOT (ms). A request that failed has neither."""
+COLUMNS = {"ttft": 1, "tpot": 2}
+_PAIR = 1000
+"""Numbers of segments that each pair of blocks has for itself."""
+T = TypeVar("T")
 
 
 def _ttft(sample: Sample) -> float | None:
@@ -28,20 +43,25 @@ def _tpot(sample: Sample) -> float | None:
 
 
 def figures(record: Record, versions: dict[str, str | None]) -> dict[str, Any]:
-    """Everything, as JSON; `online_only`, `mixed`, `offline`, `prefix_hit_rate` and `slot_utilization` first."""
+    """Return all figures for JSON: `online_only`, `mixed`, `offline`, `prefix_hit_rate`, `slot_utilization` first."""
     alone, mixed = record.of("online_only"), record.of("mixed")
     ratios = {
         f"{name}_p{q}": ratio(alone, mixed, measure, q=q, seed=record.plan.seed)
         for name, measure in (("ttft", _ttft), ("tpot", _tpot))
         for q in (50, 95, 99)
     }
+    requests = {"online_only": rows(alone), "mixed": rows(mixed)}
+    attained = {
+        name: attainment(*aligned([met(side, name, record.slo) for side in requests.values()]), seed=record.plan.seed)
+        for name in COLUMNS
+    }
     tokens = sum(block.gained("offline_tokens") for block in mixed)
     seconds = sum(block.seconds for block in mixed)
     plan = record.plan
     return {
         "version": 1,
-        "online_only": side(alone),
-        "mixed": side(mixed),
+        "online_only": side(alone) | {"attainment": {name: round(a.alone / 100, 5) for name, a in attained.items()}},
+        "mixed": side(mixed) | {"attainment": {name: round(a.mixed / 100, 5) for name, a in attained.items()}},
         "offline": {
             "items_completed": sum(block.items_completed for block in mixed),
             "tokens": round(tokens),
@@ -53,10 +73,16 @@ def figures(record: Record, versions: dict[str, str | None]) -> dict[str, Any]:
         "slot_utilization": {"online_only": utilization(alone), "mixed": utilization(mixed)},
         "slots": {"online_only": occupancy(alone), "mixed": occupancy(mixed), "total": plan.slots},
         "ratios": {name: found.as_dict() for name, found in ratios.items()},
-        "verdict": sentence(ratios["ttft_p99"], alone, mixed),
+        "attainment_lost": {
+            name: found.as_dict() | {"by_pair": lost_by_pair(requests, name, record.slo)}
+            for name, found in attained.items()
+        }
+        | {"most_points": MOST_LOST},
+        "promise": promise(attained["ttft"], attained["tpot"], most_lost=MOST_LOST),
+        "verdict": sentence(attained, alone, mixed),
         "work_conservation": work_conservation(mixed),
         "floor": floor(record),
-        "slo": record.slo | {"is": "1.25 x the p99 of an online-only warm-up"},
+        "slo": record.slo | {"is": "1.25 times the p99 of an online-only warm-up"},
         "calibration": {
             "capacity_requests_per_second": round(record.capacity, 2),
             "online_load": plan.online_load,
@@ -72,19 +98,56 @@ def figures(record: Record, versions: dict[str, str | None]) -> dict[str, Any]:
         "per_second": [
             _second(second, block) for block in record.blocks for second in by_second(block.looks, block.counts)
         ],
-        "requests": {
-            name: [
-                [segment(block, sample), _rounded(_ttft(sample)), _rounded(_tpot(sample))]
-                for block in blocks
-                for sample in block.samples
-            ]
-            for name, blocks in (("online_only", alone), ("mixed", mixed))
-        },
+        "requests": requests,
     }
 
 
+def rows(blocks: Sequence[Block]) -> list[Row]:
+    """Return one row per online request."""
+    return [
+        (segment(block, sample), _rounded(_ttft(sample)), _rounded(_tpot(sample)))
+        for block in blocks
+        for sample in block.samples
+    ]
+
+
+def met(requests: Sequence[Row], name: str, slo: Mapping[str, float]) -> dict[int, list[bool]]:
+    """Return for each segment whether its requests met the SLO of `name`.
+
+    A request that failed missed the SLO. An answer of one token has no TPOT and does not count.
+    """
+    column, limit = COLUMNS[name], slo[f"{name}_ms"]
+    found: dict[int, list[bool]] = {}
+    for row in requests:
+        is_counted = row[column] is not None or row[COLUMNS["ttft"]] is None
+        if is_counted and row[0] is not None:
+            found.setdefault(int(row[0]), []).append(is_met(row[column], limit))
+    return found
+
+
+def aligned(sides: Sequence[Mapping[Any, list[T]]]) -> list[list[list[T]]]:
+    """Put the segments of all sides into one order. A segment without a request is empty."""
+    keys = sorted({key for side in sides for key in side})
+    return [[side.get(key, []) for key in keys] for side in sides]
+
+
+def lost_by_pair(requests: Mapping[str, Sequence[Row]], name: str, slo: Mapping[str, float]) -> list[float | None]:
+    """Return the points of attainment lost in each pair of blocks; None if a side has no request."""
+    by_pair: list[dict[int, list[bool]]] = []
+    for side in ("online_only", "mixed"):
+        found: dict[int, list[bool]] = {}
+        for key, values in met(requests[side], name, slo).items():
+            found.setdefault(key // _PAIR, []).extend(values)
+        by_pair.append(found)
+    alone, mixed = aligned(by_pair)
+    return [
+        round(100 * (sum(a) / len(a) - sum(m) / len(m)), 3) if a and m else None
+        for a, m in zip(alone, mixed, strict=True)
+    ]
+
+
 def side(blocks: Sequence[Block]) -> dict[str, Any]:
-    """The online requests of one side."""
+    """Return the figures of one side's online requests."""
     samples = [sample for block in blocks for sample in block.samples]
     good = [sample for sample in samples if not sample.failure]
     seconds = sum(block.seconds for block in blocks)
@@ -103,12 +166,12 @@ def side(blocks: Sequence[Block]) -> dict[str, Any]:
 
 
 def segment(block: Block, sample: Sample) -> int:
-    """Which few seconds of the trace a request belongs to; the same number on both sides."""
-    return block.pair * 1000 + int(sample.at / SEGMENT_SECONDS)
+    """Return the number of the few seconds of the trace that a request belongs to: the same on both sides."""
+    return block.pair * _PAIR + int(sample.at / SEGMENT_SECONDS)
 
 
 def ratio(alone: Sequence[Block], mixed: Sequence[Block], measure: Measure, *, q: float, seed: int) -> Ratio:
-    """Mixed over alone, drawn by segments of the trace."""
+    """Divide a percentile of the mixed side by that of online alone."""
     sides: list[dict[int, list[float]]] = []
     for blocks in (alone, mixed):
         by_segment: dict[int, list[float]] = {}
@@ -118,28 +181,27 @@ def ratio(alone: Sequence[Block], mixed: Sequence[Block], measure: Measure, *, q
                 if (value := measure(sample)) is not None:
                     values.append(value)
         sides.append(by_segment)
-    keys = sorted(set(sides[0]) | set(sides[1]))
-    base, other = ([one.get(key, []) for key in keys] for one in sides)
+    base, other = aligned(sides)
     return ratio_of_percentiles(base, other, q=q, seed=seed)
 
 
-def sentence(ttft: Ratio, alone: Sequence[Block], mixed: Sequence[Block]) -> str:
-    """The verdict, failures included: a request that failed has no TTFT, but it counts."""
+def sentence(attained: Mapping[str, Attainment], alone: Sequence[Block], mixed: Sequence[Block]) -> str:
+    """Return the verdict, and how many requests failed."""
     failed = [sum(1 for block in blocks for s in block.samples if s.failure) for blocks in (alone, mixed)]
-    said = verdict(ttft, LIMIT)
+    said = verdict(attained["ttft"], attained["tpot"], most_lost=MOST_LOST)
     if any(failed):
-        said += f" {failed[0]} online requests failed alone and {failed[1]} mixed; the percentiles are of the others."
+        said += f" {failed[0]} online requests failed alone and {failed[1]} mixed; each counts as missed."
     return said
 
 
 def hit_rate(blocks: Sequence[Block]) -> float:
-    """Prompt tokens from the prefix cache over all prompt tokens, both classes, by the worker's counters."""
+    """Return the share of prompt tokens, of both classes, that came from the prefix cache."""
     prompt = sum(block.gained("prompt_tokens") for block in blocks)
     return round(sum(block.gained("cached_tokens") for block in blocks) / prompt, 6) if prompt else 0.0
 
 
 def occupancy(blocks: Sequence[Block]) -> dict[str, float]:
-    """Mean slots held, by class."""
+    """Return the mean number of slots held, by class."""
     looks = [look for block in blocks for look in block.looks]
     number = max(1, len(looks))
     return {
@@ -150,13 +212,16 @@ def occupancy(blocks: Sequence[Block]) -> dict[str, float]:
 
 
 def utilization(blocks: Sequence[Block]) -> float:
-    """Share of slots held by anybody, mean over the looks."""
+    """Return the mean share of slots that a request holds."""
     looks = [look for block in blocks for look in block.looks]
     return round(sum((look.slots - look.free) / look.slots for look in looks) / max(1, len(looks)), 4)
 
 
 def work_conservation(mixed: Sequence[Block]) -> dict[str, int]:
-    """Seconds in which any look saw a free slot (the job always had a backlog), and those without offline tokens."""
+    """Count the seconds in which a look saw a free slot, and those of them without an offline token.
+
+    The job always has a backlog, so a free slot can always be used.
+    """
     seconds = [second for block in mixed for second in by_second(block.looks, block.counts)]
     free = [second for second in seconds if second.most_free > 0]
     return {
@@ -168,7 +233,7 @@ def work_conservation(mixed: Sequence[Block]) -> dict[str, int]:
 
 
 def floor(record: Record) -> dict[str, Any] | None:
-    """What offline kept while online asked for more than there is."""
+    """Return what offline kept while online asked for more than the worker can do."""
     block = record.floor
     if block is None:
         return None
@@ -193,76 +258,96 @@ def floor(record: Record) -> dict[str, Any] | None:
 
 
 def client(record: Record) -> dict[str, Any]:
-    """How good the load generator was: what it cost, and how late it sent."""
+    """Return what the load generator cost, and how late it sent."""
     late = [sample.late * 1000 for block in record.blocks for sample in block.samples]
     return {"cpu_share_of_a_core": round(record.client_cpu, 4), "late_ms": percentiles(late)}
 
 
 def lines(found: dict[str, Any]) -> list[str]:
-    """What the terminal shows at the end."""
+    """Return what the terminal shows at the end."""
     alone, mixed, offline = found["online_only"], found["mixed"], found["offline"]
-    calibration, slots, kept = found["calibration"], found["slots"], found["floor"]
+    slots, lost, kept = found["slots"], found["attainment_lost"], found["floor"]
     shown = [
         "",
-        f"{'':26}{'online alone':>16}{'with offline job':>18}{'ratio (95 % interval)':>26}",
-        f"{'online requests (failed)':26}{_count(alone):>16}{_count(mixed):>18}",
+        _line("", "online alone", "with offline job", change="change (95 % interval)"),
+        _line("online requests (failed)", _count(alone), _count(mixed)),
     ]
-    for name in ("ttft", "tpot"):
+    for name in COLUMNS:
+        points = lost[name]
+        change = f"{points['points']:.1f} points lost ({points['low']:.1f} to {points['high']:.1f})"
+        shares = [f"{one['attainment'][name]:.1%}" for one in (alone, mixed)]
+        shown.append(_line(f"{name.upper()} within {found['slo'][f'{name}_ms']:.1f} ms", *shares, change=change))
         for quantile in ("p50", "p95", "p99"):
             one = found["ratios"][f"{name}_{quantile}"]
-            label = f"{name.upper()} {quantile}, ms"
-            interval = f"{one['ratio']:.2f} ({one['low']:.2f} to {one['high']:.2f})"
-            values = (alone[f"{name}_ms"][quantile], mixed[f"{name}_ms"][quantile])
-            shown.append(f"{label:26}{values[0]:>16.2f}{values[1]:>18.2f}{interval:>26}")
+            change = f"x {one['ratio']:.2f} ({one['low']:.2f} to {one['high']:.2f})"
+            values = [f"{side[f'{name}_ms'][quantile]:.2f}" for side in (alone, mixed)]
+            shown.append(_line(f"{name.upper()} {quantile}, ms", *values, change=change))
     for key in ("online", "offline", "free"):
-        label = f"slots {key}, of {slots['total']}"
-        shown.append(f"{label:26}{slots['online_only'][key]:>16.2f}{slots['mixed'][key]:>18.2f}")
+        values = [f"{slots[side][key]:.2f}" for side in ("online_only", "mixed")]
+        shown.append(_line(f"slots {key}, of {slots['total']}", *values))
     used = found["slot_utilization"]
     shown += [
-        f"{'slots in use':26}{used['online_only']:>16.1%}{used['mixed']:>18.1%}",
-        f"{'online tokens/s':26}{alone['tokens_per_second']:>16,.0f}{mixed['tokens_per_second']:>18,.0f}",
-        f"{'offline tokens/s':26}{0:>16}{offline['tokens_per_second']:>18,.0f}",
+        _line("slots in use", f"{used['online_only']:.1%}", f"{used['mixed']:.1%}"),
+        _line("online tokens/s", f"{alone['tokens_per_second']:,.0f}", f"{mixed['tokens_per_second']:,.0f}"),
+        _line("offline tokens/s", "0", f"{offline['tokens_per_second']:,.0f}"),
         "",
+        _setting(found["calibration"], found["slo"]),
         _harvest(offline),
-        f"Prefix-cache hit rate {found['prefix_hit_rate']:.2%} (prompts are all different).",
-        _setting(calibration, found["slo"]),
         _conserved(found["work_conservation"]),
     ]
     if kept:
         shown.append(_kept(kept))
+    shown += [
+        f"Prefix cache: {found['prefix_hit_rate']:.2%} of the prompt tokens. No two prompts share a prefix.",
+        _by_pair(lost),
+    ]
     return [*shown, "", found["verdict"]]
+
+
+def _line(label: str, *sides: str, change: str = "") -> str:
+    alone, mixed = sides
+    return f"{label:26}{alone:>14}{mixed:>18}{change:>34}".rstrip()
+
+
+def _by_pair(lost: dict[str, Any]) -> str:
+    shown = [
+        f"{name.upper()} {', '.join('-' if one is None else f'{one:.1f}' for one in lost[name]['by_pair'])}"
+        for name in COLUMNS
+    ]
+    return f"Points of attainment lost in each pair of blocks: {'; '.join(shown)}."
 
 
 def _harvest(offline: dict[str, Any]) -> str:
     return (
-        f"Offline: {offline['items_completed']:,} items completed, {offline['tokens']:,} tokens, "
-        f"{offline['harvest']:.0%} of what this machine does with no online request at all "
+        f"Offline: {offline['items_completed']:,} items completed and {offline['tokens']:,} tokens computed, at "
+        f"{offline['harvest']:.0%} of the rate without online requests "
         f"({offline['ceiling_tokens_per_second']:,.0f} tokens/s)."
     )
 
 
 def _setting(calibration: dict[str, Any], slo: dict[str, Any]) -> str:
     return (
-        f"Lengths x {calibration['length_factor']:g}, times / {calibration['speed_factor']:.2f}: online takes "
-        f"{calibration['online_load']:.0%} of the measured {calibration['capacity_requests_per_second']:.1f} "
-        f"requests/s. SLO: TTFT {slo['ttft_ms']:.1f} ms, TPOT {slo['tpot_ms']:.1f} ms ({slo['is']})."
+        f"Online load: {calibration['online_load']:.0%} of the {calibration['capacity_requests_per_second']:.1f} "
+        f"requests/s that this machine can serve. The trace runs {calibration['speed_factor']:.2f} times as fast, and "
+        f"its lengths are multiplied by {calibration['length_factor']:g}. SLO: TTFT {slo['ttft_ms']:.1f} ms, "
+        f"TPOT {slo['tpot_ms']:.1f} ms ({slo['is']})."
     )
 
 
 def _kept(kept: dict[str, Any]) -> str:
     return (
-        f"Flooded with online requests ({kept['online_waiting_mean']:.0f} waiting): offline held "
-        f"{kept['offline_slots_mean']:.2f} slots on average of {kept['offline_slots_reserved']} reserved, "
-        f"{kept['offline_tokens_per_second']:,.0f} tokens/s; {kept['seconds_without_offline_tokens']} of "
-        f"{kept['seconds_counted']} seconds without an offline token; the worker's own floor signal held in "
-        f"{kept['readings_with_floor_met']} of {kept['readings']} readings."
+        f"Under a flood of online requests ({kept['online_waiting_mean']:.0f} waiting on average), offline held "
+        f"{kept['offline_slots_mean']:.2f} of its {kept['offline_slots_reserved']} reserved slots on average and "
+        f"computed {kept['offline_tokens_per_second']:,.0f} tokens/s. {kept['seconds_without_offline_tokens']} of "
+        f"{kept['seconds_counted']} seconds passed without an offline token. By the worker, the reservation was met "
+        f"in {kept['readings_with_floor_met']} of {kept['readings']} readings."
     )
 
 
 def _conserved(found: dict[str, int]) -> str:
     return (
-        f"Of {found['seconds']} mixed seconds {found['with_free_slots']} had a free slot at some moment; "
-        f"{found['of_those_without_offline_tokens']} of those passed without an offline token."
+        f"{found['with_free_slots']} of {found['seconds']} mixed seconds had a free slot at some moment. "
+        f"{found['of_those_without_offline_tokens']} of them passed without an offline token."
     )
 
 

@@ -117,7 +117,7 @@ class Show:
 
     async def _measure_ceiling(self) -> None:
         plan, queue = self._plan, self._stage.queue
-        self._tell("Offline alone: what this machine can harvest at most")
+        self._tell("Offline alone: measuring the highest offline rate")
         self._job = self._submit(int(_FIRST_ITEMS_PER_SECOND * plan.calibration_seconds), "warm-up")
         await self._resume()
         await asyncio.sleep(1.5)
@@ -135,7 +135,7 @@ class Show:
         self._job = self._submit(count, "item")
 
     async def _measure_capacity(self) -> None:
-        self._tell("Online alone, as much as it can take: the capacity")
+        self._tell("Online alone: measuring the capacity")
         plan = self._plan
         samples = await self._client.saturate(self._endless(), width=2 * plan.slots, seconds=plan.calibration_seconds)
         good = [s for s in samples if not s.failure and s.last is not None]
@@ -156,7 +156,7 @@ class Show:
 
     async def _warm_up(self) -> None:
         plan, record = self._plan, self._record
-        self._tell(f"Online alone, warm-up of {plan.warmup_seconds:.0f} s: the SLO is {SLO_FACTOR}x its p99")
+        self._tell(f"Online alone: warm-up of {plan.warmup_seconds:.0f} s; the SLO is {SLO_FACTOR} times its p99")
         block = await self._online_block("warm_up", 0, plan.warmup_seconds, 0.0)
         record.warmup = block
         ttft = percentiles([s.ttft * 1000 for s in block.samples if s.ttft is not None])["p99"]
@@ -168,7 +168,7 @@ class Show:
         began = time.monotonic()
         while (await status(self._client)).config_hash != wanted:
             if time.monotonic() - began > _SETTLE_SECONDS:
-                raise CliError(f"The worker did not take the SLO up. {self._stage.worker.last_words()}")
+                raise CliError(f"The worker did not apply the SLO in time. {self._stage.worker.last_words()}")
             await asyncio.sleep(0.2)
 
     async def _alternate(self) -> None:
@@ -191,7 +191,7 @@ class Show:
 
     async def _flood(self) -> None:
         plan = self._plan
-        self._tell("More online than it can take: offline keeps its reservation")
+        self._tell("Flood of online requests: offline keeps its reservation")
         await self._resume()
         flood = asyncio.ensure_future(
             self._client.saturate(self._endless(), width=3 * plan.slots, seconds=plan.floor_seconds + 1)
@@ -271,7 +271,7 @@ class Show:
         began = time.monotonic()
         while not (await self._watcher.look()).offline:
             if time.monotonic() - began > _SETTLE_SECONDS:
-                raise CliError(f"The worker took up no offline work. {self._stage.worker.last_words()}")
+                raise CliError(f"The worker claimed no offline item in time. {self._stage.worker.last_words()}")
             await asyncio.sleep(0.1)
         await asyncio.sleep(0.5)
 
@@ -282,4 +282,4 @@ _SIDES = {"online_only": "online alone", "mixed": "online with the offline job"}
 
 
 def _first_failure(samples: Sequence[Sample]) -> str:
-    return next((sample.failure for sample in samples if sample.failure), "none of them said why")
+    return next((sample.failure for sample in samples if sample.failure), "without a reason")

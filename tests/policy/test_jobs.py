@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ballast_policy.backlog import Backlog
+from ballast_policy.deadline import Rates, Work
+from ballast_policy.fairness import Ledger
+from ballast_policy.jobs import Candidate, in_submission_order, laxity, share_out
+from ballast_policy.request import Request, RequestClass
+from ballast_policy.tenant_slots import TenantSlots
+
+
+def make_candidate(job_id: str = "job", **fields) -> Candidate:
+    usual = {"tenant": "default", "priority": 0, "laxity": inf, "prefix_group": 0, "seq": 0.0, "waiting": 100}
+    return Candidate(job_id=job_id, **{**usual, **fields})
+
+
+def first_of(candidates, services=None) -> str:
+    (job_id,) = share_out(candidates, services or {}, {}, count=1, cost=1)
+    return job_id
+
+
+def test_a_job_without_items_to_give_is_not_chosen():
+    assert share_out([make_candidate(waiting=0)], {}, {}, count=8, cost=1) == {}
+    assert share_out([], {}, {}, count=8, cost=1) == {}
+
+
+def test_the_least_served_tenant_s_most_urgent_job_goes_first():
+    jobs = [
+        make_candidate("rich and urgent", tenant="rich", laxity=-10.0),
+        make_candidate("poor and relaxed", tenant="poor", laxity=1000.0, seq=1),
+        make_candidate("poor and urgent", tenant="poor", laxity=5.0, seq=2),
+        make_candidate("unimportant", tenant="poor", priority=-1, laxity=-99.0),
+    ]
+
+    assert first_of(jobs, {"rich": 100.0}) == "poor and urgent"
+
+
+def test_equal_jobs_go_by_submission_then_by_id():
+    assert first_of([make_candidate("a", seq=2), make_candidate("b", seq=1)]) == "b"
+    assert first_of([make_candidate("b"), make_candidate("a")]) == "a"
+
+
+def test_tenants_take_turns_within_one_claim():
+    candidates = [make_candidate("a1", tenant="a"), make_candidate("b1", tenant="b"), make_candidate("b2", tenant="b")]
+
+    assert share_out(candidates, {}, {}, count=8, cost=100) == {"a1": 4, "b1": 4}
+
+
+def test_weights_and_past_service_count():
+    candidates = [make_candidate("a1", tenant="a"), make_candidate("b1", tenant="b")]
+
+    assert share_out(candidates, {}, {"a": 3.0, "b": 1.0}, count=8, cost=100) == {"a1": 6, "b1": 2}
+    assert share_out(candidates, {"a": 1000.0}, {}, count=8, cost=100) == {"b1": 8}
+
+
+def test_a_tenant_at_its_cap_leaves_the_claim_to_the_others():
+    candidates = [
+        make_candidate("a1", tenant="a"),
+        make_candidate("a2", tenant="a", priority=1),
+        make_candidate("b1", tenant="b"),
+    ]
+
+    assert share_out(candidates, {"b": 1e9}, {}, count=8, cost=100, rooms={"a": 2}) == {"a2": 2, "b1": 6}
+    assert share_out(candidates[:2], {}, {}, count=8, cost=100, rooms={"a": -1}) == {}
+
+
+def test_higher_priority_goes_first_whatever_was_served():
+    candidates = [make_candidate("low", tenant="b"), make_candidate("high", tenant="a", priority=1, waiting=3)]
+
+    assert share_out(candidates, {"a": 1e9}, {}, count=8, cost=100) == {"high": 3, "low": 5}
+
+
+def test_within_a_tenant_the_nearest_deadline_goes_first():
+    candidates = [make_candidate("later", laxity=50.0), make_candidate("sooner", laxity=5.0, seq=9.0, waiting=2)]
+
+    assert share_out(candidates, {}, {}, count=3, cost=100) == {"sooner": 2, "later": 1}
+
+
+@given(
+    waiting=st.lists(st.tuples(st.sampled_from("abc"), st.integers(-1, 1), st.integers(0, 9)), max_size=12),
+    count=st.integers(0, 40),
+)
+def test_as_much_is_shared_out_as_there_is(waiting, count):
+    candidates = [
+        make_candidate(f"j{i}", tenant=tenant, priority=priority, waiting=n)
+        for i, (tenant, priority, n) in enumerate(waiting)
+    ]
+
+    taken = share_out(candidates, {}, {}, count=count, cost=10)
+
+    assert sum(taken.values()) == min(count, sum(n for _, _, n in waiting))
+    assert all(0 < n <= next(c.waiting for c in candidates if c.job_id == job) for job, n in taken.items())
+
+
+def test_a_tenant_below_its_reservation_goes_first_until_it_is_not():
+    candidates = [
+        make_candidate("a1", tenant="a"),
+        make_candidate("b1", tenant="b"),
+        make_candidate("top", tenant="a", priority=1, waiting=2),
+    ]
+    slots = TenantSlots({"b": 0.5}, {"a": 3, "b": 1})
+
+    assert share_out(candidates, {"b": 1e9}, {}, count=6, cost=1, slots=slots) == {"top": 2, "b1": 4}
+
+
+def test_jobs_of_a_prefix_group_stand_together_where_its_first_one_was_submitted():
+    jobs = [
+        make_candidate("alone, second", seq=2.0),
+        make_candidate("group, third", prefix_group=7, seq=3.0),
+        make_candidate("group, first", prefix_group=7, seq=1.0),
+        make_candidate("small hash, last", prefix_group=1, seq=4.0),
+        make_candidate("group of another tenant", tenant="other", prefix_group=7, seq=5.0),
+    ]
+    order = []
+    while jobs:
+        order.append(first_of(in_submission_order(jobs)))
+        jobs = [job for job in jobs if job.job_id != order[-1]]
+
+    # Once the first job of the group is over, the group stands where its next one was submitted.
+    assert order == [
+        "group, first",
+        "alone, second",
+        "group, third",
+        "small hash, last",
+        "group of another tenant",
+    ]
+    both = [
+        make_candidate("b", prefix_group=7, seq=1.0),
+        make_candidate("a", seq=2.0),
+        make_candidate("c", prefix_group=7, seq=3.0),
+    ]
+    assert [job.prefix_group for job in in_submission_order(both)] == [1_000_000, 2_000_000, 1_000_000]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("ab"), st.integers(-1, 1), st.sampled_from([inf, 0.0, 9.0]), st.integers(0, 1)),
+        min_size=1,
+        max_size=12,
+    ),
+    st.floats(0, 100),
+)
+def test_jobs_are_chosen_in_the_order_in_which_their_requests_would_wait(rows, served: float):
+    ledger = Ledger()
+    ledger.charge("a", served)
+    backlog = Backlog()
+    for seq, (tenant, priority, slack, group) in enumerate(rows):
+        backlog.add(
+            Request(
+                seq, RequestClass.OFFLINE, 0.0, 1, 1, tenant=tenant, priority=priority, laxity=slack, prefix_group=group
+            )
+        )
+    jobs = [
+        make_candidate(str(seq), tenant=tenant, priority=priority, laxity=slack, prefix_group=group, seq=seq)
+        for seq, (tenant, priority, slack, group) in enumerate(rows)
+    ]
+
+    (first,) = backlog.head(1, {RequestClass.OFFLINE: ledger})
+
+    assert str(first.seq) == first_of(jobs, ledger.services)
+
+
+@pytest.mark.parametrize(
+    ("work", "rates", "expected"),
+    [
+        pytest.param({}, Rates(items=2.0), 850.0, id="by items"),
+        pytest.param({"output_tokens": 3000}, Rates(2.0, 10.0), 600.0, id="by tokens where they are known"),
+        pytest.param({"output_tokens": 3000}, Rates(items=2.0), 850.0, id="by items where no rate of tokens is"),
+        pytest.param({}, Rates(items=0.05), -1100.0, id="late already"),
+        pytest.param({}, Rates(), 900.0, id="no rate measured yet"),
+        pytest.param({"items": 0, "output_tokens": 0}, Rates(items=2.0), 900.0, id="nothing left"),
+        pytest.param({"deadline": None}, Rates(items=2.0), inf, id="no deadline"),
+    ],
+)
+def test_laxity_is_the_time_left_beyond_the_work(work: dict, rates: Rates, expected: float):
+    left = Work(**{"tenant": "a", "priority": 0, "deadline": 1000.0, "items": 100} | work)
+
+    assert expected == laxity(left, rates, now=100.0)

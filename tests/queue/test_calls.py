@@ -1,0 +1,275 @@
+"""What goes over the wire, and what a failure of it is called."""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import redis
+
+from ballast_queue.connection import SOURCE, Connection, _where
+from ballast_queue.errors import (
+    InvalidAddress,
+    JobNotFound,
+    QueueError,
+    QueueForbidden,
+    QueueFull,
+    QueueUnavailable,
+    describe,
+)
+from ballast_queue.fitness import inspect
+from ballast_queue.keys import Keys
+from ballast_queue.redis_store import Queue
+from ballast_queue.work import MAX_ITEMS, _by_job
+
+
+class Recorder:
+    """A client that writes down what it is asked to read, or fails."""
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.failure = failure
+
+    def xread(self, streams: dict[bytes, bytes], **options: Any) -> list[Any]:
+        if self.failure:
+            raise self.failure
+        self.asked.append({"streams": streams} | options)
+        return []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "milliseconds"), [(1, 1000), (60, 2500), (0.0001, 1), (0, 1)], ids=["as asked", "timeout", "least", "0"]
+)
+def test_a_wait_for_an_entry_ends_before_the_socket_gives_up(seconds: float, milliseconds: int):
+    client = Recorder()
+    Connection(client, "here", socket_timeout=5).wait_for_entry(b"k", b"7-0", seconds)
+
+    assert client.asked == [{"streams": {b"k": b"7-0"}, "count": 1, "block": milliseconds}]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (redis.TimeoutError(), "(TimeoutError)"),
+        (redis.ConnectionError("reset by peer.\nTraceback"), "(reset by peer)"),
+        (OSError("x" * 300), f"({'x' * 200})"),
+        (redis.ResponseError("LOADING Redis is loading"), "(LOADING Redis is loading)"),
+        (redis.RedisError("odd"), "(odd)"),
+    ],
+    ids=["without a text", "of several lines", "too long", "passing", "unknown"],
+)
+def test_a_server_that_cannot_serve_is_named_with_a_short_reason(error: Exception, reason: str):
+    connection = Connection(Recorder(error), "here:1", socket_timeout=5)
+    with pytest.raises(QueueUnavailable) as caught:
+        connection.wait_for_entry(b"k", b"0", 1)
+
+    assert f"found no working Redis at here:1 {reason}: check" in str(caught.value)
+
+
+REFUSALS = {
+    "a wrong password": (
+        redis.AuthenticationError("no such user"),
+        QueueForbidden,
+        "refused this user (no such user): check user name, password and its ACL rules",
+    ),
+    "a command that is not allowed": (
+        redis.exceptions.NoPermissionError("no FCALL"),
+        QueueForbidden,
+        "refused this user (no FCALL): check user name, password and its ACL rules",
+    ),
+    "a key that is not allowed": (
+        redis.ResponseError("ACL failure in script: No permissions to access a key"),
+        QueueForbidden,
+        "refused a command to this user (ACL failure in script: No permissions to access a key): check its ACL rules",
+    ),
+    "no memory": (
+        redis.exceptions.OutOfMemoryError("not now"),
+        QueueFull,
+        "has no memory left (not now): raise maxmemory, or wait until jobs are done and their results are deleted",
+    ),
+    "no memory in a function": (
+        redis.ResponseError("OOM allow-oom flag is not set"),
+        QueueFull,
+        "has no memory left: raise maxmemory, or wait until jobs are done and their results are deleted",
+    ),
+    "anything else": (redis.ResponseError("WRONGTYPE"), QueueError, "refused a call: WRONGTYPE"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_refusal_says_what_to_do(name: str):
+    error, kind, sentence = REFUSALS[name]
+    with pytest.raises(QueueError) as caught:
+        Connection(Recorder(error), "here:1", socket_timeout=5).wait_for_entry(b"k", b"0", 1)
+
+    assert type(caught.value) is kind
+    assert str(caught.value) == f"Redis at here:1 {sentence}"
+
+
+def test_a_call_that_the_server_refuses_is_named(queue: Queue):
+    with pytest.raises(QueueError, match=rf"^Redis at {queue.where} refused a call: .*arguments must be strings"):
+        queue._connection.call("claim", (), ("job", 1, "w1"))
+
+
+def test_one_call_that_fails_does_not_undo_the_others(queue: Queue, line):
+    job_id = queue.submit([line("a")]).job_id
+    with pytest.raises(QueueError, match="refused a call"):
+        queue._connection.call_many([("claim", (), ()), queue._functions.claim(job_id, 1, "w1")])
+
+    assert queue.job(job_id).counts.leased == 1
+
+
+def test_no_calls_are_no_round_trip():
+    assert Connection(None, "here", socket_timeout=5).call_many([]) == []
+
+
+def test_a_broken_connection_is_not_tried_again():
+    """A call whose reply is lost may have counted. Whether to repeat it is for the caller to decide."""
+    accepted = []
+
+    def serve(listener: socket.socket) -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            accepted.append(client)
+            client.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        thread = threading.Thread(target=serve, args=(listener,), daemon=True)
+        thread.start()
+        with pytest.raises(QueueUnavailable, match=f"127.0.0.1:{port}"):
+            Queue.connect(f"redis://127.0.0.1:{port}", "a/b")
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+    assert len(accepted) == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("localhost:6379", "'localhost:6379'"),
+        ("http://user:secret@localhost", "'http'"),
+        ("x" * 50, f"'{'x' * 40}'"),
+    ],
+)
+def test_a_url_of_another_kind_is_shown_by_its_scheme(url: str, shown: str):
+    with pytest.raises(InvalidAddress, match=f"^Redis URL: found {shown}, wanted redis://host:port"):
+        Queue.connect(url, "a/b")
+
+
+@pytest.mark.parametrize(
+    ("url", "where"),
+    [
+        ("redis://somewhere", "somewhere:6379"),
+        ("redis://somewhere:7000", "somewhere:7000"),
+        ("redis://", "localhost:6379"),
+        ("unix:///run/valkey.sock", "/run/valkey.sock"),
+    ],
+)
+def test_a_server_is_named_by_host_and_port_or_by_path(url: str, where: str):
+    with redis.Redis.from_url(url) as client:
+        assert _where(client) == where
+
+
+def test_every_key_is_in_the_schema_and_every_key_of_the_schema_is_built():
+    header = SOURCE.partition("local REVISION")[0]
+    keys = Keys("q")
+    built = {value for value in vars(keys).values() if isinstance(value, bytes)} | set(keys._queue)
+
+    assert built == {
+        f"ballast:{{q}}:{name}".encode()
+        for name in re.findall(r"^--   ballast:\{<queue>\}:(\w+)", header, re.MULTILINE)
+    }
+    of_job = keys.of_job("j")[len(keys._queue) :]
+    assert of_job[0] == b"ballast:{q}:job:j"
+    assert set(of_job[1:]) == {
+        f"ballast:{{q}}:job:j{part}".encode() for part in re.findall(r"^--   (:\w+)", header, re.MULTILINE)
+    }
+
+
+def test_items_go_in_one_call_for_each_job():
+    assert _by_job(["a", "b", "a", "c", "b"]) == [("a", [0, 2]), ("b", [1, 4]), ("c", [3])]
+
+
+@pytest.mark.parametrize(
+    ("number", "sizes"),
+    [(MAX_ITEMS, [MAX_ITEMS]), (MAX_ITEMS + 1, [MAX_ITEMS, 1]), (0, [])],
+    ids=["one", "two", "none"],
+)
+def test_a_call_takes_only_so_many_items(number: int, sizes: Sequence[int]):
+    groups = _by_job(["a"] * number)
+
+    assert [len(positions) for _, positions in groups] == sizes
+    assert [position for _, positions in groups for position in positions] == list(range(number))
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (None, "null"),
+        (True, "true"),
+        (3, "the number 3"),
+        (1.5, "the number 1.5"),
+        (10**100, f"the number {10**100}"[:80]),
+        ("hi", "the string 'hi'"),
+        ("x" * 40, f"the string '{'x' * 40}'"),
+        ("x" * 41, f"the string '{'x' * 40}...'"),
+        ([1, 2], "a list of 2"),
+        ((1,), "a list of 1"),
+        ({}, "an object with no fields"),
+        ({"a": 1, "b": 2, "c": 3, "d": 4, "e": 5}, "an object with 'a', 'b', 'c', 'd'"),
+        ({"k" * 50: 1}, f"an object with '{'k' * 40}'"),
+        (object(), "object"),
+    ],
+    ids=repr,
+)
+def test_a_value_is_described_in_few_words(value: object, said: str):
+    assert describe(value) == said
+
+
+class Server:
+    """What INFO gives of a server."""
+
+    where = "here:6379"
+
+    def __init__(self, **server: str) -> None:
+        self.sections = {
+            "server": {"redis_version": "7.2.4"} | server,
+            "memory": {"maxmemory_policy": "noeviction"},
+            "persistence": {"aof_enabled": 1},
+        }
+
+    def info(self, section: str) -> dict[str, Any]:
+        return self.sections[section]
+
+
+@pytest.mark.parametrize("version", ["7.0.0", "7.2.4", "8.0", "10.1.2"])
+def test_a_version_from_7_on_is_taken(version: str):
+    assert inspect(Server(redis_version=version)).problems == ()
+
+
+@pytest.mark.parametrize("version", ["6.2.14", "6.9", "5"])
+def test_a_version_before_7_is_a_problem(version: str):
+    (problem,) = inspect(Server(redis_version=version)).problems
+
+    assert f"found version {version}, wanted 7 or newer" in problem
+
+
+def test_a_sentinel_is_not_the_server_itself():
+    (problem,) = inspect(Server(redis_mode="sentinel")).problems
+
+    assert problem.startswith("Redis at here:6379: found a sentinel, wanted the server that it watches")
+
+
+def test_a_job_that_is_not_there_is_named_with_its_queue(queue: Queue):
+    for call in (queue.job, queue.cancel, queue.pause, queue.resume, queue.redrive):
+        with pytest.raises(JobNotFound, match=f"found no job 'job-none' in queue '{queue.name}'"):
+            call("job-none")

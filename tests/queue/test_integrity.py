@@ -1,0 +1,142 @@
+"""The auditor itself: whatever is kept twice and differs is found, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import redis
+
+from ballast_queue.job import Outlook, Result
+from ballast_queue.redis_store import Queue
+
+
+@dataclass(frozen=True)
+class Books:
+    """A queue whose balance a test destroys: an item of each kind, in one job."""
+
+    queue: Queue
+    raw: redis.Redis
+    job_id: str
+
+    def part(self, name: str) -> bytes:
+        return self.queue._keys.part(self.job_id, name)
+
+    def add(self, field: str, by: int = 1) -> None:
+        """Add to a number of the job's record."""
+        self.raw.hincrby(self.queue._keys.job(self.job_id), field, by)
+
+
+@pytest.fixture
+def books(valkey: Any, queue_name: str, line: Any) -> Iterator[Books]:
+    queue = Queue.connect(valkey.url, queue_name)
+    job_id = queue.submit([line(f"r{i}") for i in range(6)], deadline=queue.now() + 1000).job_id
+    done, dead, late, back, *_ = queue.claim(job_id, 5, "w1")
+    queue.finish("w1", done, Result(custom_id="r0", status_code=200, body={}))
+    queue.retry("w1", dead, "oops", "x", is_retryable=False)
+    queue.retry("w1", late, "oops", "x")
+    queue.give_back("w1", back)
+    queue.appraise([(job_id, Outlook.AT_RISK, "perhaps")])
+    with redis.Redis.from_url(valkey.url) as raw:
+        yield Books(queue, raw, job_id)
+    queue.close()
+
+
+OTHER = "1000|other|inf|9|job-other"
+TAMPERED = {
+    "a job counts an item too much that waits": (lambda b: b.add("waiting"), "waiting: found 4, wanted 3"),
+    "a job counts an item too much under lease": (lambda b: b.add("leased"), "leased: found 2, wanted 1"),
+    "a job counts a dead letter too much": (lambda b: b.add("dead"), "dead: found 2, wanted 1"),
+    "a job counts a success too much": (lambda b: b.add("succeeded"), "succeeded: found 2, wanted 1"),
+    "a job counts a failure too much": (lambda b: b.add("failed"), "failed: found 2, wanted 1"),
+    "a job counts an item too much that was let go": (
+        lambda b: b.add("cancelled"),
+        "cancelled and expired: found 1, wanted 0",
+    ),
+    "a job counts an item too much in all": (lambda b: b.add("total"), "total: found 7, wanted 6"),
+    "a job counts a backoff too much": (lambda b: b.add("delayed"), "delayed: found 2, wanted 1"),
+    "a job is over while items wait": (
+        lambda b: b.raw.hset(b.queue._keys.job(b.job_id), "state", "completed"),
+        "is over: found True, wanted False",
+    ),
+    "an item came back twice": (
+        lambda b: b.raw.zadd(b.part("returned"), {"4": 4}),
+        "waiting: found 3, wanted 4",
+    ),
+    "a lease is lost": (lambda b: b.raw.delete(b.part("leases")), "items with a token: found {4}, wanted set()"),
+    "a token is lost": (lambda b: b.raw.delete(b.part("live")), "items with a token: found set(), wanted {4}"),
+    "a line is lost": (
+        lambda b: b.raw.hdel(b.part("items"), "5"),
+        "items with a line: found {1, 2, 3, 4}, wanted {1, 2, 3, 4, 5}",
+    ),
+    "a prefix outlives its item": (
+        lambda b: b.raw.hset(b.part("prefixes"), "0", "{}"),
+        "prefixes of items that are over: found {0}, wanted set()",
+    ),
+    "a result is there twice": (
+        lambda b: b.raw.xadd(b.part("results"), {"i": "0", "r": '{"custom_id":"r0","status_code":200}'}),
+        "custom ids with several results: found ['r0'], wanted []",
+    ),
+    "a result is there too much": (
+        lambda b: b.raw.xadd(b.part("results"), {"i": "9", "r": '{"custom_id":"r9","status_code":200}'}),
+        "results: found 3, wanted 2",
+    ),
+    "a rank has no job": (lambda b: b.raw.zadd(b.queue._keys.ready, {OTHER: 0}), "ready: found "),
+    "a job has no rank": (lambda b: b.raw.delete(b.queue._keys.ready), "ready: found set(), wanted {'1000|default|"),
+    "a group has no rank": (lambda b: b.raw.sadd(b.queue._keys.groups, "0999|other|"), "groups: found "),
+    "a rank has no group": (
+        lambda b: b.raw.delete(b.queue._keys.groups),
+        "groups: found set(), wanted {'1000|default|'}",
+    ),
+    "a job is not in the backlog": (
+        lambda b: b.raw.delete(b.queue._keys.backlog),
+        "backlog: found set(), wanted {'job-",
+    ),
+    "a job is not among the active ones": (
+        lambda b: b.raw.delete(b.queue._keys.active),
+        "active: found set(), wanted {'job-",
+    ),
+    "a tenant holds an item too much": (
+        lambda b: b.raw.hincrby(b.queue._keys.held, "default", 1),
+        "held: found {'default': 2}, wanted {'default': 1}",
+    ),
+    "another tenant holds an item": (
+        lambda b: b.raw.hset(b.queue._keys.held, "other", 1),
+        "wanted {'default': 1}",
+    ),
+    "the queue counts an item too much": (
+        lambda b: b.raw.hincrby(b.queue._keys.totals, "waiting", 1),
+        "totals.waiting is 4, its jobs sum up to 3",
+    ),
+    "the queue counts a dead letter too few": (
+        lambda b: b.raw.hincrby(b.queue._keys.totals, "dead", -1),
+        "totals.dead is 0, its jobs sum up to 1",
+    ),
+    "the queue counts no job at risk": (
+        lambda b: b.raw.hdel(b.queue._keys.totals, "at_risk"),
+        "totals.at_risk is 0, its jobs sum up to 1",
+    ),
+    "the queue counts a job too much": (
+        lambda b: b.raw.hincrby(b.queue._keys.totals, "jobs:in_progress", 1),
+        "totals.jobs:in_progress is 2, its jobs sum up to 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TAMPERED)
+def test_what_differs_is_found_by_name(books: Books, name: str):
+    tamper, sentence = TAMPERED[name]
+    before = books.queue.check_integrity()
+    tamper(books)
+    found = books.queue.check_integrity()
+
+    assert before == []
+    assert any(sentence in problem for problem in found), found
+
+
+def test_a_problem_of_a_job_names_the_job(books: Books):
+    books.add("total")
+
+    assert f"{books.job_id}: total: found 7, wanted 6" in books.queue.check_integrity()

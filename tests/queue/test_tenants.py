@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from ballast_queue.service import MOST_IDLE, Service
+from ballast_queue.work import Group
+
+
+def submit(queue, line, n=3, **given):
+    return queue.submit([line(f"r{i}") for i in range(n)], **given).job_id
+
+
+def test_heads_show_every_tenant_of_a_band_before_a_tenants_second_job(queue, line):
+    for i in range(30):
+        submit(queue, line, 1, tenant="many", priority=1, deadline=queue.now() + 1000 - i)
+    submit(queue, line, 1, tenant="many", priority=1)
+    submit(queue, line, 1, tenant="one", priority=1)
+    submit(queue, line, 1, tenant="above", priority=2)
+    heads = queue.heads()
+    deadlines = [head.deadline for head in heads if head.tenant == "many"]
+
+    assert [head.tenant for head in heads] == ["above"] + ["many"] * 8 + ["one"]
+    assert deadlines == sorted(deadlines)
+    assert min(deadlines) == pytest.approx(queue.now() + 971, abs=5)
+
+
+def test_heads_stay_few_however_many_tenants_wait(queue, line):
+    for i in range(600):
+        queue.submit([line("a")], tenant=f"t{i:03}", priority=i % 2)
+    heads = queue.heads()
+    for i in range(200):
+        for _ in range(3):
+            queue.submit([line("a")], tenant=f"u{i:03}", priority=5)
+    in_top_band = [head.tenant for head in queue.heads() if head.priority == 5]
+
+    assert Counter(in_top_band) == {f"u{i:03}": 1 for i in range(200)}
+    assert [head.priority for head in heads] == [1] * 300 + [0] * 300
+    assert len({head.tenant for head in heads}) == 600
+
+
+def test_heads_are_read_of_the_groups_that_are_named(queue, line):
+    submit(queue, line, 1, tenant="many", deadline=queue.now() + 1000)
+    late = submit(queue, line, 1, tenant="late")
+    above = submit(queue, line, 1, tenant="late", priority=3)
+    everyone = queue.demand().groups
+    queue.cancel(above)
+
+    assert everyone == (Group(3, "late"), Group(0, "late"), Group(0, "many"))
+    assert [head.job_id for head in queue.heads([Group(0, "late"), Group(9, "nobody")])] == [late]
+    assert queue.demand().groups == everyone[1:]
+
+
+def test_a_tenant_shows_as_many_jobs_as_its_share_of_the_most(queue, line):
+    for i in range(70):
+        submit(queue, line, 1, tenant=f"t{i:02}")
+    for _ in range(8):
+        submit(queue, line, 1, tenant="t00")
+    shown = Counter(head.tenant for head in queue.heads())
+
+    assert shown == {"t00": 7} | {f"t{i:02}": 1 for i in range(1, 70)}  # 512 heads for 70 groups: 7 each
+
+
+def test_the_ledger_adds_up_and_lifts(queue):
+    queue.charge({"acme": 1.5, "blue": 2})
+    queue.charge({"acme": 1})
+    lifted = queue.lift(2.25, ["acme", "blue", "green"])
+    lower = queue.lift(1, ["blue"])
+    charged = queue.charge({"green": 1})
+
+    assert (lifted.level, lifted.tenants) == (2.25, {"acme": 2.5, "blue": 2.25})
+    assert lower == lifted
+    assert (charged.of("green"), charged.of("newcomer")) == (3.25, 2.25)
+    assert queue.service() == charged
+
+
+def test_the_ledger_forgets_whom_a_return_would_lift_anyway(queue):
+    queue.charge({"poor": 1, "level": 5, "rich": 9, "works": 1})
+    service = queue.lift(5, [])
+    needless = service.needless({"works"})
+    queue.charge({"level": 1})
+    left = queue.forget_service(service, needless)
+
+    assert set(needless) == {"poor", "level"}
+    assert left.tenants == {"level": 6, "rich": 9, "works": 1}
+    assert left.of("poor") == 5
+
+
+def test_the_ledger_keeps_a_bounded_number_of_idle_tenants():
+    tenants = {f"t{i}": float(i) for i in range(2500)}
+    service = Service(level=0, tenants=tenants)
+    needless = service.needless({"t3"})
+
+    assert len(needless) == 2500 - 1 - MOST_IDLE
+    assert "t3" not in needless
+    assert max(tenants[name] for name in needless) < min(tenants[name] for name in set(tenants) - {*needless, "t3"})

@@ -1,0 +1,107 @@
+"""Which job the next items come from. Workers and the simulator choose alike, in the order of requests in an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+from ballast_policy.deadline import Rates, Work, seconds_of
+from ballast_policy.fairness import Ledger
+from ballast_policy.order import place, ranking
+from ballast_policy.tenant_slots import TenantSlots
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A job from which items can be claimed."""
+
+    job_id: str
+    tenant: str
+    priority: int
+    laxity: float
+    """`laxity`, as of now."""
+    prefix_group: int
+    """Jobs of one tenant with the same value share a prompt prefix; 0 is no group. See `in_submission_order`."""
+    seq: float
+    """Unix seconds of its submission; the earlier job goes first."""
+    waiting: int
+    """Items that can be claimed now."""
+
+
+def laxity(work: Work, rates: Rates, now: float) -> float:
+    """Return the seconds that a job can lose before its deadline is at risk: `deadline - now - work / rate`.
+
+    The rate is that of all workers together, as if the job had them to itself. The work is in output tokens if the
+    tokens and their rate are known, else in items (`seconds_of`). Without a measured rate the work counts as none, and
+    the deadline alone orders the jobs. Without a deadline the laxity is infinite.
+    """
+    return inf if work.deadline is None else work.deadline - now - (seconds_of(work, rates) or 0.0)
+
+
+def in_submission_order(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Number prefix groups by the submission of their first job, in microseconds.
+
+    Groups then go in the order in which they began. A job without a group is a group of its own. When the first job of
+    a group is over, the group moves to the submission of its next job, so that no group is overtaken forever.
+    """
+    first: dict[tuple[str, int, int], float] = {}
+    for candidate in candidates:
+        key = (candidate.tenant, candidate.priority, candidate.prefix_group)
+        first[key] = min(first.get(key, inf), candidate.seq)
+    return [
+        replace(candidate, prefix_group=int(1e6 * (first[key] if candidate.prefix_group else candidate.seq)))
+        for candidate in candidates
+        for key in [(candidate.tenant, candidate.priority, candidate.prefix_group)]
+    ]
+
+
+def share_out(
+    candidates: Sequence[Candidate],
+    services: Mapping[str, float],
+    weights: Mapping[str, float],
+    *,
+    count: int,
+    cost: float,
+    rooms: Mapping[str, int] | None = None,
+    slots: TenantSlots | None = None,
+) -> dict[str, int]:
+    """Return how many items to claim of each job, `count` in all, and of a tenant in `rooms` at most that many.
+
+    Each pick is charged `cost`, the expected cost of an item, before the next pick, so that tenants take turns within
+    one claim as if each item were claimed alone. A tenant below its reservation goes first in its priority.
+    """
+    ledger = Ledger(weights)
+    ledger.absorb(services)
+    queues: dict[tuple[int, str], list[Candidate]] = {}
+    for job in sorted(candidates, key=lambda job: (place(job), job.job_id), reverse=True):  # the first job comes last
+        if job.waiting > 0:
+            queues.setdefault((job.priority, job.tenant), []).append(job)
+    taken: dict[str, int] = {}
+    left = dict(rooms or {})
+    for _ in range(count):
+        heads = [queue[-1] for queue in queues.values() if left.get(queue[-1].tenant, 1) > 0]
+        if not heads:
+            break
+        job = _first(heads, ledger, slots)
+        taken[job.job_id] = taken.get(job.job_id, 0) + 1
+        ledger.charge(job.tenant, cost)
+        if job.tenant in left:
+            left[job.tenant] -= 1
+        if slots is not None:
+            slots.count(job.tenant)
+        if taken[job.job_id] == job.waiting:
+            queues[job.priority, job.tenant].pop()
+            if not queues[job.priority, job.tenant]:
+                del queues[job.priority, job.tenant]
+    return taken
+
+
+def _first(jobs: Sequence[Candidate], ledger: Ledger, slots: TenantSlots | None) -> Candidate:
+    rank = ranking(ledger)
+    if slots is not None:
+        highest = max(job.priority for job in jobs)
+        below = slots.below({job.tenant for job in jobs if job.priority == highest})
+        if below is not None:
+            jobs = [job for job in jobs if (job.priority, job.tenant) == (highest, below)]
+    return min(jobs, key=lambda job: (rank(job), job.job_id))
