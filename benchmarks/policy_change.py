@@ -359,8 +359,8 @@ def cells(row: Row) -> tuple[str, ...]:
 
 
 CHANGES = (
-    *("setting", "variant", "requests", "TTFT met", "", "TPOT met", "", "total", "", "offline", ""),
-    *("TTFT ms p50", "", "p99", "", "worst third", "", "bound"),
+    *("setting", "variant", "requests", "TTFT met", "after", "TPOT met", "after", "total", "after", "offline", "after"),
+    *("TTFT ms p50", "after", "p99", "after", "worst third", "after", "bound"),
 )
 
 
@@ -396,17 +396,17 @@ def broken(before: Row, after: Row) -> list[str]:
         return [] if before.failure else [f"failed: {after.failure}"]
     if before.failure:
         return []
-    found = []
+    found, gained = [], []
     for name, was, now in (
         ("TTFT", before.ttft_attainment, after.ttft_attainment),
         ("TPOT", before.tpot_attainment, after.tpot_attainment),
     ):
         lost = (was or 0.0) - (now or 0.0)
-        if lost > MOST_ATTAINMENT and lost * after.requests > 1.5:
-            found.append(f"{name} loses {100 * lost:.2f}")
+        if abs(lost) > MOST_ATTAINMENT and abs(lost) * after.requests > 1.5:
+            (found if lost > 0 else gained).append(f"{name} {'loses' if lost > 0 else 'gains'} {100 * abs(lost):.2f}")
     total = (before.total or 0.0) - (after.total or 0.0)
     if total > MOST_TOTAL:
-        found.append(f"total loses {100 * total:.1f}")
+        found += [f"total loses {100 * total:.1f}", *gained]
     return found
 
 
@@ -458,13 +458,16 @@ def options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help=f"{QUICK:.0%} of the simulated time, 3 minutes at least")
     parser.add_argument("--only", metavar="SETTING,...", help=f"some of {', '.join(known)}; a prefix names several")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows, setting by setting")
+    parser.add_argument("--resume", action="store_true", help="keep the settings that the file of --json holds")
     parser.add_argument("--against", type=Path, metavar="FILE", help="rows of an earlier run, with the same options")
     found = parser.parse_args()
     prefixes = tuple(found.only.split(",")) if found.only else ("",)
     for prefix in prefixes:
         if not any(name.startswith(prefix) for name in known):
             parser.error(f"unknown setting {prefix!r}; known are {', '.join(known)}")
+    if found.resume and not found.json:
+        parser.error("--resume continues a run that was written with --json: name its file")
     found.settings = [name for name in known if name.startswith(prefixes)]
     return found
 
@@ -473,17 +476,32 @@ def main() -> int:
     """Measure, write and compare; the exit status is 1 if the bound is broken."""
     args = options()
     before = read_rows(args.against, is_quick=args.quick) if args.against else None
+    found: dict[str, list[Row]] = {}
+    if args.resume and args.json.exists():
+        for row in read_rows(args.json, is_quick=args.quick).values():
+            found.setdefault(row.setting, []).append(row)
     began = time.monotonic()
-    found = measured(args.settings, is_quick=args.quick, jobs=args.jobs)
-    seconds = time.monotonic() - began
-    if args.json:
-        document = {"is_quick": args.quick, "seconds": round(seconds), "rows": [asdict(row) for row in found]}
-        args.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    print(f"{len(found)} rows in {seconds / 60:.1f} minutes")
+    wanted = [name for name in args.settings if name not in found]
+    for name, measured_rows in measured(wanted, is_quick=args.quick, jobs=args.jobs):
+        found[name] = measured_rows
+        if args.json:
+            write_rows(args.json, in_order(found), is_quick=args.quick)
+    print(f"{len(in_order(found))} rows in {(time.monotonic() - began) / 60:.1f} minutes")
     if before is None:
-        print_rows(found)
+        print_rows(in_order(found))
         return 0
-    return 0 if print_change(before, found) else 1
+    return 0 if print_change(before, in_order(found)) else 1
+
+
+def in_order(found: Mapping[str, Sequence[Row]]) -> list[Row]:
+    """Return the rows in the order of the settings, whichever was done first."""
+    return [row for name in settings() for row in found.get(name, ())]
+
+
+def write_rows(path: Path, found: Sequence[Row], *, is_quick: bool) -> None:
+    """Write rows, so that a run can be resumed or compared with."""
+    document = {"is_quick": is_quick, "rows": [asdict(row) for row in found]}
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def read_rows(path: Path, *, is_quick: bool) -> dict[tuple[str, str], Row]:
@@ -494,13 +512,16 @@ def read_rows(path: Path, *, is_quick: bool) -> dict[tuple[str, str], Row]:
     return {row.key: row for row in (Row(**fields) for fields in document["rows"])}
 
 
-def measured(names: Sequence[str], *, is_quick: bool, jobs: int) -> list[Row]:
+def measured(names: Sequence[str], *, is_quick: bool, jobs: int) -> Iterator[tuple[str, list[Row]]]:
     """Measure the settings in several processes, the longest first, and print progress."""
     known = settings()
     cost = {name: (1 + len(known[name].variants)) * known[name].seconds(is_quick=is_quick) / 60 for name in names}
     tasks = sorted(((name, seed) for name in names for seed in range(SEEDS)), key=lambda task: -cost[task[0]])
     whole = SEEDS * sum(cost.values())
-    print(f"{whole:,.0f} simulated minutes, about {whole * CPU_SECONDS / jobs / 60:.0f} minutes by {jobs} processes")
+    print(
+        f"{whole:,.0f} simulated minutes, about {whole * CPU_SECONDS / jobs / 60:.0f} minutes by {jobs} processes",
+        flush=True,
+    )
     turns: dict[str, list[Turn]] = {name: [] for name in names}
     began, done = time.monotonic(), 0.0
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
@@ -510,13 +531,10 @@ def measured(names: Sequence[str], *, is_quick: bool, jobs: int) -> list[Row]:
             turns[name].append(future.result())
             done += cost[name]
             elapsed = (time.monotonic() - began) / 60
-            print(
-                f"{elapsed:5.1f} min, {elapsed * (whole / done - 1):.1f} left: {name}, seed {seed}",
-                file=sys.stderr,
-                flush=True,
-            )
-    ordered = (sorted(turns[name], key=lambda turn: turn.seed) for name in names)
-    return [row for each in ordered for row in rows(each)]
+            left = elapsed * (whole / done - 1)
+            print(f"{elapsed:5.1f} min, {left:.1f} left: {name}, seed {seed}", file=sys.stderr, flush=True)
+            if len(turns[name]) == SEEDS:
+                yield name, list(rows(sorted(turns.pop(name), key=lambda turn: turn.seed)))
 
 
 if __name__ == "__main__":

@@ -44,9 +44,9 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel("Reserved and lent", "short", "Slots kept for offline work, and what each class holds beyond its own.",
               {"reserved for {{class}}": "sum by (class) (ballast_slots_reserved@)",
                "lent to {{class}}": "sum by (class) (ballast_slots_lent@)"}),
-        Panel("What offline may use", "percentunit", "Of what the SLO leaves; of the leeway over answers that a cap on "
-              "interference gives; and what offline added to online latency, where there is a cap.",
-              {"lent": "min(ballast_lending_ratio@)", "leeway": "min(ballast_leeway_ratio@)",
+        Panel("What offline may use", "percentunit", "The share of what the SLO leaves that is lent, and, under a cap, "
+              "what offline work added to online latency.",
+              {"lent": "min(ballast_lending_ratio@)",
                "interference": "max(ballast_interference_ratio@)"}),
         Panel("Tokens", "short", "Computed for the first time, per second.",
               {"{{class}} {{phase}}": "sum by (class, phase) (rate(ballast_tokens_total@[5m]))"}),

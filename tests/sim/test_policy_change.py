@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import json
+import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,9 +45,11 @@ def make_row(change):
         ({"tpot_attainment": 0.97, "total": 0.93}, ["TPOT loses 1.00", "total loses 2.0"]),
         ({"ttft_attainment": 0.980, "requests": 100}, []),
         ({"ttft_attainment": 0.970, "requests": 100}, ["TTFT loses 2.00"]),
+        ({"ttft_attainment": 0.995, "total": 0.9}, ["total loses 5.0", "TTFT gains 0.50"]),
+        ({"ttft_attainment": 0.995}, []),
         ({"failure": "1 of 3 seeds: G1"}, ["failed: 1 of 3 seeds: G1"]),
     ],
-    ids=["the same", "within", "TTFT", "TPOT and total", "one request", "two requests", "failed"],
+    ids=["the same", "within", "TTFT", "TPOT and total", "one request", "two requests", "traded", "gained", "failed"],
 )
 def test_a_row_is_broken_by_more_than_the_bound_and_more_than_one_request(change, make_row, after, found):
     assert change.broken(make_row(), make_row(**after)) == found
@@ -74,11 +76,38 @@ def test_both_sides_are_printed_and_only_rows_of_both_are_judged(change, make_ro
 
 def test_rows_are_read_back_from_what_was_written_the_same_way_alone(change, make_row, tmp_path):
     path = tmp_path / "before.json"
-    path.write_text(json.dumps({"is_quick": True, "seconds": 1, "rows": [asdict(make_row())]}))
+    change.write_rows(path, [make_row()], is_quick=True)
 
     assert change.read_rows(path, is_quick=True) == {make_row().key: make_row()}
     with pytest.raises(SystemExit, match="with --quick: run it the same way"):
         change.read_rows(path, is_quick=False)
+
+
+def test_rows_stand_in_the_order_of_the_settings(change, make_row):
+    names = ["caps-azure-40", "azure-60"]
+
+    found = change.in_order({name: [make_row(setting=name)] for name in names})
+
+    assert [row.setting for row in found] == names[::-1]
+
+
+def test_a_resumed_run_keeps_the_settings_that_are_done(change, make_row, tmp_path):
+    path, earlier = tmp_path / "rows.json", tmp_path / "before.json"
+    done = make_row(setting="sparse-2s-arxiv", variant="SLO, fitted", total=0.5)
+    change.write_rows(path, [done], is_quick=True)
+    change.write_rows(earlier, [replace(done, total=0.6)], is_quick=True)
+    options = ["--quick", "--only", "sparse-2s-arxiv", "--json", path, "--resume"]
+
+    alone, against = (
+        subprocess.run([sys.executable, PROGRAM, *options, *more], capture_output=True, text=True, check=False)
+        for more in ([], ["--against", earlier])
+    )
+
+    assert alone.returncode == 0, alone.stderr
+    assert "sparse-2s-arxiv  SLO, fitted" in alone.stdout
+    assert against.returncode == 1
+    assert "total loses 10.0" in against.stdout
+    assert change.read_rows(path, is_quick=True) == {done.key: done}
 
 
 def test_a_setting_is_run_alone_and_in_every_variant_and_seeds_are_pooled(change):

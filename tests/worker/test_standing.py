@@ -78,28 +78,22 @@ def test_names_do_not_pile_up_in_the_ledger(queue) -> None:
     assert queue.service().of("once-3") <= queue.service().of("steady")
 
 
-def given(floors, tenant: str) -> int:
-    """Count the slots in a row that a tenant gets before it is no longer behind."""
+def given(slots, tenant: str) -> int:
+    """Count the slots in a row that a tenant gets until it has its reservation."""
     number = 0
-    while floors.behind({tenant}):
-        floors.count(tenant)
+    while slots.below({tenant}):
+        slots.count(tenant)
         number += 1
     return number
 
 
-def test_debts_of_a_reservation_are_counted_over_all_workers(queue, monkeypatch) -> None:
-    now = 0.0
-    monkeypatch.setattr("ballast_worker.standing.time.monotonic", lambda: now)
+def test_a_reservation_is_counted_over_all_workers() -> None:
     standing = Standing()
-    standing.reserve({"small": 0.25})
-    for now in range(6):  # noqa: B007 - the clock
-        standing.notice(queue, demand("small", "big", big=8), slots=8)
-    floors = standing.floors(demand("small", "big", big=8))
+    standing.reserve({"small": 0.25, "none": 0.0})
 
     assert standing.reserved == {"small"}
-    # Up to a quarter of the slots and one more: 5 s without its 2 slots of 8, over 10 s. Without the debt it were 3.
-    assert given(floors, "small") == 5
-    assert Standing().floors(demand("a")) is None
+    assert given(standing.slots(demand("small", "big", big=8)), "small") == 3, "3 of 11 slots, 2 of 10 before"
+    assert Standing().slots(demand("a")) is None
 
 
 def test_every_worker_finds_the_same_reservation_in_the_queue(queue) -> None:
@@ -116,6 +110,6 @@ def test_every_worker_finds_the_same_reservation_in_the_queue(queue) -> None:
     queue.claim(small, 1, "w2")
     standing = Standing()
     standing.reserve({"small": 0.5})
-    floors = standing.floors(queue.demand())
+    slots = standing.slots(queue.demand())
 
-    assert given(floors, "small") == 6, "7 of 13 slots, 1 of 7 before"
+    assert given(slots, "small") == 6, "7 of 13 slots, 1 of 7 before"

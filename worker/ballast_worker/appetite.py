@@ -1,7 +1,7 @@
-"""How many items to claim, and of which jobs. PURE: time and measurements are arguments.
+"""How many items a worker claims. PURE: time and measurements are arguments.
 
-Too few at hand leaves a slot empty for a round trip to Redis; too many lie idle under lease here while another worker
-could run them, and tie the order down before it is due.
+With too few items at hand, a slot stays empty for a round trip to Redis. With too many, items are idle under lease here
+while another worker could run them, and their order is fixed too early.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from math import ceil, sqrt
 from ballast_queue.work import Group
 
 MEMORY_SECONDS = 2.0
-"""Weight of the past in the measured rates halves about this fast."""
+"""Half-life of the past in the measured rates."""
 LEAST_AHEAD = 2
-"""Items at hand beyond the free slots, however slow the consumption: one may start while the next is fetched."""
+"""Least number of items at hand beyond the free slots: one may start while the next is fetched."""
 
 
 @dataclass(slots=True)
 class Appetite:
-    """Measures how fast items are taken up and how long fetching takes; says how many to have at hand."""
+    """Measures how fast items start and how long a claim takes; computes how many items to have at hand."""
 
     rate: float = 0.0
     """Items that started in the engine, per second."""
     round_trip: float = 0.002
-    """Seconds from the wish for items to their submission to the engine."""
+    """Seconds from the decision to claim to the submission to the engine."""
 
     def saw_starts(self, count: int, seconds: float) -> None:
-        """`count` items started within the last `seconds`."""
+        """Note that `count` items started within the last `seconds`."""
         if seconds > 0:
             keep = 0.5 ** (seconds / MEMORY_SECONDS)
             self.rate = self.rate * keep + count / seconds * (1 - keep)
 
     def saw_round_trip(self, seconds: float) -> None:
-        """Fetching took this long; slow ones count at once, quick ones slowly."""
+        """Note how long a claim took. A slow one counts at once, a quick one slowly."""
         self.round_trip = max(seconds, 0.9 * self.round_trip + 0.1 * seconds)
 
     def ahead(self) -> int:
-        """Items to have at hand beyond the free slots: what starts in two round trips, and two deviations more.
+        """Return the items to have at hand beyond the free slots: two round trips of starts, and two deviations more.
 
         `ceil(m + 2 * sqrt(m)) + LEAST_AHEAD` with `m = 2 * rate * round_trip`, as starts come at random.
         """
@@ -52,9 +52,9 @@ class Room:
     """Slots as offline sees them."""
 
     slots: int
-    """What offline and online share: all of them, or fewer where the SLO's ceiling is lower."""
+    """Slots that offline and online share: all slots, or the ceiling of the SLO if that is lower."""
     most: int
-    """Most that offline may hold."""
+    """The largest number that offline may hold."""
     reserved: int
     online: int
     """Online requests that run or wait: they come first."""
@@ -62,18 +62,18 @@ class Room:
     """Offline requests that run or are parked."""
 
     def usable(self) -> int:
-        """Slots that an offline request could take now.
+        """Return the slots that an offline request could take now.
 
-        `max(slots - online - offline, reserved - offline)`, at most `most - offline`, never negative: the free ones,
-        or what is missing of the reservation.
+        `max(slots - online - offline, reserved - offline)`, at most `most - offline`, never negative: the free slots,
+        or the missing part of the reservation.
         """
         return max(0, min(max(self.slots - self.online, self.reserved) - self.offline, self.most - self.offline))
 
 
 def wanted(room: Room, ahead: int, at_hand: int) -> int:
-    """Items to claim: fill what is usable and `ahead` more, less what is at hand.
+    """Return the items to claim: the usable slots and `ahead` more, less the items at hand.
 
-    None while offline holds its cap: what then comes free is taken by what is parked or at hand.
+    The result is 0 while offline may hold no slot.
     """
     if room.most <= 0:
         return 0
@@ -89,9 +89,10 @@ def worth_reading(
     rooms: Mapping[str, int],
     reserved: Collection[str],
 ) -> list[Group]:
-    """Groups that `share_out` could pick `count` items from: the first in order, and who reserves slots.
+    """Return the groups from which `share_out` could pick `count` items: the first in order, and tenants that reserve.
 
-    Each of them has an item at least, so `count` would do if nobody else claimed; twice that leaves few claims short.
+    Each group has at least one item, so `count` groups suffice if no other worker claims. Twice as many leave few
+    claims short.
     """
     able = [group for group in groups if rooms.get(group.tenant, 1) > 0]
     first = nsmallest(

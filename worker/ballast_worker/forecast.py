@@ -1,6 +1,6 @@
-"""Whether jobs meet their deadlines: from what the queue and its workers say of themselves to a verdict. PURE.
+"""Whether jobs meet their deadlines, from the state of the queue and the status of its workers. PURE.
 
-The same words at submission, at intake and while a job runs.
+The outlook and its sentence are the same at submission, at intake and while a job runs.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _GOES_ON = {JobState.VALIDATING, JobState.IN_PROGRESS}
 
 
 def rates_of(workers: Sequence[WorkerStatus]) -> Rates:
-    """Add up what the ready workers do of offline work when there is enough of it.
+    """Return what the ready workers together do of offline work, per second, while there is enough of it.
 
-    One that has not measured that yet counts as the mean of those that have; where none has, nothing is known.
+    A worker without a measurement counts as the mean of the workers with one. If no worker has one, no rate is known.
     """
     ready = _ready(workers)
     measured = [worker for worker in ready if worker.offline_items_per_second > 0]
@@ -43,7 +43,7 @@ def work_of(job: Job | JobHead) -> Work:
 
 
 class Forecast:
-    """Judges the jobs of one queue at one moment."""
+    """Computes the outlook of the jobs of one queue at one moment."""
 
     def __init__(
         self, active: Iterable[Job], workers: Sequence[WorkerStatus], now: float, weights: Mapping[str, float]
@@ -56,11 +56,11 @@ class Forecast:
         for job in active:
             if job.state in _GOES_ON:
                 self._groups[job.priority, job.tenant][job.id] = work_of(job)
-        # Of another tenant or priority only the sums count, however many jobs there are.
+        # For another tenant or priority the sums suffice, however many jobs it has.
         self._sums = {group: _sums(works.values()) for group, works in self._groups.items()}
 
     def of(self, job: Job) -> tuple[Outlook, str]:
-        """Give a job's outlook, and why in a sentence with the figures."""
+        """Return the outlook of a job, and a sentence with its figures."""
         group = (job.priority, job.tenant)
         own = self._groups.get(group, {})
         others = [work for job_id, work in own.items() if job_id != job.id]
@@ -87,7 +87,7 @@ class Forecast:
 
 
 def _sums(works: Iterable[Work]) -> list[Work]:
-    """Add up the work of jobs whose output is known, and of those that count by their items; all of one tenant."""
+    """Add up the work of one tenant: that of jobs with known output tokens, and that of jobs counted by items."""
     sums: dict[bool, Work] = {}
     for work in works:
         is_known = work.output_tokens > 0
@@ -98,7 +98,7 @@ def _sums(works: Iterable[Work]) -> list[Work]:
 
 
 def duration(seconds: float) -> str:
-    """Say a span in its two largest units: `90` is `1m30s`."""
+    """Return a time span in its two largest units: `90` is `1m30s`."""
     left = round(seconds)
     if left < 1:
         return "0s"

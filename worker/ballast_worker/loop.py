@@ -1,7 +1,7 @@
-"""The engine's thread: step while there is work, hand what comes out to HTTP and to the feeder.
+"""The engine's thread: step while there is work, and pass the outputs to HTTP and to the feeder.
 
-The loop waits for nobody: HTTP gets all its outputs of a step through one wake-up of the event loop, the feeder gets
-the finished items of a step through one queue entry. Submissions reach the engine through its own inbox.
+The loop never waits for them. HTTP gets all its outputs of a step through one wake-up of the event loop, and the feeder
+all finished items through one queue entry. Requests reach the engine through its own inbox.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from ballast_worker.log import Log
 log = Log(__name__)
 
 IDLE_SECONDS = 0.5
-"""How long an idle engine waits before it looks whether it should stop; a submission wakes it at once."""
+"""How often an idle engine checks whether it should stop. A request wakes it at once."""
 SWITCH_SECONDS = 0.0005
-"""The interpreter's switch interval: HTTP gets the lock this fast while the engine runs Python (default 5 ms)."""
+"""The interpreter's switch interval: HTTP waits this long for the lock while the engine runs Python (default 5 ms)."""
 FAILURES_TO_BE_UNHEALTHY = 3
 BROKEN = "The engine failed and this worker is being replaced: send the request again."
 
 
 class Stream:
-    """What one HTTP request hears from the engine. Filled and read on the event loop, by one reader."""
+    """The outputs of one HTTP request. Filled and read on the event loop, by one reader."""
 
     __slots__ = ("_outputs", "_waiter", "first_at", "has_slot", "is_hung_up", "request_class", "request_id")
 
@@ -40,7 +40,7 @@ class Stream:
         self.request_id = request_id
         self.request_class = request_class
         self.has_slot = False
-        """It got its first slot; written by the engine's thread."""
+        """Whether the request got a slot; written by the engine's thread."""
         self.first_at: float | None = None
         """End of the step that made its first token."""
         self.is_hung_up = False
@@ -56,17 +56,17 @@ class Stream:
         self.wake()
 
     def wake(self) -> None:
-        """Make `next` return, with nothing where nothing came."""
+        """Make `next` return, with an empty list if no output came."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def hang_up(self) -> None:
-        """The client closed the connection: nobody reads what comes."""
+        """Note that the client closed the connection."""
         self.is_hung_up = True
         self.wake()
 
     async def next(self) -> list[Output]:
-        """Everything that came since the last call; waits until there is something, or somebody wakes it."""
+        """Return all outputs since the last call; wait until there is one, or until `wake`."""
         if not self._outputs and not self.is_hung_up:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
@@ -79,7 +79,7 @@ class Stream:
 
 @dataclass(slots=True)
 class Ended:
-    """The end of a request that no HTTP stream waits for."""
+    """The end of a request without an HTTP stream."""
 
     output: Output
     at: float
@@ -89,22 +89,22 @@ class Ended:
 
 
 class EngineLoop:
-    """Owns the engine's thread. `submit`, `stream` and `abort` are for any thread."""
+    """Owns the engine's thread. `submit` and `abort` are for any thread, `stream` for the event loop."""
 
     def __init__(self, engine: Engine, on_step: Callable[[StepRecord], None]) -> None:
         self.engine = engine
         self.ended: SimpleQueue[list[Ended]] = SimpleQueue()
-        """The feeder's: what ended in a step. An empty list wakes it, as a slot may be free."""
+        """For the feeder: the requests that ended in a step. An empty list wakes the feeder, as a slot may be free."""
         self.num_started = 0
-        """Offline requests that got their first slot so far."""
+        """Offline requests that have got a slot so far."""
         self.failure: str | None = None
-        """Why the engine stopped for good."""
+        """Why the engine stopped; None while it runs."""
         self._num_failed = 0
         """Steps that failed since the last one that did not."""
         self._on_step = on_step
         self._streams: dict[str, Stream] = {}
         self._begun: dict[str, tuple[float, int]] = {}
-        """Requests without a stream that have their first token: when, and what the prefix cache gave."""
+        """Requests without a stream that have their first token: its time, and the tokens from the prefix cache."""
         self._entered = dict.fromkeys(RequestClass, 0)
         """Streams so far; only the event loop writes."""
         self._served = dict.fromkeys(RequestClass, 0)
@@ -132,22 +132,22 @@ class EngineLoop:
 
     @property
     def num_streams(self) -> int:
-        """HTTP requests that have not had their last output."""
+        """HTTP requests that wait for outputs."""
         return len(self._streams)
 
     def num_entered(self, request_class: RequestClass) -> int:
-        """HTTP requests of a class so far."""
+        """Return the number of HTTP requests of a class so far."""
         return self._entered[request_class]
 
     def num_waiting(self, request_class: RequestClass) -> int:
-        """HTTP requests of a class that have not had a slot yet, those that the engine has not looked at included."""
+        """Return the number of HTTP requests of a class that wait for a slot, in the engine or in its inbox."""
         return self._entered[request_class] - self._served[request_class]
 
     def submit(self, request: GenerationRequest) -> None:
-        """Hand in a request whose end goes to `ended`.
+        """Submit a request whose end goes to `ended`.
 
         Raises:
-            InvalidRequest: with a sentence for the user.
+            InvalidRequest: the message is a sentence for the user.
         """
         if self.failure is not None:
             self.ended.put([Ended(_failed(request.request_id, self.failure), time.monotonic())])
@@ -155,15 +155,15 @@ class EngineLoop:
         self.engine.submit(request)
 
     def stream(self, request: GenerationRequest) -> Stream:
-        """Hand in a request and hear of each of its steps. Call it on the event loop.
+        """Submit a request and return the stream of its outputs. Call it on the event loop.
 
         Raises:
-            InvalidRequest: with a sentence for the user.
+            InvalidRequest: the message is a sentence for the user.
         """
         stream = Stream(request.request_id, request.request_class)
         self._entered[request.request_class] += 1
         self._streams[request.request_id] = stream
-        # Looked at behind the entry: a failure either sees the entry, or is seen here.
+        # Read after the entry is made: a failure either finds the entry, or is found here.
         if self.failure is None:
             try:
                 self.engine.submit(request)
@@ -176,11 +176,11 @@ class EngineLoop:
         return stream
 
     def abort(self, request_id: str) -> None:
-        """Free what the request holds before the next plan; its last output still comes."""
+        """End a request before the next plan. Its last output still comes."""
         self.engine.abort(request_id)
 
     def wake_streams(self) -> None:
-        """Let every HTTP request send a sign of life. Call it on the event loop."""
+        """Make every HTTP request send a keepalive. Call it on the event loop."""
         for stream in list(self._streams.values()):
             stream.wake()
 
@@ -190,7 +190,7 @@ class EngineLoop:
             self.engine.abort(request_id)
 
     def fail_all(self, request_ids: Iterable[str], settle: Callable[[Ended], None]) -> None:
-        """Say of requests without a stream that the engine failed; once `failure` is set, nobody else does."""
+        """Settle requests without a stream as failed. Once `failure` is set, the engine's thread settles none."""
         for request_id in request_ids:
             settle(Ended(_failed(request_id, self.failure or BROKEN), time.monotonic()))
 
@@ -214,12 +214,12 @@ class EngineLoop:
                     self._on_step(step)
                 if is_slot_free:
                     self.ended.put([])
-        except Exception as error:  # whatever ends the engine is told to everyone who waits for it
+        except Exception as error:  # every waiting request gets the reason
             log.exception("engine failed")
             self._fail(f"{BROKEN} ({type(error).__name__})")
 
     def _note(self, admissions: Iterable[Admission]) -> bool:
-        """Count first slots; True where an offline request took one, so that one fewer is at hand."""
+        """Count first slots. Return True if an offline request got one, as the feeder then has fewer items at hand."""
         is_taken = False
         for admission in admissions:
             if admission.request_class is RequestClass.OFFLINE:
@@ -232,7 +232,7 @@ class EngineLoop:
         return is_taken
 
     def _hand_out(self, outputs: list[Output]) -> bool:
-        """Pass outputs on; True where a request ended and its slot is free."""
+        """Pass outputs on. Return True if the feeder must be woken for a free slot."""
         now = time.monotonic()
         streams, begun = self._streams, self._begun
         heard: list[tuple[Stream, Output]] = []
@@ -263,7 +263,7 @@ class EngineLoop:
         assert self._events is not None
         try:
             self._events.call_soon_threadsafe(_push, heard, now)
-        except RuntimeError:  # the event loop closed first: nobody is there to hear it
+        except RuntimeError:  # the event loop closed first
             log.debug("outputs after the end of HTTP", count=len(heard))
 
     def _fail(self, why: str) -> None:
