@@ -12,7 +12,6 @@ from laws import lawful
 from workloads import EXACT, Arrival
 
 from ballast_policy.backlog import Backlog
-from ballast_policy.claim import Candidate, choose
 from ballast_policy.fairness import Ledger
 from ballast_policy.host import Host
 from ballast_policy.request import Phase, Request, RequestClass
@@ -163,20 +162,6 @@ def test_the_head_of_the_backlog_lists_tenants_below_their_reservation():
 
     assert names(head) == "ababbbab"
     assert names(backlog.head(8, {OFFLINE: ledger})) == "bbbbbbbb"
-
-
-def test_a_claim_takes_a_job_of_the_tenant_that_is_behind():
-    jobs = [
-        Candidate("of a", "a", 0, 0.0, 0, 0.0, 5),
-        Candidate("of b", "b", 0, 0.0, 0, 0.0, 5),
-        Candidate("more important", "b", 1, 0.0, 0, 0.0, 1),
-    ]
-    ledger = Ledger(reserved={"a": 0.25})
-    ledger.charge("a", 1e6)
-
-    assert choose(jobs, ledger, TenantSlots(ledger.reserved, {"b": 9})).job_id == "more important"
-    assert choose(jobs[:2], ledger, TenantSlots(ledger.reserved, {"b": 9})).job_id == "of a"
-    assert choose(jobs[:2], ledger, TenantSlots(ledger.reserved, {"a": 4, "b": 5})).job_id == "of b"
 
 
 def run_of(
