@@ -121,7 +121,8 @@ def g1_online_comes_first(snapshot: Snapshot, plan: Plan) -> None:
     # Neither slots nor tokens: then KV, and offline beyond its reservation must not be able to give it.
     private = [r.num_private_blocks for r in after.offline_residents]
     lent = max(0, sum(private) - after.reserved_blocks - max(private, default=0))
-    beside = len(after.online) + sum(blocks(after, r.num_tokens) - blocks(after, done(r)) for r in after.prefill)
+    unfinished = [r for r in after.holders if left(r) > 1]
+    beside = len(after.online) + sum(blocks(after, r.num_tokens) - blocks(after, done(r)) for r in unfinished)
     beside += max((blocks(after, r.num_tokens) for r in after.waiting if r.request_class is OFFLINE), default=0)
     beside += len(after.offline) + _growth(after, [*after.online, first])
     shared = sum(r.num_cached for r in [first, *plan.admit]) // after.config.block_tokens
@@ -205,9 +206,10 @@ def g2_online_never_overtakes_the_reservation(snapshot: Snapshot, plan: Plan) ->
     largest = max([largest, *(r.num_tokens for r in snapshot.waiting if r.request_class is ONLINE)])
     kv = min(after.reserved_blocks, after.config.num_blocks - blocks(after, largest + 1)) - held
     tail = blocks(after, after.config.tail_tokens)
+    given_up = sum(r.num_private_blocks for r in plan.preempt)  # by lower priorities of online, perhaps after that
     for request in waiting:
         needed = blocks(after, request.num_tokens)
-        free = after.free - needed
+        free = after.free - given_up - needed
         assert needed + tail > kv or free < _unfinished(after), "online overtook offline within its reservation"
 
 
@@ -258,12 +260,16 @@ def g3_only_an_idle_engine_waits_for_a_batch(snapshot: Snapshot, plan: Plan) -> 
 
 
 def g3_no_engine_idles_while_offline_work_waits(snapshot: Snapshot, plan: Plan) -> None:
-    """Without online requests, something of offline runs, whatever the SLO, the cap or the cost model."""
+    """Without online requests, something of offline runs, whatever the SLO, the cap or the cost model.
+
+    If parked requests hold the blocks that each of them lacks, the plan preempts one of them instead.
+    """
     config, requests = snapshot.config, [*snapshot.residents, *snapshot.waiting]
     if any(r.request_class is ONLINE for r in requests) or plan.wait_until > snapshot.now:
         return  # see `g3_only_an_idle_engine_waits_for_a_batch`
     fitting = [r for r in requests if r.num_tokens <= config.num_blocks * config.block_tokens]
-    assert plan.grants or not fitting or not config.offline_max_share, "the engine idles while offline work waits"
+    if fitting and config.offline_max_share:
+        assert plan.grants or plan.preempt, "the engine idles while offline work waits"
 
 
 def _check_reason(after: After, request: Request, reason: Reason) -> None:

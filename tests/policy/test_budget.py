@@ -6,9 +6,9 @@ from math import inf, log
 import pytest
 
 from ballast_policy.admission import Expectation
-from ballast_policy.budget import OnlineStep, most_prefill, prefill_room, step_budget
+from ballast_policy.budget import OnlineStep, idle_budget, most_prefill, prefill_room, step_budget
 from ballast_policy.cost import CostModel
-from ballast_policy.interference import UNCHECKED, Allowance
+from ballast_policy.interference import Allowance
 from ballast_policy.request import Phase, Request, RequestClass
 from ballast_policy.snapshot import PolicyConfig, Snapshot
 
@@ -50,14 +50,12 @@ def test_a_step_beside_online_decodes_takes_at_most_a_share_of_their_tpot():
 @pytest.mark.parametrize(
     ("tokens", "taken", "lent"),
     [
-        (1, 0.0, 0.0),
-        (5, 0.25, 0.0),
-        (5, 0.16, 0.0),
-        (8, 0.2, 0.25 * (0.19 + 0.05 * log(CONFIG.most_risk))),
-        (8, 0.1, 0.04),
-        (2, 0.3, 0),
+        pytest.param(1, 0.0, 0.0, id="the first token has just come"),
+        pytest.param(5, 0.25, 0.0, id="exactly on pace"),
+        pytest.param(5, 0.16, 0.5 * (0.08 + 0.05 * log(CONFIG.most_risk)), id="a bit faster"),
+        pytest.param(8, 0.2, 0.04, id="twice as fast"),
+        pytest.param(2, 0.3, 0.0, id="late, and catches up"),
     ],
-    ids=["first token just came", "exactly on pace", "a bit faster", "twice as fast", "a lot faster", "catches up"],
 )
 def test_decodes_save_slack_for_their_mean_time_per_token(tokens: int, taken: float, lent: float):
     request = make_decode(num_output=tokens, first_token=10.0 - taken, arrival=9.5, max_output=100)
@@ -65,31 +63,35 @@ def test_decodes_save_slack_for_their_mean_time_per_token(tokens: int, taken: fl
     assert budget(request) - ONLINE_ALONE == pytest.approx(lent)
 
 
-def test_one_young_answer_among_old_ones_does_not_stop_lending():
+def test_the_more_answers_are_young_the_less_is_lent():
     old = [make_decode(num_output=40, first_token=9.0, arrival=8.5, max_output=100) for _ in range(20)]
     young = [make_decode(num_output=1, first_token=10.0, arrival=9.5, max_output=100) for _ in range(20)]
 
-    assert ONLINE_ALONE < budget(*old, young[0]) < budget(*old)
-    assert budget(*old, *young) == budget(*young) == ONLINE_ALONE
+    assert ONLINE_ALONE < budget(*old, *young) < budget(*old, *young[:5]) < budget(*old)
+    assert budget(*young) == ONLINE_ALONE
 
 
-def test_the_slack_that_is_kept_grows_with_the_prefill_that_comes_meanwhile():
+def test_the_slack_that_is_kept_grows_with_the_bursts_of_prefill():
     request = make_decode(num_output=20, first_token=9.3, arrival=9.0, max_output=100)
-    heavy = Expectation(online_rate=10.0, online_answer=100.0)
-    snapshot = make_snapshot(typical_prompt=250, expectation=heavy)
 
-    assert budget(request) == pytest.approx(CONFIG.tpot_share * 0.05)
-    assert budget(request, snapshot=snapshot) == ONLINE_ALONE  # 10 / s * 5 s * 25 ms of prefill, 0.2 s of it at once
+    def kept(spread: float) -> float:
+        expectation = Expectation(online_spread=spread, online_answer=100.0)
+        return budget(request, snapshot=make_snapshot(typical_prompt=250, expectation=expectation))
+
+    burst = 1300 * (100 * 0.05) ** 0.5 * COST.k1
+    assert kept(0.0) == pytest.approx(CONFIG.tpot_share * 0.05)
+    assert kept(1300.0) - ONLINE_ALONE == pytest.approx(0.5 * (0.29 + burst * log(CONFIG.most_risk)))
+    assert kept(5000.0) == ONLINE_ALONE
 
 
 def test_where_harvest_backs_off_less_risk_is_taken_and_less_of_the_time():
-    request = make_decode(num_output=8, first_token=9.8, arrival=9.5, max_output=100)
+    request = make_decode(num_output=6, first_token=9.82, arrival=9.5, max_output=100)
     risk = 0.5 * CONFIG.most_risk
 
     backed_off = budget(request, snapshot=make_snapshot(allowance=Allowance(harvest=0.5)))
     none = budget(request, snapshot=make_snapshot(allowance=Allowance(harvest=0.0)))
 
-    assert backed_off - ONLINE_ALONE == pytest.approx(0.5 * 0.25 * (0.19 + 0.05 * log(risk)))
+    assert backed_off - ONLINE_ALONE == pytest.approx(0.5 * 0.5 * (0.11 + 0.05 * log(risk)))
     assert none == ONLINE_ALONE
 
 
@@ -135,16 +137,6 @@ def test_online_prefill_takes_what_the_decodes_beside_it_can_wait():
     assert room(make_decode()) == inf  # its first token is not known, so neither is its pace
 
 
-@pytest.mark.parametrize(
-    ("crowding", "tokens"), [(0.0, 8), (0.5, 6), (1.0, 4), (3.0, 4)], ids=["alone", "beside some", "as much", "more"]
-)
-def test_a_young_answer_may_fall_behind_as_long_as_it_can_catch_up_early(crowding: float, tokens: int):
-    """What nearly all answers come to is eight tokens here, and one of them takes 10 ms alone."""
-    young = make_decode(num_output=1, first_token=10.0)
-
-    assert room(young, allowance=Allowance(crowding=crowding)) == pytest.approx(0.05 + (tokens - 1) * 0.04)
-
-
 @pytest.mark.parametrize(("answer", "tokens"), [(0.0, 8), (100.0, 8), (16.0, 4)], ids=["unknown", "long", "all alike"])
 def test_where_answers_are_alike_they_catch_up_in_a_quarter_of_one(answer: float, tokens: int):
     young = make_decode(num_output=1, first_token=10.0)
@@ -159,24 +151,6 @@ def test_with_a_cap_online_prefills_as_it_would_alone():
     assert room(young, config=replace(CONFIG, max_interference=0.1)) == room(young)
 
 
-@pytest.mark.parametrize(("leeway", "tokens"), [(0.0, 4), (0.5, 10), (1.0, 16)], ids=["none", "half", "all"])
-def test_with_leeway_online_prefill_puts_young_answers_behind_further(leeway: float, tokens: int):
-    young = make_decode(num_output=1, first_token=10.0, max_output=100)
-    step = OnlineStep((young,), (), ONLINE_ALONE, ONLINE_ALONE, leeway=leeway)
-    snapshot = make_snapshot(allowance=Allowance(crowding=1.0))
-
-    assert prefill_room(snapshot, step)[0] == pytest.approx(0.05 + (tokens - 1) * 0.04)
-
-
-@pytest.mark.parametrize(("leeway", "waits_for"), [(0.0, 0.06), (0.5, 0.06), (1.0, 0.3)], ids=["none", "half", "all"])
-def test_with_all_leeway_online_prefill_waits_for_all_decodes_but_one_of_ten(leeway: float, waits_for: float):
-    old = [make_decode(num_output=60, first_token=7.3, max_output=100) for _ in range(9)]
-    tight = make_decode(num_output=60, first_token=7.06, max_output=100)
-    step = OnlineStep((*old, tight), (), ONLINE_ALONE, ONLINE_ALONE, leeway=leeway)
-
-    assert prefill_room(make_snapshot(), step)[0] == pytest.approx(waits_for)
-
-
 def test_online_prefill_gets_a_third_of_a_step_that_decodes_fill():
     step = OnlineStep((make_decode(num_output=8, first_token=9.6, max_output=100),), (), 0.045, 0.045)
 
@@ -186,7 +160,7 @@ def test_online_prefill_gets_a_third_of_a_step_that_decodes_fill():
 def test_an_online_request_about_to_miss_its_token_lends_a_share_of_the_time_that_it_has():
     due = make_decode(arrival=10.0 - 1.0 - 0.05 + 0.02)  # in 20 ms, of which online alone takes 10
 
-    assert budget(due) == pytest.approx(ONLINE_ALONE + CONFIG.slack_safety * 0.01)
+    assert budget(due) == pytest.approx(ONLINE_ALONE + 0.5 * 0.01)
 
 
 def test_an_overdue_request_does_not_freeze_the_batch():
@@ -199,21 +173,11 @@ def test_without_an_slo_nothing_bounds_a_step():
     assert budget(make_decode(ttft=inf, tpot=inf), snapshot=free) == inf
 
 
-@pytest.mark.parametrize(
-    ("alone", "allowance", "expected"),
-    [
-        (0.02, UNCHECKED, 0.022),
-        (0.02, Allowance(share=0.05), 0.021),
-        (0.0, UNCHECKED, 0.0255),
-        (0.0, Allowance(share=0.05), 0.01325),
-        (0.0, Allowance(share=0.0), 0.00345),
-    ],
-    ids=["the cap", "less of it", "no online at hand", "none, and less of the cap", "none, and nothing of the cap"],
-)
-def test_a_cap_on_interference_bounds_the_step_by_what_online_alone_takes(alone, allowance, expected):
-    capped = make_snapshot(config=replace(CONFIG, max_interference=0.1), allowance=allowance)
+@pytest.mark.parametrize(("share", "expected"), [(None, 0.022), (0.05, 0.021), (0.0, 0.02)])
+def test_a_cap_on_interference_bounds_the_step_by_what_online_alone_takes(share: float | None, expected: float):
+    capped = make_snapshot(config=replace(CONFIG, max_interference=0.1), allowance=Allowance(share=share))
 
-    found = step_budget(capped, OnlineStep((), (), alone, alone, alone=alone))
+    found = step_budget(capped, OnlineStep((), (), 0.02, 0.02, alone=0.02))
 
     assert found == pytest.approx(expected)
 
@@ -224,6 +188,57 @@ def test_a_cap_fills_each_step_to_the_same_level(alone: float, expected: float):
     capped = make_snapshot(config=config, allowance=Allowance(typical=0.02))
 
     assert max(alone, step_budget(capped, OnlineStep((), (), alone, alone, alone=alone))) == pytest.approx(expected)
+
+
+IDLE = OnlineStep((), (), COST.k0, COST.k0)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        pytest.param({}, 1.0 - COST.k0 - 0.01, id="it has its first token in time"),
+        pytest.param({"ttft": 0.011}, COST.k0 + 0.011, id="it is late in any case"),
+        pytest.param({"ttft": 0.011, "tpot": 0.004}, COST.k0 + 0.004, id="it is late, and waits for one TPOT"),
+        pytest.param({"ttft": 0.0001}, 2 * COST.k0, id="half of a step is work"),
+        pytest.param({"ttft": inf, "tpot": inf}, inf, id="without an SLO"),
+    ],
+)
+def test_an_idle_step_is_as_long_as_a_newcomer_can_wait(config: dict[str, float], expected: float):
+    snapshot = make_snapshot(config=replace(CONFIG, **config), typical_prompt=100)
+
+    assert idle_budget(snapshot, IDLE) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        pytest.param({}, COST.k0 + 0.1 * 0.02 * 50, id="an answer spreads what is left of a suspended step"),
+        pytest.param({"share": 0.05}, COST.k0 + 0.05 * 0.02 * 50, id="less of the cap"),
+        pytest.param({"can_suspend": False, "cap": 0.6}, 0.6 * (COST.k0 + 0.01), id="no step can be suspended"),
+        pytest.param({"share": 0.0}, 2 * COST.k0, id="nothing of the cap"),
+        pytest.param({"cap": 0.0}, 2 * COST.k0, id="a cap of nothing"),
+        pytest.param({"until": 9.9}, 1.0 - COST.k0 - 0.01, id="no online request is expected"),
+    ],
+)
+def test_a_cap_bounds_an_idle_step_while_online_is_expected(fields: dict, expected: float):
+    fields = {"cap": 0.1, "share": None, "can_suspend": True, "until": 10.1, **fields}
+    config = replace(CONFIG, max_interference=fields["cap"], can_suspend=fields["can_suspend"])
+    allowance = Allowance(share=fields["share"], typical=0.02)
+    expectation = Expectation(online_until=fields["until"], online_answer=50.0)
+    snapshot = make_snapshot(config=config, typical_prompt=100, allowance=allowance, expectation=expectation)
+
+    assert idle_budget(snapshot, IDLE) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("cost", [COST, CostModel(k0=0.0, k3=0.3, is_trusted=True), CostModel(k1=0.3, is_trusted=True)])
+def test_an_idle_step_has_the_time_for_the_longest_next_token(cost: CostModel):
+    config = replace(CONFIG, ttft=0.001, tpot=0.001)
+    work = [make_decode(seq=seq, request_class=RequestClass.OFFLINE, num_tokens=9 + seq) for seq in (1, 2)]
+    snapshot = make_snapshot(config=config, cost=cost, residents=work[:1], waiting=work[1:])
+
+    found = idle_budget(snapshot, OnlineStep((), (), cost.k0, cost.k0))
+
+    assert found >= cost.k0 + max(cost.decode(11), cost.prefill(11, 1))
 
 
 def test_less_is_lent_while_more_requests_miss_their_slo_than_may():

@@ -13,7 +13,6 @@ from ballast_policy.admission import Expectation
 from ballast_policy.cost import CostModel, Work
 from ballast_policy.fairness import Ledger
 from ballast_policy.host import Host
-from ballast_policy.interference import Allowance
 from ballast_policy.plan import Plan, Reason
 from ballast_policy.planner import plan
 from ballast_policy.request import Phase, Request, RequestClass
@@ -321,7 +320,7 @@ def test_lent_admissions_leave_a_guard_for_online_only_while_online_is_about():
 
     assert item in engine.plan().admit
 
-    engine.extra["last_online"] = engine.now - 1
+    engine.extra["expectation"] = Expectation(online_until=engine.now + 1)
 
     assert item not in engine.plan().admit
 
@@ -434,11 +433,15 @@ class TestBudget:
     def slo(self) -> dict[str, float]:
         return {"ttft": 0.2, "tpot": 0.02}
 
-    def test_without_online_there_is_none(self):
+    def test_without_online_a_newcomer_that_may_come_bounds_the_step(self):
         engine = self.make()
         engine.decoding(OFFLINE)
+        engine.extra["typical_prompt"] = 100
 
-        assert engine.plan().budget_seconds == inf
+        decided = engine.plan()
+
+        fixed = EXACT.k0 + EXACT.decode(10)
+        assert decided.budget_seconds == pytest.approx(0.2 - fixed - EXACT.prefill(0, 100))
 
     def test_lent_decodes_are_parked_until_the_step_fits(self):
         engine = self.make()
@@ -499,15 +502,14 @@ class TestBudget:
         assert 26 < dict(decided.grants)[items[0]] < 512
         assert decided.predicted_seconds == pytest.approx(decided.budget_seconds, rel=0.01)
 
-    def test_a_newcomer_that_may_come_bounds_the_step_until_it_has_been_quiet(self):
-        engine = self.make(quiet_seconds=5.0, newcomer_share=0.25)
+    def test_a_cap_bounds_a_step_without_online_as_long_as_it_is_expected(self):
+        engine = Engine(max_interference=0.1)
         engine.decoding(OFFLINE)
-        engine.extra = {"last_online": engine.now - 4.0, "typical_prompt": 100}
-        expected = EXACT.k0 + 0.25 * (0.2 - 2 * EXACT.k0 - EXACT.prefill(0, 100))
+        engine.extra["expectation"] = Expectation(online_until=engine.now + 1)
 
-        assert engine.plan().budget_seconds == pytest.approx(expected)
+        assert engine.plan().budget_seconds < inf
 
-        engine.now += 2.0
+        engine.now += 2
 
         assert engine.plan().budget_seconds == inf
 
@@ -673,17 +675,3 @@ class TestTriage:
 
         (ended,) = (at for arrival, at in engine.ended.values() if arrival is long)
         assert ended < flood[-1].at
-
-
-@pytest.mark.parametrize("is_beside", [False, True], ids=["online alone", "beside an offline resident"])
-def test_leeway_is_for_steps_beside_offline_work(is_beside: bool):
-    def granted(leeway: float) -> int:
-        engine = TestTriage().make(slots=32)
-        engine.extra = {"allowance": Allowance(leeway=leeway), "expectation": Expectation(online_short=2)}
-        engine.decoding(ONLINE, arrival=9.0, first_token=9.95, num_output=1, ttft=1.0, tpot=0.05)
-        newcomer = engine.add(ONLINE, 30_000, arrival=9.9, ttft=1.0, tpot=0.05)
-        if is_beside:
-            engine.decoding(OFFLINE, phase=Phase.PARKED)
-        return dict(engine.plan().grants)[newcomer]
-
-    assert (granted(1.0) > granted(0.0)) is is_beside

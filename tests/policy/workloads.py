@@ -145,6 +145,18 @@ def configs(draw: st.DrawFn, *, least_max_share: float = 0.3) -> PolicyConfig:
     )
 
 
+costs = st.sampled_from(
+    [
+        EXACT,
+        EXACT,
+        UNTRUSTED,
+        CostModel(k0=0.0, k1=5e-5, k3=2e-4, is_trusted=True),
+        CostModel(k0=0.005, k1=0.1, k3=0.3, is_trusted=True),
+        CostModel(k0=1e-9, k2=1e-3, k4=1.0, is_trusted=True),
+    ]
+)
+"""Without a fixed cost, and with a single token that takes longer than any promise."""
+
 lengths = st.lists(st.integers(1, 24), min_size=1, max_size=4).map(lambda drawn: tuple(sorted(drawn)))
 expectations = st.just(UNKNOWN) | st.builds(
     Expectation,
@@ -197,7 +209,7 @@ def make_snapshot(host: Host, requests: Iterable[Request], *, now: float, free_b
 @st.composite
 def snapshots(draw: st.DrawFn) -> Snapshot:
     """Any state an engine might be in, reached by the planner's own plans or not: many parked, odd sizes, no slack."""
-    host = Host(draw(configs(least_max_share=0.0)), cost=draw(st.sampled_from([EXACT, EXACT, UNTRUSTED])))
+    host = Host(draw(configs(least_max_share=0.0)), cost=draw(costs))
     requests, free_blocks = draw(states(host.config))
     for tenant in "abc":
         host.ledgers[OFFLINE].charge(tenant, draw(st.integers(0, 50)))

@@ -79,14 +79,17 @@ def step_budget(snapshot: Snapshot, part: OnlineStep) -> float:
 
 
 def idle_budget(snapshot: Snapshot, part: OnlineStep) -> float:
-    """Return the budget of a step without online requests, which is never too short to compute anything.
+    """Return the budget of a step without online requests, which is never too short for the next token of a request.
 
     Only the newcomer and the cap bound it. A cap bounds it as long as the next request is expected.
     """
+    cost = snapshot.cost
     bound = _newcomer_bound(snapshot, part.fixed)
     if snapshot.now <= snapshot.expectation.online_until:
         bound = min(bound, _idle_cap_bound(snapshot))
-    return max(bound, _IDLE_STEP * snapshot.cost.k0, part.seconds)
+    longest = max([request.num_tokens for request in (*snapshot.residents, *snapshot.waiting)], default=0)
+    token = max(cost.decode(longest), cost.prefill(longest, 1))
+    return max(bound, _IDLE_STEP * cost.k0, cost.k0 + token, part.seconds)
 
 
 def prefill_room(snapshot: Snapshot, part: OnlineStep) -> tuple[float, float]:
