@@ -16,7 +16,6 @@ from typing import NamedTuple
 from ballast_policy.cost import CostModel
 from ballast_policy.snapshot import PolicyConfig
 from ballast_sim import baselines
-from ballast_sim.ablations import ABLATIONS, Ablation
 from ballast_sim.deployment import Ballast
 from ballast_sim.errors import BadInput
 from ballast_sim.pool import Job
@@ -37,7 +36,6 @@ POLICIES = (
     "aimd",
     "greedy",
     "ballast",
-    *ABLATIONS,
 )
 """In the order of the table."""
 FITTED = "ballast-fitted"
@@ -188,7 +186,7 @@ class Bench:
     def rows(self, policy: str, load: float, reservations: Sequence[float]) -> list[Row]:
         """Run one policy; the baselines know no reservation, so that one run of theirs is judged by each."""
         name, value, chunk = knob(policy)
-        if name in {"ballast", FITTED} or policy in ABLATIONS:
+        if name in {"ballast", FITTED}:
             return [self._ballast(policy, load, reservation) for reservation in reservations]
         tokens, tpot = self.config.chunk_tokens, self.config.tpot
         plain: dict[str, Callable[[], Policy]] = {
@@ -216,17 +214,16 @@ class Bench:
         return [replace(row, policy=policy, load=load, reservation=reservation) for reservation in reservations]
 
     def _ballast(self, policy: str, load: float, reservation: float) -> Row:
-        ablation = ABLATIONS.get(policy, Ablation())
         name, value, _ = knob(policy)
         config = replace(self.config, offline_share=reservation)
         if value is not None:
             ttft, tpot = self.capped_slo or (config.ttft, config.tpot)
             config = replace(config, max_interference=value / 100, ttft=ttft, tpot=tpot)
         scenario = replace(
-            self.scenario(ablation.policy, self.online(load)),
-            config=ablation.told(config),
+            self.scenario(Ballast, self.online(load)),
+            config=config,
             cost=None if self.is_fitted or name == FITTED else self.cost,
-            is_guaranteed=policy not in ABLATIONS,
+            is_guaranteed=True,
         )
         return self._row(policy, load, reservation, simulate(scenario))
 
