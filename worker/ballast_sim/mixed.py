@@ -286,14 +286,15 @@ class Bench:
         pairs = ((result.ttft, alone.ttft), (result.tpot, alone.tpot))
         return all(found.p99 <= (1 + cap) * usual.p99 for found, usual in pairs)
 
-    def best_static(self, rows: Iterable[Row], row: Row) -> Row | None:
-        """Return the static budget among `rows` with the most offline tokens that keeps what `row` has to keep.
+    def keeps_its_own(self, row: Row, *, like: Row | None = None) -> bool:
+        """Whether a row keeps the cap of `like` if that has one, or else the attainment; `like` is the row itself."""
+        _, cap, _ = knob((like or row).policy)
+        return self.keeps(row) if cap is None else self.keeps_cap(row, cap / 100)
 
-        That is the cap, if the row has one of its own, or the attainment of online alone less `MOST_LOST`.
-        """
-        _, cap, _ = knob(row.policy)
+    def best_static(self, rows: Iterable[Row], row: Row) -> Row | None:
+        """Return the static budget among `rows` with the most offline tokens that keeps what `row` has to keep."""
         static = [each for each in rows if knob(each.policy).name == STATIC_BUDGET and each.load == row.load]
-        kept = [each for each in static if (self.keeps(each) if cap is None else self.keeps_cap(each, cap / 100))]
+        kept = [each for each in static if self.keeps_its_own(each, like=row)]
         return max(kept, key=lambda each: each.offline_tokens, default=None)
 
     def _within(self, result: Report, alone: Report) -> bool:
