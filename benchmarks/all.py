@@ -14,7 +14,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 LEFT_OUT = {
     *("all.py", "size.py", "mutation.py", "demo_pooled.py"),
-    *("mixed.py", "mixed_engine.py", "frontier.py", "policy_change.py", "simulator_validation.py"),
+    *("mixed.py", "mixed_engine.py", "frontier.py", "llm_d_protocol.py", "policy_change.py"),
+    "simulator_validation.py",
 }
 """Not benchmarks, longer than all others together, or of no use on a busy machine."""
 QUICK = {

@@ -251,6 +251,20 @@ class Server:
         return self.sections[section]
 
 
+class Closed(Server):
+    """A server that keeps INFO from this user."""
+
+    def info(self, section: str) -> dict[str, Any]:
+        raise QueueForbidden(f"no {section}")
+
+
+def test_a_server_that_cannot_be_looked_at_is_only_warned_of():
+    found = inspect(Closed())
+
+    assert found.problems == ()
+    assert found.warnings == ("Redis at here:6379 could not be checked: no server",)
+
+
 @pytest.mark.parametrize("version", ["7.0.0", "7.2.4", "8.0", "10.1.2"])
 def test_a_version_from_7_on_is_taken(version: str):
     assert inspect(Server(redis_version=version)).problems == ()

@@ -99,6 +99,8 @@ def test_what_is_wrong_with_an_entry_names_the_field(queue, add, line):
     add(line("d"), job="j", end="maybe")
     entry = add(line("e"), job="a b", tenant="acme").decode()
     add(line("f"), job="j", colour="red")
+    add(line("g"), job="j", deadline="soon")
+    add(line("h"), job="j", priority="high")
     queue.take_in()
     fields = {found.custom_id: (found.error["param"], found.error["message"]) for found in queue.results("j")}
     ((param, message),) = [(found.error["param"], found.error["message"]) for found in queue.results(f"inbox-{entry}")]
@@ -109,7 +111,11 @@ def test_what_is_wrong_with_an_entry_names_the_field(queue, add, line):
         "c": "tenant",
         "d": "end",
         "f": None,
+        "g": None,
+        "h": None,
     }
+    assert fields["g"][1] == "deadline: found the string 'soon', wanted Unix seconds"
+    assert fields["h"][1] == "priority: found the string 'high', wanted an integer"
     assert fields["line:2"][1] == "item: found nothing, wanted a line in OpenAI's batch format"
     assert fields["b"][1] == "tenant: found the string 'blue', wanted that of the job's first entry"
     assert "tenant: found 'green', wanted one that this queue declares: acme, blue" in fields["c"][1]
@@ -127,6 +133,17 @@ def test_an_entry_that_is_no_unicode_is_refused_and_holds_up_nothing(queue, desk
 
     assert codes(queue, "j") == {"a": "invalid_entry"}
     assert queue.job("j").counts.waiting == 1
+
+
+def test_a_job_whose_first_entry_has_wrong_terms_gets_the_usual_ones(queue, add, line):
+    add(line("a"), job="j", tenant="acme", priority="high")
+    add(line("b"), job="j", tenant="acme")
+    add(line("a"), job="k", tenant="a|b", priority="3")
+    queue.take_in()
+    first, second = queue.job("j"), queue.job("k")
+
+    assert (first.tenant, first.priority, first.deadline, first.counts.waiting) == ("acme", 0, None, 1)
+    assert (second.tenant, second.priority) == ("default", 3)
 
 
 def test_a_tenants_priority_is_taken_down_to_its_limit_in_the_inbox_too(queue, add, line):

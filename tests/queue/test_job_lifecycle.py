@@ -56,14 +56,15 @@ def test_two_workers_never_hold_the_same_item(queue, line):
 
 
 def test_an_attempt_samples_with_the_same_seed_whoever_runs_it(queue, line):
-    job_id = submit(queue, line, 2)
-    first = queue.claim(job_id, 2, "w1")
+    job_id = submit(queue, line, 20)
+    first = queue.claim(job_id, 20, "w1")
     for claimed in first:
         queue.give_back("w1", claimed)
-    second = queue.claim(job_id, 2, "w2")
+    second = queue.claim(job_id, 20, "w2")
 
     assert [c.seed for c in first] == [c.seed for c in second]
-    assert first[0].seed != first[1].seed
+    assert all(0 <= c.seed < 2**63 for c in first)
+    assert len({c.seed for c in first}) == 20
 
 
 def test_a_result_names_the_worker_that_finished_it(queue, line, result):
@@ -500,6 +501,12 @@ def test_results_follow_a_job_while_it_runs(queue, line, result):
 
     assert seen == ["r0", "r1", "r2"]
     assert list(following) == []
+
+
+def test_in_an_empty_queue_nothing_waits(queue):
+    stats = queue.stats()
+
+    assert (stats.depth, stats.oldest_waiting_seconds, stats.dead_letters, stats.jobs_at_risk) == (0, 0, 0, 0)
 
 
 def test_the_statistics_count_items_jobs_and_age(queue, desk, line, result):

@@ -151,6 +151,18 @@ def test_the_largest_and_the_smallest_value_are_taken(field, value):
     assert completion(**{field: value}).model_dump(mode="json")[field] == value
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("x" * 80, "x" * 80), ("x" * 81, "x" * 80), ("a.b", "a.b")],
+    ids=["at most", "too long", "with a dot"],
+)
+def test_the_name_of_an_unknown_field_is_shown_short(name, shown):
+    with pytest.raises(InvalidBody) as caught:
+        completion(**{name: 1})
+
+    assert caught.value.field == shown
+
+
 CODES = {
     "a value of the wrong type": ({"temperature": "hot"}, "invalid_type"),
     "a value out of range": ({"temperature": 3}, "invalid_value"),

@@ -1,0 +1,1 @@
+"""The parts of `benchmarks/llm_d_protocol.py`: published rows, the protocol, scenarios, calibration, the picture."""

@@ -1,0 +1,189 @@
+"""Replay the benchmark of llm-d's batch gateway in the simulator: its scenarios beside Ballast, in one table.
+
+    python benchmarks/llm_d_protocol.py --plot docs/images/llm-d-protocol.png
+    python benchmarks/llm_d_protocol.py --quick
+
+Interactive traffic comes in cycles: 90 s idle at 1 request/s, then a burst of 90 s. Prompts have 512 tokens, answers
+128. Three jobs of 1,000 batch requests wait from the start, with windows of 30 minutes, 2 hours and 24 hours: 512
+tokens of prompt, lognormal answers (mean 500, standard deviation 400, at most 2,048), five system prompts. A run lasts
+10 cycles, and more until the jobs are done.
+
+- S0: interactive only. S1: batch requests are sent as ordinary ones, at a constant rate. S6: a gateway sends a small
+  fixed number of them at a time. All three run on one first-come queue, as vLLM schedules by default.
+- priorities: all batch requests wait in the engine, with vLLM's lower priority.
+- ballast: SLO mode. The SLO is 1.25 times the p99 of TTFT and ITL in S0, from the same run of this program.
+
+Latencies are of requests that arrive in the bursts of measured cycles: all but the first two. TTFT counts from arrival.
+ITL is the inter-token latency as guidellm reports it: the mean gap between two tokens of one request. Percentiles are
+over requests, and all seeds are pooled. The jobs run early, so most measured bursts have no batch work beside them. The
+column "beside batch" is about the requests that arrived in any burst while a job was unfinished, warm-up included:
+their TTFT p99 and ITL p99 over those of S0. The goal counts in both.
+
+Step times are those of gpt-oss-120b on an A100 (`ballast_sim.experts`), calibrated on the published rows without batch
+work; the last table shows the errors of these and of all other rows. KV cache: 80 GiB x 0.9, less the weights, less
+2 GB for activations; 36 layers, 8 KV heads, head dimension 64, 16 bits. `--kv windowed` counts the 18 layers with
+sliding-window attention as keeping 128 tokens, as vLLM does; `--kv uniform` counts all layers alike. The
+length of the system prompts is not published: 64 tokens are assumed. The simulator has neither a network nor vLLM's
+asynchronous scheduling, and adds nothing to TTFT for them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from itertools import product
+from math import inf
+from pathlib import Path
+
+from llm_d.calibration import calibrate, check
+from llm_d.picture import draw
+from llm_d.protocol import KV, SCENARIOS, Case, Outcome, Protocol, linear, run
+from llm_d.table import FACTOR, as_json, pooled, print_rows
+
+from ballast_sim.experts import GPT_OSS_A100
+
+
+def main() -> int:
+    """Run all scenarios; the exit status is 1 if Ballast misses the goal."""
+    options = parser().parse_args()
+    if options.calibrate:
+        calibrate()
+        return 0
+    begun = time.perf_counter()
+    found: list[dict[str, object]] = []
+    pictures = []
+    is_met = True
+    for arrivals, replicas in product(options.arrivals, options.replicas):
+        outcomes = measure(options, arrivals, replicas)
+        rows = [pooled(of_scenario) for of_scenario in outcomes]
+        slo = next((row.case for row in rows if row.case.scenario == "ballast"), None)
+        told = f"; SLO of Ballast: TTFT {1e3 * slo.ttft:.1f} ms, TPOT {1e3 * slo.tpot:.1f} ms" if slo else ""
+        print(f"\n{arrivals} arrivals, {replicas} replica(s), bursts of {options.rate:g} requests/s, ms{told}")
+        print_rows(rows)
+        found += [as_json(row, rows[0]) for row in rows]
+        is_met &= not any(row["missed"] for row in found if row["scenario"] == "ballast")
+        if arrivals == options.arrivals[0]:
+            pictures.append([of_scenario[0] for of_scenario in outcomes])
+    print(f"\nGoal: p99 of TTFT and ITL at most {FACTOR:g} times S0; jobs done within 12 min on one replica, 10 on two")
+    checks = check(is_quick=options.quick) if options.check else []
+    print(f"\n{time.perf_counter() - begun:.0f} s, {time.process_time():.0f} s of CPU time in this process")
+    if options.json:
+        options.json.write_text(json.dumps({"rows": found, "published": checks}, indent=2) + "\n")
+    if options.plot:
+        draw(pictures, options.plot)
+    return 0 if is_met else 1
+
+
+def measure(options: argparse.Namespace, arrivals: str, replicas: int) -> list[list[Outcome]]:
+    """Run every scenario with every seed; S0 goes first, because the SLO follows from it."""
+    protocol = Protocol(
+        burst_rate=options.rate,
+        phase_seconds=options.phase,
+        cycles=options.cycles,
+        warmup_cycles=min(options.warmup, options.cycles - 1),
+        items=options.items,
+        is_poisson=arrivals == "poisson",
+        most_cycles=max(options.cycles, options.most_cycles),
+    )
+    base = Case(
+        scenario="S0",
+        replicas=replicas,
+        protocol=protocol,
+        reservation=options.reservation / 100,
+        is_suspending=options.suspension == "on",
+        is_fitted=options.cost == "fitted",
+        model=linear() if options.step_times == "linear" else replace(GPT_OSS_A100, diversity=options.diversity),
+        kv=options.kv,
+        batch_rate=options.batch_rate,
+        concurrency=options.concurrency,
+    )
+    protocols = [replace(protocol, seed=seed) for seed in options.seeds]
+    alone = list(run_all((replace(base, protocol=each) for each in protocols), options.processes))
+    if any(outcome.failure for outcome in alone):
+        raise SystemExit(f"interactive traffic alone failed: {alone[0].failure}")
+    slo = pooled(alone)
+    base = replace(
+        base,
+        ttft=options.ttft_ms / 1e3 if options.ttft_ms else options.slo_factor * slo.ttft.p99,
+        tpot=options.tpot_ms / 1e3 if options.tpot_ms else options.slo_factor * slo.itl.p99,
+    )
+    others = [name for name in options.scenario if name != "S0"]
+    cases = [replace(base, scenario=name, protocol=each) for name in others for each in protocols]
+    rest = list(run_all(cases, options.processes))
+    size = len(protocols)
+    return [alone, *(rest[index : index + size] for index in range(0, len(rest), size))]
+
+
+def run_all(cases: Iterable[Case], processes: int) -> Iterator[Outcome]:
+    """Run cases, several at a time if asked; outcomes come in the order of the cases."""
+    if processes == 1:
+        yield from map(run, cases)
+        return
+    with ProcessPoolExecutor(processes) as pool:
+        yield from pool.map(run, cases)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the options."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = made.add_argument
+    add("--replicas", type=_numbers, default=[1, 2], metavar="N,...")
+    add("--arrivals", type=_words("constant", "poisson"), default=["constant", "poisson"], metavar="KIND,...")
+    add("--scenario", type=_words(*SCENARIOS), default=list(SCENARIOS), metavar="NAME,...", help=", ".join(SCENARIOS))
+    add("--seeds", type=_numbers, default=[0], metavar="N,...", help="latencies are pooled, the slowest jobs count")
+    add("--cycles", type=int, default=10, help="cycles of 180 s that latencies are taken from, warm-up included")
+    add("--warmup", type=int, default=2, help="cycles at the start that no latency is taken from")
+    add("--most-cycles", type=int, default=24, help="a run ends there even if batch work is left")
+    add("--rate", type=float, default=15.0, help="interactive requests per second in a burst")
+    add("--phase", type=float, default=90.0, help="seconds of an idle phase and of a burst")
+    add("--items", type=int, default=1000, help="requests of each job")
+    add("--batch-rate", type=float, default=4.0, help="batch requests per second of S1, as published")
+    add("--concurrency", type=int, default=10, help="batch requests in flight of S6, on all replicas")
+    add("--cost", choices=("fitted", "known"), default="fitted", help="cost model of Ballast: fitted to its own steps")
+    add("--step-times", choices=("experts", "linear"), default="experts", help="linear: the policy's form, fitted")
+    add("--diversity", type=float, default=GPT_OSS_A100.diversity, help="1: every token chooses experts by itself")
+    add("--kv", choices=KV, default=KV[0], help="what layers with sliding-window attention keep")
+    add("--suspension", choices=("on", "off"), default="on", help="whether steps of Ballast may be suspended")
+    add("--reservation", type=float, default=0.0, help="percent of slots reserved for offline work")
+    add("--slo-factor", type=float, default=FACTOR, help="SLO of Ballast over the p99 of S0")
+    add("--ttft-ms", type=_positive, help="SLO of Ballast instead of the factor")
+    add("--tpot-ms", type=_positive, help="likewise")
+    add("--processes", type=int, default=1, help="runs at a time")
+    add("--no-check", dest="check", action="store_false", help="leave out the check against published rows")
+    add("--calibrate", action="store_true", help="fit the step times to the published rows again, and nothing else")
+    add("--json", type=Path, metavar="FILE")
+    add("--plot", type=Path, metavar="FILE")
+    add("--quick", action="store_true", help="constant arrivals and 4 cycles (unless options say otherwise)")
+    if "--quick" in sys.argv:
+        made.set_defaults(arrivals=["constant"], cycles=4, warmup=1, most_cycles=8)
+    return made
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < inf:
+        raise argparse.ArgumentTypeError(f"{text!r}; wanted milliseconds above 0")
+    return value
+
+
+def _words(*known: str) -> object:
+    def split(text: str) -> list[str]:
+        found = text.split(",")
+        if set(found) - set(known):
+            raise argparse.ArgumentTypeError(f"{text!r}; known are {', '.join(known)}")
+        return found
+
+    return split
+
+
+if __name__ == "__main__":
+    sys.exit(main())
