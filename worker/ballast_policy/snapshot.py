@@ -49,8 +49,6 @@ class PolicyConfig:
     """Risk that a burst of prompts makes a decode late, averaged over online decodes (`benchmarks/foresight.py`)."""
     tpot_share: float = 1.0
     """A step with online decodes takes at most this share of their TPOT because of offline work."""
-    is_triaged: bool = True
-    """Whether online requests that cannot have their first token in time go behind those that can."""
     batch_window: float = 0.0
     """Seconds that an idle engine waits after the first arrival to begin with a whole batch."""
     max_interference: float | None = None
