@@ -1,9 +1,9 @@
-"""What a decision costs: microseconds of `plan` and of looking at the backlog, flat in its length.
+"""Measure a decision: microseconds of `plan` and of `Host.snapshot`, which do not grow with the backlog.
 
-Two kinds of steps: calm (everybody decodes, the batch is full, nothing fits) and busy (online requests and vacant
-slots come at once, 27 tenants differ, the budget is short, some are parked). The last rows are busy ones where so many
-tenants reserve slots or have a cap, or where the lengths of answers are known. `snapshot` is `take_snapshot`, which
-asks the backlog for its head. Run: `python benchmarks/plan.py`.
+There are two kinds of steps. Calm: all residents decode, the batch is full, and nothing else fits. Busy: online
+requests arrive while slots are free, 27 tenants differ in service, the budget is short, and some requests are parked.
+In the last rows the step is busy, and tenants have reservations or caps, or the lengths of answers are known.
+Run: `python benchmarks/plan.py`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from statistics import median, quantiles
 from time import perf_counter, thread_time
 
 from ballast_policy.admission import UNKNOWN, Expectation
-from ballast_policy.backlog import Backlog
 from ballast_policy.cost import CostModel
-from ballast_policy.fairness import Ledger
+from ballast_policy.host import Host
 from ballast_policy.planner import plan
-from ballast_policy.request import Phase, Request, RequestClass
-from ballast_policy.snapshot import PolicyConfig, Snapshot, TenantShare, take_snapshot
+from ballast_policy.request import Request, RequestClass
+from ballast_policy.snapshot import PolicyConfig, Snapshot, TenantShare
+from ballast_sim.kv import Kv
 
 ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
 COST = CostModel(0.005, 5e-5, 1e-9, 5e-5, 2e-9, is_trusted=True)
@@ -29,7 +29,7 @@ ANSWERS = dict.fromkeys(RequestClass, tuple(range(2, 514, 2)))
 
 
 def make_shares(num_tenants: int, reserved: float = 0.0, max_slots: int | None = None) -> dict[str, TenantShare]:
-    """Give so many tenants the same."""
+    """Return equal shares for `num_tenants` tenants."""
     return {f"tenant-{seq}": TenantShare(reserved=reserved, max_slots=max_slots) for seq in range(num_tenants)}
 
 
@@ -42,8 +42,8 @@ VARIANTS = {
 }
 
 
-def make_resident(seq: int, request_class: RequestClass, *, parked: bool, tenants: int, block_tokens: int) -> Request:
-    """Build a request in the middle of its answer; one in sixteen begins a block."""
+def make_resident(seq: int, request_class: RequestClass, *, tenants: int, block_tokens: int) -> Request:
+    """Return a request in the middle of its answer; one in sixteen begins a block."""
     computed = 300 + seq * 7 % 160
     blocks = -(-computed // block_tokens)
     return Request(
@@ -55,7 +55,6 @@ def make_resident(seq: int, request_class: RequestClass, *, parked: bool, tenant
         tenant=f"tenant-{seq % tenants}",
         ttft=1.0 if request_class is ONLINE else float("inf"),
         tpot=0.1 if request_class is ONLINE else float("inf"),
-        phase=Phase.PARKED if parked else Phase.RUNNING,
         num_tokens=computed + 1,
         num_computed=computed,
         num_output=computed + 1 - 256,
@@ -72,51 +71,34 @@ def make_snapshot(
     shares: Mapping[str, TenantShare] = NOBODY,
     expectation: Expectation = UNKNOWN,
 ) -> Callable[[], Snapshot]:
-    """Give a function that takes the snapshot of such an engine, as an engine does in every step."""
+    """Return a function that takes the snapshot of such an engine, as an engine does in every step."""
     tenants = TENANTS if busy else 1
-    vacant = residents // 8 if busy else 0
-    config = PolicyConfig(slots=residents + vacant, num_blocks=residents * 64, ttft=1.0, tpot=0.1, tenants=shares)
-    records = [
-        make_resident(
-            seq,
-            ONLINE if seq % 4 == 0 else OFFLINE,
-            parked=busy and seq % 9 == 1,
-            tenants=tenants,
-            block_tokens=config.block_tokens,
-        )
-        for seq in range(residents)
-    ]
-    backlog = Backlog()
+    free_slots = residents // 8 if busy else 0
+    config = PolicyConfig(slots=residents + free_slots, num_blocks=residents * 64, ttft=1.0, tpot=0.1, tenants=shares)
+    cost = CostModel(0.005, 5e-5, 1e-9, 5e-4, 2e-9, is_trusted=True) if busy else COST
+    host = Host(config, cost=cost)
+    for seq in range(residents):
+        request_class = ONLINE if seq % 4 == 0 else OFFLINE
+        request = make_resident(seq, request_class, tenants=tenants, block_tokens=config.block_tokens)
+        host.enter(request, 100.0)
+        host.admit(request)
+        if busy and seq % 9 == 1:
+            host.park(request)
     for seq in range(residents, residents + waiting):
         request_class = ONLINE if busy and seq % 50 == 0 else OFFLINE
         request = Request(seq, request_class, 100.0, 200, 200, tenant=f"tenant-{seq % tenants}", num_tokens=200, ttft=1)
-        backlog.add(request)
-    reserved = {tenant: share.reserved for tenant, share in shares.items()}
-    ledgers = {request_class: Ledger(reserved=reserved) for request_class in RequestClass}
+        host.enter(request, 100.0)
     for seq in range(tenants):
-        ledgers[OFFLINE].charge(f"tenant-{seq}", seq * 100.0)
-    cost = CostModel(0.005, 5e-5, 1e-9, 5e-4, 2e-9, is_trusted=True) if busy else COST
-    free = residents * 20
-
-    def take() -> Snapshot:
-        return take_snapshot(
-            now=100.1,
-            residents=records,
-            backlog=backlog,
-            free_blocks=free,
-            config=config,
-            cost=cost,
-            ledgers=ledgers,
-            last_online=100.1,
-            typical_prompt=200,
-            expectation=expectation,
-        )
-
-    return take
+        host.ledgers[OFFLINE].charge(f"tenant-{seq}", seq * 100.0)
+    host.experience.typical_prompt = 200
+    host.experience.expectation = expectation
+    kv = Kv(config.num_blocks, config.block_tokens, {})
+    kv.num_free = residents * 20
+    return lambda: host.snapshot(kv, 100.1)
 
 
 def measure(call: Callable[[], object], seconds: float) -> tuple[float, float]:
-    """Give the median and the 99th percentile of a call, in microseconds of CPU: what others do does not count."""
+    """Return the median and the 99th percentile of a call, in microseconds of this thread's CPU time."""
     samples = []
     end = perf_counter() + seconds
     while perf_counter() < end or len(samples) < 100:

@@ -9,7 +9,7 @@ from llm_d.protocol import SCENARIOS, Outcome
 
 BIN = 5
 """Seconds that one point stands for."""
-MOST_MINUTES = 30
+MOST_MINUTES = 15
 
 
 def draw(by_replicas: Sequence[Sequence[Outcome]], path: Path) -> None:
@@ -42,10 +42,15 @@ def draw(by_replicas: Sequence[Sequence[Outcome]], path: Path) -> None:
                 axes.axvspan(start, start + protocol.phase_seconds / 60, color="grey", alpha=0.12, linewidth=0)
             axes.set_xlim(0, minutes)
         above.set_yscale("log")
+        above.set_yticks((50, 100, 200, 500, 1000, 2000, 5000), minor=False)
+        above.set_yticks((), minor=True)
+        above.yaxis.set_major_formatter("{x:.0f}")
         above.set_title(
             f"{replicas} replica{'s' if replicas > 1 else ''}, {protocol.burst_rate:g} requests/s in bursts"
         )
         below.set_xlabel("minutes")
+    slowest_of_all = max(max(o.worst_ttft, default=0.1) for outcomes in by_replicas for o in outcomes)
+    panels[0][0].set_ylim(30, 1.3e3 * slowest_of_all)
     panels[0][0].set_ylabel(f"slowest TTFT in {BIN} s, ms")
     panels[1][0].set_ylabel("batch tokens per second")
     handles, labels = panels[0][0].get_legend_handles_labels()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from laws import work_of
 from paged_kv import PagedKv
-from workloads import EXACT, Arrival, work_of
+from workloads import EXACT, Arrival
 
 from ballast_policy.host import Dispatch, Host
 from ballast_policy.request import RUNNING, Request

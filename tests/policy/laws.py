@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from math import ceil, floor, inf
-
-from fake_engine import FakeEngine
 
 from ballast_policy import planner
 from ballast_policy.cost import Work, attended
 from ballast_policy.host import Dispatch, Host
 from ballast_policy.order import ranking
 from ballast_policy.plan import Plan, Reason
-from ballast_policy.request import Phase, Request, RequestClass
+from ballast_policy.request import Phase, Request, RequestClass, is_overdue
 from ballast_policy.snapshot import Snapshot
 
 ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
@@ -67,6 +66,11 @@ def new_blocks(after: After, request: Request, granted: int) -> int:
         return max(0, total - request.num_blocks)
     cached = request.num_cached // after.config.block_tokens
     return total - cached + (cached if after.plan.preempt else request.num_cached_idle)
+
+
+def is_stuck(plan: Plan) -> bool:
+    """Return whether nothing can go on for want of KV: the plan preempts the last resident, for the next step."""
+    return bool(plan.preempt and not plan.grants)
 
 
 def the_plan_is_well_formed(snapshot: Snapshot, plan: Plan) -> None:
@@ -168,12 +172,23 @@ def g1_no_lent_admission_takes_kv_that_online_waits_for(snapshot: Snapshot, plan
         assert after.free >= blocks(after, starved[0].num_tokens) - shared, "lent KV while online waits for KV"
 
 
+def g1_overdue_requests_wait_behind_those_in_time(snapshot: Snapshot, _plan: Plan) -> None:
+    """Among online requests of one tenant and priority: where the first is overdue, all are."""
+    first: dict[tuple[str, int], Request] = {}
+    for request in snapshot.waiting:
+        if request.request_class is ONLINE:
+            ahead = first.setdefault((request.tenant, request.priority), request)
+            assert is_overdue(request, snapshot.now) or not is_overdue(ahead, snapshot.now)
+
+
 def g2_the_reservation_is_never_touched(snapshot: Snapshot, plan: Plan) -> None:
     """Offline that runs within the reserved slots and KV goes on running; its decodes all take part."""
     after = After(snapshot, plan)
     before = [r for r in snapshot.residents if r.request_class is OFFLINE and r.phase is Phase.RUNNING]
     if all(r.request_class is OFFLINE for r in [*snapshot.residents, *snapshot.waiting]):
         return  # what offline does to itself, for want of KV, takes nothing from its reservation
+    if is_stuck(plan):
+        return
     largest = max(
         (r.num_tokens for r in [*snapshot.residents, *snapshot.waiting] if r.request_class is ONLINE), default=0
     )
@@ -223,7 +238,7 @@ def g3_no_slot_stays_empty_without_a_true_reason(snapshot: Snapshot, plan: Plan)
     after = After(snapshot, plan)
     if len(after.holders) >= after.config.slots or snapshot.cost.is_trusted is False:
         return
-    if plan.wait_until > snapshot.now:
+    if plan.wait_until > snapshot.now or is_stuck(plan):
         return
     reasons = {because.request: because.reason for because in plan.because}
     most = floor(after.config.offline_max_share * after.config.slots + 1e-9)
@@ -259,17 +274,15 @@ def g3_only_an_idle_engine_waits_for_a_batch(snapshot: Snapshot, plan: Plan) -> 
     assert {because.reason for because in plan.because} == {Reason.BATCH_WINDOW}
 
 
-def g3_no_engine_idles_while_offline_work_waits(snapshot: Snapshot, plan: Plan) -> None:
-    """Without online requests, something of offline runs, whatever the SLO, the cap or the cost model.
-
-    If parked requests hold the blocks that each of them lacks, the plan preempts one of them instead.
-    """
-    config, requests = snapshot.config, [*snapshot.residents, *snapshot.waiting]
-    if any(r.request_class is ONLINE for r in requests) or plan.wait_until > snapshot.now:
+def g3_no_engine_idles_while_work_waits(snapshot: Snapshot, plan: Plan) -> None:
+    """Something runs, whatever the SLO, the cap or the cost model: without online requests, too."""
+    config = snapshot.config
+    if plan.wait_until > snapshot.now:
         return  # see `g3_only_an_idle_engine_waits_for_a_batch`
-    fitting = [r for r in requests if r.num_tokens <= config.num_blocks * config.block_tokens]
-    if fitting and config.offline_max_share:
-        assert plan.grants or plan.preempt, "the engine idles while offline work waits"
+    for request in [*snapshot.residents, *snapshot.waiting]:
+        may_run = request.request_class is ONLINE or config.offline_max_share > 0
+        if may_run and request.num_tokens <= config.num_blocks * config.block_tokens:
+            assert plan.grants or is_stuck(plan), f"the engine idles while {request.request_class} work waits"
 
 
 def _check_reason(after: After, request: Request, reason: Reason) -> None:
@@ -311,14 +324,22 @@ def g4_lent_work_fits_the_budget(snapshot: Snapshot, plan: Plan) -> None:
     assert after.offline_prefill <= after.reserved_chunk, "lent prefill in a step over its budget"
 
 
+def work_of(grants: Iterable[tuple[Request, int]]) -> Work:
+    prefill = [(done(r), n) for r, n in grants if left(r) > 1]
+    decodes = [r.num_tokens for r, _ in grants if left(r) == 1]
+    return Work(sum(n for _, n in prefill), sum(attended(c, n) for c, n in prefill), len(decodes), sum(decodes))
+
+
 def g4_the_prediction_is_that_of_the_grants(snapshot: Snapshot, plan: Plan) -> None:
-    work = Work(
-        sum(n for r, n in plan.grants if left(r) > 1),
-        sum(attended(done(r), n) for r, n in plan.grants if left(r) > 1),
-        sum(left(r) == 1 for r, _ in plan.grants),
-        sum(r.num_tokens for r, _ in plan.grants if left(r) == 1),
-    )
-    assert abs(snapshot.cost.predict(work) - plan.predicted_seconds) < 1e-9
+    assert abs(snapshot.cost.predict(work_of(plan.grants)) - plan.predicted_seconds) < 1e-9
+
+
+def g4_online_alone_takes_its_part_less_the_crowding(snapshot: Snapshot, plan: Plan) -> None:
+    """Requests that leave sooner meet fewer others: as many fewer as they stay longer now."""
+    cost, expected = snapshot.cost, 0.0
+    if granted := [(r, n) for r, n in plan.grants if r.request_class is ONLINE]:
+        expected = cost.k0 + (cost.predict(work_of(granted)) - cost.k0) / (1 + snapshot.allowance.crowding)
+    assert abs(plan.online_seconds - expected) < 1e-9
 
 
 def g5_nobody_is_overtaken_by_a_lower_priority(snapshot: Snapshot, plan: Plan) -> None:
@@ -359,14 +380,16 @@ LAWS = (
     g1_online_comes_first,
     g1_no_lent_admission_while_online_waits_for_a_slot,
     g1_no_lent_admission_takes_kv_that_online_waits_for,
+    g1_overdue_requests_wait_behind_those_in_time,
     g2_the_reservation_is_never_touched,
     g2_online_never_overtakes_the_reservation,
     g3_no_slot_stays_empty_without_a_true_reason,
     g3_no_prefill_token_is_left_where_offline_prefills,
     g3_only_an_idle_engine_waits_for_a_batch,
-    g3_no_engine_idles_while_offline_work_waits,
+    g3_no_engine_idles_while_work_waits,
     g4_lent_work_fits_the_budget,
     g4_the_prediction_is_that_of_the_grants,
+    g4_online_alone_takes_its_part_less_the_crowding,
     g5_nobody_is_overtaken_by_a_lower_priority,
     everything_has_its_because,
     without_an_slo_or_a_cap_nothing_bounds_a_step,
@@ -400,15 +423,3 @@ def the_reservation_is_what_residents_and_backlog_say(host: Host, dispatch: Disp
     entitled = sum(min(number, caps.get(tenant, number)) for tenant, number in demand.items())
     assert found.in_use == min(reserved, running)
     assert found.is_met is (running >= min(reserved, entitled))
-
-
-def nothing_is_left(engine: FakeEngine) -> None:
-    """G8: whatever came and went, the pool is whole and nobody is counted any more."""
-    host = engine.host
-    assert engine.kv.num_free == host.config.num_blocks, "blocks are missing"
-    engine.kv.check()
-    assert not host.residents
-    assert not len(host.backlog)
-    assert host.reservation.is_met
-    assert not host.reservation.in_use
-    assert not any(host.count(request_class) for request_class in RequestClass)

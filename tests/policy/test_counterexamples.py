@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from fake_engine import FakeEngine
 from laws import lawful
 from workloads import EXACT, UNTRUSTED, Arrival
 
+from ballast_policy.cost import CostModel
 from ballast_policy.host import Host
 from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import PolicyConfig, TenantShare
@@ -120,3 +123,29 @@ def test_a_single_slot_is_lent_while_the_cost_model_is_untrusted():
     config = make_config(1, 32, offline_share=0.0, tpot=0.02)
 
     FakeEngine(Host(config, cost=UNTRUSTED, planner=lawful), [offline(1), online(1)]).run(max_steps=10)
+
+
+IDLE = {
+    "the step was over a cap's budget right after the last online request": {"max_interference": 0.25, "tpot": 0.0052},
+    "a cap of nothing kept offline from an engine without online": {"max_interference": 0.0},
+    "a TTFT below two empty steps left no time for a token": {"ttft": 0.0001},
+    "a TTFT hardly above two empty steps left no time for a token": {"ttft": 0.0101},
+    "a TPOT below an empty step left no time for a token": {"ttft": 0.0001, "tpot": 0.0001},
+}
+
+
+@pytest.mark.parametrize("cost", [EXACT, replace(EXACT, k0=0.0), replace(EXACT, k3=0.3)], ids=["usual", "free", "slow"])
+@pytest.mark.parametrize("name", IDLE)
+def test_what_once_left_an_engine_idle_beside_offline_work_leaves_none(name: str, cost: CostModel):
+    config = make_config(2, 32, offline_share=0.0, **IDLE[name])
+    engine = FakeEngine(Host(config, cost=cost, planner=lawful), [online(4, 2), offline(6, 3), offline(6, 3)])
+
+    engine.run(max_steps=20)
+
+
+def test_a_cap_that_gave_nothing_more_left_no_engine_idle():
+    config = make_config(2, 32, offline_share=0.0, max_interference=0.1, tpot=0.006)
+    host = Host(config, cost=EXACT, planner=lawful)
+    host.interference.allowance = replace(host.interference.allowance, share=0.0, harvest=0.1, typical=0.005)
+
+    FakeEngine(host, [online(4, 2), offline(6, 3)]).run(max_steps=20)

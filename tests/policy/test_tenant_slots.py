@@ -12,14 +12,13 @@ from laws import lawful
 from workloads import EXACT, Arrival
 
 from ballast_policy.backlog import Backlog
-from ballast_policy.claim import Candidate, choose
+from ballast_policy.class_requests import ClassRequests, by_class
 from ballast_policy.fairness import Ledger
+from ballast_policy.gate import candidates
 from ballast_policy.host import Host
 from ballast_policy.request import Phase, Request, RequestClass
-from ballast_policy.snapshot import PolicyConfig, Snapshot, TenantShare
-from ballast_policy.step import Step
+from ballast_policy.snapshot import PolicyConfig, TenantShare
 from ballast_policy.tenant_slots import TenantSlots, reserved_first
-from ballast_policy.turns import candidates
 
 OFFLINE = RequestClass.OFFLINE
 
@@ -110,9 +109,8 @@ def test_every_prefix_of_the_order_holds_the_shares_and_no_request_is_left_out(r
     every_prefix_holds_the_shares(order, reserved, held)
 
 
-def make_step(residents: list[Request], waiting: list[Request], ledger: Ledger) -> Step:
-    config = PolicyConfig(slots=8, num_blocks=100)
-    return Step(Snapshot(0.0, residents, waiting, 50, config, EXACT, config.reservation(), {OFFLINE: ledger}))
+def offline_of(residents: list[Request], waiting: list[Request], ledger: Ledger) -> ClassRequests:
+    return by_class(residents, waiting, {OFFLINE: ledger}, block_tokens=16)[1]
 
 
 @given(requests_in_order, requests_in_order, reservations, st.data())
@@ -126,7 +124,7 @@ def test_parked_and_waiting_requests_share_one_order_that_holds_the_shares(parke
         ledger.charge(tenant, data.draw(st.integers(0, 99)))
     waiting = reserved_first(waiting, TenantSlots(reserved, held))  # as the backlog lists them
 
-    order = list(candidates(make_step([*holders, *parked], waiting, ledger), parked, waiting))
+    order = list(candidates(offline_of([*holders, *parked], waiting, ledger), waiting))
 
     assert sorted(r.seq for r in order) == sorted(r.seq for r in [*parked, *waiting])
     every_prefix_holds_the_shares(order, reserved, held)
@@ -147,7 +145,7 @@ def test_a_parked_request_goes_first_only_where_its_tenant_is_below_its_reservat
     waiting = [make_request(7, "b")]
     holders = [make_request(seq, tenant, phase=Phase.RUNNING) for seq, tenant in enumerate(held)]
 
-    found = candidates(make_step([*holders, *parked], waiting, ledger), parked, waiting)
+    found = candidates(offline_of([*holders, *parked], waiting, ledger), waiting)
 
     assert [r.seq for r in found] == order
 
@@ -163,20 +161,6 @@ def test_the_head_of_the_backlog_lists_tenants_below_their_reservation():
 
     assert names(head) == "ababbbab"
     assert names(backlog.head(8, {OFFLINE: ledger})) == "bbbbbbbb"
-
-
-def test_a_claim_takes_a_job_of_the_tenant_that_is_behind():
-    jobs = [
-        Candidate("of a", "a", 0, 0.0, 0, 0.0, 5),
-        Candidate("of b", "b", 0, 0.0, 0, 0.0, 5),
-        Candidate("more important", "b", 1, 0.0, 0, 0.0, 1),
-    ]
-    ledger = Ledger(reserved={"a": 0.25})
-    ledger.charge("a", 1e6)
-
-    assert choose(jobs, ledger, TenantSlots(ledger.reserved, {"b": 9})).job_id == "more important"
-    assert choose(jobs[:2], ledger, TenantSlots(ledger.reserved, {"b": 9})).job_id == "of a"
-    assert choose(jobs[:2], ledger, TenantSlots(ledger.reserved, {"a": 4, "b": 5})).job_id == "of b"
 
 
 def run_of(

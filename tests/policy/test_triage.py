@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ballast_policy.cost import CostModel
 from ballast_policy.request import Request, RequestClass
-from ballast_policy.triage import all_in_time, in_time_first, put_off
+from ballast_policy.triage import all_in_time, find_late, in_time_first
 
 ONLINE = RequestClass.ONLINE
 COST = CostModel(k0=0.0, k1=1.0, is_trusted=True)
@@ -22,7 +22,7 @@ def make(seq: int, tokens: int, due: float, **fields) -> Request:
 
 
 def late(*order: Request, now: float = 0.0, speed: float = 1.0, start: float = 0.0) -> set[int]:
-    return {request.seq for request in put_off(order, COST, now, speed, start)}
+    return {request.seq for request in find_late(order, COST, now, speed=speed, start=start)}
 
 
 def ends_in_time(order: list[Request]) -> bool:
@@ -90,7 +90,7 @@ jobs = st.lists(st.tuples(st.integers(2, 9), st.integers(1, 30)), min_size=1, ma
 @given(jobs)
 def test_no_choice_puts_fewer_off_where_requests_come_in_the_order_they_are_due(drawn: list[tuple[int, int]]):
     order = [make(i, tokens, due) for i, (tokens, due) in enumerate(sorted(drawn, key=lambda job: job[1]))]
-    off = put_off(order, COST, 0.0, 1.0, 0.0)
+    off = find_late(order, COST, 0.0, speed=1.0, start=0.0)
 
     kept = [request for request in order if request not in off]
     assert ends_in_time(kept)
@@ -101,7 +101,7 @@ def test_no_choice_puts_fewer_off_where_requests_come_in_the_order_they_are_due(
 @given(jobs, st.lists(st.sampled_from(["a", "b"]), min_size=7, max_size=7))
 def test_whoever_is_kept_is_in_time_whatever_the_order(drawn: list[tuple[int, int]], tenants: list[str]):
     order = [make(i, *job, tenant=tenants[i]) for i, job in enumerate(drawn)]
-    off = put_off(order, COST, 0.0, 1.0, 0.0)
+    off = find_late(order, COST, 0.0, speed=1.0, start=0.0)
 
     assert ends_in_time([request for request in order if request not in off])
     assert sorted(r.seq for r in in_time_first(order, off)) == [r.seq for r in order]
@@ -112,11 +112,11 @@ def test_whoever_is_kept_is_in_time_whatever_the_order(drawn: list[tuple[int, in
 def test_who_is_all_in_time_at_a_glance_is_not_put_off_in_any_order(drawn: list[tuple[int, int]]):
     order = [make(i, *job) for i, job in enumerate(drawn)]
 
-    if all_in_time(order, COST, 1.0, 0.0):
-        assert not put_off(order, COST, 0.0, 1.0, 0.0)
-        assert not put_off(order[::-1], COST, 0.0, 1.0, 0.0)
+    if all_in_time(order, COST, speed=1.0, start=0.0):
+        assert not find_late(order, COST, 0.0, speed=1.0, start=0.0)
+        assert not find_late(order[::-1], COST, 0.0, speed=1.0, start=0.0)
 
 
 def test_all_are_in_time_up_to_the_moment_the_first_is_due():
-    assert all_in_time([make(1, 2, 5.0), make(2, 3, 9.0)], COST, 1.0, 0.0)
-    assert not all_in_time([make(1, 2, 5.0), make(2, 4, 9.0)], COST, 1.0, 0.0)
+    assert all_in_time([make(1, 2, 5.0), make(2, 3, 9.0)], COST, speed=1.0, start=0.0)
+    assert not all_in_time([make(1, 2, 5.0), make(2, 4, 9.0)], COST, speed=1.0, start=0.0)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import ceil, inf
 
 from hypothesis import strategies as st
 
 from ballast_policy.admission import UNKNOWN, Expectation
-from ballast_policy.cost import CostModel, Work, attended
+from ballast_policy.cost import CostModel
 from ballast_policy.host import Host, Planner
 from ballast_policy.interference import UNCHECKED, Allowance
 from ballast_policy.request import OFFLINE, ONLINE, PARKED, RUNNING, WAITING, Request, RequestClass
@@ -53,18 +53,6 @@ class Arrival:
             prefix_group=self.prefix_group,
             num_tokens=self.prompt,
         )
-
-
-def work_of(grants: Collection[tuple[Request, int]]) -> Work:
-    """Return what a step computes, after its plan was carried out."""
-    prefill = [(request.num_computed, tokens) for request, tokens in grants if request.remaining > 1]
-    decodes = [request.num_tokens for request, _ in grants if request.remaining == 1]
-    return Work(
-        sum(tokens for _, tokens in prefill),
-        sum(attended(done, tokens) for done, tokens in prefill),
-        len(decodes),
-        sum(decodes),
-    )
 
 
 @dataclass(frozen=True)

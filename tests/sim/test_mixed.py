@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 
 from ballast_policy.cost import CostModel
-from ballast_policy.request import Phase
 from ballast_policy.snapshot import PolicyConfig
-from ballast_sim.ablations import ABLATIONS, Unparked
 from ballast_sim.crew import run_table
-from ballast_sim.deployment import Ballast
 from ballast_sim.errors import BadInput
 from ballast_sim.evidence import as_json
 from ballast_sim.mixed import POLICIES, STATIC_BUDGET, Bench
-from ballast_sim.simulation import simulate
 from ballast_sim.step_model import Linear
 from ballast_sim.traffic import Arrival
 
@@ -89,43 +84,7 @@ def test_only_ballast_keeps_the_reservation(table):
     short = {row.policy: row.result.reservation_shortfall for row in table.of(0.4, 0.25)}
 
     assert short["ballast"] < 0.05
-    assert short["ballast-no-reservation"] > short["ballast"]
     assert short["greedy"] > 2 * short["ballast"]
-
-
-def test_with_nothing_lent_offline_has_its_reservation_and_no_more(table):
-    bare, kept = ({row.policy: row.offline_tokens for row in table.of(0.4, share)} for share in (0.0, 0.25))
-
-    assert bare["ballast-no-lending"] == 0 < bare["ballast"]
-    assert 0 < kept["ballast-no-lending"] <= kept["ballast"]
-
-
-def test_without_a_budget_steps_outgrow_the_slo(table):
-    rows = {row.policy: row.result for row in table.of(0.4, 0.0)}
-
-    assert rows["ballast-no-budget"].tpot.p50 > rows["ballast"].tpot.p50
-    assert rows["ballast-no-budget"].envelope_attainment != rows["ballast-no-budget"].envelope_attainment  # nan
-    assert set(ABLATIONS) < set(rows)
-
-
-def test_without_parking_who_decodes_takes_part_in_every_step(make_scenario):
-    class Watch(Unparked):
-        def plan(self, snapshot):
-            plan = super().plan(snapshot)
-            granted = {request.seq for request, _ in plan.grants}
-            gone = {request.seq for request in (*plan.park, *plan.preempt)}
-            running = {r.seq for r in snapshot.residents if r.phase is Phase.RUNNING and r.remaining == 1}
-            sat_out.append(len(running - granted - gone))
-            return plan
-
-    sat_out = []
-    online = [Arrival(2.0 * (i // 6), 20, 60) for i in range(36)]
-    scenario = make_scenario(online=online, offline=POOL * 4, policy=Watch, config={"tpot": 0.0125, "slots": 16})
-    with_parking = simulate(replace(scenario, policy=Ballast))
-    without = simulate(replace(scenario, is_guaranteed=False))
-
-    assert with_parking.replicas[0].num_parked > 2 * without.replicas[0].num_parked
-    assert max(sat_out) == 0
 
 
 def test_a_knob_turned_by_hand_is_the_policy_at_that_value(make_bench):

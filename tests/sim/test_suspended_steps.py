@@ -9,7 +9,6 @@ import pytest
 from ballast_policy.cost import CostModel
 from ballast_policy.plan import Plan
 from ballast_policy.snapshot import PolicyConfig
-from ballast_sim.ablations import Unsuspended
 from ballast_sim.deployment import Ballast
 from ballast_sim.flight import Flight
 from ballast_sim.pool import Job
@@ -56,7 +55,7 @@ def test_a_step_stands_still_at_the_end_of_a_layer_only():
 
 def test_newcomers_have_their_first_token_sooner_and_nothing_is_computed_twice():
     suspended = simulate(SCENARIO)
-    whole = simulate(replace(SCENARIO, policy=Unsuspended))
+    whole = simulate(replace(SCENARIO, config=replace(SCENARIO.config, can_suspend=False)))
 
     assert suspended.replicas[0].num_suspended > 10
     assert whole.replicas[0].num_suspended == 0

@@ -12,7 +12,7 @@ import ballast_cli
 from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
 from ballast_policy.cost import CostModel
 from ballast_policy.snapshot import PolicyConfig
-from ballast_sim.ablations import Unsuspended
+from ballast_sim.deployment import Ballast
 from ballast_sim.errors import BadInput
 from ballast_sim.measured import Bed, Replay, Ticks, Timed
 from ballast_sim.pool import Job
@@ -61,9 +61,9 @@ def test_by_the_clock_of_a_step_model_every_replay_computes_the_same_steps(repla
 
 def test_by_one_clock_simulator_and_engine_hand_out_first_tokens_at_the_same_moments(replays, online, offline):
     scenario = Scenario(
-        config=CONFIG,
+        config=replace(CONFIG, can_suspend=False),
         model=Linear(COST),
-        policy=Unsuspended,
+        policy=Ballast,
         online=online,
         offline=lambda: [Job.endless("offline", offline)],
         seconds=online[-1].seconds + 5.0,

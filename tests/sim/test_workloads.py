@@ -133,6 +133,8 @@ def test_the_goal_is_the_static_budget_with_the_most_offline_tokens_that_keeps_t
     assert by_slo.policy == max(kept, key=lambda policy: by_name[policy].offline_tokens)
     assert by_cap.policy == "static-budget=30x128"
     assert nothing is None
+    assert bench.keeps_its_own(by_name["ballast=500"])
+    assert not bench.keeps_its_own(replace(by_name["ballast=500"], policy="ballast=0.001"))
 
 
 def test_rows_state_attainment_by_prompt_length(make_bench):

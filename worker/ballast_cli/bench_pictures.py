@@ -46,12 +46,12 @@ def _slots(rows: list[Row], table: Table, path: Path) -> Path:
 
 
 def _ttft(rows: list[Row], table: Table, path: Path) -> Path:
-    """Share of requests whose first token came within a time; ablations left out."""
+    """Share of requests whose first token came within a time."""
     figure = Figure(figsize=_SIZE, layout="constrained")
     axes: Axes = figure.subplots()
     for row in rows:
         waits = row.series.ttft
-        if waits and not row.policy.startswith("ballast-"):
+        if waits:
             shares = [(index + 1) / len(waits) for index in range(len(waits))]
             look = _OURS if row.policy == "ballast" else {"linewidth": 1.2}
             axes.step([1e3 * wait for wait in waits], shares, where="post", label=row.policy, **look)

@@ -189,13 +189,16 @@ def _goal(found: Found, row: Row) -> tuple[str, str, str]:
     """Hold a row of Ballast to the best static budget that keeps the same SLO or the same cap."""
     if not knob(row.policy).name.startswith("ballast"):
         return "", "", ""
-    best = found.table.bench.best_static(found.table.rows, row)
+    bench = found.table.bench
+    best = bench.best_static(found.table.rows, row)
+    tokens = best.offline_tokens if best else 0.0
+    judged = "reached" if row.offline_tokens >= tokens else "short"
+    if not bench.keeps_its_own(row):
+        judged = "broken: the SLO" if knob(row.policy).value is None else "broken: the cap"
     if best is None:
-        return "none keeps it", "", ""
-    share = best.offline_tokens / found.table.bench.bound
+        return "none keeps it", "", judged
     _, step, chunk = knob(best.policy)
-    is_reached = row.offline_tokens >= best.offline_tokens
-    return f"{step:g} ms, chunks of {chunk}", f"{share:.0%}", "reached" if is_reached else "short"
+    return f"{step:g} ms, chunks of {chunk}", f"{tokens / bench.bound:.0%}", judged
 
 
 def _print_thirds(rows: Sequence[Row]) -> None:

@@ -1,13 +1,13 @@
-"""Whether the KV will do for one more: the peak that residents will come to, by what answers usually come to.
+"""The peak of KV that the residents will come to, which decides whether one more request fits.
 
-Of `n` residents that compute in step, the k-th longest to last ends after `b_k` more tokens. Those that last as long
-have grown by `b_k` each by then, and the others have given their blocks back. So the most blocks that are missing
-beside those in use is
+Sort `n` residents by how long they last: the k-th longest ends after `b_k` more tokens. By then, the k longest have
+grown by `b_k` tokens each, and the others have freed their blocks. So the most blocks that are missing beside those in
+use is
 
-    max over k of  k * blocks(b_k) - (private blocks of those that end before)
+    max over k of  k * blocks(b_k) - (private blocks of the residents that end before)
 
-which must be free (Past-Future, arXiv 2507.10150). How long an answer will be is not known: it is taken from the
-answers of its class that ended lately and were longer than what it has generated so far.
+which must be free (Past-Future, arXiv 2507.10150). The length of an answer is not known. It is estimated from recent
+answers of the class that are longer than what the request has generated so far.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from math import inf
 from ballast_policy.request import Request, RequestClass
 
 QUANTILES = {RequestClass.ONLINE: 0.5, RequestClass.OFFLINE: 0.3}
-"""Online must seldom run short. Offline may be preempted, and what that costs is less than slots left empty:
-`benchmarks/kv_admission.py`."""
+"""Quantile of the recent answers that an answer is expected to reach. Online must seldom run out of KV. A preemption
+of offline costs less than an empty slot: `benchmarks/kv_admission.py`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What answers come to and what online asks for, as seen lately."""
+    """Recent lengths of answers, and recent demand of online."""
 
     outputs: Mapping[RequestClass, tuple[int, ...]] = field(default_factory=dict)
-    """Lengths of answers, sorted; a class without any is not known."""
+    """Lengths of answers by class, sorted; a class is absent while they are unknown."""
     guard_share: float | None = None
-    """Share of the KV that online may ask for at once; None while it is not known."""
+    """Share of the KV that online may need at once; None while it is unknown."""
     unknown_share: float = 0.0
-    """What a request is expected to generate of the most it may, in a class without any."""
+    """Share of `max_output` that a request is expected to generate while the lengths of its class are unknown."""
     online_rate: float = 0.0
-    """Online requests that come in per second."""
+    """Online requests that arrive per second."""
     online_until: float = -inf
-    """Until when the next online request is expected; no request came before that."""
+    """Time until which the next online request is expected; -inf if no request has arrived."""
     online_spread: float = 0.0
     """Standard deviation of the online prompt tokens of one second; of `t` seconds it is `sqrt(t)` times that."""
     online_answer: float = 0.0
-    """Tokens of an online answer, on average; 0 while nothing is known."""
+    """Mean tokens of an online answer; 0 while unknown."""
     online_short: int = 0
-    """Tokens that all but one in a hundred online answers come to; 0 while nothing is known."""
+    """Tokens that all but 1 % of the online answers reach; 0 while unknown."""
 
     def remaining(self, request: Request, unknown: int) -> int:
-        """Give the tokens that a request will probably still generate; at least `unknown` where nothing is known.
+        """Return the tokens that a request will probably still generate; at least `unknown` if lengths are unknown.
 
-        Who outlived all that ended counts as if it began anew.
+        A request with more output than every finished answer counts as new.
         """
         most = request.max_output - request.num_output
         lengths = self.outputs.get(request.request_class)
@@ -65,39 +65,37 @@ class Expectation:
 UNKNOWN = Expectation()
 
 
+@dataclass(slots=True)
 class Peak:
-    """Who will hold KV, by how long they last."""
+    """The requests that will hold KV, by how long they last."""
 
-    __slots__ = ("_block_tokens", "_bound", "_ends", "_expectation", "_most", "_new", "_unknown")
-
-    def __init__(self, expectation: Expectation, block_tokens: int, unknown: int) -> None:
-        self._expectation = expectation
-        self._block_tokens = block_tokens
-        self._unknown = unknown
-        """Tokens that a request is expected to generate where nothing is known."""
-        self._new: list[tuple[Request, int]] = []
-        """Who is counted in `_most` alone: how long it will last is asked once that is too much."""
-        self._most = 0
-        """All that everybody would begin, were each answer as long as it may be."""
-        self._ends: list[tuple[int, int]] = []
-        """The blocks that each will still begin, and those that come free when it ends."""
-        self._bound = 0
-        """All that they will begin: more than the peak, which falls short of it by what comes free on the way."""
+    expectation: Expectation
+    block_tokens: int
+    unknown: int
+    """Tokens that a request is expected to generate while lengths are unknown."""
+    _new: list[tuple[Request, int]] = field(default_factory=list)
+    """Requests that only `_most` counts. Their expected lengths are computed once that bound is too high."""
+    _most: int = 0
+    """Blocks that all requests would begin if each answer were as long as it may be."""
+    _ends: list[tuple[int, int]] = field(default_factory=list)
+    """For each request the blocks that it will begin, and those that it frees when it ends."""
+    _bound: int = 0
+    """The blocks that `_ends` will begin; the peak is lower by what becomes free in the meantime."""
 
     def add_all(self, requests: Iterable[Request], promised: Mapping[Request, int]) -> None:
-        """Count residents, with the blocks that were promised to them."""
+        """Count residents, with their private blocks and the blocks promised to them."""
         for request in requests:
             self.add(request, request.num_private_blocks + promised.get(request, 0))
 
     def add(self, request: Request, num_blocks: int) -> None:
-        """Count one that is admitted into so many free blocks."""
+        """Count a request that is admitted into `num_blocks` free blocks."""
         self._new.append((request, num_blocks))
         self._most += self._longest(request)
 
     def missing(self, request: Request, num_blocks: int, free: int) -> int:
-        """Give the most blocks that will be missing beside those in use and promised, were one more admitted.
+        """Return the most blocks that will be missing beside those in use and promised if a request is admitted.
 
-        It is exact where the answer is more than `free`; else it may be any figure up to that.
+        A result above `free` is exact. Any other result only states that `free` blocks suffice.
         """
         most = self._most + self._longest(request)
         if most <= free:
@@ -124,10 +122,10 @@ class Peak:
         return most
 
     def _growth(self, request: Request) -> int:
-        """Give the blocks behind those of the tokens known now."""
-        size, num_tokens = self._block_tokens, request.num_tokens
-        return -(-(num_tokens + self._expectation.remaining(request, self._unknown)) // size) - -(-num_tokens // size)
+        """Return the blocks that the expected answer begins."""
+        size, num_tokens = self.block_tokens, request.num_tokens
+        return -(-(num_tokens + self.expectation.remaining(request, self.unknown)) // size) - -(-num_tokens // size)
 
     def _longest(self, request: Request) -> int:
-        """Give the blocks behind those of the tokens known now, or one more, were its answer as long as it may be."""
-        return (request.max_output - request.num_output) // self._block_tokens + 1
+        """Return the blocks that the longest answer begins, or one more."""
+        return (request.max_output - request.num_output) // self.block_tokens + 1

@@ -146,7 +146,6 @@ class Fit:
         self.model = CostModel(k0, k1, k2, k3, k4, is_trusted=seen and self.error <= self._trusted_error)
         return self.model
 
-
     def _is_varied(self, features: NDArray[np.float64]) -> bool:
         """Return whether enough steps with decodes have less than half of the largest prefill."""
         prefill, decodes = features[:, 1], features[:, 3]

@@ -1,4 +1,4 @@
-"""Blocks for the next tokens of who decodes: the first claim on KV in every step."""
+"""Blocks for the next tokens of running decodes: the first claim on KV in every step."""
 
 from __future__ import annotations
 
@@ -9,54 +9,56 @@ from ballast_policy.request import Request
 from ballast_policy.step import Step
 
 
-def grow(step: Step) -> None:
-    """Take the blocks that online decodes begin, and put those aside that the reservation of offline needs.
+def grow(step: Step) -> int:
+    """Take the blocks that online decodes begin. Return the blocks set aside for offline decodes that are covered.
 
-    Where they are short, offline gives up KV beyond its reservation if that suffices; else the last online requests
-    are preempted, never the first; who still cannot grow is parked.
+    If blocks are short, offline gives up KV beyond its reservation, provided that this suffices. Otherwise the last
+    online requests are preempted, but never the first one. Decodes that still lack a block are parked.
     """
-    online, offline = step.online, step.offline
-    num_reserved = min(len(offline.growing), step.reserved)
-    if len(online.growing) + len(offline.growing) > step.free:
-        num_reserved = _settle(step)
+    online, offline, blocks = step.online, step.offline, step.blocks
+    num_covered = min(len(offline.growing), step.coverage.slots)
+    if len(online.growing) + len(offline.growing) > blocks.free:
+        num_covered = _settle(step)
     step.count_decodes(online)
-    step.growth_blocks = min(step.free, num_reserved)
-    step.free -= step.growth_blocks
+    num_set_aside = min(blocks.free, num_covered)
+    blocks.free -= num_set_aside
+    return num_set_aside
+
+
+def reclaim_from_offline(step: Step, growing: Collection[Request], beside: int = 0) -> None:
+    """Preempt offline requests, but never the first in order, so that `growing` and `beside` others find a block each.
+
+    KV beyond the reservation goes first.
+    """
+    first = step.coverage.running[:1]
+    missing = step.blocks.missing(len(growing) + beside)
+    if not step.reclaim([r for r in step.coverage.reclaimable if r not in first], missing, growing):
+        step.reclaim([r for r in step.offline.residents if r not in first], missing, growing)
 
 
 def _settle(step: Step) -> int:
-    """Find blocks, or park who gets none; give how many decodes within the reserved slots have theirs."""
-    online, growing = step.online, set(step.offline.growing)
-    inside = [request for request in step.offline_running[: step.reserved] if request in growing]
-    covered = min(len(inside), max(0, step.reserved_kv - sum(request.num_blocks for request in step.protected)))
-    if len(online.growing) + covered > step.free:
-        _make_room(step, covered)
-    step.leave_slots(step.ranked(online.growing)[step.free :], Reason.NO_KV)
-    if len(online.growing) + len(inside) > step.free:
-        make_offline_room(step, inside, len(online.growing))
-    # Who cannot grow is parked now, so that its reserved slot can be lent in this step.
-    inside = [request for request in inside if request not in step.gone]
-    room = step.free - len(online.growing)
-    step.leave_slots(inside[room:], Reason.NO_KV)
-    return min(room, len(inside))
+    """Preempt or park until all remaining decodes find a block. Return the number of covered offline decodes."""
+    online, blocks, coverage, growing = step.online, step.blocks, step.coverage, set(step.offline.growing)
+    inside = [request for request in coverage.running[: coverage.slots] if request in growing]
+    num_covered = min(len(inside), max(0, coverage.blocks - sum(request.num_blocks for request in coverage.residents)))
+    if len(online.growing) + num_covered > blocks.free:
+        _reclaim_for_online(step, num_covered)
+    step.park(online.ranked(online.growing)[blocks.free :], Reason.NO_KV)
+    if len(online.growing) + len(inside) > blocks.free:
+        reclaim_from_offline(step, inside, len(online.growing))
+    # A covered decode that cannot grow is parked now, so that its reserved slot can be lent in this step.
+    inside = [request for request in inside if request not in step.draft.gone]
+    num_left = blocks.free - len(online.growing)
+    step.park(inside[num_left:], Reason.NO_KV)
+    return min(num_left, len(inside))
 
 
-def make_offline_room(step: Step, growing: Collection[Request], beside: int = 0) -> None:
-    """Preempt offline so that its own decodes can grow, on lent KV first, never the first in order."""
-    first = step.offline_running[:1]
-    needed = len(growing) + beside
-    lent = [request for request in step.lent_kv if request not in first]
-    if not step.reclaim(lent, needed, growing=growing):
-        everyone = [request for request in step.offline.everyone if request not in first]
-        step.reclaim(everyone, needed, growing=growing)
-
-
-def _make_room(step: Step, num_reserved: int) -> None:
-    online = step.online
-    if step.reclaim(step.lent_kv, len(online.growing) + num_reserved):
+def _reclaim_for_online(step: Step, num_covered: int) -> None:
+    online, blocks = step.online, step.blocks
+    if step.reclaim(step.coverage.reclaimable, blocks.missing(len(online.growing) + num_covered)):
         return
-    everyone = step.ranked(online.everyone)
-    while len(online.growing) + num_reserved > step.free and len(everyone) > 1:
-        step.give_up(everyone.pop(), Reason.NO_KV)
-    if len(online.growing) > step.free:
-        step.reclaim(step.offline.everyone, len(online.growing))
+    everyone = online.ranked(online.residents)
+    while len(online.growing) + num_covered > blocks.free and len(everyone) > 1:
+        step.preempt(everyone.pop(), Reason.NO_KV)
+    if len(online.growing) > blocks.free:
+        step.reclaim(step.offline.residents, blocks.missing(len(online.growing)))

@@ -1,212 +1,211 @@
-"""What offline gets beyond online and its own reservation: lent slots and KV, and time up to the budget."""
+"""The phase that lends to offline what online and the reservation leave: slots, KV, and time up to the budget."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from math import ceil, floor, inf
 
 from ballast_policy.admission import Peak
-from ballast_policy.growth import make_offline_room
+from ballast_policy.budget import most_prefill
+from ballast_policy.gate import AdmissionGate, candidates
+from ballast_policy.growth import reclaim_from_offline
 from ballast_policy.plan import Reason
 from ballast_policy.request import OFFLINE, RUNNING, WAITING, Request, computed
 from ballast_policy.reservation import most_slots
-from ballast_policy.reserved import reserved_prefill_seconds
-from ballast_policy.slots import Slots
+from ballast_policy.reserved import Reserved
 from ballast_policy.step import Step
-from ballast_policy.turns import Door, candidates, turns
 
 
-def lend(step: Step, budget: float, *, is_guarded: bool) -> None:
-    """Grant offline what is left: running decodes, parked decodes, prefill, admissions, while the budget allows.
+def lend(step: Step, reserved: Reserved, *, growth_blocks: int, budget: float, expects_online: bool) -> None:
+    """Grant offline what is left while the budget allows: decodes, parked decodes, prefill, then admissions.
 
-    The reverse of the order in which a smaller budget takes away: prefill goes first, then decodes are parked.
-    `is_guarded` tells that online is here or expected.
+    A smaller budget takes away in the reverse order: prefill first, then decodes are parked. `growth_blocks` are set
+    aside for covered decodes. `expects_online`: an online request is present or expected.
     """
-    lending = _Lending(step, budget, is_guarded=is_guarded)
-    lending.cut_slots()
-    lending.cut_time()
-    lending.cut_blocks()
-    lending.fill()
+    config, coverage, offline = step.config, step.coverage, step.offline
+    chunk, most, held_blocks = config.chunk_tokens, step.most_offline_slots, reserved.held_blocks
+    if expects_online and not step.cost.is_trusted and min(config.ttft, config.tpot) < inf:
+        most = min(most, coverage.slots_in_use + most_slots(config.static_share, config.slots))
+        chunk = min(chunk, ceil(config.static_share * chunk))
+    num_covered = coverage.slots_in_use - len(offline.started)
+    seconds = budget - step.time.seconds - reserved.seconds(step)
+    _park_above_limits(step, most)
+    _park_above_budget(step, seconds, num_covered)
+    step.blocks.free += growth_blocks
+    _grow(step)
+    step.count_decodes(offline)
+    if expects_online:
+        share = step.snapshot.expectation.guard_share
+        held_blocks += floor((config.guard_share if share is None else share) * config.num_blocks)
+    left = step.time.chunk - most_prefill(config, step.cost) + config.chunk_tokens
+    chunk = max(0, min(chunk, left - reserved.tokens_without(step.draft.gone)))
+    gate = AdmissionGate(offline, step.draft, lambda: most - offline.num_held)
+    _Lending(step, gate, budget, reserved, chunk, held_blocks).fill()
 
 
+def _park_above_limits(step: Step, most: int) -> None:
+    """Park requests beyond the caps of their tenants, and beyond the `most` slots that offline may hold."""
+    free, coverage = step.tenant_slots_left, step.coverage
+    if min(free.values(), default=0) < 0:
+        over = []
+        for request in reversed(coverage.running):
+            if free.get(request.tenant, 0) < 0:
+                free[request.tenant] += 1
+                over.append(request)
+        step.park(over, Reason.TENANT_CAP)
+    excess = step.offline.num_held - most
+    if excess > 0:
+        step.park(coverage.running[-excess:], Reason.SLOT_RECLAIMED)
+
+
+def _park_above_budget(step: Step, seconds: float, num_covered: int) -> None:
+    """Park the last decodes that the reservation does not cover until the others take at most `seconds`."""
+    offline, cost = step.offline, step.cost
+    if cost.k3 * len(offline.decodes) + cost.k4 * offline.context <= seconds:
+        return
+    running = step.coverage.running
+    for index, request in enumerate(running):
+        if request.num_tokens - request.num_computed > 1:
+            continue
+        takes = cost.decode(request.num_tokens)
+        if index >= num_covered and takes > seconds:
+            over = [other for other in running[index:] if other.num_tokens - other.num_computed == 1]
+            step.park(over, Reason.STEP_BUDGET)
+            return
+        seconds -= takes
+
+
+def _grow(step: Step) -> None:
+    """Find the blocks that offline decodes begin: preempt offline requests, but never the first, or else park."""
+    offline, blocks = step.offline, step.blocks
+    if len(offline.growing) > blocks.free:
+        reclaim_from_offline(step, offline.growing)
+        growing = set(offline.growing)
+        ordered = [request for request in step.coverage.running if request in growing]
+        step.park(ordered[blocks.free :], Reason.NO_KV)
+
+
+@dataclass(slots=True)
 class _Lending:
-    def __init__(self, step: Step, budget: float, *, is_guarded: bool) -> None:
-        config = step.config
-        self.step = step
-        self.budget = budget
-        self.chunk = config.chunk_tokens
-        """Prefill tokens that may be lent."""
-        vacated = config.slots - step.online.num_held
-        step.offline_limit = min(step.offline_limit, vacated)
-        if is_guarded and not step.cost.is_trusted and min(config.ttft, config.tpot) < inf:
-            most = step.num_reserved_held + most_slots(config.static_share, config.slots)
-            step.offline_limit = min(step.offline_limit, most)
-            self.chunk = min(self.chunk, ceil(config.static_share * config.chunk_tokens))
-        self.inside = step.num_reserved_held - step.offline.num_started
-        """How many of those that run, the first in order, the reservation covers."""
-        expectation = step.snapshot.expectation
-        guard_share = config.guard_share if expectation.guard_share is None else expectation.guard_share
-        self.guard = floor(guard_share * config.num_blocks) if is_guarded else 0
-        self.door = Door(step)
-        self.reserved_seconds = reserved_prefill_seconds(step)
-        """Time that the reserved prefill tokens will take."""
-        self.peak: Peak | None = None
-        """Of everybody who holds KV; None until an admission is considered."""
+    step: Step
+    gate: AdmissionGate
+    budget: float
+    reserved: Reserved
+    chunk: int
+    """Prefill tokens that may still be lent."""
+    held_blocks: int
+    """Free blocks that admissions leave."""
+    reserved_seconds: float = 0.0
+    peak: Peak | None = None
+    """The KV that all residents will come to; None until an admission needs it."""
 
     @property
-    def spare(self) -> float:
-        """Seconds of the budget that nobody has a claim on."""
-        return self.budget - self.step.seconds - self.reserved_seconds
-
-    def cut_slots(self) -> None:
-        """Park who holds more slots than the tenant's cap, the maximum of the class and online leave."""
-        step, room = self.step, self.step.tenant_room
-        if min(room.values(), default=0) < 0:
-            over = []
-            for request in reversed(step.offline_running):
-                if room.get(request.tenant, 0) < 0:
-                    room[request.tenant] += 1
-                    over.append(request)
-            step.leave_slots(over, Reason.TENANT_CAP)
-        excess = -step.num_vacant(OFFLINE)
-        if excess > 0:
-            step.leave_slots(step.offline_running[-excess:], Reason.SLOT_RECLAIMED)
-
-    def cut_time(self) -> None:
-        """Park the last lent decodes until the rest fits the budget."""
-        step, offline, cost = self.step, self.step.offline, self.step.cost
-        spare = self.spare
-        if cost.k3 * len(offline.decodes) + cost.k4 * offline.context <= spare:
-            return
-        running = step.offline_running
-        for index, request in enumerate(running):
-            if request.num_tokens - request.num_computed > 1:
-                continue
-            seconds = cost.decode(request.num_tokens)
-            if index >= self.inside and seconds > spare:
-                over = [other for other in running[index:] if other.num_tokens - other.num_computed == 1]
-                step.leave_slots(over, Reason.STEP_BUDGET)
-                return
-            spare -= seconds
-
-    def cut_blocks(self) -> None:
-        """Find the blocks that decodes begin: preempt among offline, never the first in order, or else park."""
-        step, offline = self.step, self.step.offline
-        step.free += step.growth_blocks
-        if len(offline.growing) <= step.free:
-            return
-        make_offline_room(step, offline.growing)
-        growing = set(offline.growing)
-        ordered = [request for request in step.offline_running if request in growing]
-        step.leave_slots(ordered[step.free :], Reason.NO_KV)
+    def remaining(self) -> float:
+        """Return the seconds of the budget that are neither granted nor reserved."""
+        return self.budget - self.step.time.seconds - self.reserved_seconds
 
     def fill(self) -> None:
-        """Go on with prefill and give vacant slots out, decodes before prefill in each priority."""
-        step, offline = self.step, self.step.offline
-        step.count_decodes(offline)
+        """Continue prefill and lend free slots; in each priority decodes go before prefill."""
+        offline, grants = self.step.offline, self.step.draft.prefill_grants
         self._keep_time()
-        self.chunk = max(0, min(self.chunk, step.lent_chunk - step.reserved_chunk))
-        slots = Slots(step, OFFLINE)
-        self._resume_decodes(slots)
-        begun = [request for request in step.prefill_grants if request.request_class is OFFLINE]
-        for request in turns(step, offline.prefills + begun, offline.parked, step.offline_waiting, self.door):
-            if request.phase is RUNNING:
-                self._go_on(request, is_inside=request in step.reserved_prefills)
-            elif request in step.prefill_grants:
-                self._add_to(request)
-            elif not self.door.is_shut_for(request):
-                self._start(request, slots)
+        if self.gate.has_free_slot():
+            self._resume_decodes()
+        begun = [request for request in grants if request.request_class is OFFLINE]
+        for request in self.gate.in_order(offline.prefills + begun):
+            if request.phase is RUNNING or request in grants:
+                self._continue(request)
+            elif not self.gate.stops(request):
+                self._start_or_close(request)
 
-    def _resume_decodes(self, slots: Slots) -> None:
-        """Resume parked decodes up to the first whose turn is behind a waiting request."""
-        step = self.step
-        if step.num_vacant(OFFLINE) < 1:
-            return
-        for request in candidates(step, step.offline.parked, step.offline_waiting[:1]):
-            if request.phase is WAITING or step.num_vacant(OFFLINE) < 1 or self.door.is_shut:
+    def _resume_decodes(self) -> None:
+        """Resume parked decodes until a waiting request is next in order."""
+        offline = self.step.offline
+        for request in candidates(offline, offline.waiting[:1]):
+            if request.phase is WAITING or self.gate.is_closed or not self.gate.has_free_slot():
                 return
             if request.num_tokens - request.num_computed == 1:
-                self._start(request, slots)
+                self._start_or_close(request)
 
-    def _go_on(self, request: Request, *, is_inside: bool) -> None:
-        """Prefill one that runs: first from the reserved chunk, then what is lent; it waits there or is parked."""
-        step = self.step
-        reserved = min(request.remaining, step.reserved_chunk) if is_inside else 0
-        lent = self._lent_tokens(request.remaining - reserved, request.num_computed + reserved)
-        tokens = min(reserved + lent, (request.num_blocks + step.free) * step.block_tokens - request.num_computed)
+    def _continue(self, request: Request) -> None:
+        """Prefill a request that has a slot: with reserved tokens first, then with lent ones. Park it without any.
+
+        A request that the reservation covers keeps its slot.
+        """
+        step, draft, blocks = self.step, self.step.draft, self.step.blocks
+        granted = draft.prefill_grants.get(request, 0)
+        done = computed(request) + granted
+        is_covered = request in self.reserved.requests
+        reserved = min(request.remaining, self.reserved.tokens_without(draft.gone)) if is_covered else 0
+        lent = self._lent_tokens(request.num_tokens - done - reserved, done + reserved)
+        tokens = min(reserved + lent, blocks.capacity(request, granted))
         if tokens > 0:
             self.chunk -= max(0, tokens - reserved)
             step.grant(request, tokens)
-        else:
+        elif not granted:
             reason = Reason.NO_KV if reserved + lent else Reason.STEP_BUDGET if self.chunk else Reason.CHUNK_SPENT
-            if is_inside:
-                step.explain(request, reason)
+            if is_covered:
+                draft.explain(request, reason)
             else:
-                step.leave_slots([request], reason)
-        if is_inside:
-            step.reserved_tokens -= min(reserved, tokens)
-            step.reserved_prefills.remove(request)
+                step.park([request], reason)
+        if is_covered:
+            others = [other for other in self.reserved.requests if other is not request]
+            self.reserved = replace(self.reserved, tokens=self.reserved.tokens - min(reserved, tokens), requests=others)
             self._keep_time()
 
-    def _add_to(self, request: Request) -> None:
-        """Lend to one that the reservation admitted, beyond the tokens that are kept for it."""
+    def _start_or_close(self, request: Request) -> None:
+        """Resume or admit a request, or close the gate behind it for the reason that prevents it."""
         step = self.step
-        done = computed(request) + step.prefill_grants[request]
-        room = (step.blocks(done) + step.free) * step.block_tokens - done
-        tokens = min(self._lent_tokens(request.num_tokens - done, done), room)
-        if tokens > 0:
-            self.chunk -= tokens
-            step.grant(request, tokens)
-
-    def _start(self, request: Request, slots: Slots) -> None:
-        """Resume or admit one if everything allows it; otherwise say why not, and shut the door behind it."""
-        step = self.step
-        if not step.tenant_has_room(request):
-            step.explain(request, Reason.TENANT_CAP)
+        if step.tenant_slots_left.get(request.tenant, 1) < 1:
+            step.draft.explain(request, Reason.TENANT_CAP)
             return
         done = computed(request)
         left = request.num_tokens - done
-        tokens = int(step.cost.decode(request.num_tokens) <= self.spare) if left == 1 else self._lent_tokens(left, done)
+        if left == 1:
+            tokens = int(step.cost.decode(request.num_tokens) <= self.remaining)
+        else:
+            tokens = self._lent_tokens(left, done)
         reason = None
-        if not slots.has_one_for(request):
+        if not self.gate.has_slot_for(request):
             reason = Reason.NO_SLOT
         elif tokens < 1:
             reason = Reason.CHUNK_SPENT if left > 1 and self.chunk < 1 else Reason.STEP_BUDGET
         elif not self._has_kv(request):
             reason = Reason.NO_KV
         if reason:
-            self.door.close(request, reason)
+            self.gate.close(request, reason)
             return
-        slots.make_vacant()
-        step.count_slot(request)
+        if holder := self.gate.take_slot():
+            step.park([holder], Reason.PRIORITY)
         self.chunk -= tokens if left > 1 else 0
         if self.peak is not None:
-            self.peak.add(request, step.whole(request))
+            self.peak.add(request, step.blocks.whole(request))
         step.start(request, tokens, Reason.LENT)
         self._keep_time()
 
     def _keep_time(self) -> None:
-        """Keep time for who prefills within the reservation and is yet to come, as far as there are blocks for it."""
-        self.reserved_seconds = reserved_prefill_seconds(self.step, self.step.free)
+        """Keep time for the reserved prefill tokens that are not granted yet, as far as there are blocks for them."""
+        self.reserved_seconds = self.reserved.seconds(self.step, self.step.blocks.free) if self.reserved.tokens else 0.0
 
     def _lent_tokens(self, wanted: int, num_computed: int) -> int:
-        return self.step.cost.largest_chunk(self.spare, num_computed, min(wanted, self.chunk))
+        return self.step.cost.largest_chunk(self.remaining, num_computed, min(wanted, self.chunk))
 
     def _has_kv(self, request: Request) -> bool:
-        """Tell whether the blocks for the whole of a request are free, and those that will be missing at the peak.
+        """Return whether the blocks for all of a request are free, and those that will be missing at the peak.
 
-        Whoever is alone needs no more than its own.
+        A request that is alone needs only its own blocks.
         """
-        step, whole = self.step, self.step.whole(request)
-        free = step.free - step.promised_blocks - whole
+        step, blocks = self.step, self.step.blocks
+        whole = blocks.whole(request)
+        free = blocks.free - blocks.num_promised - whole
         if request.phase is not WAITING or free < 0:
             return free >= 0
-        everyone = step.online.everyone + step.offline.everyone
-        if not (step.admit or step.resume or everyone):
-            return True
-        free -= self.guard + step.hold_blocks
-        if free < 0:
-            return False
+        free -= self.held_blocks
         if self.peak is None:
-            self.peak = Peak(step.snapshot.expectation, step.block_tokens, step.config.tail_tokens)
-            self.peak.add_all(everyone + step.admit + step.resume, step.promised)
-        return self.peak.missing(request, whole, free) <= free
+            residents = [r for group in (step.online, step.offline) for r in (*group.residents, *group.started)]
+            if not residents:
+                return True
+            if free < 0:
+                return False
+            self.peak = Peak(step.snapshot.expectation, blocks.block_tokens, step.config.tail_tokens)
+            self.peak.add_all(residents, blocks.promised)
+        return free >= 0 and self.peak.missing(request, whole, free) <= free

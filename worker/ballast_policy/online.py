@@ -1,156 +1,210 @@
-"""Online's part of a step: prefill goes on, requests are resumed and admitted."""
+"""The online part of a step: prefill continues, and requests are resumed and admitted."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
+from math import inf
 
-from ballast_policy.budget import OnlineStep
+from ballast_policy.admission import Peak
+from ballast_policy.budget import OnlineStep, prefill_room
+from ballast_policy.gate import AdmissionGate
 from ballast_policy.plan import Reason
-from ballast_policy.prefill import LATE_SHARE, Prefill
-from ballast_policy.request import ONLINE, RUNNING, WAITING, Request, computed
-from ballast_policy.reserved import reserved_prefill_seconds
-from ballast_policy.slots import Slots
+from ballast_policy.request import ONLINE, PARKED, RUNNING, WAITING, Request, computed
+from ballast_policy.reserved import Reserved
 from ballast_policy.step import Step
-from ballast_policy.turns import Door
+from ballast_policy.triage import all_in_time, find_late, in_time_first
+
+DEFERRED_SHARE = 0.1
+"""Share of the prefill of a step that the first deferred request gets before all others."""
 
 
-def online_step(step: Step, alone: float = 0.0) -> OnlineStep:
-    """Give the part of the step that no lever of the budget touches: online, and the reservation of offline.
+def online_step(step: Step, reserved: Reserved, *, late: Collection[Request] = (), alone: float = 0.0) -> OnlineStep:
+    """Return the part of the step that no budget limits: online, and the reservation of offline.
 
-    `alone` is what `online_seconds` says, for who goes by it.
+    `late` requests do not count. `alone` is the result of `online_seconds`.
     """
-    online, offline = step.online, step.offline
-    fixed = step.fixed_seconds
+    online, offline, time = step.online, step.offline, step.time
+    fixed = time.fixed_seconds
     if offline.decodes:
-        num_reserved = min(step.num_reserved_held, len(offline.decodes))
-        fixed += num_reserved * step.cost.decode(offline.context // len(offline.decodes))
-    seconds = fixed + step.seconds - step.fixed_seconds + reserved_prefill_seconds(step)
-    resumed = [request for request in step.resume if request.request_class is ONLINE]
-    pending = chain(step.ranked(online.prefills), resumed, step.online_waiting)
+        num_covered = min(step.coverage.slots_in_use, len(offline.decodes))
+        fixed += num_covered * step.cost.decode(offline.context // len(offline.decodes))
+    resumed = [request for request in online.started if request.phase is PARKED]
+    pending = chain(online.ranked(online.prefills), resumed, online.waiting)
     return OnlineStep(
         decodes=online.decodes,
-        pending=pending if not step.put_off else (request for request in pending if request not in step.put_off),
+        pending=pending if not late else (request for request in pending if request not in late),
         alone=alone,
-        seconds=seconds,
+        seconds=fixed + time.seconds - time.fixed_seconds + reserved.seconds(step),
         fixed=fixed,
     )
 
 
 def online_seconds(step: Step) -> float:
-    """Give what online alone would take for its part.
+    """Return the time that online alone would take for its part of the step.
 
-    Requests that leave sooner meet fewer decodes and less prefill of others on their way.
+    Without offline work, online requests finish earlier, so that fewer decodes and less prefill meet in one step.
     """
-    online, cost = step.online, step.cost
-    prefill = [(r, tokens) for r, tokens in step.prefill_grants.items() if r.request_class is ONLINE]
-    resumed = [request for request, _ in step.decode_grants if request.request_class is ONLINE]
-    if not (prefill or resumed or online.decodes):
+    online, cost, draft = step.online, step.cost, step.draft
+    prefill = [(r, tokens) for r, tokens in draft.prefill_grants.items() if r.request_class is ONLINE]
+    started = [request for request in draft.decodes if request.request_class is ONLINE]
+    if not (prefill or started or online.decodes):
         return 0.0
-    num_decodes = len(online.decodes) + len(resumed)
-    context = online.context + sum(request.num_tokens for request in resumed)
+    num_decodes = len(online.decodes) + len(started)
+    context = online.context + sum(request.num_tokens for request in started)
     seconds = sum([cost.prefill(computed(request), tokens) for request, tokens in prefill])
     return cost.k0 + (seconds + cost.k3 * num_decodes + cost.k4 * context) / (1 + step.snapshot.allowance.crowding)
 
 
-def serve_online(step: Step) -> None:
-    """Grant prefill tokens in order of priority, to residents first among equals, then to who takes a slot.
+def serve_online(step: Step, reserved: Reserved) -> tuple[Reserved, Collection[Request]]:
+    """Grant prefill tokens in order of priority: to residents first, then to requests that take a slot.
 
-    They get as many as the decodes beside them can wait for, and who can have its first token in time goes first
-    (`Prefill`). Slots are vacant ones, lent ones (`lend` parks who holds them) and those of lower priorities. Once a
-    request does not get a slot, blocks or tokens, those behind it get no slot either: only residents go on.
+    Requests get the tokens that the decodes beside them can wait for, and requests that can have their first token in
+    time go first (`triage`). A slot is free, or borrowed by offline (`lend` parks its holder), or held by a
+    lower priority. Once a request lacks a slot, blocks or tokens, no later request gets a slot: only residents
+    continue. Return `reserved` with the blocks that online waits for, and the requests that will be late.
     """
     online = step.online
-    is_paced = step.cost.is_trusted and (online.prefills or online.parked or step.online_waiting)
-    prefill = Prefill(step, online_step(step) if is_paced else None)
-    slots = Slots(step, ONLINE)
-    door = Door(step)
+    if not (online.prefills or online.parked or online.waiting):
+        return reserved, ()
+    service = _Service(step, AdmissionGate(online, step.draft, lambda: step.num_free_online_slots), reserved)
+    if step.cost.is_trusted:
+        service.triage(online_step(step, reserved))
     for request in online.prefills:
-        step.promise(request)
-    first = prefill.first_put_off()
-    if first is not None:
-        _serve_late(step, first, prefill.tokens(first, LATE_SHARE), slots)
-    for request in prefill.order(door):
-        if request in step.gone:
-            continue
-        if request.phase is RUNNING or request in step.prefill_grants:
-            _go_on(step, request, prefill.tokens(request))
-            continue
-        if door.is_shut_for(request):
-            continue
-        left = request.num_tokens - computed(request)
-        tokens = 1 if left == 1 else prefill.tokens(request)
-        if not slots.has_one_for(request):
-            door.close(request, Reason.NO_SLOT)
-        elif tokens < 1:
-            door.close(request, Reason.CHUNK_SPENT)
-        elif not _find_kv(step, request):
-            step.hold_blocks += step.whole(request)
-            door.close(request, Reason.NO_KV)
-        else:
-            _start(step, request, tokens, slots)
+        step.blocks.promise(request)
+    service.run()
+    return service.reserved, service.deferred
 
 
-def _serve_late(step: Step, request: Request, tokens: int, slots: Slots) -> None:
-    """Let one that is put off come nearer to its end, if it can; it keeps nobody else waiting."""
-    if request.phase is RUNNING and tokens:
-        _go_on(step, request, tokens)
-    elif tokens and slots.has_one_for(request) and _find_kv(step, request):
-        _start(step, request, tokens, slots)
+@dataclass(slots=True)
+class _Service:
+    step: Step
+    gate: AdmissionGate
+    reserved: Reserved
+    order: Sequence[Request] = ()
+    """All online requests to serve, before triage; empty if none is deferred."""
+    deferred: Collection[Request] = ()
+    """Requests that cannot have their first token in time."""
+    until: float = inf
+    """The value of `StepTime.seconds` at which prefill ends."""
+    peak: Peak | None = None
+    """The KV that online will come to; None until an admission needs it."""
 
+    def triage(self, part: OnlineStep) -> None:
+        """Set the end of prefill by the decodes beside it, and defer requests that are late in any case."""
+        snapshot, online, cost = self.step.snapshot, self.step.online, self.step.cost
+        until, pace = prefill_room(snapshot, part)
+        self.until = until - (part.seconds - self.step.time.seconds)
+        speed = 1 - part.fixed / pace
+        start = snapshot.now - (until - pace if pace < inf else 0.0)
+        everyone = [*online.prefills, *online.parked, *online.waiting]
+        if snapshot.config.is_triaged and not all_in_time(everyone, cost, speed=speed, start=start):
+            self.order = list(self.gate.in_order(online.prefills))
+            self.deferred = find_late(self.order, cost, snapshot.now, speed=speed, start=start)
 
-def _start(step: Step, request: Request, tokens: int, slots: Slots) -> None:
-    slots.make_vacant()
-    if request.phase is WAITING and step.online_peak is not None:
-        step.online_peak.add(request, step.whole(request))
-    step.start(request, tokens, Reason.ONLINE_FIRST)
+    def run(self) -> None:
+        draft, gate = self.step.draft, self.gate
+        order: Iterable[Request] = gate.in_order(self.step.online.prefills)
+        if self.deferred:
+            self._serve_deferred()
+            order = in_time_first(self.order, self.deferred)
+        for request in order:
+            if request in draft.gone:
+                continue
+            if request.phase is RUNNING or request in draft.prefill_grants:
+                self._continue(request, self._tokens(request))
+            elif not gate.stops(request):
+                is_decode = request.num_tokens - computed(request) == 1
+                reason = self._start(request, 1 if is_decode else self._tokens(request))
+                if reason is Reason.NO_KV:
+                    held_blocks = self.reserved.held_blocks + self.step.blocks.whole(request)
+                    self.reserved = replace(self.reserved, held_blocks=held_blocks)
+                if reason:
+                    gate.close(request, reason)
 
+    def _serve_deferred(self) -> None:
+        """Prefill a part of the first deferred request, unless a higher priority is first. It stops no other."""
+        first = next(request for request in self.order if request in self.deferred)
+        tokens = 0 if first.priority < self.order[0].priority else self._tokens(first, DEFERRED_SHARE)
+        if tokens and first.phase is RUNNING:
+            self._continue(first, tokens)
+        elif tokens:
+            self._start(first, tokens)
 
-def _go_on(step: Step, request: Request, tokens: int) -> None:
-    """Prefill one that holds a slot, as far as there are blocks; on top of what is granted to it."""
-    granted = step.prefill_grants.get(request, 0)
-    done = computed(request) + granted
-    needed = step.needed(request, done + tokens) - (step.needed(request, done) if granted else 0)
-    reason = Reason.CHUNK_SPENT
-    if tokens > 0 and needed > step.free and not step.reclaim(step.lent_kv, needed):
-        reason = Reason.NO_KV
-        tokens = min(tokens, (max(request.num_blocks, step.blocks(done)) + step.free) * step.block_tokens - done)
-    if tokens > 0:
-        step.grant(request, tokens)
-    elif not granted:
-        step.explain(request, reason)
+    def _tokens(self, request: Request, share: float = 1.0) -> int:
+        """Return the tokens that a request may prefill beyond its grants, within a share of the remaining step."""
+        step, time, draft = self.step, self.step.time, self.step.draft
+        done = computed(request) + draft.prefill_grants.get(request, 0)
+        chunk = max(0, time.chunk - self.reserved.tokens_without(draft.gone))
+        limit = min(request.num_tokens - done, int(share * chunk))
+        return limit if self.until == inf else step.cost.largest_chunk(share * (self.until - time.seconds), done, limit)
 
+    def _start(self, request: Request, tokens: int) -> Reason | None:
+        """Resume or admit a request. Return the reason if it cannot start."""
+        if not self.gate.has_slot_for(request):
+            return Reason.NO_SLOT
+        if tokens < 1:
+            return Reason.CHUNK_SPENT
+        if not self._find_kv(request):
+            return Reason.NO_KV
+        if holder := self.gate.take_slot():
+            self.step.park([holder], Reason.PRIORITY)
+        if self.peak is not None and request.phase is WAITING:
+            self.peak.add(request, self.step.blocks.whole(request))
+        self.step.start(request, tokens, Reason.ONLINE_FIRST)
+        return None
 
-def _find_kv(step: Step, request: Request) -> bool:
-    """Have the blocks for the whole of a request free.
+    def _continue(self, request: Request, tokens: int) -> None:
+        """Prefill a request that holds a slot as far as it finds blocks, on top of its grants of this step."""
+        step, blocks = self.step, self.step.blocks
+        granted = step.draft.prefill_grants.get(request, 0)
+        needed = blocks.more(request, granted, tokens)
+        reason = Reason.CHUNK_SPENT
+        if tokens > 0 and needed > blocks.free and not step.reclaim(step.coverage.reclaimable, blocks.missing(needed)):
+            reason = Reason.NO_KV
+            tokens = min(tokens, blocks.capacity(request, granted))
+        if tokens > 0:
+            step.grant(request, tokens)
+        elif not granted:
+            step.draft.explain(request, reason)
 
-    A newcomer leaves one for each online request to grow by, and what is held for others, and fits at the peak of
-    online; a parked one need not.
-    """
-    whole = step.needed(request, request.num_tokens)
-    needed = whole + step.promised_blocks
-    if request.phase is WAITING:
-        if not _fits_at_peak(step, request, whole):
-            return False
-        needed += step.hold_blocks + step.online.num_running
-    elif not whole:
-        return True
-    if step.free >= needed or step.reclaim(step.lent_kv, needed, newcomer=request):
-        return True
-    lower = [other for other in step.online.everyone if other.priority < request.priority]
-    return bool(lower) and step.reclaim(chain(step.lent_kv, lower), needed, newcomer=request)
+    def _find_kv(self, request: Request) -> bool:
+        """Free the blocks for all of a request; return whether that succeeded.
 
+        A newcomer leaves one block for each running online request and the held blocks, and must fit at the peak of
+        online. A parked request need not.
+        """
+        step, blocks = self.step, self.step.blocks
+        whole = blocks.needed(request, request.num_tokens)
+        needed = whole + blocks.num_promised
+        if request.phase is WAITING:
+            if not self._fits_at_peak(request, whole):
+                return False
+            needed += self.reserved.held_blocks + step.online.num_running
+        elif not whole:
+            return True
+        if blocks.free >= needed:
+            return True
+        missing, lent, lower = blocks.missing(needed, request), step.coverage.reclaimable, step.online.below(request)
+        return step.reclaim(lent, missing) or (bool(lower) and step.reclaim(lent + lower, missing))
 
-def _fits_at_peak(step: Step, request: Request, whole: int) -> bool:
-    """Tell whether online answers of the usual length will find blocks, with one more among them.
+    def _fits_at_peak(self, request: Request, whole: int) -> bool:
+        """Return whether online answers of the usual length will find blocks beside this request.
 
-    What is lent, and what lower priorities hold, counts as free: it is taken back when it is needed, not before.
-    """
-    peak = step.online_peak
-    if peak is None or not (step.online.num_started or step.online.everyone):
-        return True
-    free = step.free - whole - step.promised_blocks - step.hold_blocks
-    missing = peak.missing(request, whole, free)
-    if missing <= free:
-        return True
-    lower = [other for other in step.online.everyone if other.priority < request.priority]
-    return missing - free <= sum(other.num_private_blocks for other in chain(step.lent_kv, lower))
+        KV that offline borrows or a lower priority holds counts as free: it is reclaimed when it is needed.
+        """
+        step, blocks, online = self.step, self.step.blocks, self.step.online
+        if ONLINE not in step.snapshot.expectation.outputs:
+            return True
+        if self.peak is None:
+            self.peak = Peak(step.snapshot.expectation, blocks.block_tokens, step.config.tail_tokens)
+            self.peak.add_all(online.residents + online.started, blocks.promised)
+        if not (online.started or online.residents):
+            return True
+        free = blocks.free - whole - blocks.num_promised - self.reserved.held_blocks
+        missing = self.peak.missing(request, whole, free)
+        if missing <= free:
+            return True
+        reclaimable = step.coverage.reclaimable + online.below(request)
+        return missing - free <= sum(other.num_private_blocks for other in reclaimable)

@@ -1,21 +1,19 @@
-"""Decide who runs in the next step, in the order that the guarantees give.
+"""Plan the next step: each phase takes what the phases before it leave.
 
-1. Online decodes grow: short KV comes from offline beyond its reservation, then from the last online request.
-2. The reservation of offline is filled: slots as they fall vacant, KV blocks, `ceil(share * chunk)` prefill tokens.
-   What online borrowed of it comes back as online requests end; nobody is stopped in the middle of an answer for it.
-3. Online prefill goes on, then online requests are resumed and admitted; they take lent slots and lent KV.
-4. What is left is lent to offline while the predicted time fits the budget: decodes first, then prefill, then
-   admissions. Who does not fit is parked.
+1. Running decodes grow. If KV blocks are short, offline gives up KV beyond its reservation, then the last online one.
+2. The reservation of offline is filled: free slots, KV blocks, and `ceil(share * chunk)` prefill tokens. Reserved
+   slots that online uses return when online requests finish: no answer is interrupted for the reservation.
+3. Online prefill continues, then online requests are resumed and admitted. They reclaim lent slots and lent KV.
+4. The rest is lent to offline while the predicted time fits the budget: decodes first, then prefill, then admissions.
+   Requests that do not fit are parked.
 
-Who runs keeps its slot against its own priority; a vacant slot goes to the first in order, parked or waiting, and a
-request of a higher priority takes the slot of the lowest. Nobody overtakes within a class: the first that does not
-fit ends the admissions (one exception: an offline request larger than the whole KV reservation does not keep the
-others from filling it).
+A running request keeps its slot against requests of its own priority. A free slot goes to the first request in order,
+parked or waiting, and a request of a higher priority takes the slot of the lowest. The first request that does not fit
+ends the admissions of its class. Only an offline request larger than the reserved KV does not stop others from filling
+the reservation.
 
-An idle engine may wait a moment for a batch before all this (`window`).
-
-A RUNNING request without a grant keeps its slot where it waits for prefill tokens and is online or within the
-reservation; any other is parked.
+A RUNNING request without a grant keeps its slot if it waits for prefill tokens and is online or within the
+reservation. All others are parked. Before all this, an idle engine may wait for a batch (`window`).
 """
 
 from __future__ import annotations
@@ -35,31 +33,34 @@ from ballast_policy.window import begins_at
 
 
 def plan(snapshot: Snapshot) -> Plan:
-    """Decide the next step. Pure: the same snapshot gives the same plan, and nothing in it is changed."""
+    """Return the plan of the next step. The same snapshot gives the same plan; nothing in the snapshot changes."""
     wait_until = begins_at(snapshot)
     if snapshot.now < wait_until:
         return Plan(because=tuple(Because(r, Reason.BATCH_WINDOW) for r in snapshot.waiting), wait_until=wait_until)
     step = Step(snapshot)
-    grow(step)
-    fill_reservation(step)
-    serve_online(step)
-    is_guarded = step.has_online or snapshot.now <= snapshot.expectation.online_until
+    growth_blocks = grow(step)
+    reserved = fill_reservation(step)
+    reserved, late = serve_online(step, reserved)
     alone = online_seconds(step)
     budget = inf
     if step.cost.is_trusted:
-        budget = (step_budget if step.has_online else idle_budget)(snapshot, online_step(step, alone))
-    lend(step, budget, is_guarded=is_guarded)
+        part = online_step(step, reserved, late=late, alone=alone)
+        budget = (step_budget if step.has_online else idle_budget)(snapshot, part)
+    expects_online = step.has_online or snapshot.now <= snapshot.expectation.online_until
+    lend(step, reserved, growth_blocks=growth_blocks, budget=budget, expects_online=expects_online)
     _break_deadlock(step)
     return step.as_plan(budget, online_seconds=alone, suspendable_seconds=suspendable_seconds(step))
 
 
 def _break_deadlock(step: Step) -> None:
-    """Where nobody can compute anything for want of KV, preempt the last resident in order.
+    """Preempt the last resident in order if no request can compute for lack of KV.
 
-    Blocks that several residents share are freed by none of them alone, so `reclaim` may see nothing to gain.
+    A block that several residents share is freed by none of them alone, so `reclaim` may find nothing to free.
     """
-    if step.has_grants or not any(because.reason is Reason.NO_KV for because in step.because):
+    online, offline, draft = step.online, step.offline, step.draft
+    if draft.decodes or draft.prefill_grants or online.decodes or offline.decodes:
         return
-    last = step.ranked(step.offline.everyone or step.online.everyone)[-1:]
-    if len(step.offline.everyone) + len(step.online.everyone) > 1:
-        step.give_up(last[0], Reason.NO_KV)
+    group = offline if offline.residents else online
+    is_stuck = any(because.reason is Reason.NO_KV for because in draft.because)
+    if is_stuck and len(offline.residents) + len(online.residents) > 1:
+        step.preempt(group.ranked(group.residents)[-1], Reason.NO_KV)

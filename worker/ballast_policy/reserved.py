@@ -1,81 +1,99 @@
-"""The reservation of offline: slots, KV blocks and prefill tokens that no online load takes away."""
+"""The phase that fills the reservation of offline: slots, KV blocks and prefill tokens that online load never takes."""
 
 from __future__ import annotations
 
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+
+from ballast_policy.gate import candidates
 from ballast_policy.plan import Reason
 from ballast_policy.request import WAITING, Request, computed
 from ballast_policy.step import Step
-from ballast_policy.turns import candidates
 
 
-def fill_reservation(step: Step) -> None:
-    """Give vacant slots to offline until it holds its reserved ones, and keep prefill tokens for who prefills there.
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """What a phase keeps from the phases after it."""
 
-    A request that needs more KV than the reservation has left counts on lent KV, which `lend` decides; it does not
-    keep a smaller one behind it from the reservation.
+    tokens: int = 0
+    """Most prefill tokens for `requests`."""
+    requests: Sequence[Request] = ()
+    """Offline residents within the reservation that prefill, and have no grant yet."""
+    held_blocks: int = 0
+    """Free blocks that admissions leave: for the next offline request within the reservation, then for online."""
+
+    def tokens_without(self, gone: Container[Request]) -> int:
+        """Return the prefill tokens that the requests outside `gone` can use."""
+        if not self.tokens:
+            return 0
+        return min(self.tokens, sum(request.remaining for request in self.requests if request not in gone))
+
+    def seconds(self, step: Step, free: int | None = None) -> float:
+        """Return the time of these prefill tokens; the requests get them in policy order.
+
+        With `free`, tokens that find no block among `free` blocks take no time.
+        """
+        gone, seconds = step.draft.gone, 0.0
+        left = self.tokens_without(gone)
+        if not left:
+            return seconds
+        for request in step.offline.ranked(request for request in self.requests if request not in gone):
+            tokens = min(left, request.remaining)
+            if free is not None:
+                tokens = min(tokens, (request.num_blocks + free) * step.config.block_tokens - request.num_computed)
+                free -= step.blocks.needed(request, request.num_computed + tokens)
+            seconds += step.cost.prefill(request.num_computed, tokens)
+            left -= tokens
+        return seconds
+
+
+def fill_reservation(step: Step) -> Reserved:
+    """Start offline requests in free reserved slots. Return the prefill tokens and the blocks that stay reserved.
+
+    A request that needs more KV than the reservation has left depends on borrowed KV, which `lend` decides. It does
+    not stop a smaller request behind it.
     """
-    offline, config = step.offline, step.config
-    tokens = step.snapshot.reservation.chunk
-    if offline.prefills and step.reserved:
-        inside = set(step.offline_running[: step.reserved])
-        step.reserved_prefills = [request for request in offline.prefills if request in inside]
-        step.reserved_tokens = tokens
-        tokens -= step.reserved_chunk
-    vacant = min(step.reserved, config.slots - step.online.num_running) - offline.num_running
-    if vacant > 0:
-        _give_slots(step, vacant, tokens)
-    step.reserved_tokens = step.reserved_chunk
+    offline, coverage = step.offline, step.coverage
+    tokens, kept = step.snapshot.reservation.chunk, 0
+    prefills: list[Request] = []
+    if offline.prefills and coverage.slots:
+        inside = set(coverage.running[: coverage.slots])
+        prefills = [request for request in offline.prefills if request in inside]
+        kept = min(tokens, sum(request.remaining for request in prefills))
+    num_free = min(coverage.slots, step.config.slots - step.online.num_running) - offline.num_running
+    held_blocks = _start(step, num_free, tokens - kept) if num_free > 0 else 0
+    return Reserved(kept, prefills, held_blocks)
 
 
-def _give_slots(step: Step, vacant: int, tokens: int) -> None:
-    offline = step.offline
-    for request in candidates(step, offline.parked, step.offline_waiting):
+def _start(step: Step, num_free: int, tokens: int) -> int:
+    """Start offline requests in `num_free` slots. Return the blocks of the first that fits but finds too few free."""
+    offline, held_blocks = step.offline, 0
+    for request in candidates(offline, offline.waiting):
         left = request.num_tokens - computed(request)
         granted = 1 if left == 1 else min(left, tokens)
-        is_behind = step.hold_blocks > 0 and request.phase is WAITING
-        if granted < 1 or is_behind or not step.tenant_has_room(request):
+        is_behind = held_blocks > 0 and request.phase is WAITING
+        if granted < 1 or is_behind or step.tenant_slots_left.get(request.tenant, 1) < 1 or not _fits(step, request):
             continue
-        missing = _missing_blocks(step, request)
-        if missing is None:
+        whole = step.blocks.whole(request)
+        if whole and whole + step.blocks.num_promised > step.blocks.free:
+            held_blocks = held_blocks or whole
             continue
-        if missing > 0:
-            step.hold_blocks = step.hold_blocks or step.whole(request)
-            continue
-        offline.num_blocks += step.whole(request)
+        offline.num_blocks += whole
         step.start(request, granted, Reason.OFFLINE_RESERVATION)
-        step.count_slot(request)
         tokens -= granted if left > 1 else 0
-        vacant -= 1
-        if not vacant:
+        num_free -= 1
+        if not num_free:
             break
-    if step.admit:
-        step.offline_waiting = [request for request in step.offline_waiting if request not in step.admit]
+    if offline.started:
+        started = set(offline.started)
+        offline.waiting = [request for request in offline.waiting if request not in started]
+    return held_blocks
 
 
-def _missing_blocks(step: Step, request: Request) -> int | None:
-    """Give how many blocks are not free yet for the whole of a request; None if it does not fit the reservation."""
-    needed = step.whole(request)
-    left = step.reserved_kv - step.offline.num_blocks
-    is_waiting = request.phase is WAITING
-    tail = step.tail_blocks(request) if is_waiting and step.offline.num_blocks else 0
-    if needed and needed + tail > left:
-        return None
-    return max(0, needed + step.promised_blocks - step.free) if needed else 0
-
-
-def reserved_prefill_seconds(step: Step, free: int | None = None) -> float:
-    """Give the time that the kept prefill tokens take: they go to who prefills within the reservation, in order.
-
-    Once it is known that no more than `free` blocks will be, tokens that find none of them take no time.
-    """
-    left, seconds = step.reserved_chunk, 0.0
-    if not left:
-        return seconds
-    for request in step.ranked(request for request in step.reserved_prefills if request not in step.gone):
-        tokens = min(left, request.remaining)
-        if free is not None:
-            tokens = min(tokens, (request.num_blocks + free) * step.block_tokens - request.num_computed)
-            free -= step.needed(request, request.num_computed + tokens)
-        seconds += step.cost.prefill(request.num_computed, tokens)
-        left -= tokens
-    return seconds
+def _fits(step: Step, request: Request) -> bool:
+    """Return whether all of a request fits into the reserved blocks beside the KV of offline."""
+    needed, held = step.blocks.whole(request), step.offline.num_blocks
+    left, tail = step.coverage.blocks - held, 0
+    if request.phase is WAITING and held:
+        tail = -(-min(step.config.tail_tokens, request.max_output - request.num_output) // step.config.block_tokens)
+    return not needed or needed + tail <= left

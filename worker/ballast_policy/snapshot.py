@@ -8,8 +8,8 @@ from math import inf
 
 from ballast_policy.admission import UNKNOWN, Expectation
 from ballast_policy.backlog import Backlog, Ledgers
+from ballast_policy.class_requests import tenant_slots
 from ballast_policy.cost import CostModel
-from ballast_policy.holding import tenant_slots
 from ballast_policy.interference import UNCHECKED, Allowance
 from ballast_policy.request import OFFLINE, ONLINE, RUNNING, Request, RequestClass
 from ballast_policy.reservation import Reservation, reserve

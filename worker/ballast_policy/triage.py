@@ -1,18 +1,18 @@
-"""Which of online goes first where not all can have their first token in time.
+"""The order of online prefill when not all requests can have their first token in time.
 
-Prefill is one machine: each prompt takes its time and is due at its TTFT. Served as they came, everybody behind a burst
-is late by a little. Moore and Hodgson (Management Science 15, 1968) leave the fewest late: go through them in order,
-and whenever one would be late, put off the longest so far.
+Prefill is one machine: each prompt takes some time and is due at its TTFT. In order of arrival, every request behind a
+burst is a little late. Moore and Hodgson (Management Science 15, 1968) make the fewest requests late: go through the
+requests in order, and whenever one would be late, defer the longest one so far.
 
-Who is put off goes behind the others of its tenant and priority: tenants and priorities keep their turns, and only who
-of a tenant takes it changes. Answers that have begun are never put off. The first of those put off still gets a part
-of each step (`prefill`), so that a long prompt comes to its end under an overload that does not.
+A deferred request goes behind the others of its tenant and priority. Tenants and priorities keep their places; only
+which request of a tenant takes a place changes. Answers that have begun are never deferred. The first deferred request
+gets a part of each step (`online`), so that a long prompt is finished even under a lasting overload.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from heapq import heappush, heapreplace
 from math import inf
 
@@ -20,8 +20,11 @@ from ballast_policy.cost import CostModel
 from ballast_policy.request import Request, computed, is_overdue
 
 
-def all_in_time(requests: Iterable[Request], cost: CostModel, speed: float, start: float) -> bool:
-    """Tell without an order whether nobody is put off: all of it is done before the first of them is due."""
+def all_in_time(requests: Iterable[Request], cost: CostModel, *, speed: float, start: float) -> bool:
+    """Return, without an order, whether all prefill is done before the first token of any request is due.
+
+    If so, `find_late` is empty.
+    """
     seconds, soonest = 0.0, inf
     for request in requests:
         done = computed(request)
@@ -32,12 +35,11 @@ def all_in_time(requests: Iterable[Request], cost: CostModel, speed: float, star
     return start + seconds / speed <= soonest
 
 
-def put_off(order: Iterable[Request], cost: CostModel, now: float, speed: float, start: float) -> set[Request]:
-    """Give those that cannot have their first token in time, the fewest there can be of each tenant and priority.
+def find_late(order: Iterable[Request], cost: CostModel, now: float, *, speed: float, start: float) -> set[Request]:
+    """Return requests that cannot have their first token in time: the fewest of each tenant and priority.
 
-    `order`: online requests that prefill or wait, as they would be served. `speed`: share of the time that is theirs,
-    above 0 to 1; decodes take the rest. `start`: when the first may begin to count, `now` or earlier where time was
-    saved up for them.
+    `order`: online requests that prefill or wait, in policy order. `speed`: share of the time for prefill, above 0 to
+    1; decodes take the rest. `start`: when prefill begins to count, which is `now`, or earlier if time was saved up.
     """
     late: set[Request] = set()
     kept: dict[tuple[int, str], list[tuple[float, int, Request]]] = {}
@@ -69,8 +71,8 @@ def put_off(order: Iterable[Request], cost: CostModel, now: float, speed: float,
     return late
 
 
-def in_time_first(order: Sequence[Request], late: set[Request]) -> list[Request]:
-    """Let those that are put off change places with the others of their tenant and priority."""
+def in_time_first(order: Sequence[Request], late: Collection[Request]) -> list[Request]:
+    """Return the order in which late requests swap places with the others of their tenant and priority."""
     groups: dict[tuple[int, str], deque[Request]] = {}
     for is_late in (False, True):
         for request in order:

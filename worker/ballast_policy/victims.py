@@ -1,4 +1,4 @@
-"""Whose KV is given up when blocks are short."""
+"""Which requests are preempted when KV blocks are short."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ballast_policy.request import Request
 
 
 def unrecoverable(request: Request, block_tokens: int) -> int:
-    """Give the tokens to compute again after a preemption: those whose KV nobody else's blocks keep."""
+    """Return the tokens to compute again after a preemption: those whose KV is in no shared block."""
     shared = (request.num_blocks - request.num_private_blocks) * block_tokens
     return max(0, request.num_computed - shared)
 
@@ -16,11 +16,11 @@ def unrecoverable(request: Request, block_tokens: int) -> int:
 def choose(
     candidates: Iterable[Request], num_blocks: int, block_tokens: int, growing: Collection[Request] = ()
 ) -> list[Request] | None:
-    """Pick requests whose preemption frees at least `num_blocks`; None if all of them together do not.
+    """Return requests whose preemption frees at least `num_blocks`; None if all candidates free fewer.
 
-    Lower priority first, then the least unrecoverable work. Who turns out not to be needed, because a later and
-    larger one frees enough, is spared, the most expensive first. `growing` are those whose next block is part of
-    `num_blocks`: without them it is one less.
+    Lower priorities go first, then the least unrecoverable work. If a later and larger request makes earlier ones
+    unnecessary, these are spared, the most expensive first. Each request of `growing` needs one of the `num_blocks`,
+    which its preemption saves.
     """
     gains = {request: request.num_private_blocks + (request in growing) for request in candidates}
     if sum(gains.values()) < num_blocks:

@@ -1,4 +1,4 @@
-"""The batch window: an idle engine waits a moment for what comes together, rather than begin with the first alone."""
+"""The batch window: an idle engine waits briefly for requests that arrive together, instead of starting with one."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from math import inf
 from ballast_policy.snapshot import Snapshot
 
 _MOST_WAIT = 0.5
-"""Share of a TTFT that may go into waiting for others."""
+"""Share of a TTFT that may be spent on waiting for other requests."""
 
 
 def begins_at(snapshot: Snapshot) -> float:
-    """Give when an idle engine begins with what waits: `first arrival + window`; -inf where it does not wait.
+    """Return when an idle engine starts a step: `first arrival + window`, or -inf if it does not wait.
 
-    It waits for no more than a step can take (its slots, its prefill tokens), and spends no more than half of
-    anybody's TTFT, so that the first token does not come late.
+    The engine waits for no more requests than a step can take (slots, prefill tokens). It spends at most half of any
+    request's TTFT, so that the first token is not late.
     """
     config, waiting = snapshot.config, snapshot.waiting
     if not config.batch_window or snapshot.residents or not waiting:

@@ -16,7 +16,6 @@ from typing import NamedTuple
 from ballast_policy.cost import CostModel
 from ballast_policy.snapshot import PolicyConfig
 from ballast_sim import baselines
-from ballast_sim.ablations import ABLATIONS, Ablation
 from ballast_sim.deployment import Ballast
 from ballast_sim.errors import BadInput
 from ballast_sim.pool import Job
@@ -37,7 +36,6 @@ POLICIES = (
     "aimd",
     "greedy",
     "ballast",
-    *ABLATIONS,
 )
 """In the order of the table."""
 FITTED = "ballast-fitted"
@@ -188,7 +186,7 @@ class Bench:
     def rows(self, policy: str, load: float, reservations: Sequence[float]) -> list[Row]:
         """Run one policy; the baselines know no reservation, so that one run of theirs is judged by each."""
         name, value, chunk = knob(policy)
-        if name in {"ballast", FITTED} or policy in ABLATIONS:
+        if name in {"ballast", FITTED}:
             return [self._ballast(policy, load, reservation) for reservation in reservations]
         tokens, tpot = self.config.chunk_tokens, self.config.tpot
         plain: dict[str, Callable[[], Policy]] = {
@@ -216,17 +214,16 @@ class Bench:
         return [replace(row, policy=policy, load=load, reservation=reservation) for reservation in reservations]
 
     def _ballast(self, policy: str, load: float, reservation: float) -> Row:
-        ablation = ABLATIONS.get(policy, Ablation())
         name, value, _ = knob(policy)
         config = replace(self.config, offline_share=reservation)
         if value is not None:
             ttft, tpot = self.capped_slo or (config.ttft, config.tpot)
             config = replace(config, max_interference=value / 100, ttft=ttft, tpot=tpot)
         scenario = replace(
-            self.scenario(ablation.policy, self.online(load)),
-            config=ablation.told(config),
+            self.scenario(Ballast, self.online(load)),
+            config=config,
             cost=None if self.is_fitted or name == FITTED else self.cost,
-            is_guaranteed=policy not in ABLATIONS,
+            is_guaranteed=True,
         )
         return self._row(policy, load, reservation, simulate(scenario))
 
@@ -289,14 +286,15 @@ class Bench:
         pairs = ((result.ttft, alone.ttft), (result.tpot, alone.tpot))
         return all(found.p99 <= (1 + cap) * usual.p99 for found, usual in pairs)
 
-    def best_static(self, rows: Iterable[Row], row: Row) -> Row | None:
-        """Return the static budget among `rows` with the most offline tokens that keeps what `row` has to keep.
+    def keeps_its_own(self, row: Row, *, like: Row | None = None) -> bool:
+        """Whether a row keeps the cap of `like` if that has one, or else the attainment; `like` is the row itself."""
+        _, cap, _ = knob((like or row).policy)
+        return self.keeps(row) if cap is None else self.keeps_cap(row, cap / 100)
 
-        That is the cap, if the row has one of its own, or the attainment of online alone less `MOST_LOST`.
-        """
-        _, cap, _ = knob(row.policy)
+    def best_static(self, rows: Iterable[Row], row: Row) -> Row | None:
+        """Return the static budget among `rows` with the most offline tokens that keeps what `row` has to keep."""
         static = [each for each in rows if knob(each.policy).name == STATIC_BUDGET and each.load == row.load]
-        kept = [each for each in static if (self.keeps(each) if cap is None else self.keeps_cap(each, cap / 100))]
+        kept = [each for each in static if self.keeps_its_own(each, like=row)]
         return max(kept, key=lambda each: each.offline_tokens, default=None)
 
     def _within(self, result: Report, alone: Report) -> bool:

@@ -18,8 +18,8 @@ from statistics import mean, median
 from ballast_policy import cost as policy_cost
 from ballast_policy.cost import CostModel, Fit
 from ballast_sim import baselines
-from ballast_sim.ablations import Unsuspended
 from ballast_sim.answers import Percentiles
+from ballast_sim.deployment import Ballast
 from ballast_sim.errors import BadInput
 from ballast_sim.measured import Bed, Replay, Ticks, Timed
 from ballast_sim.pool import Job
@@ -158,9 +158,10 @@ class Validator:
 
     def _scenario(self, model: CostModel, online: Sequence[Arrival]) -> Scenario:
         return Scenario(
-            config=self.bed.config,
+            # One thread submits and steps, so that nothing interrupts a step of the replay.
+            config=replace(self.bed.config, can_suspend=False),
             model=Linear(model),
-            policy=Unsuspended,  # one thread submits and steps: nobody interrupts a step of the replay
+            policy=Ballast,
             online=online,
             offline=lambda: [Job.endless("offline", self.offline)],
             seconds=online[-1].seconds + self.seconds if online else self.seconds,

@@ -1,0 +1,135 @@
+"""The order in which the requests of a class are served, and the slots that they take."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from ballast_policy.class_requests import ClassRequests
+from ballast_policy.order import ranked, turning
+from ballast_policy.plan import Reason
+from ballast_policy.request import PARKED, WAITING, Request, computed
+from ballast_policy.step import Draft
+from ballast_policy.tenant_slots import reserved_first
+
+
+@dataclass(slots=True)
+class AdmissionGate:
+    """Admits the requests of a class in order. It closes behind a request that cannot start.
+
+    - A lack of prefill tokens stops prefill; a request with a single token to compute still passes.
+    - A lack of blocks or time stops waiting requests. A parked request needs fewer of both, and its KV is freed only
+      when it finishes.
+    - A lack of a slot stops all requests, and so does a parked request that cannot be resumed.
+    """
+
+    group: ClassRequests
+    draft: Draft
+    count_free: Callable[[], int]
+    """Returns the free slots of the class."""
+    is_closed: bool = False
+    """True once all requests are stopped."""
+    _reason: Reason | None = None
+    """Why the first request did not pass."""
+    _stops_prefill: bool = False
+    _stops_waiting: bool = False
+    _has_explained: bool = False
+    """True once the draft explains why the first waiting request does not pass."""
+    _num_free: int = 0
+    """Free slots when they were counted last, minus those taken since. More may be free by now."""
+    _holders: list[Request] | None = None
+
+    def has_free_slot(self) -> bool:
+        """Return whether a slot is free."""
+        if self._num_free < 1:
+            self._num_free = self.count_free()
+        return self._num_free > 0
+
+    def has_slot_for(self, request: Request) -> bool:
+        """Return whether a slot is free, or a request of the class with a lower priority holds one."""
+        return self.has_free_slot() or any(holder.priority < request.priority for holder in self.group.running)
+
+    def take_slot(self) -> Request | None:
+        """Take a slot that `has_slot_for` found. Return the last holder, to be parked for it, if no slot is free."""
+        self._num_free -= 1
+        if self._num_free >= 0 or self.count_free() > 0:
+            return None
+        if self._holders is None:
+            self._holders = self.group.ranked(self.group.running)
+        while self._holders and self._holders[-1] in self.draft.gone:
+            self._holders.pop()
+        return self._holders[-1] if self._holders else None
+
+    def close(self, request: Request, reason: Reason) -> None:
+        """Stop a request, and the later requests that lack the same."""
+        is_waiting = request.phase is WAITING
+        if reason is Reason.CHUNK_SPENT:
+            self._stops_prefill = True
+        elif is_waiting and reason is not Reason.NO_SLOT:
+            self._stops_waiting = True
+        else:
+            self.is_closed = True
+        self._reason = self._reason or reason
+        self._has_explained |= is_waiting
+        self.draft.explain(request, reason)
+
+    def stops(self, request: Request) -> bool:
+        """Return whether an earlier request closed the gate to this one; explain it for the first that waits."""
+        if self._reason is None:
+            return False
+        is_waiting = request.phase is WAITING
+        is_stopped = self.is_closed or (is_waiting and self._stops_waiting)
+        is_stopped = is_stopped or (self._stops_prefill and request.num_tokens - computed(request) > 1)
+        if is_stopped and is_waiting and not self._has_explained:
+            self._has_explained = True
+            self.draft.explain(request, self._reason)
+        return is_stopped
+
+    def in_order(self, prefills: Iterable[Request]) -> Iterator[Request]:
+        """Yield `prefills`, parked and waiting requests in order of priority; at equal priority `prefills` first.
+
+        All of `prefills` come, and the others until the gate stops all of them. Requests that the step parked or
+        preempted meanwhile are left out.
+        """
+        group, gone = self.group, self.draft.gone
+        left, num_parked = deque(group.ranked(prefills)), len(group.parked)
+        for request in candidates(group, group.waiting):
+            while left and left[0].priority >= request.priority:
+                if (first := left.popleft()) not in gone:
+                    yield first
+            if self._has_explained and (self.is_closed or (self._stops_waiting and not num_parked)):
+                break
+            num_parked -= request.phase is PARKED
+            if request not in gone:
+                yield request
+        yield from (request for request in left if request not in gone)
+
+
+def candidates(group: ClassRequests, waiting: Sequence[Request]) -> Iterable[Request]:
+    """Return the parked requests of a class and `waiting` in policy order; at equal service parked requests first.
+
+    Within a priority, tenants below their reservation go first.
+    """
+    ordered = _merge(group, waiting)
+    slots = group.tenant_slots()
+    return ordered if slots is None else reserved_first(ordered, slots)
+
+
+def _merge(group: ClassRequests, waiting: Sequence[Request]) -> Iterator[Request]:
+    if not group.parked:
+        yield from waiting
+        return
+    left, turn = deque(ranked(group.parked, group.ledger)), turning(group.ledger)
+    first, service = turn(left[0]), group.ledger.services.get
+    for index, request in enumerate(waiting):
+        until = (-request.priority, service(request.tenant, 0.0))  # `turn` inlined: the list of waiting is long
+        while first <= until:
+            yield left.popleft()
+            if not left:
+                yield from islice(waiting, index, None)
+                return
+            first = turn(left[0])
+        yield request
+    yield from left
