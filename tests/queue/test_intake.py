@@ -241,10 +241,11 @@ def test_a_priority_has_its_bounds(priority: int, is_taken: bool):
 
 def test_settings_of_another_version_are_named_with_what_to_do(queue, desk, line):
     desk.raw.hset(queue._keys.settings, "json", '{"max_attempts": "many"}')
-    with pytest.raises(
-        QueueError, match=f"(?s)settings of queue '{queue.name}' that this version cannot read .* that the workers run$"
-    ):
+    with pytest.raises(QueueError) as caught:
         queue.submit([line("a")])
+
+    assert str(caught.value).startswith(f"found settings of queue '{queue.name}' that this version cannot read (")
+    assert str(caught.value).endswith("): use the version of Ballast that the workers run")
 
 
 def test_a_deadline_in_the_past_is_refused_by_the_servers_clock(queue, line):
