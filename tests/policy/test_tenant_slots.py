@@ -12,7 +12,7 @@ from laws import lawful
 from workloads import EXACT, Arrival
 
 from ballast_policy.backlog import Backlog
-from ballast_policy.class_requests import ClassRequests, by_class
+from ballast_policy.class_requests import by_class
 from ballast_policy.fairness import Ledger
 from ballast_policy.gate import candidates
 from ballast_policy.host import Host
@@ -109,8 +109,10 @@ def test_every_prefix_of_the_order_holds_the_shares_and_no_request_is_left_out(r
     every_prefix_holds_the_shares(order, reserved, held)
 
 
-def offline_of(residents: list[Request], waiting: list[Request], ledger: Ledger) -> ClassRequests:
-    return by_class(residents, waiting, {OFFLINE: ledger}, block_tokens=16)[1]
+def in_order(residents: list[Request], waiting: list[Request], ledger: Ledger) -> list[Request]:
+    """Return the parked and the waiting requests in the order in which they take slots."""
+    _, offline = by_class(residents, waiting, {OFFLINE: ledger}, block_tokens=16)
+    return list(candidates(offline, offline.waiting))
 
 
 @given(requests_in_order, requests_in_order, reservations, st.data())
@@ -124,7 +126,7 @@ def test_parked_and_waiting_requests_share_one_order_that_holds_the_shares(parke
         ledger.charge(tenant, data.draw(st.integers(0, 99)))
     waiting = reserved_first(waiting, TenantSlots(reserved, held))  # as the backlog lists them
 
-    order = list(candidates(offline_of([*holders, *parked], waiting, ledger), waiting))
+    order = in_order([*holders, *parked], waiting, ledger)
 
     assert sorted(r.seq for r in order) == sorted(r.seq for r in [*parked, *waiting])
     every_prefix_holds_the_shares(order, reserved, held)
@@ -145,7 +147,7 @@ def test_a_parked_request_goes_first_only_where_its_tenant_is_below_its_reservat
     waiting = [make_request(7, "b")]
     holders = [make_request(seq, tenant, phase=Phase.RUNNING) for seq, tenant in enumerate(held)]
 
-    found = candidates(offline_of([*holders, *parked], waiting, ledger), waiting)
+    found = in_order([*holders, *parked], waiting, ledger)
 
     assert [r.seq for r in found] == order
 
