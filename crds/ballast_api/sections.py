@@ -113,8 +113,8 @@ class Tenant(ApiModel):
     max_slots: int | None = Field(default=None, ge=1)
     """Most slots its offline requests hold at a time in one worker."""
     reserved_percent: float = Field(default=0, ge=0, le=100)
-    """Share of the slots of its class that this tenant gets first while it has work for them, before the others of a
-    priority; what it missed is repaid first."""
+    """Share of the slots of its class that this tenant gets first while it has work for them, before the other tenants
+    of its priority. Nothing is owed for the time before."""
 
 
 class Offline(ApiModel):
@@ -139,8 +139,8 @@ class Offline(ApiModel):
     max_percent: float = Field(default=100, ge=0, le=100)
     """Most slots offline may hold, of all slots."""
     max_interference_percent: float | None = Field(default=None, gt=0, le=1000)
-    """Most that offline work may add to TTFT and TPOT of online, median and p99 over the last 2,048 requests of a pod,
-    in percent of what they are without it; the reservation comes on top. Not set: the SLO alone bounds what it adds."""
+    """Most that offline work may add to TTFT and TPOT of online, median and p99 over the last minute of a pod, in
+    percent of what they are without it; the reservation comes on top. Not set: the SLO alone bounds what it adds."""
     queue: Name | None = None
     """The queue in Redis this deployment works from; by default `<namespace>/<name>`. Several may share one: each
     scales by its own online load, and by all of the queue's offline work."""
