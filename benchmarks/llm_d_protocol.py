@@ -12,6 +12,7 @@ tokens of prompt, lognormal answers (mean 500, standard deviation 400, at most 2
   fixed number of them at a time. All three run on one first-come queue, as vLLM schedules by default.
 - priorities: all batch requests wait in the engine, with vLLM's lower priority.
 - ballast: SLO mode. The SLO is 1.25 times the p99 of TTFT and ITL in S0, from the same run of this program.
+  ballast-alone is the same without jobs: what differs from S0 in it is how Ballast schedules interactive requests.
 
 Latencies are of requests that arrive in the bursts of measured cycles: all but the first two. TTFT counts from arrival.
 ITL is the inter-token latency as guidellm reports it: the mean gap between two tokens of one request. Percentiles are

@@ -25,6 +25,8 @@ def draw(by_replicas: Sequence[Sequence[Outcome]], path: Path) -> None:
         minutes = min(MOST_MINUTES, max(done, 3 * protocol.cycle_seconds / 60) + 0.5)
         for index, outcome in enumerate(outcomes):
             name = SCENARIOS[outcome.case.scenario]
+            if outcome.case.scenario == "ballast-alone":
+                continue
             if outcome.failure:
                 below.plot([], [], color=f"C{index}", label=f"{name}: failed")
                 continue

@@ -27,9 +27,12 @@ SCENARIOS = {
     "S1": "batch as ordinary requests",
     "S6": "small fixed concurrency",
     "priorities": "vLLM's priorities",
+    "ballast-alone": "Ballast, interactive only",
     "ballast": "Ballast",
 }
 """In the order of the table."""
+ALONE = ("S0", "ballast-alone")
+"""Scenarios without jobs."""
 WINDOWS = (1800.0, 7200.0, 86400.0)
 """Seconds that each job has."""
 PROMPT, ANSWER = 512, 128
@@ -217,7 +220,7 @@ def policy(case: Case) -> Callable[[], Policy]:
 
 def scenario(case: Case, cycles: int) -> Scenario:
     """Return the run of a case."""
-    is_ours = case.scenario == "ballast"
+    is_ours = case.scenario.startswith("ballast")
     config = PolicyConfig(
         slots=SLOTS,
         num_blocks=kv_tokens(case.kv) // BLOCK_TOKENS,
@@ -231,7 +234,7 @@ def scenario(case: Case, cycles: int) -> Scenario:
         model=case.model,
         policy=policy(case),
         online=case.protocol.traffic(cycles),
-        offline=list if case.scenario == "S0" else case.protocol.jobs,
+        offline=list if case.scenario in ALONE else case.protocol.jobs,
         replicas=case.replicas,
         seed=case.protocol.seed,
         cost=None if is_ours and case.is_fitted else linear().cost,

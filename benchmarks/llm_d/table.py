@@ -9,7 +9,7 @@ from typing import Any
 
 from ballast_cli.console import print_table
 from ballast_sim.report import Percentiles
-from llm_d.protocol import SCENARIOS, Case, Outcome
+from llm_d.protocol import ALONE, SCENARIOS, Case, Outcome
 from llm_d.published import Cells, Published, alone, rows
 
 FACTOR = 1.25
@@ -107,8 +107,8 @@ def _simulated(row: Row, s0: Row) -> tuple[str, ...]:
         *_three(row.itl, 1),
         _times(row.itl.p99, s0.itl.p99),
     )
-    if row is s0:
-        return (name, *latencies, "-", "-", "-", "-")
+    if not row.finished:
+        return (name, *latencies, *("-",) * 4)
     beside = ", ".join(_times(ours, theirs) for ours, theirs in zip(row.beside, (s0.ttft.p99, s0.itl.p99), strict=True))
     jobs = " / ".join(f"{seconds / 60:.1f}" if seconds < inf else "never" for seconds in row.finished)
     in_window = "" if row.num_in_window == len(row.finished) else f" ({row.num_in_window} in window)"
@@ -169,7 +169,7 @@ def as_json(row: Row, s0: Row) -> dict[str, Any]:
         "slo_ms": _finite([1e3 * case.ttft, 1e3 * case.tpot]),
         "num_steps": row.num_steps,
         "num_preempted": row.num_preempted,
-        "missed": list(missed(row, s0)) if row is not s0 else [],
+        "missed": [] if case.scenario in ALONE else list(missed(row, s0)),
         "failure": row.failure,
     }
 
