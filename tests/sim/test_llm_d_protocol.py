@@ -110,7 +110,7 @@ def test_batch_requests_come_at_the_rate_of_their_client(make_scenario):
     offline = [Arrival(0.0, 20, 2) for _ in range(20)]
     found = simulate(make_scenario(offline=offline, policy=lambda: FirstCome(rate=2.0)))
 
-    admitted = sorted(item.admitted for item in found.offline)
+    admitted = sorted(item.request.admitted for item in found.offline)
 
     assert admitted == pytest.approx([(number + 1) / 2 for number in range(20)], abs=0.05)
 
