@@ -502,6 +502,16 @@ class TestBudget:
         assert 26 < dict(decided.grants)[items[0]] < 512
         assert decided.predicted_seconds == pytest.approx(decided.budget_seconds, rel=0.01)
 
+    def test_a_cap_bounds_a_step_by_what_online_alone_takes_for_its_part(self):
+        engine = Engine(max_interference=0.1)
+        engine.decoding(ONLINE)
+        engine.decoding(OFFLINE)
+
+        decided = engine.plan()
+
+        assert decided.online_seconds == pytest.approx(EXACT.k0 + EXACT.decode(10))
+        assert decided.budget_seconds == pytest.approx(1.1 * decided.online_seconds)
+
     def test_a_cap_bounds_a_step_without_online_as_long_as_it_is_expected(self):
         engine = Engine(max_interference=0.1)
         engine.decoding(OFFLINE)
@@ -552,6 +562,18 @@ class TestBudget:
         offline = sum(request.request_class is OFFLINE for request, _ in decided.grants)
         assert offline == 4 + 16
         assert decided.budget_seconds == inf
+
+    def test_an_untrusted_model_lends_a_fixed_share_of_the_chunk(self):
+        engine = Engine(slots=64, ttft=0.2, tpot=0.02, offline_share=0.0)
+        engine.cost = CostModel()
+        engine.decoding(ONLINE, **self.slo())
+        item = engine.add(OFFLINE, 500)
+
+        assert dict(engine.plan().grants)[item] == 16
+
+        engine.residents.clear()
+
+        assert dict(engine.plan().grants)[item] == 64, "without online, all of it"
 
     def test_the_ceiling_shrinks_the_reservation_not_online(self):
         engine = Engine(slots=16, offline_share=0.25)
@@ -633,6 +655,16 @@ class TestTriage:
 
         assert granted[long] == 204, "a tenth of the step"
         assert sum(granted.get(other, 0) for other in others) == 2048 - 204
+
+    def test_it_does_not_hide_the_slack_of_those_behind_it(self):
+        engine = self.make()
+        self.waits(engine, 30_000)
+        self.waits(engine, 200, waited=0.5)
+
+        decided = engine.plan()
+
+        slack = 0.5 - EXACT.k0 - EXACT.prefill(0, 200)
+        assert decided.budget_seconds == pytest.approx(decided.predicted_seconds + 0.5 * slack, rel=0.01)
 
     def test_it_gets_nothing_before_a_higher_priority(self):
         engine = self.make()

@@ -1,0 +1,385 @@
+"""The policy host: what it tells the planner, how it carries plans out, and what it learns from every event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import inf
+
+import pytest
+from fake_engine import FakeEngine
+from workloads import EXACT, Arrival, CountedKv, make_snapshot
+
+from ballast_policy.cost import Work
+from ballast_policy.host import MOST_IDLE, REFIT_STEPS, Host, IllegalPlan
+from ballast_policy.plan import Plan
+from ballast_policy.planner import plan
+from ballast_policy.request import OFFLINE, ONLINE, PARKED, RUNNING, WAITING, Request, RequestClass
+from ballast_policy.snapshot import PolicyConfig, Snapshot, TenantShare
+
+
+def make_host(**fields) -> Host:
+    config = {"slots": 4, "num_blocks": 64, "block_tokens": 4, "chunk_tokens": 64, "tail_tokens": 0, **fields}
+    return Host(PolicyConfig(**config), cost=EXACT)
+
+
+def make_request(seq: int, request_class: RequestClass = OFFLINE, **fields) -> Request:
+    return Request(**{"seq": seq, "request_class": request_class, "arrival": 0.0, **SIZE, **fields})
+
+
+SIZE = {"num_prompt": 8, "max_output": 8, "num_tokens": 8}
+
+
+def enter(host: Host, *requests: Request, now: float = 0.0) -> None:
+    for request in requests:
+        host.enter(request, now)
+
+
+# What it tells the planner
+
+
+def test_a_request_in_time_is_listed_before_any_number_of_overdue_ones():
+    host = make_host()
+    overdue = [make_request(seq, ONLINE, ttft=1.0, num_tokens=60) for seq in range(50)]
+    in_time = make_request(50, ONLINE, arrival=9.5, ttft=1.0)
+
+    snapshot = make_snapshot(host, [*overdue, in_time], now=10.0, free_blocks=64)
+
+    assert snapshot.waiting[0] is in_time
+
+
+def test_the_prefix_cache_is_asked_for_the_first_requests_of_each_class_only():
+    asked: list[int] = []
+
+    class Asked(CountedKv):
+        def hint(self, request: Request) -> None:
+            asked.append(request.seq)
+
+    host = make_host(slots=100)
+    enter(host, *(make_request(seq, ONLINE if seq < 40 else OFFLINE, num_tokens=1) for seq in range(80)))
+
+    host.snapshot(Asked(64), now=0.0)
+
+    assert asked == [*range(32), *range(40, 72)]
+
+
+def test_requests_of_a_tenant_at_its_cap_do_not_fill_the_list():
+    host = make_host(tenants={"capped": TenantShare(max_slots=1)})
+    waiting = [make_request(seq, tenant="capped") for seq in range(1, 60)]
+    holder = make_request(0, tenant="capped", phase=RUNNING)
+    other = make_request(99, tenant="other")
+
+    snapshot = make_snapshot(host, [holder, *waiting, other], now=0.0, free_blocks=64)
+
+    assert list(snapshot.waiting) == [waiting[0], other]
+
+
+# How it carries plans out
+
+
+@pytest.mark.parametrize(
+    ("phase", "move"),
+    [
+        pytest.param(RUNNING, Host.admit, id="admit what runs"),
+        pytest.param(PARKED, Host.admit, id="admit what is parked"),
+        pytest.param(WAITING, Host.resume, id="resume what waits"),
+        pytest.param(RUNNING, Host.resume, id="resume what runs"),
+        pytest.param(WAITING, Host.park, id="park what waits"),
+        pytest.param(PARKED, Host.park, id="park what is parked"),
+        pytest.param(WAITING, Host.preempt, id="preempt what waits"),
+    ],
+)
+def test_a_request_only_moves_between_phases_that_an_engine_knows(phase, move: Callable[[Host, Request], None]):
+    host = make_host()
+    request = make_request(0, phase=phase)
+    make_snapshot(host, [request], now=0.0, free_blocks=64)
+
+    with pytest.raises(IllegalPlan, match=f"it is {phase.name}"):
+        move(host, request)
+
+    assert request.phase is phase
+    assert not host.imbalance()
+
+
+@pytest.mark.parametrize(
+    "grants",
+    [
+        pytest.param(lambda resident, _: [(resident, 0)], id="no token"),
+        pytest.param(lambda resident, _: [(resident, 9)], id="more tokens than are left"),
+        pytest.param(lambda _, waiting: [(waiting, 1)], id="a token without a slot"),
+    ],
+)
+def test_a_grant_that_no_engine_could_compute_is_refused(grants):
+    resident, waiting = make_request(0, phase=RUNNING), make_request(1)
+    host = make_host()
+    snapshot = make_snapshot(host, [resident, waiting], now=0.0, free_blocks=64)
+
+    with pytest.raises(IllegalPlan, match="tokens granted to"):
+        host.dispatch(snapshot, Plan(grants=tuple(grants(resident, waiting))), CountedKv(64))
+
+
+class Short(CountedKv):
+    """KV without a free block, though it promised some."""
+
+    def admit(self, request: Request) -> None:
+        request.num_blocks = 1
+
+    def extend(self, request: Request, num_tokens: int) -> bool:
+        return False
+
+    def release(self, request: Request) -> None:
+        request.num_blocks = request.num_computed = 0
+
+
+def test_an_admitted_request_that_finds_no_block_waits_again():
+    host, newcomer = make_host(), make_request(0)
+    snapshot = make_snapshot(host, [newcomer], now=0.0, free_blocks=64)
+
+    dispatch = host.dispatch(snapshot, plan(snapshot), Short(64))
+
+    assert (dispatch.num_deferred, dispatch.grants, dispatch.admissions) == (1, [], [])
+    assert (newcomer.phase, newcomer.num_blocks) == (WAITING, 0)
+    assert not host.imbalance()
+
+
+def test_a_resident_that_finds_no_block_keeps_its_slot():
+    host, resident = make_host(), make_request(0, phase=RUNNING)
+    snapshot = make_snapshot(host, [resident], now=0.0, free_blocks=64)
+
+    dispatch = host.dispatch(snapshot, plan(snapshot), Short(64))
+
+    assert dispatch.num_deferred == 1
+    assert resident.phase is RUNNING
+
+
+def test_an_admission_tells_how_long_the_request_waited_and_what_the_cache_gave():
+    second, third = (Arrival(at, ONLINE, 8, 2, prefix_group=1, shared=8) for at in (0.001, 9.0))
+    engine = FakeEngine(make_host(slots=1), [Arrival(0.0, ONLINE, 8, 12), second, third])
+    begun, admissions = [], []
+    while engine.has_work:
+        dispatch = engine.begin()
+        begun += [engine.now for _ in dispatch.admissions]
+        admissions += dispatch.admissions
+        engine.compute(dispatch)
+
+    assert [a.queued_seconds for a in admissions] == pytest.approx([0.0, begun[1] - 0.001, 0.0])
+    assert [a.steps_waited for a in admissions] == [0, 11, 0]
+    assert [(a.num_tokens, a.num_cached) for a in admissions] == [(8, 0), (8, 0), (8, 4)]
+
+
+def test_a_batch_window_is_no_step_that_a_request_waits():
+    host, request = make_host(batch_window=0.1), make_request(0)
+    snapshot = make_snapshot(host, [request], now=0.0, free_blocks=64)
+
+    host.dispatch(snapshot, plan(snapshot), CountedKv(64))
+
+    assert request.steps_waited == 0
+
+
+def test_a_request_is_admitted_for_the_first_time_once():
+    engine = FakeEngine(
+        make_host(num_blocks=10, offline_share=0.0), [Arrival(0.0, OFFLINE, 8, 20), Arrival(0.03, ONLINE, 20, 9)]
+    )
+    admitted, num_preempted = [], 0
+    while engine.has_work:
+        dispatch = engine.begin()
+        admitted += [admission.request.seq for admission in dispatch.admissions]
+        num_preempted += len(dispatch.plan.preempt)
+        engine.compute(dispatch)
+
+    assert num_preempted > 0
+    assert admitted == [0, 1]
+
+
+def test_a_nested_step_says_that_it_is_one():
+    host, newcomer = make_host(), make_request(0, ONLINE)
+    enter(host, newcomer)
+    engine = FakeEngine(host, [])
+    engine.kv.arrivals[newcomer] = Arrival(0.0, ONLINE, 8, 8)
+
+    dispatch = host.nest(engine.kv, 0.0, (), inf)
+
+    assert dispatch.is_nested
+    assert dispatch.grants == [(newcomer, 8)]
+
+
+# What it charges
+
+
+def charges(host: Host) -> dict[str, float]:
+    return {tenant: cost for _, bills in host.settle() for tenant, cost in bills.items()}
+
+
+def test_a_tenant_pays_for_its_prompt_once_and_for_each_new_token_twice():
+    host, request = make_host(), make_request(0)
+    make_snapshot(host, [request], now=0.0, free_blocks=64)
+    host.admit(request)
+
+    request.num_computed = 6
+    assert host.computed(request, 6, 1.0) == (6, 0)
+    assert charges(host) == {"default": 6}
+    request.num_computed = 8
+    assert host.computed(request, 2, 2.0) == (2, 0)
+    assert charges(host) == {"default": 2 + 2}, "the last of its prompt, and its first token"
+    request.num_tokens, request.num_output = 9, 1
+    host.preempt(request)
+    host.admit(request)
+    request.num_computed = 9
+    assert host.computed(request, 9, 3.0) == (0, 8), "what is computed again is not charged again"
+    assert charges(host) == {"default": 2}
+    assert charges(host) == {}
+    assert host.ledgers[OFFLINE].service("default") == 12
+    assert request.first_token == 2.0
+
+
+def test_a_tenant_that_returns_is_lifted_and_one_that_stayed_is_not():
+    host = make_host()
+    stays, away = make_request(0, tenant="stays"), make_request(1, tenant="away")
+    enter(host, stays, away)
+    host.leave(away, 1.0, is_complete=False)
+    host.ledgers[OFFLINE].charge("stays", 100)
+    enter(host, make_request(2, tenant="away"), make_request(3, tenant="away"), make_request(4, tenant="stays"))
+
+    service = host.ledgers[OFFLINE].service
+    assert (service("stays"), service("away")) == (100, 100)
+
+
+def observe(host: Host, steps: int) -> None:
+    for index in range(steps):
+        work = Work(64 + index % 5, 2000.0) if index % 2 else Work(0, 0.0, 4, 400 + index)
+        host.observed(work, EXACT.predict(work))
+
+
+def test_idle_tenants_are_dropped_where_there_are_many_and_present_ones_are_kept():
+    host = make_host()
+    enter(host, make_request(0, tenant="here"))
+    for index in range(MOST_IDLE):
+        host.ledgers[OFFLINE].charge(f"gone {index}", 1)
+    host.ledgers[OFFLINE].charge("here", 10)
+    host.ledgers[ONLINE].charge("few", 1)
+
+    observe(host, REFIT_STEPS - 1)
+    assert len(host.ledgers[OFFLINE].services) == MOST_IDLE + 1
+    observe(host, 1)
+
+    assert dict(host.ledgers[OFFLINE].services) == {"here": 10}
+    assert dict(host.ledgers[ONLINE].services) == {"few": 1}
+
+
+# What it learns
+
+
+def test_the_cost_model_is_fitted_on_the_way_and_the_ceiling_follows():
+    host = Host(PolicyConfig(slots=512, num_blocks=64, tpot=0.02, offline_share=0.5))
+    assert (host.ceiling, host.cost.is_trusted) == (None, False)
+    assert host.reservation.slots == 256
+
+    observe(host, 2 * REFIT_STEPS)
+
+    assert host.cost.is_trusted
+    assert host.cost.predict(Work(100, 5050.0)) == pytest.approx(EXACT.predict(Work(100, 5050.0)), rel=0.02)
+    assert host.ceiling == pytest.approx((0.02 - 0.005) / EXACT.decode(105), abs=2)
+    assert host.reservation.slots == -(-host.ceiling // 2)
+
+
+def test_latencies_from_before_the_cost_model_is_trusted_do_not_count():
+    host = Host(PolicyConfig(slots=8, num_blocks=64, max_interference=0.1))
+    for seq in range(10):
+        request = make_request(seq, ONLINE, arrival=float(seq))
+        enter(host, request, now=float(seq))
+        host.began(Plan(predicted_seconds=1.0, online_seconds=0.5), float(seq))
+        host.admit(request)
+        request.num_computed = 8
+        host.computed(request, 8, seq + 1.0)
+        host.ended(seq + 1.0)
+        request.num_tokens, request.num_output = 10, 2
+        host.leave(request, seq + 1.5, is_complete=True)
+    assert host.interference.inflation > 0.5
+
+    observe(host, 2 * REFIT_STEPS)
+
+    assert host.cost.is_trusted
+    assert host.interference.inflation == 0
+
+
+def test_only_answers_that_came_to_their_end_tell_how_long_answers_are():
+    host = make_host()
+    for seq in range(64):
+        request = make_request(seq, num_output=3 if seq % 2 else 1)
+        enter(host, request)
+        host.leave(request, 0.0, is_complete=bool(seq % 2))
+
+    assert host.experience.expectation.outputs == {OFFLINE: (3,) * 32}
+
+
+def test_the_usual_prompt_is_what_online_has_to_compute_behind_the_cache():
+    arrivals = [Arrival(float(index), ONLINE, 20, 1, prefix_group=1, shared=16) for index in range(60)]
+    engine = FakeEngine(make_host(), arrivals)
+
+    engine.run()
+
+    assert engine.host.experience.typical_prompt == pytest.approx(4, abs=0.5)
+    assert engine.host.experience.expectation.online_rate == pytest.approx(1.0, rel=0.1)
+
+
+def test_a_host_that_forgets_keeps_its_cost_model_and_its_configuration():
+    host = Host(PolicyConfig(slots=8, num_blocks=64, max_interference=0.1, tenants={"a": TenantShare(reserved=0.5)}))
+    enter(host, request := make_request(0, ONLINE, tenant="a"))
+    host.leave(request, 1.0, is_complete=True)
+    host.ledgers[ONLINE].charge("a", 10)
+    observe(host, 2 * REFIT_STEPS)
+    fresh = Host(host.config, cost=host.cost)
+
+    host.forget()
+
+    assert host.cost.is_trusted
+    assert host.ledgers[ONLINE].service("a") == 0
+    assert host.ledgers[OFFLINE].reserved == {"a": 0.5}
+    assert host.experience.expectation == fresh.experience.expectation
+    assert host.interference.allowance == fresh.interference.allowance
+
+
+# What it is told
+
+
+def test_another_configuration_holds_from_the_next_step_on():
+    host = make_host(slots=8, offline_share=0.5)
+    enter(host, *(make_request(seq, tenant="ab"[seq % 2]) for seq in range(16)))
+    tenants = {"a": TenantShare(weight=4.0, max_slots=1, reserved=0.25)}
+    seen: list[Snapshot] = []
+
+    def planner(snapshot: Snapshot) -> Plan:
+        seen.append(snapshot)
+        return Plan()
+
+    host.planner = planner
+    host.configure(replace(host.config, slots=4, tenants=tenants, max_interference=0.5, objective=0.9))
+    host.schedule(CountedKv(64), 0.0)
+    host.ledgers[OFFLINE].charge("a", 100)
+
+    assert seen[0].config.slots == 4
+    assert seen[0].reservation.slots == 2
+    assert seen[0].allowance.share == pytest.approx(0.46)
+    assert (host.interference.cap, host.interference.objective) == (0.5, 0.9)
+    assert host.ledgers[OFFLINE].reserved == {"a": 0.25}
+    assert host.ledgers[OFFLINE].service("a") == 25
+    assert [r.tenant for r in seen[0].waiting].count("a") <= 2
+
+
+# Integrity
+
+
+def test_counts_that_disagree_are_told():
+    host = make_host()
+    waiting, resident = make_request(0), make_request(1, phase=RUNNING)
+    make_snapshot(host, [waiting, resident], now=0.0, free_blocks=64)
+    assert host.imbalance() == ""
+
+    resident.phase = PARKED
+    assert "slots" in host.imbalance()
+    resident.phase = RUNNING
+    host.backlog.remove(waiting)
+    assert "requests entered" in host.imbalance()
+    host.backlog.add(waiting)
+    host.residents[0] = waiting
+    assert "counted as waiting" in host.imbalance()
