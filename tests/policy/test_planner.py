@@ -300,6 +300,20 @@ def test_a_large_item_does_not_keep_others_from_filling_the_reservation():
     assert why(decided, large) is Reason.NO_KV
 
 
+def test_an_item_that_waits_for_free_blocks_of_the_reservation_is_not_overtaken():
+    engine = Engine(num_blocks=40, offline_share=0.5)
+    for _ in range(2):
+        engine.decoding(ONLINE, tokens=70)
+    first = engine.add(OFFLINE, 20)
+    small = engine.add(OFFLINE, 4)
+
+    decided = engine.plan()
+
+    assert not decided.admit
+    assert why(decided, first) is Reason.NO_KV
+    assert small not in dict(decided.grants)
+
+
 def test_offline_is_admitted_only_with_blocks_for_the_whole_prompt_and_some_to_grow():
     engine = Engine(num_blocks=40, offline_share=0.0, tail_tokens=16)
     engine.decoding(OFFLINE, tokens=80)

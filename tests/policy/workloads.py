@@ -87,7 +87,7 @@ def arrivals(draw: st.DrawFn, max_tokens: int) -> Arrival:
         request_class=RequestClass.ONLINE if is_online else RequestClass.OFFLINE,
         prompt=prompt,
         output=output,
-        tenant=draw(st.sampled_from("abc")),
+        tenant=draw(st.sampled_from("aaabc")),
         priority=draw(st.sampled_from([0, 0, 0, 1, -1])),
         ttft=draw(st.sampled_from([0.01, 0.05, 0.2])) if has_slo else inf,
         tpot=draw(st.sampled_from([0.007, 0.02])) if has_slo else inf,
@@ -99,12 +99,12 @@ def arrivals(draw: st.DrawFn, max_tokens: int) -> Arrival:
 
 
 @st.composite
-def configs(draw: st.DrawFn, *, least_max_share: float = 0.3) -> PolicyConfig:
+def configs(draw: st.DrawFn, *, least_max_share: float = 0.1) -> PolicyConfig:
     block_tokens = draw(st.sampled_from([1, 4, 16]))
     num_blocks = draw(st.integers(2, 12)) * ceil(16 / block_tokens)
     tenants = {}
     if draw(st.booleans()):
-        cap = draw(st.none() | st.integers(1, 3))
+        cap = draw(st.sampled_from([None, 1, 1, 2, 3]))
         tenants = {
             "a": TenantShare(
                 weight=draw(st.sampled_from([0.5, 1.0, 3.0])),
@@ -120,7 +120,9 @@ def configs(draw: st.DrawFn, *, least_max_share: float = 0.3) -> PolicyConfig:
         block_tokens=block_tokens,
         chunk_tokens=draw(st.sampled_from([4, 16, 64])),
         offline_share=share,
-        offline_max_share=draw(st.sampled_from([s for s in (1.0, 0.5, 0.3, 0.0) if s >= max(share, least_max_share)])),
+        offline_max_share=draw(
+            st.sampled_from([s for s in (1.0, 0.5, 0.3, 0.1, 0.0) if s >= max(share, least_max_share)])
+        ),
         ttft=draw(st.sampled_from([inf, 0.05, 0.2, 1e-6])),
         tpot=draw(st.sampled_from([inf, 0.02, 1e-6])),
         tenants=tenants,
@@ -136,7 +138,7 @@ def configs(draw: st.DrawFn, *, least_max_share: float = 0.3) -> PolicyConfig:
 costs = st.sampled_from(
     [
         EXACT,
-        EXACT,
+        UNTRUSTED,
         UNTRUSTED,
         CostModel(k0=0.0, k1=5e-5, k3=2e-4, is_trusted=True),
         CostModel(k0=0.005, k1=0.1, k3=0.3, is_trusted=True),
@@ -222,7 +224,7 @@ def states(draw: st.DrawFn, config: PolicyConfig) -> tuple[list[Request], int]:
             arrival=draw(st.sampled_from([NOW - 0.1, NOW - 1])),
             num_prompt=tokens,
             max_output=20,
-            tenant=draw(st.sampled_from("abc")),
+            tenant=draw(st.sampled_from("aaabc")),
             priority=draw(st.sampled_from([0, 0, 1, -1])),
             ttft=draw(st.sampled_from([inf, 0.2])) if request_class is ONLINE else inf,
             tpot=draw(st.sampled_from([inf, 0.02])) if request_class is ONLINE else inf,
