@@ -22,10 +22,10 @@ from ballast_engine.request import GenerationRequest, SamplingParams
 from ballast_engine.suspension import Interrupt, Suspended
 from ballast_engine.tokenizer import Tokenizer
 from ballast_policy.host import Planner
-from ballast_policy.plan import Plan
-from ballast_policy.planner import plan
+from ballast_policy.plan import StepPlan
 from ballast_policy.request import RequestClass
-from ballast_policy.snapshot import PolicyConfig, Snapshot
+from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
+from ballast_policy.step.planner import plan
 
 
 class Nothing:
@@ -85,7 +85,7 @@ def main() -> int:
     for slots in (1, 16, 64, 256):
         plans: list[float] = []
 
-        def timed(snapshot: Snapshot, plans: list[float] = plans) -> Plan:
+        def timed(snapshot: EngineSnapshot, plans: list[float] = plans) -> StepPlan:
             begin = time.thread_time()
             decided = plan(snapshot)
             plans.append(time.thread_time() - begin)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ballast_policy.fairness import most_ahead
+from ballast_policy.fairness.ledger import most_ahead
 from ballast_policy.snapshot import PolicyConfig, TenantShare
 from ballast_sim.deployment import Ballast
 from ballast_sim.fairness import jain, service_gap

@@ -25,9 +25,9 @@ from math import inf, isfinite
 from multiprocessing import get_context
 
 from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
-from ballast_policy.interference import Allowance
-from ballast_policy.plan import Plan
-from ballast_policy.snapshot import PolicyConfig, Snapshot
+from ballast_policy.learning.interference import Allowance
+from ballast_policy.plan import StepPlan
+from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
 from ballast_sim.deployment import Ballast
 from ballast_sim.item import Item
 from ballast_sim.mixed import Bench
@@ -56,7 +56,7 @@ class Withheld(Ballast):
 
     spans: Sequence[Span]
 
-    def plan(self, snapshot: Snapshot) -> Plan:
+    def plan(self, snapshot: EngineSnapshot) -> StepPlan:
         """Decide the next step."""
         if any(begin <= snapshot.now < end for begin, end in self.spans):
             snapshot = replace(snapshot, allowance=NOTHING)

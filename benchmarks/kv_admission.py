@@ -14,11 +14,11 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from ballast_policy.admission import UNKNOWN
-from ballast_policy.plan import Plan
-from ballast_policy.planner import plan
+from ballast_policy.learning.expectation import UNKNOWN
+from ballast_policy.plan import StepPlan
 from ballast_policy.request import RequestClass
-from ballast_policy.snapshot import PolicyConfig, Snapshot
+from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
+from ballast_policy.step.planner import plan
 from ballast_sim.pool import Job
 from ballast_sim.replica import Policy
 from ballast_sim.report import Report, report
@@ -38,7 +38,7 @@ class Ruled:
     def __init__(self, rule: str) -> None:
         self._rule = rule
 
-    def plan(self, snapshot: Snapshot) -> Plan:
+    def plan(self, snapshot: EngineSnapshot) -> StepPlan:
         """Decide the next step."""
         if self._rule == "ballast":
             return plan(snapshot)
@@ -50,7 +50,7 @@ class Ruled:
         return plan(replace(unknown, config=longest, waiting=waiting))
 
 
-def _with_full_room(snapshot: Snapshot) -> list:
+def _with_full_room(snapshot: EngineSnapshot) -> list:
     """Leave out the offline requests whose longest answer does not fit beside everybody's longest answer."""
     size = snapshot.config.block_tokens
     whole = [-(-(r.num_prompt + r.max_output) // size) for r in snapshot.residents]

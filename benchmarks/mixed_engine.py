@@ -31,9 +31,9 @@ from ballast_engine.engine import BallastEngine
 from ballast_engine.options import EngineOptions
 from ballast_engine.request import GenerationRequest, SamplingParams
 from ballast_policy.host import Planner
-from ballast_policy.planner import plan
 from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import PolicyConfig
+from ballast_policy.step.planner import plan
 from ballast_sim import baselines
 from ballast_sim.traffic import Arrival, excerpt, read, read_lengths
 

@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping
 from statistics import median, quantiles
 from time import perf_counter, thread_time
 
-from ballast_policy.admission import UNKNOWN, Expectation
-from ballast_policy.cost import CostModel
 from ballast_policy.host import Host
-from ballast_policy.planner import plan
+from ballast_policy.learning.cost import CostModel
+from ballast_policy.learning.expectation import UNKNOWN, Expectation
 from ballast_policy.request import Request, RequestClass
-from ballast_policy.snapshot import PolicyConfig, Snapshot, TenantShare
+from ballast_policy.snapshot import EngineSnapshot, PolicyConfig, TenantShare
+from ballast_policy.step.planner import plan
 from ballast_sim.kv import Kv
 
 ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
@@ -70,7 +70,7 @@ def make_snapshot(
     busy: bool,
     shares: Mapping[str, TenantShare] = NOBODY,
     expectation: Expectation = UNKNOWN,
-) -> Callable[[], Snapshot]:
+) -> Callable[[], EngineSnapshot]:
     """Return a function that takes the snapshot of such an engine, as an engine does in every step."""
     tenants = TENANTS if busy else 1
     free_slots = residents // 8 if busy else 0
@@ -108,7 +108,7 @@ def measure(call: Callable[[], object], seconds: float) -> tuple[float, float]:
     return median(samples) * 1e6, quantiles(samples, n=100)[98] * 1e6
 
 
-def show(label: str, take: Callable[[], Snapshot], seconds: float) -> None:
+def show(label: str, take: Callable[[], EngineSnapshot], seconds: float) -> None:
     """Print one row."""
     snapshot = take()
     decided, decided_p99 = measure(lambda: plan(snapshot), seconds)

@@ -12,11 +12,11 @@ from ballast_sim.hardware import GPUS
 from ballast_sim.shape import SHAPES
 from ballast_sim.step_model import (
     REFIT_A100,
+    BatchWork,
     Linear,
     PublishedA100,
     Roofline,
     StepModel,
-    Work,
     profile,
     relative_errors,
     sample_steps,
@@ -25,7 +25,7 @@ from ballast_sim.step_model import (
 STEPS = 20_000
 
 
-def errors(model: StepModel, reference: StepModel, steps: list[Work]) -> str:
+def errors(model: StepModel, reference: StepModel, steps: list[BatchWork]) -> str:
     """Mean, 95th percentile and largest relative error."""
     found = relative_errors(model, reference, steps)
     p95 = found[int(0.95 * len(found))]
@@ -40,7 +40,7 @@ def main() -> None:
     published = PublishedA100()
     print("Published A100 Llama-3-8B coefficients, 100 decodes of context 1,300 at the seam:")
     for prefill in (412, 413):
-        work = Work(num_prefill=prefill, num_decode=100, decode_context=130_000)
+        work = BatchWork(num_prefill=prefill, num_decode=100, decode_context=130_000)
         seconds = (published.seconds(work), REFIT_A100.seconds(work))
         print(f"  {prefill + 100} tokens: published {1e3 * seconds[0]:.1f} ms, refit {1e3 * seconds[1]:.1f} ms")
 

@@ -32,7 +32,7 @@ from ballast_engine.stats import ClassStats, EngineStats
 from ballast_operator import permissions
 from ballast_operator.metrics import Metrics as OperatorMetrics
 from ballast_operator.settings import PREFIX, OperatorSettings
-from ballast_policy.cost import CostModel
+from ballast_policy.learning.cost import CostModel
 from ballast_policy.request import RequestClass
 from ballast_policy.reservation import Reservation
 from ballast_queue.job import RequestCounts

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import inf
 
-from ballast_policy.plan import Plan
+from ballast_policy.plan import StepPlan
 from ballast_policy.request import Request, RequestClass
-from ballast_policy.snapshot import Snapshot
+from ballast_policy.snapshot import EngineSnapshot
 
 
 @dataclass
@@ -28,14 +28,14 @@ class FirstCome:
     """`seq` of every request that has been sent -> its place in the order of arrival."""
     _num_sent: int = field(init=False, default=0)
 
-    def plan(self, snapshot: Snapshot) -> Plan:
+    def plan(self, snapshot: EngineSnapshot) -> StepPlan:
         """Decide the next step."""
         draft = _Draft(snapshot, self.chunk_tokens)
         draft.run(sorted(snapshot.residents, key=self._turn))
         if not draft.preempt:
             draft.start(sorted(self._sent(snapshot), key=self._turn))
         upcoming = (self._num_sent + 1) / self.rate if self.rate < inf else -inf
-        return Plan(
+        return StepPlan(
             grants=tuple(draft.grants),
             admit=tuple(draft.admit),
             preempt=tuple(draft.preempt),
@@ -45,7 +45,7 @@ class FirstCome:
     def _turn(self, request: Request) -> int:
         return self._turns.setdefault(request.seq, len(self._turns))
 
-    def _sent(self, snapshot: Snapshot) -> list[Request]:
+    def _sent(self, snapshot: EngineSnapshot) -> list[Request]:
         """Return the waiting requests that have been sent, and send those that are due."""
         offline = [r for r in (*snapshot.residents, *snapshot.waiting) if r.request_class is RequestClass.OFFLINE]
         in_flight = sum(1 for request in offline if request.seq in self._turns)
@@ -66,7 +66,7 @@ class FirstCome:
 class _Draft:
     """A plan in the making."""
 
-    snapshot: Snapshot
+    snapshot: EngineSnapshot
     tokens: int
     """Tokens that the step can still take."""
     grants: list[tuple[Request, int]] = field(default_factory=list)

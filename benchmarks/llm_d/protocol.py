@@ -8,8 +8,8 @@ from functools import cache, partial
 from math import ceil, inf, log, sqrt
 from random import Random
 
-from ballast_policy.plan import Plan
-from ballast_policy.snapshot import PolicyConfig, Snapshot
+from ballast_policy.plan import StepPlan
+from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
 from ballast_sim.baselines import naive_priority
 from ballast_sim.deployment import Ballast
 from ballast_sim.errors import SimError
@@ -194,7 +194,7 @@ class Outcome:
 class Unsuspended(Ballast):
     """Ballast whose steps run to their end."""
 
-    def plan(self, snapshot: Snapshot) -> Plan:
+    def plan(self, snapshot: EngineSnapshot) -> StepPlan:
         """Decide the next step."""
         return replace(super().plan(snapshot), suspendable_seconds=0.0)
 

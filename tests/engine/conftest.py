@@ -353,9 +353,9 @@ def make_bench(
     from ballast_engine.engine import BallastEngine
     from ballast_engine.options import EngineOptions
     from ballast_engine.static import StaticBatch
-    from ballast_policy.planner import plan
     from ballast_policy.snapshot import PolicyConfig
-    from ballast_policy.suspension import plan_nested
+    from ballast_policy.step.planner import plan
+    from ballast_policy.step.suspension import plan_nested
 
     told = {"slots": 8, "chunk_tokens": 16, "num_blocks": num_blocks, "block_tokens": block_tokens, **policy}
     spare = -(-told["slots"] // block_tokens) if is_static else 0

@@ -12,7 +12,7 @@ from ballast_engine.meter import MOST_PAYERS
 from ballast_engine.request import FinishReason
 from ballast_engine.stats import StepKind
 from ballast_policy.host import MOST_IDLE
-from ballast_policy.plan import Plan
+from ballast_policy.plan import StepPlan
 from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import TenantShare
 
@@ -449,15 +449,17 @@ def test_an_admission_that_turns_out_not_to_fit_waits_on(bench_of: Make, generat
     sane = bench.planner
     bench.engine.submit(generation("holds two blocks", [21] * 5, False, max_tokens=6, ignore_eos=True))
     bench.engine.submit(generation("victim", LONG, False, max_tokens=12, ignore_eos=True))
-    bench.planner = lambda seen: Plan(tuple((request, request.num_tokens) for request in seen.waiting), seen.waiting)
+    bench.planner = lambda seen: StepPlan(
+        tuple((request, request.num_tokens) for request in seen.waiting), seen.waiting
+    )
     bench.step()
     bench.engine.submit(generation("admitted", [*LONG, *range(1, 11)], max_tokens=2, ignore_eos=True))
 
-    def overcommitted(snapshot: Any) -> Plan:
+    def overcommitted(snapshot: Any) -> StepPlan:
         """Count the victim's blocks as free although the admitted prompt begins with them."""
         victims = tuple(request for request in snapshot.residents if request.num_prompt == len(LONG))
         (request,) = snapshot.waiting
-        return Plan(((request, 30 - request.num_cached),), (request,), preempt=victims)
+        return StepPlan(((request, 30 - request.num_cached),), (request,), preempt=victims)
 
     bench.planner = overcommitted
     bench.step()
@@ -479,7 +481,7 @@ def test_more_cached_than_the_plan_knew_of_shortens_the_grant(bench_of: Make, ge
     bench.run()
     bench.engine.submit(generation("b", LONG))
     sane = bench.planner
-    bench.planner = lambda snapshot: Plan(((snapshot.waiting[0], 20),), tuple(snapshot.waiting))
+    bench.planner = lambda snapshot: StepPlan(((snapshot.waiting[0], 20),), tuple(snapshot.waiting))
     bench.step()
     bench.planner = sane
     bench.run()

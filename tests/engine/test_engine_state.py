@@ -13,9 +13,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from ballast_policy.plan import Plan
+from ballast_policy.plan import StepPlan
 from ballast_policy.request import Phase, Request
-from ballast_policy.snapshot import Snapshot
+from ballast_policy.snapshot import EngineSnapshot
 
 EXAMPLES = int(os.environ.get("BALLAST_ENGINE_EXAMPLES", "150"))
 PREFIXES = [[], [3] * 9, [3] * 9 + [5, 6, 7], [8, 8, 8, 8]]
@@ -27,7 +27,7 @@ class Chaos:
 
     random: Random
 
-    def __call__(self, snapshot: Snapshot) -> Plan:
+    def __call__(self, snapshot: EngineSnapshot) -> StepPlan:
         config, chance = snapshot.config, self.random.random
         free, slots = snapshot.free_blocks, config.slots
         preempt, park, resume, admit, grants = [], [], [], [], []
@@ -59,11 +59,11 @@ class Chaos:
                     target.append(request)
                     slots -= 1
         seconds = self.random.choice([0.0, 0.05, 10.0])
-        return Plan(
+        return StepPlan(
             tuple(grants), tuple(admit), tuple(park), tuple(resume), tuple(preempt), suspendable_seconds=seconds
         )
 
-    def nested(self, snapshot: Snapshot, in_flight: Collection[Request], seconds: float) -> Plan:
+    def nested(self, snapshot: EngineSnapshot, in_flight: Collection[Request], seconds: float) -> StepPlan:
         """Whoever is in flight is parked at most; newcomers get slots, and all or some of their prefill."""
         config, chance = snapshot.config, self.random.random
         free = snapshot.free_blocks
@@ -81,10 +81,10 @@ class Chaos:
                 free -= need
                 grants.append((request, tokens))
         assert seconds > 0
-        return Plan(tuple(grants), tuple(r for r, _ in grants), tuple(park), preempt=tuple(preempt))
+        return StepPlan(tuple(grants), tuple(r for r, _ in grants), tuple(park), preempt=tuple(preempt))
 
 
-def suspendable(planner: Callable[[Snapshot], Plan]) -> Callable[[Snapshot], Plan]:
+def suspendable(planner: Callable[[EngineSnapshot], StepPlan]) -> Callable[[EngineSnapshot], StepPlan]:
     """The same plan, but every step may stand still for long."""
     return lambda snapshot: replace(planner(snapshot), suspendable_seconds=10.0)
 

@@ -20,10 +20,10 @@ from ballast_engine.request import FinishReason, GenerationRequest
 from ballast_engine.suspension import Interrupt, Suspended
 from ballast_engine.tokenizer import Tokenizer
 from ballast_policy.host import Planner
-from ballast_policy.plan import Plan
-from ballast_policy.planner import plan
+from ballast_policy.plan import StepPlan
 from ballast_policy.request import Phase, RequestClass
-from ballast_policy.snapshot import PolicyConfig, Snapshot
+from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
+from ballast_policy.step.planner import plan
 
 MARGIN = 1e-4
 """Two best logits closer than this (of values around 10) may change places; such positions are excused and counted."""
@@ -167,10 +167,10 @@ def test_preempted_for_want_of_kv(model: Model, requests: list[GenerationRequest
     assert_same(model, requests, found)
 
 
-def juggle(random: Random) -> Callable[[Snapshot], Plan]:
+def juggle(random: Random) -> Callable[[EngineSnapshot], StepPlan]:
     """The policy's plan, with some of the decodes parked instead, and the parked resumed where slots are free."""
 
-    def planner(snapshot: Snapshot) -> Plan:
+    def planner(snapshot: EngineSnapshot) -> StepPlan:
         parked = [request for request in snapshot.residents if request.phase is Phase.PARKED]
         back = [request for request in parked if random.random() < 0.5]
         free = snapshot.free_blocks - len(parked)
@@ -178,7 +178,7 @@ def juggle(random: Random) -> Callable[[Snapshot], Plan]:
             going = [r for r in snapshot.residents if r.phase is Phase.RUNNING]
             grants = [(request, 1) for request in [*back, *going]][:free]
             granted = {request for request, _ in grants}
-            return Plan(tuple(grants), resume=tuple(request for request in back if request in granted))
+            return StepPlan(tuple(grants), resume=tuple(request for request in back if request in granted))
         decided = plan(snapshot)
         park = [
             request

@@ -14,9 +14,9 @@ from ballast_engine.executor import Executor
 from ballast_engine.loader import load
 from ballast_engine.request import FinishReason, SamplingParams
 from ballast_engine.suspension import Interrupt, Suspended
-from ballast_policy.planner import plan
 from ballast_policy.request import Phase, Request
-from ballast_policy.snapshot import Snapshot
+from ballast_policy.snapshot import EngineSnapshot
+from ballast_policy.step.planner import plan
 
 Make = Callable[..., Any]
 
@@ -252,12 +252,12 @@ def test_a_configuration_comes_into_force_behind_the_step(bench: Any, generation
     assert engine.policy.slots == 1
 
 
-def park_everybody(snapshot: Snapshot, in_flight: Sequence[Request], seconds: float) -> Any:
-    from ballast_policy.plan import Plan
+def park_everybody(snapshot: EngineSnapshot, in_flight: Sequence[Request], seconds: float) -> Any:
+    from ballast_policy.plan import StepPlan
 
     assert seconds > 0
     (newcomer,) = snapshot.waiting
-    return Plan(((newcomer, newcomer.num_tokens),), (newcomer,), park=tuple(in_flight))
+    return StepPlan(((newcomer, newcomer.num_tokens),), (newcomer,), park=tuple(in_flight))
 
 
 def test_who_is_parked_in_flight_still_gets_the_token_of_the_step(bench_of: Make, generation: Make) -> None:

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterable
 from math import ceil, floor, inf
 
-from ballast_policy import planner
-from ballast_policy.cost import Work, attended
+from ballast_policy.fairness.order import ranking
 from ballast_policy.host import Dispatch, Host
-from ballast_policy.order import ranking
-from ballast_policy.plan import Plan, Reason
+from ballast_policy.learning.cost import StepWork, attended
+from ballast_policy.plan import Reason, StepPlan
 from ballast_policy.request import Phase, Request, RequestClass, is_overdue
-from ballast_policy.snapshot import Snapshot
+from ballast_policy.snapshot import EngineSnapshot
+from ballast_policy.step import planner
 
 ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
 
@@ -20,7 +20,7 @@ ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
 class After:
     """The engine as the plan leaves it, before anything is computed."""
 
-    def __init__(self, snapshot: Snapshot, plan: Plan) -> None:
+    def __init__(self, snapshot: EngineSnapshot, plan: StepPlan) -> None:
         self.snapshot, self.plan, self.config = snapshot, plan, snapshot.config
         gone = {*plan.preempt, *plan.park}
         self.granted = dict(plan.grants)
@@ -68,12 +68,12 @@ def new_blocks(after: After, request: Request, granted: int) -> int:
     return total - cached + (cached if after.plan.preempt else request.num_cached_idle)
 
 
-def is_stuck(plan: Plan) -> bool:
+def is_stuck(plan: StepPlan) -> bool:
     """Return whether nothing can go on for want of KV: the plan preempts the last resident, for the next step."""
     return bool(plan.preempt and not plan.grants)
 
 
-def the_plan_is_well_formed(snapshot: Snapshot, plan: Plan) -> None:
+def the_plan_is_well_formed(snapshot: EngineSnapshot, plan: StepPlan) -> None:
     granted = [r for r, _ in plan.grants]
     changed = [*plan.admit, *plan.resume, *plan.park, *plan.preempt]
     assert len(set(granted)) == len(granted), "a request stands in grants twice"
@@ -88,7 +88,7 @@ def the_plan_is_well_formed(snapshot: Snapshot, plan: Plan) -> None:
     assert all(r.phase is Phase.RUNNING or r in changed for r in granted), "only who holds a slot takes part"
 
 
-def slots_and_chunk_are_never_exceeded(snapshot: Snapshot, plan: Plan) -> None:
+def slots_and_chunk_are_never_exceeded(snapshot: EngineSnapshot, plan: StepPlan) -> None:
     after = After(snapshot, plan)
     assert len(after.holders) <= after.config.slots, "more slots are held than there are"
     assert sum(after.prefill.values()) <= after.most_prefill, "more prefill than the chunks of online"
@@ -98,7 +98,7 @@ def slots_and_chunk_are_never_exceeded(snapshot: Snapshot, plan: Plan) -> None:
     assert after.free >= 0, "more KV is granted than is free"
 
 
-def caps_hold(snapshot: Snapshot, plan: Plan) -> None:
+def caps_hold(snapshot: EngineSnapshot, plan: StepPlan) -> None:
     after = After(snapshot, plan)
     config = after.config
     most = max(1, floor(config.offline_max_share * config.slots + 1e-9)) if config.offline_max_share else 0
@@ -108,7 +108,7 @@ def caps_hold(snapshot: Snapshot, plan: Plan) -> None:
         assert share.max_slots is None or held[tenant] <= share.max_slots, f"{tenant} holds more slots than its cap"
 
 
-def g1_online_comes_first(snapshot: Snapshot, plan: Plan) -> None:
+def g1_online_comes_first(snapshot: EngineSnapshot, plan: StepPlan) -> None:
     """A waiting online request gets a slot, unless slots, prefill tokens or KV are held by online or reserved."""
     after = After(snapshot, plan)
     waiting = [r for r in after.waiting if r.request_class is ONLINE]
@@ -155,7 +155,7 @@ def _reserved_prefill_wanted(after: After) -> int:
     return after.reserved_chunk if any(left(r) > 1 for r in [*before, *after.offline]) else 0
 
 
-def g1_no_lent_admission_while_online_waits_for_a_slot(snapshot: Snapshot, plan: Plan) -> None:
+def g1_no_lent_admission_while_online_waits_for_a_slot(snapshot: EngineSnapshot, plan: StepPlan) -> None:
     after = After(snapshot, plan)
     reasons = {because.request: because.reason for because in plan.because}
     starved = [r for r in after.waiting if r.request_class is ONLINE and reasons.get(r) is Reason.NO_SLOT]
@@ -163,7 +163,7 @@ def g1_no_lent_admission_while_online_waits_for_a_slot(snapshot: Snapshot, plan:
         assert len(after.offline) <= after.reserved, "offline holds a lent slot while online waits for one"
 
 
-def g1_no_lent_admission_takes_kv_that_online_waits_for(snapshot: Snapshot, plan: Plan) -> None:
+def g1_no_lent_admission_takes_kv_that_online_waits_for(snapshot: EngineSnapshot, plan: StepPlan) -> None:
     after = After(snapshot, plan)
     reasons = {because.request: because.reason for because in plan.because}
     starved = [r for r in after.waiting if r.request_class is ONLINE and reasons.get(r) is Reason.NO_KV]
@@ -172,7 +172,7 @@ def g1_no_lent_admission_takes_kv_that_online_waits_for(snapshot: Snapshot, plan
         assert after.free >= blocks(after, starved[0].num_tokens) - shared, "lent KV while online waits for KV"
 
 
-def g1_overdue_requests_wait_behind_those_in_time(snapshot: Snapshot, _plan: Plan) -> None:
+def g1_overdue_requests_wait_behind_those_in_time(snapshot: EngineSnapshot, _plan: StepPlan) -> None:
     """Among online requests of one tenant and priority: where the first is overdue, all are."""
     first: dict[tuple[str, int], Request] = {}
     for request in snapshot.waiting:
@@ -181,7 +181,7 @@ def g1_overdue_requests_wait_behind_those_in_time(snapshot: Snapshot, _plan: Pla
             assert is_overdue(request, snapshot.now) or not is_overdue(ahead, snapshot.now)
 
 
-def g2_the_reservation_is_never_touched(snapshot: Snapshot, plan: Plan) -> None:
+def g2_the_reservation_is_never_touched(snapshot: EngineSnapshot, plan: StepPlan) -> None:
     """Offline that runs within the reserved slots and KV goes on running; its decodes all take part."""
     after = After(snapshot, plan)
     before = [r for r in snapshot.residents if r.request_class is OFFLINE and r.phase is Phase.RUNNING]
@@ -206,7 +206,7 @@ def g2_the_reservation_is_never_touched(snapshot: Snapshot, plan: Plan) -> None:
     assert caps or taking_part >= floor_slots, "a decode within the reservation was left out"
 
 
-def g2_online_never_overtakes_the_reservation(snapshot: Snapshot, plan: Plan) -> None:
+def g2_online_never_overtakes_the_reservation(snapshot: EngineSnapshot, plan: StepPlan) -> None:
     """A vacant slot goes to offline first while it holds less than its reservation and fits it."""
     after = After(snapshot, plan)
     before = [r for r in snapshot.residents if r.request_class is ONLINE and r.phase is Phase.RUNNING]
@@ -233,7 +233,7 @@ def _unfinished(after: After) -> int:
     return len(after.holders) + sum(blocks(after, r.num_tokens) for r in after.holders if left(r) > 1)
 
 
-def g3_no_slot_stays_empty_without_a_true_reason(snapshot: Snapshot, plan: Plan) -> None:
+def g3_no_slot_stays_empty_without_a_true_reason(snapshot: EngineSnapshot, plan: StepPlan) -> None:
     """Where a slot is empty, the first in order that does not get it lacks tokens, KV, time or its tenant's leave."""
     after = After(snapshot, plan)
     if len(after.holders) >= after.config.slots or snapshot.cost.is_trusted is False:
@@ -252,7 +252,7 @@ def g3_no_slot_stays_empty_without_a_true_reason(snapshot: Snapshot, plan: Plan)
         _check_reason(after, explained[0], reasons[explained[0]])
 
 
-def g3_no_prefill_token_is_left_where_offline_prefills(snapshot: Snapshot, plan: Plan) -> None:
+def g3_no_prefill_token_is_left_where_offline_prefills(snapshot: EngineSnapshot, plan: StepPlan) -> None:
     """Without a budget, offline prefill goes on until the chunk, the prompts or the blocks are used up."""
     after = After(snapshot, plan)
     if plan.budget_seconds < inf or not snapshot.cost.is_trusted or plan.park or plan.preempt:
@@ -263,7 +263,7 @@ def g3_no_prefill_token_is_left_where_offline_prefills(snapshot: Snapshot, plan:
         assert spent >= after.config.chunk_tokens or after.free < 1, "offline waits for prefill tokens that are left"
 
 
-def g3_only_an_idle_engine_waits_for_a_batch(snapshot: Snapshot, plan: Plan) -> None:
+def g3_only_an_idle_engine_waits_for_a_batch(snapshot: EngineSnapshot, plan: StepPlan) -> None:
     if plan.wait_until <= snapshot.now:
         return
     assert not snapshot.residents, "a busy engine waited for a batch"
@@ -274,7 +274,7 @@ def g3_only_an_idle_engine_waits_for_a_batch(snapshot: Snapshot, plan: Plan) -> 
     assert {because.reason for because in plan.because} == {Reason.BATCH_WINDOW}
 
 
-def g3_no_engine_idles_while_work_waits(snapshot: Snapshot, plan: Plan) -> None:
+def g3_no_engine_idles_while_work_waits(snapshot: EngineSnapshot, plan: StepPlan) -> None:
     """Something runs, whatever the SLO, the cap or the cost model: without online requests, too."""
     config = snapshot.config
     if plan.wait_until > snapshot.now:
@@ -315,7 +315,7 @@ def _check_reason(after: After, request: Request, reason: Reason) -> None:
         raise AssertionError(f"{reason} is no reason for waiting beside an empty slot")
 
 
-def g4_lent_work_fits_the_budget(snapshot: Snapshot, plan: Plan) -> None:
+def g4_lent_work_fits_the_budget(snapshot: EngineSnapshot, plan: StepPlan) -> None:
     after = After(snapshot, plan)
     if plan.predicted_seconds <= plan.budget_seconds + 1e-9:
         return
@@ -324,17 +324,17 @@ def g4_lent_work_fits_the_budget(snapshot: Snapshot, plan: Plan) -> None:
     assert after.offline_prefill <= after.reserved_chunk, "lent prefill in a step over its budget"
 
 
-def work_of(grants: Iterable[tuple[Request, int]]) -> Work:
+def work_of(grants: Iterable[tuple[Request, int]]) -> StepWork:
     prefill = [(done(r), n) for r, n in grants if left(r) > 1]
     decodes = [r.num_tokens for r, _ in grants if left(r) == 1]
-    return Work(sum(n for _, n in prefill), sum(attended(c, n) for c, n in prefill), len(decodes), sum(decodes))
+    return StepWork(sum(n for _, n in prefill), sum(attended(c, n) for c, n in prefill), len(decodes), sum(decodes))
 
 
-def g4_the_prediction_is_that_of_the_grants(snapshot: Snapshot, plan: Plan) -> None:
+def g4_the_prediction_is_that_of_the_grants(snapshot: EngineSnapshot, plan: StepPlan) -> None:
     assert abs(snapshot.cost.predict(work_of(plan.grants)) - plan.predicted_seconds) < 1e-9
 
 
-def g4_online_alone_takes_its_part_less_the_crowding(snapshot: Snapshot, plan: Plan) -> None:
+def g4_online_alone_takes_its_part_less_the_crowding(snapshot: EngineSnapshot, plan: StepPlan) -> None:
     """Requests that leave sooner meet fewer others: as many fewer as they stay longer now."""
     cost, expected = snapshot.cost, 0.0
     if granted := [(r, n) for r, n in plan.grants if r.request_class is ONLINE]:
@@ -342,7 +342,7 @@ def g4_online_alone_takes_its_part_less_the_crowding(snapshot: Snapshot, plan: P
     assert abs(plan.online_seconds - expected) < 1e-9
 
 
-def g5_nobody_is_overtaken_by_a_lower_priority(snapshot: Snapshot, plan: Plan) -> None:
+def g5_nobody_is_overtaken_by_a_lower_priority(snapshot: EngineSnapshot, plan: StepPlan) -> None:
     after = After(snapshot, plan)
     reasons = {because.request: because.reason for because in plan.because}
     for request in plan.admit:
@@ -354,7 +354,7 @@ def g5_nobody_is_overtaken_by_a_lower_priority(snapshot: Snapshot, plan: Plan) -
             assert excused or left(request) == 1, "a lower priority was admitted before a higher one"
 
 
-def everything_has_its_because(snapshot: Snapshot, plan: Plan) -> None:
+def everything_has_its_because(snapshot: EngineSnapshot, plan: StepPlan) -> None:
     explained = {because.request for because in plan.because}
     assert {*plan.admit, *plan.resume, *plan.park, *plan.preempt} <= explained, "a change without a reason"
     for request_class in RequestClass:
@@ -362,14 +362,14 @@ def everything_has_its_because(snapshot: Snapshot, plan: Plan) -> None:
         assert not waiting or any(r in explained for r in waiting), f"{request_class} waits without a reason"
 
 
-def without_an_slo_or_a_cap_nothing_bounds_a_step(snapshot: Snapshot, plan: Plan) -> None:
+def without_an_slo_or_a_cap_nothing_bounds_a_step(snapshot: EngineSnapshot, plan: StepPlan) -> None:
     promises = [(r.ttft, r.tpot) for r in [*snapshot.residents, *snapshot.waiting] if r.request_class is ONLINE]
     promises.append((snapshot.config.ttft, snapshot.config.tpot))
     if snapshot.config.max_interference is None and min(map(min, promises)) == inf:
         assert plan.budget_seconds == inf
 
 
-def the_same_snapshot_gives_the_same_plan(snapshot: Snapshot, plan: Plan) -> None:
+def the_same_snapshot_gives_the_same_plan(snapshot: EngineSnapshot, plan: StepPlan) -> None:
     assert planner.plan(snapshot) == plan
 
 
@@ -397,7 +397,7 @@ LAWS = (
 )
 
 
-def lawful(snapshot: Snapshot) -> Plan:
+def lawful(snapshot: EngineSnapshot) -> StepPlan:
     """Return the plan of the policy, once it is held against every law."""
     decided = planner.plan(snapshot)
     for law in LAWS:

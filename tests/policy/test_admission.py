@@ -10,14 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from workloads import Arrival, make_snapshot
 
-from ballast_policy.admission import UNKNOWN, Expectation, Peak
-from ballast_policy.cost import CostModel
-from ballast_policy.experience import LEAST_GUARD, MOST_GUARD, NUM_LENGTHS, REFRESH, UNKNOWN_SHARE, Experience
 from ballast_policy.host import Host
+from ballast_policy.learning.cost import CostModel
+from ballast_policy.learning.expectation import (
+    LEAST_GUARD,
+    MOST_GUARD,
+    NUM_LENGTHS,
+    REFRESH,
+    UNKNOWN,
+    UNKNOWN_SHARE,
+    Expectation,
+    ExpectationLearner,
+)
 from ballast_policy.plan import Reason
-from ballast_policy.planner import plan
 from ballast_policy.request import Phase, Request, RequestClass
-from ballast_policy.snapshot import PolicyConfig, Snapshot
+from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
+from ballast_policy.step.kv_peak import KvPeak
+from ballast_policy.step.planner import plan
 
 ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
 COST = CostModel(0.001, 1e-5, 0, 1e-5, 0, is_trusted=True)
@@ -47,7 +56,7 @@ ends = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 12)), min_size=1, ma
 
 @given(ends, st.integers(1, 9), st.integers(0, 12))
 def test_the_peak_is_what_a_replay_of_the_growth_needs(residents, num_blocks, left):
-    peak = Peak(UNKNOWN, 1, unknown=1000)
+    peak = KvPeak(UNKNOWN, 1, unknown=1000)
     peak.add_all([make_resident(seq, *resident) for seq, resident in enumerate(residents)], {})
     newcomer = make_request(99, num_tokens=num_blocks, max_output=left)
     found = peak.missing(newcomer, num_blocks, free=0)
@@ -66,7 +75,7 @@ def test_the_peak_is_what_a_replay_of_the_growth_needs(residents, num_blocks, le
 @given(ends, st.integers(1, 9), st.integers(0, 12))
 def test_counting_an_admission_is_the_same_as_counting_a_resident(residents, num_blocks, left):
     everyone = [make_resident(seq, *resident) for seq, resident in enumerate([*residents, (num_blocks, left)])]
-    counted, added = Peak(UNKNOWN, 1, unknown=1000), Peak(UNKNOWN, 1, unknown=1000)
+    counted, added = KvPeak(UNKNOWN, 1, unknown=1000), KvPeak(UNKNOWN, 1, unknown=1000)
     counted.add_all(everyone, {})
     added.add_all(everyone[:-1], {})
     added.add(everyone[-1], num_blocks)
@@ -77,7 +86,7 @@ def test_counting_an_admission_is_the_same_as_counting_a_resident(residents, num
 
 def test_promised_blocks_come_free_with_the_rest():
     resident = make_request(0, num_tokens=40, num_computed=10, num_blocks=10, num_private_blocks=10, max_output=2)
-    peak = Peak(UNKNOWN, 1, unknown=1000)
+    peak = KvPeak(UNKNOWN, 1, unknown=1000)
     peak.add_all([resident], {resident: 30})
 
     assert peak.missing(make_request(1, max_output=10), 16, free=0) == max(2 * 2, 10 - 40)
@@ -115,7 +124,7 @@ def test_what_remains_is_never_more_than_allowed_nor_negative(seen, generated, l
 
 
 def test_lengths_are_known_once_some_answers_have_ended():
-    experience = Experience(10_000)
+    experience = ExpectationLearner(10_000)
     request = make_request(max_output=400)
     assert experience.expectation.remaining(request, 64) == UNKNOWN_SHARE * 400
     for _ in range(REFRESH):
@@ -126,21 +135,21 @@ def test_lengths_are_known_once_some_answers_have_ended():
 
 
 def test_old_answers_are_forgotten():
-    experience = Experience(10_000)
+    experience = ExpectationLearner(10_000)
     for length in [5] * NUM_LENGTHS + [300] * NUM_LENGTHS:
         experience.finished(make_request(num_output=length))
 
     assert experience.expectation.outputs[OFFLINE] == (300,) * NUM_LENGTHS
 
 
-def surges(experience: Experience, tokens: int, seconds: range) -> float | None:
+def surges(experience: ExpectationLearner, tokens: int, seconds: range) -> float | None:
     for second in seconds:
         experience.arrived(make_request(request_class=ONLINE, num_tokens=tokens), second * 1.01)
     return experience.expectation.guard_share
 
 
 def test_the_guard_follows_what_online_asks_for_within_a_second():
-    experience = Experience(10_000)
+    experience = ExpectationLearner(10_000)
     assert experience.expectation.guard_share is None
 
     assert surges(experience, 100, range(1, 20)) == LEAST_GUARD
@@ -152,14 +161,14 @@ def test_the_guard_follows_what_online_asks_for_within_a_second():
 
 
 def test_offline_does_not_count_as_a_surge():
-    experience = Experience(10_000)
+    experience = ExpectationLearner(10_000)
     for second in range(10):
         experience.arrived(make_request(num_tokens=9000), second * 1.01)
 
     assert experience.expectation.guard_share is None
 
 
-def look(free: int, expectation: Expectation, *, has_online: bool = False) -> Snapshot:
+def look(free: int, expectation: Expectation, *, has_online: bool = False) -> EngineSnapshot:
     """Ten residents of 10 blocks each that have generated nothing yet, and one of 10 blocks that waits."""
     residents = [make_resident(seq, 10, 100) for seq in range(10)]
     for resident in residents:
@@ -170,12 +179,12 @@ def look(free: int, expectation: Expectation, *, has_online: bool = False) -> Sn
     return make_state(config, [*residents, make_request(20, num_tokens=10)], free, expectation)
 
 
-def make_state(config: PolicyConfig, requests: list[Request], free: int, expectation: Expectation) -> Snapshot:
+def make_state(config: PolicyConfig, requests: list[Request], free: int, expectation: Expectation) -> EngineSnapshot:
     snapshot = make_snapshot(Host(config, cost=COST), requests, now=0.0, free_blocks=free)
     return replace(snapshot, expectation=expectation)
 
 
-def is_admitted(snapshot: Snapshot) -> bool:
+def is_admitted(snapshot: EngineSnapshot) -> bool:
     decided = plan(snapshot)
     assert decided.admit or any(because.reason is Reason.NO_KV for because in decided.because)
     return bool(decided.admit)
@@ -194,7 +203,7 @@ def test_a_measured_guard_is_left_to_online():
     assert not is_admitted(look(110, expectation, has_online=True))
 
 
-def online_of(free: int, expectation: Expectation, lent: int = 0, priority: int = 0) -> Snapshot:
+def online_of(free: int, expectation: Expectation, lent: int = 0, priority: int = 0) -> EngineSnapshot:
     """Ten online residents of 10 blocks each, one offline resident of `lent`, and an online newcomer of 10 blocks."""
     residents = [make_resident(seq, 10, 100) for seq in range(10)]
     for resident in residents:
@@ -245,7 +254,7 @@ def test_nobody_is_preempted_where_lengths_are_as_expected():
 
 
 def test_the_rate_of_online_requests_follows_what_came_in_the_last_minute():
-    experience = Experience(10_000)
+    experience = ExpectationLearner(10_000)
     for second in range(300):
         experience.arrived(make_request(request_class=ONLINE), float(second // 2))
     busy = experience.expectation.online_rate
@@ -256,14 +265,14 @@ def test_the_rate_of_online_requests_follows_what_came_in_the_last_minute():
 
 
 def test_offline_requests_do_not_count_into_the_online_rate():
-    experience = Experience(10_000)
+    experience = ExpectationLearner(10_000)
     experience.arrived(make_request(), 1.0)
 
     assert experience.expectation.online_rate == 0.0
 
 
 def test_the_mean_online_answer_is_published_once_some_have_ended():
-    experience = Experience(10_000)
+    experience = ExpectationLearner(10_000)
     for length in [10] * 8 + [30] * 8:
         experience.finished(make_request(request_class=ONLINE, num_output=length))
 

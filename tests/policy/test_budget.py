@@ -5,21 +5,21 @@ from math import inf, log
 
 import pytest
 
-from ballast_policy.admission import Expectation
-from ballast_policy.budget import OnlineStep, idle_budget, most_prefill, prefill_room, step_budget
-from ballast_policy.cost import CostModel
-from ballast_policy.interference import Allowance
+from ballast_policy.learning.cost import CostModel
+from ballast_policy.learning.expectation import Expectation
+from ballast_policy.learning.interference import Allowance
 from ballast_policy.request import Phase, Request, RequestClass
-from ballast_policy.snapshot import PolicyConfig, Snapshot
+from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
+from ballast_policy.step.budget import OnlineStep, idle_budget, most_prefill, prefill_room, step_budget
 
 COST = CostModel(k0=0.001, k1=0.0001, k3=0.0005, is_trusted=True)
 CONFIG = PolicyConfig(slots=16, num_blocks=1000, ttft=1.0, tpot=0.05)
 ONLINE_ALONE = 0.01
 
 
-def make_snapshot(**fields) -> Snapshot:
+def make_snapshot(**fields) -> EngineSnapshot:
     usual = {"now": 10.0, "residents": (), "waiting": (), "free_blocks": 1000, "config": CONFIG, "cost": COST}
-    return Snapshot(reservation=CONFIG.reservation(), **{**usual, **fields})
+    return EngineSnapshot(reservation=CONFIG.reservation(), **{**usual, **fields})
 
 
 def make_decode(**fields) -> Request:
@@ -39,7 +39,7 @@ def make_decode(**fields) -> Request:
     return Request(**{**usual, **fields})
 
 
-def budget(*decodes: Request, snapshot: Snapshot | None = None) -> float:
+def budget(*decodes: Request, snapshot: EngineSnapshot | None = None) -> float:
     return step_budget(snapshot or make_snapshot(), OnlineStep(decodes, (), ONLINE_ALONE, ONLINE_ALONE))
 
 

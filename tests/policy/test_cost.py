@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ballast_policy.cost import CostModel, Fit, Work, attended
-from ballast_policy.least_squares import non_negative_least_squares
+from ballast_policy.learning.cost import CostModel, Fit, StepWork, attended
+from ballast_policy.learning.least_squares import non_negative_least_squares
 
 MODEL = CostModel(0.01, 6e-5, 2e-8, 4e-5, 1e-7, is_trusted=True)
 coefficients = st.floats(0, 1e-3) | st.just(0.0)
@@ -19,12 +19,12 @@ def test_a_chunk_attends_to_what_was_there_and_to_itself_up_to_each_token():
 
 
 def test_a_prediction_is_the_sum_of_its_parts():
-    work = Work(num_prefill=100, prefill_context=attended(50, 100), num_decode=2, decode_context=700)
+    work = StepWork(num_prefill=100, prefill_context=attended(50, 100), num_decode=2, decode_context=700)
 
     parts = MODEL.k0 + MODEL.prefill(50, 100) + MODEL.decode(300) + MODEL.decode(400)
 
     assert MODEL.predict(work) == pytest.approx(parts)
-    assert MODEL.predict(Work()) == 0
+    assert MODEL.predict(StepWork()) == 0
 
 
 @given(coefficients, coefficients, st.floats(0, 0.2), st.integers(0, 4000), st.integers(0, 3000))
@@ -57,8 +57,8 @@ def test_the_batch_ceiling_is_what_a_sweep_finds(k0, k3, k4, tpot, ttft_and_prom
     ttft, prompt = ttft_and_prompt
 
     def slack(batch: int) -> float:
-        step = model.predict(Work(num_decode=batch, decode_context=batch * 500))
-        beside = Work(prompt, attended(0, prompt), batch - 1, (batch - 1) * 500)
+        step = model.predict(StepWork(num_decode=batch, decode_context=batch * 500))
+        beside = StepWork(prompt, attended(0, prompt), batch - 1, (batch - 1) * 500)
         return min(tpot - step, ttft - step - max(k0, model.predict(beside)))
 
     def holds(batch: int) -> bool:
@@ -80,7 +80,7 @@ def fed(model: CostModel, *, noise: float = 0.0, spikes: float = 0.0, steps: int
     for step in range(steps):
         prefill = int(rng.integers(1, 512)) if step % 2 else 0
         decodes = int(rng.integers(1, 200))
-        work = Work(
+        work = StepWork(
             prefill, attended(int(rng.integers(0, 4000)), prefill), decodes, decodes * int(rng.integers(50, 3000))
         )
         seconds = model.predict(work) * (1 + noise * rng.standard_normal())
@@ -99,7 +99,7 @@ def test_a_fit_finds_the_coefficients_back():
 
 def test_a_fit_is_not_led_astray_by_steps_that_another_process_interrupted():
     clean, disturbed = fed(MODEL, noise=0.05), fed(MODEL, noise=0.05, spikes=0.05)
-    work = Work(256, attended(0, 256), 64, 64 * 1000)
+    work = StepWork(256, attended(0, 256), 64, 64 * 1000)
 
     assert disturbed.model.is_trusted
     assert disturbed.model.predict(work) == pytest.approx(clean.model.predict(work), rel=0.05)
@@ -109,7 +109,7 @@ def test_noise_beyond_prediction_is_not_trusted():
     rng = np.random.default_rng(3)
     fit = Fit()
     for step in range(200):
-        fit.add(Work(num_prefill=10 * (step % 2), num_decode=5, decode_context=500), float(rng.uniform(0.001, 0.1)))
+        fit.add(StepWork(num_prefill=10 * (step % 2), num_decode=5, decode_context=500), float(rng.uniform(0.001, 0.1)))
 
     assert not fit.refit().is_trusted
     assert fit.error > 0.25
@@ -119,7 +119,7 @@ def test_noise_beyond_prediction_is_not_trusted():
 def test_one_kind_of_step_alone_is_not_trusted(prefill: int):
     fit = Fit()
     for decodes in range(1, 100):
-        work = Work(prefill, attended(0, prefill), decodes, decodes * 100)
+        work = StepWork(prefill, attended(0, prefill), decodes, decodes * 100)
         fit.add(work, MODEL.predict(work))
 
     assert not fit.refit().is_trusted
@@ -128,7 +128,7 @@ def test_one_kind_of_step_alone_is_not_trusted(prefill: int):
 def test_hours_of_decodes_do_not_forget_what_prefill_costs():
     fit = fed(MODEL)
     for step in range(2000):
-        work = Work(num_decode=1 + step % 90, decode_context=400 * (1 + step % 90))
+        work = StepWork(num_decode=1 + step % 90, decode_context=400 * (1 + step % 90))
         fit.add(work, MODEL.predict(work))
 
     assert fit.refit().k1 == pytest.approx(MODEL.k1, rel=0.01)
@@ -136,7 +136,7 @@ def test_hours_of_decodes_do_not_forget_what_prefill_costs():
 
 def test_empty_steps_and_no_steps_teach_nothing():
     fit = Fit()
-    fit.add(Work(), 0.01)
+    fit.add(StepWork(), 0.01)
 
     assert fit.refit() == CostModel()
     assert (fit.num_steps, fit.error) == (0, inf)

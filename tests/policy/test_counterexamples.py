@@ -9,8 +9,8 @@ from fake_engine import FakeEngine
 from laws import lawful
 from workloads import EXACT, UNTRUSTED, Arrival
 
-from ballast_policy.cost import CostModel
 from ballast_policy.host import Host
+from ballast_policy.learning.cost import CostModel
 from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import PolicyConfig, TenantShare
 

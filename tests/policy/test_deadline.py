@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ballast_policy.deadline import Rates, Verdict, Work, feasible
+from ballast_policy.jobs.deadline import JobWork, Rates, Verdict, feasible
 
 TEN_A_SECOND = Rates(items=10.0, output_tokens=1000.0)
 
 
-def make_work(items: int = 100, **fields) -> Work:
+def make_work(items: int = 100, **fields) -> JobWork:
     usual = {"tenant": "a", "priority": 0, "deadline": 100.0}
-    return Work(items=items, **{**usual, **fields})
+    return JobWork(items=items, **{**usual, **fields})
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_bound_of_tokens_alone_refuses_nothing_that_items_say_is_possible():
 
 
 works = st.builds(
-    Work,
+    JobWork,
     tenant=st.sampled_from("abc"),
     priority=st.integers(0, 2),
     deadline=st.none() | st.integers(1, 60).map(float),
@@ -105,7 +105,7 @@ def test_a_job_is_done_by_what_it_was_told(job, others, weights):
     assert finished_at(job, others, 10.0, weights) <= answer.seconds_needed + 1e-6
 
 
-def finished_at(job: Work, others: list[Work], rate: float, weights: dict[str, float]) -> float:
+def finished_at(job: JobWork, others: list[JobWork], rate: float, weights: dict[str, float]) -> float:
     """Serve the queue as a fluid: bands in order, tenants by weight, their jobs by deadline, the asked one last."""
     queues: dict[tuple[int, str], list[list[float]]] = {}
     order = sorted([*others, job], key=lambda work: (work.deadline or inf, work is job))

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from laws import lawful, the_reservation_is_what_residents_and_backlog_say
 from workloads import EXACT, Workload, costs, snapshots, workloads
 
-from ballast_policy.cost import CostModel, Work, attended
 from ballast_policy.host import Host
+from ballast_policy.learning.cost import CostModel, StepWork, attended
 from ballast_policy.request import RequestClass
-from ballast_policy.snapshot import Snapshot
+from ballast_policy.snapshot import EngineSnapshot
 
 pytestmark = pytest.mark.timeout(7200)  # HYPOTHESIS_PROFILE=thorough runs for half an hour or more
 
@@ -58,7 +58,7 @@ def test_a_cost_model_that_is_wrong_or_untrusted_keeps_every_law(workload: Workl
 def test_a_cost_model_that_is_fitted_on_the_way_keeps_every_law(workload: Workload):
     host = workload.host(lawful, None)
     for size in range(1, 13):  # hardly too few to be trusted
-        for work in (Work(size, attended(0, size)), Work(0, 0.0, size, 20 * size)):
+        for work in (StepWork(size, attended(0, size)), StepWork(0, 0.0, size, 20 * size)):
             host.observed(work, EXACT.predict(work))
 
     run(workload, host)
@@ -66,5 +66,5 @@ def test_a_cost_model_that_is_fitted_on_the_way_keeps_every_law(workload: Worklo
 
 @settings(max_examples=6 * EXAMPLES)
 @given(snapshots())
-def test_a_plan_for_any_state_obeys_every_law(snapshot: Snapshot):
+def test_a_plan_for_any_state_obeys_every_law(snapshot: EngineSnapshot):
     lawful(snapshot)

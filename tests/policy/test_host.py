@@ -10,12 +10,12 @@ import pytest
 from fake_engine import FakeEngine
 from workloads import EXACT, Arrival, CountedKv, make_snapshot
 
-from ballast_policy.cost import Work
 from ballast_policy.host import MOST_IDLE, REFIT_STEPS, Host, IllegalPlan
-from ballast_policy.plan import Plan
-from ballast_policy.planner import plan
+from ballast_policy.learning.cost import StepWork
+from ballast_policy.plan import StepPlan
 from ballast_policy.request import OFFLINE, ONLINE, PARKED, RUNNING, WAITING, Request, RequestClass
-from ballast_policy.snapshot import PolicyConfig, Snapshot, TenantShare
+from ballast_policy.snapshot import EngineSnapshot, PolicyConfig, TenantShare
+from ballast_policy.step.planner import plan
 
 
 def make_host(**fields) -> Host:
@@ -115,7 +115,7 @@ def test_a_grant_that_no_engine_could_compute_is_refused(grants):
     snapshot = make_snapshot(host, [resident, waiting], now=0.0, free_blocks=64)
 
     with pytest.raises(IllegalPlan, match="tokens granted to"):
-        host.dispatch(snapshot, Plan(grants=tuple(grants(resident, waiting))), CountedKv(64))
+        host.dispatch(snapshot, StepPlan(grants=tuple(grants(resident, waiting))), CountedKv(64))
 
 
 class Short(CountedKv):
@@ -246,7 +246,7 @@ def test_a_tenant_that_returns_is_lifted_and_one_that_stayed_is_not():
 
 def observe(host: Host, steps: int) -> None:
     for index in range(steps):
-        work = Work(64 + index % 5, 2000.0) if index % 2 else Work(0, 0.0, 4, 400 + index)
+        work = StepWork(64 + index % 5, 2000.0) if index % 2 else StepWork(0, 0.0, 4, 400 + index)
         host.observed(work, EXACT.predict(work))
 
 
@@ -277,7 +277,7 @@ def test_the_cost_model_is_fitted_on_the_way_and_the_ceiling_follows():
     observe(host, 2 * REFIT_STEPS)
 
     assert host.cost.is_trusted
-    assert host.cost.predict(Work(100, 5050.0)) == pytest.approx(EXACT.predict(Work(100, 5050.0)), rel=0.02)
+    assert host.cost.predict(StepWork(100, 5050.0)) == pytest.approx(EXACT.predict(StepWork(100, 5050.0)), rel=0.02)
     assert host.ceiling == pytest.approx((0.02 - 0.005) / EXACT.decode(105), abs=2)
     assert host.reservation.slots == -(-host.ceiling // 2)
 
@@ -287,7 +287,7 @@ def test_latencies_from_before_the_cost_model_is_trusted_do_not_count():
     for seq in range(10):
         request = make_request(seq, ONLINE, arrival=float(seq))
         enter(host, request, now=float(seq))
-        host.began(Plan(predicted_seconds=1.0, online_seconds=0.5), float(seq))
+        host.began(StepPlan(predicted_seconds=1.0, online_seconds=0.5), float(seq))
         host.admit(request)
         request.num_computed = 8
         host.computed(request, 8, seq + 1.0)
@@ -346,11 +346,11 @@ def test_another_configuration_holds_from_the_next_step_on():
     host = make_host(slots=8, offline_share=0.5)
     enter(host, *(make_request(seq, tenant="ab"[seq % 2]) for seq in range(16)))
     tenants = {"a": TenantShare(weight=4.0, max_slots=1, reserved=0.25)}
-    seen: list[Snapshot] = []
+    seen: list[EngineSnapshot] = []
 
-    def planner(snapshot: Snapshot) -> Plan:
+    def planner(snapshot: EngineSnapshot) -> StepPlan:
         seen.append(snapshot)
-        return Plan()
+        return StepPlan()
 
     host.planner = planner
     host.configure(replace(host.config, slots=4, tenants=tenants, max_interference=0.5, objective=0.9))

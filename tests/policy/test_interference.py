@@ -6,8 +6,8 @@ from math import inf
 
 import pytest
 
-from ballast_policy.interference import Allowance, Interference
-from ballast_policy.plan import Plan
+from ballast_policy.learning.interference import Allowance, Interference
+from ballast_policy.plan import StepPlan
 from ballast_policy.request import Request, RequestClass
 
 ALONE, STEP = 0.02, 0.03
@@ -46,7 +46,7 @@ class Traffic:
             self.now += gap
 
     def step(self, alone: float) -> None:
-        self.state.began(Plan(predicted_seconds=STEP, online_seconds=alone), self.now)
+        self.state.began(StepPlan(predicted_seconds=STEP, online_seconds=alone), self.now)
         self.now += STEP
         self.state.ended(self.now)
 
@@ -66,10 +66,10 @@ def test_who_comes_in_the_middle_of_an_offline_step_waits_for_its_rest():
     state.configure(0.1, 0.0)
     for seq in range(10):
         now = float(seq)
-        state.began(Plan(predicted_seconds=0.1, online_seconds=0.0), now)
+        state.began(StepPlan(predicted_seconds=0.1, online_seconds=0.0), now)
         request = make_request(seq, now + 0.075)
         state.arrived(request, now + 0.075)
-        state.began(Plan(predicted_seconds=0.02, online_seconds=0.02), now + 0.1)
+        state.began(StepPlan(predicted_seconds=0.02, online_seconds=0.02), now + 0.1)
         request.num_output, request.first_token = 1, now + 0.12
         state.answered(request, now + 0.12)
         request.num_output = 2

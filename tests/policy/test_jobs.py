@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ballast_policy.backlog import Backlog
-from ballast_policy.deadline import Rates, Work
-from ballast_policy.fairness import Ledger
-from ballast_policy.jobs import Candidate, in_submission_order, laxity, share_out
+from ballast_policy.fairness.ledger import Ledger
+from ballast_policy.fairness.tenant_slots import TenantSlots
+from ballast_policy.jobs.choice import Candidate, in_submission_order, laxity, share_out
+from ballast_policy.jobs.deadline import JobWork, Rates
 from ballast_policy.request import Request, RequestClass
-from ballast_policy.tenant_slots import TenantSlots
 
 
 def make_candidate(job_id: str = "job", **fields) -> Candidate:
@@ -178,6 +178,6 @@ def test_jobs_are_chosen_in_the_order_in_which_their_requests_would_wait(rows, s
     ],
 )
 def test_laxity_is_the_time_left_beyond_the_work(work: dict, rates: Rates, expected: float):
-    left = Work(**{"tenant": "a", "priority": 0, "deadline": 1000.0, "items": 100} | work)
+    left = JobWork(**{"tenant": "a", "priority": 0, "deadline": 1000.0, "items": 100} | work)
 
     assert expected == laxity(left, rates, now=100.0)

@@ -10,10 +10,10 @@ from laws import After, left, slots_and_chunk_are_never_exceeded, the_plan_is_we
 from workloads import EXACT, snapshots
 
 from ballast_policy.plan import Reason
-from ballast_policy.planner import plan
 from ballast_policy.request import Phase, Request, RequestClass
-from ballast_policy.snapshot import PolicyConfig, Snapshot
-from ballast_policy.suspension import plan_nested
+from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
+from ballast_policy.step.planner import plan
+from ballast_policy.step.suspension import plan_nested
 
 ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
 EXAMPLES = settings().max_examples
@@ -21,7 +21,7 @@ EXAMPLES = settings().max_examples
 
 @settings(max_examples=5 * EXAMPLES)
 @given(snapshots(), st.data())
-def test_a_nested_plan_serves_newcomers_and_touches_nothing_in_flight(snapshot: Snapshot, data: st.DataObject):
+def test_a_nested_plan_serves_newcomers_and_touches_nothing_in_flight(snapshot: EngineSnapshot, data: st.DataObject):
     running = [r for r in snapshot.residents if r.phase is Phase.RUNNING]
     in_flight = data.draw(st.lists(st.sampled_from(running), unique_by=id)) if running else []
     seconds = data.draw(st.sampled_from([0.0, 0.006, 0.02, 10.0]))
@@ -43,7 +43,7 @@ def test_a_nested_plan_serves_newcomers_and_touches_nothing_in_flight(snapshot: 
 
 @settings(max_examples=3 * EXAMPLES)
 @given(snapshots())
-def test_a_nested_plan_leaves_the_reservation_its_slots(snapshot: Snapshot):
+def test_a_nested_plan_leaves_the_reservation_its_slots(snapshot: EngineSnapshot):
     running = [r for r in snapshot.residents if r.phase is Phase.RUNNING and r.request_class is OFFLINE]
 
     nested = plan_nested(snapshot, (), inf)
@@ -56,7 +56,7 @@ def test_a_nested_plan_leaves_the_reservation_its_slots(snapshot: Snapshot):
 
 @settings(max_examples=3 * EXAMPLES)
 @given(snapshots())
-def test_a_step_stands_still_only_as_long_as_its_online_tokens_can_wait(snapshot: Snapshot):
+def test_a_step_stands_still_only_as_long_as_its_online_tokens_can_wait(snapshot: EngineSnapshot):
     decided = plan(snapshot)
 
     if not decided.suspendable_seconds:
@@ -81,7 +81,7 @@ def test_two_newcomers_take_the_blocks_of_two_parked_ones():
         request.num_private_blocks = request.num_blocks
     newcomers = [Request(seq, ONLINE, 9.9, 8, 20, num_tokens=8) for seq in (2, 3)]
     config = PolicyConfig(slots=4, num_blocks=20, block_tokens=1, offline_share=0.0)
-    snapshot = Snapshot(
+    snapshot = EngineSnapshot(
         10.0, parked, newcomers, free_blocks=4, config=config, cost=EXACT, reservation=config.reservation()
     )
 
@@ -94,7 +94,7 @@ def test_two_newcomers_take_the_blocks_of_two_parked_ones():
 def test_newcomers_of_one_token_take_the_time_of_a_decode():
     newcomers = [Request(seq, ONLINE, 9.9, 1, 20, num_tokens=1) for seq in range(5)]
     config = PolicyConfig(slots=8, num_blocks=20, offline_share=0.0)
-    snapshot = Snapshot(
+    snapshot = EngineSnapshot(
         10.0, [], newcomers, free_blocks=20, config=config, cost=EXACT, reservation=config.reservation()
     )
 

@@ -5,8 +5,8 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ballast_policy.fairness import Ledger
-from ballast_policy.order import ranked, ranking
+from ballast_policy.fairness.ledger import Ledger
+from ballast_policy.fairness.order import ranked, ranking
 from ballast_policy.request import Request, RequestClass
 
 items = st.builds(

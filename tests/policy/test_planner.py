@@ -9,14 +9,14 @@ import pytest
 from fake_engine import FakeEngine
 from workloads import EXACT, Arrival
 
-from ballast_policy.admission import Expectation
-from ballast_policy.cost import CostModel, Work
-from ballast_policy.fairness import Ledger
+from ballast_policy.fairness.ledger import Ledger
 from ballast_policy.host import Host
-from ballast_policy.plan import Plan, Reason
-from ballast_policy.planner import plan
+from ballast_policy.learning.cost import CostModel, StepWork
+from ballast_policy.learning.expectation import Expectation
+from ballast_policy.plan import Reason, StepPlan
 from ballast_policy.request import Phase, Request, RequestClass
-from ballast_policy.snapshot import PolicyConfig, Snapshot, TenantShare
+from ballast_policy.snapshot import EngineSnapshot, PolicyConfig, TenantShare
+from ballast_policy.step.planner import plan
 
 ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
 BLOCK = 4
@@ -51,8 +51,8 @@ class Engine:
         kv = {"num_blocks": -(-done // BLOCK), "num_private_blocks": -(-done // BLOCK), "num_computed": done}
         return self.add(request_class, tokens, phase=phase, **kv)
 
-    def snapshot(self) -> Snapshot:
-        return Snapshot(
+    def snapshot(self) -> EngineSnapshot:
+        return EngineSnapshot(
             now=self.now,
             residents=self.residents,
             waiting=sorted(self.waiting, key=lambda r: (r.request_class is OFFLINE, -r.priority)),
@@ -66,17 +66,17 @@ class Engine:
             **self.extra,
         )
 
-    def plan(self) -> Plan:
+    def plan(self) -> StepPlan:
         return plan(self.snapshot())
 
 
-def why(decided: Plan, request: Request) -> Reason:
+def why(decided: StepPlan, request: Request) -> Reason:
     (reason,) = {because.reason for because in decided.because if because.request is request}
     return reason
 
 
 def test_an_idle_engine_plans_nothing():
-    assert Engine().plan() == Plan()
+    assert Engine().plan() == StepPlan()
 
 
 def test_everybody_who_decodes_goes_on():
@@ -610,7 +610,7 @@ def test_offline_holds_its_floor_however_heavy_online_is():
     jobs = [Arrival(0.1, OFFLINE, 12, 8) for _ in range(60)]
     held = []
 
-    def watched(snapshot: Snapshot) -> Plan:
+    def watched(snapshot: EngineSnapshot) -> StepPlan:
         decided = plan(snapshot)
         if {request.request_class for request in snapshot.waiting} == {ONLINE, OFFLINE}:
             held.append(sum(request.request_class is OFFLINE for request, _ in decided.grants))
@@ -629,7 +629,7 @@ def test_a_step_does_at_most_the_predicted_work():
     engine.decoding(ONLINE, tokens=50)
     engine.prefilling(OFFLINE, tokens=20, done=4)
 
-    expected = EXACT.predict(Work(16, 16 * (4 + 8.5), 1, 50))
+    expected = EXACT.predict(StepWork(16, 16 * (4 + 8.5), 1, 50))
 
     assert engine.plan().predicted_seconds == pytest.approx(expected)
 

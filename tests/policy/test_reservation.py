@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from workloads import EXACT, CountedKv
 
 from ballast_policy.host import Host
-from ballast_policy.plan import Plan
+from ballast_policy.plan import StepPlan
 from ballast_policy.request import OFFLINE, ONLINE, PARKED, RUNNING, WAITING, Phase, Request, RequestClass
 from ballast_policy.reservation import Reservation, most_slots
 from ballast_policy.snapshot import PolicyConfig, TenantShare
@@ -91,7 +91,7 @@ def make_host(requests: dict[tuple[RequestClass, Phase], int], tenant: str = "de
             host.admit(request)
         if phase is PARKED:
             host.park(request)
-    host.dispatch(host.snapshot(kv, 0.0), Plan(), kv)
+    host.dispatch(host.snapshot(kv, 0.0), StepPlan(), kv)
     return host
 
 

@@ -12,13 +12,13 @@ from laws import lawful
 from workloads import EXACT, Arrival
 
 from ballast_policy.backlog import Backlog
-from ballast_policy.class_requests import by_class
-from ballast_policy.fairness import Ledger
-from ballast_policy.gate import candidates
+from ballast_policy.fairness.ledger import Ledger
+from ballast_policy.fairness.tenant_slots import TenantSlots, reserved_first
 from ballast_policy.host import Host
 from ballast_policy.request import Phase, Request, RequestClass
 from ballast_policy.snapshot import PolicyConfig, TenantShare
-from ballast_policy.tenant_slots import TenantSlots, reserved_first
+from ballast_policy.step.class_requests import by_class
+from ballast_policy.step.gate import candidates
 
 OFFLINE = RequestClass.OFFLINE
 

@@ -8,9 +8,9 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ballast_policy.cost import CostModel
+from ballast_policy.learning.cost import CostModel
 from ballast_policy.request import Request, RequestClass
-from ballast_policy.triage import all_in_time, find_late, in_time_first
+from ballast_policy.step.triage import all_in_time, find_late, in_time_first
 
 ONLINE = RequestClass.ONLINE
 COST = CostModel(k0=0.0, k1=1.0, is_trusted=True)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ballast_policy.request import Phase, Request, RequestClass
-from ballast_policy.victims import choose, unrecoverable
+from ballast_policy.step.victims import choose, unrecoverable
 
 
 def make_resident(seq: int, *, blocks: int, private: int | None = None, priority: int = 0) -> Request:

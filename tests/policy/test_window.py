@@ -7,12 +7,12 @@ from math import inf
 import pytest
 from workloads import make_snapshot
 
-from ballast_policy.cost import CostModel
 from ballast_policy.host import Host
+from ballast_policy.learning.cost import CostModel
 from ballast_policy.plan import Reason
-from ballast_policy.planner import plan
 from ballast_policy.request import Phase, Request, RequestClass
-from ballast_policy.snapshot import PolicyConfig, Snapshot
+from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
+from ballast_policy.step.planner import plan
 
 ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
 COST = CostModel(0.001, 1e-5, 0, 1e-4, 0, is_trusted=True)
@@ -22,7 +22,7 @@ def make_request(seq: int, arrival: float, request_class: RequestClass = ONLINE,
     return Request(seq, request_class, arrival, 10, 10, **{"num_tokens": 10, **fields})
 
 
-def look(now: float, *waiting: Request, residents: tuple[Request, ...] = (), cost: CostModel = COST) -> Snapshot:
+def look(now: float, *waiting: Request, residents: tuple[Request, ...] = (), cost: CostModel = COST) -> EngineSnapshot:
     config = PolicyConfig(slots=4, num_blocks=100, chunk_tokens=64, batch_window=0.015)
     return make_snapshot(Host(config, cost=cost), [*residents, *waiting], now=now, free_blocks=100)
 

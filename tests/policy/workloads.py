@@ -8,12 +8,12 @@ from math import ceil, inf
 
 from hypothesis import strategies as st
 
-from ballast_policy.admission import UNKNOWN, Expectation
-from ballast_policy.cost import CostModel
 from ballast_policy.host import Host, Planner
-from ballast_policy.interference import UNCHECKED, Allowance
+from ballast_policy.learning.cost import CostModel
+from ballast_policy.learning.expectation import UNKNOWN, Expectation
+from ballast_policy.learning.interference import UNCHECKED, Allowance
 from ballast_policy.request import OFFLINE, ONLINE, PARKED, RUNNING, WAITING, Request, RequestClass
-from ballast_policy.snapshot import PolicyConfig, Snapshot, TenantShare
+from ballast_policy.snapshot import EngineSnapshot, PolicyConfig, TenantShare
 
 EXACT = CostModel(k0=0.005, k1=5e-5, k2=1e-8, k3=2e-4, k4=2e-7, is_trusted=True)
 """How long a step of the fake engine takes."""
@@ -184,7 +184,7 @@ class CountedKv:
         """Leave in the record what the test wrote there."""
 
 
-def make_snapshot(host: Host, requests: Iterable[Request], *, now: float, free_blocks: int) -> Snapshot:
+def make_snapshot(host: Host, requests: Iterable[Request], *, now: float, free_blocks: int) -> EngineSnapshot:
     """Return what a host shows the planner. Requests wait, run or are parked as their phase says."""
     for request in requests:
         phase, request.phase = request.phase, WAITING
@@ -197,7 +197,7 @@ def make_snapshot(host: Host, requests: Iterable[Request], *, now: float, free_b
 
 
 @st.composite
-def snapshots(draw: st.DrawFn) -> Snapshot:
+def snapshots(draw: st.DrawFn) -> EngineSnapshot:
     """Any state an engine might be in, reached by the planner's own plans or not: many parked, odd sizes, no slack."""
     host = Host(draw(configs(least_max_share=0.0)), cost=draw(costs))
     requests, free_blocks = draw(states(host.config))

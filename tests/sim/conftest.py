@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from ballast_policy.cost import CostModel
+from ballast_policy.learning.cost import CostModel
 from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.deployment import Ballast
 from ballast_sim.pool import Job

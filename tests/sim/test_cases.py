@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ballast_policy.cost import CostModel
+from ballast_policy.learning.cost import CostModel
 from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.cases import Court
 from ballast_sim.errors import BadInput

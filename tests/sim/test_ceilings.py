@@ -10,7 +10,7 @@ import pytest
 from ballast_sim.ceiling import Case, drawn, largest, measured
 from ballast_sim.errors import BadInput, Impossible
 from ballast_sim.inputs import CEILINGS, PlanInputs
-from ballast_sim.step_model import Work
+from ballast_sim.step_model import BatchWork
 
 BIG, PUBLISHED, ENCODER = (Case.of(PlanInputs(), asked) for asked in CEILINGS)
 
@@ -49,7 +49,9 @@ def test_a_first_token_takes_in_the_simulator_what_the_steps_as_a_chain_say():
 def test_an_encoder_waits_at_most_one_step_and_takes_another():
     step = ENCODER.step(49, 0)
 
-    assert step == ENCODER.step(49, 20) == ENCODER.step_model.seconds(Work(49 * 256, 49 * 256 * 128.5, 0, 0, 0, 49))
+    assert (
+        step == ENCODER.step(49, 20) == ENCODER.step_model.seconds(BatchWork(49 * 256, 49 * 256 * 128.5, 0, 0, 0, 49))
+    )
     assert ENCODER.slowest(49) == pytest.approx(1.95 * step)
 
 

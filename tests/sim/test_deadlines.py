@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ballast_policy.deadline import Rates, Verdict, Work, feasible
+from ballast_policy.jobs.deadline import JobWork, Rates, Verdict, feasible
 from ballast_sim.pool import Job
 from ballast_sim.simulation import Run, simulate
 from ballast_sim.traffic import Arrival
@@ -52,14 +52,14 @@ def test_what_the_measured_rates_promise_is_kept(run_jobs):
     result = run_jobs(make_jobs(has_deadlines=True), ASKED_AT)
     rates = Rates(items=sum(job.num_finished for job in result.jobs) / ASKED_AT)
     work = {
-        job.name: Work(job.tenant, job.priority, job.deadline, int(job.num_items) - job.num_finished)
+        job.name: JobWork(job.tenant, job.priority, job.deadline, int(job.num_items) - job.num_finished)
         for job in result.jobs
     }
     tight = work.pop("tight")
 
     promised = feasible(tight, work.values(), rates, now=ASKED_AT)
     assert promised.verdict is Verdict.YES
-    beside = Work(tight.tenant, tight.priority, DEADLINE - 1, 3 * NUM_OTHERS)
+    beside = JobWork(tight.tenant, tight.priority, DEADLINE - 1, 3 * NUM_OTHERS)
     assert feasible(tight, [beside], rates, now=ASKED_AT).verdict is Verdict.AT_RISK
     assert feasible(tight, [], rates, now=DEADLINE - 1).verdict is Verdict.NO
 

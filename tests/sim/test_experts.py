@@ -8,25 +8,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ballast_policy.cost import attended
+from ballast_policy.learning.cost import attended
 from ballast_sim.errors import BadInput
 from ballast_sim.experts import GPT_OSS_120B, GPT_OSS_A100
-from ballast_sim.step_model import Work
+from ballast_sim.step_model import BatchWork
 
 INDEPENDENT = replace(GPT_OSS_A100, diversity=1.0)
 """Every token chooses its experts by itself."""
 
 
-def make_decodes(number: int, context: int = 1) -> Work:
-    return Work(num_decode=number, decode_context=number * context)
+def make_decodes(number: int, context: int = 1) -> BatchWork:
+    return BatchWork(num_decode=number, decode_context=number * context)
 
 
-def make_prefill(prompts: int, tokens: int) -> Work:
-    return Work(prompts * tokens, prompts * attended(0, tokens), num_chunks=prompts)
+def make_prefill(prompts: int, tokens: int) -> BatchWork:
+    return BatchWork(prompts * tokens, prompts * attended(0, tokens), num_chunks=prompts)
 
 
 works = st.builds(
-    Work,
+    BatchWork,
     num_prefill=st.integers(0, 4096),
     prefill_context=st.integers(0, 10_000_000),
     prefill_before=st.integers(0, 16_000),
@@ -36,7 +36,7 @@ works = st.builds(
 )
 
 
-@given(st.sampled_from([GPT_OSS_A100, INDEPENDENT]), works, st.sampled_from(Work._fields))
+@given(st.sampled_from([GPT_OSS_A100, INDEPENDENT]), works, st.sampled_from(BatchWork._fields))
 def test_doing_more_never_takes_less_time(model, work, field):
     more = work._replace(**{field: getattr(work, field) * 2 + 1})
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ballast_policy.snapshot import Snapshot
+from ballast_policy.snapshot import EngineSnapshot
 from ballast_sim.baselines import Fill
 from ballast_sim.simulation import simulate
 from ballast_sim.step_model import Linear
@@ -119,7 +119,7 @@ def test_the_request_that_came_last_is_preempted_if_kv_is_short(make_scenario):
     from llm_d.first_come import FirstCome
 
     class Watched(FirstCome):
-        def plan(self, snapshot: Snapshot):
+        def plan(self, snapshot: EngineSnapshot):
             plan = super().plan(snapshot)
             for victim in plan.preempt:
                 kept = [r for r in snapshot.residents if r not in plan.preempt]
@@ -186,10 +186,10 @@ def test_a_plan_that_cannot_be_carried_out_is_a_failed_row(monkeypatch):
     from llm_d.table import missed, pooled
 
     class Idle:
-        def plan(self, snapshot: Snapshot):
-            from ballast_policy.plan import Plan
+        def plan(self, snapshot: EngineSnapshot):
+            from ballast_policy.plan import StepPlan
 
-            return Plan()
+            return StepPlan()
 
     monkeypatch.setattr(protocol, "policy", lambda case: Idle)
     row = pooled([protocol.run(make_case("ballast"))])

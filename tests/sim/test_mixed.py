@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ballast_policy.cost import CostModel
+from ballast_policy.learning.cost import CostModel
 from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.crew import run_table
 from ballast_sim.errors import BadInput

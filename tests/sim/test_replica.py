@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ballast_policy import host
-from ballast_policy.cost import CostModel
-from ballast_policy.plan import Plan
+from ballast_policy.learning.cost import CostModel
+from ballast_policy.plan import StepPlan
 from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import PolicyConfig
 from ballast_sim import baselines
@@ -194,7 +194,7 @@ class OfflineFirst:
         offline = [r for r in snapshot.waiting if r.request_class is RequestClass.OFFLINE]
         running = list(snapshot.residents)
         admit = offline[: snapshot.config.slots - len(running)]
-        return Plan(grants=tuple((r, 1) for r in (*running, *admit)), admit=tuple(admit))
+        return StepPlan(grants=tuple((r, 1) for r in (*running, *admit)), admit=tuple(admit))
 
 
 class OnlineOnly:
@@ -203,7 +203,7 @@ class OnlineOnly:
     def plan(self, snapshot):
         online = [r for r in snapshot.waiting if r.request_class is RequestClass.ONLINE]
         admit = online[: snapshot.config.slots - len(snapshot.residents)]
-        return Plan(grants=tuple((r, 1) for r in (*snapshot.residents, *admit)), admit=tuple(admit))
+        return StepPlan(grants=tuple((r, 1) for r in (*snapshot.residents, *admit)), admit=tuple(admit))
 
 
 def test_an_online_request_that_waits_behind_offline_breaks_g1(run):
@@ -276,7 +276,7 @@ def test_slots_that_nobody_held_for_waiting_offline_work_are_a_shortfall(make_sc
         def plan(self, snapshot):
             if snapshot.now < 1.0 and any(r.request_class is RequestClass.ONLINE for r in snapshot.residents):
                 online = [r for r in snapshot.residents if r.request_class is RequestClass.ONLINE]
-                return Plan(grants=tuple((r, 1) for r in online))
+                return StepPlan(grants=tuple((r, 1) for r in online))
             return super().plan(snapshot)
 
     scenario = make_scenario(

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ballast_policy.cost import CostModel
+from ballast_policy.learning.cost import CostModel
 from ballast_sim.errors import BadInput
 from ballast_sim.hardware import GPUS, gpu
 from ballast_sim.shape import SHAPES, Quantization, from_config, shape
 from ballast_sim.step_model import (
     REFIT_A100,
+    BatchWork,
     Efficiency,
     Linear,
     PublishedA100,
     Roofline,
-    Work,
     profile,
     sample_steps,
 )
@@ -32,8 +32,8 @@ def mean_error(model, reference, steps):
 def test_the_published_pieces_do_not_meet():
     published = PublishedA100()
 
-    below = published.seconds(Work(num_prefill=412, num_decode=100, decode_context=130_000))
-    above = published.seconds(Work(num_prefill=413, num_decode=100, decode_context=130_000))
+    below = published.seconds(BatchWork(num_prefill=412, num_decode=100, decode_context=130_000))
+    above = published.seconds(BatchWork(num_prefill=413, num_decode=100, decode_context=130_000))
 
     assert (round(below, 4), round(above, 4)) == (0.0724, 0.0648)
 
@@ -58,7 +58,7 @@ def test_the_roofline_of_an_a100_is_within_five_percent_of_the_published_refit()
 
 
 works = st.builds(
-    Work,
+    BatchWork,
     num_prefill=st.integers(0, 4096),
     prefill_context=st.integers(0, 10_000_000),
     prefill_before=st.integers(0, 16_000),
@@ -69,7 +69,7 @@ works = st.builds(
 models = st.sampled_from([REFIT_A100, *(Roofline(SHAPES["qwen2.5-7b"], chip) for chip in GPUS.values())])
 
 
-@given(models, works, st.sampled_from(Work._fields))
+@given(models, works, st.sampled_from(BatchWork._fields))
 def test_doing_more_never_takes_less_time(model, work, field):
     more = work._replace(**{field: getattr(work, field) * 2 + 1})
 
@@ -90,7 +90,7 @@ def test_quantized_weights_are_read_in_their_share_of_the_time(quantization, sha
     bare = Efficiency(step_seconds=0.0, sequence_seconds=0.0)
     usual = Roofline(SHAPES["llama-2-7b"], GPUS["h100"], efficiency=bare)
 
-    one = Work(num_decode=1, decode_context=1)
+    one = BatchWork(num_decode=1, decode_context=1)
     quantized = replace(usual, quantization=quantization).seconds(one)
 
     assert quantized / usual.seconds(one) == pytest.approx(share, abs=0.03)
@@ -145,4 +145,6 @@ def test_unknown_names_and_sizes_are_refused(ask, found):
 def test_a_given_cost_model_is_its_own_step_model():
     cost = CostModel(0.01, 1e-4, 1e-9, 1e-4, 1e-7)
 
-    assert Linear(cost).seconds(Work(100, 5050.0, 0, 10, 1000, 1)) == pytest.approx(0.01 + 0.01 + 5.05e-6 + 1e-3 + 1e-4)
+    assert Linear(cost).seconds(BatchWork(100, 5050.0, 0, 10, 1000, 1)) == pytest.approx(
+        0.01 + 0.01 + 5.05e-6 + 1e-3 + 1e-4
+    )

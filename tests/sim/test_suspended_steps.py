@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from ballast_policy.cost import CostModel
-from ballast_policy.plan import Plan
+from ballast_policy.learning.cost import CostModel
+from ballast_policy.plan import StepPlan
 from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.deployment import Ballast
 from ballast_sim.flight import Flight
 from ballast_sim.pool import Job
 from ballast_sim.report import report
 from ballast_sim.simulation import Scenario, simulate
-from ballast_sim.step_model import Linear, Work
+from ballast_sim.step_model import BatchWork, Linear
 from ballast_sim.traffic import Arrival
 
 COST = CostModel(0.010, 1e-4, 1e-8, 2e-4, 1e-7, is_trusted=True)
@@ -34,7 +34,7 @@ SCENARIO = Scenario(
 
 
 def make_flight(**fields) -> Flight:
-    usual = {"plan": Plan(), "items": [], "work": Work(), "seconds": 0.4, "num_layers": 4}
+    usual = {"plan": StepPlan(), "items": [], "work": BatchWork(), "seconds": 0.4, "num_layers": 4}
     return Flight(**{**usual, **fields})
 
 

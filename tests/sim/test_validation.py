@@ -10,14 +10,14 @@ import pytest
 
 import ballast_cli
 from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
-from ballast_policy.cost import CostModel
+from ballast_policy.learning.cost import CostModel
 from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.deployment import Ballast
 from ballast_sim.errors import BadInput
 from ballast_sim.measured import Bed, Replay, Ticks, Timed
 from ballast_sim.pool import Job
 from ballast_sim.simulation import Scenario, simulate
-from ballast_sim.step_model import Linear, Work
+from ballast_sim.step_model import BatchWork, Linear
 from ballast_sim.traffic import excerpt, read, read_lengths
 from ballast_sim.validation import fit, kinds, noise
 
@@ -76,8 +76,8 @@ def test_by_one_clock_simulator_and_engine_hand_out_first_tokens_at_the_same_mom
 
 
 def make_steps(model: CostModel, factor: float = 1.0) -> list[Timed]:
-    works = [Work(16 * i % 200, 1000.0 * i % 7000, 0, 1 + i % 8, 300 * (1 + i % 8), 1) for i in range(80)]
-    works += [Work(0, 0.0, 0, 1 + i % 8, (200 + i) * (1 + i % 8), 0) for i in range(40)]
+    works = [BatchWork(16 * i % 200, 1000.0 * i % 7000, 0, 1 + i % 8, 300 * (1 + i % 8), 1) for i in range(80)]
+    works += [BatchWork(0, 0.0, 0, 1 + i % 8, (200 + i) * (1 + i % 8), 0) for i in range(40)]
     return [Timed(work, seconds := factor * Linear(model).seconds(work), seconds / 2) for work in works]
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ballast_policy.cost import CostModel
+from ballast_policy.learning.cost import CostModel
 from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.arrivals import evenly, lognormal_answers
 from ballast_sim.crew import run_table

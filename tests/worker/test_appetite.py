@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ballast_policy.jobs import Candidate, share_out
+from ballast_policy.jobs.choice import Candidate, share_out
 from ballast_queue.work import Group
 from ballast_worker.appetite import LEAST_AHEAD, Appetite, Room, wanted, worth_reading
 

@@ -25,7 +25,7 @@ from ballast_engine.sequence import Sequence
 from ballast_engine.static import StaticBatch
 from ballast_engine.stats import NO_STEP, Admission, ClassStats, EngineStats, StepKind, StepRecord
 from ballast_engine.tokenizer import Tokenizer
-from ballast_policy.cost import CostModel
+from ballast_policy.learning.cost import CostModel
 from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import PolicyConfig
 from ballast_queue.redis_store import Queue

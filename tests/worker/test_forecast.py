@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ballast_policy.jobs import laxity
+from ballast_policy.jobs.choice import laxity
 from ballast_queue.job import Job, JobHead, JobState, Outlook, RequestCounts
 from ballast_queue.status import ClassLoad, WorkerStatus
 from ballast_worker.forecast import Forecast, duration, rates_of, work_of

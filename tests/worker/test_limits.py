@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from ballast_engine.build import build_engine
-from ballast_policy.planner import plan
+from ballast_policy.step.planner import plan
 
 BODY = {"model": "tiny", "prompt": "The method returns", "max_tokens": 4, "temperature": 0}
 ENDLESS = BODY | {"max_tokens": 2000, "ignore_eos": True, "stream": True}

@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from ballast_engine.footprint import Footprint, PhaseWork
 from ballast_engine.request import FinishReason
 from ballast_engine.stats import NO_STEP, Admission, ClassStats, EngineStats, StepKind
-from ballast_policy.cost import CostModel
-from ballast_policy.interference import Allowance
+from ballast_policy.learning.cost import CostModel
+from ballast_policy.learning.interference import Allowance
 from ballast_policy.request import RequestClass
 from ballast_policy.reservation import Reservation
 from ballast_queue.status import ReservationStatus

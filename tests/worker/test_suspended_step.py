@@ -7,8 +7,8 @@ from functools import partial
 
 from ballast_engine.build import build_engine
 from ballast_engine.request import GenerationRequest, SamplingParams
-from ballast_policy.planner import plan
 from ballast_policy.request import RequestClass
+from ballast_policy.step.planner import plan
 
 
 class SlowRunner:

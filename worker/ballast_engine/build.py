@@ -17,9 +17,9 @@ from ballast_engine.request import GenerationRequest, SamplingParams
 from ballast_engine.static import StaticBatch
 from ballast_engine.tokenizer import Tokenizer
 from ballast_policy.host import Planner
-from ballast_policy.planner import plan
 from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import PolicyConfig
+from ballast_policy.step.planner import plan
 
 log = logging.getLogger(__name__)
 

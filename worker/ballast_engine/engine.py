@@ -32,10 +32,10 @@ from ballast_engine.stats import NO_STEP, EngineStats, StepKind, StepRecord
 from ballast_engine.suspension import Interrupt, Suspended
 from ballast_engine.tables import Tables
 from ballast_policy.host import Host, NestedPlanner, Planner
-from ballast_policy.planner import plan
 from ballast_policy.request import Request, RequestClass
 from ballast_policy.snapshot import PolicyConfig
-from ballast_policy.suspension import plan_nested
+from ballast_policy.step.planner import plan
+from ballast_policy.step.suspension import plan_nested
 
 log = logging.getLogger(__name__)
 

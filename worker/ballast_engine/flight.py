@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from ballast_engine.batch import Batch
 from ballast_engine.scheduler import Step
 from ballast_engine.suspension import Suspended
-from ballast_policy.cost import Work, attended
+from ballast_policy.learning.cost import StepWork, attended
 
 
 @dataclass(slots=True)
@@ -24,14 +24,14 @@ class Flight:
     seconds_stood: float = 0.0
     suspended: Suspended | None = None
     """Where it stands, while it does."""
-    work: Work = field(init=False)
+    work: StepWork = field(init=False)
     """What it computes, as far as its time depends on it."""
 
     def __post_init__(self) -> None:
         num_decode = len(self.step.decodes)
         ends = self.batch.context_lens
         counts = [num for _, num in self.step.chunks]
-        self.work = Work(
+        self.work = StepWork(
             num_prefill=sum(counts),
             prefill_context=sum(
                 attended(end - num, num) for end, num in zip(ends[num_decode:].tolist(), counts, strict=True)

@@ -10,7 +10,7 @@ from ballast_engine.residency import Residency
 from ballast_engine.sequence import Sequence
 from ballast_engine.stats import Admission
 from ballast_policy.host import Dispatch, Host, NestedPlanner, Planner
-from ballast_policy.plan import Plan
+from ballast_policy.plan import StepPlan
 from ballast_policy.request import Phase
 from ballast_policy.snapshot import PolicyConfig
 
@@ -26,7 +26,7 @@ class Step:
     admissions: tuple[Admission, ...] = ()
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> StepPlan:
         """The plan that was carried out."""
         return self.dispatch.plan
 

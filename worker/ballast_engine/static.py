@@ -14,9 +14,9 @@ from ballast_engine.batch import Batch, Ints
 from ballast_engine.engine import Runner
 from ballast_engine.footprint import Footprint
 from ballast_engine.suspension import Interrupt, Suspended
-from ballast_policy.plan import Plan
+from ballast_policy.plan import StepPlan
 from ballast_policy.request import Request
-from ballast_policy.snapshot import Snapshot
+from ballast_policy.snapshot import EngineSnapshot
 
 
 class StaticBatch:
@@ -41,13 +41,15 @@ class StaticBatch:
         """What the model costs its device."""
         return self._executor.footprint
 
-    def plan(self, snapshot: Snapshot) -> Plan:
+    def plan(self, snapshot: EngineSnapshot) -> StepPlan:
         """Continue the current batch. When it has ended, admit the next batch, with its prompts in one piece."""
         if snapshot.residents:
-            return Plan(grants=tuple((request, request.remaining) for request in snapshot.residents))
+            return StepPlan(grants=tuple((request, request.remaining) for request in snapshot.residents))
         batch = _next_batch(snapshot)
         self._num_rows = len(batch)
-        return Plan(grants=tuple((request, request.num_tokens - request.num_cached) for request in batch), admit=batch)
+        return StepPlan(
+            grants=tuple((request, request.num_tokens - request.num_cached) for request in batch), admit=batch
+        )
 
     def run(self, batch: Batch, interrupt: Interrupt | None) -> Ints | Suspended:
         """Compute a batch and its padding; return the tokens of the batch alone."""
@@ -82,7 +84,7 @@ def _padded(batch: Batch, slots: Ints) -> Batch:
     )
 
 
-def _next_batch(snapshot: Snapshot) -> tuple[Request, ...]:
+def _next_batch(snapshot: EngineSnapshot) -> tuple[Request, ...]:
     """Return the requests for which there are slots and, if all were as long as the longest of them, KV blocks."""
     config = snapshot.config
     num_prompt = num_output = num = 0

@@ -8,8 +8,8 @@ from enum import StrEnum
 from math import inf
 
 from ballast_engine.footprint import PhaseWork
-from ballast_policy.cost import CostModel
-from ballast_policy.interference import UNCHECKED, Allowance
+from ballast_policy.learning.cost import CostModel
+from ballast_policy.learning.interference import UNCHECKED, Allowance
 from ballast_policy.plan import Because, Reason
 from ballast_policy.request import RequestClass
 from ballast_policy.reservation import Reservation

@@ -8,10 +8,10 @@ from heapq import heapify, heappop, heappush, heapreplace
 from itertools import islice
 from math import inf
 
-from ballast_policy.fairness import EMPTY, INPUT_COST, Ledger
-from ballast_policy.order import Place, place
+from ballast_policy.fairness.ledger import EMPTY, INPUT_COST, Ledger
+from ballast_policy.fairness.order import Place, place
+from ballast_policy.fairness.tenant_slots import BelowReservation, TenantSlots
 from ballast_policy.request import ONLINE, Request, RequestClass, is_overdue
-from ballast_policy.tenant_slots import BelowReservation, TenantSlots
 
 Ledgers = Mapping[RequestClass, Ledger]
 

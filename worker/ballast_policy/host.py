@@ -16,25 +16,26 @@ and `dispatched` at the end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Protocol
 
-from ballast_policy.backlog import Backlog
-from ballast_policy.cost import CostModel, Fit, Work
-from ballast_policy.experience import Experience
-from ballast_policy.fairness import INPUT_COST, OUTPUT_COST, Ledger
-from ballast_policy.interference import Interference
-from ballast_policy.plan import Plan
-from ballast_policy.planner import plan as plan_step
-from ballast_policy.request import OFFLINE, PARKED, RUNNING, WAITING, Phase, Request, RequestClass
+from ballast_policy.backlog import Backlog, Ledgers
+from ballast_policy.fairness.ledger import INPUT_COST, OUTPUT_COST, Ledger
+from ballast_policy.fairness.tenant_slots import slots_by_class
+from ballast_policy.learning.cost import CostModel, Fit, StepWork
+from ballast_policy.learning.expectation import ExpectationLearner
+from ballast_policy.learning.interference import Interference
+from ballast_policy.plan import StepPlan
+from ballast_policy.request import OFFLINE, ONLINE, PARKED, RUNNING, WAITING, Phase, Request, RequestClass
 from ballast_policy.reservation import entitled
-from ballast_policy.snapshot import PolicyConfig, Snapshot, first_waiting
-from ballast_policy.suspension import plan_nested
+from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
+from ballast_policy.step.planner import plan as plan_step
+from ballast_policy.step.suspension import plan_nested
 
-Planner = Callable[[Snapshot], Plan]
-NestedPlanner = Callable[[Snapshot, Collection[Request], float], Plan]
+Planner = Callable[[EngineSnapshot], StepPlan]
+NestedPlanner = Callable[[EngineSnapshot, Collection[Request], float], StepPlan]
 
 REFIT_STEPS = 32
 """Steps between two fits of the cost model; a fit takes some hundred microseconds."""
@@ -85,7 +86,7 @@ class Admission:
 class Dispatch:
     """A plan as it was carried out: the work of one step."""
 
-    plan: Plan
+    plan: StepPlan
     grants: list[tuple[Request, int]]
     """Requests that compute, with their tokens; decodes first. Their blocks are allocated."""
     admissions: list[Admission] = field(default_factory=list)
@@ -118,7 +119,7 @@ class Host:
         """Largest decode batch that the SLO allows; None until the cost model is trusted."""
         self.fit = None if cost else Fit()
         self.cost = cost or CostModel()
-        self.experience = Experience(config.num_blocks * config.block_tokens)
+        self.experience = ExpectationLearner(config.num_blocks * config.block_tokens)
         self.interference = Interference()
         self.planner = planner
         self.nested_planner = nested_planner
@@ -184,7 +185,7 @@ class Host:
     def forget(self) -> None:
         """Forget who was served, what came in and how long it took. The cost model stays."""
         self.ledgers = {request_class: Ledger() for request_class in RequestClass}
-        self.experience = Experience(self.config.num_blocks * self.config.block_tokens)
+        self.experience = ExpectationLearner(self.config.num_blocks * self.config.block_tokens)
         self.interference = Interference()
         self.configure(self.config)
 
@@ -201,14 +202,14 @@ class Host:
         nested = self.nested_planner(snapshot, in_flight, seconds)
         return replace(self._carry_out(nested, kv, now), is_nested=True)
 
-    def snapshot(self, kv: Kv, now: float) -> Snapshot:
+    def snapshot(self, kv: Kv, now: float) -> EngineSnapshot:
         """Return everything that a plan may depend on. The private blocks of residents must be up to date."""
         residents = list(self.residents.values())
         self.backlog.put_off(now)
-        snapshot = Snapshot(
+        snapshot = EngineSnapshot(
             now=now,
             residents=residents,
-            waiting=first_waiting(residents, self.backlog, self.config, self.ledgers),
+            waiting=_first_waiting(residents, self.backlog, self.config, self.ledgers),
             free_blocks=kv.num_free,
             config=self.config,
             cost=self.cost,
@@ -225,7 +226,7 @@ class Host:
                 kv.hint(request)
         return snapshot
 
-    def dispatch(self, snapshot: Snapshot, plan: Plan, kv: Kv) -> Dispatch:
+    def dispatch(self, snapshot: EngineSnapshot, plan: StepPlan, kv: Kv) -> Dispatch:
         """Carry out the plan of a step that begins now."""
         dispatch = self._carry_out(plan, kv, snapshot.now)
         if plan.wait_until <= snapshot.now:  # in a batch window no request misses a step
@@ -242,7 +243,7 @@ class Host:
             demand = entitled(self._present[OFFLINE].items(), self._caps)
         self.reservation = self.reservation.used_by(self.held[OFFLINE][RUNNING], demand)
 
-    def _carry_out(self, plan: Plan, kv: Kv, now: float) -> Dispatch:
+    def _carry_out(self, plan: StepPlan, kv: Kv, now: float) -> Dispatch:
         for request in plan.preempt:
             self.preempt(request)
             kv.release(request)
@@ -313,7 +314,7 @@ class Host:
 
     # What came of it
 
-    def began(self, plan: Plan, now: float) -> None:
+    def began(self, plan: StepPlan, now: float) -> None:
         """Note that a step begins or resumes computing."""
         self.interference.began(plan, now)
 
@@ -358,7 +359,7 @@ class Host:
                 self._bills[request_class] = {}
         return charged
 
-    def observed(self, work: Work, seconds: float) -> None:
+    def observed(self, work: StepWork, seconds: float) -> None:
         """Learn from the time that a step took, without the time that it was suspended."""
         if self.fit:
             self.fit.add(work, seconds)
@@ -404,3 +405,21 @@ class Host:
         present = {c: sum(tenants.values()) for c, tenants in self._present.items()}
         counted = {request_class: self.count(request_class) for request_class in RequestClass}
         return "" if present == counted else f"{present} requests entered, {counted} wait or are resident"
+
+
+def _first_waiting(
+    residents: Sequence[Request], backlog: Backlog, config: PolicyConfig, ledgers: Ledgers
+) -> list[Request]:
+    """Return the waiting requests that a step could admit, in their order, and the next one of each class."""
+    if not len(backlog):
+        return []
+    running = [request for request in residents if request.phase is RUNNING]
+    offline = [request for request in running if request.request_class is OFFLINE]
+    free = {name: share.max_slots for name, share in config.tenants.items() if share.max_slots is not None}
+    if free:
+        for request in offline:
+            if request.tenant in free:
+                free[request.tenant] -= 1
+    held = {ONLINE: len(running) - len(offline), OFFLINE: len(offline)}
+    limit = config.slots - min(held[request_class] for request_class in RequestClass if backlog.count(request_class))
+    return backlog.head(limit + 1, ledgers, free, config.chunk_tokens, slots_by_class(ledgers, running))

@@ -43,7 +43,7 @@ class Because(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StepPlan:
     """What the engine does next, in this order: preempt, park, resume, admit, then compute `grants`.
 
     Every request in `admit` or `resume`, and every resident that takes part, stands in `grants` exactly once with the

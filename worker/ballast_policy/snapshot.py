@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from ballast_policy.admission import UNKNOWN, Expectation
-from ballast_policy.backlog import Backlog, Ledgers
-from ballast_policy.class_requests import tenant_slots
-from ballast_policy.cost import CostModel
-from ballast_policy.interference import UNCHECKED, Allowance
-from ballast_policy.request import OFFLINE, ONLINE, RUNNING, Request, RequestClass
+from ballast_policy.backlog import Ledgers
+from ballast_policy.learning.cost import CostModel
+from ballast_policy.learning.expectation import UNKNOWN, Expectation
+from ballast_policy.learning.interference import UNCHECKED, Allowance
+from ballast_policy.request import Request
 from ballast_policy.reservation import Reservation, reserve
 
 
@@ -79,7 +78,7 @@ class PolicyConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class EngineSnapshot:
     """One moment of an engine. The records are the engine's own: nothing is copied, `plan` writes to none of them."""
 
     now: float
@@ -100,22 +99,4 @@ class Snapshot:
     allowance: Allowance = UNCHECKED
     """What measured latencies leave to offline, see `Interference`."""
     expectation: Expectation = UNKNOWN
-    """How long answers are and how much KV online asks for, see `Experience`."""
-
-
-def first_waiting(
-    residents: Sequence[Request], backlog: Backlog, config: PolicyConfig, ledgers: Ledgers
-) -> list[Request]:
-    """Give what a step could admit of the backlog, in its order, and the next of each class behind it."""
-    if not len(backlog):
-        return []
-    running = [request for request in residents if request.phase is RUNNING]
-    offline = [request for request in running if request.request_class is OFFLINE]
-    room = {name: share.max_slots for name, share in config.tenants.items() if share.max_slots is not None}
-    if room:
-        for request in offline:
-            if request.tenant in room:
-                room[request.tenant] -= 1
-    held = {ONLINE: len(running) - len(offline), OFFLINE: len(offline)}
-    limit = config.slots - min(held[request_class] for request_class in RequestClass if backlog.count(request_class))
-    return backlog.head(limit + 1, ledgers, room, config.chunk_tokens, tenant_slots(ledgers, running))
+    """How long answers are and how much KV online asks for, see `ExpectationLearner`."""

@@ -17,9 +17,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import inf
 
-from ballast_policy.plan import Plan
+from ballast_policy.plan import StepPlan
 from ballast_policy.request import Phase, Request, RequestClass
-from ballast_policy.snapshot import Snapshot
+from ballast_policy.snapshot import EngineSnapshot
 
 ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
 
@@ -39,11 +39,11 @@ class Fill:
     kv_watermark: float = 0.10
     """Share of KV blocks that an offline admission leaves free, for the decodes to grow into."""
 
-    def offline_limit(self, snapshot: Snapshot) -> int:
+    def offline_limit(self, snapshot: EngineSnapshot) -> int:
         """Most offline requests in flight: what a gateway in front of the engine would let through."""
         return snapshot.config.slots if self.takes_offline else 0
 
-    def plan(self, snapshot: Snapshot) -> Plan:
+    def plan(self, snapshot: EngineSnapshot) -> StepPlan:
         """Decide the next step."""
         return _Draft(self, snapshot, self.offline_limit(snapshot)).plan()
 
@@ -57,14 +57,14 @@ class QpsCap(Fill):
     _last: float = 0.0
     _seen: int = -1
 
-    def offline_limit(self, snapshot: Snapshot) -> int:
+    def offline_limit(self, snapshot: EngineSnapshot) -> int:
         """What is in flight, and what the rate allows on top."""
         self._released = min(self._released + self.rate * (snapshot.now - self._last), max(1.0, self.rate))
         self._last = snapshot.now
         held = sum(1 for r in snapshot.residents if r.request_class is OFFLINE)
         return held + int(self._released)
 
-    def plan(self, snapshot: Snapshot) -> Plan:
+    def plan(self, snapshot: EngineSnapshot) -> StepPlan:
         """Decide the next step, and count what was let through."""
         plan = super().plan(snapshot)
         self._released -= sum(1 for r in plan.admit if r.request_class is OFFLINE and r.num_output == 0)
@@ -85,7 +85,7 @@ class Aimd(Fill):
     _kv: float = 0.0
     _queued: bool = False
 
-    def offline_limit(self, snapshot: Snapshot) -> int:
+    def offline_limit(self, snapshot: EngineSnapshot) -> int:
         """The limit in force, adjusted once a second."""
         used = 1.0 - snapshot.free_blocks / snapshot.config.num_blocks
         self._queued |= any(
@@ -153,7 +153,7 @@ class _Draft:
     """A plan in the making."""
 
     fill: Fill
-    snapshot: Snapshot
+    snapshot: EngineSnapshot
     offline_limit: int
     admit: list[Request] = field(default_factory=list)
     park: dict[int, Request] = field(default_factory=dict)
@@ -171,7 +171,7 @@ class _Draft:
         self.offline = sorted((r for r in snapshot.residents if r.request_class is OFFLINE), key=lambda r: r.seq)
         self.slots = snapshot.config.slots - sum(1 for r in snapshot.residents if r.phase is Phase.RUNNING)
 
-    def plan(self) -> Plan:
+    def plan(self) -> StepPlan:
         """Place online, then offline."""
         for request in self.online:
             if request.seq not in self.preempt:
@@ -180,7 +180,7 @@ class _Draft:
             if request.request_class is OFFLINE or not self._admit_online(request):
                 break
         self._place_offline(self.fill.step_seconds)
-        return Plan(
+        return StepPlan(
             grants=tuple(self.grants.values()),
             admit=tuple(self.admit),
             park=tuple(self.park.values()),

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 
-from ballast_policy.cost import attended
+from ballast_policy.learning.cost import attended
 from ballast_sim.deployment import Ballast, Deployment
 from ballast_sim.errors import BadInput, Impossible
 from ballast_sim.inputs import PlanInputs
 from ballast_sim.price import Price
 from ballast_sim.report import Report
-from ballast_sim.step_model import Work
+from ballast_sim.step_model import BatchWork
 from ballast_sim.traffic import Arrival, Trace, at_rate, excerpt, tokens_per_second
 
 STEP_SHARES = (0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
@@ -118,7 +118,7 @@ def _check_prefill(deployment: Deployment, online: Trace) -> None:
     wanted = deployment.inputs.slo.attainment_percent / 100
     prompts = sorted(arrival.num_prompt for arrival in online)
     prompt = prompts[ceil(wanted * len(prompts) - 1e-9) - 1]
-    seconds = deployment.model.seconds(Work(prompt, attended(0, prompt), num_chunks=1))
+    seconds = deployment.model.seconds(BatchWork(prompt, attended(0, prompt), num_chunks=1))
     if seconds > deployment.ttft:
         raise Impossible(
             f"TTFT of {1e3 * deployment.ttft:g} ms is below the fastest prefill for {wanted:.0%} of requests: their "

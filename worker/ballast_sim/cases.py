@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from ballast_policy.fairness import most_ahead
+from ballast_policy.fairness.ledger import most_ahead
 from ballast_policy.snapshot import PolicyConfig, TenantShare
 from ballast_sim.arrivals import bursts, generate
 from ballast_sim.deployment import Ballast

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import exp, inf
 from random import Random
 
-from ballast_policy.cost import attended
+from ballast_policy.learning.cost import attended
 from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.arrivals import constant, generate
 from ballast_sim.baselines import Fill
@@ -21,7 +21,7 @@ from ballast_sim.errors import BadInput, Impossible
 from ballast_sim.inputs import CeilingInput, PlanInputs
 from ballast_sim.pool import Job
 from ballast_sim.simulation import Scenario, simulate
-from ballast_sim.step_model import REFIT_A100, Roofline, StepModel, Work, profile
+from ballast_sim.step_model import REFIT_A100, BatchWork, Roofline, StepModel, profile
 from ballast_sim.traffic import Arrival
 
 MOST_BATCH = 512
@@ -84,7 +84,7 @@ class Case:
         """Seconds of a step with so many newcomers in a full batch."""
         prompts = batch if self.is_encoder else newcomers
         decodes = batch - prompts
-        work = Work(
+        work = BatchWork(
             num_prefill=prompts * self.prompt,
             prefill_context=prompts * attended(0, self.prompt),
             num_decode=decodes,
@@ -279,7 +279,7 @@ class _AtContext:
     step_model: StepModel
     context: int
 
-    def seconds(self, work: Work) -> float:
+    def seconds(self, work: BatchWork) -> float:
         """Time of one step."""
         return self.step_model.seconds(work._replace(decode_context=work.num_decode * self.context))
 

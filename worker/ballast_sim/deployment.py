@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
-from ballast_policy.cost import CostModel, attended
-from ballast_policy.plan import Plan
-from ballast_policy.planner import plan
-from ballast_policy.snapshot import PolicyConfig, Snapshot
+from ballast_policy.learning.cost import CostModel, attended
+from ballast_policy.plan import StepPlan
+from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
+from ballast_policy.step.planner import plan
 from ballast_sim import baselines
 from ballast_sim.errors import Impossible
 from ballast_sim.hardware import GPUS, Gpu
@@ -20,14 +20,14 @@ from ballast_sim.replica import Policy
 from ballast_sim.report import Report, report
 from ballast_sim.shape import Quantization, Shape
 from ballast_sim.simulation import Scenario, simulate
-from ballast_sim.step_model import Roofline, Work, profile
+from ballast_sim.step_model import BatchWork, Roofline, profile
 from ballast_sim.traffic import Arrival
 
 
 class Ballast:
     """The policy that ships, as the simulator asks for it."""
 
-    def plan(self, snapshot: Snapshot) -> Plan:
+    def plan(self, snapshot: EngineSnapshot) -> StepPlan:
         """Decide the next step."""
         return plan(snapshot)
 
@@ -147,7 +147,7 @@ class Deployment:
 
     def operations_per_token(self, lengths: Sequence[Arrival]) -> float:
         """Floating-point operations per token of these lengths, what MFU counts."""
-        work = Work(
+        work = BatchWork(
             num_prefill=sum(a.num_prompt for a in lengths),
             prefill_context=sum(attended(0, a.num_tokens) for a in lengths),
             num_decode=sum(a.num_output for a in lengths),
@@ -160,14 +160,14 @@ class Deployment:
         return result.ttft_attainment >= wanted and result.tpot_attainment >= wanted
 
     def _check_slo(self, online: Sequence[Arrival]) -> None:
-        one = self.model.seconds(Work(num_decode=1, decode_context=1))
+        one = self.model.seconds(BatchWork(num_decode=1, decode_context=1))
         if one > self.tpot:
             raise Impossible(
                 f"TPOT of {1e3 * self.tpot:g} ms is below the fastest step: one decode of {self.shape.name} takes "
                 f"{1e3 * one:.1f} ms on one {self.gpu.name}, most of it for reading the weights. {self._faster(one)}"
             )
         shortest = min(online, key=lambda arrival: arrival.num_prompt).num_prompt
-        first = self.model.seconds(Work(shortest, attended(0, shortest), num_chunks=1))
+        first = self.model.seconds(BatchWork(shortest, attended(0, shortest), num_chunks=1))
         if first > self.ttft:
             raise Impossible(
                 f"TTFT of {1e3 * self.ttft:g} ms is below the fastest prefill: the shortest prompt of the trace, "
@@ -176,7 +176,7 @@ class Deployment:
 
     def _faster(self, found: float) -> str:
         """What would be faster, with figures."""
-        one = Work(num_decode=1, decode_context=1)
+        one = BatchWork(num_decode=1, decode_context=1)
         times = {
             f"{kind.value} weights": replace(self.model, quantization=kind).seconds(one)
             for kind in (Quantization.FP8, Quantization.INT4)

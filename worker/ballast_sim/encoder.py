@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
 
-from ballast_policy.cost import attended
+from ballast_policy.learning.cost import attended
 from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.arrivals import constant, generate
 from ballast_sim.deployment import Ballast
 from ballast_sim.errors import Impossible
 from ballast_sim.simulation import Scenario, simulate
-from ballast_sim.step_model import Roofline, Work, profile
+from ballast_sim.step_model import BatchWork, Roofline, profile
 from ballast_sim.traffic import Arrival
 
 MOST_BATCH = 4096
@@ -35,7 +35,7 @@ class EncoderLimit:
 
 def batch_seconds(model: Roofline, batch: int, prompt: int) -> float:
     """Time of one step over a batch of prompts."""
-    return model.seconds(Work(batch * prompt, batch * attended(0, prompt), 0, 0, 0, batch))
+    return model.seconds(BatchWork(batch * prompt, batch * attended(0, prompt), 0, 0, 0, batch))
 
 
 @dataclass(frozen=True, slots=True)

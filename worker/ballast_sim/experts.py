@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ballast_sim.errors import BadInput
 from ballast_sim.hardware import GPUS, Gpu
-from ballast_sim.step_model import Efficiency, Work
+from ballast_sim.step_model import BatchWork, Efficiency
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class ExpertRoofline:
         touched: float = 1.0 - missed ** (self.diversity * tokens)
         return touched
 
-    def seconds(self, work: Work) -> float:
+    def seconds(self, work: BatchWork) -> float:
         """Return the time of one step."""
         shape, e, p = self.shape, self.efficiency, self.efficiency.overlap
         tokens = work.num_prefill + work.num_decode
@@ -130,7 +130,7 @@ class ExpertRoofline:
         both: float = (linear**p + read**p) ** (1.0 / p)
         return both + self._attention(work) + e.step_seconds + e.sequence_seconds * sampled
 
-    def _attention(self, work: Work) -> float:
+    def _attention(self, work: BatchWork) -> float:
         """Return the time of attention: decodes read their KV, prefill chunks compute scores."""
         shape, e = self.shape, self.efficiency
         whole = shape.layers - shape.windowed_layers

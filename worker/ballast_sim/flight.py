@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from ballast_policy.plan import Plan
+from ballast_policy.plan import StepPlan
 from ballast_sim.item import Item
-from ballast_sim.step_model import Work
+from ballast_sim.step_model import BatchWork
 
 
 @dataclass(slots=True)
 class Flight:
     """A step whose layers all take the same time."""
 
-    plan: Plan
+    plan: StepPlan
     items: list[Item]
-    work: Work
+    work: BatchWork
     seconds: float
     """What it takes, the time that it stands still left out."""
     num_layers: int

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from random import Random
 
-from ballast_policy.cost import attended
+from ballast_policy.learning.cost import attended
 from ballast_sim.capacity import STEP_SHARES
 from ballast_sim.deployment import Ballast, Deployment
 from ballast_sim.encoder import Promise, batch_seconds, encoder_limit
@@ -21,7 +21,7 @@ from ballast_sim.memory import kv_tokens
 from ballast_sim.payment import Payments, pay
 from ballast_sim.price import HOURS_PER_MONTH, Price
 from ballast_sim.shape import Quantization, Shape, shape
-from ballast_sim.step_model import Roofline, Work
+from ballast_sim.step_model import BatchWork, Roofline
 from ballast_sim.traffic import Arrival
 
 FULL_BATCH = 1024
@@ -227,8 +227,8 @@ class _Ahead:
     def _alone(self, deployment: Deployment, service: ServiceInput) -> float:
         """Requests per second, one after the other."""
         prompt, output = service.prompt_tokens, service.output_tokens
-        first = deployment.model.seconds(Work(prompt, attended(0, prompt), num_chunks=1))
-        each = deployment.model.seconds(Work(num_decode=1, decode_context=prompt + output // 2))
+        first = deployment.model.seconds(BatchWork(prompt, attended(0, prompt), num_chunks=1))
+        each = deployment.model.seconds(BatchWork(num_decode=1, decode_context=prompt + output // 2))
         return 1 / (first + (output - 1) * each)
 
     def _highest_rate(self, deployment: Deployment, lengths: Sequence[Arrival], full: float) -> float:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ballast_policy.plan import Plan, Reason
+from ballast_policy.plan import Reason, StepPlan
 from ballast_policy.request import Phase, RequestClass
-from ballast_policy.snapshot import Snapshot
+from ballast_policy.snapshot import EngineSnapshot
 from ballast_sim.errors import IllegalPlan
 
 _EXCUSES = frozenset({Reason.NO_KV, Reason.CHUNK_SPENT, Reason.BATCH_WINDOW})
@@ -28,13 +28,15 @@ class Guarantees:
     """Steps in a row in which offline held less than its reservation while its work waited, and was not filling it: a
     step that computes all the reserved prefill tokens is."""
 
-    def check(self, snapshot: Snapshot, plan: Plan, running: Mapping[RequestClass, int]) -> None:
+    def check(self, snapshot: EngineSnapshot, plan: StepPlan, running: Mapping[RequestClass, int]) -> None:
         """Raise IllegalPlan where a guarantee does not hold."""
         reserved = snapshot.reservation.slots
         self._online_first(snapshot, plan, running, reserved)
         self._offline_floor(snapshot, plan, running, reserved)
 
-    def _online_first(self, snapshot: Snapshot, plan: Plan, running: Mapping[RequestClass, int], reserved: int) -> None:
+    def _online_first(
+        self, snapshot: EngineSnapshot, plan: StepPlan, running: Mapping[RequestClass, int], reserved: int
+    ) -> None:
         """G1: while online waits, offline holds no slot beyond its reservation that online could use."""
         if not snapshot.waiting or snapshot.waiting[0].request_class is RequestClass.OFFLINE:
             return
@@ -57,7 +59,7 @@ class Guarantees:
             raise IllegalPlan(f"G1: {free} slots are free and online request {first.seq} waits ({reason})")
 
     def _offline_floor(
-        self, snapshot: Snapshot, plan: Plan, running: Mapping[RequestClass, int], reserved: int
+        self, snapshot: EngineSnapshot, plan: StepPlan, running: Mapping[RequestClass, int], reserved: int
     ) -> None:
         """G2: with offline work at hand, offline holds its reservation after a bounded number of steps."""
         resident = sum(1 for request in snapshot.residents if request.request_class is RequestClass.OFFLINE)

@@ -24,10 +24,10 @@ from ballast_engine.loader import LoadedModel, load
 from ballast_engine.options import EngineOptions
 from ballast_engine.request import GenerationRequest, SamplingParams
 from ballast_engine.tokenizer import Tokenizer
-from ballast_policy.cost import attended
+from ballast_policy.learning.cost import attended
 from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import PolicyConfig
-from ballast_sim.step_model import StepModel, Work
+from ballast_sim.step_model import BatchWork, StepModel
 from ballast_sim.traffic import Arrival
 
 BLOCK_TOKENS = 16
@@ -39,7 +39,7 @@ WARM_UPS = 3
 class Timed:
     """One step of the engine, planning and bookkeeping included."""
 
-    work: Work
+    work: BatchWork
     wall: float
     cpu: float
 
@@ -75,7 +75,7 @@ class Ticks:
         """Seconds."""
         return self._source() + self._skipped
 
-    def computed(self, work: Work) -> None:
+    def computed(self, work: BatchWork) -> None:
         """A step was computed; by the step model's clock that is what takes time."""
         if self._model is not None:
             self._skipped += self._model.seconds(work)
@@ -94,7 +94,7 @@ class _Watched(Executor):
     def __init__(self, loaded: LoadedModel, *, num_blocks: int, ticks: Ticks) -> None:
         super().__init__(loaded, num_blocks=num_blocks, block_tokens=BLOCK_TOKENS)
         self.ticks = ticks
-        self.work = Work()
+        self.work = BatchWork()
 
     def run(self, batch: Batch, *rest: Any) -> Any:
         """Compute a batch, as the executor does it."""
@@ -104,13 +104,13 @@ class _Watched(Executor):
         return drawn
 
 
-def work_of(batch: Batch) -> Work:
+def work_of(batch: Batch) -> BatchWork:
     """Sum up a batch as the step models see it."""
     decodes = batch.num_decodes
     after = batch.context_lens[decodes:].tolist()
     new = (batch.query_start[decodes + 1 :] - batch.query_start[decodes:-1]).tolist()
     before = [end - tokens for end, tokens in zip(after, new, strict=True)]
-    return Work(
+    return BatchWork(
         num_prefill=sum(new),
         prefill_context=sum(attended(start, tokens) for start, tokens in zip(before, new, strict=True)),
         prefill_before=sum(before),
@@ -192,7 +192,7 @@ class _Session:
 
     def _step(self, waits: list[float]) -> Timed | None:
         """Do one step; None where nothing could run."""
-        self.executor.work = Work()
+        self.executor.work = BatchWork()
         wall, cpu = time.perf_counter(), time.process_time()
         outputs = self.engine.step()
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu

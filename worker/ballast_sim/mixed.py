@@ -13,7 +13,7 @@ from itertools import product
 from math import ceil, inf, nan
 from typing import NamedTuple
 
-from ballast_policy.cost import CostModel
+from ballast_policy.learning.cost import CostModel
 from ballast_policy.snapshot import PolicyConfig
 from ballast_sim import baselines
 from ballast_sim.deployment import Ballast

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from itertools import count, cycle, islice
 from math import inf
 
-from ballast_policy.deadline import Rates, Work
-from ballast_policy.fairness import token_cost
-from ballast_policy.jobs import Candidate, laxity, share_out
+from ballast_policy.fairness.ledger import token_cost
+from ballast_policy.fairness.tenant_slots import TenantSlots
+from ballast_policy.jobs.choice import Candidate, laxity, share_out
+from ballast_policy.jobs.deadline import JobWork, Rates
 from ballast_policy.request import Request, RequestClass
 from ballast_policy.snapshot import TenantShare
-from ballast_policy.tenant_slots import TenantSlots
 from ballast_queue.job import output_left
 from ballast_sim.fairness import Samples
 from ballast_sim.item import Item
@@ -59,10 +59,10 @@ class Job:
         return cls(name, cycle(items), max(item.num_output for item in items), tenant=tenant)
 
     @property
-    def work(self) -> Work:
+    def work(self) -> JobWork:
         """What is left to do, as the queue states it; nothing is left of a job without a deadline."""
         if self.deadline is None or self.num_items == inf:
-            return Work(self.tenant, self.priority, self.deadline, 0)
+            return JobWork(self.tenant, self.priority, self.deadline, 0)
         num = int(self.num_items)
         tokens = output_left(
             num - self.num_finished,
@@ -71,7 +71,7 @@ class Job:
             succeeded=self.num_finished,
             generated=self.num_generated,
         )
-        return Work(self.tenant, self.priority, self.deadline, num - self.num_finished, tokens)
+        return JobWork(self.tenant, self.priority, self.deadline, num - self.num_finished, tokens)
 
 
 @dataclass

@@ -13,12 +13,11 @@ from math import exp
 from random import Random
 from typing import NamedTuple, Protocol
 
-from ballast_policy.cost import CostModel, attended
-from ballast_policy.cost import Work as PolicyWork
 from ballast_policy.host import Dispatch, Host
-from ballast_policy.plan import Plan
+from ballast_policy.learning.cost import CostModel, StepWork, attended
+from ballast_policy.plan import StepPlan
 from ballast_policy.request import OFFLINE, ONLINE, PARKED, RUNNING, RequestClass
-from ballast_policy.snapshot import PolicyConfig, Snapshot
+from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
 from ballast_sim.clock import Clock
 from ballast_sim.errors import IllegalPlan
 from ballast_sim.fairness import Samples
@@ -26,7 +25,7 @@ from ballast_sim.flight import Flight
 from ballast_sim.guarantees import Guarantees
 from ballast_sim.item import Item
 from ballast_sim.kv import Kv
-from ballast_sim.step_model import StepModel, Work
+from ballast_sim.step_model import BatchWork, StepModel
 
 CHECK_EVERY = 512
 """Steps between two audits of all counts; they are audited whenever a replica falls idle, too."""
@@ -41,7 +40,7 @@ SAMPLE_EVERY = 16
 class Policy(Protocol):
     """What decides: Ballast's `plan`, or one of the baselines."""
 
-    def plan(self, snapshot: Snapshot) -> Plan:
+    def plan(self, snapshot: EngineSnapshot) -> StepPlan:
         """Decide the next step."""
 
 
@@ -257,7 +256,7 @@ class Replica:
             )
         return Flight(plan, items, work, seconds, self.num_layers)
 
-    def _sum_up(self, dispatch: Dispatch) -> tuple[list[Item], Work, tuple[int, int, int, int]]:
+    def _sum_up(self, dispatch: Dispatch) -> tuple[list[Item], BatchWork, tuple[int, int, int, int]]:
         """Return the requests of a step, its work (one token costs what a decode does), and tokens by class."""
         items = self.items
         prefill = {ONLINE: 0, OFFLINE: 0}
@@ -282,7 +281,7 @@ class Replica:
                 pairs += attended(computed, tokens)
                 before += computed
                 chunks += 1
-        work = Work(num_prefill, pairs, before, num_decode, context, chunks)
+        work = BatchWork(num_prefill, pairs, before, num_decode, context, chunks)
         return taking_part, work, (prefill[ONLINE], prefill[OFFLINE], decode[ONLINE], decode[OFFLINE])
 
     def _end(self, flight: Flight, turn: int) -> None:
@@ -309,7 +308,7 @@ class Replica:
                 self._emit(item, now)
         host.settle()
         work = flight.work
-        done = PolicyWork(work.num_prefill, work.prefill_context, work.num_decode, work.decode_context)
+        done = StepWork(work.num_prefill, work.prefill_context, work.num_decode, work.decode_context)
         host.observed(done, flight.seconds)
         if len(self.steps) % SAMPLE_EVERY == 0:
             self._sample()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ballast_policy.cost import attended
+from ballast_policy.learning.cost import attended
 from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.deployment import Deployment
 from ballast_sim.errors import BadInput, Impossible
 from ballast_sim.inputs import EngineInput, PlanInputs, SloInput
-from ballast_sim.step_model import REFIT_A100, PublishedA100, StepModel, Work
+from ballast_sim.step_model import REFIT_A100, BatchWork, PublishedA100, StepModel
 from ballast_sim.traffic import Arrival
 
 STEP_MODELS = ("auto", "refit", "published", "roofline")
@@ -53,8 +53,8 @@ class Setting:
     def _check_slo(self, online: Sequence[Arrival]) -> None:
         shortest = min(arrival.num_prompt for arrival in online)
         fastest = {
-            "TPOT": (self.config.tpot, "one decode", Work(num_decode=1, decode_context=1)),
-            "TTFT": (self.config.ttft, f"a prompt of {shortest} token(s)", Work(shortest, attended(0, shortest))),
+            "TPOT": (self.config.tpot, "one decode", BatchWork(num_decode=1, decode_context=1)),
+            "TTFT": (self.config.ttft, f"a prompt of {shortest} token(s)", BatchWork(shortest, attended(0, shortest))),
         }
         for slo, (seconds, what, work) in fastest.items():
             found = self.model.seconds(work)

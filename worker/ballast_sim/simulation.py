@@ -9,7 +9,7 @@ from itertools import count
 from math import inf
 from random import Random
 
-from ballast_policy.cost import CostModel
+from ballast_policy.learning.cost import CostModel
 from ballast_policy.request import Request, RequestClass
 from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.arrivals import ClosedLoop

@@ -12,20 +12,20 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import NamedTuple, Protocol
 
-from ballast_policy import cost as policy_cost
-from ballast_policy.cost import CostModel, Fit, attended
+from ballast_policy.learning import cost as policy_cost
+from ballast_policy.learning.cost import CostModel, Fit, attended
 from ballast_sim.errors import BadInput
 from ballast_sim.hardware import Gpu
 from ballast_sim.shape import Quantization, Shape
 
 
-class Work(NamedTuple):
+class BatchWork(NamedTuple):
     """What one step computes."""
 
     num_prefill: int = 0
     """Tokens of prefill chunks."""
     prefill_context: float = 0.0
-    """Sum over chunks of tokens times the mean context each attends to (`ballast_policy.cost.attended`)."""
+    """Sum over chunks of tokens times the mean context each attends to (`ballast_policy.learning.cost.attended`)."""
     prefill_before: int = 0
     """Sum over chunks of the tokens computed before this step."""
     num_decode: int = 0
@@ -38,7 +38,7 @@ class Work(NamedTuple):
 class StepModel(Protocol):
     """Answers how long a step takes."""
 
-    def seconds(self, work: Work) -> float:
+    def seconds(self, work: BatchWork) -> float:
         """Time of one step."""
 
 
@@ -48,7 +48,7 @@ class Linear:
 
     cost: CostModel
 
-    def seconds(self, work: Work) -> float:
+    def seconds(self, work: BatchWork) -> float:
         """Time of one step."""
         cost = self.cost
         return (
@@ -67,7 +67,7 @@ class PublishedA100:
     optimizes against it exploits the seam. `REFIT_A100` has neither.
     """
 
-    def seconds(self, work: Work) -> float:
+    def seconds(self, work: BatchWork) -> float:
         """Time of one step."""
         prefill, decode = work.num_prefill, work.num_decode
         tokens = prefill + decode
@@ -90,29 +90,29 @@ def profile(model: StepModel, seed: int = 0, num_steps: int = 512) -> CostModel:
     random = Random(seed)
     fit = Fit(capacity=num_steps)
     for work in sample_steps(random, num_steps):
-        seen = policy_cost.Work(work.num_prefill, work.prefill_context, work.num_decode, work.decode_context)
+        seen = policy_cost.StepWork(work.num_prefill, work.prefill_context, work.num_decode, work.decode_context)
         fit.add(seen, model.seconds(work))
     return replace(fit.refit(), is_trusted=True)
 
 
-def sample_steps(random: Random, number: int) -> list[Work]:
+def sample_steps(random: Random, number: int) -> list[BatchWork]:
     """Draw steps of all mixes.
 
     Up to 256 decodes of 200 to 3,000 tokens; in two of three a chunk of 16 to 2,048 tokens, half of the chunks behind
     up to 4,000 computed ones.
     """
-    steps: list[Work] = []
+    steps: list[BatchWork] = []
     while len(steps) < number:
         decodes = random.randint(0, 256)
         tokens = 0 if random.random() < 1 / 3 else int(16 * 128 ** random.random())
         before = random.randint(0, 4000) if tokens and random.random() < 0.5 else 0
         context = int(decodes * random.uniform(200, 3000))
         if decodes + tokens:
-            steps.append(Work(tokens, attended(before, tokens), before, decodes, context, 1 if tokens else 0))
+            steps.append(BatchWork(tokens, attended(before, tokens), before, decodes, context, 1 if tokens else 0))
     return steps
 
 
-def relative_errors(model: StepModel, reference: StepModel, steps: Sequence[Work]) -> list[float]:
+def relative_errors(model: StepModel, reference: StepModel, steps: Sequence[BatchWork]) -> list[float]:
     """How far two models are apart, over the reference; from the smallest to the largest."""
     return sorted(abs(model.seconds(work) / reference.seconds(work) - 1) for work in steps)
 
@@ -158,7 +158,7 @@ class Roofline:
         rate = self.gpu.fp8_flops if self.quantization is Quantization.FP8 else self.gpu.flops
         return rate * self.efficiency.compute
 
-    def operations(self, work: Work) -> float:
+    def operations(self, work: BatchWork) -> float:
         """Floating-point operations of a step: what MFU counts."""
         shape = self.shape
         tokens = work.num_prefill + work.num_decode
@@ -167,7 +167,7 @@ class Roofline:
         linear = 2.0 * shape.layer_parameters * tokens + 2.0 * shape.head_parameters * sampled
         return linear + shape.attention_flops_per_pair * pairs
 
-    def seconds(self, work: Work) -> float:
+    def seconds(self, work: BatchWork) -> float:
         """Time of one step."""
         shape, e, p = self.shape, self.efficiency, self.efficiency.overlap
         tokens = work.num_prefill + work.num_decode

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, median
 
-from ballast_policy import cost as policy_cost
-from ballast_policy.cost import CostModel, Fit
+from ballast_policy.learning import cost as policy_cost
+from ballast_policy.learning.cost import CostModel, Fit
 from ballast_sim import baselines
 from ballast_sim.answers import Percentiles
 from ballast_sim.deployment import Ballast
@@ -175,7 +175,7 @@ def fit(steps: Sequence[Timed], clock: str) -> CostModel:
     ring = Fit(capacity=len(steps))
     for step in steps:
         work = step.work
-        seen = policy_cost.Work(work.num_prefill, work.prefill_context, work.num_decode, work.decode_context)
+        seen = policy_cost.StepWork(work.num_prefill, work.prefill_context, work.num_decode, work.decode_context)
         ring.add(seen, step.seconds(clock))
     return replace(ring.refit(), is_trusted=True)
 

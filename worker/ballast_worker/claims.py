@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
 from ballast_engine.errors import InvalidRequest
-from ballast_policy.deadline import Rates
-from ballast_policy.fairness import token_cost
-from ballast_policy.jobs import Candidate, in_submission_order, laxity, share_out
+from ballast_policy.fairness.ledger import token_cost
+from ballast_policy.jobs.choice import Candidate, in_submission_order, laxity, share_out
+from ballast_policy.jobs.deadline import Rates
 from ballast_policy.request import RequestClass
 from ballast_policy.reservation import most_slots
 from ballast_queue.job import Claimed, JobHead, Prefix

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from ballast_policy.deadline import Feasibility, Rates, Verdict, Work, feasible
+from ballast_policy.jobs.deadline import Feasibility, JobWork, Rates, Verdict, feasible
 from ballast_queue.job import Job, JobHead, JobState, Outlook
 from ballast_queue.status import WorkerStatus
 
@@ -36,10 +36,10 @@ def _ready(workers: Sequence[WorkerStatus]) -> list[WorkerStatus]:
     return [worker for worker in workers if worker.is_ready and not worker.is_draining]
 
 
-def work_of(job: Job | JobHead) -> Work:
+def work_of(job: Job | JobHead) -> JobWork:
     """Return what is left to do of a job."""
     remaining = job.counts.waiting + job.counts.leased if isinstance(job, Job) else job.remaining
-    return Work(job.tenant, job.priority, job.deadline, remaining, job.output_left)
+    return JobWork(job.tenant, job.priority, job.deadline, remaining, job.output_left)
 
 
 class Forecast:
@@ -52,7 +52,7 @@ class Forecast:
         self._rates = rates_of(workers)
         self._now = now
         self._weights = weights
-        self._groups: dict[tuple[int, str], dict[str, Work]] = defaultdict(dict)
+        self._groups: dict[tuple[int, str], dict[str, JobWork]] = defaultdict(dict)
         for job in active:
             if job.state in _GOES_ON:
                 self._groups[job.priority, job.tenant][job.id] = work_of(job)
@@ -86,12 +86,12 @@ class Forecast:
         return f"at {per_second} of {workers} it needs {duration(alone)}{ahead}, {left}"
 
 
-def _sums(works: Iterable[Work]) -> list[Work]:
+def _sums(works: Iterable[JobWork]) -> list[JobWork]:
     """Add up the work of one tenant: that of jobs with known output tokens, and that of jobs counted by items."""
-    sums: dict[bool, Work] = {}
+    sums: dict[bool, JobWork] = {}
     for work in works:
         is_known = work.output_tokens > 0
-        so_far = sums.get(is_known, Work(work.tenant, work.priority, None, 0))
+        so_far = sums.get(is_known, JobWork(work.tenant, work.priority, None, 0))
         items, tokens = so_far.items + work.items, so_far.output_tokens + work.output_tokens
         sums[is_known] = replace(so_far, items=items, output_tokens=tokens)
     return list(sums.values())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from ballast_policy.tenant_slots import TenantSlots
+from ballast_policy.fairness.tenant_slots import TenantSlots
 from ballast_queue.redis_store import Queue
 from ballast_queue.service import Service
 from ballast_queue.work import Demand

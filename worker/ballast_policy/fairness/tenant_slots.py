@@ -7,13 +7,15 @@ priority. No request is stopped in the middle of an answer for it, and a higher 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
 from itertools import groupby
 from math import floor, inf
 from operator import attrgetter, itemgetter
 
-from ballast_policy.request import Request
+from ballast_policy.fairness.ledger import Ledger
+from ballast_policy.request import Request, RequestClass
 
 _ROUNDING = 1e-9
 """`0.1 * 30` is 3.0000000000000004 in floating point, and three slots are enough for it."""
@@ -140,3 +142,14 @@ def _reserved_first(order: Sequence[Request], slots: TenantSlots) -> list[Reques
             num_held += 1
     out += [request for request in left[index:] if request is not None]
     return out
+
+
+def slots_by_class(
+    ledgers: Mapping[RequestClass, Ledger], running: Collection[Request]
+) -> dict[RequestClass, TenantSlots]:
+    """Return the slots by tenant of each class in which a tenant has a reservation."""
+    return {
+        c: TenantSlots(ledger.reserved, Counter([r.tenant for r in running if r.request_class is c]))
+        for c, ledger in ledgers.items()
+        if ledger.reserved
+    }

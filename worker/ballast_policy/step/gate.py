@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from ballast_policy.class_requests import ClassRequests
-from ballast_policy.order import ranked, turning
+from ballast_policy.fairness.order import ranked, turning
+from ballast_policy.fairness.tenant_slots import reserved_first
 from ballast_policy.plan import Reason
 from ballast_policy.request import PARKED, WAITING, Request, computed
-from ballast_policy.step import Draft
-from ballast_policy.tenant_slots import reserved_first
+from ballast_policy.step.class_requests import ClassRequests
+from ballast_policy.step.draft import Decisions
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class AdmissionGate:
     """
 
     group: ClassRequests
-    draft: Draft
+    draft: Decisions
     count_free: Callable[[], int]
     """Returns the free slots of the class."""
     is_closed: bool = False

@@ -8,7 +8,7 @@ from math import inf, isfinite, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from ballast_policy.least_squares import non_negative_least_squares
+from ballast_policy.learning.least_squares import non_negative_least_squares
 
 
 def attended(num_computed: int, num_tokens: int) -> float:
@@ -17,7 +17,7 @@ def attended(num_computed: int, num_tokens: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class StepWork:
     """What a step computes, as far as its time depends on it."""
 
     num_prefill: int = 0
@@ -46,7 +46,7 @@ class CostModel:
     is_trusted: bool = False
     """False: a static fallback, too rough to hold an SLO by."""
 
-    def predict(self, work: Work) -> float:
+    def predict(self, work: StepWork) -> float:
         """Give the seconds a step takes; 0 for an empty one."""
         if not work.num_prefill and not work.num_decode:
             return 0.0
@@ -115,7 +115,7 @@ class Fit:
         self.error = inf
         """Median relative error of `model` over the steps at hand."""
 
-    def add(self, work: Work, seconds: float) -> None:
+    def add(self, work: StepWork, seconds: float) -> None:
         """Take in one step's measured time; an empty step says nothing."""
         if seconds > 0 and (work.num_prefill or work.num_decode):
             self._rings[work.num_prefill == 0].add(work, seconds)
@@ -164,7 +164,7 @@ class _Ring:
     def __len__(self) -> int:
         return min(self.num_added, len(self.seconds))
 
-    def add(self, work: Work, seconds: float) -> None:
+    def add(self, work: StepWork, seconds: float) -> None:
         index = self.num_added % len(self.seconds)
         self.features[index] = (1.0, work.num_prefill, work.prefill_context, work.num_decode, work.decode_context)
         self.seconds[index] = seconds

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Protocol, TypeVar
 
-from ballast_policy.fairness import Ledger
+from ballast_policy.fairness.ledger import Ledger
 
 
 class Ordered(Protocol):

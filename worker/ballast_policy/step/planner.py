@@ -20,24 +20,24 @@ from __future__ import annotations
 
 from math import inf
 
-from ballast_policy.budget import idle_budget, step_budget
-from ballast_policy.growth import grow
-from ballast_policy.lending import lend
-from ballast_policy.online import online_seconds, online_step, serve_online
-from ballast_policy.plan import Because, Plan, Reason
-from ballast_policy.reserved import fill_reservation
-from ballast_policy.snapshot import Snapshot
-from ballast_policy.step import Step
-from ballast_policy.suspension import suspendable_seconds
-from ballast_policy.window import begins_at
+from ballast_policy.plan import Because, Reason, StepPlan
+from ballast_policy.snapshot import EngineSnapshot
+from ballast_policy.step.batch_window import begins_at
+from ballast_policy.step.budget import idle_budget, step_budget
+from ballast_policy.step.decode_growth import grow
+from ballast_policy.step.draft import StepDraft
+from ballast_policy.step.lending import lend
+from ballast_policy.step.online import online_seconds, online_step, serve_online
+from ballast_policy.step.reserved import fill_reservation
+from ballast_policy.step.suspension import suspendable_seconds
 
 
-def plan(snapshot: Snapshot) -> Plan:
+def plan(snapshot: EngineSnapshot) -> StepPlan:
     """Return the plan of the next step. The same snapshot gives the same plan; nothing in the snapshot changes."""
     wait_until = begins_at(snapshot)
     if snapshot.now < wait_until:
-        return Plan(because=tuple(Because(r, Reason.BATCH_WINDOW) for r in snapshot.waiting), wait_until=wait_until)
-    step = Step(snapshot)
+        return StepPlan(because=tuple(Because(r, Reason.BATCH_WINDOW) for r in snapshot.waiting), wait_until=wait_until)
+    step = StepDraft(snapshot)
     growth_blocks = grow(step)
     reserved = fill_reservation(step)
     reserved, late = serve_online(step, reserved)
@@ -52,7 +52,7 @@ def plan(snapshot: Snapshot) -> Plan:
     return step.as_plan(budget, online_seconds=alone, suspendable_seconds=suspendable_seconds(step))
 
 
-def _break_deadlock(step: Step) -> None:
+def _break_deadlock(step: StepDraft) -> None:
     """Preempt the last resident in order if no request can compute for lack of KV.
 
     A block that several residents share is freed by none of them alone, so `reclaim` may find nothing to free.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from ballast_policy.cost import CostModel
+from ballast_policy.learning.cost import CostModel
 from ballast_policy.request import WAITING, Request, computed
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from math import inf
 
-from ballast_policy.snapshot import Snapshot
+from ballast_policy.snapshot import EngineSnapshot
 
 _MOST_WAIT = 0.5
 """Share of a TTFT that may be spent on waiting for other requests."""
 
 
-def begins_at(snapshot: Snapshot) -> float:
+def begins_at(snapshot: EngineSnapshot) -> float:
     """Return when an idle engine starts a step: `first arrival + window`, or -inf if it does not wait.
 
     The engine waits for no more requests than a step can take (slots, prefill tokens). It spends at most half of any

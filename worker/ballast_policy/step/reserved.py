@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
-from ballast_policy.gate import candidates
 from ballast_policy.plan import Reason
 from ballast_policy.request import WAITING, Request, computed
-from ballast_policy.step import Step
+from ballast_policy.step.draft import StepDraft
+from ballast_policy.step.gate import candidates
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Reserved:
             return 0
         return min(self.tokens, sum(request.remaining for request in self.requests if request not in gone))
 
-    def seconds(self, step: Step, free: int | None = None) -> float:
+    def seconds(self, step: StepDraft, free: int | None = None) -> float:
         """Return the time of these prefill tokens; the requests get them in policy order.
 
         With `free`, tokens that find no block among `free` blocks take no time.
@@ -47,7 +47,7 @@ class Reserved:
         return seconds
 
 
-def fill_reservation(step: Step) -> Reserved:
+def fill_reservation(step: StepDraft) -> Reserved:
     """Start offline requests in free reserved slots. Return the prefill tokens and the blocks that stay reserved.
 
     A request that needs more KV than the reservation has left depends on borrowed KV, which `lend` decides. It does
@@ -65,7 +65,7 @@ def fill_reservation(step: Step) -> Reserved:
     return Reserved(kept, prefills, held_blocks)
 
 
-def _start(step: Step, num_free: int, tokens: int) -> int:
+def _start(step: StepDraft, num_free: int, tokens: int) -> int:
     """Start offline requests in `num_free` slots. Return the blocks of the first that fits but finds too few free."""
     offline, held_blocks = step.offline, 0
     for request in candidates(offline, offline.waiting):
@@ -90,7 +90,7 @@ def _start(step: Step, num_free: int, tokens: int) -> int:
     return held_blocks
 
 
-def _fits(step: Step, request: Request) -> bool:
+def _fits(step: StepDraft, request: Request) -> bool:
     """Return whether all of a request fits into the reserved blocks beside the KV of offline."""
     needed, held = step.blocks.whole(request), step.offline.num_blocks
     left, tail = step.coverage.blocks - held, 0

@@ -7,20 +7,22 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from math import inf
 
-from ballast_policy.admission import Peak
-from ballast_policy.budget import OnlineStep, prefill_room
-from ballast_policy.gate import AdmissionGate
 from ballast_policy.plan import Reason
 from ballast_policy.request import ONLINE, PARKED, RUNNING, WAITING, Request, computed
-from ballast_policy.reserved import Reserved
-from ballast_policy.step import Step
-from ballast_policy.triage import all_in_time, find_late, in_time_first
+from ballast_policy.step.budget import OnlineStep, prefill_room
+from ballast_policy.step.draft import StepDraft
+from ballast_policy.step.gate import AdmissionGate
+from ballast_policy.step.kv_peak import KvPeak
+from ballast_policy.step.reserved import Reserved
+from ballast_policy.step.triage import all_in_time, find_late, in_time_first
 
 DEFERRED_SHARE = 0.1
 """Share of the prefill of a step that the first deferred request gets before all others."""
 
 
-def online_step(step: Step, reserved: Reserved, *, late: Collection[Request] = (), alone: float = 0.0) -> OnlineStep:
+def online_step(
+    step: StepDraft, reserved: Reserved, *, late: Collection[Request] = (), alone: float = 0.0
+) -> OnlineStep:
     """Return the part of the step that no budget limits: online, and the reservation of offline.
 
     `late` requests do not count. `alone` is the result of `online_seconds`.
@@ -41,7 +43,7 @@ def online_step(step: Step, reserved: Reserved, *, late: Collection[Request] = (
     )
 
 
-def online_seconds(step: Step) -> float:
+def online_seconds(step: StepDraft) -> float:
     """Return the time that online alone would take for its part of the step.
 
     Without offline work, online requests finish earlier, so that fewer decodes and less prefill meet in one step.
@@ -57,7 +59,7 @@ def online_seconds(step: Step) -> float:
     return cost.k0 + (seconds + cost.k3 * num_decodes + cost.k4 * context) / (1 + step.snapshot.allowance.crowding)
 
 
-def serve_online(step: Step, reserved: Reserved) -> tuple[Reserved, Collection[Request]]:
+def serve_online(step: StepDraft, reserved: Reserved) -> tuple[Reserved, Collection[Request]]:
     """Grant prefill tokens in order of priority: to residents first, then to requests that take a slot.
 
     Requests get the tokens that the decodes beside them can wait for, and requests that can have their first token in
@@ -79,7 +81,7 @@ def serve_online(step: Step, reserved: Reserved) -> tuple[Reserved, Collection[R
 
 @dataclass(slots=True)
 class _Service:
-    step: Step
+    step: StepDraft
     gate: AdmissionGate
     reserved: Reserved
     order: Sequence[Request] = ()
@@ -88,7 +90,7 @@ class _Service:
     """Requests that cannot have their first token in time."""
     until: float = inf
     """The value of `StepTime.seconds` at which prefill ends."""
-    peak: Peak | None = None
+    peak: KvPeak | None = None
     """The KV that online will come to; None until an admission needs it."""
 
     def triage(self, part: OnlineStep) -> None:
@@ -198,7 +200,7 @@ class _Service:
         if ONLINE not in step.snapshot.expectation.outputs:
             return True
         if self.peak is None:
-            self.peak = Peak(step.snapshot.expectation, blocks.block_tokens, step.config.tail_tokens)
+            self.peak = KvPeak(step.snapshot.expectation, blocks.block_tokens, step.config.tail_tokens)
             self.peak.add_all(online.residents + online.started, blocks.promised)
         if not (online.started or online.residents):
             return True

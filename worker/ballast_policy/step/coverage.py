@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
 
-from ballast_policy.class_requests import ClassRequests
 from ballast_policy.request import Request
-from ballast_policy.snapshot import Snapshot
+from ballast_policy.snapshot import EngineSnapshot
+from ballast_policy.step.class_requests import ClassRequests
 
 
 @dataclass
 class Coverage:
     """The reservation in one step. Each figure and each set is computed when a phase first asks for it."""
 
-    snapshot: Snapshot
+    snapshot: EngineSnapshot
     online: ClassRequests
     offline: ClassRequests
     gone: Collection[Request]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import NamedTuple
 
-from ballast_policy.plan import Plan
+from ballast_policy.plan import StepPlan
 from ballast_policy.request import Request, RequestClass
 
 _LATENCIES = 2048
@@ -113,7 +113,7 @@ class Interference:
         self._tpot.clear()
         self._lost.clear()
 
-    def began(self, plan: Plan, now: float) -> None:
+    def began(self, plan: StepPlan, now: float) -> None:
         """Note that a step begins or resumes: all but online's own part of it is delay."""
         self.ended(now)
         if plan.predicted_seconds > 0:

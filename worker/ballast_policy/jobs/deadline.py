@@ -30,7 +30,7 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class JobWork:
     """What is left to do of a job."""
 
     tenant: str
@@ -57,7 +57,7 @@ class Feasibility:
 
 
 def feasible(
-    job: Work, others: Iterable[Work], rates: Rates, now: float, weights: Mapping[str, float] | None = None
+    job: JobWork, others: Iterable[JobWork], rates: Rates, now: float, weights: Mapping[str, float] | None = None
 ) -> Feasibility:
     """Compare the time a job needs with the time it has.
 
@@ -98,7 +98,7 @@ def feasible(
     return Feasibility(verdict, left, needed, alone, needed - itself)
 
 
-def seconds_of(work: Work, rates: Rates) -> float | None:
+def seconds_of(work: JobWork, rates: Rates) -> float | None:
     """Return the time that work takes with all workers to itself; None if no rate for it is known."""
     if not work.items:
         return 0.0
@@ -107,7 +107,7 @@ def seconds_of(work: Work, rates: Rates) -> float | None:
     return work.items / rates.items if rates.items > 0 else None
 
 
-def _goes_first(other: Work, job: Work, more_seconds: float) -> bool:
+def _goes_first(other: JobWork, job: JobWork, more_seconds: float) -> bool:
     """Tell whether a job of the same tenant is due earlier or can lose less time, `more_seconds` the longer one."""
     if other.deadline is None or job.deadline is None:
         return other.deadline is not None or job.deadline is None

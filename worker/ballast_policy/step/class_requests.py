@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ballast_policy.backlog import Ledgers
-from ballast_policy.fairness import EMPTY, Ledger
-from ballast_policy.order import ranked
-from ballast_policy.request import OFFLINE, ONLINE, PARKED, Request, RequestClass
-from ballast_policy.tenant_slots import TenantSlots, reserved_first
+from ballast_policy.fairness.ledger import EMPTY, Ledger
+from ballast_policy.fairness.order import ranked
+from ballast_policy.fairness.tenant_slots import TenantSlots, reserved_first
+from ballast_policy.request import OFFLINE, ONLINE, PARKED, Request
 
 
 @dataclass(slots=True)
@@ -119,12 +119,3 @@ def _sort(residents: list[Request], waiting: Sequence[Request], ledger: Ledger, 
                 growing.append(request)
     context += len(decodes)
     return ClassRequests(ledger, waiting, decodes, prefills, parked, growing, context, held)
-
-
-def tenant_slots(ledgers: Ledgers, running: Collection[Request]) -> dict[RequestClass, TenantSlots]:
-    """Return the slots by tenant of each class in which a tenant has a reservation."""
-    return {
-        c: TenantSlots(ledger.reserved, Counter([r.tenant for r in running if r.request_class is c]))
-        for c, ledger in ledgers.items()
-        if ledger.reserved
-    }

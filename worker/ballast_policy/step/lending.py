@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil, floor, inf
 
-from ballast_policy.admission import Peak
-from ballast_policy.budget import most_prefill
-from ballast_policy.gate import AdmissionGate, candidates
-from ballast_policy.growth import reclaim_from_offline
 from ballast_policy.plan import Reason
 from ballast_policy.request import OFFLINE, RUNNING, WAITING, Request, computed
 from ballast_policy.reservation import most_slots
-from ballast_policy.reserved import Reserved
-from ballast_policy.step import Step
+from ballast_policy.step.budget import most_prefill
+from ballast_policy.step.decode_growth import reclaim_from_offline
+from ballast_policy.step.draft import StepDraft
+from ballast_policy.step.gate import AdmissionGate, candidates
+from ballast_policy.step.kv_peak import KvPeak
+from ballast_policy.step.reserved import Reserved
 
 
-def lend(step: Step, reserved: Reserved, *, growth_blocks: int, budget: float, expects_online: bool) -> None:
+def lend(step: StepDraft, reserved: Reserved, *, growth_blocks: int, budget: float, expects_online: bool) -> None:
     """Grant offline what is left while the budget allows: decodes, parked decodes, prefill, then admissions.
 
     A smaller budget takes away in the reverse order: prefill first, then decodes are parked. `growth_blocks` are set
@@ -43,7 +43,7 @@ def lend(step: Step, reserved: Reserved, *, growth_blocks: int, budget: float, e
     _Lending(step, gate, budget, reserved, chunk, held_blocks).fill()
 
 
-def _park_above_limits(step: Step, most: int) -> None:
+def _park_above_limits(step: StepDraft, most: int) -> None:
     """Park requests beyond the caps of their tenants, and beyond the `most` slots that offline may hold."""
     free, coverage = step.tenant_slots_left, step.coverage
     if min(free.values(), default=0) < 0:
@@ -58,7 +58,7 @@ def _park_above_limits(step: Step, most: int) -> None:
         step.park(coverage.running[-excess:], Reason.SLOT_RECLAIMED)
 
 
-def _park_above_budget(step: Step, seconds: float, num_covered: int) -> None:
+def _park_above_budget(step: StepDraft, seconds: float, num_covered: int) -> None:
     """Park the last decodes that the reservation does not cover until the others take at most `seconds`."""
     offline, cost = step.offline, step.cost
     if cost.k3 * len(offline.decodes) + cost.k4 * offline.context <= seconds:
@@ -75,7 +75,7 @@ def _park_above_budget(step: Step, seconds: float, num_covered: int) -> None:
         seconds -= takes
 
 
-def _grow(step: Step) -> None:
+def _grow(step: StepDraft) -> None:
     """Find the blocks that offline decodes begin: preempt offline requests, but never the first, or else park."""
     offline, blocks = step.offline, step.blocks
     if len(offline.growing) > blocks.free:
@@ -87,7 +87,7 @@ def _grow(step: Step) -> None:
 
 @dataclass(slots=True)
 class _Lending:
-    step: Step
+    step: StepDraft
     gate: AdmissionGate
     budget: float
     reserved: Reserved
@@ -96,7 +96,7 @@ class _Lending:
     held_blocks: int
     """Free blocks that admissions leave."""
     reserved_seconds: float = 0.0
-    peak: Peak | None = None
+    peak: KvPeak | None = None
     """The KV that all residents will come to; None until an admission needs it."""
 
     @property
@@ -206,6 +206,6 @@ class _Lending:
                 return True
             if free < 0:
                 return False
-            self.peak = Peak(step.snapshot.expectation, blocks.block_tokens, step.config.tail_tokens)
+            self.peak = KvPeak(step.snapshot.expectation, blocks.block_tokens, step.config.tail_tokens)
             self.peak.add_all(residents, blocks.promised)
         return free >= 0 and self.peak.missing(request, whole, free) <= free

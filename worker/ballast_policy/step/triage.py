@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Sequence
 from heapq import heappush, heapreplace
 from math import inf
 
-from ballast_policy.cost import CostModel
+from ballast_policy.learning.cost import CostModel
 from ballast_policy.request import Request, computed, is_overdue
 
 

@@ -7,20 +7,20 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, repeat
 
-from ballast_policy.accounts import Blocks, StepTime
-from ballast_policy.budget import most_prefill
-from ballast_policy.class_requests import ClassRequests, by_class
-from ballast_policy.coverage import Coverage
-from ballast_policy.plan import Because, Plan, Reason
+from ballast_policy.plan import Because, Reason, StepPlan
 from ballast_policy.request import ONLINE, WAITING, Request, computed
 from ballast_policy.reservation import most_slots
-from ballast_policy.snapshot import Snapshot
-from ballast_policy.victims import choose
+from ballast_policy.snapshot import EngineSnapshot
+from ballast_policy.step.accounts import Blocks, StepTime
+from ballast_policy.step.budget import most_prefill
+from ballast_policy.step.class_requests import ClassRequests, by_class
+from ballast_policy.step.coverage import Coverage
+from ballast_policy.step.victims import choose
 
 
 @dataclass(slots=True)
-class Draft:
-    """The decisions so far, except the decodes that run already. Lists have the names of `Plan`."""
+class Decisions:
+    """The decisions so far, except the decodes that run already. Lists have the names of `StepPlan`."""
 
     decodes: list[Request] = field(default_factory=list)
     """Requests of `admit` and `resume` that compute one token."""
@@ -38,17 +38,17 @@ class Draft:
         self.because.append(Because(request, reason))
 
 
-class Step:
+class StepDraft:
     """Keeps requests, accounts and decisions consistent: its methods change all of them together."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: EngineSnapshot) -> None:
         config, cost = snapshot.config, snapshot.cost
         self.snapshot, self.config, self.cost = snapshot, config, cost
         groups = by_class(snapshot.residents, snapshot.waiting, snapshot.ledgers, config.block_tokens)
         self.online, self.offline = groups
         self.blocks = Blocks(snapshot.free_blocks, config.block_tokens)
         self.time = StepTime(cost, most_prefill(config, cost), cost.k0, cost.k0)
-        self.draft = Draft()
+        self.draft = Decisions()
         num_offline = len(self.offline.waiting) + self.offline.num_running + len(self.offline.parked)
         num_slots = min(snapshot.reservation.slots, num_offline)
         self.coverage = Coverage(snapshot, self.online, self.offline, self.draft.gone, num_slots)
@@ -140,12 +140,12 @@ class Step:
             self.preempt(request, Reason.KV_RECLAIMED)
         return victims is not None
 
-    def as_plan(self, budget_seconds: float, *, online_seconds: float, suspendable_seconds: float = 0.0) -> Plan:
+    def as_plan(self, budget_seconds: float, *, online_seconds: float, suspendable_seconds: float = 0.0) -> StepPlan:
         """Return the plan of all decisions."""
         draft = self.draft
         counted = [group.decodes for group in (self.online, self.offline) if group.is_counted]
         grants = (*zip(chain(*counted, draft.decodes), repeat(1)), *draft.prefill_grants.items())
-        return Plan(
+        return StepPlan(
             grants=grants,
             admit=tuple(draft.admit),
             park=tuple(draft.park),

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection
 from math import inf
 
-from ballast_policy.plan import Plan, Reason
+from ballast_policy.plan import Reason, StepPlan
 from ballast_policy.request import ONLINE, PARKED, Request, computed
-from ballast_policy.snapshot import Snapshot
-from ballast_policy.step import Step
+from ballast_policy.snapshot import EngineSnapshot
+from ballast_policy.step.draft import StepDraft
 
 _SHARE = 0.85
 """Share of the time for which decodes can wait that nested steps may take. With all of it, answers that end soon would
 have no time left."""
 
 
-def suspendable_seconds(step: Step) -> float:
+def suspendable_seconds(step: StepDraft) -> float:
     """Return how long the step may be suspended: until its first online token would be late.
 
     Tokens that are late in any case do not count: prefill of newcomers takes the slack of decodes sooner or later.
@@ -48,13 +48,13 @@ def suspendable_seconds(step: Step) -> float:
     return _SHARE * max(0.0, slack)
 
 
-def plan_nested(snapshot: Snapshot, in_flight: Collection[Request], seconds: float) -> Plan:
+def plan_nested(snapshot: EngineSnapshot, in_flight: Collection[Request], seconds: float) -> StepPlan:
     """Return a plan that admits new online requests which have their first token within `seconds`.
 
     The KV of `in_flight`, the requests of the suspended step, is being written: none of them is preempted or gets a
     grant. An offline request that borrows its slot may be parked; its token in flight still counts when its step ends.
     """
-    step = Step(snapshot)
+    step = StepDraft(snapshot)
     online, offline, blocks, cost = step.online, step.offline, step.blocks, step.cost
     busy = set(in_flight)
     parked = [request for request in step.coverage.reclaimable if request.phase is PARKED and request not in busy]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import islice
 from math import exp, inf, log, sqrt
 
-from ballast_policy.cost import CostModel
+from ballast_policy.learning.cost import CostModel
 from ballast_policy.request import Request
-from ballast_policy.snapshot import PolicyConfig, Snapshot
+from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
 
 _LOOK_AHEAD = 32
 """Requests that prefill or wait and bound the budget, the first in order. Later ones have to wait anyway."""
@@ -54,7 +54,7 @@ def most_prefill(config: PolicyConfig, cost: CostModel) -> int:
     return config.chunk_tokens * (ONLINE_CHUNKS if is_paced else 1)
 
 
-def step_budget(snapshot: Snapshot, part: OnlineStep) -> float:
+def step_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
     """Return the seconds that the step may take: the smallest of four bounds.
 
     - The newcomer: a request of the usual length that arrives as the step starts still has its first token in time.
@@ -78,7 +78,7 @@ def step_budget(snapshot: Snapshot, part: OnlineStep) -> float:
     return part.seconds + (bound - part.seconds) * ratio if ratio < 1 and part.seconds < bound < inf else bound
 
 
-def idle_budget(snapshot: Snapshot, part: OnlineStep) -> float:
+def idle_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
     """Return the budget of a step without online requests, which is never too short for the next token of a request.
 
     Only the newcomer and the cap bound it. A cap bounds it as long as the next request is expected.
@@ -92,7 +92,7 @@ def idle_budget(snapshot: Snapshot, part: OnlineStep) -> float:
     return max(bound, _IDLE_STEP * cost.k0, cost.k0 + token, part.seconds)
 
 
-def prefill_room(snapshot: Snapshot, part: OnlineStep) -> tuple[float, float]:
+def prefill_room(snapshot: EngineSnapshot, part: OnlineStep) -> tuple[float, float]:
     """Return the seconds that online prefill may make this step take, and those of one step after the other.
 
     This step may last until the first decode would fall behind its mean TPOT. At the beginning of its answer a decode
@@ -122,14 +122,14 @@ def prefill_room(snapshot: Snapshot, part: OnlineStep) -> tuple[float, float]:
     return max(until, pace), pace
 
 
-def _newcomer_bound(snapshot: Snapshot, fixed: float) -> float:
+def _newcomer_bound(snapshot: EngineSnapshot, fixed: float) -> float:
     """Return the longest step that a newcomer can wait for before its own step; one TPOT if it is late in any case."""
     config = snapshot.config
     left = config.ttft - fixed - snapshot.cost.prefill(0, snapshot.typical_prompt)
     return left if left > fixed else fixed + min(config.tpot, config.ttft)
 
 
-def _cap_bound(snapshot: Snapshot, alone: float) -> float:
+def _cap_bound(snapshot: EngineSnapshot, alone: float) -> float:
     """Return the bound of the cap on a step of online: `(1 + share) * typical`.
 
     All steps are filled to one level. A step that is long by online's own work gets nothing on top.
@@ -139,7 +139,7 @@ def _cap_bound(snapshot: Snapshot, alone: float) -> float:
     return (1 + _share(snapshot)) * (snapshot.allowance.typical or alone)
 
 
-def _idle_cap_bound(snapshot: Snapshot) -> float:
+def _idle_cap_bound(snapshot: EngineSnapshot) -> float:
     """Return the bound of the cap on a step without online requests.
 
     A newcomer suspends the step for its first token. The rest of the step then delays its second token, which its whole
@@ -154,12 +154,12 @@ def _idle_cap_bound(snapshot: Snapshot) -> float:
     return _share(snapshot) * (cost.k0 + cost.prefill(0, snapshot.typical_prompt))
 
 
-def _share(snapshot: Snapshot) -> float:
+def _share(snapshot: EngineSnapshot) -> float:
     share = snapshot.allowance.share
     return (snapshot.config.max_interference or 0.0) if share is None else share
 
 
-def _decode_slack(snapshot: Snapshot, part: OnlineStep) -> tuple[float, float]:
+def _decode_slack(snapshot: EngineSnapshot, part: OnlineStep) -> tuple[float, float]:
     """Return the least TPOT of the online decodes, and the slack that they have together after online's part."""
     next_token = snapshot.now + part.seconds
     least_tpot = slack = inf
@@ -182,11 +182,11 @@ def _decode_slack(snapshot: Snapshot, part: OnlineStep) -> tuple[float, float]:
     return least_tpot, min(slack, _shared_slack(saved, _burst(snapshot, least_tpot), _most_risk(snapshot)))
 
 
-def _most_risk(snapshot: Snapshot) -> float:
+def _most_risk(snapshot: EngineSnapshot) -> float:
     return snapshot.config.most_risk * snapshot.allowance.harvest
 
 
-def _burst(snapshot: Snapshot, tpot: float) -> float:
+def _burst(snapshot: EngineSnapshot, tpot: float) -> float:
     """Return the seconds of online prefill by which a burst exceeds the mean while an answer is made.
 
     It is the standard deviation of that prefill, by what arrived lately; at least one TPOT.
@@ -216,7 +216,7 @@ def _catches_up(request: Request, late: float, fixed: float) -> bool:
     return late <= (request.max_output - request.num_output) * (request.tpot - fixed)
 
 
-def _prefill_slack(snapshot: Snapshot, part: OnlineStep) -> float:
+def _prefill_slack(snapshot: EngineSnapshot, part: OnlineStep) -> float:
     """Return the least slack over the requests that prefill or wait, all prefill before them counted in.
 
     Return inf if all are overdue: their first token is late in any case.

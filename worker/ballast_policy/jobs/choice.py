@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from ballast_policy.deadline import Rates, Work, seconds_of
-from ballast_policy.fairness import Ledger
-from ballast_policy.order import place, ranking
-from ballast_policy.tenant_slots import TenantSlots
+from ballast_policy.fairness.ledger import Ledger
+from ballast_policy.fairness.order import place, ranking
+from ballast_policy.fairness.tenant_slots import TenantSlots
+from ballast_policy.jobs.deadline import JobWork, Rates, seconds_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Candidate:
     """Items that can be claimed now."""
 
 
-def laxity(work: Work, rates: Rates, now: float) -> float:
+def laxity(work: JobWork, rates: Rates, now: float) -> float:
     """Return the seconds that a job can lose before its deadline is at risk: `deadline - now - work / rate`.
 
     The rate is that of all workers together, as if the job had them to itself. The work is in output tokens if the

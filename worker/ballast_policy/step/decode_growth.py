@@ -6,10 +6,10 @@ from collections.abc import Collection
 
 from ballast_policy.plan import Reason
 from ballast_policy.request import Request
-from ballast_policy.step import Step
+from ballast_policy.step.draft import StepDraft
 
 
-def grow(step: Step) -> int:
+def grow(step: StepDraft) -> int:
     """Take the blocks that online decodes begin. Return the blocks set aside for offline decodes that are covered.
 
     If blocks are short, offline gives up KV beyond its reservation, provided that this suffices. Otherwise the last
@@ -25,7 +25,7 @@ def grow(step: Step) -> int:
     return num_set_aside
 
 
-def reclaim_from_offline(step: Step, growing: Collection[Request], beside: int = 0) -> None:
+def reclaim_from_offline(step: StepDraft, growing: Collection[Request], beside: int = 0) -> None:
     """Preempt offline requests, but never the first in order, so that `growing` and `beside` others find a block each.
 
     KV beyond the reservation goes first.
@@ -36,7 +36,7 @@ def reclaim_from_offline(step: Step, growing: Collection[Request], beside: int =
         step.reclaim([r for r in step.offline.residents if r not in first], missing, growing)
 
 
-def _settle(step: Step) -> int:
+def _settle(step: StepDraft) -> int:
     """Preempt or park until all remaining decodes find a block. Return the number of covered offline decodes."""
     online, blocks, coverage, growing = step.online, step.blocks, step.coverage, set(step.offline.growing)
     inside = [request for request in coverage.running[: coverage.slots] if request in growing]
@@ -53,7 +53,7 @@ def _settle(step: Step) -> int:
     return min(num_left, len(inside))
 
 
-def _reclaim_for_online(step: Step, num_covered: int) -> None:
+def _reclaim_for_online(step: StepDraft, num_covered: int) -> None:
     online, blocks = step.online, step.blocks
     if step.reclaim(step.coverage.reclaimable, blocks.missing(len(online.growing) + num_covered)):
         return

@@ -12,61 +12,16 @@ answers of the class that are longer than what the request has generated so far.
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import insort
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from math import inf
 
-from ballast_policy.request import Request, RequestClass
-
-QUANTILES = {RequestClass.ONLINE: 0.5, RequestClass.OFFLINE: 0.3}
-"""Quantile of the recent answers that an answer is expected to reach. Online must seldom run out of KV. A preemption
-of offline costs less than an empty slot: `benchmarks/kv_admission.py`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Expectation:
-    """Recent lengths of answers, and recent demand of online."""
-
-    outputs: Mapping[RequestClass, tuple[int, ...]] = field(default_factory=dict)
-    """Lengths of answers by class, sorted; a class is absent while they are unknown."""
-    guard_share: float | None = None
-    """Share of the KV that online may need at once; None while it is unknown."""
-    unknown_share: float = 0.0
-    """Share of `max_output` that a request is expected to generate while the lengths of its class are unknown."""
-    online_rate: float = 0.0
-    """Online requests that arrive per second."""
-    online_until: float = -inf
-    """Time until which the next online request is expected; -inf if no request has arrived."""
-    online_spread: float = 0.0
-    """Standard deviation of the online prompt tokens of one second; of `t` seconds it is `sqrt(t)` times that."""
-    online_answer: float = 0.0
-    """Mean tokens of an online answer; 0 while unknown."""
-    online_short: int = 0
-    """Tokens that all but 1 % of the online answers reach; 0 while unknown."""
-
-    def remaining(self, request: Request, unknown: int) -> int:
-        """Return the tokens that a request will probably still generate; at least `unknown` if lengths are unknown.
-
-        A request with more output than every finished answer counts as new.
-        """
-        most = request.max_output - request.num_output
-        lengths = self.outputs.get(request.request_class)
-        if not lengths:
-            return min(max(unknown, int(self.unknown_share * most)), most)
-        quantile, num_output = QUANTILES[request.request_class], request.num_output
-        shorter = bisect_right(lengths, num_output)
-        longer = len(lengths) - shorter
-        if not longer:
-            return min(most, lengths[int(quantile * shorter)])
-        return min(most, lengths[shorter + int(quantile * longer)] - num_output)
-
-
-UNKNOWN = Expectation()
+from ballast_policy.learning.expectation import Expectation
+from ballast_policy.request import Request
 
 
 @dataclass(slots=True)
-class Peak:
+class KvPeak:
     """The requests that will hold KV, by how long they last."""
 
     expectation: Expectation
