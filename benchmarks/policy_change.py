@@ -455,7 +455,9 @@ def options() -> argparse.Namespace:
     """Read the command line."""
     known = settings()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help=f"{100 * QUICK:.0f} %% of the simulated time, 3 minutes at least")
+    parser.add_argument(
+        "--quick", action="store_true", help=f"{100 * QUICK:.0f} %% of the simulated time, 3 minutes at least"
+    )
     parser.add_argument("--only", metavar="SETTING,...", help=f"some of {', '.join(known)}; a prefix names several")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows, setting by setting")

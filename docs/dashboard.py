@@ -43,7 +43,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                "all slots": "sum(ballast_slots_total@)", "ceiling": "sum(ballast_batch_ceiling@)"}),
         Panel("Reserved and lent", "short", "Slots kept for offline work, and what each class holds beyond its own.",
               {"reserved for {{class}}": "sum by (class) (ballast_slots_reserved@)",
-               "lent to {{class}}": "sum by (class) (ballast_slots_lent@)"}),
+               "lent to {{class}}": "sum by (class) (ballast_slots_borrowed@)"}),
         Panel("What offline may use", "percentunit", "The share of what the SLO leaves that is lent, and, under a cap, "
               "what offline work added to online latency.",
               {"lent": "min(ballast_lending_ratio@)",
@@ -76,9 +76,9 @@ ROWS: dict[str, tuple[Panel, ...]] = {
               {"{{tenant}}": "sum by (tenant) (rate(ballast_tenant_service_total@{class='offline'}[5m]))"}),
     ),
     "Health": (
-        Panel("Offline floor met", "bool_yes_no", "1: offline runs in its reserved slots, or in as many as its "
+        Panel("Offline reservation met", "bool_yes_no", "1: offline runs in its reserved slots, or in as many as its "
               "requests and tenant caps allow.",
-              {"{{pod}}": "ballast_offline_floor_met@"}),
+              {"{{pod}}": "ballast_offline_reservation_met@"}),
         Panel("Redis", "bool_yes_no", "1: the worker can use it.", {"{{pod}}": "ballast_redis_up@"}),
         Panel("Configuration in force", "short", "Generation by worker.",
               {"{{pod}}": "ballast_config_generation@"}),

@@ -112,17 +112,17 @@ def test_under_saturating_online_load_offline_keeps_its_reservation(
     # Parked requests hold no slot.
     held = f'sum(ballast_slots{{{place}, class="offline", state="running"}})'
     least = prometheus.value(f"min_over_time(({held})[14s:1s])")
-    floor = prometheus.value(f"avg_over_time(ballast_offline_floor_met{{{place}}}[14s])")
+    met = prometheus.value(f"avg_over_time(ballast_offline_reservation_met{{{place}}}[14s])")
     waited = prometheus.value(f'max_over_time(ballast_requests_waiting{{{place}, class="online"}}[14s])')
 
     condition = cluster.condition("mixed", "OfflineReservationSatisfied", namespace=namespace)
 
-    print(json.dumps({"answers": answers, "least": least, "floor": floor, "waited": waited, "condition": condition}))
+    print(json.dumps({"answers": answers, "least": least, "met": met, "waited": waited, "condition": condition}))
     assert answers["failures"] == []
     assert waited > SLOTS
     assert prometheus.value(f'ballast_slots_reserved{{{place}, class="offline"}}') == RESERVED
     assert least >= RESERVED
-    assert floor == 1
+    assert met == 1
     assert (condition["status"], condition["reason"]) == ("True", "Satisfied")
 
 
@@ -131,7 +131,9 @@ def test_in_a_burst_the_lent_slots_come_back_within_two_steps(
 ) -> None:
     place = f'namespace="{namespace}"'
     lent = SLOTS - RESERVED
-    until(lambda: prometheus.value(f'ballast_slots_lent{{{place}, class="offline"}}') == lent, seconds=30, said="lent")
+    until(
+        lambda: prometheus.value(f'ballast_slots_borrowed{{{place}, class="offline"}}') == lent, seconds=30, said="lent"
+    )
     (pod,) = cluster.pods("mixed", namespace=namespace)
     before = cluster.metrics(pod)
 

@@ -126,7 +126,7 @@ class Protocol:
 
         def item(index: int) -> Arrival:
             answer = min(MOST, max(1, round(random.lognormvariate(mu, sigma))))
-            return Arrival(0.0, PROMPT, answer, prefix_group=1 + index % SYSTEM_PROMPTS, prefix_tokens=SYSTEM_TOKENS)
+            return Arrival(0.0, PROMPT, answer, prefix_key=1 + index % SYSTEM_PROMPTS, prefix_tokens=SYSTEM_TOKENS)
 
         return [
             Job.of(f"job {name}", [item(index) for index in range(self.items)], deadline=window)

@@ -200,16 +200,16 @@ def _watches(own: Labels, resource: InferenceDeployment) -> Iterator[Watch]:
     offline = resource.spec.offline
     if offline.reserved_percent > 0:
         yield Watch(
-            "BallastOfflineFloorNotMet",
+            "BallastOfflineReservationNotMet",
             "warning",
             "5m",
-            f"avg_over_time({own.of(metrics.OFFLINE_FLOOR_MET)}[10m]) < 0.9",
+            f"avg_over_time({own.of(metrics.OFFLINE_RESERVATION_MET)}[10m]) < 0.9",
             f"{own}: offline work on {{{{ $labels.pod }}}} runs in fewer slots than are reserved",
             "In more than a tenth of the last ten minutes, offline requests waited while fewer ran than the "
             f"reservation ({offline.reserved_percent:g} %, spec.offline.reservedPercent) and the maxSlots of their "
             "tenants allow. Parked requests do not count. The policy keeps the reservation whatever the online load: "
             "something keeps it from doing so.",
-            "offline-floor-not-met",
+            "offline-reservation-not-met",
         )
     yield Watch(
         "BallastDeadlineAtRisk",

@@ -56,7 +56,7 @@ class Reason(StrEnum):
     PENDING = "Pending"
     # OfflineReservationSatisfied, SLOMet, DeadlineAtRisk
     SATISFIED = "Satisfied"
-    FLOOR_NOT_MET = "FloorNotMet"
+    RESERVATION_NOT_MET = "ReservationNotMet"
     MET = "Met"
     MISSED = "Missed"
     ON_TIME = "OnTime"

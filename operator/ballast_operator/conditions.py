@@ -245,7 +245,7 @@ def _reservation_is_not_met(world: Input) -> Verdict | None:
     others = f"; so it is on {len(short)} workers" if len(short) > 1 else ""
     return Verdict(
         "False",
-        Reason.FLOOR_NOT_MET,
+        Reason.RESERVATION_NOT_MET,
         f"{first.worker_id} runs offline requests in {first.reservation.in_use} of {first.reservation.slots} reserved "
         f"slots, while {first.offline.waiting + first.offline.parked} wait there and {_depth(world)} wait in the "
         f"queue{others}",

@@ -84,27 +84,27 @@ SCENARIOS = (
         ended(stop="0+80x200", failed="0x200", aborted="0+500x200", invalid="0+500x200"),
         "2h",
     ),
-    Scenario("the floor holds", gauge("ballast_offline_floor_met", "1x60"), "30m"),
-    Scenario("one look found no floor", gauge("ballast_offline_floor_met", "1x20 0 1x20"), "30m"),
+    Scenario("the reservation is met", gauge("ballast_offline_reservation_met", "1x60"), "30m"),
+    Scenario("one poll found it not met", gauge("ballast_offline_reservation_met", "1x20 0 1x20"), "30m"),
     Scenario(
-        "every third look finds no floor",
-        gauge("ballast_offline_floor_met", " ".join(["1 1 0"] * 20)),
+        "every third poll finds it not met",
+        gauge("ballast_offline_reservation_met", " ".join(["1 1 0"] * 20)),
         "40m",
-        {("BallastOfflineFloorNotMet", WARNING)},
+        {("BallastOfflineReservationNotMet", WARNING)},
     ),
     Scenario(
-        "the floor is gone on one of two workers",
-        gauge("ballast_offline_floor_met", "1x60")
-        | gauge("ballast_offline_floor_met", "0x60", TARGET.replace("chat-0", "chat-1")),
+        "the reservation is not met on one of two workers",
+        gauge("ballast_offline_reservation_met", "1x60")
+        | gauge("ballast_offline_reservation_met", "0x60", TARGET.replace("chat-0", "chat-1")),
         "40m",
-        {("BallastOfflineFloorNotMet", WARNING)},
+        {("BallastOfflineReservationNotMet", WARNING)},
     ),
-    Scenario("the floor was gone and is back", gauge("ballast_offline_floor_met", "0x20 1x40"), "40m"),
+    Scenario("the reservation was not met and is again", gauge("ballast_offline_reservation_met", "0x20 1x40"), "40m"),
     Scenario(
-        "the floor is gone",
-        gauge("ballast_offline_floor_met", "1x10 0x60"),
+        "the reservation is not met",
+        gauge("ballast_offline_reservation_met", "1x10 0x60"),
         "40m",
-        {("BallastOfflineFloorNotMet", WARNING)},
+        {("BallastOfflineReservationNotMet", WARNING)},
     ),
     Scenario(
         "a job is late", gauge("ballast_jobs_at_risk", "0x5 1x30", QUEUE), "20m", {("BallastDeadlineAtRisk", WARNING)}

@@ -70,7 +70,7 @@ def test_a_burn_that_no_share_of_misses_can_reach_is_left_out() -> None:
 def test_without_a_reservation_no_floor_is_watched() -> None:
     names = {alert["alert"] for alert in alerts(offline={"reservedPercent": 0})}
 
-    assert "BallastOfflineFloorNotMet" not in names
+    assert "BallastOfflineReservationNotMet" not in names
 
 
 def test_a_named_queue_is_the_one_that_is_watched() -> None:

@@ -33,8 +33,8 @@ def test_the_demo_compares_both_sides_and_says_what_it_saw(tmp_path: Path):
     assert found["prefix_hit_rate"] < 0.01
     assert found["slot_utilization"]["mixed"] > found["slot_utilization"]["online_only"]
     assert found["slots"]["online_only"]["offline"] == 0
-    assert found["floor"]["offline_slots_reserved"] == 1
-    assert found["floor"]["offline_tokens_per_second"] > 0
+    assert found["flood"]["offline_slots_reserved"] == 1
+    assert found["flood"]["offline_tokens_per_second"] > 0
     assert found["verdict"] in out
     assert "Pair 2 of 2: online with the offline job" in err
     assert (tmp_path / "ballast-demo" / "slots.png").read_bytes().startswith(b"\x89PNG")

@@ -40,7 +40,7 @@ def make_record(*, slowdown: float = 1.1) -> Record:
     for pair in range(2):
         record.blocks.append(make_block("online_only", 30 * pair, pair=pair))
         record.blocks.append(make_block("mixed", 30 * pair + 15, pair=pair, ttft=0.01 * slowdown, offline=4))
-    record.floor = make_block("floor", 70, offline=1)
+    record.flood = make_block("flood", 70, offline=1)
     record.looks = [(look.at, look.online, look.offline) for block in record.blocks for look in block.looks]
     return record
 
@@ -133,7 +133,7 @@ def test_a_second_with_free_slots_and_no_offline_token_is_found():
 
 
 def test_the_flood_is_judged_by_slots_and_by_tokens():
-    found = figures(make_record(), {})["floor"]
+    found = figures(make_record(), {})["flood"]
 
     assert found["offline_slots_mean"] == 1
     assert found["looks_at_or_above_reservation"] == found["looks"]

@@ -509,21 +509,21 @@ def test_an_idle_engine_waits_a_moment_for_what_comes_together(bench_of: Make, g
     bench.run()
 
 
-def test_prefix_groups_stand_together_where_the_first_of_them_came(bench_of: Make, generation: Make) -> None:
+def test_prefix_keys_stand_together_where_the_first_of_them_came(bench_of: Make, generation: Make) -> None:
     bench = bench_of(slots=1, offline_share=0.0)
     for name, group in (("a", 7), ("b", 0), ("c", 3), ("d", 7), ("e", 0), ("f", 3)):
-        bench.engine.submit(generation(name, online=False, max_tokens=1, prefix_group=group))
+        bench.engine.submit(generation(name, online=False, max_tokens=1, prefix_key=group))
     bench.run()
 
     assert list(bench.outputs) == ["a", "d", "b", "c", "f", "e"]
 
 
-def test_a_prefix_group_does_not_pass_the_others_for_ever(bench_of: Make, generation: Make) -> None:
+def test_a_prefix_key_does_not_pass_the_others_for_ever(bench_of: Make, generation: Make) -> None:
     bench = bench_of(slots=1, offline_share=0.0)
-    bench.engine.submit(generation("first", online=False, max_tokens=1, prefix_group=7))
+    bench.engine.submit(generation("first", online=False, max_tokens=1, prefix_key=7))
     bench.engine.submit(generation("alone", online=False, max_tokens=1))
     for i in range(100):
-        bench.engine.submit(generation(f"later {i}", online=False, max_tokens=1, prefix_group=7))
+        bench.engine.submit(generation(f"later {i}", online=False, max_tokens=1, prefix_key=7))
     bench.run()
 
     assert list(bench.outputs).index("alone") == 64

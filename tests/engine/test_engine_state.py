@@ -130,8 +130,8 @@ def machine(make_bench: Callable[..., Any], generation: Callable[..., Any], *, i
                     "cache_salt": st.sampled_from(["", "x"]),
                     "ttft_seconds": st.sampled_from([0.001, 0.5]),
                     "tpot_seconds": st.sampled_from([0.001, 0.1]),
-                    "laxity": st.floats(0, 10),
-                    "prefix_group": st.integers(0, 2),
+                    "slack": st.floats(0, 10),
+                    "prefix_key": st.integers(0, 2),
                 },
             ),
         )

@@ -225,11 +225,16 @@ RESERVATION: dict[str, tuple[dict[str, Any], str, Reason, str]] = {
                 depth=1000,
             )
         },
-        "False", Reason.FLOOR_NOT_MET, "0 of 2 reserved slots, while 2 wait there and 1000 wait in the queue",
+        "False", Reason.RESERVATION_NOT_MET, "0 of 2 reserved slots, while 2 wait there and 1000 wait in the queue",
     ),
-    "too few run": ({"load": make_load(NOT_MET)}, "False", Reason.FLOOR_NOT_MET, "p-1 runs offline requests in 1 of 3"),
+    "too few run": (
+        {"load": make_load(NOT_MET)}, "False", Reason.RESERVATION_NOT_MET, "p-1 runs offline requests in 1 of 3",
+    ),
     "too few run on one of two": (
-        {"load": make_load(make_worker(), NOT_MET, NOT_MET)}, "False", Reason.FLOOR_NOT_MET, "so it is on 2 workers",
+        {"load": make_load(make_worker(), NOT_MET, NOT_MET)},
+        "False",
+        Reason.RESERVATION_NOT_MET,
+        "so it is on 2 workers",
     ),
     "the last step fell short, and its requests are gone": (
         {"load": make_load(make_worker(offline=ClassLoad(), reservation=make_reservation(3, 1, is_met=False)))},
@@ -245,7 +250,7 @@ RESERVATION: dict[str, tuple[dict[str, Any], str, Reason, str]] = {
         "True", Reason.SATISFIED, "1 of 3 reserved slots; the 1002 that wait are paused",
     ),
     "a worker leaves items in the queue that it could run": (
-        {"load": make_load(NEVER_CLAIMS, depth=1000)}, "False", Reason.FLOOR_NOT_MET, "0 of 3 reserved slots",
+        {"load": make_load(NEVER_CLAIMS, depth=1000)}, "False", Reason.RESERVATION_NOT_MET, "0 of 3 reserved slots",
     ),
     "items are left in the queue because the reservation is in use": (
         {"load": make_load(make_worker(can_claim=True), depth=1000)}, "True", Reason.SATISFIED, "all 1 reserved",
@@ -262,7 +267,7 @@ RESERVATION: dict[str, tuple[dict[str, Any], str, Reason, str]] = {
         {"load": make_load(make_worker(), OLDER, depth=9)}, "Unknown", Reason.NOT_REPORTED, "1 of 2 workers",
     ),
     "a worker has an older version, and another one runs too few": (
-        {"load": make_load(OLDER, NOT_MET)}, "False", Reason.FLOOR_NOT_MET, "1 of 3",
+        {"load": make_load(OLDER, NOT_MET)}, "False", Reason.RESERVATION_NOT_MET, "1 of 3",
     ),
     "a worker serves and reports nothing": (
         {"pods": (make_pod(), make_pod("silent", "10.0.0.9", **READY_POD))},

@@ -59,4 +59,4 @@ class PagedKv:
     def _names(self, request: Request, num_tokens: int) -> list[bytes]:
         """Name the full blocks by whose they are: of the prefix group, then of the request alone."""
         num_shared, num_full = (n // self.pool.block_tokens for n in (self.arrivals[request].shared, num_tokens))
-        return [b"%d %d" % (-request.prefix_group if i < num_shared else request.seq, i) for i in range(num_full)]
+        return [b"%d %d" % (-request.prefix_key if i < num_shared else request.seq, i) for i in range(num_full)]

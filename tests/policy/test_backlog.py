@@ -32,12 +32,12 @@ def seqs(requests: list[Request]) -> list[int]:
     [
         pytest.param({"request_class": ONLINE}, {"priority": 5}, id="class before priority"),
         pytest.param({"priority": 1}, {"tenant": "poor"}, id="priority before tenant"),
-        pytest.param({"tenant": "poor"}, {"tenant": "rich", "laxity": -1.0}, id="tenant before laxity"),
-        pytest.param({"laxity": 1.0, "prefix_group": 9}, {"laxity": 2.0}, id="laxity before prefix group"),
-        pytest.param({"prefix_group": 1}, {"prefix_group": 2}, id="prefix group before submission"),
+        pytest.param({"tenant": "poor"}, {"tenant": "rich", "slack": -1.0}, id="tenant before slack"),
+        pytest.param({"slack": 1.0, "prefix_key": 9}, {"slack": 2.0}, id="slack before prefix group"),
+        pytest.param({"prefix_key": 1}, {"prefix_key": 2}, id="prefix group before submission"),
     ],
 )
-def test_the_order_is_class_priority_tenant_laxity_group_submission(first: dict, second: dict):
+def test_the_order_is_class_priority_tenant_slack_group_submission(first: dict, second: dict):
     ledger = Ledger()
     ledger.charge("rich", 1000)
     ledger.charge("default", 500)
@@ -100,8 +100,8 @@ requests = st.builds(
     request_class=st.sampled_from(RequestClass),
     tenant=st.sampled_from("ab"),
     priority=st.integers(-1, 1),
-    laxity=st.sampled_from([float("inf"), 0.0, 5.0]),
-    prefix_group=st.integers(0, 1),
+    slack=st.sampled_from([float("inf"), 0.0, 5.0]),
+    prefix_key=st.integers(0, 1),
 )
 
 

@@ -56,11 +56,11 @@ CASES = {
     ),
     "the slot of a preempted reservation was lent only in the next step": (
         make_config(3, 80, offline_max_share=0.3),
-        [offline(1), offline(1), offline(6, 5, prefix_group=1), online(1), online(30), online(39, 2)],
+        [offline(1), offline(1), offline(6, 5, prefix_key=1), online(1), online(30), online(39, 2)],
     ),
     "growth beyond the KV reservation counted as covered by it": (
         make_config(2, 12, block_tokens=4, chunk_tokens=16, offline_max_share=0.3),
-        [*[offline(1)] * 5, offline(2, 8, at=0.01, laxity=1.0), online(1), online(29, 9)],
+        [*[offline(1)] * 5, offline(2, 8, at=0.01, slack=1.0), online(1), online(29, 9)],
     ),
     "a slot on lent KV counted as the reserved one, and the one on reserved KV was parked": (
         make_config(3, 5, block_tokens=16),
@@ -72,7 +72,7 @@ CASES = {
     ),
     "offline parked one by one until nobody could go on": (
         make_config(4, 48, chunk_tokens=16, offline_share=1.0),
-        [*[offline(1)] * 4, offline(1, 2), offline(5, 6), offline(18, 6), offline(14, 4, prefix_group=1)],
+        [*[offline(1)] * 4, offline(1, 2), offline(5, 6), offline(18, 6), offline(14, 4, prefix_key=1)],
     ),
     "time stayed reserved for prefill that found no block": (
         make_config(4, 3, block_tokens=16, chunk_tokens=16, offline_share=1.0),
@@ -97,16 +97,16 @@ CASES = {
         make_config(5, 48, block_tokens=4, tpot=0.02, tail_tokens=64, guard_share=0.05, tenants={"a": TenantShare()}),
         [
             offline(37, 22, tenant="a", abort_after=14),
-            online(20, 8, tenant="c", priority=-1, ttft=0.05, tpot=0.007, prefix_group=1, shared=9),
-            offline(56, 19, at=0.05, tenant="b", laxity=-1.0, prefix_group=2, shared=45, abort_after=16),
+            online(20, 8, tenant="c", priority=-1, ttft=0.05, tpot=0.007, prefix_key=1, shared=9),
+            offline(56, 19, at=0.05, tenant="b", slack=-1.0, prefix_key=2, shared=45, abort_after=16),
             offline(21, 5, tenant="b", abort_after=12),
-            offline(55, 8, at=0.1, tenant="b", priority=1, laxity=1.0),
-            offline(30, tenant="b", priority=-1, laxity=1.0, prefix_group=2, shared=9),
+            offline(55, 8, at=0.1, tenant="b", priority=1, slack=1.0),
+            offline(30, tenant="b", priority=-1, slack=1.0, prefix_key=2, shared=9),
             online(9, 14, at=0.01, tenant="b", ttft=0.2, tpot=0.02),
-            offline(31, 11, tenant="c", laxity=1.0),
-            online(7, 10, tenant="a", priority=-1, prefix_group=2, shared=4, abort_after=13),
-            offline(5, 19, at=0.1, tenant="a", laxity=-1.0, prefix_group=1, shared=1),
-            offline(10, 9, tenant="b", laxity=-1.0, prefix_group=2, shared=3),
+            offline(31, 11, tenant="c", slack=1.0),
+            online(7, 10, tenant="a", priority=-1, prefix_key=2, shared=4, abort_after=13),
+            offline(5, 19, at=0.1, tenant="a", slack=-1.0, prefix_key=1, shared=1),
+            offline(10, 9, tenant="b", slack=-1.0, prefix_key=2, shared=3),
         ],
     ),
 }

@@ -33,7 +33,7 @@ def make_work(items: int = 100, **fields) -> JobWork:
         pytest.param(make_work(), [make_work(deadline=90.0)], 20, Verdict.YES, id="an earlier one of the tenant"),
         pytest.param(make_work(), [make_work(deadline=None)], 10, Verdict.YES, id="one of the tenant without deadline"),
         pytest.param(make_work(), [make_work(deadline=120.0)], 10, Verdict.YES, id="a later one of the tenant"),
-        pytest.param(make_work(), [make_work(500, deadline=120.0)], 60, Verdict.YES, id="a later one with less laxity"),
+        pytest.param(make_work(), [make_work(500, deadline=120.0)], 60, Verdict.YES, id="a later one with less slack"),
         pytest.param(make_work(deadline=None), [make_work(50)], 15, Verdict.YES, id="no deadline"),
         pytest.param(make_work(0, deadline=1.0), [], 0, Verdict.YES, id="nothing left to do"),
     ],

@@ -113,7 +113,7 @@ def test_nobody_gets_further_ahead_of_who_waits_than_the_bound(tenants, slots, c
             prompt,
             output,
             tenant=name,
-            prefix_group=ord(name),
+            prefix_key=ord(name),
             shared=min(shared, prompt),
         )
         for _ in range(25)

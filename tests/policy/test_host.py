@@ -153,7 +153,7 @@ def test_a_resident_that_finds_no_block_keeps_its_slot():
 
 
 def test_an_admission_tells_how_long_the_request_waited_and_what_the_cache_gave():
-    second, third = (Arrival(at, ONLINE, 8, 2, prefix_group=1, shared=8) for at in (0.001, 9.0))
+    second, third = (Arrival(at, ONLINE, 8, 2, prefix_key=1, shared=8) for at in (0.001, 9.0))
     engine = FakeEngine(make_host(slots=1), [Arrival(0.0, ONLINE, 8, 12), second, third])
     begun, admissions = [], []
     while engine.has_work:
@@ -313,7 +313,7 @@ def test_only_answers_that_came_to_their_end_tell_how_long_answers_are():
 
 
 def test_the_usual_prompt_is_what_online_has_to_compute_behind_the_cache():
-    arrivals = [Arrival(float(index), ONLINE, 20, 1, prefix_group=1, shared=16) for index in range(60)]
+    arrivals = [Arrival(float(index), ONLINE, 20, 1, prefix_key=1, shared=16) for index in range(60)]
     engine = FakeEngine(make_host(), arrivals)
 
     engine.run()

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from ballast_policy.backlog import Backlog
 from ballast_policy.fairness.ledger import Ledger
 from ballast_policy.fairness.tenant_slots import TenantSlots
-from ballast_policy.jobs.choice import Candidate, in_submission_order, laxity, share_out
+from ballast_policy.jobs.choice import Candidate, in_submission_order, job_slack, share_out
 from ballast_policy.jobs.deadline import JobWork, Rates
 from ballast_policy.request import Request, RequestClass
 
 
 def make_candidate(job_id: str = "job", **fields) -> Candidate:
-    usual = {"tenant": "default", "priority": 0, "laxity": inf, "prefix_group": 0, "seq": 0.0, "waiting": 100}
+    usual = {"tenant": "default", "priority": 0, "slack": inf, "prefix_key": 0, "seq": 0.0, "waiting": 100}
     return Candidate(job_id=job_id, **{**usual, **fields})
 
 
@@ -31,10 +31,10 @@ def test_a_job_without_items_to_give_is_not_chosen():
 
 def test_the_least_served_tenant_s_most_urgent_job_goes_first():
     jobs = [
-        make_candidate("rich and urgent", tenant="rich", laxity=-10.0),
-        make_candidate("poor and relaxed", tenant="poor", laxity=1000.0, seq=1),
-        make_candidate("poor and urgent", tenant="poor", laxity=5.0, seq=2),
-        make_candidate("unimportant", tenant="poor", priority=-1, laxity=-99.0),
+        make_candidate("rich and urgent", tenant="rich", slack=-10.0),
+        make_candidate("poor and relaxed", tenant="poor", slack=1000.0, seq=1),
+        make_candidate("poor and urgent", tenant="poor", slack=5.0, seq=2),
+        make_candidate("unimportant", tenant="poor", priority=-1, slack=-99.0),
     ]
 
     assert first_of(jobs, {"rich": 100.0}) == "poor and urgent"
@@ -76,7 +76,7 @@ def test_higher_priority_goes_first_whatever_was_served():
 
 
 def test_within_a_tenant_the_nearest_deadline_goes_first():
-    candidates = [make_candidate("later", laxity=50.0), make_candidate("sooner", laxity=5.0, seq=9.0, waiting=2)]
+    candidates = [make_candidate("later", slack=50.0), make_candidate("sooner", slack=5.0, seq=9.0, waiting=2)]
 
     assert share_out(candidates, {}, {}, count=3, cost=100) == {"sooner": 2, "later": 1}
 
@@ -108,13 +108,13 @@ def test_a_tenant_below_its_reservation_goes_first_until_it_is_not():
     assert share_out(candidates, {"b": 1e9}, {}, count=6, cost=1, slots=slots) == {"top": 2, "b1": 4}
 
 
-def test_jobs_of_a_prefix_group_stand_together_where_its_first_one_was_submitted():
+def test_jobs_of_a_prefix_key_stand_together_where_its_first_one_was_submitted():
     jobs = [
         make_candidate("alone, second", seq=2.0),
-        make_candidate("group, third", prefix_group=7, seq=3.0),
-        make_candidate("group, first", prefix_group=7, seq=1.0),
-        make_candidate("small hash, last", prefix_group=1, seq=4.0),
-        make_candidate("group of another tenant", tenant="other", prefix_group=7, seq=5.0),
+        make_candidate("group, third", prefix_key=7, seq=3.0),
+        make_candidate("group, first", prefix_key=7, seq=1.0),
+        make_candidate("small hash, last", prefix_key=1, seq=4.0),
+        make_candidate("group of another tenant", tenant="other", prefix_key=7, seq=5.0),
     ]
     order = []
     while jobs:
@@ -130,11 +130,11 @@ def test_jobs_of_a_prefix_group_stand_together_where_its_first_one_was_submitted
         "group of another tenant",
     ]
     both = [
-        make_candidate("b", prefix_group=7, seq=1.0),
+        make_candidate("b", prefix_key=7, seq=1.0),
         make_candidate("a", seq=2.0),
-        make_candidate("c", prefix_group=7, seq=3.0),
+        make_candidate("c", prefix_key=7, seq=3.0),
     ]
-    assert [job.prefix_group for job in in_submission_order(both)] == [1_000_000, 2_000_000, 1_000_000]
+    assert [job.prefix_key for job in in_submission_order(both)] == [1_000_000, 2_000_000, 1_000_000]
 
 
 @given(
@@ -152,11 +152,11 @@ def test_jobs_are_chosen_in_the_order_in_which_their_requests_would_wait(rows, s
     for seq, (tenant, priority, slack, group) in enumerate(rows):
         backlog.add(
             Request(
-                seq, RequestClass.OFFLINE, 0.0, 1, 1, tenant=tenant, priority=priority, laxity=slack, prefix_group=group
+                seq, RequestClass.OFFLINE, 0.0, 1, 1, tenant=tenant, priority=priority, slack=slack, prefix_key=group
             )
         )
     jobs = [
-        make_candidate(str(seq), tenant=tenant, priority=priority, laxity=slack, prefix_group=group, seq=seq)
+        make_candidate(str(seq), tenant=tenant, priority=priority, slack=slack, prefix_key=group, seq=seq)
         for seq, (tenant, priority, slack, group) in enumerate(rows)
     ]
 
@@ -177,7 +177,7 @@ def test_jobs_are_chosen_in_the_order_in_which_their_requests_would_wait(rows, s
         pytest.param({"deadline": None}, Rates(items=2.0), inf, id="no deadline"),
     ],
 )
-def test_laxity_is_the_time_left_beyond_the_work(work: dict, rates: Rates, expected: float):
+def test_slack_is_the_time_left_beyond_the_work(work: dict, rates: Rates, expected: float):
     left = JobWork(**{"tenant": "a", "priority": 0, "deadline": 1000.0, "items": 100} | work)
 
-    assert expected == laxity(left, rates, now=100.0)
+    assert expected == job_slack(left, rates, now=100.0)

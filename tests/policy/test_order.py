@@ -18,8 +18,8 @@ items = st.builds(
     max_output=st.just(1),
     tenant=st.sampled_from("abcd"),
     priority=st.integers(-1, 1),
-    laxity=st.sampled_from([inf, -1.0, 2.5]),
-    prefix_group=st.integers(0, 2),
+    slack=st.sampled_from([inf, -1.0, 2.5]),
+    prefix_key=st.integers(0, 2),
 )
 
 

@@ -32,8 +32,8 @@ class Arrival:
     priority: int = 0
     ttft: float = inf
     tpot: float = inf
-    laxity: float = inf
-    prefix_group: int = 0
+    slack: float = inf
+    prefix_key: int = 0
     shared: int = 0
     abort_after: int | None = None
     """Steps after its arrival at which it is aborted, if it still lives."""
@@ -49,8 +49,8 @@ class Arrival:
             priority=self.priority,
             ttft=self.ttft,
             tpot=self.tpot,
-            laxity=self.laxity,
-            prefix_group=self.prefix_group,
+            slack=self.slack,
+            prefix_key=self.prefix_key,
             num_tokens=self.prompt,
         )
 
@@ -91,8 +91,8 @@ def arrivals(draw: st.DrawFn, max_tokens: int) -> Arrival:
         priority=draw(st.sampled_from([0, 0, 0, 1, -1])),
         ttft=draw(st.sampled_from([0.01, 0.05, 0.2])) if has_slo else inf,
         tpot=draw(st.sampled_from([0.007, 0.02])) if has_slo else inf,
-        laxity=inf if is_online else draw(st.sampled_from([inf, 1.0, -1.0])),
-        prefix_group=group,
+        slack=inf if is_online else draw(st.sampled_from([inf, 1.0, -1.0])),
+        prefix_key=group,
         shared=draw(st.integers(0, prompt)) if group else 0,
         abort_after=draw(st.none() | st.integers(0, 20)),
     )

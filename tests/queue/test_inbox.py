@@ -155,11 +155,11 @@ def test_a_tenants_priority_is_taken_down_to_its_limit_in_the_inbox_too(queue, a
     assert (queue.job("high").priority, queue.job("low").priority) == (5, -7)
 
 
-def test_what_comes_by_the_inbox_shares_a_prefix_group_with_what_is_submitted(queue, add, line):
+def test_what_comes_by_the_inbox_shares_a_prefix_key_with_what_is_submitted(queue, add, line):
     queue.submit([line("r", prompt="Be brief.")])
     add(line("a", prompt="Be brief."), job="j", end="1")
     queue.take_in()
-    first, second = (head.prefix_group for head in queue.heads())
+    first, second = (head.prefix_key for head in queue.heads())
 
     assert first == second != 0
 

@@ -17,7 +17,7 @@ from ballast_queue.errors import (
     QueueUnavailable,
     UnknownTenant,
 )
-from ballast_queue.intake import CHUNK_LINES, bounded_lines, chunks, prefix_group, read_line
+from ballast_queue.intake import CHUNK_LINES, bounded_lines, chunks, prefix_key, read_line
 from ballast_queue.job import JobState
 from ballast_queue.settings import QueueSettings, TenantSettings
 
@@ -124,11 +124,11 @@ def test_a_chunk_ends_with_the_line_that_fills_it(sizes: list[int], expected: li
     assert [line.text for chunk, _ in found for line in chunk] == lines
 
 
-def test_a_chunk_has_the_prefix_group_of_its_first_good_line():
+def test_a_chunk_has_the_prefix_key_of_its_first_good_line():
     other = as_line(custom_id="b", body=VALID["body"] | {"prompt": "other"})
     ((_, group),) = chunks([b"{", as_line(), other], QueueSettings())
 
-    assert group == prefix_group(read_line(as_line(), QueueSettings())[1]) != 0
+    assert group == prefix_key(read_line(as_line(), QueueSettings())[1]) != 0
 
 
 @given(st.binary(max_size=200) | st.text(st.characters(codec=None), max_size=100))
@@ -361,14 +361,14 @@ def test_progress_is_told_in_lines(queue, line):
     assert told == [500, 1000, 1200]
 
 
-def test_jobs_that_open_alike_share_a_prefix_group(queue, line):
+def test_jobs_that_open_alike_share_a_prefix_key(queue, line):
     def chat(custom_id, system):
         messages = [{"role": "system", "content": system}, {"role": "user", "content": custom_id}]
         return as_line(custom_id=custom_id, url="/v1/chat/completions", body={"model": "m", "messages": messages})
 
     for name, system in (("a", "Be brief."), ("b", "Be brief."), ("c", "Be long.")):
         queue.submit([chat(name, system)])
-    first, second, third = (head.prefix_group for head in queue.heads())
+    first, second, third = (head.prefix_key for head in queue.heads())
 
     assert first == second != third
     assert 0 not in {first, third}

@@ -1,4 +1,4 @@
-"""A tight but feasible deadline under bursty online: least laxity meets it, submission order does not."""
+"""A tight but feasible deadline under bursty online: least slack meets it, submission order does not."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def run_jobs(make_scenario):
     return run_jobs
 
 
-@pytest.mark.parametrize(("has_deadlines", "is_met"), [(True, True), (False, False)], ids=["laxity", "submission"])
-def test_a_tight_deadline_is_met_by_laxity_and_missed_in_order_of_submission(run_jobs, has_deadlines, is_met):
+@pytest.mark.parametrize(("has_deadlines", "is_met"), [(True, True), (False, False)], ids=["slack", "submission"])
+def test_a_tight_deadline_is_met_by_slack_and_missed_in_order_of_submission(run_jobs, has_deadlines, is_met):
     jobs = make_jobs(has_deadlines=has_deadlines)
     result = run_jobs(jobs, 40.0)
     tight = next(job for job in result.jobs if job.name == "tight")

@@ -68,7 +68,7 @@ def test_jobs_have_the_published_windows_and_lengths():
     assert len(items) == 3000
     assert sum(answers) / 3000 == pytest.approx(490, rel=0.05)  # the longest answers are cut
     assert max(answers) == 2048
-    assert len({item.prefix_group for item in items}) == 5
+    assert len({item.prefix_key for item in items}) == 5
 
 
 def test_percentiles_are_interpolated_between_the_90th_and_the_largest_as_published():

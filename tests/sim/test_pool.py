@@ -37,13 +37,13 @@ def test_a_higher_priority_is_claimed_first(serve):
     assert names_of(serve(low, high)) == ["high"] * 60 + ["low"] * 60
 
 
-def test_within_a_tenant_the_least_laxity_is_claimed_first(serve):
+def test_within_a_tenant_the_least_slack_is_claimed_first(serve):
     jobs = [Job.of("none", ITEMS), Job.of("late", ITEMS, deadline=900.0), Job.of("soon", ITEMS, deadline=100.0)]
 
     assert names_of(serve(*jobs)) == ["soon"] * 60 + ["late"] * 60 + ["none"] * 60
 
 
-def test_more_work_is_less_laxity_once_rates_are_measured(serve):
+def test_more_work_is_less_slack_once_rates_are_measured(serve):
     """Due a moment later, and ten times the work: at first the deadline alone decides, then the work does."""
     small, large = Job.of("small", ITEMS, deadline=100.0), Job.of("large", ITEMS * 10, deadline=101.0)
     names = names_of(serve(small, large))

@@ -242,7 +242,7 @@ def test_a_closed_loop_never_has_more_requests_than_users(make_scenario):
 
 
 def test_with_a_shared_prefix_the_cache_saves_its_tokens(run):
-    shared = [Arrival(0.3 * i, 200, 4, prefix_group=1, prefix_tokens=160) for i in range(6)]
+    shared = [Arrival(0.3 * i, 200, 4, prefix_key=1, prefix_tokens=160) for i in range(6)]
 
     result = run(online=shared, has_prefix_cache=True)
 
@@ -252,7 +252,7 @@ def test_with_a_shared_prefix_the_cache_saves_its_tokens(run):
 
 
 def test_a_cache_that_is_too_small_evicts_and_still_balances(run):
-    many = [Arrival(0.2 * i, 150, 30, prefix_group=1 + i % 5, prefix_tokens=96) for i in range(60)]
+    many = [Arrival(0.2 * i, 150, 30, prefix_key=1 + i % 5, prefix_tokens=96) for i in range(60)]
 
     result = run(online=many, offline=POOL, has_prefix_cache=True, config={"num_blocks": 48})
 

@@ -60,9 +60,9 @@ def test_mooncake_requests_share_the_blocks_that_all_of_their_group_start_with(w
     first, second, alone = read(path)
 
     assert second.seconds == 1.5
-    assert first.prefix_group == second.prefix_group != 0
+    assert first.prefix_key == second.prefix_key != 0
     assert first.prefix_tokens == second.prefix_tokens == 2 * 512
-    assert alone.prefix_group == 0
+    assert alone.prefix_key == 0
 
 
 @pytest.mark.parametrize(

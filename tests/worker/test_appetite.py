@@ -18,8 +18,8 @@ def make_candidate(job_id: str, **changes) -> Candidate:
         "job_id": job_id,
         "tenant": "a",
         "priority": 0,
-        "laxity": float("inf"),
-        "prefix_group": 0,
+        "slack": float("inf"),
+        "prefix_key": 0,
         "seq": 0.0,
         "waiting": 100,
     }

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ballast_policy.jobs.choice import laxity
+from ballast_policy.jobs.choice import job_slack
 from ballast_queue.job import Job, JobHead, JobState, Outlook, RequestCounts
 from ballast_queue.status import ClassLoad, WorkerStatus
 from ballast_worker.forecast import Forecast, duration, rates_of, work_of
@@ -129,7 +129,7 @@ def test_a_job_and_its_head_state_the_same_work():
     head = JobHead("j", "a", 0, created=0, deadline=100, waiting=10, remaining=10, leased=0, output_left=1000)
 
     assert work_of(job) == work_of(head)
-    assert laxity(work_of(head), rates_of([make_worker(items=1, tokens=100)]), 20) == 70
+    assert job_slack(work_of(head), rates_of([make_worker(items=1, tokens=100)]), 20) == 70
 
 
 def test_spans_are_said_in_their_two_largest_units():

@@ -223,8 +223,8 @@ def test_the_metric_and_the_status_show_the_engines_reservation() -> None:
     nothing = frozenset()
     short = make_stats(reservation=Reservation(slots=3, blocks=4, chunk=5, in_use=1, is_met=False))
 
-    assert scrape(make_figures())["ballast_offline_floor_met", nothing] == 1
-    assert scrape(make_figures(stats=short))["ballast_offline_floor_met", nothing] == 0
+    assert scrape(make_figures())["ballast_offline_reservation_met", nothing] == 1
+    assert scrape(make_figures(stats=short))["ballast_offline_reservation_met", nothing] == 0
     assert reservation(short) == ReservationStatus(slots=3, blocks=4, chunk=5, in_use=1, is_met=False)
 
 

@@ -180,8 +180,8 @@ class Intake:
             max_output=max_output,
             tenant=generation.tenant,
             priority=_priority(generation, policy),
-            laxity=generation.laxity,
-            prefix_group=self._place(generation.prefix_group, seq),
+            slack=generation.slack,
+            prefix_key=self._place(generation.prefix_key, seq),
             num_tokens=num_tokens,
             num_output=len(generated),
             most_computed=num_tokens - 1 if generated else 0,
@@ -212,7 +212,7 @@ class Intake:
         return sequence
 
     def _place(self, group: int, seq: int) -> int:
-        """Give where a request stands among others of equal laxity: with its prefix group, where the first of it came.
+        """Give where a request stands among others of equal slack: with its prefix group, where the first of it came.
 
         A group of many begins anew now and then, so that it does not pass the others for ever.
         """

@@ -54,8 +54,8 @@ class GenerationRequest:
     ttft_seconds: float | None = None
     """SLO of this request; None: the engine's configuration for its class."""
     tpot_seconds: float | None = None
-    laxity: float = inf
-    prefix_group: int = 0
+    slack: float = inf
+    prefix_key: int = 0
     cache_salt: str = ""
     """Requests with different salts never share prefix-cache blocks."""
     generated: tuple[int, ...] = ()

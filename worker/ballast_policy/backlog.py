@@ -51,18 +51,18 @@ class _Queue:
             self.start = 0
 
     def put_off(self, now: float) -> None:
-        while (first := self.requests[self.start]).laxity < inf and is_overdue(first, now):
+        while (first := self.requests[self.start]).slack < inf and is_overdue(first, now):
             self.remove(first)
-            first.laxity = inf
+            first.slack = inf
             self.add(first)
 
 
 class Backlog:
-    """Waiting requests of both classes: `class > priority > tenant > laxity > prefix group > submission`.
+    """Waiting requests of both classes: `class > priority > tenant > slack > prefix group > submission`.
 
     Adding, removing and looking at the head cost the same whatever the length. The fields that order a request
-    (`request_class`, `priority`, `tenant`, `laxity`, `prefix_group`, `seq`) stay as they are while it waits; a
-    preempted request comes back through `add` with the `seq` it had, and so to where it stood. Online has no laxity of
+    (`request_class`, `priority`, `tenant`, `slack`, `prefix_key`, `seq`) stay as they are while it waits; a
+    preempted request comes back through `add` with the `seq` it had, and so to where it stood. Online has no slack of
     its own: it is 0 in time, and infinite once `put_off` found the first token overdue.
     """
 
@@ -95,7 +95,7 @@ class Backlog:
     def add(self, request: Request) -> None:
         """Let a request wait."""
         if request.request_class is ONLINE:
-            request.laxity = 0.0
+            request.slack = 0.0
         bands = self._bands[request.request_class]
         band = bands.get(request.priority)
         if band is None:

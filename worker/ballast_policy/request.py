@@ -55,9 +55,9 @@ class Request:
     """SLO: seconds from arrival to the first token."""
     tpot: float = inf
     """SLO: seconds for each token after the first."""
-    laxity: float = inf
+    slack: float = inf
     """Seconds a job can still lose before its deadline is at risk, as of the claim; of online see `Backlog`."""
-    prefix_group: int = 0
+    prefix_key: int = 0
     """Requests with the same value share a prompt prefix; 0 is no group."""
 
     phase: Phase = Phase.WAITING

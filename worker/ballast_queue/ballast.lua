@@ -42,12 +42,12 @@ local REVISION = 2
 
 local FIELDS = {
   'id', 'tenant', 'state', 'rank', 'source', 'key', 'ending', 'reason', 'outlook', 'because',
-  'priority', 'created', 'deadline', 'finished', 'closed', 'lines', 'stored', 'next', 'delayed', 'prefix_group',
+  'priority', 'created', 'deadline', 'finished', 'closed', 'lines', 'stored', 'next', 'delayed', 'prefix_key',
   'asked_out', 'unbounded', 'appraised', 'tokens_in', 'tokens_out', 'total', 'waiting', 'leased', 'succeeded', 'failed', 'cancelled', 'expired', 'dead',
 }
 local NUM_TEXTS = 10 -- the first fields are text, the rest numbers
 local HEAD = {
-  'tenant', 'priority', 'created', 'deadline', 'waiting', 'delayed', 'leased', 'prefix_group',
+  'tenant', 'priority', 'created', 'deadline', 'waiting', 'delayed', 'leased', 'prefix_key',
   'stored', 'asked_out', 'unbounded', 'succeeded', 'tokens_out',
 }
 local SUMMED = {'total', 'waiting', 'leased', 'succeeded', 'failed', 'cancelled', 'expired', 'dead'}
@@ -354,7 +354,7 @@ local function store(keys, argv)
     end
   end
   if #items > 0 then call('HSET', k.items, unpack(items)) end
-  if job.was.stored == 0 then job.prefix_group = tonumber(argv[5]) end
+  if job.was.stored == 0 then job.prefix_key = tonumber(argv[5]) end
   if argv[4] == '1' and job.closed == 0 then
     job.closed = 1
     call('UNLINK', k.ids)

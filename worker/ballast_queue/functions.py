@@ -14,13 +14,13 @@ from ballast_queue.keys import Keys
 
 FIELDS = (
     *("id", "tenant", "state", "rank", "source", "key", "ending", "reason", "outlook", "because"),
-    *("priority", "created", "deadline", "finished", "closed", "lines", "stored", "next", "delayed", "prefix_group"),
+    *("priority", "created", "deadline", "finished", "closed", "lines", "stored", "next", "delayed", "prefix_key"),
     *("asked_out", "unbounded", "appraised", "tokens_in", "tokens_out"),
     *("total", "waiting", "leased", "succeeded", "failed", "cancelled", "expired", "dead"),
 )
 """A job's record, in the order of FIELDS in ballast.lua."""
 HEAD = (
-    *("tenant", "priority", "created", "deadline", "waiting", "delayed", "leased", "prefix_group"),
+    *("tenant", "priority", "created", "deadline", "waiting", "delayed", "leased", "prefix_key"),
     *("stored", "asked_out", "unbounded", "succeeded", "tokens_out"),
 )
 """What the claim's decision reads of it, in the order of HEAD there."""

@@ -14,7 +14,7 @@ from secrets import token_hex
 
 from ballast_queue.errors import InvalidBody, InvalidJob, UnknownTenant, describe
 from ballast_queue.functions import Line
-from ballast_queue.intake import CHUNK_LINES, prefix_group, read_line, reject
+from ballast_queue.intake import CHUNK_LINES, prefix_key, read_line, reject
 from ballast_queue.settings import QueueSettings
 from ballast_queue.submission import Submitting, check_deadline, check_tenant
 
@@ -178,4 +178,4 @@ def _line(entry: Entry, job_id: str, tenant: str, settings: QueueSettings) -> tu
     for problem in _problems(entry, job_id, tenant, settings):
         line, body = reject(line.custom_id, problem), None
         break
-    return line._replace(entry=entry.id), prefix_group(body) if body is not None else 0
+    return line._replace(entry=entry.id), prefix_key(body) if body is not None else 0

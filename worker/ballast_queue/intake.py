@@ -166,7 +166,7 @@ def _check(data: dict[str, Any], settings: QueueSettings) -> Body:
     return body
 
 
-def prefix_group(body: Body) -> int:
+def prefix_key(body: Body) -> int:
     """Number the instructions that a body opens with; 0 is no group."""
     return crc32(f"{body.model}\n{body.opening}".encode()) or 1
 
@@ -178,7 +178,7 @@ def chunks(lines: Iterable[bytes | str], settings: QueueSettings) -> Iterator[Ch
     for raw in lines:
         line, body = read_line(raw, settings)
         if body is not None and not group:
-            group = prefix_group(body)
+            group = prefix_key(body)
         chunk.append(line)
         size += len(line.text)
         if len(chunk) >= CHUNK_LINES or size >= CHUNK_BYTES:

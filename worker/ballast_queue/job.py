@@ -229,7 +229,7 @@ class JobHead:
     leased: int
     output_left: int = 0
     """As `Job.output_left`."""
-    prefix_group: int = 0
+    prefix_key: int = 0
 
 
 @dataclass(frozen=True, slots=True)

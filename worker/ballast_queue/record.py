@@ -68,5 +68,5 @@ def head_of(job_id: str, reply: bytes) -> JobHead:
         remaining=waiting + leased,
         leased=leased,
         output_left=_output_left(fields),
-        prefix_group=int(fields["prefix_group"]),
+        prefix_key=int(fields["prefix_key"]),
     )

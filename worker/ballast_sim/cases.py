@@ -134,9 +134,9 @@ class Court:
             "deadline",
             told <= deadline < untold,
             f"{TIGHT_ITEMS} items take {alone:.0f} s with the offline share to themselves; due after {deadline:.0f} s "
-            f"behind three other jobs they are done after {told:.0f} s by least laxity, {untold:.0f} s in order of "
+            f"behind three other jobs they are done after {told:.0f} s by least slack, {untold:.0f} s in order of "
             "submission",
-            {"deadline": deadline, "by_laxity": told, "by_submission": untold},
+            {"deadline": deadline, "by_slack": told, "by_submission": untold},
         )
 
     def _tight(self, deadline: float | None) -> Job:

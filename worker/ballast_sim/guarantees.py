@@ -32,7 +32,7 @@ class Guarantees:
         """Raise IllegalPlan where a guarantee does not hold."""
         reserved = snapshot.reservation.slots
         self._online_first(snapshot, plan, running, reserved)
-        self._offline_floor(snapshot, plan, running, reserved)
+        self._offline_reservation(snapshot, plan, running, reserved)
 
     def _online_first(
         self, snapshot: EngineSnapshot, plan: StepPlan, running: Mapping[RequestClass, int], reserved: int
@@ -58,7 +58,7 @@ class Guarantees:
         if free > 0:
             raise IllegalPlan(f"G1: {free} slots are free and online request {first.seq} waits ({reason})")
 
-    def _offline_floor(
+    def _offline_reservation(
         self, snapshot: EngineSnapshot, plan: StepPlan, running: Mapping[RequestClass, int], reserved: int
     ) -> None:
         """G2: with offline work at hand, offline holds its reservation after a bounded number of steps."""

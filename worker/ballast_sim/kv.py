@@ -46,7 +46,7 @@ class Kv:
             return
         shared, own = self._hit(self.items[request.seq])
         request.num_cached = (shared + own) * self.block_tokens
-        is_idle = shared > 0 and self._groups[request.prefix_group].users == 0
+        is_idle = shared > 0 and self._groups[request.prefix_key].users == 0
         request.num_cached_idle = (shared if is_idle else 0) + own
 
     def admit(self, request: Request) -> None:
@@ -77,10 +77,10 @@ class Kv:
         """After a step: a group's prefix that is now computed enters the cache."""
         request = item.request
         blocks = item.prefix_tokens // self.block_tokens
-        if not self.has_prefix_cache or item.shared_blocks or not blocks or request.prefix_group in self._groups:
+        if not self.has_prefix_cache or item.shared_blocks or not blocks or request.prefix_key in self._groups:
             return
         if request.num_computed >= blocks * self.block_tokens:
-            self._groups[request.prefix_group] = _Entry(blocks, users=1)
+            self._groups[request.prefix_key] = _Entry(blocks, users=1)
             item.shared_blocks = blocks
             request.num_private_blocks -= blocks
 
@@ -122,14 +122,14 @@ class Kv:
         request = item.request
         most = (request.num_tokens - 1) // self.block_tokens
         prefix = item.prefix_tokens // self.block_tokens
-        entry = self._groups.get(request.prefix_group) if prefix else None
+        entry = self._groups.get(request.prefix_key) if prefix else None
         shared = entry.blocks if entry and entry.blocks <= most else 0
         left = self._idle.get(("own", request.seq))
         own = min(left.blocks, most - shared) if left and shared == min(prefix, most) else 0
         return shared, own
 
     def _share(self, item: Item, blocks: int) -> None:
-        group = item.request.prefix_group
+        group = item.request.prefix_key
         entry = self._groups[group]
         if entry.users == 0:
             self._num_idle -= self._idle.pop(("group", group)).blocks
@@ -138,7 +138,7 @@ class Kv:
         item.shared_blocks = blocks
 
     def _unshare(self, item: Item) -> None:
-        group = item.request.prefix_group
+        group = item.request.prefix_key
         entry = self._groups[group]
         entry.users -= 1
         item.shared_blocks = 0

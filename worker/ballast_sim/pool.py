@@ -10,7 +10,7 @@ from math import inf
 
 from ballast_policy.fairness.ledger import token_cost
 from ballast_policy.fairness.tenant_slots import TenantSlots
-from ballast_policy.jobs.choice import Candidate, laxity, share_out
+from ballast_policy.jobs.choice import Candidate, job_slack, share_out
 from ballast_policy.jobs.deadline import JobWork, Rates
 from ballast_policy.request import Request, RequestClass
 from ballast_policy.snapshot import TenantShare
@@ -113,7 +113,7 @@ class Pool:
         if wanted <= 0 or not left:
             return
         candidates = self._candidates(left, wanted, replica.clock.now)
-        laxities = {candidate.job_id: candidate.laxity for candidate in candidates}
+        laxities = {candidate.job_id: candidate.slack for candidate in candidates}
         for name, num in self._choose(candidates, wanted, replica).items():
             self._claim(self._by_name[name], num, laxities[name], replica)
 
@@ -140,8 +140,8 @@ class Pool:
                 job_id=job.name,
                 tenant=job.tenant,
                 priority=job.priority,
-                laxity=laxity(job.work, rates, now),
-                prefix_group=0,
+                slack=job_slack(job.work, rates, now),
+                prefix_key=0,
                 seq=seq,
                 waiting=int(min(wanted, job.num_items - job.num_claimed)),
             )
@@ -182,8 +182,8 @@ class Pool:
                 max_output=max(self.declared_output or job.max_output, arrival.num_output),
                 tenant=job.tenant,
                 priority=job.priority,
-                laxity=slack,
-                prefix_group=arrival.prefix_group,
+                slack=slack,
+                prefix_key=arrival.prefix_key,
                 num_tokens=arrival.num_prompt,
             )
             claimed.append(Item(request, arrival.num_output, arrival.prefix_tokens, job.name))

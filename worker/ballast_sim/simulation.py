@@ -161,7 +161,7 @@ class _Simulation:
             tenant=arrival.tenant,
             ttft=config.ttft,
             tpot=config.tpot,
-            prefix_group=arrival.prefix_group,
+            prefix_key=arrival.prefix_key,
             num_tokens=arrival.num_prompt,
         )
         item = Item(request, arrival.num_output, arrival.prefix_tokens)

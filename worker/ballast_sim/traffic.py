@@ -39,7 +39,7 @@ class Arrival:
     num_prompt: int
     num_output: int
     tenant: str = "default"
-    prefix_group: int = 0
+    prefix_key: int = 0
     """Requests with the same value share `prefix_tokens` of prompt; 0 is no group."""
     prefix_tokens: int = 0
 
@@ -213,7 +213,7 @@ class _Columns:
             num_prompt=num_prompt,
             num_output=num_output,
             tenant="default" if self.tenant is None else str(row[self.tenant]),
-            prefix_group=ids[0] + 1 if prefix > 0 else 0,
+            prefix_key=ids[0] + 1 if prefix > 0 else 0,
             prefix_tokens=max(prefix, 0),
         )
 

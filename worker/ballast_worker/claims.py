@@ -9,7 +9,7 @@ from math import inf
 
 from ballast_engine.errors import InvalidRequest
 from ballast_policy.fairness.ledger import token_cost
-from ballast_policy.jobs.choice import Candidate, in_submission_order, laxity, share_out
+from ballast_policy.jobs.choice import Candidate, in_submission_order, job_slack, share_out
 from ballast_policy.jobs.deadline import Rates
 from ballast_policy.request import RequestClass
 from ballast_policy.reservation import most_slots
@@ -158,8 +158,8 @@ class Claims:
                     job_id=head.job_id,
                     tenant=head.tenant,
                     priority=head.priority,
-                    laxity=laxity(work_of(head), self._rates, now),
-                    prefix_group=head.prefix_group,
+                    slack=job_slack(work_of(head), self._rates, now),
+                    prefix_key=head.prefix_key,
                     seq=head.created,
                     waiting=head.waiting,
                 )
@@ -189,8 +189,8 @@ class Claims:
             request = of_job(
                 request,
                 generated=prefix.token_ids if prefix is not None else (),
-                laxity=job.laxity,
-                prefix_group=job.prefix_group,
+                slack=job.slack,
+                prefix_key=job.prefix_key,
             )
         except Refused as refused:
             self._refuse(claimed, refused.code or "invalid_request", refused.message, refused.status)

@@ -229,7 +229,7 @@ def _engine(figures: Figures) -> Iterator[Metric]:
     yield _gauge("ballast_slots_total", "Places in the running batch.", (), [((), stats.slots)])
     yield _gauge("ballast_slots_reserved", "Slots kept for a class.", ("class",), [((c,), o.reserved) for c, o in each])
     yield _gauge(
-        "ballast_slots_lent", "Slots held beyond the reservation.", ("class",), [((c,), of.lent) for c, of in each]
+        "ballast_slots_borrowed", "Slots held beyond the reservation.", ("class",), [((c,), of.lent) for c, of in each]
     )
     yield _gauge("ballast_requests_waiting", "Wait for a slot.", ("class",), [((c,), of.waiting) for c, of in each])
     yield _gauge("ballast_batch_ceiling", "Largest decode batch that the SLO allows.", (), [((), stats.batch_ceiling)])
@@ -255,7 +255,7 @@ def _engine(figures: Figures) -> Iterator[Metric]:
         "ballast_kv_waste_ratio", "Share of held KV positions that hold nothing.", (), [((), stats.kv_waste_ratio)]
     )
     yield _gauge(
-        "ballast_offline_floor_met",
+        "ballast_offline_reservation_met",
         "1: in the last step, offline ran in its reserved slots, or in as many as its requests and tenant caps allow.",
         (),
         [((), stats.reservation.is_met)],

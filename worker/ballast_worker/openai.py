@@ -142,10 +142,10 @@ class Served:
 
 
 def of_job(
-    request: GenerationRequest, *, generated: tuple[int, ...], laxity: float, prefix_group: int
+    request: GenerationRequest, *, generated: tuple[int, ...], slack: float, prefix_key: int
 ) -> GenerationRequest:
     """The request as an item of a job: behind what an earlier attempt generated, and with one text at its end."""
-    return replace(request, generated=generated, laxity=laxity, prefix_group=prefix_group, stream=False)
+    return replace(request, generated=generated, slack=slack, prefix_key=prefix_key, stream=False)
 
 
 def num_chars(body: Body) -> int:

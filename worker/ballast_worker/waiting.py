@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ballast_policy.jobs.choice import laxity
+from ballast_policy.jobs.choice import job_slack
 from ballast_queue.job import Job, JobState
 from ballast_queue.settings import QueueSettings
 from ballast_queue.status import QueueStats, WorkerStatus
@@ -122,7 +122,7 @@ def _own_cap(job: Job, scene: Scene) -> Iterator[str]:
 
 
 def _before(job: Job, scene: Scene) -> Iterator[str]:
-    """What the claim's order puts before it: priority, then tenants in turn, then laxity."""
+    """What the claim's order puts before it: priority, then tenants in turn, then slack."""
     others = [
         other
         for other in scene.active
@@ -137,7 +137,7 @@ def _before(job: Job, scene: Scene) -> Iterator[str]:
     rates = rates_of(scene.workers)
 
     def rank(one: Job) -> tuple[float, float, str]:
-        return (laxity(work_of(one), rates, scene.stats.at), one.created, one.id)
+        return (job_slack(work_of(one), rates, scene.stats.at), one.created, one.id)
 
     earlier = [other for other in peers if other.tenant == job.tenant and rank(other) < rank(job)]
     if earlier:

@@ -51,8 +51,8 @@ def _slots(axes: Any, record: Record) -> None:
     marks = [(block, "alone" if block.side == "online_only" else "mixed") for block in record.blocks]
     if record.warmup:
         marks.append((record.warmup, "warm-up"))
-    if record.floor:
-        marks.append((record.floor, "flood"))
+    if record.flood:
+        marks.append((record.flood, "flood"))
     for block, label in marks:
         middle = (block.began + block.ended) / 2
         axes.text(middle, record.plan.slots * 1.03, label, ha="center", va="bottom", fontsize=8)

@@ -50,7 +50,7 @@ class Count:
     """Of both classes, those from the prefix cache included."""
     cached_tokens: float
     """Prompt tokens that came from the prefix cache."""
-    is_floor_met: bool = True
+    is_reservation_met: bool = True
     """The worker says: in its last step offline took part with its reserved slots, or with all it had."""
 
 
@@ -105,7 +105,7 @@ class Block:
     """One stretch of the demo."""
 
     side: str
-    """`online_only`, `mixed`, `floor` or a step of the warm-up."""
+    """`online_only`, `mixed`, `flood` or a step of the warm-up."""
     pair: int
     began: float
     ended: float = 0.0
@@ -177,7 +177,7 @@ class Watcher:
             online_tokens=found.get('ballast_tokens_total{class="online",phase="decode"}', 0.0),
             prompt_tokens=found.get('ballast_prefix_cache_tokens_total{result="asked"}', 0.0),
             cached_tokens=found.get('ballast_prefix_cache_tokens_total{result="hit"}', 0.0),
-            is_floor_met=found.get("ballast_offline_floor_met", 0.0) == 1,
+            is_reservation_met=found.get("ballast_offline_reservation_met", 0.0) == 1,
         )
 
     def start(self) -> None:

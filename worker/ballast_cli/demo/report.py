@@ -81,7 +81,7 @@ def figures(record: Record, versions: dict[str, str | None]) -> dict[str, Any]:
         "promise": promise(attained["ttft"], attained["tpot"], most_lost=MOST_LOST),
         "verdict": sentence(attained, alone, mixed),
         "work_conservation": work_conservation(mixed),
-        "floor": floor(record),
+        "flood": flood(record),
         "slo": record.slo | {"is": "1.25 times the p99 of an online-only warm-up"},
         "calibration": {
             "capacity_requests_per_second": round(record.capacity, 2),
@@ -232,9 +232,9 @@ def work_conservation(mixed: Sequence[Block]) -> dict[str, int]:
     }
 
 
-def floor(record: Record) -> dict[str, Any] | None:
+def flood(record: Record) -> dict[str, Any] | None:
     """Return what offline kept while online asked for more than the worker can do."""
-    block = record.floor
+    block = record.flood
     if block is None:
         return None
     seconds = [s for s in by_second(block.looks, block.counts) if s.at >= block.began + _SETTLED_SECONDS]
@@ -247,7 +247,7 @@ def floor(record: Record) -> dict[str, Any] | None:
         "offline_slots_reserved": record.reserved,
         "seconds_counted": len(seconds),
         "readings": len(block.counts),
-        "readings_with_floor_met": sum(count.is_floor_met for count in block.counts),
+        "readings_with_reservation_met": sum(count.is_reservation_met for count in block.counts),
         "looks": len(looks),
         "looks_at_or_above_reservation": sum(1 for look in looks if look.offline >= record.reserved),
         "seconds_without_offline_tokens": sum(1 for second in seconds if second.offline_tokens <= 0),
@@ -266,7 +266,7 @@ def client(record: Record) -> dict[str, Any]:
 def lines(found: dict[str, Any]) -> list[str]:
     """Return what the terminal shows at the end."""
     alone, mixed, offline = found["online_only"], found["mixed"], found["offline"]
-    slots, lost, kept = found["slots"], found["attainment_lost"], found["floor"]
+    slots, lost, kept = found["slots"], found["attainment_lost"], found["flood"]
     shown = [
         "",
         _line("", "online alone", "with offline job", change="change (95 % interval)"),
@@ -340,7 +340,7 @@ def _kept(kept: dict[str, Any]) -> str:
         f"{kept['offline_slots_mean']:.2f} of its {kept['offline_slots_reserved']} reserved slots on average and "
         f"computed {kept['offline_tokens_per_second']:,.0f} tokens/s. {kept['seconds_without_offline_tokens']} of "
         f"{kept['seconds_counted']} seconds passed without an offline token. By the worker, the reservation was met "
-        f"in {kept['readings_with_floor_met']} of {kept['readings']} readings."
+        f"in {kept['readings_with_reservation_met']} of {kept['readings']} readings."
     )
 
 

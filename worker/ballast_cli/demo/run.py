@@ -69,7 +69,7 @@ class Record:
     slo: dict[str, float] = field(default_factory=dict)
     warmup: Block | None = None
     blocks: list[Block] = field(default_factory=list)
-    floor: Block | None = None
+    flood: Block | None = None
     reserved: int = 0
     """Slots that the worker says offline keeps."""
     looks: list[tuple[float, int, int]] = field(default_factory=list)
@@ -199,12 +199,12 @@ class Show:
         await asyncio.sleep(1)
         before = self._stage.counts(self._job).counts.succeeded
         self._record.reserved = (await status(self._client)).offline.reserved
-        block = await self._watcher.open("floor")
+        block = await self._watcher.open("flood")
         await asyncio.sleep(plan.floor_seconds)
         await self._watcher.close(block)
         block.items_completed = self._stage.counts(self._job).counts.succeeded - before
         block.samples = await flood
-        self._record.floor = block
+        self._record.flood = block
 
     # What the steps are made of.
 

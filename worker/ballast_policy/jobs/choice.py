@@ -19,9 +19,9 @@ class Candidate:
     job_id: str
     tenant: str
     priority: int
-    laxity: float
-    """`laxity`, as of now."""
-    prefix_group: int
+    slack: float
+    """`slack`, as of now."""
+    prefix_key: int
     """Jobs of one tenant with the same value share a prompt prefix; 0 is no group. See `in_submission_order`."""
     seq: float
     """Unix seconds of its submission; the earlier job goes first."""
@@ -29,12 +29,12 @@ class Candidate:
     """Items that can be claimed now."""
 
 
-def laxity(work: JobWork, rates: Rates, now: float) -> float:
+def job_slack(work: JobWork, rates: Rates, now: float) -> float:
     """Return the seconds that a job can lose before its deadline is at risk: `deadline - now - work / rate`.
 
     The rate is that of all workers together, as if the job had them to itself. The work is in output tokens if the
     tokens and their rate are known, else in items (`seconds_of`). Without a measured rate the work counts as none, and
-    the deadline alone orders the jobs. Without a deadline the laxity is infinite.
+    the deadline alone orders the jobs. Without a deadline the slack is infinite.
     """
     return inf if work.deadline is None else work.deadline - now - (seconds_of(work, rates) or 0.0)
 
@@ -47,12 +47,12 @@ def in_submission_order(candidates: Sequence[Candidate]) -> list[Candidate]:
     """
     first: dict[tuple[str, int, int], float] = {}
     for candidate in candidates:
-        key = (candidate.tenant, candidate.priority, candidate.prefix_group)
+        key = (candidate.tenant, candidate.priority, candidate.prefix_key)
         first[key] = min(first.get(key, inf), candidate.seq)
     return [
-        replace(candidate, prefix_group=int(1e6 * (first[key] if candidate.prefix_group else candidate.seq)))
+        replace(candidate, prefix_key=int(1e6 * (first[key] if candidate.prefix_key else candidate.seq)))
         for candidate in candidates
-        for key in [(candidate.tenant, candidate.priority, candidate.prefix_group)]
+        for key in [(candidate.tenant, candidate.priority, candidate.prefix_key)]
     ]
 
 

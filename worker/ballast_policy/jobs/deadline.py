@@ -63,7 +63,7 @@ def feasible(
 
     `needed = higher + min(own / share, own + beside)`: higher priorities go first; within the priority a tenant gets
     at least its weight's share, and everything once the others are done; within the tenant come first the jobs that
-    are due earlier or have less laxity. All in seconds of all workers: most output tokens at the measured rate, or
+    are due earlier or have less slack. All in seconds of all workers: most output tokens at the measured rate, or
     items where no bound of their tokens is known.
     """
     left = inf if job.deadline is None else job.deadline - now
