@@ -10,10 +10,11 @@ import pytest
 import yaml
 from scenarios import SCENARIOS, Scenario
 
-from ballast_api.alerts import RUNBOOKS, rule_groups
+from ballast_api.alerts import rule_groups
 from ballast_api.inference_deployment import InferenceDeployment
 
 ROOT = Path(__file__).parents[2]
+RUNBOOKS = "docs/runbooks"
 
 
 def make_resource(**spec: Any) -> InferenceDeployment:
@@ -27,7 +28,7 @@ def make_resource(**spec: Any) -> InferenceDeployment:
 
 
 def rules(**spec: Any) -> list[dict[str, Any]]:
-    return [rule for group in rule_groups(make_resource(**spec)) for rule in group["rules"]]
+    return [rule for group in rule_groups(make_resource(**spec), runbooks=RUNBOOKS) for rule in group["rules"]]
 
 
 def alerts(**spec: Any) -> list[dict[str, Any]]:
@@ -67,7 +68,7 @@ def test_a_burn_that_no_share_of_misses_can_reach_is_left_out() -> None:
     assert severities == ["warning"]
 
 
-def test_without_a_reservation_no_floor_is_watched() -> None:
+def test_without_a_reservation_no_alert_watches_it() -> None:
     names = {alert["alert"] for alert in alerts(offline={"reservedPercent": 0})}
 
     assert "BallastOfflineReservationNotMet" not in names
@@ -86,10 +87,17 @@ def test_matchers_can_be_given_for_another_scrape() -> None:
     assert "service=" not in str(groups)
 
 
-def test_pages_can_lie_elsewhere() -> None:
+def test_alerts_link_to_the_runbook_pages_of_the_base_url() -> None:
     groups = rule_groups(make_resource(), runbooks="https://docs.example/run/")
 
-    assert "https://docs.example/run/dead-letters.md" in str(groups)
+    assert "'https://docs.example/run/dead-letters.md'" in str(groups)
+
+
+def test_without_a_base_url_alerts_have_no_runbook_url() -> None:
+    groups = rule_groups(make_resource())
+
+    assert "summary" in str(groups)
+    assert "runbook" not in str(groups)
 
 
 @pytest.mark.promtool

@@ -29,7 +29,12 @@ def some(**members: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]
 
 MODELS = st.fixed_dictionaries(
     {"uri": st.sampled_from(["hf://a/b", "s3://b/c", "pvc://c/d", "file:///e", "a/b", "ftp://x", "hf://"])},
-    optional={"cachePath": st.just("/cache"), "credentialsSecret": st.just("secret")},
+    optional={
+        "cachePath": st.just("/cache"),
+        "cache": some(persistentVolumeClaim=st.just({"claimName": "c"}), volumeClaimTemplate=st.just({"spec": {}})),
+        "sizeLimitGibibytes": st.just(1),
+        "credentialsSecret": st.just("secret"),
+    },
 )
 TENANTS = st.lists(some(reservedPercent=PERCENT, weight=st.just(2)), max_size=3).map(
     lambda tenants: [{"name": f"t{number}"} | tenant for number, tenant in enumerate(tenants)]

@@ -52,6 +52,7 @@ OTHER: dict[str, Any] = {
     "valkey.image.digest": "sha256:" + "c" * 64,
     "image.pullPolicy": "Always",
     "image.pullSecrets": ["pull"],
+    "alerts.runbookBaseURL": "https://docs.example/runbooks",
     "operator.logLevel": "debug",
     "operator.logFormat": "text",
     "operator.settings": {"lookSeconds": 5},
@@ -140,7 +141,7 @@ def test_a_rendered_chart_is_as_it_was(helm: Helm, case: str) -> None:
     if os.environ.get("UPDATE_SNAPSHOTS"):
         path.write_text(rendered)
 
-    assert rendered == path.read_text(), "the chart renders otherwise: look, then run with UPDATE_SNAPSHOTS=1"
+    assert rendered == path.read_text(), "the rendered chart differs: check it, then run with UPDATE_SNAPSHOTS=1"
 
 
 @pytest.mark.parametrize("path", [p for p in leaves(VALUES, SCHEMA) if not p.startswith("crds.")])
@@ -171,21 +172,22 @@ def test_roles_are_what_the_operator_declares(helm: Helm) -> None:
 
 def test_the_environment_is_what_the_operator_reads(helm: Helm) -> None:
     settings = {"turnsAtATime": 4, "lookSeconds": 5, "auditSeconds": 60}
-    (container,) = helm.objects({"operator": {"settings": settings}})["Deployment/ballast-operator"]["spec"][
-        "template"
-    ]["spec"]["containers"]
+    values = {"operator": {"settings": settings}, "alerts": {"runbookBaseURL": "https://docs.example/runbooks"}}
+    (container,) = helm.objects(values)["Deployment/ballast-operator"]["spec"]["template"]["spec"]["containers"]
     environment = {each["name"]: each.get("value", "from-field") for each in container["env"]}
     read = OperatorSettings.read(environment)
 
     assert {name.removeprefix(PREFIX).lower() for name in environment} <= set(OperatorSettings.model_fields)
     assert (read.turns_at_a_time, read.look_seconds, read.audit_seconds) == (4, 5, 60)
     assert read.redis_secret == "ballast-redis"
+    assert read.runbook_base_url == "https://docs.example/runbooks"
 
 
 @pytest.mark.parametrize(
     ("values", "said"),
     [
         pytest.param({"operator": {"replica": 3}}, "replica", id="a name with a slip"),
+        pytest.param({"alerts": {"runbookBaseURL": "docs/runbooks"}}, "runbookBaseURL", id="no URL"),
         pytest.param({"operator": {"replicas": 0}}, "replicas", id="no operator"),
         pytest.param({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy", id="no such policy"),
         pytest.param({"valkey": {"persistence": {"size": "large"}}}, "size", id="no size"),
