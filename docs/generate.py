@@ -55,12 +55,12 @@ def kind_of(schema: dict[str, Any]) -> str:
     if "enum" in schema:
         return " \\| ".join(f"`{value}`" for value in schema["enum"])
     if "$ref" in schema:
-        return schema["$ref"].rsplit("/", 1)[1]
+        return "object"
     kind = schema.get("type", "any")
     if kind == "array":
-        kind = f"list of {kind_of(schema['items'])}"
+        kind = f"list of {kind_of(schema['items'])}s"
     bounds = [
-        f"{sign} {schema[key]:g}"
+        f"{sign} {schema[key]:.12g}"
         for key, sign in (("minimum", ">="), ("exclusiveMinimum", ">"), ("maximum", "<="), ("exclusiveMaximum", "<"))
         if key in schema
     ]
@@ -77,9 +77,10 @@ def default_of(schema: dict[str, Any], *, is_required: bool) -> str:
 
 def description_of(spec: dict[str, Any], definitions: dict[str, Any]) -> str:
     """Return the description of a field, or that of its section if the field has none."""
-    if "description" in spec or "$ref" not in spec:
-        return str(spec.get("description", ""))
-    return str(definitions[spec["$ref"].rsplit("/", 1)[1]].get("description", ""))
+    sections = [
+        definitions[option["$ref"].rsplit("/", 1)[1]] for option in (spec, *spec.get("anyOf", ())) if "$ref" in option
+    ]
+    return next((str(each["description"]) for each in (spec, *sections) if "description" in each), "")
 
 
 def section(name: str, schema: dict[str, Any], definitions: dict[str, Any]) -> Iterator[str]:
@@ -100,7 +101,7 @@ def section(name: str, schema: dict[str, Any], definitions: dict[str, Any]) -> I
     yield ""
     rules = schema.get(VALIDATIONS, ())
     if rules:
-        yield "Rules, and the messages of their refusals:\n"
+        yield "Invalid values are refused with these messages:\n"
         yield from (f"- {rule['message']}" for rule in rules)
         yield ""
     for field, definition in nested:

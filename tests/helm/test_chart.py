@@ -191,8 +191,8 @@ def test_the_environment_is_what_the_operator_reads(helm: Helm) -> None:
         pytest.param({"operator": {"replicas": 0}}, "replicas", id="no operator"),
         pytest.param({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy", id="no such policy"),
         pytest.param({"valkey": {"persistence": {"size": "large"}}}, "size", id="no size"),
-        pytest.param({"redis": {"existingSecret": "mine"}}, "makes another", id="two Redis"),
-        pytest.param({"serviceAccount": {"create": False}}, "name an existing account", id="no account"),
+        pytest.param({"redis": {"existingSecret": "mine"}}, "installs another", id="two Redis"),
+        pytest.param({"serviceAccount": {"create": False}}, "the name of an existing account", id="no account"),
     ],
 )
 def test_wrong_values_are_refused_with_a_reason(helm: Helm, values: dict[str, Any], said: str) -> None:
