@@ -62,7 +62,7 @@ def test_the_thresholds_follow_the_objective() -> None:
     assert re.findall(r"> ([0-9.]+)", critical["expr"]) == ["0.0144", "0.0144", "0.006", "0.006"]
 
 
-def test_a_burn_that_no_share_of_misses_can_reach_is_left_out() -> None:
+def test_a_burn_rate_that_no_share_of_misses_can_reach_is_omitted() -> None:
     severities = [a["labels"]["severity"] for a in alerts(slo={"objectivePercent": 75}) if "Ttft" in a["alert"]]
 
     assert severities == ["warning"]
@@ -102,7 +102,7 @@ def test_without_a_base_url_alerts_have_no_runbook_url() -> None:
 
 @pytest.mark.promtool
 @pytest.mark.parametrize("objective", [50, 90, 99, 99.95])
-def test_promtool_takes_the_rules(promtool: str, tmp_path: Path, objective: float) -> None:
+def test_promtool_accepts_the_rules(promtool: str, tmp_path: Path, objective: float) -> None:
     path = tmp_path / "rules.yaml"
     path.write_text(yaml.safe_dump({"groups": rule_groups(make_resource(slo={"objectivePercent": objective}))}))
 
@@ -112,7 +112,7 @@ def test_promtool_takes_the_rules(promtool: str, tmp_path: Path, objective: floa
 
 
 @pytest.mark.promtool
-def test_promtool_takes_what_the_dashboard_asks(promtool: str, tmp_path: Path) -> None:
+def test_promtool_accepts_the_queries_of_the_dashboard(promtool: str, tmp_path: Path) -> None:
     panels = json.loads((ROOT / "helm" / "ballast" / "dashboards" / "ballast.json").read_text())["panels"]
     asked = [target["expr"] for panel in panels for target in panel.get("targets", ())]
     path = tmp_path / "rules.yaml"
@@ -134,7 +134,7 @@ def test_every_alert_fires_in_some_scenario() -> None:
 
 
 def written(scenario: Scenario, folder: Path) -> Path:
-    """Write the scenario and the rules as promtool reads them."""
+    """Write the scenario and the rules to files for promtool."""
     (folder / "rules.yaml").write_text(yaml.safe_dump({"groups": rule_groups(make_resource())}))
     samples = [
         {"labels": f'{{alertname="{name}",severity="{severity}"}}', "value": 1} for name, severity in scenario.fires
