@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
 from ballast_engine.errors import InvalidRequest
+from ballast_log import Log
 from ballast_policy.fairness.ledger import token_cost
 from ballast_policy.jobs.choice import Candidate, in_submission_order, job_slack, share_out
 from ballast_policy.jobs.deadline import Rates
@@ -20,7 +21,6 @@ from ballast_worker.appetite import LEAST_AHEAD, Appetite, Room, wanted, worth_r
 from ballast_worker.errors import Refused
 from ballast_worker.forecast import rates_of, work_of
 from ballast_worker.holdings import Failure, Held, Holdings
-from ballast_worker.log import Log
 from ballast_worker.loop import EngineLoop
 from ballast_worker.openai import Caller, Served, of_job
 from ballast_worker.requests import Passage

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from queue import Empty
 
 from ballast_engine.request import FinishReason
+from ballast_log import Log
 from ballast_policy.request import RequestClass
 from ballast_queue.errors import QueueError, QueueUnavailable, ServerUnfit
 from ballast_queue.outcome import Outcome
@@ -23,7 +24,6 @@ from ballast_queue.status import QueueStats, WorkerStatus
 from ballast_worker.appraisal import appraise
 from ballast_worker.claims import Claims
 from ballast_worker.holdings import Holdings
-from ballast_worker.log import Log
 from ballast_worker.loop import Ended, EngineLoop
 from ballast_worker.openai import Served
 from ballast_worker.requests import Recorder
