@@ -7,6 +7,7 @@ never ignored.
 from __future__ import annotations
 
 from typing import Annotated, Literal, Self
+from zlib import crc32
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
@@ -160,8 +161,13 @@ class Body(_Strict):
 
     @property
     def opening(self) -> str:
-        """The text that requests with the same instructions start with; names the prefix group."""
+        """The start of the prompt, which requests with the same instructions share."""
         raise NotImplementedError
+
+    @property
+    def prefix_key(self) -> int:
+        """The integer by which requests with the same model and opening are grouped; never 0."""
+        return crc32(f"{self.model}\n{self.opening}".encode()) or 1
 
     @model_validator(mode="after")
     def _check_stream(self) -> Self:
