@@ -183,7 +183,7 @@ def test_a_job_without_a_good_line_fails_with_its_reason(queue):
     job = queue.jobs.get(submission.job_id)
 
     assert job.state is JobState.FAILED
-    assert "none of its 2 lines could be taken" in job.reason
+    assert "none of its 2 lines was accepted" in job.reason
     assert (job.counts.failed, len(list(queue.results.read(job.id)))) == (2, 2)
 
 
