@@ -172,7 +172,7 @@ def test_rates_follow_the_counters() -> None:
 
     assert load.decode_tokens_per_second == pytest.approx(500, rel=0.01)
     assert load.requests_per_second == pytest.approx(4, rel=0.01)
-    assert (load.running, load.reserved, load.lent) == (3, 1, 2)
+    assert (load.running, load.reserved, load.borrowed) == (3, 1, 2)
 
 
 def make_work(**decode: float) -> dict[str, PhaseWork]:

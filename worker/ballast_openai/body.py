@@ -6,6 +6,7 @@ wrong type.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal, Self
 from zlib import crc32
 
@@ -30,6 +31,7 @@ _NOT_YET_URLS = {
 }
 MAX_STOPS = 16
 """Limit of stop strings in a request. OpenAI allows 4."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
 COUNT_LIMIT = 2**31
 """Counts are less than this, so that code with 32 or 64 bits can use them."""
 
@@ -43,12 +45,14 @@ def _as_tuple(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
+def is_unicode(text: str) -> bool:
+    """Return whether the text has no lone surrogate, which UTF-8 cannot express."""
+    return text.isascii() or _SURROGATE.search(text) is None
+
+
 def _check_unicode(text: str) -> str:
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise _refuse("found a lone surrogate, wanted text that can be written as UTF-8") from None
+    if not is_unicode(text):
+        raise _refuse("found a lone surrogate, wanted text that can be written as UTF-8")
     return text
 
 

@@ -45,7 +45,7 @@ class Leases:
             self._store.functions.heartbeat(job_id, [leases[position][1:] for position in group])
             for job_id, group in groups
         ]
-        replies = self._store.call_many(calls)
+        replies = self._store.connection.call_many(calls)
         return [
             leases[group[position - 1]] for (_, group), lost in zip(groups, replies, strict=True) for position in lost
         ]
@@ -65,7 +65,7 @@ class Leases:
             for job_id, group in groups
         ]
         outcomes = [Outcome.NOT_FOUND] * len(finished)
-        for (_, group), reply in zip(groups, self._store.call_many(calls), strict=True):
+        for (_, group), reply in zip(groups, self._store.connection.call_many(calls), strict=True):
             for position, outcome in zip(group, reply, strict=True):
                 outcomes[position] = Outcome(outcome.decode())
         return outcomes
@@ -85,7 +85,7 @@ class Leases:
             )
             for claimed, prefix in items
         ]
-        return [Outcome(reply.decode()) for reply in self._store.call_many(calls)]
+        return [Outcome(reply.decode()) for reply in self._store.connection.call_many(calls)]
 
     def retry(
         self,
