@@ -6,7 +6,6 @@ wrong type.
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal, Self
 from zlib import crc32
 
@@ -31,7 +30,6 @@ _NOT_YET_URLS = {
 }
 MAX_STOPS = 16
 """Limit of stop strings in a request. OpenAI allows 4."""
-_SURROGATE = re.compile("[\ud800-\udfff]")
 COUNT_LIMIT = 2**31
 """Counts are less than this, so that code with 32 or 64 bits can use them."""
 
@@ -47,7 +45,7 @@ def _as_tuple(value: object) -> object:
 
 def is_unicode(text: str) -> bool:
     """Return whether the text has no lone surrogate, which UTF-8 cannot express."""
-    return text.isascii() or _SURROGATE.search(text) is None
+    return text.isascii() or text.encode(errors="replace").decode() == text
 
 
 def _check_unicode(text: str) -> str:
