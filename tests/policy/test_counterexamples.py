@@ -24,7 +24,7 @@ def offline(prompt: int, output: int = 1, **fields) -> Arrival:
 
 
 def make_config(slots: int, num_blocks: int, **fields) -> PolicyConfig:
-    usual = {"block_tokens": 1, "chunk_tokens": 4, "offline_share": 0.1, "tail_tokens": 0, "guard_share": 0.0}
+    usual = {"block_tokens": 1, "chunk_tokens": 4, "offline_share": 0.1, "tail_tokens": 0, "watermark_share": 0.0}
     return PolicyConfig(slots=slots, num_blocks=num_blocks, **{**usual, **fields})
 
 
@@ -94,7 +94,9 @@ CASES = {
         [offline(20)],
     ),
     "the reservation's prefill was left out of the budget": (
-        make_config(5, 48, block_tokens=4, tpot=0.02, tail_tokens=64, guard_share=0.05, tenants={"a": TenantShare()}),
+        make_config(
+            5, 48, block_tokens=4, tpot=0.02, tail_tokens=64, watermark_share=0.05, tenants={"a": TenantShare()}
+        ),
         [
             offline(37, 22, tenant="a", abort_after=14),
             online(20, 8, tenant="c", priority=-1, ttft=0.05, tpot=0.007, prefix_key=1, shared=9),
@@ -146,6 +148,6 @@ def test_what_once_left_an_engine_idle_beside_offline_work_leaves_none(name: str
 def test_a_cap_that_gave_nothing_more_left_no_engine_idle():
     config = make_config(2, 32, offline_share=0.0, max_interference=0.1, tpot=0.006)
     host = Host(config, cost=EXACT, planner=lawful)
-    host.interference.allowance = replace(host.interference.allowance, share=0.0, harvest=0.1, typical=0.005)
+    host.interference.allowance = replace(host.interference.allowance, share=0.0, lending_ratio=0.1, typical=0.005)
 
     FakeEngine(host, [online(4, 2), offline(6, 3)]).run(max_steps=20)

@@ -309,7 +309,7 @@ def test_only_answers_that_came_to_their_end_tell_how_long_answers_are():
         enter(host, request)
         host.leave(request, 0.0, is_complete=bool(seq % 2))
 
-    assert host.experience.expectation.outputs == {OFFLINE: (3,) * 32}
+    assert host.expectations.expectation.outputs == {OFFLINE: (3,) * 32}
 
 
 def test_the_usual_prompt_is_what_online_has_to_compute_behind_the_cache():
@@ -318,8 +318,8 @@ def test_the_usual_prompt_is_what_online_has_to_compute_behind_the_cache():
 
     engine.run()
 
-    assert engine.host.experience.typical_prompt == pytest.approx(4, abs=0.5)
-    assert engine.host.experience.expectation.online_rate == pytest.approx(1.0, rel=0.1)
+    assert engine.host.expectations.typical_prompt == pytest.approx(4, abs=0.5)
+    assert engine.host.expectations.expectation.online_rate == pytest.approx(1.0, rel=0.1)
 
 
 def test_a_host_that_forgets_keeps_its_cost_model_and_its_configuration():
@@ -335,7 +335,7 @@ def test_a_host_that_forgets_keeps_its_cost_model_and_its_configuration():
     assert host.cost.is_trusted
     assert host.ledgers[ONLINE].service("a") == 0
     assert host.ledgers[OFFLINE].reserved == {"a": 0.5}
-    assert host.experience.expectation == fresh.experience.expectation
+    assert host.expectations.expectation == fresh.expectations.expectation
     assert host.interference.allowance == fresh.interference.allowance
 
 

@@ -26,7 +26,7 @@ class Engine:
     """A snapshot in the making: residents and waiting requests, numbered as they are added."""
 
     def __init__(self, *, slots: int = 8, num_blocks: int = 1000, now: float = 10.0, **config):
-        usual = {"offline_share": 0.25, "chunk_tokens": 64, "tail_tokens": 0, "guard_share": 0.0}
+        usual = {"offline_share": 0.25, "chunk_tokens": 64, "tail_tokens": 0, "watermark_share": 0.0}
         self.config = PolicyConfig(slots=slots, num_blocks=num_blocks, block_tokens=BLOCK, **{**usual, **config})
         self.now = now
         self.cost = EXACT
@@ -328,7 +328,7 @@ def test_offline_is_admitted_only_with_blocks_for_the_whole_prompt_and_some_to_g
 
 
 def test_lent_admissions_leave_a_guard_for_online_only_while_online_is_about():
-    engine = Engine(num_blocks=40, offline_share=0.0, guard_share=0.5)
+    engine = Engine(num_blocks=40, offline_share=0.0, watermark_share=0.5)
     engine.decoding(OFFLINE, tokens=30)
     item = engine.add(OFFLINE, 60)
 

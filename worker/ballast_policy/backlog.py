@@ -50,7 +50,7 @@ class _Queue:
             del self.places[: self.start], self.requests[: self.start]
             self.start = 0
 
-    def put_off(self, now: float) -> None:
+    def defer(self, now: float) -> None:
         while (first := self.requests[self.start]).slack < inf and is_overdue(first, now):
             self.remove(first)
             first.slack = inf
@@ -63,7 +63,7 @@ class Backlog:
     Adding, removing and looking at the head cost the same whatever the length. The fields that order a request
     (`request_class`, `priority`, `tenant`, `slack`, `prefix_key`, `seq`) stay as they are while it waits; a
     preempted request comes back through `add` with the `seq` it had, and so to where it stood. Online has no slack of
-    its own: it is 0 in time, and infinite once `put_off` found the first token overdue.
+    its own: it is 0 in time, and infinite once `defer` found the first token overdue.
     """
 
     __slots__ = ("_bands", "_counts", "_priorities")
@@ -121,30 +121,29 @@ class Backlog:
                 del bands[request.priority]
                 self._priorities[request.request_class].remove(-request.priority)
 
-    def put_off(self, now: float) -> None:
+    def defer(self, now: float) -> None:
         """Let online requests whose first token is overdue wait behind the others of their tenant and priority.
 
         Of each tenant and priority those at the front: they are due in the order they came in.
         """
         for band in self._bands[ONLINE].values():
             for queue in band.values():
-                queue.put_off(now)
+                queue.defer(now)
 
     def head(
         self,
         limit_per_class: int,
         ledgers: Ledgers | None = None,
-        room: Mapping[str, int] | None = None,
+        free_slots: Mapping[str, int] | None = None,
         num_tokens: float = inf,
         slots: Mapping[RequestClass, TenantSlots] | None = None,
     ) -> list[Request]:
         """Give the first that wait, online before offline, at most so many of each class.
 
-        Tenants take turns as they would if each request were admitted as it is listed: its input is charged to a
-        copy of the ledger, and in a class with `slots` a tenant below its reservation goes first. `room` limits how
-        many offline requests of a tenant are worth listing (slots it may still take): one more than that is listed,
-        which says why it waits, and does not count. A class ends early, behind `LEAST` requests, once it has
-        `num_tokens` to compute: a step computes no more than its chunk.
+        Tenants take turns as if each request were admitted when it is listed: its input is added to their service, and
+        in a class with `slots` a tenant below its reservation goes first. `free_slots`: slots that tenants with a cap
+        may still take for offline requests. One request more is listed, so that the plan can state why it waits; it
+        does not count. After `LEAST` requests, a class ends once the listed requests have `num_tokens` to compute.
         """
         out: list[Request] = []
         for request_class in RequestClass:
@@ -154,14 +153,14 @@ class Backlog:
                 limit_per_class,
                 num_tokens,
                 (ledgers or {}).get(request_class, EMPTY),
-                dict(room) if room and request_class is RequestClass.OFFLINE else {},
+                dict(free_slots) if free_slots and request_class is RequestClass.OFFLINE else {},
                 (slots or {}).get(request_class),
             )
             for negated in self._priorities[request_class]:
                 if listing.is_full:
                     break
                 queues = self._bands[request_class][-negated]
-                if len(queues) == 1 and not listing.room:
+                if len(queues) == 1 and not listing.free_slots:
                     (queue,) = queues.values()
                     listing.take_all(queue)
                 else:
@@ -173,16 +172,16 @@ class Backlog:
 class _Listing:
     """The head of one class in the making."""
 
-    __slots__ = ("ledger", "left", "num_tokens", "requests", "room", "slots")
+    __slots__ = ("free_slots", "ledger", "left", "num_tokens", "requests", "slots")
 
     def __init__(
-        self, limit: int, num_tokens: float, ledger: Ledger, room: dict[str, int], slots: TenantSlots | None
+        self, limit: int, num_tokens: float, ledger: Ledger, free_slots: dict[str, int], slots: TenantSlots | None
     ) -> None:
         self.requests: list[Request] = []
         self.left = limit
         self.num_tokens = num_tokens
         self.ledger = ledger
-        self.room = room
+        self.free_slots = free_slots
         self.slots = slots
 
     @property
@@ -198,7 +197,7 @@ class _Listing:
 
     def take_turns(self, queues: Mapping[str, _Queue]) -> None:
         """List the requests of one band: of a tenant that is behind its reservation, else of the least served one."""
-        requests, room, slots = self.requests, self.room, self.slots
+        requests, free_slots, slots = self.requests, self.free_slots, self.slots
         services, weight = self.ledger.services, self.ledger.weight
         turns = _Turns(
             [(services.get(tenant, 0.0), q.places[q.start], q.start, tenant) for tenant, q in queues.items()],
@@ -209,9 +208,9 @@ class _Listing:
             queue = queues[tenant]
             request = queue.requests[index]
             index += 1
-            if tenant in room:
-                room[tenant] -= 1
-                if room[tenant] < 0:
+            if tenant in free_slots:
+                free_slots[tenant] -= 1
+                if free_slots[tenant] < 0:
                     requests.append(request)
                     turns.end(turn)
                     continue

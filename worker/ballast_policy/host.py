@@ -119,7 +119,7 @@ class Host:
         """Largest decode batch that the SLO allows; None until the cost model is trusted."""
         self.fit = None if cost else Fit()
         self.cost = cost or CostModel()
-        self.experience = ExpectationLearner(config.num_blocks * config.block_tokens)
+        self.expectations = ExpectationLearner(config.num_blocks * config.block_tokens)
         self.interference = Interference()
         self.planner = planner
         self.nested_planner = nested_planner
@@ -141,7 +141,7 @@ class Host:
             self.ledgers[request_class].lift(tenant, present)
         present[tenant] = present.get(tenant, 0) + 1
         self.backlog.add(request)
-        self.experience.arrived(request, now)
+        self.expectations.arrived(request, now)
         self.interference.arrived(request, now)
 
     def leave(self, request: Request, now: float, *, is_complete: bool) -> None:
@@ -162,7 +162,7 @@ class Host:
             self.reservation = self.reservation.used_by(0, 0)  # no step follows that would say so
         self.interference.finished(request, now)
         if is_complete:
-            self.experience.finished(request)
+            self.expectations.finished(request)
 
     def count(self, request_class: RequestClass) -> int:
         """Return the requests of a class that wait or are resident."""
@@ -185,7 +185,7 @@ class Host:
     def forget(self) -> None:
         """Forget who was served, what came in and how long it took. The cost model stays."""
         self.ledgers = {request_class: Ledger() for request_class in RequestClass}
-        self.experience = ExpectationLearner(self.config.num_blocks * self.config.block_tokens)
+        self.expectations = ExpectationLearner(self.config.num_blocks * self.config.block_tokens)
         self.interference = Interference()
         self.configure(self.config)
 
@@ -205,7 +205,7 @@ class Host:
     def snapshot(self, kv: Kv, now: float) -> EngineSnapshot:
         """Return everything that a plan may depend on. The private blocks of residents must be up to date."""
         residents = list(self.residents.values())
-        self.backlog.put_off(now)
+        self.backlog.defer(now)
         snapshot = EngineSnapshot(
             now=now,
             residents=residents,
@@ -215,9 +215,9 @@ class Host:
             cost=self.cost,
             reservation=self.reservation,
             ledgers=self.ledgers,
-            typical_prompt=int(self.experience.typical_prompt),
+            typical_prompt=int(self.expectations.typical_prompt),
             allowance=self.interference.allowance,
-            expectation=self.experience.expectation,
+            expectation=self.expectations.expectation,
         )
         hinted = dict.fromkeys(RequestClass, HINTED)
         for request in snapshot.waiting:
@@ -309,7 +309,7 @@ class Host:
         request.num_prompt_cached = min(request.num_computed, request.num_prompt)
         waited, request.steps_waited = request.steps_waited, 0
         num_new = request.num_tokens - request.num_computed
-        self.experience.admitted(request, num_new)
+        self.expectations.admitted(request, num_new)
         return Admission(request, max(0.0, now - request.arrival), waited, request.num_tokens, request.num_computed)
 
     # What came of it
@@ -385,7 +385,7 @@ class Host:
                 mean_context=self._mean_context,
                 tpot=self.config.tpot,
                 ttft=self.config.ttft,
-                prompt=int(self.experience.typical_prompt),
+                prompt=int(self.expectations.typical_prompt),
             )
         sizes = self.config.reservation(self.ceiling)
         self.reservation = replace(sizes, in_use=self.reservation.in_use, is_met=self.reservation.is_met)

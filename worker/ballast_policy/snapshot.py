@@ -54,12 +54,12 @@ class PolicyConfig:
     """Most that offline work may add to TTFT and TPOT of online, median and 99th percentile; a fraction of what they
     are without it. None: the SLO alone bounds what it adds."""
     objective: float = 0.0
-    """Share of online requests that must keep the SLO they would keep alone; where fewer do, harvest backs off."""
+    """Share of online requests that must keep the SLO they would keep alone; if fewer do, less is lent."""
     can_suspend: bool = True
     """Whether the engine can suspend a step at a layer boundary."""
     static_share: float = 0.25
     """Share of slots and of the prefill chunk lent to offline beside online while the cost model is untrusted."""
-    guard_share: float = 0.05
+    watermark_share: float = 0.05
     """Share of KV blocks that lent offline admissions leave free for online, while online is present or recent and
     what it asks for at once is not known yet."""
     tail_tokens: int = 64

@@ -118,7 +118,7 @@ class Claims:
             self.weights,
             count=count,
             cost=self._cost,
-            rooms=rooms,
+            free_slots=rooms,
             slots=tenants.slots(demand),
         )
 

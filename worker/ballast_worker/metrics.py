@@ -237,7 +237,7 @@ def _engine(figures: Figures) -> Iterator[Metric]:
         "ballast_lending_ratio",
         "Part of what the SLO leaves that offline may use; below 1 after too many requests lost their SLO to it.",
         (),
-        [((), stats.allowance.harvest)],
+        [((), stats.allowance.lending_ratio)],
     )
     yield _gauge(
         "ballast_interference_ratio",

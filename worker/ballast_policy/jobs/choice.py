@@ -63,10 +63,10 @@ def share_out(
     *,
     count: int,
     cost: float,
-    rooms: Mapping[str, int] | None = None,
+    free_slots: Mapping[str, int] | None = None,
     slots: TenantSlots | None = None,
 ) -> dict[str, int]:
-    """Return how many items to claim of each job, `count` in all, and of a tenant in `rooms` at most that many.
+    """Return how many items to claim of each job, `count` in all, and of a tenant in `free_slots` at most that many.
 
     Each pick is charged `cost`, the expected cost of an item, before the next pick, so that tenants take turns within
     one claim as if each item were claimed alone. A tenant below its reservation goes first in its priority.
@@ -78,7 +78,7 @@ def share_out(
         if job.waiting > 0:
             queues.setdefault((job.priority, job.tenant), []).append(job)
     taken: dict[str, int] = {}
-    left = dict(rooms or {})
+    left = dict(free_slots or {})
     for _ in range(count):
         heads = [queue[-1] for queue in queues.values() if left.get(queue[-1].tenant, 1) > 0]
         if not heads:

@@ -37,7 +37,7 @@ _BACK_OFF = 0.6
 """Factor of the lending ratio when too many requests are lost."""
 _RECOVERY_SECONDS = 300.0
 """Time in which the lending ratio recovers from 0 to 1."""
-_LEAST_HARVEST = 0.1
+_LEAST_RATIO = 0.1
 """Least lending ratio. Requests that are lost to the reservation must not end lending for good."""
 _LEAST_LOST = 2
 _FEW = 256
@@ -54,7 +54,7 @@ class Allowance:
     """How much longer requests stay than alone, and so how many more of them decode at a time (Little's law)."""
     typical: float = 0.0
     """What online alone takes in the middle one of the steps it has a part in, seconds; 0 while nobody knows."""
-    harvest: float = 1.0
+    lending_ratio: float = 1.0
     """Part of the budget beside online, and of the risk, that offline may use."""
 
 
@@ -184,12 +184,12 @@ class Interference:
                 self.inflation = 0.0
                 share += (target - share) * moved
             share = min(max(0.0, share), 4 * self.cap)
-        harvest = min(1.0, self.allowance.harvest + seconds / _RECOVERY_SECONDS)
+        ratio = min(1.0, self.allowance.lending_ratio + seconds / _RECOVERY_SECONDS)
         num_lost, may_lose = sum(self._lost), (1 - self.objective) * max(len(self._lost), _FEW)
         if num_lost >= _LEAST_LOST and num_lost > may_lose:
             self._lost.clear()
-            harvest = max(_LEAST_HARVEST, self.allowance.harvest * _BACK_OFF)
-        self.allowance = Allowance(share, crowding, self._typical, harvest)
+            ratio = max(_LEAST_RATIO, self.allowance.lending_ratio * _BACK_OFF)
+        self.allowance = Allowance(share, crowding, self._typical, ratio)
 
 
 def _inflation(latencies: Collection[tuple[float, _Latency]]) -> float:

@@ -35,8 +35,8 @@ def lend(step: StepDraft, reserved: Reserved, *, growth_blocks: int, budget: flo
     _grow(step)
     step.count_decodes(offline)
     if expects_online:
-        share = step.snapshot.expectation.guard_share
-        held_blocks += floor((config.guard_share if share is None else share) * config.num_blocks)
+        share = step.snapshot.expectation.watermark_share
+        held_blocks += floor((config.watermark_share if share is None else share) * config.num_blocks)
     left = step.time.chunk - most_prefill(config, step.cost) + config.chunk_tokens
     chunk = max(0, min(chunk, left - reserved.tokens_without(step.draft.gone)))
     gate = AdmissionGate(offline, step.draft, lambda: most - offline.num_held)
