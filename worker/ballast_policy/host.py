@@ -21,14 +21,14 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Protocol
 
-from ballast_policy.backlog import Backlog, Ledgers
+from ballast_policy.backlog import Backlog
 from ballast_policy.fairness.ledger import INPUT_COST, OUTPUT_COST, Ledger
 from ballast_policy.fairness.tenant_slots import slots_by_class
 from ballast_policy.learning.cost import CostModel, Fit, StepWork
 from ballast_policy.learning.expectation import ExpectationLearner
 from ballast_policy.learning.interference import Interference
 from ballast_policy.plan import StepPlan
-from ballast_policy.request import OFFLINE, ONLINE, PARKED, RUNNING, WAITING, Phase, Request, RequestClass
+from ballast_policy.request import OFFLINE, PARKED, RUNNING, WAITING, Phase, Request, RequestClass
 from ballast_policy.reservation import entitled
 from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
 from ballast_policy.step.planner import plan as plan_step
@@ -109,27 +109,24 @@ class Host:
         """`cost` is a known cost model; without it the host fits one to the steps it observes."""
         self.config = config
         self.backlog = Backlog()
-        self.ledgers = {request_class: Ledger() for request_class in RequestClass}
         self.residents: dict[int, Request] = {}
         """By `seq`, in the order of admission."""
-        self.held = {request_class: {RUNNING: 0, PARKED: 0} for request_class in RequestClass}
+        self.held = _no_slots()
         """Residents by class and phase."""
         self.reservation = config.reservation()
         self.ceiling: int | None = None
         """Largest decode batch that the SLO allows; None until the cost model is trusted."""
         self.fit = None if cost else Fit()
         self.cost = cost or CostModel()
-        self.expectations = ExpectationLearner(config.num_blocks * config.block_tokens)
-        self.interference = Interference()
         self.planner = planner
         self.nested_planner = nested_planner
-        self._present: dict[RequestClass, dict[str, int]] = {request_class: {} for request_class in RequestClass}
+        self._present: dict[RequestClass, dict[str, int]] = {c: {} for c in RequestClass}
         """Requests by tenant, from `enter` to `leave`."""
-        self._bills: dict[RequestClass, dict[str, float]] = {request_class: {} for request_class in RequestClass}
-        self._caps: dict[str, int] = {}
+        self._bills: dict[RequestClass, dict[str, float]] = {c: {} for c in RequestClass}
+        """What the step computed for each tenant and is not charged yet."""
         self._mean_context = 0.0
         self._num_observed = 0
-        self.configure(config)
+        self.forget()
 
     # Requests
 
@@ -178,13 +175,12 @@ class Host:
         for ledger in self.ledgers.values():
             ledger.reweigh(weights)
             ledger.reserve(reserved)
-        self._caps = {name: t.max_slots for name, t in config.tenants.items() if t.max_slots is not None}
         self.interference.configure(config.max_interference, config.objective)
         self._refit()
 
     def forget(self) -> None:
-        """Forget who was served, what came in and how long it took. The cost model stays."""
-        self.ledgers = {request_class: Ledger() for request_class in RequestClass}
+        """Forget the service of tenants and everything learned but the cost model."""
+        self.ledgers = {c: Ledger() for c in RequestClass}
         self.expectations = ExpectationLearner(self.config.num_blocks * self.config.block_tokens)
         self.interference = Interference()
         self.configure(self.config)
@@ -206,10 +202,11 @@ class Host:
         """Return everything that a plan may depend on. The private blocks of residents must be up to date."""
         residents = list(self.residents.values())
         self.backlog.defer(now)
+        waiting = self._first_waiting(residents) if len(self.backlog) else []
         snapshot = EngineSnapshot(
             now=now,
             residents=residents,
-            waiting=_first_waiting(residents, self.backlog, self.config, self.ledgers),
+            waiting=waiting,
             free_blocks=kv.num_free,
             config=self.config,
             cost=self.cost,
@@ -220,11 +217,20 @@ class Host:
             expectation=self.expectations.expectation,
         )
         hinted = dict.fromkeys(RequestClass, HINTED)
-        for request in snapshot.waiting:
+        for request in waiting:
             hinted[request.request_class] -= 1
             if hinted[request.request_class] >= 0:
                 kv.hint(request)
         return snapshot
+
+    def _first_waiting(self, residents: Sequence[Request]) -> list[Request]:
+        """Return the waiting requests that a step could admit, in order, and the next one of each class."""
+        config, backlog = self.config, self.backlog
+        running = [request for request in residents if request.phase is RUNNING]
+        free = config.tenant_slots_left(request for request in running if request.request_class is OFFLINE)
+        held = min(self.held[c][RUNNING] for c in RequestClass if backlog.count(c))
+        slots = slots_by_class(self.ledgers, running)
+        return backlog.head(config.slots - held + 1, self.ledgers, free, config.chunk_tokens, slots)
 
     def dispatch(self, snapshot: EngineSnapshot, plan: StepPlan, kv: Kv) -> Dispatch:
         """Carry out the plan of a step that begins now."""
@@ -239,8 +245,8 @@ class Host:
     def dispatched(self) -> None:
         """Note how much of the reservation offline has, now that a plan was carried out."""
         demand = self.count(OFFLINE)
-        if self._caps:
-            demand = entitled(self._present[OFFLINE].items(), self._caps)
+        if caps := self.config.tenant_caps:
+            demand = entitled(self._present[OFFLINE].items(), caps)
         self.reservation = self.reservation.used_by(self.held[OFFLINE][RUNNING], demand)
 
     def _carry_out(self, plan: StepPlan, kv: Kv, now: float) -> Dispatch:
@@ -397,29 +403,15 @@ class Host:
         waiting = {request.seq for request in self.backlog}
         if len(self.backlog) != len(waiting) or waiting & self.residents.keys():
             return f"{len(self.backlog)} requests are counted as waiting, {sorted(waiting)} wait"
-        held = {request_class: {RUNNING: 0, PARKED: 0} for request_class in RequestClass}
+        held = _no_slots()
         for request in self.residents.values():
             held[request.request_class][request.phase] += 1
         if held != self.held:
             return f"slots {self.held} are counted, {held} found"
         present = {c: sum(tenants.values()) for c, tenants in self._present.items()}
-        counted = {request_class: self.count(request_class) for request_class in RequestClass}
+        counted = {c: self.count(c) for c in RequestClass}
         return "" if present == counted else f"{present} requests entered, {counted} wait or are resident"
 
 
-def _first_waiting(
-    residents: Sequence[Request], backlog: Backlog, config: PolicyConfig, ledgers: Ledgers
-) -> list[Request]:
-    """Return the waiting requests that a step could admit, in their order, and the next one of each class."""
-    if not len(backlog):
-        return []
-    running = [request for request in residents if request.phase is RUNNING]
-    offline = [request for request in running if request.request_class is OFFLINE]
-    free = {name: share.max_slots for name, share in config.tenants.items() if share.max_slots is not None}
-    if free:
-        for request in offline:
-            if request.tenant in free:
-                free[request.tenant] -= 1
-    held = {ONLINE: len(running) - len(offline), OFFLINE: len(offline)}
-    limit = config.slots - min(held[request_class] for request_class in RequestClass if backlog.count(request_class))
-    return backlog.head(limit + 1, ledgers, free, config.chunk_tokens, slots_by_class(ledgers, running))
+def _no_slots() -> dict[RequestClass, dict[Phase, int]]:
+    return {c: {RUNNING: 0, PARKED: 0} for c in RequestClass}

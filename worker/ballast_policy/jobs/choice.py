@@ -1,4 +1,4 @@
-"""Which job the next items come from. Workers and the simulator choose alike, in the order of requests in an engine."""
+"""The choice of the jobs that the next items come from, in the order of requests in an engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Candidate:
     tenant: str
     priority: int
     slack: float
-    """`slack`, as of now."""
+    """See `job_slack`."""
     prefix_key: int
     """Jobs of one tenant with the same value share a prompt prefix; 0 is no group. See `in_submission_order`."""
     seq: float
@@ -66,10 +66,10 @@ def share_out(
     free_slots: Mapping[str, int] | None = None,
     slots: TenantSlots | None = None,
 ) -> dict[str, int]:
-    """Return how many items to claim of each job, `count` in all, and of a tenant in `free_slots` at most that many.
+    """Return how many items to claim of each job: `count` in total, and of each tenant at most its `free_slots`.
 
-    Each pick is charged `cost`, the expected cost of an item, before the next pick, so that tenants take turns within
-    one claim as if each item were claimed alone. A tenant below its reservation goes first in its priority.
+    Each pick is charged `cost`, the expected cost of an item, before the next pick, so that tenants take turns. A
+    tenant below its reservation goes first in its priority.
     """
     ledger = Ledger(weights)
     ledger.absorb(services)

@@ -9,7 +9,7 @@ Floats = NDArray[np.float64]
 
 
 def non_negative_least_squares(rows: Floats) -> Floats:
-    """Give the x >= 0 that brings `rows @ x` closest to 1, by the active-set method of Lawson and Hanson.
+    """Return the x >= 0 that brings `rows @ x` closest to 1, by the active-set method of Lawson and Hanson.
 
     Columns are scaled to unit length first: features differ by six orders of magnitude.
     """
@@ -31,7 +31,7 @@ def non_negative_least_squares(rows: Floats) -> Floats:
 
 
 def _settle(gram: Floats, target: Floats, x: Floats, active: list[int]) -> Floats:
-    """Solve for the active variables, letting go of those that would turn negative."""
+    """Solve for the active variables, and deactivate those that would become negative."""
     while active:
         solution = np.zeros_like(x)
         solution[active] = _solve(gram, target, active)
@@ -46,6 +46,6 @@ def _settle(gram: Floats, target: Floats, x: Floats, active: list[int]) -> Float
 
 def _solve(gram: Floats, target: Floats, active: list[int]) -> Floats:
     part = gram[np.ix_(active, active)]
-    # Features that always moved together make it singular: the ridge shares the time among them.
+    # Features that always change together make it singular: the ridge shares the time among them.
     ridge = np.eye(len(active)) * 1e-10 * np.trace(part)
     return np.asarray(np.linalg.solve(part + ridge, target[active]), dtype=np.float64)

@@ -56,11 +56,7 @@ class StepDraft:
     @cached_property
     def tenant_slots_left(self) -> dict[str, int]:
         """Slots that tenants with a cap may still take for offline requests; negative if a cap was lowered."""
-        left = {name: share.max_slots for name, share in self.config.tenants.items() if share.max_slots is not None}
-        for request in self.offline.running if left else ():
-            if request.tenant in left:
-                left[request.tenant] -= 1
-        return left
+        return self.config.tenant_slots_left(self.offline.running)
 
     @property
     def num_free_online_slots(self) -> int:
@@ -117,7 +113,7 @@ class StepDraft:
             self._remove(requests)
             self._group(requests[0]).leaving += requests
             self.draft.park += requests
-            self.draft.because += Because.all_of(requests, reason)
+            self.draft.because += map(Because, requests, repeat(reason))
 
     def preempt(self, request: Request, reason: Reason) -> None:
         """Take the KV of a resident."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from ballast_policy.fairness.order import ranked, turning
+from ballast_policy.fairness.order import ranked
 from ballast_policy.fairness.tenant_slots import reserved_first
 from ballast_policy.plan import Reason
 from ballast_policy.request import PARKED, WAITING, Request, computed
@@ -112,24 +112,23 @@ def candidates(group: ClassRequests, waiting: Sequence[Request]) -> Iterable[Req
 
     Within a priority, tenants below their reservation go first.
     """
-    ordered = _merge(group, waiting)
+    ordered = _merge(group, waiting) if group.parked else waiting
     slots = group.tenant_slots()
     return ordered if slots is None else reserved_first(ordered, slots)
 
 
 def _merge(group: ClassRequests, waiting: Sequence[Request]) -> Iterator[Request]:
-    if not group.parked:
-        yield from waiting
-        return
-    left, turn = deque(ranked(group.parked, group.ledger)), turning(group.ledger)
-    first, service = turn(left[0]), group.ledger.services.get
-    for index, request in enumerate(waiting):
-        until = (-request.priority, service(request.tenant, 0.0))  # `turn` inlined: the list of waiting is long
-        while first <= until:
-            yield left.popleft()
-            if not left:
-                yield from islice(waiting, index, None)
+    service = group.ledger.services.get
+    parked = ranked(group.parked, group.ledger)
+    turns = [(-request.priority, service(request.tenant, 0.0)) for request in parked]
+    index = 0
+    for position, request in enumerate(waiting):
+        turn = (-request.priority, service(request.tenant, 0.0))
+        while turns[index] <= turn:
+            yield parked[index]
+            index += 1
+            if index == len(parked):
+                yield from islice(waiting, position, None)
                 return
-            first = turn(left[0])
         yield request
-    yield from left
+    yield from islice(parked, index, None)
