@@ -23,7 +23,7 @@ from ballast_cli.__main__ import main
 from ballast_cli.errors import CliError
 from ballast_cli.fetch import store
 from ballast_cli.fetch.location import Scheme, parse
-from ballast_cli.fetch.snapshot import File, Snapshot
+from ballast_cli.fetch.model_files import File, ModelFiles
 from ballast_cli.fetch.source import Unavailable
 
 FROM_HUB = "hf://org/name"
@@ -81,7 +81,7 @@ def test_damage_on_the_way_is_found(hub: Any, tmp_path: Path, capsys: pytest.Cap
     hub.damage = True
     assert fetch(FROM_HUB, tmp_path / "model") == 1
     said = capsys.readouterr().err
-    assert "is not what the source says" in said
+    assert "differed twice from the checksum" in said
     assert not (tmp_path / "model" / store.MANIFEST).exists()
 
 
@@ -102,9 +102,9 @@ def test_damage_at_home_is_mended(hub: Any, tmp_path: Path) -> None:
         ("hf://org/other", 3, "shows no repository org/other"),
         ("hf://org/name --revision nowhere", 3, "has no revision nowhere"),
         ("hf://org/a..b", 2, "does not name a repository"),
-        ("hf://org", 2, "wanted hf://ORG/NAME"),
-        ("ftp://host/model", 2, "is not a place of a model"),
-        ("hf://org/name@a --revision b", 2, "give one"),
+        ("hf://org", 2, "Use hf://ORG/NAME"),
+        ("ftp://host/model", 2, "is not the location of a model"),
+        ("hf://org/name@a --revision b", 2, "Use one of them"),
         ("pvc://claim/model", 3, "no claim is mounted"),
         ("file://host/model", 2, "three slashes"),
         ("/nowhere/at/all", 3, "is no directory"),
@@ -145,7 +145,7 @@ def test_without_network_a_whole_copy_serves(
     fetch(FROM_HUB, tmp_path / "a", "--cache", cache)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     assert fetch(FROM_HUB, tmp_path / "b", "--cache", cache) == 0
-    assert "Going on with the copy" in capsys.readouterr().err
+    assert "Using the copy" in capsys.readouterr().err
     assert holds(tmp_path / "b", hub.files, NEEDED)
     assert fetch("hf://org/other", tmp_path / "c", "--cache", cache) == 4
 
@@ -163,7 +163,7 @@ def test_a_name_that_is_taken_is_left_alone(hub: Any, tmp_path: Path, capsys: py
     (tmp_path / "name").mkdir()
     (tmp_path / "name" / "mine").write_text("precious")
     assert fetch(FROM_HUB, tmp_path / "name", "--cache", tmp_path / "cache") == 2
-    assert "something in it" in capsys.readouterr().err
+    assert "not empty" in capsys.readouterr().err
     assert (tmp_path / "name" / "mine").read_text() == "precious"
     assert hub.requests
 
@@ -302,13 +302,13 @@ def test_two_pods_that_start_at_once_download_once(hub: Any, tmp_path: Path, is_
 
 
 class _Source:
-    """Gives bytes from memory, with trouble on order."""
+    """Returns bytes from memory, and raises the given errors first."""
 
     def __init__(self, content: bytes, errors: list[Exception]) -> None:
         self.content, self.errors = content, errors
 
-    def resolve(self) -> Snapshot:
-        return Snapshot("here", "1", (File("config.json", len(self.content)),))
+    def resolve(self) -> ModelFiles:
+        return ModelFiles("here", "1", (File("config.json", len(self.content)),))
 
     @contextmanager
     def read(self, _: File, start: int) -> Iterator[Iterator[bytes]]:
@@ -317,23 +317,23 @@ class _Source:
         yield iter([self.content[start:]])
 
 
-def _bring(source: _Source, directory: Path) -> bool:
-    return store.bring(source, source.resolve(), directory, tell=lambda _: None, advance=lambda _: None)
+def _download(source: _Source, directory: Path) -> bool:
+    return store.download(source, source.resolve(), directory, notify=lambda _: None, advance=lambda _: None)
 
 
 def test_a_full_disk_is_said_and_keeps_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(CliError, match="is full: free some"):
-        _bring(_Source(b"x" * 10, [OSError(errno.ENOSPC, "No space left on device")]), tmp_path)
+    with pytest.raises(CliError, match=r"is full\. Free some"):
+        _download(_Source(b"x" * 10, [OSError(errno.ENOSPC, "No space left on device")]), tmp_path)
     monkeypatch.setattr(store.shutil, "disk_usage", lambda _: SimpleNamespace(free=3))
-    with pytest.raises(CliError, match="the model needs"):
-        _bring(_Source(b"x" * 10, []), tmp_path)
+    with pytest.raises(CliError, match="but the model needs"):
+        _download(_Source(b"x" * 10, []), tmp_path)
 
 
 def test_a_source_that_never_answers_ends_in_its_own_words(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="gone away"):
-        _bring(_Source(b"x" * 10, [Unavailable("gone away")] * 9), tmp_path)
-    assert _bring(_Source(b"x" * 10, [Unavailable("gone away")] * 2), tmp_path), "twice is forgiven"
-    assert not _bring(_Source(b"x" * 10, []), tmp_path), "whole"
+        _download(_Source(b"x" * 10, [Unavailable("gone away")] * 9), tmp_path)
+    assert _download(_Source(b"x" * 10, [Unavailable("gone away")] * 2), tmp_path), "twice is forgiven"
+    assert not _download(_Source(b"x" * 10, []), tmp_path), "whole"
 
 
 @given(st.text(max_size=40))
@@ -342,7 +342,7 @@ def test_any_text_is_a_place_or_a_clear_refusal(text: str) -> None:
         try:
             location = parse(uri)
         except CliError as error:
-            assert "wanted" in str(error) or "write file:///" in str(error) or "give one" in str(error)  # noqa: PT017
+            assert "Use " in str(error)  # noqa: PT017
         else:
             assert location.scheme in Scheme
             assert ".." not in location.path.split("/") or location.scheme != Scheme.CLAIM

@@ -168,7 +168,7 @@ class Show:
         began = time.monotonic()
         while (await status(self._client)).config_hash != wanted:
             if time.monotonic() - began > _SETTLE_SECONDS:
-                raise CliError(f"The worker did not apply the SLO in time. {self._stage.worker.last_words()}")
+                raise CliError(f"The worker did not apply the SLO in time. {self._stage.worker.last_lines()}")
             await asyncio.sleep(0.2)
 
     async def _alternate(self) -> None:
@@ -261,7 +261,7 @@ class Show:
             if time.monotonic() - began > _SETTLE_SECONDS:
                 raise CliError(
                     f"{look.offline} offline items (and {look.parked} parked, {look.online} online requests) still run "
-                    f"{_SETTLE_SECONDS:.0f} s after the job was paused. {self._stage.worker.last_words()}"
+                    f"{_SETTLE_SECONDS:.0f} s after the job was paused. {self._stage.worker.last_lines()}"
                 )
             await asyncio.sleep(0.1)
 
@@ -271,7 +271,7 @@ class Show:
         began = time.monotonic()
         while not (await self._watcher.look()).offline:
             if time.monotonic() - began > _SETTLE_SECONDS:
-                raise CliError(f"The worker claimed no offline item in time. {self._stage.worker.last_words()}")
+                raise CliError(f"The worker claimed no offline item in time. {self._stage.worker.last_lines()}")
             await asyncio.sleep(0.1)
         await asyncio.sleep(0.5)
 

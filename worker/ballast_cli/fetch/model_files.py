@@ -1,4 +1,4 @@
-"""One version of a model's files: names, sizes and checksums."""
+"""The files of one version of a model: names, sizes, and checksums."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pathlib import Path
 from ballast_cli.errors import CliError
 
 WANTED = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
-"""What an engine reads; directories, other weight formats and pictures stay where they are."""
+"""Files that an engine reads. Directories, other weight formats, and pictures are not downloaded."""
 NEVER = ("consolidated*",)
-"""The same weights once more, in another layout."""
+"""A second copy of the weights in another layout."""
 _PIECE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One file of a snapshot. `digest` is `sha256:..`, `git:..` (a blob's SHA-1) or `md5:..`; empty where unknown."""
+    """A file. `digest` is `sha256:..`, `git:..` (the SHA-1 of a git blob), or `md5:..`, and empty if unknown."""
 
     name: str
     size: int
@@ -27,48 +27,48 @@ class File:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """What a source holds at one moment."""
+class ModelFiles:
+    """The files of a model in a source at one moment."""
 
     source: str
-    """The URI that was asked for."""
+    """URI of the source."""
     version: str
-    """Names the content: a commit, or a digest over the listing."""
+    """Identifies the content: a commit, or a digest of the listing."""
     files: tuple[File, ...]
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Return the bytes of all files."""
         return sum(file.size for file in self.files)
 
 
-def choose(files: Iterable[File], source: str) -> tuple[File, ...]:
-    """Keep what an engine reads.
+def select(files: Iterable[File], source: str) -> tuple[File, ...]:
+    """Return the files that an engine reads.
 
     Raises:
-        CliError: a part that no engine can do without is not there.
+        CliError: config.json or the weights are missing.
     """
     listed = sorted(files, key=lambda file: file.name)
-    chosen = tuple(
+    selected = tuple(
         file
         for file in listed
         if any(fnmatch(file.name, pattern) for pattern in WANTED)
         and not any(fnmatch(file.name, pattern) for pattern in NEVER)
         and "/" not in file.name
     )
-    names = [file.name for file in chosen]
+    names = [file.name for file in selected]
     if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
         missing = "config.json" if "config.json" not in names else "weights (*.safetensors)"
         seen = ", ".join(file.name for file in listed[:8]) + (" ..." if len(listed) > 8 else "")
         raise CliError(
-            f"{source} has no {missing}; wanted config.json, *.safetensors and tokenizer.json, found "
-            f"{seen or 'no file'}. Name the place that holds them, or convert the weights to safetensors."
+            f"{source} has no {missing}. Found: {seen or 'no file'}. Name a location with config.json, *.safetensors, "
+            "and tokenizer.json, or convert the weights to safetensors."
         )
-    return chosen
+    return selected
 
 
 def version_of(files: Iterable[File]) -> str:
-    """Name a listing by its content."""
+    """Return a digest that identifies the content of a listing."""
     digest = hashlib.sha256()
     for file in sorted(files, key=lambda file: file.name):
         digest.update(f"{file.name}\0{file.size}\0{file.digest}\0".encode())
@@ -76,7 +76,7 @@ def version_of(files: Iterable[File]) -> str:
 
 
 def is_intact(file: File, path: Path) -> bool:
-    """Tell whether a file on disk is what the source says, by its checksum where there is one."""
+    """Return whether a file on disk has the size and, if known, the checksum of the source."""
     if not path.is_file() or path.stat().st_size != file.size:
         return False
     kind, _, wanted = file.digest.partition(":")
