@@ -15,7 +15,7 @@ from pathlib import Path
 from ballast_api.errors import InvalidConfig
 from ballast_api.hot import changed_fields, with_hot_fields
 from ballast_api.worker_config import WorkerConfig
-from ballast_worker.log import Log
+from ballast_log import Log
 
 log = Log(__name__)
 
