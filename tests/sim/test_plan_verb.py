@@ -39,7 +39,7 @@ def ballast(capsys, monkeypatch, tmp_path):
         (["--plot", "no/such/plan.png"], 2, "--plot: there is no directory no/such"),
         (["--ttft-ms", "300"], 1, "TTFT of 300 ms is below the fastest prefill for 99% of requests"),
         (["--online", "one.csv", "--offline", "one.csv"], 2, "a rate needs two requests at different times, found 1"),
-        (["--online", "nan.csv"], 2, "nan.csv, line 2: prompt_tokens is 'nan'; wanted a whole number"),
+        (["--online", "nan.csv"], 2, "nan.csv, line 2: prompt_tokens is 'nan'; expected a whole number"),
         (["--online", "empty.csv"], 2, "empty.csv: holds no request"),
         (["--online", "unsorted.csv"], 2, "unsorted.csv, line 3: the request arrives 1 s before the line above it"),
         (["--online", "negative.csv"], 2, "negative.csv, line 2: prompt_tokens is '-5'"),

@@ -17,7 +17,7 @@ from ballast_cli.refusals import refusals
 
 if TYPE_CHECKING:
     from ballast_cli.bench_setting import Asked
-    from ballast_sim.crew import Table
+    from ballast_sim.comparison.table import Table
 
 TRACE = "trace"
 """The setting that replays a trace at several loads."""
@@ -191,7 +191,7 @@ def mixed(
                 raise Usage(f"{option} does not apply to the setting {setting_name}: {_WHY_NOT[option]}. Leave it out.")
         with refusals():
             from ballast_cli.bench_setting import Asked, spacings  # noqa: PLC0415
-            from ballast_sim.traffic import read_lengths  # noqa: PLC0415
+            from ballast_sim.replay.traffic import read_lengths  # noqa: PLC0415
 
             asked = Asked(
                 setting_name,
@@ -218,18 +218,18 @@ def mixed(
     if plot:
         _need("matplotlib", "local")
     if plot is not None and plot.exists() and not plot.is_dir():
-        raise Usage(f"--plot: {plot} is a file, wanted a directory for several pictures.")
+        raise Usage(f"--plot: {plot} is a file, expected a directory for several pictures.")
     minutes = 10.0 if minutes is None else minutes
     with refusals():
         from ballast_cli.bench_table import print_table_of  # noqa: PLC0415  numpy, for this verb only
-        from ballast_sim.crew import run_table  # noqa: PLC0415
-        from ballast_sim.evidence import as_json  # noqa: PLC0415
-        from ballast_sim.mixed import POLICIES, Bench  # noqa: PLC0415
-        from ballast_sim.setting import setting  # noqa: PLC0415
-        from ballast_sim.traffic import read, read_lengths  # noqa: PLC0415
+        from ballast_sim.comparison.bench import POLICIES, Bench  # noqa: PLC0415
+        from ballast_sim.comparison.engine import BenchEngine  # noqa: PLC0415
+        from ballast_sim.comparison.json_rows import as_json  # noqa: PLC0415
+        from ballast_sim.comparison.table import run_table  # noqa: PLC0415
+        from ballast_sim.replay.traffic import read, read_lengths  # noqa: PLC0415
 
         trace, lengths = read(online or ONLINE_TRACE), read_lengths(offline or OFFLINE_TRACE)
-        engine = setting(
+        engine = BenchEngine.of(
             model=model,
             gpu=gpu,
             ttft=1.0 if ttft is None else ttft / 1e3,
@@ -303,13 +303,13 @@ def validate(
     for module in ("numpy", "torch"):
         _need(module, "worker")
     if clock not in {"wall", "cpu"}:
-        raise Usage(f"--clock is {clock!r}; wanted wall or cpu.")
+        raise Usage(f"--clock is {clock!r}; expected wall or cpu.")
     _check_json(json_file)
     from ballast_cli import bench_validate  # noqa: PLC0415
 
     bench_validate.require_calm(clock)
     with refusals():
-        from ballast_sim.traffic import read, read_lengths  # noqa: PLC0415
+        from ballast_sim.replay.traffic import read, read_lengths  # noqa: PLC0415
 
         found = bench_validate.validate(
             bench_validate.shortened(read(online)),
@@ -349,12 +349,12 @@ def guarantees(
     _check_json(json_file)
     with refusals():
         from ballast_cli.bench_cases import print_case, write_cases  # noqa: PLC0415
-        from ballast_sim.cases import Court  # noqa: PLC0415
-        from ballast_sim.setting import setting  # noqa: PLC0415
-        from ballast_sim.traffic import read, read_lengths  # noqa: PLC0415
+        from ballast_sim.comparison.engine import BenchEngine  # noqa: PLC0415
+        from ballast_sim.comparison.guarantee_runs import GuaranteeRuns  # noqa: PLC0415
+        from ballast_sim.replay.traffic import read, read_lengths  # noqa: PLC0415
 
         trace, lengths = read(online), read_lengths(offline)
-        engine = setting(
+        engine = BenchEngine.of(
             model=model,
             gpu=gpu,
             ttft=ttft / 1e3,
@@ -364,10 +364,10 @@ def guarantees(
             online=trace,
             offline=lengths,
         )
-        court = Court(engine.config, engine.model, trace, read(tenants), lengths, 60 * minutes, seed)
+        runs = GuaranteeRuns(engine.config, engine.model, trace, read(tenants), lengths, 60 * minutes, seed)
         found = []
-        for case in court.cases():
-            found.append(case())
+        for run in runs.all():
+            found.append(run())
             print_case(found[-1])
     if json_file:
         write_cases(found, json_file)
@@ -385,7 +385,7 @@ def fractions(option: str, text: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) / 100 for part in names(text))
     except ValueError:
-        raise Usage(f"{option} is {text!r}; wanted percentages, separated by commas, such as 20,40,60.") from None
+        raise Usage(f"{option} is {text!r}; expected percentages, separated by commas, such as 20,40,60.") from None
 
 
 def progress(done: int, number: int, what: str) -> None:
@@ -402,7 +402,7 @@ def _need(module: str, extra: str) -> None:
 
 def _check_json(path: Path | None) -> None:
     if path is not None and path.is_dir():
-        raise Usage(f"--json: {path} is a directory, wanted a file.")
+        raise Usage(f"--json: {path} is a directory, expected a file.")
     if path is not None and not path.parent.is_dir():
         raise Usage(f"--json: there is no directory {path.parent}: make it first.")
 

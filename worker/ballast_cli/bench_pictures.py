@@ -7,8 +7,8 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ballast_sim.crew import Table
-from ballast_sim.mixed import Row
+from ballast_sim.comparison.bench import Row
+from ballast_sim.comparison.table import Table
 
 _SIZE = (9.0, 4.0)
 _ONLINE, _OFFLINE = "#1f77b4", "#ff9f40"

@@ -11,13 +11,13 @@ from typing import Any
 from ballast_cli.bench_table import change, milliseconds, percent, points
 from ballast_cli.console import print_table
 from ballast_cli.errors import Usage
-from ballast_sim.answers import worst_lost
-from ballast_sim.crew import Progress, Table, run_table
-from ballast_sim.evidence import as_json
-from ballast_sim.mixed import POLICIES, Row, knob
-from ballast_sim.setting import Setting
-from ballast_sim.traffic import Arrival
-from ballast_sim.workloads import CAPPED_SLO, WORKLOADS, Point, Workload, sparse
+from ballast_sim.comparison.bench import POLICIES, Row, knob
+from ballast_sim.comparison.engine import BenchEngine
+from ballast_sim.comparison.json_rows import as_json
+from ballast_sim.comparison.table import Progress, Table, run_table
+from ballast_sim.comparison.workloads import CAPPED_SLO, WORKLOADS, Point, Workload, sparse
+from ballast_sim.replay.attainment import worst_lost
+from ballast_sim.replay.traffic import Arrival
 
 _COLUMNS = (
     *("policy", "TTFT ms p50", "p99", "p99 rise", "met", "lost", "TPOT ms p50", "p99", "p99 rise", "met", "lost"),
@@ -54,7 +54,7 @@ class Asked:
             Usage: the setting is not known, or has no spacing to choose.
         """
         if self.name not in WORKLOADS:
-            raise Usage(f"--setting is {self.name!r}; wanted one of trace, {', '.join(WORKLOADS)}.")
+            raise Usage(f"--setting is {self.name!r}; expected one of trace, {', '.join(WORKLOADS)}.")
         if self.every and self.name != "sparse":
             raise Usage(f"--every sets the spacing of the setting sparse; {self.name} has none: leave it out.")
         if self.every:
@@ -83,7 +83,7 @@ class Found:
 
     workload: Workload
     point: Point
-    engine: Setting
+    engine: BenchEngine
     table: Table
 
     @property
@@ -104,11 +104,15 @@ def run_setting(asked: Asked, *, processes: int, progress: Progress) -> Iterator
     budgets = [policy for policy in workload.budgets if has_goal and policy not in workload.policies]
     ceilings: dict[str, Row] = {}
     for point in workload.points:
-        engine = workload.engine(
-            point,
+        engine = BenchEngine.of(
             model=asked.model,
             gpu=asked.gpu,
+            ttft=point.ttft,
+            tpot=point.tpot,
+            slots=workload.slots,
             chunk_tokens=asked.chunk_tokens,
+            online=point.online,
+            offline=workload.offline,
             step_model=asked.step_model,
         )
         bench = workload.bench(point, engine)
@@ -229,5 +233,5 @@ def spacings(text: str) -> tuple[float, ...]:
     except ValueError:
         found = ()
     if not found or any(isnan(value) or not isfinite(value) or not 0.05 <= value <= 1000 for value in found):
-        raise Usage(f"--every is {text!r}; wanted seconds from 0.05 to 1000, separated by commas, such as 0.5,2,10.")
+        raise Usage(f"--every is {text!r}; expected seconds from 0.05 to 1000, separated by commas, such as 0.5,2,10.")
     return found

@@ -7,11 +7,11 @@ from math import isfinite
 from random import Random
 
 from ballast_cli.console import print_table
-from ballast_sim.answers import worst_lost
-from ballast_sim.crew import Table
-from ballast_sim.mixed import Row
-from ballast_sim.setting import Setting
-from ballast_sim.step_model import REFIT_A100, PublishedA100, relative_errors, sample_steps
+from ballast_sim.comparison.bench import Row
+from ballast_sim.comparison.engine import BenchEngine
+from ballast_sim.comparison.table import Table
+from ballast_sim.replay.attainment import worst_lost
+from ballast_sim.replay.step_model import REFIT_A100, PublishedA100, relative_errors, sample_steps
 
 _LATENCY = (
     *("policy", "TTFT ms p50", "p95", "p99", "p50 rise", "p99 rise", "met", "lost"),
@@ -23,7 +23,7 @@ _WORK = (
 )
 
 
-def print_table_of(table: Table, engine: Setting) -> None:
+def print_table_of(table: Table, engine: BenchEngine) -> None:
     """Print everything that the command computed."""
     _print_ceilings(table, engine)
     for load in dict.fromkeys(row.load for row in table.rows):
@@ -36,7 +36,7 @@ def print_table_of(table: Table, engine: Setting) -> None:
             print_table(_WORK, [_work(table, row) for row in rows], right=_WORK[1:-1], is_wide=True)
 
 
-def _print_ceilings(table: Table, engine: Setting) -> None:
+def _print_ceilings(table: Table, engine: BenchEngine) -> None:
     bench, config = table.bench, table.bench.config
     slo = f"TTFT {1e3 * config.ttft:g} ms and TPOT {1e3 * config.tpot:g} ms"
     sys.stdout.write(

@@ -15,8 +15,8 @@ from ballast_cli.errors import CliError
 from ballast_cli.worker_file import DEMO_MODEL
 
 if TYPE_CHECKING:
-    from ballast_sim.traffic import Arrival
-    from ballast_sim.validation import Validation
+    from ballast_sim.replay.traffic import Arrival
+    from ballast_sim.validation.validator import Validation
 
 LENGTH_FACTOR = 1 / 16
 """Of the traces' lengths: the small model has a context of 2,048 tokens and this is a CPU."""
@@ -61,14 +61,14 @@ def validate(
 ) -> Validation:
     """Build the engine and run the comparison."""
     from ballast_policy.snapshot import PolicyConfig  # noqa: PLC0415  with torch, for this verb only
-    from ballast_sim.measured import BLOCK_TOKENS, Bed  # noqa: PLC0415
-    from ballast_sim.validation import Validator  # noqa: PLC0415
+    from ballast_sim.validation.engine_replay import BLOCK_TOKENS, EngineUnderTest  # noqa: PLC0415
+    from ballast_sim.validation.validator import Validator  # noqa: PLC0415
 
     longest = max(arrival.num_tokens for arrival in (*online, *offline))
     config = PolicyConfig(
         slots=slots, num_blocks=slots * -(-longest // BLOCK_TOKENS), block_tokens=BLOCK_TOKENS, ttft=0.15, tpot=0.02
     )
-    bed = Bed(model or DEMO_MODEL, config)
+    bed = EngineUnderTest(model or DEMO_MODEL, config)
     return Validator(
         bed, online, offline, clock=clock, load=load, seconds=seconds, turns=turns, progress=_progress
     ).run()

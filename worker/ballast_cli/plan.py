@@ -16,7 +16,7 @@ from ballast_cli.errors import CliError, Usage
 from ballast_cli.refusals import refusals
 
 if TYPE_CHECKING:
-    from ballast_sim.inputs import PlanInputs
+    from ballast_sim.planner.inputs import PlanInputs
 
 EXAMPLES = examples(
     "ballast plan                                  # 8 online GPUs at 20 % and 4 offline at 30 %, mixed",
@@ -109,8 +109,8 @@ def _check_kind(*, ahead: bool, ceilings: bool, has_traffic: bool) -> None:
 
 
 def _inputs(path: Path | None, *, model: str | None, gpu: str | None, quantization: str | None) -> PlanInputs:
-    from ballast_sim.inputs import PlanInputs  # noqa: PLC0415
-    from ballast_sim.shape import Quantization  # noqa: PLC0415
+    from ballast_sim.planner.inputs import PlanInputs  # noqa: PLC0415
+    from ballast_sim.replay.model_shape import Quantization  # noqa: PLC0415
 
     found = PlanInputs() if path is None else PlanInputs.load(path)
     names = [kind.value for kind in Quantization]
@@ -121,7 +121,7 @@ def _inputs(path: Path | None, *, model: str | None, gpu: str | None, quantizati
 
 
 def _with_options(found: PlanInputs, *, ttft: float | None, tpot: float | None, price: float | None) -> PlanInputs:
-    from ballast_sim.inputs import GpuInput  # noqa: PLC0415
+    from ballast_sim.planner.inputs import GpuInput  # noqa: PLC0415
 
     given = {"ttft_milliseconds": ttft, "tpot_milliseconds": tpot}
     slo = found.slo.model_copy(update={key: value for key, value in given.items() if value is not None})
@@ -136,9 +136,9 @@ def _fleet(
 ) -> None:
     from ballast_cli.plan_pictures import draw_fleet  # noqa: PLC0415
     from ballast_cli.plan_tables import fleet_figures, print_alternatives, print_options, print_premises  # noqa: PLC0415
-    from ballast_sim.alternatives import advice, alternatives, chunks  # noqa: PLC0415
-    from ballast_sim.capacity import plan_fleet  # noqa: PLC0415
-    from ballast_sim.traffic import read, read_lengths  # noqa: PLC0415
+    from ballast_sim.planner.alternatives import advice, alternatives, chunks  # noqa: PLC0415
+    from ballast_sim.planner.fleet import plan_fleet  # noqa: PLC0415
+    from ballast_sim.replay.traffic import read, read_lengths  # noqa: PLC0415
 
     trace, lengths = read(online), read_lengths(offline)
     found = plan_fleet(inputs, trace, lengths, _progress)
@@ -162,7 +162,7 @@ def _fleet(
 def _ahead(inputs: PlanInputs, json_file: Path | None, plot: Path | None) -> None:
     from ballast_cli.plan_pictures import draw_ahead  # noqa: PLC0415
     from ballast_cli.plan_tables import outlook_figures, print_ways  # noqa: PLC0415
-    from ballast_sim.forecast import plan_ahead  # noqa: PLC0415
+    from ballast_sim.planner.forecast import plan_ahead  # noqa: PLC0415
 
     outlooks = plan_ahead(inputs, _progress)
     budget = inputs.energy.budget_kilowatts
@@ -176,13 +176,13 @@ def _ahead(inputs: PlanInputs, json_file: Path | None, plot: Path | None) -> Non
 
 def _ceilings(inputs: PlanInputs, json_file: Path | None) -> None:
     from ballast_cli.plan_tables import ceiling_figures, print_ceiling  # noqa: PLC0415
-    from ballast_sim.ceiling import Case, drawn, largest  # noqa: PLC0415
     from ballast_sim.errors import Impossible  # noqa: PLC0415
+    from ballast_sim.planner.batch_ceiling import CeilingCase, drawn, largest  # noqa: PLC0415
 
     figures, refused = [], None
     for asked in inputs.ceilings:
         try:
-            ceiling = Case.of(inputs, asked).ceiling()
+            ceiling = CeilingCase.of(inputs, asked).ceiling()
         except Impossible as error:
             refused = error
             sys.stdout.write(f"{error}.\n")

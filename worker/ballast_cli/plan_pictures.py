@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ballast_sim.capacity import FleetPlan
-    from ballast_sim.forecast import Outlook
+    from ballast_sim.planner.fleet import FleetPlan
+    from ballast_sim.planner.forecast import GrowthPlan
 
 
 def draw_fleet(found: FleetPlan, path: Path) -> None:
@@ -38,7 +38,7 @@ def draw_fleet(found: FleetPlan, path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def draw_ahead(outlooks: list[Outlook], budget: float | None, path: Path) -> None:
+def draw_ahead(outlooks: list[GrowthPlan], budget: float | None, path: Path) -> None:
     """GPUs and power over the months, one line for each way."""
     from matplotlib.figure import Figure  # noqa: PLC0415
 

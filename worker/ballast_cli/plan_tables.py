@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from ballast_cli.console import print_table
 
 if TYPE_CHECKING:
-    from ballast_sim.alternatives import Alternative, Chunk
-    from ballast_sim.capacity import FleetPlan
-    from ballast_sim.ceiling import Ceiling
-    from ballast_sim.forecast import Month, Outlook
-    from ballast_sim.inputs import PlanInputs
+    from ballast_sim.planner.alternatives import Alternative, Chunk
+    from ballast_sim.planner.batch_ceiling import BatchCeiling
+    from ballast_sim.planner.fleet import FleetPlan
+    from ballast_sim.planner.forecast import GrowthPlan, Month
+    from ballast_sim.planner.inputs import PlanInputs
 
 
 def print_premises(inputs: PlanInputs, found: FleetPlan) -> None:
@@ -95,7 +95,7 @@ def print_alternatives(tried: list[Alternative], sizes: list[Chunk]) -> None:
         print_table(heads, lines, right=heads)
 
 
-def print_ways(outlooks: list[Outlook], budget: float | None) -> None:
+def print_ways(outlooks: list[GrowthPlan], budget: float | None) -> None:
     """The ways to run growing services, a row each, then each with its reasons, costs and months."""
     columns = ("", "GPUs first", "GPUs last", "owned", "rented", "used", "kW last", "$ in all", "power budget")
     rows = []
@@ -121,7 +121,7 @@ def print_ways(outlooks: list[Outlook], budget: float | None) -> None:
         _print_outlook(outlook)
 
 
-def _print_outlook(outlook: Outlook) -> None:
+def _print_outlook(outlook: GrowthPlan) -> None:
     sys.stdout.write(f"\n{outlook.way.name}\n")
     for reason in outlook.because:
         sys.stdout.write(f"- {reason}\n")
@@ -158,7 +158,7 @@ def _month(month: Month) -> tuple[str, ...]:
     )
 
 
-def print_ceiling(ceiling: Ceiling, tried: int) -> None:
+def print_ceiling(ceiling: BatchCeiling, tried: int) -> None:
     """One batch ceiling with its reasons."""
     case = ceiling.case
     what = "answer" if case.is_encoder else "first token"
@@ -193,14 +193,14 @@ def fleet_figures(found: FleetPlan, tried: list[Alternative], sizes: list[Chunk]
     }
 
 
-def outlook_figures(outlook: Outlook) -> dict[str, Any]:
+def outlook_figures(outlook: GrowthPlan) -> dict[str, Any]:
     """A way over the months as JSON."""
     months = [{**asdict(month), "dollars": month.dollars} for month in outlook.months]
     services = [{**asdict(cost), "dollars": cost.dollars} for cost in outlook.services]
     return {**asdict(outlook), "dollars": outlook.dollars, "months": months, "services": services}
 
 
-def ceiling_figures(ceiling: Ceiling, tried: int) -> dict[str, Any]:
+def ceiling_figures(ceiling: BatchCeiling, tried: int) -> dict[str, Any]:
     """A ceiling as JSON."""
     case = ceiling.case
     return {
