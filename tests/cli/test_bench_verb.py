@@ -60,7 +60,7 @@ def write(tmp_path):
         (["--setting", "sparse", "--tpot-ms", "5"], 1, "TPOT of 5 ms is below the fastest step"),
         (["--setting", "sparse", "--policy", "static-split"], 2, "static-split divides a load among GPUs"),
         (["--setting", "long-prompts", "--every", "2"], 2, "--every sets the spacing of the setting sparse"),
-        (["--every", "2"], 2, "--every sets the spacing of sparse requests: add --setting sparse"),
+        (["--every", "2"], 2, "--every sets the spacing of sparse requests. Add --setting sparse"),
     ],
 )
 def test_what_cannot_be_compared_is_one_sentence_and_an_exit_code(ballast, write, arguments, code, found):
@@ -109,7 +109,7 @@ def test_a_setting_has_one_table_for_each_point_and_holds_ballast_to_the_best_st
     assert ran.out.count("best static budget that keeps the same") == 2
     assert "a request every 1 s; SLO 100 ms TTFT, 30 ms TPOT" in ran.out
     assert "a request every 4 s" in ran.out
-    assert "Under a cap, Ballast is told a TTFT of 1000 ms and a TPOT of 50 ms" in ran.out
+    assert "In rows with a cap, Ballast has an SLO of 1000 ms TTFT and 50 ms TPOT" in ran.out
     rows = json.loads((tmp_path / "rows.json").read_text())
     asked = [row for row in rows if not row["policy"].startswith("static-budget")]
     assert [(row["point"], row["policy"]) for row in asked] == [
@@ -146,7 +146,7 @@ def test_the_help_has_examples_of_use(ballast):
     [
         (["--clock", "sundial"], 2, "--clock is 'sundial'; expected wall or cpu"),
         (["--json", "no/such/validation.json"], 2, "--json: there is no directory no/such"),
-        ([], 1, "the machine is busy: 900.0 processes want its"),
+        ([], 1, "The machine is busy: 900.0 processes share its"),
         (["--clock", "cpu", "--online", "nothing.csv"], 2, "nothing.csv: cannot be read"),
     ],
 )

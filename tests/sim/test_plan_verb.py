@@ -43,7 +43,7 @@ def ballast(capsys, monkeypatch, tmp_path):
         (["--online", "empty.csv"], 2, "empty.csv: holds no request"),
         (["--online", "unsorted.csv"], 2, "unsorted.csv, line 3: the request arrives 1 s before the line above it"),
         (["--online", "negative.csv"], 2, "negative.csv, line 2: prompt_tokens is '-5'"),
-        (["--ahead", "--ceilings"], 2, "--ahead and --ceilings are plans of their own"),
+        (["--ahead", "--ceilings"], 2, "--ahead and --ceilings are different plans"),
         (["--ahead", "--online", "mine.csv"], 2, "--ahead takes its requests from --inputs"),
         (["--ceilings", "--plot", "plan.png"], 2, "--ceilings has no picture"),
     ],

@@ -1,4 +1,4 @@
-"""`ballast plan`: how many GPUs the traffic needs, apart and mixed, today and over months, and what tokens cost."""
+"""`ballast plan`: compute the GPUs that the traffic needs, apart and mixed, today and over months, and their cost."""
 
 from __future__ import annotations
 
@@ -21,37 +21,63 @@ if TYPE_CHECKING:
 EXAMPLES = examples(
     "ballast plan                                  # 8 online GPUs at 20 % and 4 offline at 30 %, mixed",
     "ballast plan --model qwen2.5-7b --gpu h100 --tpot-ms 30 --plot plan.png",
-    "ballast plan --show-inputs > plan.yaml        # every figure it computes from, to be changed",
+    "ballast plan --show-inputs > plan.yaml        # all inputs of a plan, to change them",
     "ballast plan --inputs plan.yaml --ahead       # services that grow over months",
     "ballast plan --ceilings                       # the batch that a latency SLO allows",
 )
 _Trace = Annotated[
     Path,
-    typer.Option(metavar="TRACE", help="Online traffic: CSV or JSONL with times.", show_default="Azure conversations"),
+    typer.Option(
+        metavar="TRACE", help="Online traffic: a CSV or JSONL file with times.", show_default="Azure conversations"
+    ),
 ]
 _Lengths = Annotated[
     Path,
-    typer.Option(metavar="LENGTHS", help="Offline work: CSV or JSONL.", show_default="arXiv summaries"),
+    typer.Option(
+        metavar="LENGTHS", help="Offline work: a CSV or JSONL file with lengths.", show_default="arXiv summaries"
+    ),
 ]
 _Inputs = Annotated[
     Path | None,
-    typer.Option("--inputs", metavar="YAML", help="Figures that differ from the defaults.", show_default=False),
+    typer.Option("--inputs", metavar="YAML", help="Inputs that differ from the defaults.", show_default=False),
 ]
-_Model = Annotated[str | None, typer.Option(help="A known name, or a model's config.json.", show_default="llama-3-8b")]
-_Gpu = Annotated[str | None, typer.Option(help="a100, h100, h200, l4, or one of --inputs.", show_default="a100")]
+_Model = Annotated[
+    str | None,
+    typer.Option(help="Name of a known model, or path of a model's config.json.", show_default="llama-3-8b"),
+]
+_Gpu = Annotated[str | None, typer.Option(help="GPU: a100, h100, h200, l4, or one of --inputs.", show_default="a100")]
 _Weights = Annotated[
-    str | None, typer.Option("--quantization", help="Weights: none, fp8, int8, int4.", show_default="none")
+    str | None,
+    typer.Option("--quantization", help="Quantization of the weights: none, fp8, int8 or int4.", show_default="none"),
 ]
-_Ttft = Annotated[float | None, typer.Option("--ttft-ms", min=0.001, help="SLO: first token.", show_default="1000")]
-_Tpot = Annotated[float | None, typer.Option("--tpot-ms", min=0.001, help="SLO: each token.", show_default="50")]
-_Price = Annotated[float | None, typer.Option(min=0, help="Dollars for a GPU and hour.", show_default="by GPU")]
-_Ahead = Annotated[bool, typer.Option("--ahead", help="Plan the services of --inputs over months.")]
-_Ceilings = Annotated[bool, typer.Option("--ceilings", help="Compute the batch that each of `ceilings` allows.")]
-_Show = Annotated[bool, typer.Option("--show-inputs", help="Print all inputs as YAML and stop.")]
-_Tries = Annotated[bool, typer.Option(help="Also try other weights, GPUs and SLOs.")]
-_Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures.", show_default=False)]
+_Ttft = Annotated[
+    float | None,
+    typer.Option(
+        "--ttft-ms", min=0.001, help="SLO of the time to the first token, in milliseconds.", show_default="1000"
+    ),
+]
+_Tpot = Annotated[
+    float | None,
+    typer.Option(
+        "--tpot-ms",
+        min=0.001,
+        help="SLO of the mean time per token after the first, in milliseconds.",
+        show_default="50",
+    ),
+]
+_Price = Annotated[float | None, typer.Option(min=0, help="Rent of a GPU, in dollars per hour.", show_default="by GPU")]
+_Ahead = Annotated[bool, typer.Option("--ahead", help="Plan the services of the inputs over months.")]
+_Ceilings = Annotated[
+    bool, typer.Option("--ceilings", help="Compute the batch ceilings of the inputs: the batches that an SLO allows.")
+]
+_Show = Annotated[bool, typer.Option("--show-inputs", help="Print all inputs as YAML, and compute nothing.")]
+_Tries = Annotated[bool, typer.Option(help="Also try other weights, GPUs, SLOs and chunks.")]
+_Json = Annotated[
+    Path | None,
+    typer.Option("--json", metavar="FILE", help="Write the figures as JSON to FILE; - is stdout.", show_default=False),
+]
 _Plot = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Draw a picture: PNG, SVG or PDF.", show_default=False)
+    Path | None, typer.Option(metavar="FILE", help="Draw a picture into a PNG, SVG or PDF file.", show_default=False)
 ]
 
 
@@ -73,19 +99,19 @@ def plan(
     json_file: _Json = None,
     plot: _Plot = None,
 ) -> None:
-    """Compute from a trace how many GPUs it needs, online and offline apart or mixed, and what a million tokens costs.
+    """Compute the GPUs that a trace needs, with online and offline apart or mixed, and the cost of a million tokens.
 
-    Every figure comes from a simulation of this traffic with the policy that Ballast runs, on a roofline of the GPU.
+    Every figure comes from a simulation of this traffic with Ballast's policy, on a roofline model of the GPU.
     """
     for module, extra in (("numpy", "worker"), *((("matplotlib", "local"),) if plot else ())):
         if find_spec(module) is None:
             raise CliError(f"`ballast plan` needs {module}: pip install 'ballast[{extra}]'")
     for option, file in (("--json", json_file), ("--plot", plot)):
         if file is not None and not file.parent.is_dir():
-            raise Usage(f"{option}: there is no directory {file.parent}: make it first.")
+            raise Usage(f"{option}: there is no directory {file.parent}. Create it first.")
     _check_kind(ahead=ahead, ceilings=ceilings, has_traffic=(online, offline) != (ONLINE_TRACE, OFFLINE_TRACE))
     if ceilings and plot:
-        raise Usage("--plot draws a plan, and --ceilings has no picture: use --json")
+        raise Usage("--plot draws a plan, and --ceilings has no picture. Use --json.")
     with refusals():
         figures = _inputs(inputs, model=model, gpu=gpu, quantization=quantization)
         figures = _with_options(figures, ttft=ttft, tpot=tpot, price=price)
@@ -100,12 +126,12 @@ def plan(
 
 
 def _check_kind(*, ahead: bool, ceilings: bool, has_traffic: bool) -> None:
-    """Refuse options that the asked kind of plan would ignore."""
+    """Refuse options that do not apply to this kind of plan."""
     if ahead and ceilings:
-        raise Usage("--ahead and --ceilings are plans of their own: give one of them")
+        raise Usage("--ahead and --ceilings are different plans. Use one of them.")
     if has_traffic and (ahead or ceilings):
         kind = "--ahead" if ahead else "--ceilings"
-        raise Usage(f"--online and --offline are for a plan of today; {kind} takes its requests from --inputs")
+        raise Usage(f"--online and --offline are for a plan of today. {kind} takes its requests from --inputs.")
 
 
 def _inputs(path: Path | None, *, model: str | None, gpu: str | None, quantization: str | None) -> PlanInputs:
@@ -161,16 +187,16 @@ def _fleet(
 
 def _ahead(inputs: PlanInputs, json_file: Path | None, plot: Path | None) -> None:
     from ballast_cli.plan_pictures import draw_ahead  # noqa: PLC0415
-    from ballast_cli.plan_tables import outlook_figures, print_ways  # noqa: PLC0415
+    from ballast_cli.plan_tables import growth_figures, print_growth  # noqa: PLC0415
     from ballast_sim.planner.forecast import plan_ahead  # noqa: PLC0415
 
-    outlooks = plan_ahead(inputs, _progress)
+    plans = plan_ahead(inputs, _progress)
     budget = inputs.energy.budget_kilowatts
-    print_ways(outlooks, budget)
+    print_growth(plans, budget)
     if json_file:
-        _write_json(json_file, [outlook_figures(outlook) for outlook in outlooks])
+        _write_json(json_file, [growth_figures(plan) for plan in plans])
     if plot:
-        draw_ahead(outlooks, budget, plot)
+        draw_ahead(plans, budget, plot)
         say(f"Picture: {plot}")
 
 
@@ -192,7 +218,7 @@ def _ceilings(inputs: PlanInputs, json_file: Path | None) -> None:
         print_ceiling(ceiling, tried)
         figures.append(ceiling_figures(ceiling, tried))
     if not figures:
-        raise refused or Usage("there is no ceiling to compute: name at least one under `ceilings`")
+        raise refused or Usage("There is no ceiling to compute. Add at least one under `ceilings` in the inputs.")
     if json_file:
         _write_json(json_file, figures)
 

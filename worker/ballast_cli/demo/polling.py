@@ -1,4 +1,4 @@
-"""What is seen while a block runs: slots ten times a second, tokens by the worker's own counters once a second."""
+"""Poll the worker while a block runs: its slots ten times per second, and its token counters once per second."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Self
 from ballast_cli.demo.load import Client, Sample
 from ballast_queue.status import WorkerStatus
 
-LOOK_SECONDS = 0.1
+POLL_SECONDS = 0.1
 COUNT_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class SlotPoll:
     """The slots at one moment."""
 
     at: float
@@ -28,73 +28,73 @@ class Look:
     online: int
     offline: int
     parked: int
-    """Offline requests that hold KV and no slot."""
+    """Offline requests that hold KV but no slot."""
     waiting: int
     """Online requests without a slot."""
 
     @property
     def free(self) -> int:
-        """Slots that nobody holds."""
+        """Slots that no request holds."""
         return max(0, self.slots - self.online - self.offline)
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
-    """The worker's counters at one moment, since it started."""
+class CounterPoll:
+    """The worker's counters at one moment. They count from the start of the worker."""
 
     at: float
     offline_tokens: float
     """Output tokens of offline items."""
     online_tokens: float
     prompt_tokens: float
-    """Of both classes, those from the prefix cache included."""
+    """Prompt tokens of both classes, with those from the prefix cache."""
     cached_tokens: float
     """Prompt tokens that came from the prefix cache."""
     is_reservation_met: bool = True
-    """The worker says: in its last step offline took part with its reserved slots, or with all it had."""
+    """Whether the worker reports the reservation of offline as met in its last step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Second:
-    """About one second of a block, between two readings of the counters."""
+    """About one second of a block, between two polls of the counters."""
 
     at: float
     seconds: float
     offline_tokens: float
     online_tokens: float
     most_free: int
-    """Most free slots that any look saw."""
+    """Most free slots in any poll."""
     online: float
-    """Mean slots held."""
+    """Mean slots held by online."""
     offline: float
     least_offline: int
-    """Fewest offline slots that any look saw."""
+    """Fewest offline slots in any poll."""
 
     @classmethod
-    def between(cls, before: Count, after: Count, looks: Sequence[Look]) -> Self | None:
-        """Join two readings and the looks between them; None where there was no look."""
-        if not looks:
+    def between(cls, before: CounterPoll, after: CounterPoll, polls: Sequence[SlotPoll]) -> Self | None:
+        """Join two polls of the counters and the polls of the slots between them; return None if there are none."""
+        if not polls:
             return None
         return cls(
             at=before.at,
             seconds=after.at - before.at,
             offline_tokens=after.offline_tokens - before.offline_tokens,
             online_tokens=after.online_tokens - before.online_tokens,
-            most_free=max(look.free for look in looks),
-            online=sum(look.online for look in looks) / len(looks),
-            offline=sum(look.offline for look in looks) / len(looks),
-            least_offline=min(look.offline for look in looks),
+            most_free=max(poll.free for poll in polls),
+            online=sum(poll.online for poll in polls) / len(polls),
+            offline=sum(poll.offline for poll in polls) / len(polls),
+            least_offline=min(poll.offline for poll in polls),
         )
 
 
-def by_second(looks: Sequence[Look], counts: Sequence[Count]) -> list[Second]:
-    """Cut what was seen into the seconds between readings; the rest at the end belongs to the second before it."""
+def by_second(polls: Sequence[SlotPoll], counts: Sequence[CounterPoll]) -> list[Second]:
+    """Divide a block into the seconds between polls of the counters. A short rest belongs to the last second."""
     if len(counts) > 2 and counts[-1].at - counts[-2].at < COUNT_SECONDS / 2:
         counts = [*counts[:-2], counts[-1]]
-    times = [look.at for look in looks]
+    times = [poll.at for poll in polls]
     seconds = []
     for before, after in pairwise(counts):
-        inside = looks[bisect_left(times, before.at) : bisect_left(times, after.at)]
+        inside = polls[bisect_left(times, before.at) : bisect_left(times, after.at)]
         if second := Second.between(before, after, inside):
             seconds.append(second)
     return seconds
@@ -102,38 +102,38 @@ def by_second(looks: Sequence[Look], counts: Sequence[Count]) -> list[Second]:
 
 @dataclass(slots=True)
 class Block:
-    """One stretch of the demo."""
+    """One part of the demo."""
 
     side: str
-    """`online_only`, `mixed`, `flood` or a step of the warm-up."""
+    """`online_only`, `mixed`, `flood` or a part of the warm-up."""
     pair: int
     began: float
     ended: float = 0.0
     samples: list[Sample] = field(default_factory=list)
-    looks: list[Look] = field(default_factory=list)
-    counts: list[Count] = field(default_factory=list)
+    polls: list[SlotPoll] = field(default_factory=list)
+    counts: list[CounterPoll] = field(default_factory=list)
     items_completed: int = 0
-    """Offline items."""
+    """Offline items that were completed in the block."""
 
     @property
     def seconds(self) -> float:
-        """Its length."""
+        """Length of the block."""
         return self.ended - self.began
 
     def gained(self, counter: str) -> float:
-        """By how much a counter rose."""
+        """Return the increase of a counter in the block."""
         return float(getattr(self.counts[-1], counter) - getattr(self.counts[0], counter)) if self.counts else 0.0
 
 
-class Watcher:
-    """Looks at the worker beside the load; what it sees goes to the block that is open."""
+class WorkerPoller:
+    """Polls the worker while the load runs, and adds the polls to the open block."""
 
     def __init__(self, client: Client, began: float) -> None:
         self._client = client
         self._began = began
         self._task: asyncio.Task[None] | None = None
-        self.all_looks: list[Look] = []
-        """Of the whole demo, for the picture."""
+        self.all_polls: list[SlotPoll] = []
+        """Polls of the whole demo, for the picture."""
         self._block: Block | None = None
         self._count_due = 0.0
 
@@ -143,7 +143,7 @@ class Watcher:
         return time.perf_counter() - self._began
 
     async def open(self, side: str, pair: int = 0) -> Block:
-        """Begin a block."""
+        """Start a block."""
         block = Block(side, pair, self.now)
         block.counts.append(await self.count())
         self._count_due = block.counts[0].at + COUNT_SECONDS
@@ -156,10 +156,10 @@ class Watcher:
         block.counts.append(await self.count())
         block.ended = self.now
 
-    async def look(self) -> Look:
-        """See the slots now."""
+    async def poll(self) -> SlotPoll:
+        """Poll the slots."""
         status = WorkerStatus.model_validate_json(await self._client.get("/ballast/status"))
-        return Look(
+        return SlotPoll(
             self.now,
             status.slots,
             status.online.running,
@@ -168,10 +168,10 @@ class Watcher:
             status.online.waiting,
         )
 
-    async def count(self) -> Count:
-        """Read the counters."""
+    async def count(self) -> CounterPoll:
+        """Poll the counters."""
         found = read_metrics((await self._client.get("/metrics")).decode())
-        return Count(
+        return CounterPoll(
             self.now,
             offline_tokens=found.get('ballast_tokens_total{class="offline",phase="decode"}', 0.0),
             online_tokens=found.get('ballast_tokens_total{class="online",phase="decode"}', 0.0),
@@ -181,11 +181,11 @@ class Watcher:
         )
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start to poll."""
         self._task = asyncio.ensure_future(self._run())
 
     async def stop(self) -> None:
-        """Stop looking."""
+        """Stop to poll."""
         if self._task:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -194,22 +194,22 @@ class Watcher:
     async def _run(self) -> None:
         due = time.perf_counter()
         while True:
-            due = max(due + LOOK_SECONDS, time.perf_counter())
+            due = max(due + POLL_SECONDS, time.perf_counter())
             await asyncio.sleep(due - time.perf_counter())
-            look = await self.look()
-            self.all_looks.append(look)
+            poll = await self.poll()
+            self.all_polls.append(poll)
             if (block := self._block) is None:
                 continue
-            block.looks.append(look)
-            if look.at >= self._count_due:
-                self._count_due = max(self._count_due, look.at - COUNT_SECONDS) + COUNT_SECONDS
+            block.polls.append(poll)
+            if poll.at >= self._count_due:
+                self._count_due = max(self._count_due, poll.at - COUNT_SECONDS) + COUNT_SECONDS
                 count = await self.count()
-                if self._block is block:  # it may have been closed meanwhile
+                if self._block is block:  # the block may be closed by now
                     block.counts.append(count)
 
 
 def read_metrics(text: str) -> dict[str, float]:
-    """Read Prometheus text: the name with its labels sorted by name, as a key."""
+    """Parse Prometheus text into values by metric, with the labels of each metric sorted by name."""
     found = {}
     for line in text.splitlines():
         if line.startswith("#"):

@@ -1,4 +1,4 @@
-"""`ballast bench mixed --setting`: online requests at times of their own, one table for each point of the setting."""
+"""`ballast bench mixed --setting`: workloads with their own requests, with one table for each point of a workload."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _GOAL = ("best static budget that keeps the same", "of alone", "goal")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What the options ask for. None is the setting's own value; times are in seconds."""
+class WorkloadOptions:
+    """The options of the command. None is the workload's own value, and times are in seconds."""
 
     name: str
     every: tuple[float, ...] | None = None
@@ -48,15 +48,15 @@ class Asked:
     is_fitted: bool = False
 
     def workload(self) -> Workload:
-        """Resolve the name, and put what was asked for in place of the setting's own values.
+        """Resolve the name, and replace the workload's values by the given options.
 
         Raises:
-            Usage: the setting is not known, or has no spacing to choose.
+            Usage: the workload is unknown, or has no spacing.
         """
         if self.name not in WORKLOADS:
             raise Usage(f"--setting is {self.name!r}; expected one of trace, {', '.join(WORKLOADS)}.")
         if self.every and self.name != "sparse":
-            raise Usage(f"--every sets the spacing of the setting sparse; {self.name} has none: leave it out.")
+            raise Usage(f"--every sets the spacing of the setting sparse, and {self.name} has none. Leave it out.")
         if self.every:
             found = sparse(seconds=self.seconds, seed=self.seed, every=self.every)
         else:
@@ -78,8 +78,8 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """The table of one point, with the rows that only serve as its goal behind the others."""
+class PointResult:
+    """The table of one point. The static budgets that are only tried as a goal follow the other rows."""
 
     workload: Workload
     point: Point
@@ -88,69 +88,69 @@ class Found:
 
     @property
     def shown(self) -> list[Row]:
-        """Return the rows that were asked for."""
+        """Return the rows of the chosen policies."""
         return [row for row in self.table.rows if row.policy in self.workload.policies]
 
 
-def run_setting(asked: Asked, *, processes: int, progress: Progress) -> Iterator[Found]:
+def run_workload(options: WorkloadOptions, *, processes: int, progress: Progress) -> Iterator[PointResult]:
     """Run one point after the other.
 
     Raises:
-        BadInput: a policy or a reservation that cannot be.
+        BadInput: a policy or a reservation is unknown or out of range.
         Impossible: the SLO is below the fastest step.
     """
-    workload = asked.workload()
+    workload = options.workload()
     has_goal = any(policy.startswith("ballast") for policy in workload.policies)
     budgets = [policy for policy in workload.budgets if has_goal and policy not in workload.policies]
     ceilings: dict[str, Row] = {}
     for point in workload.points:
         engine = BenchEngine.of(
-            model=asked.model,
-            gpu=asked.gpu,
+            model=options.model,
+            gpu=options.gpu,
             ttft=point.ttft,
             tpot=point.tpot,
             slots=workload.slots,
-            chunk_tokens=asked.chunk_tokens,
+            chunk_tokens=options.chunk_tokens,
             online=point.online,
             offline=workload.offline,
-            step_model=asked.step_model,
+            step_model=options.step_model,
         )
         bench = workload.bench(point, engine)
         table = run_table(
-            replace(bench, seed=asked.seed, noise=asked.noise, is_fitted=asked.is_fitted, ceilings=ceilings),
+            replace(bench, seed=options.seed, noise=options.noise, is_fitted=options.is_fitted, ceilings=ceilings),
             policies=(*workload.policies, *budgets),
-            reservations=asked.reservations or (0.0,),
+            reservations=options.reservations or (0.0,),
             processes=processes,
             progress=progress,
             has_best_budget=False,
         )
         ceilings = table.bench.ceilings  # offline alone is the same beside every point
-        yield Found(workload, point, engine, table)
+        yield PointResult(workload, point, engine, table)
 
 
-def rows_of(found: Found) -> list[dict[str, Any]]:
+def rows_of(found: PointResult) -> list[dict[str, Any]]:
     """Return the rows as data: those of the table, and the static budgets that were tried."""
     where = {"setting": found.workload.name, "point": found.point.label}
     slo = {"slo_ttft_ms": 1e3 * found.point.ttft, "slo_tpot_ms": 1e3 * found.point.tpot}
     return [where | slo | as_json(row, found.table.bench) for row in found.table.rows]
 
 
-def print_engine(found: Found) -> None:
-    """Print what all points of the setting have in common."""
+def print_engine(found: PointResult) -> None:
+    """Print the engine and the ceiling, which all points share."""
     config, bench = found.engine.config, found.table.bench
     capped = any(knob(policy).name.startswith("ballast") and knob(policy).value for policy in found.workload.policies)
     ttft, tpot = CAPPED_SLO
-    told = f"Under a cap, Ballast is told a TTFT of {1e3 * ttft:g} ms and a TPOT of {1e3 * tpot:g} ms.\n"
+    told = f"In rows with a cap, Ballast has an SLO of {1e3 * ttft:g} ms TTFT and {1e3 * tpot:g} ms TPOT.\n"
     sys.stdout.write(
         f"{found.workload.name}: {found.engine.name}, {found.engine.step_model} step times, {config.slots} slots, "
         f"chunks of {config.chunk_tokens}\n"
-        f"Each run takes {bench.seconds:g} s, the first {bench.warmup_seconds:g} s are left out. Offline tokens and "
-        f"totals are shares of\noffline alone with every step within {1e3 * (bench.bound_tpot or 0):g} ms: "
+        f"Each run takes {bench.seconds:g} s, and the first {bench.warmup_seconds:g} s do not count. Offline tokens "
+        f"and totals are shares of\noffline alone with every step within {1e3 * (bench.bound_tpot or 0):g} ms: "
         f"{bench.bound:,.0f} tokens/s.\n{told if capped else ''}"
     )
 
 
-def print_point(found: Found) -> None:
+def print_point(found: PointResult) -> None:
     """Print one point."""
     point, bench = found.point, found.table.bench
     for reservation in dict.fromkeys(row.reservation for row in found.shown):
@@ -167,7 +167,7 @@ def print_point(found: Found) -> None:
             _print_thirds(rows)
 
 
-def _cells(found: Found, row: Row) -> tuple[str, ...]:
+def _cells(found: PointResult, row: Row) -> tuple[str, ...]:
     bench, result = found.table.bench, row.result
     alone = bench.alone(row.load).result
     ttft, tpot = result.ttft, result.tpot
@@ -189,8 +189,8 @@ def _cells(found: Found, row: Row) -> tuple[str, ...]:
     return cells + (_goal(found, row) if found.workload.budgets else ())
 
 
-def _goal(found: Found, row: Row) -> tuple[str, str, str]:
-    """Hold a row of Ballast to the best static budget that keeps the same SLO or the same cap."""
+def _goal(found: PointResult, row: Row) -> tuple[str, str, str]:
+    """Compare a row of Ballast with the best static budget that keeps the same SLO or the same cap."""
     if not knob(row.policy).name.startswith("ballast"):
         return "", "", ""
     bench = found.table.bench

@@ -1,4 +1,4 @@
-"""The real parts of the demo: an embedded Valkey, a worker process with the small model, a queue, a client."""
+"""The processes of the demo: an embedded Valkey, and a worker with the small model."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _START_SECONDS = 180
 
 
 @dataclass(slots=True)
-class Stage:
-    """What is running, and the few things that are done to it."""
+class DemoStack:
+    """The running processes of the demo, and the calls that control them."""
 
     valkey: Valkey
     worker: Worker
@@ -36,8 +36,8 @@ class Stage:
 
     @classmethod
     @contextmanager
-    def up(cls, directory: Path, *, slots: int, threads: int) -> Iterator[Stage]:
-        """Start everything; stop it in order, whatever happens."""
+    def up(cls, directory: Path, *, slots: int, threads: int) -> Iterator[DemoStack]:
+        """Start all processes, and stop them in order at the end."""
         port = take_port(HOST, 0)
         valkey = Valkey.start(directory / "valkey")
         worker: Worker | None = None
@@ -56,19 +56,19 @@ class Stage:
             valkey.stop()
 
     def client(self) -> Client:
-        """A client of the worker's HTTP."""
+        """Return an HTTP client of the worker."""
         return Client(HOST, urlsplit(self.worker.address).port or 0)
 
     def pause(self, job_id: str) -> None:
-        """Hold the offline job."""
+        """Pause the offline job."""
         if not self.queue.job(job_id).state.is_over:
             self.queue.pause(job_id)
 
     def counts(self, job_id: str) -> Job:
-        """How far the offline job is.
+        """Return the offline job with its progress.
 
         Raises:
-            CliError: it ran out, so that what follows would not be a mixed run.
+            CliError: the job has ended, so that the demo would no longer be a mixed run.
         """
         job = self.queue.job(job_id)
         if job.state.is_over:
@@ -76,14 +76,18 @@ class Stage:
         return job
 
     def set_slo(self, *, ttft_ms: float, tpot_ms: float) -> str:
-        """Write new SLOs into the worker's configuration; give the hash to wait for."""
+        """Write new SLOs into the worker's configuration, and return the hash that its status will show."""
         slo = self.config.slo.model_copy(update={"ttft_milliseconds": ttft_ms, "tpot_milliseconds": tpot_ms})
         self.config = self.config.model_copy(update={"slo": slo})
         write(self.config, self.config_file)
         return hashlib.sha256(self.config.dump().encode()).hexdigest()
 
     def require_alive(self) -> None:
-        """Refuse to measure a dead worker."""
+        """Check that the worker runs.
+
+        Raises:
+            CliError: the worker has ended.
+        """
         if not self.worker.is_running:
             raise CliError(self.worker.obituary())
 
@@ -100,5 +104,5 @@ def _config(redis_url: str, *, port: int, slots: int, threads: int) -> WorkerCon
 
 
 async def status(client: Client) -> WorkerStatus:
-    """Ask the worker for its status."""
+    """Fetch the status of the worker."""
     return WorkerStatus.model_validate(json.loads(await client.get("/ballast/status")))
