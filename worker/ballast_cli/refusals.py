@@ -12,13 +12,13 @@ from ballast_cli.errors import CliError, Usage
 def refusals() -> Iterator[None]:
     """Turn an error of the simulator or the planner into a message and an exit code."""
     from ballast_api.errors import InvalidConfig  # noqa: PLC0415  numpy, for this verb only
-    from ballast_sim.errors import IllegalPlan, Impossible, SimError  # noqa: PLC0415
+    from ballast_sim.errors import Impossible, PolicyDefect, SimError  # noqa: PLC0415
 
     try:
         yield
     except Impossible as error:
         raise CliError(f"{error}.") from error
-    except IllegalPlan as error:
+    except PolicyDefect as error:
         raise CliError(f"The policy broke its contract, which is a bug in Ballast: {error}") from error
     except (SimError, InvalidConfig) as error:
         raise Usage(str(error)) from error
