@@ -134,7 +134,7 @@ def test_every_entry_finds_its_words_in_each_spelling(entry: Entry):
 def test_a_sentence_of_todays_code_would_be_found():
     text = '"""Give the floor of the crew."""\nclass OfflineFloorMet: ...\nturn = 1\n'
 
-    found = violations(ROOT / "worker" / "x.py", text)
+    found = violations(ROOT / "operator" / "x.py", text)
 
     assert [line.split("'")[1] for line in found] == ["Floor", "floor", "crew", "turn"]
 
