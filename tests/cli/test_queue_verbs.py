@@ -217,8 +217,8 @@ def test_results_go_to_a_file_that_says_what_is_missing(queued, items: Path, que
     finish(queue, job_id, 2)
     ran = queued("results", job_id, "-o", tmp_path / "out.jsonl")
 
-    assert "2 results" in ran.err
-    assert "--follow waits for the rest" in ran.err
+    assert "Wrote 2 results" in ran.err
+    assert "--follow to wait for the rest" in ran.err
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2
 
 
@@ -263,7 +263,7 @@ def test_dead_letters_are_listed_and_redriven(queued, items: Path, queue: Any):
     assert "the engine broke" in listed.out
     assert queued("redrive", job_id, "--dry-run", "--json").json["dead_letters"][0]["code"] == "engine_error"
     assert "0 items" in skipped.err
-    assert "1 stay dead letters" in skipped.err
+    assert "1 items stay dead letters" in skipped.err
     assert queued("redrive", job_id, "--all", "--json").json == {
         "version": 1,
         "queue": queue.name,
