@@ -377,8 +377,8 @@ class _Planner:
             )
         if mixed.gpus == apart.gpus and more > 1:
             return (
-                f"Mixing saves no GPU: classes apart need {apart.gpus}, too ({apart.note}; today's fleet has {given}). But "
-                f"it does {more:.1f} times the offline work on them, and online bursts can use all of them."
+                f"Mixing saves no GPU: classes apart need {apart.gpus}, too ({apart.note}; today's fleet has {given}). "
+                f"But it does {more:.1f} times the offline work on them, and online bursts can use all of them."
             )
         return (
             f"Mixing does not pay here: it needs {mixed.gpus} GPUs, and classes apart need {apart.gpus} "
