@@ -37,7 +37,7 @@ from ballast_policy.request import RequestClass
 from ballast_policy.reservation import Reservation
 from ballast_queue.job import RequestCounts
 from ballast_queue.status import QueueStats
-from ballast_worker.metrics import Figures, Metrics, QueueView, Spending, StepMeter
+from ballast_worker.metrics import QueueView, ScrapeData, Spending, StepMetrics, WorkerMetrics
 from ballast_worker.requests import Recorder
 from ballast_worker.utilization import Utilization
 
@@ -165,7 +165,7 @@ def commands() -> str:
     return "# The ballast command\n\n" + NOTE + text.lstrip()
 
 
-def nothing_yet() -> Figures:
+def nothing_yet() -> ScrapeData:
     """What a worker that has served nobody would show a scrape."""
     counted = ClassStats()
     stats = EngineStats(
@@ -175,8 +175,8 @@ def nothing_yet() -> Figures:
         service={(RequestClass.ONLINE, "default"): 0.0},
     )  # fmt: skip
     items = QueueStats(at=0, items=RequestCounts(), inbox=0, oldest_waiting_seconds=0, dead_letters=0, jobs={})
-    return Figures(
-        model="model", stats=stats, steps=StepMeter(), recorders=(Recorder(),), spending=Spending(),
+    return ScrapeData(
+        model="model", stats=stats, steps=StepMetrics(), recorders=(Recorder(),), spending=Spending(),
         utilization=Utilization(Footprint(*[1.0] * 7)),
         queue=QueueView("queue", is_up=True, stats=items, jobs_at_risk=0, held=0), block_tokens=16, generation=0,
         restart_required=0, config_invalid=False, is_draining=False, is_healthy=True,
@@ -197,7 +197,7 @@ def metric_row(metric: Metric) -> str:
 
 def metrics() -> str:
     """The reference of `/metrics`, from the collector itself."""
-    rows = "\n".join(metric_row(metric) for metric in Metrics(nothing_yet).collect())
+    rows = "\n".join(metric_row(metric) for metric in WorkerMetrics(nothing_yet).collect())
     head = "| name | kind | labels | meaning |\n|---|---|---|---|\n"
     law = (
         "What `GET /metrics` of a worker shows. `vllm:*` repeats, for online requests alone, what Gateway-API routers "

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from ballast_engine.counters import MOST_PAYERS
 from ballast_engine.errors import DuplicateRequest, IntegrityError, InvalidRequest, RequestTooLong
-from ballast_engine.meter import MOST_PAYERS
 from ballast_engine.request import FinishReason
 from ballast_engine.stats import StepKind
 from ballast_policy.host import MOST_IDLE

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from ballast_engine.device_peak import measured
 from ballast_engine.footprint import Footprint, PhaseWork
 from ballast_engine.loader import load
-from ballast_engine.peak import measured
 
 Make = Callable[..., Any]
 

@@ -17,13 +17,14 @@ from ballast_engine.batch import Batch, SampleRow
 from ballast_engine.engine import BallastEngine
 from ballast_engine.errors import DuplicateRequest, InvalidRequest, RequestTooLong
 from ballast_engine.executor import Executor
-from ballast_engine.intake import Abort, Configure, GiveBack, Inbox, Intake, Submit
+from ballast_engine.inbox import Abort, Configure, GiveBack, Inbox, Submit
 from ballast_engine.loader import load
 from ballast_engine.options import EngineOptions
 from ballast_engine.request import FinishReason, GenerationRequest, Output, SamplingParams
 from ballast_engine.sequence import Sequence
+from ballast_engine.sequence_builder import SequenceBuilder
 from ballast_engine.static import StaticBatch
-from ballast_engine.stats import NO_STEP, Admission, ClassStats, EngineStats, StepKind, StepRecord
+from ballast_engine.stats import NO_STEP, AdmissionRecord, ClassStats, EngineStats, StepKind, StepRecord
 from ballast_engine.tokenizer import Tokenizer
 from ballast_policy.learning.cost import CostModel
 from ballast_policy.request import RequestClass
@@ -44,7 +45,7 @@ class SerialEngine:
         self.max_tokens = min(executor.max_model_len, executor.num_blocks * executor.block_tokens)
         self.device = executor.device
         self._executor = executor
-        self._intake = Intake(
+        self._builder = SequenceBuilder(
             tokenizer,
             vocab_size=executor.vocab_size,
             max_tokens=self.max_tokens,
@@ -73,7 +74,7 @@ class SerialEngine:
         return bool(self._inbox.num_ids)
 
     def submit(self, request: GenerationRequest) -> None:
-        sequence = self._intake.make(request, self.policy, time.monotonic())
+        sequence = self._builder.make(request, self.policy, time.monotonic())
         self._inbox.claim_id(request.request_id)
         self._inbox.put(Submit(sequence))
 
@@ -133,7 +134,7 @@ class SerialEngine:
         if sequence.request_id not in self._begun:
             self._begun.add(sequence.request_id)
             waited = max(0.0, began - request.arrival)
-            new = Admission(sequence.request_id, request.request_class, waited, 0, request.num_prompt, 0)
+            new = AdmissionRecord(sequence.request_id, request.request_class, waited, 0, request.num_prompt, 0)
             admissions = (new,)
         self._counts["steps"] += 1
         self._tokens[request.request_class] += 1

@@ -10,8 +10,8 @@ import redis
 from ballast_cli.explain import scene
 from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
-from ballast_worker.appetite import LEAST_AHEAD
-from ballast_worker.waiting import why
+from ballast_worker.prefetch import LEAST_AHEAD
+from ballast_worker.waiting_reasons import why
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from __future__ import annotations
 from codecs import getincrementaldecoder
 from collections.abc import Iterable, Sequence
 
-from ballast_engine.pieces import Pieces
+from ballast_engine.token_bytes import TokenBytes
 
 _Utf8 = getincrementaldecoder("utf-8")
 
@@ -20,7 +20,7 @@ class Detokenizer:
     """The text of one answer."""
 
     def __init__(
-        self, pieces: Pieces, *, prompt: Sequence[int] = (), stop: Sequence[str] = (), keep_stop: bool = False
+        self, pieces: TokenBytes, *, prompt: Sequence[int] = (), stop: Sequence[str] = (), keep_stop: bool = False
     ) -> None:
         """Begin behind `prompt`.
 

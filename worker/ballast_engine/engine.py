@@ -17,20 +17,21 @@ from math import inf
 from typing import Protocol
 
 from ballast_engine.batch import Batch, Ints
+from ballast_engine.block_tables import BlockTables
+from ballast_engine.counters import EngineCounters
 from ballast_engine.errors import IntegrityError
-from ballast_engine.flight import Flight
 from ballast_engine.footprint import Footprint
-from ballast_engine.intake import Abort, Command, Configure, GiveBack, Inbox, Intake, Submit, Vocabulary
+from ballast_engine.inbox import Abort, Command, Configure, GiveBack, Inbox, Submit
 from ballast_engine.kv import BlockPool
-from ballast_engine.meter import Meter
 from ballast_engine.options import EngineOptions
 from ballast_engine.request import FinishReason, GenerationRequest, Output
-from ballast_engine.residency import Residency
-from ballast_engine.scheduler import Scheduler, Step
+from ballast_engine.resident_kv import ResidentKv
+from ballast_engine.running_step import RunningStep
+from ballast_engine.scheduler import DispatchedStep, Scheduler
 from ballast_engine.sequence import Sequence
+from ballast_engine.sequence_builder import SequenceBuilder, Vocabulary
 from ballast_engine.stats import NO_STEP, EngineStats, StepKind, StepRecord
 from ballast_engine.suspension import Interrupt, Suspended
-from ballast_engine.tables import Tables
 from ballast_policy.host import Host, NestedPlanner, Planner
 from ballast_policy.request import Request, RequestClass
 from ballast_policy.snapshot import PolicyConfig
@@ -82,7 +83,7 @@ class BallastEngine:
         self._executor = executor
         self._clock = clock
         capacity = min(executor.max_model_len, executor.num_blocks * executor.block_tokens)
-        self._intake = Intake(
+        self._builder = SequenceBuilder(
             tokenizer,
             vocab_size=executor.vocab_size,
             max_tokens=capacity if options.max_model_len is None else min(capacity, options.max_model_len),
@@ -93,23 +94,23 @@ class BallastEngine:
         self._inbox = Inbox()
         self._by_id: dict[str, Sequence] = {}
         self._scheduler = Scheduler(
-            Residency(
+            ResidentKv(
                 BlockPool(executor.num_blocks, executor.block_tokens, has_prefix_cache=options.prefix_cache),
-                Tables(executor.block_tokens, -(-capacity // executor.block_tokens)),
+                BlockTables(executor.block_tokens, -(-capacity // executor.block_tokens)),
             ),
             policy,
             planner=planner,
             nested_planner=nested_planner,
         )
-        self._meter = Meter()
+        self._counters = EngineCounters()
         self._wait_until = -inf
         self._interrupt = Interrupt()
-        self._suspended: Flight | None = None
+        self._suspended: RunningStep | None = None
 
     @property
     def max_tokens(self) -> int:
         """Longest prompt and answer together."""
-        return self._intake.max_tokens
+        return self._builder.max_tokens
 
     @property
     def device(self) -> str:
@@ -144,7 +145,7 @@ class BallastEngine:
         Raises:
             InvalidRequest: it can never be served as it stands; the message is for the user.
         """
-        sequence = self._intake.make(request, self.policy, self._clock())
+        sequence = self._builder.make(request, self.policy, self._clock())
         self._inbox.claim_id(request.request_id)
         self._inbox.put(Submit(sequence))
         if request.request_class is RequestClass.ONLINE:
@@ -184,7 +185,7 @@ class BallastEngine:
 
     def stats(self) -> EngineStats:
         """Give all counters; cheap (two of them may be a step apart)."""
-        return self._meter.stats(self._scheduler)
+        return self._counters.stats(self._scheduler)
 
     # The engine's thread
 
@@ -193,59 +194,59 @@ class BallastEngine:
 
         Where the step was suspended, that is what the step nested in it produced; the next call goes on with it.
         """
-        flight, self._suspended = self._suspended, None
+        running, self._suspended = self._suspended, None
         outputs: list[Output] = []
-        if flight is None:
+        if running is None:
             started = self._clock()
             self._interrupt.clear()  # before looking at the inbox: what is put there later raises it again
             outputs = self._take_in(self._inbox.take(), started)
-            flight = self._begin(started)
-            if flight is None:
+            running = self._begin(started)
+            if running is None:
                 return outputs
-        outputs += self._advance(flight)
-        if flight.suspended is not None:
-            self._suspended = flight
-            outputs += self._nest(flight)
+        outputs += self._advance(running)
+        if running.suspended is not None:
+            self._suspended = running
+            outputs += self._nest(running)
         return outputs
 
-    def _begin(self, started: float) -> Flight | None:
+    def _begin(self, started: float) -> RunningStep | None:
         """Plan a step and lay it out, if anything can run."""
         if not self._by_id:
             return None
         step = self._scheduler.schedule(started)
-        self._meter.note_plan(step)
+        self._counters.note_plan(step)
         self.is_stalled = not step.members
         self._wait_until = step.plan.wait_until
         if self.is_stalled:
             return None
-        flight = self._lay_out(step, started)
-        flight.seconds_left = step.plan.suspendable_seconds
-        return flight
+        running = self._lay_out(step, started)
+        running.seconds_left = step.plan.suspendable_seconds
+        return running
 
-    def _lay_out(self, step: Step, started: float) -> Flight:
-        return Flight(step, self._scheduler.residency.assemble(step.decodes, step.chunks), started)
+    def _lay_out(self, step: DispatchedStep, started: float) -> RunningStep:
+        return RunningStep(step, self._scheduler.kv.assemble(step.decodes, step.chunks), started)
 
-    def _advance(self, flight: Flight) -> list[Output]:
+    def _advance(self, running: RunningStep) -> list[Output]:
         """Compute a step to its end, or to where it is interrupted while it may be."""
         begun = self._clock()
-        self._scheduler.host.began(flight.step.plan, begun)
+        self._scheduler.host.began(running.step.plan, begun)
         try:
-            drawn = self._compute(flight, self._interrupt if flight.seconds_left > 0 else None)
+            drawn = self._compute(running, self._interrupt if running.seconds_left > 0 else None)
         except Exception as error:
-            flight.suspended = None
-            log.exception("step failed", extra={"requests": len(flight.step.members)})
-            return self._fail(flight.step.members, error)
+            running.suspended = None
+            log.exception("step failed", extra={"requests": len(running.step.members)})
+            return self._fail(running.step.members, error)
         finally:
             ended = self._clock()
             self._scheduler.host.ended(ended)
-        flight.run_seconds += ended - begun
+        running.run_seconds += ended - begun
         if drawn is None:
             return []
-        outputs = self._finish(flight.step, drawn)
-        self._record(flight)
+        outputs = self._finish(running.step, drawn)
+        self._record(running)
         return outputs
 
-    def _nest(self, flight: Flight) -> list[Output]:
+    def _nest(self, running: RunningStep) -> list[Output]:
         """Let newcomers in while a step stands still, and give those their first token for whom there is time.
 
         Whatever else was asked waits for the end of that step, as it would have without its suspension: what it writes
@@ -256,18 +257,18 @@ class BallastEngine:
         newcomers = self._inbox.take_newcomers()
         outputs = self._take_in(newcomers, started)
         if newcomers:
-            step = self._scheduler.nest(started, flight.step, flight.seconds_left)
-            self._meter.note_plan(step)
+            step = self._scheduler.nest(started, running.step, running.seconds_left)
+            self._counters.note_plan(step)
             if step.members:
                 outputs += self._advance(self._lay_out(step, started))
-            flight.stand(self._clock() - started)
+            running.stand(self._clock() - started)
         return outputs
 
     def reset(self) -> None:
         """Forget cached prefixes and counters, but not what the cost model learned; for an idle engine."""
-        self._scheduler.residency.pool.forget()
+        self._scheduler.kv.pool.forget()
         self._scheduler.host.forget()
-        self._meter = Meter()
+        self._counters = EngineCounters()
         self.last_step = NO_STEP
 
     def _take_in(self, commands: Iterable[Command], now: float) -> list[Output]:
@@ -293,18 +294,18 @@ class BallastEngine:
         found = [self._by_id[request_id] for request_id in request_ids if request_id in self._by_id]
         return [self._end(sequence, reason) for sequence in dict.fromkeys(found)]
 
-    def _compute(self, flight: Flight, interrupt: Interrupt | None) -> list[int] | None:
+    def _compute(self, running: RunningStep, interrupt: Interrupt | None) -> list[int] | None:
         """Run or resume; None where the step stands still."""
-        if flight.suspended is None:
-            tokens = self._executor.run(flight.batch, interrupt)
+        if running.suspended is None:
+            tokens = self._executor.run(running.batch, interrupt)
         else:
-            tokens = self._executor.resume(flight.suspended, interrupt)
+            tokens = self._executor.resume(running.suspended, interrupt)
         if isinstance(tokens, Suspended):
-            flight.suspended = tokens
+            running.suspended = tokens
             return None
-        flight.suspended = None
-        if len(tokens) != len(flight.batch.samples):
-            raise RuntimeError(f"the executor gave {len(tokens)} tokens for {len(flight.batch.samples)} requests")
+        running.suspended = None
+        if len(tokens) != len(running.batch.samples):
+            raise RuntimeError(f"the executor gave {len(tokens)} tokens for {len(running.batch.samples)} requests")
         if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._executor.vocab_size:
             raise RuntimeError(f"the executor gave a token outside the vocabulary of {self._executor.vocab_size}")
         drawn: list[int] = tokens.tolist()
@@ -312,27 +313,27 @@ class BallastEngine:
 
     def _fail(self, members: Items[Sequence], error: Exception) -> list[Output]:
         """End everything that took part: what the step left in its blocks is unknown."""
-        self._meter.failed_steps += 1
+        self._counters.failed_steps += 1
         sentence = f"The engine failed while it computed this request ({type(error).__name__}: {error}); send it again."
         return [self._end(sequence, FinishReason.FAILED, sentence) for sequence in members]
 
-    def _finish(self, step: Step, tokens: Items[int]) -> list[Output]:
+    def _finish(self, step: DispatchedStep, tokens: Items[int]) -> list[Output]:
         """Take note of what was computed, and hand each drawn token to its request."""
         outputs = []
         drawn = iter(tokens)
-        residency, host, meter = self._scheduler.residency, self._scheduler.host, self._meter
+        kv, host, counters = self._scheduler.kv, self._scheduler.host, self._counters
         now = self._clock()
         for sequence, num_tokens in [*((sequence, 1) for sequence in step.decodes), *step.chunks]:
             request = sequence.request
-            residency.settle(sequence, num_tokens)
+            kv.settle(sequence, num_tokens)
             is_drawn = request.num_computed == request.num_tokens
-            meter.note_tokens(request, *host.computed(request, num_tokens, now), is_drawn=is_drawn)
+            counters.note_tokens(request, *host.computed(request, num_tokens, now), is_drawn=is_drawn)
             if is_drawn:
                 sequence.append(next(drawn))
                 output = self._deliver(sequence)
                 if output is not None:
                     outputs.append(output)
-        meter.note_charges(host.settle())
+        counters.note_charges(host.settle())
         return outputs
 
     def _deliver(self, sequence: Sequence) -> Output | None:
@@ -362,16 +363,16 @@ class BallastEngine:
             output.generated = sequence.generated
         return output
 
-    def _record(self, flight: Flight) -> None:
+    def _record(self, running: RunningStep) -> None:
         """Learn what the step took, without the time that it stood still: a nested step is a step of its own."""
-        step, work = flight.step, flight.work
-        self._meter.note_step(self._scheduler, flight)
-        seconds = self._clock() - flight.started - flight.seconds_stood
+        step, work = running.step, running.work
+        self._counters.note_step(self._scheduler, running)
+        seconds = self._clock() - running.started - running.seconds_stood
         self._scheduler.host.observed(work, seconds)
         self.last_step = StepRecord(
             kind=StepKind.DECODE if not step.chunks else StepKind.MIXED if step.decodes else StepKind.PREFILL,
             seconds=seconds,
-            run_seconds=flight.run_seconds,
+            run_seconds=running.run_seconds,
             predicted_seconds=step.plan.predicted_seconds,
             budget_seconds=step.plan.budget_seconds,
             num_prefill=work.num_prefill,
@@ -379,7 +380,7 @@ class BallastEngine:
             admissions=step.admissions,
             because=step.plan.because,
             is_nested=step.dispatch.is_nested,
-            stood_seconds=flight.seconds_stood,
+            stood_seconds=running.seconds_stood,
         )
 
     def check_integrity(self) -> None:

@@ -13,6 +13,7 @@ from ballast_engine.attention.base import AttentionShape
 from ballast_engine.attention.cpu import CpuAttention
 from ballast_engine.attention.sdpa import SdpaAttention
 from ballast_engine.batch import Batch, Ints
+from ballast_engine.device_peak import measured
 from ballast_engine.errors import InvalidRequest
 from ballast_engine.footprint import Footprint
 from ballast_engine.loader import LoadedModel
@@ -20,9 +21,8 @@ from ballast_engine.models.config import ModelConfig
 from ballast_engine.models.decoder import Decoder
 from ballast_engine.models.native import NativeDecoder
 from ballast_engine.native.library import kernels
-from ballast_engine.peak import measured
 from ballast_engine.sampling import sample
-from ballast_engine.suspension import Course, Interrupt, Suspended, follow, whole
+from ballast_engine.suspension import Computation, Interrupt, Suspended, follow, whole
 
 
 def kv_bytes_per_block(config: ModelConfig, dtype: torch.dtype, block_tokens: int) -> int:
@@ -31,7 +31,7 @@ def kv_bytes_per_block(config: ModelConfig, dtype: torch.dtype, block_tokens: in
 
 
 class _Model(Protocol):
-    def hidden(self, batch: Batch, interrupt: Interrupt | None = None) -> Course[Tensor]: ...
+    def hidden(self, batch: Batch, interrupt: Interrupt | None = None) -> Computation[Tensor]: ...
 
     def logits(self, hidden: Tensor, rows: Ints) -> Tensor: ...
 
@@ -80,7 +80,7 @@ class Executor:
         """Go on with a batch from the layer where it stood. Its KV must not have changed hands since."""
         return follow(suspended.course, interrupt)
 
-    def _drawn(self, batch: Batch, interrupt: Interrupt | None) -> Course[Ints]:
+    def _drawn(self, batch: Batch, interrupt: Interrupt | None) -> Computation[Ints]:
         hidden = yield from self._hidden(batch, interrupt)
         if not batch.samples:
             return np.empty(0, dtype=np.int64)
@@ -91,7 +91,7 @@ class Executor:
         """Compute a batch and give the logits `[s, vocabulary]` of its sample rows."""
         return self._model.logits(whole(self._hidden(batch, None)), batch.sample_rows)
 
-    def _hidden(self, batch: Batch, interrupt: Interrupt | None) -> Course[Tensor]:
+    def _hidden(self, batch: Batch, interrupt: Interrupt | None) -> Computation[Tensor]:
         if batch.token_ids.min() < 0 or batch.token_ids.max() >= self.vocab_size:
             raise InvalidRequest(
                 f"The batch holds token ids from {batch.token_ids.min()} to {batch.token_ids.max()}; this model has a "

@@ -24,7 +24,7 @@ class StepKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class AdmissionRecord:
     """A request got a slot for the first time."""
 
     request_id: str
@@ -54,7 +54,7 @@ class StepRecord:
     """Prefill tokens."""
     num_decode: int
     """Requests that computed one token."""
-    admissions: tuple[Admission, ...] = ()
+    admissions: tuple[AdmissionRecord, ...] = ()
     because: tuple[Because, ...] = ()
     """The plan's reasons; the records in it go on changing."""
     is_nested: bool = False

@@ -40,7 +40,7 @@ class Interrupt:
         return layer >= self.layer.value
 
 
-Course = Generator[None, Interrupt | None, Result]
+Computation = Generator[None, Interrupt | None, Result]
 """A computation that yields where it was interrupted, takes the interrupt to heed from then on, and ends in its result.
 
 What it needs to go on stays in its frame: another one may run to its end in between.
@@ -51,10 +51,10 @@ What it needs to go on stays in its frame: another one may run to its end in bet
 class Suspended:
     """A step that stands still. Going on uses it up; let go, it is forgotten."""
 
-    course: Course[Ints]
+    course: Computation[Ints]
 
 
-def follow(course: Course[Ints], interrupt: Interrupt | None = None) -> Ints | Suspended:
+def follow(course: Computation[Ints], interrupt: Interrupt | None = None) -> Ints | Suspended:
     """Go on to the end, or to where the course is interrupted (again). One that has not begun knows its interrupt."""
     try:
         course.send(interrupt)
@@ -64,7 +64,7 @@ def follow(course: Course[Ints], interrupt: Interrupt | None = None) -> Ints | S
     return Suspended(course)
 
 
-def whole(course: Course[Result]) -> Result:
+def whole(course: Computation[Result]) -> Result:
     """Follow a course that nobody interrupts."""
     try:
         next(course)

@@ -12,7 +12,7 @@ import tokenizers
 
 from ballast_engine.chat import ChatTemplate
 from ballast_engine.errors import InvalidChat, InvalidCheckpoint
-from ballast_engine.pieces import Pieces
+from ballast_engine.token_bytes import TokenBytes
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
@@ -65,9 +65,9 @@ class Tokenizer:
         return self._backend.token_to_id(token)
 
     @cached_property
-    def pieces(self) -> Pieces:
+    def pieces(self) -> TokenBytes:
         """What each token contributes to the text, for streaming."""
-        return Pieces(self._backend)
+        return TokenBytes(self._backend)
 
     @cached_property
     def eos_ids(self) -> frozenset[int]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from ballast_api.errors import InvalidConfig
 from ballast_api.worker_config import WorkerConfig
 from ballast_worker import log
-from ballast_worker.errors import MissingExtra, WorkerError
+from ballast_worker.errors import MissingWorkerExtra, WorkerError
 
 NEEDED = ("torch", "numpy", "safetensors", "tokenizers", "jinja2", "starlette", "uvicorn", "httptools",
           "prometheus_client")  # fmt: skip
@@ -42,10 +42,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def check_installed() -> None:
-    """Raise `MissingExtra` where a package of the `worker` extra is missing."""
+    """Raise `MissingWorkerExtra` where a package of the `worker` extra is missing."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise MissingExtra(
+        raise MissingWorkerExtra(
             f"The worker needs {', '.join(missing)}, which this installation lacks: run `pip install 'ballast[worker]'`"
         )
 

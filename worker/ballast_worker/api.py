@@ -20,13 +20,13 @@ from ballast_engine.request import GenerationRequest
 from ballast_policy.request import RequestClass
 from ballast_queue.body import CHAT_URL, COMPLETIONS_URL, not_yet
 from ballast_worker.errors import Refused
+from ballast_worker.http_exchange import ClientGone, HttpExchange, compact
 from ballast_worker.log import Log
 from ballast_worker.loop import Stream
 from ballast_worker.metrics import CONTENT_TYPE
 from ballast_worker.openai import SHORT_PROMPT_CHARS, Body, Caller, num_chars
-from ballast_worker.requests import Passage, RequestOutcome
-from ballast_worker.shapes import DONE, KEEPALIVE, Answer, Shape, error_event, model_card, model_list
-from ballast_worker.wire import Call, ClientGone, compact
+from ballast_worker.requests import RequestOutcome, RequestTiming
+from ballast_worker.responses import DONE, KEEPALIVE, AnswerBuffer, ResponseFormat, error_event, model_card, model_list
 from ballast_worker.worker import Worker
 
 log = Log(__name__)
@@ -37,11 +37,11 @@ KNOWN = "/v1/models, /v1/completions, /v1/chat/completions, /health, /ready, /me
 
 def routes(worker: Worker, lifespan: Lifespan[Starlette]) -> Starlette:
     """The app around one worker."""
-    look = Looks(worker)
+    look = ReadRoutes(worker)
     return Starlette(
         routes=[
-            Route(COMPLETIONS_URL, Generate(worker, COMPLETIONS_URL), methods=["POST"]),
-            Route(CHAT_URL, Generate(worker, CHAT_URL), methods=["POST"]),
+            Route(COMPLETIONS_URL, GenerateRoute(worker, COMPLETIONS_URL), methods=["POST"]),
+            Route(CHAT_URL, GenerateRoute(worker, CHAT_URL), methods=["POST"]),
             Route("/v1/models", look.models),
             Route("/v1/models/{name:path}", look.model),
             Route("/health", look.health),
@@ -55,7 +55,7 @@ def routes(worker: Worker, lifespan: Lifespan[Starlette]) -> Starlette:
     )
 
 
-class Generate:
+class GenerateRoute:
     """One of the two generating routes, as an ASGI app."""
 
     def __init__(self, worker: Worker, url: str) -> None:
@@ -65,7 +65,7 @@ class Generate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        call = Call(scope, receive, send, is_last=self._worker.is_draining)
+        call = HttpExchange(scope, receive, send, is_last=self._worker.is_draining)
         try:
             await self._serve(call)
         except ClientGone:
@@ -76,7 +76,7 @@ class Generate:
             else:
                 await call.refuse(refused)
 
-    async def _serve(self, call: Call) -> None:
+    async def _serve(self, call: HttpExchange) -> None:
         worker = self._worker
         arrival = time.monotonic()
         request_class = RequestClass.ONLINE
@@ -98,7 +98,7 @@ class Generate:
         except Refused as refused:
             worker.recorder.refused(request_class, _outcome(refused))
             raise
-        await self._answer(call, stream, body, worker.passage(request, arrival))
+        await self._answer(call, stream, body, worker.timing(request, arrival))
 
     async def _request(self, body: Body, caller: Caller, arrival: float) -> GenerationRequest:
         served = self._worker.served
@@ -109,16 +109,16 @@ class Generate:
         request = served.request(self._prefix + uuid4().hex, body, prompt, caller)
         return replace(request, arrival=arrival)
 
-    async def _answer(self, call: Call, stream: Stream, body: Body, passage: Passage) -> None:
+    async def _answer(self, call: HttpExchange, stream: Stream, body: Body, timing: RequestTiming) -> None:
         worker = self._worker
-        shape = Shape(
+        shape = ResponseFormat(
             is_chat=self._url == CHAT_URL,
             id=stream.request_id,
             created=int(time.time()),
             model=worker.served.name,
             include_usage=body.includes_usage,
         )
-        answer = Answer()
+        answer = AnswerBuffer()
         watcher = asyncio.create_task(_watch(call, stream))
         try:
             if body.stream:
@@ -129,16 +129,16 @@ class Generate:
             watcher.cancel()
             if not answer.is_over:
                 worker.loop.abort(stream.request_id)
-            worker.ended(passage, stream, answer)
+            worker.ended(timing, stream, answer)
 
 
-async def _watch(call: Call, stream: Stream) -> None:
+async def _watch(call: HttpExchange, stream: Stream) -> None:
     """Wake the reader when the client closes the connection."""
     await call.gone()
     stream.hang_up()
 
 
-async def _send_whole(call: Call, stream: Stream, shape: Shape, answer: Answer) -> None:
+async def _send_whole(call: HttpExchange, stream: Stream, shape: ResponseFormat, answer: AnswerBuffer) -> None:
     while True:
         await _hear(stream, answer)
         if answer.is_over:
@@ -147,7 +147,7 @@ async def _send_whole(call: Call, stream: Stream, shape: Shape, answer: Answer) 
             return
 
 
-async def _send_events(call: Call, stream: Stream, shape: Shape, answer: Answer) -> None:
+async def _send_events(call: HttpExchange, stream: Stream, shape: ResponseFormat, answer: AnswerBuffer) -> None:
     opening = shape.first()
     while True:
         if not await _hear(stream, answer):
@@ -167,7 +167,7 @@ async def _send_events(call: Call, stream: Stream, shape: Shape, answer: Answer)
             return
 
 
-async def _hear(stream: Stream, answer: Answer) -> bool:
+async def _hear(stream: Stream, answer: AnswerBuffer) -> bool:
     """Wait for the engine; False where it said nothing, and the stream was only asked for a sign of life."""
     outputs = await stream.next()
     if stream.is_hung_up:
@@ -185,7 +185,7 @@ def _outcome(refused: Refused) -> RequestOutcome:
     return RequestOutcome.FAILED if refused.status >= 500 else RequestOutcome.INVALID
 
 
-class Looks:
+class ReadRoutes:
     """The routes that only look."""
 
     def __init__(self, worker: Worker) -> None:

@@ -1,7 +1,7 @@
 """Errors of this package.
 
 WorkerError            the process cannot start or go on; carries the exit code
-├── MissingExtra       a package of the `worker` extra is not installed
+├── MissingWorkerExtra       a package of the `worker` extra is not installed
 ├── AddressTaken       another process listens on the address
 └── NotServed          the configuration asks for what this worker cannot do
 Refused                an HTTP request that gets an error; carries status, code and field in OpenAI's words
@@ -20,7 +20,7 @@ class WorkerError(Exception):
     exit_code = 70
 
 
-class MissingExtra(WorkerError):
+class MissingWorkerExtra(WorkerError):
     """A package of the `worker` extra is not installed."""
 
     exit_code = 69

@@ -20,12 +20,12 @@ from ballast_queue.outcome import Outcome
 from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
 from ballast_queue.status import QueueStats, WorkerStatus
-from ballast_worker.appraisal import appraise
-from ballast_worker.claims import Claims
-from ballast_worker.holdings import Holdings
+from ballast_worker.claimer import Claimer
+from ballast_worker.in_flight import InFlightItems
 from ballast_worker.log import Log
 from ballast_worker.loop import Ended, EngineLoop
-from ballast_worker.openai import Served
+from ballast_worker.openai import ServedModel
+from ballast_worker.outlooks import appraise
 from ballast_worker.requests import Recorder
 
 log = Log(__name__)
@@ -51,7 +51,7 @@ class Feeder:
         connect: Callable[[], Queue],
         worker: str,
         loop: EngineLoop,
-        served: Served,
+        served: ServedModel,
         status: Callable[[], WorkerStatus],
         settings: QueueSettings,
     ) -> None:
@@ -71,8 +71,8 @@ class Feeder:
         self._status = status
         self._settings = settings
         self._is_configured = False
-        self._holdings = Holdings(worker, served.revision)
-        self._claims = Claims(worker, loop, served, self._holdings)
+        self._in_flight = InFlightItems(worker, served.revision)
+        self._claims = Claimer(worker, loop, served, self._in_flight)
         self._queue: Queue | None = None
         self._is_stale = False
         """Address or password have changed, and the connection is the old one."""
@@ -118,7 +118,7 @@ class Feeder:
     @property
     def num_held(self) -> int:
         """Items under lease in this worker."""
-        return len(self._holdings)
+        return len(self._in_flight)
 
     @property
     def num_at_risk(self) -> int:
@@ -161,7 +161,7 @@ class Feeder:
             for ended in batch:
                 self._settle(ended)
         if self._loop.failure is not None:
-            self._loop.fail_all(list(self._holdings.held), self._settle)
+            self._loop.fail_all(list(self._in_flight.held), self._settle)
 
     def _pause(self) -> float:
         now = time.monotonic()
@@ -173,12 +173,12 @@ class Feeder:
         return max(0.001, due - now)
 
     def _settle(self, ended: Ended) -> None:
-        item = self._holdings.settle(ended.output, num_cached=ended.num_cached)
+        item = self._in_flight.settle(ended.output, num_cached=ended.num_cached)
         if item is None:
             return
-        item.passage.first_at = ended.first_at
+        item.timing.first_at = ended.first_at
         reason = ended.output.finish_reason or FinishReason.FAILED
-        self.recorder.ended(item.passage, reason, item.answer.num_prompt, item.answer.num_output, ended.at)
+        self.recorder.ended(item.timing, reason, item.answer.num_prompt, item.answer.num_output, ended.at)
         self._claims.saw_end(item)
 
     def _turn(self) -> None:
@@ -241,8 +241,8 @@ class Feeder:
 
     def _speak(self, queue: Queue) -> None:
         """One turn with Redis: results first, then leases, then upkeep, then new items."""
-        if self._holdings.has_news:
-            self._holdings.tell(queue, self._count)
+        if self._in_flight.has_news:
+            self._in_flight.tell(queue, self._count)
         now = time.monotonic()
         if now >= self._beat_at:
             self._beat(queue)
@@ -258,11 +258,11 @@ class Feeder:
             self._claims.refill(queue)
 
     def _beat(self, queue: Queue) -> None:
-        leases = self._holdings.leases()
+        leases = self._in_flight.leases()
         lost = queue.heartbeat(self._worker, leases) if leases else []
         if lost:
             log.info("leases lost or cancelled", count=len(lost))
-            for request_id in self._holdings.lose(lost):
+            for request_id in self._in_flight.lose(lost):
                 self._loop.abort(request_id)
 
     def _tick(self, queue: Queue) -> None:
@@ -279,7 +279,7 @@ class Feeder:
 
         The status publishes the answer, so that a worker that stops claiming does not read as one without work.
         """
-        held = Counter(item.claimed.tenant for item in self._holdings.held.values())
+        held = Counter(item.claimed.tenant for item in self._in_flight.held.values())
         caps = {name: share.max_slots for name, share in self._loop.engine.policy.tenants.items()}
         return any((cap := caps.get(tenant)) is None or held[tenant] < cap for tenant in queue.demand().tenants)
 
@@ -307,8 +307,8 @@ class Feeder:
     def _drain(self) -> None:
         if not self._is_returned:
             self._is_returned = True
-            self._loop.engine.give_back(list(self._holdings.held))
-        if not len(self._holdings) and not self.drained.is_set():
+            self._loop.engine.give_back(list(self._in_flight.held))
+        if not len(self._in_flight) and not self.drained.is_set():
             log.info("offline items are given back")
             self.drained.set()
 
@@ -319,7 +319,7 @@ class Feeder:
             if isinstance(error, ServerUnfit):
                 log.error("redis is not fit to hold work; offline work is paused", because=str(error))
             else:
-                log.warning("redis is away; offline work is paused", because=str(error), held=len(self._holdings))
+                log.warning("redis is away; offline work is paused", because=str(error), held=len(self._in_flight))
         self.is_up = False
         if self._queue is not None:
             self._queue.close()

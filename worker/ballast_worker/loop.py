@@ -16,7 +16,7 @@ from queue import SimpleQueue
 
 from ballast_engine.errors import InvalidRequest
 from ballast_engine.request import FinishReason, GenerationRequest, Output
-from ballast_engine.stats import Admission, StepRecord
+from ballast_engine.stats import AdmissionRecord, StepRecord
 from ballast_policy.request import RequestClass
 from ballast_worker.engine import Engine, Suspending
 from ballast_worker.log import Log
@@ -218,7 +218,7 @@ class EngineLoop:
             log.exception("engine failed")
             self._fail(f"{BROKEN} ({type(error).__name__})")
 
-    def _note(self, admissions: Iterable[Admission]) -> bool:
+    def _note(self, admissions: Iterable[AdmissionRecord]) -> bool:
         """Count first slots. Return True if an offline request got one, as the feeder then has fewer items at hand."""
         is_taken = False
         for admission in admissions:

@@ -38,7 +38,7 @@ _RATIOS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0)
 _STEPS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 256, 512)
 
 
-class StepMeter:
+class StepMetrics:
     """What steps cost and what waited for them; written by the engine's thread."""
 
     def __init__(self) -> None:
@@ -98,12 +98,12 @@ class QueueView:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class ScrapeData:
     """Everything a scrape shows, gathered at one moment."""
 
     model: str
     stats: EngineStats
-    steps: StepMeter
+    steps: StepMetrics
     recorders: tuple[Recorder, ...]
     spending: Spending
     utilization: Utilization
@@ -117,10 +117,10 @@ class Figures:
     is_healthy: bool
 
 
-class Metrics(Collector):
+class WorkerMetrics(Collector):
     """Renders `/metrics`."""
 
-    def __init__(self, gather: Callable[[], Figures]) -> None:
+    def __init__(self, gather: Callable[[], ScrapeData]) -> None:
         self._gather = gather
         self._tenants: set[str] = set()
         self._lock = threading.Lock()
@@ -149,7 +149,7 @@ class Metrics(Collector):
             yield from _queue(figures.queue)
         yield from _vllm(figures)
 
-    def _tenant_service(self, figures: Figures) -> Iterator[Metric]:
+    def _tenant_service(self, figures: ScrapeData) -> Iterator[Metric]:
         sums: dict[tuple[str, str], float] = {}
         with self._lock:
             for (request_class, tenant), service in sorted(figures.stats.service.items()):
@@ -166,7 +166,7 @@ class Metrics(Collector):
         )
 
 
-def _requests(figures: Figures) -> Iterator[Metric]:
+def _requests(figures: ScrapeData) -> Iterator[Metric]:
     recorders = figures.recorders
     for name, text, parts in (
         ("time_to_first_token", "From arrival to the first token.", [r.ttft for r in recorders]),
@@ -196,7 +196,7 @@ def _requests(figures: Figures) -> Iterator[Metric]:
     )
 
 
-def _engine(figures: Figures) -> Iterator[Metric]:
+def _engine(figures: ScrapeData) -> Iterator[Metric]:
     stats = figures.stats
     each = [(c.value, stats.of(c)) for c in RequestClass]
     yield _counter(
@@ -281,7 +281,7 @@ def _engine(figures: Figures) -> Iterator[Metric]:
     )
 
 
-def _device(figures: Figures) -> Iterator[Metric]:
+def _device(figures: ScrapeData) -> Iterator[Metric]:
     used = figures.utilization
     for name, what, shares in (
         ("flops", "operations per second", used.flops),
@@ -295,7 +295,7 @@ def _device(figures: Figures) -> Iterator[Metric]:
         )
 
 
-def _steps(figures: Figures) -> Iterator[Metric]:
+def _steps(figures: ScrapeData) -> Iterator[Metric]:
     steps = figures.steps
     yield _histogram(
         "ballast_step_seconds", "Engine steps.", ("kind",), {(kind.value,): h for kind, h in steps.seconds.items()}
@@ -317,7 +317,7 @@ def _steps(figures: Figures) -> Iterator[Metric]:
     )
 
 
-def _process(figures: Figures) -> Iterator[Metric]:
+def _process(figures: ScrapeData) -> Iterator[Metric]:
     for name, text, value in (
         ("ballast_config_generation", "Generation of the configuration in force.", figures.generation),
         ("ballast_config_restart_required", "Fields of the file that need a restart.", figures.restart_required),
@@ -350,7 +350,7 @@ def _queue(view: QueueView) -> Iterator[Metric]:
         yield _gauge(metric, text, ("queue",), [((name,), value)])
 
 
-def _vllm(figures: Figures) -> Iterator[Metric]:
+def _vllm(figures: ScrapeData) -> Iterator[Metric]:
     stats, recorders, model = figures.stats, figures.recorders, figures.model
     online = RequestClass.ONLINE
     total = stats.kv_used + stats.kv_cached + stats.kv_free

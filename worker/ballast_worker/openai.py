@@ -33,7 +33,7 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedModel:
     """The model that this worker serves, as far as requests are concerned."""
 
     name: str

@@ -91,8 +91,8 @@ def _is_hot(full: str) -> bool:
     return full not in COLD and (full in HOT or full.partition(".")[0] in HOT)
 
 
-class Watcher:
-    """Looks at one file, and at files beside it, once a second, on a thread of its own.
+class ConfigWatcher:
+    """ReadRoutes at one file, and at files beside it, once a second, on a thread of its own.
 
     `apply` is called on that thread with what is now in force, and what `also` names for a file that changed, such as
     API keys; one at a time.

@@ -31,7 +31,7 @@ class RequestOutcome(StrEnum):
 
 
 @dataclass(slots=True)
-class Passage:
+class RequestTiming:
     """One request on its way through the engine; seconds on the monotonic clock."""
 
     request_class: RequestClass
@@ -60,26 +60,26 @@ class Recorder:
         """Count a request that never reached the engine."""
         self.outcomes[request_class, outcome] += 1
 
-    def ended(self, passage: Passage, reason: FinishReason, num_prompt: int, num_output: int, at: float) -> None:
+    def ended(self, timing: RequestTiming, reason: FinishReason, num_prompt: int, num_output: int, at: float) -> None:
         """Count a request that left the engine at `at`."""
-        request_class = passage.request_class
+        request_class = timing.request_class
         self.outcomes[request_class, RequestOutcome(reason)] += 1
         self.prompt_tokens[request_class] += num_prompt
-        if passage.first_at is None:
-            waited = at - passage.arrival
-            if passage.ttft_slo is not None and waited > passage.ttft_slo:
-                self._judge(request_class, "ttft", waited, passage.ttft_slo)  # gave up after the promise was broken
+        if timing.first_at is None:
+            waited = at - timing.arrival
+            if timing.ttft_slo is not None and waited > timing.ttft_slo:
+                self._judge(request_class, "ttft", waited, timing.ttft_slo)  # gave up after the promise was broken
             return
-        ttft = passage.first_at - passage.arrival
+        ttft = timing.first_at - timing.arrival
         self.ttft[request_class].observe(ttft)
-        self._judge(request_class, "ttft", ttft, passage.ttft_slo)
+        self._judge(request_class, "ttft", ttft, timing.ttft_slo)
         if reason not in {FinishReason.STOP, FinishReason.LENGTH}:
             return
-        self.latency[request_class].observe(at - passage.arrival)
-        tpot = (at - passage.first_at) / (num_output - 1) if num_output > 1 else None
+        self.latency[request_class].observe(at - timing.arrival)
+        tpot = (at - timing.first_at) / (num_output - 1) if num_output > 1 else None
         if tpot is not None:
             self.tpot[request_class].observe(tpot)
-            self._judge(request_class, "tpot", tpot, passage.tpot_slo)
+            self._judge(request_class, "tpot", tpot, timing.tpot_slo)
         if request_class is RequestClass.ONLINE:
             self.recent.append((at, ttft, tpot))
 

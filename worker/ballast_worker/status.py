@@ -22,7 +22,7 @@ class _ClassRates:
 
 
 @dataclass(slots=True)
-class Rates:
+class SmoothedRates:
     """Tokens and requests per second by class, smoothed; `sample` is called about once a second by one thread."""
 
     classes: dict[RequestClass, _ClassRates] = field(default_factory=lambda: {c: _ClassRates() for c in RequestClass})

@@ -26,12 +26,12 @@ from ballast_worker.errors import NotServed, Refused
 from ballast_worker.feeder import Feeder
 from ballast_worker.log import Log
 from ballast_worker.loop import BROKEN, EngineLoop, Stream
-from ballast_worker.metrics import Figures, Metrics, QueueView, Spending, StepMeter
-from ballast_worker.openai import Served
-from ballast_worker.reload import Loaded, Watcher
-from ballast_worker.requests import Passage, Recorder
-from ballast_worker.shapes import Answer, stopping
-from ballast_worker.status import Rates, coefficients, reservation
+from ballast_worker.metrics import QueueView, ScrapeData, Spending, StepMetrics, WorkerMetrics
+from ballast_worker.openai import ServedModel
+from ballast_worker.reload import ConfigWatcher, Loaded
+from ballast_worker.requests import Recorder, RequestTiming
+from ballast_worker.responses import AnswerBuffer, stopping
+from ballast_worker.status import SmoothedRates, coefficients, reservation
 from ballast_worker.tenancy import ApiKeys, Tenancy
 from ballast_worker.utilization import Utilization
 
@@ -86,18 +86,18 @@ class Worker:
         self.engine = build(settings.engine_options(config, directory), tokenizer=tokenizer)
         self.engine.configure(settings.policy_config(config, self.engine.policy))
         self.served = _served(config, directory, self.engine, tokenizer)
-        self._steps = StepMeter()
+        self._steps = StepMetrics()
         self.loop = EngineLoop(self.engine, self._steps.add)
         self.feeder = self._feed(config)
-        self.metrics = Metrics(self._figures)
+        self.metrics = WorkerMetrics(self._figures)
         self._keys = keys
         self._loaded = loaded
         self._spending = Spending()
         self._utilization = Utilization(self.engine.footprint)
-        self._rates = Rates()
-        self._watcher: Watcher | None = None
+        self._rates = SmoothedRates()
+        self._watcher: ConfigWatcher | None = None
         if path is not None:
-            self._watcher = Watcher(path, loaded, self._take_up, also=self._files_beside(config))
+            self._watcher = ConfigWatcher(path, loaded, self._take_up, also=self._files_beside(config))
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -174,19 +174,19 @@ class Worker:
             headers={"retry-after": str(seconds)},
         )
 
-    def passage(self, request: GenerationRequest, arrival: float) -> Passage:
+    def timing(self, request: GenerationRequest, arrival: float) -> RequestTiming:
         """What is measured of a request, with what it is promised."""
         slo = self.config.slo
         is_online = request.request_class is RequestClass.ONLINE
         ttft = request.ttft_seconds or (slo.ttft_milliseconds / 1000 if is_online else None)
         tpot = request.tpot_seconds or (slo.tpot_milliseconds / 1000 if is_online else None)
-        return Passage(request.request_class, arrival, ttft, tpot)
+        return RequestTiming(request.request_class, arrival, ttft, tpot)
 
-    def ended(self, passage: Passage, stream: Stream, answer: Answer) -> None:
+    def ended(self, timing: RequestTiming, stream: Stream, answer: AnswerBuffer) -> None:
         """Count an HTTP request that is over; one without a finish was hung up on."""
-        passage.first_at = stream.first_at
+        timing.first_at = stream.first_at
         self.recorder.ended(
-            passage,
+            timing,
             answer.finish_reason or FinishReason.ABORTED,
             answer.num_prompt,
             answer.num_output,
@@ -233,12 +233,12 @@ class Worker:
         """Whether new requests are welcome."""
         return self.loop.is_healthy and not self.is_draining
 
-    def _figures(self) -> Figures:
+    def _figures(self) -> ScrapeData:
         feeder, watcher = self.feeder, self._watcher
         view = None
         if feeder is not None:
             view = QueueView(self.config.queue_name, feeder.is_up, feeder.stats, feeder.num_at_risk, feeder.num_held)
-        return Figures(
+        return ScrapeData(
             model=self.served.name,
             stats=self.engine.stats(),
             steps=self._steps,
@@ -304,8 +304,8 @@ class Worker:
         )
 
 
-def _served(config: WorkerConfig, directory: Path, engine: Engine, tokenizer: Tokenizer) -> Served:
-    return Served(
+def _served(config: WorkerConfig, directory: Path, engine: Engine, tokenizer: Tokenizer) -> ServedModel:
+    return ServedModel(
         name=settings.served_name(config, directory),
         revision=settings.model_revision(config, directory),
         created=int((directory / "config.json").stat().st_mtime),

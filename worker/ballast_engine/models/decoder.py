@@ -13,7 +13,7 @@ from ballast_engine.batch import Batch, Ints
 from ballast_engine.models.config import ModelConfig
 from ballast_engine.models.rope import RopeTable, rotate
 from ballast_engine.models.weights import DecoderWeights, LayerWeights
-from ballast_engine.suspension import Course, Interrupt
+from ballast_engine.suspension import Computation, Interrupt
 
 
 class Decoder(Generic[Prepared]):
@@ -27,7 +27,7 @@ class Decoder(Generic[Prepared]):
         self._dtype = weights.embedding.dtype
         self._device = weights.embedding.device
 
-    def hidden(self, batch: Batch, interrupt: Interrupt | None = None) -> Course[Tensor]:
+    def hidden(self, batch: Batch, interrupt: Interrupt | None = None) -> Computation[Tensor]:
         """The hidden states `[n, hidden]` behind the last layer, before the final norm.
 
         On a GPU the layers are handed over faster than they are computed: an interrupt stops what is not handed over.

@@ -16,7 +16,7 @@ from ballast_engine.models.config import ModelConfig
 from ballast_engine.models.rope import RopeTable
 from ballast_engine.models.weights import DecoderWeights
 from ballast_engine.native.library import LAYER_TENSORS, CDecoder, CLayer, kernels
-from ballast_engine.suspension import Course, Interrupt
+from ballast_engine.suspension import Computation, Interrupt
 
 
 class NativeDecoder:
@@ -49,7 +49,7 @@ class NativeDecoder:
         self._scratch_width = config.hidden_size + max(wide, config.intermediate_size)
         self._scratch = torch.empty(0)
 
-    def hidden(self, batch: Batch, interrupt: Interrupt | None = None) -> Course[Tensor]:
+    def hidden(self, batch: Batch, interrupt: Interrupt | None = None) -> Computation[Tensor]:
         """The hidden states `[n, hidden]` behind the last layer, before the final norm."""
         step = self._attention.prepare(batch)
         x = torch.empty(batch.num_tokens, self._config.hidden_size)

@@ -14,7 +14,7 @@ from ballast_queue.service import Service
 from ballast_queue.work import Demand
 
 
-class Standing:
+class SharedLedger:
     """Belongs to the feeder's thread."""
 
     def __init__(self) -> None:

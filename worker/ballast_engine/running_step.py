@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ballast_engine.batch import Batch
-from ballast_engine.scheduler import Step
+from ballast_engine.scheduler import DispatchedStep
 from ballast_engine.suspension import Suspended
 from ballast_policy.learning.cost import StepWork, attended
 
 
 @dataclass(slots=True)
-class Flight:
+class RunningStep:
     """A step that is laid out, until it is recorded."""
 
-    step: Step
+    step: DispatchedStep
     batch: Batch
     started: float
     seconds_left: float = 0.0

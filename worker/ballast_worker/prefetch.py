@@ -20,7 +20,7 @@ LEAST_AHEAD = 2
 
 
 @dataclass(slots=True)
-class Appetite:
+class Prefetch:
     """Measures how fast items start and how long a claim takes; computes how many items to have at hand."""
 
     rate: float = 0.0
@@ -48,7 +48,7 @@ class Appetite:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class OfflineSlots:
     """Slots as offline sees them."""
 
     slots: int
@@ -70,7 +70,7 @@ class Room:
         return max(0, min(max(self.slots - self.online, self.reserved) - self.offline, self.most - self.offline))
 
 
-def wanted(room: Room, ahead: int, at_hand: int) -> int:
+def wanted(room: OfflineSlots, ahead: int, at_hand: int) -> int:
     """Return the items to claim: the usable slots and `ahead` more, less the items at hand.
 
     The result is 0 while offline may hold no slot.
@@ -81,7 +81,7 @@ def wanted(room: Room, ahead: int, at_hand: int) -> int:
     return max(0, target - at_hand)
 
 
-def worth_reading(
+def groups_to_read(
     groups: Sequence[Group],
     services: Mapping[str, float],
     *,

@@ -29,7 +29,7 @@ class ClientGone(Exception):
     """The client closed the connection; nobody reads an answer."""
 
 
-class Call:
+class HttpExchange:
     """One request and its response."""
 
     __slots__ = ("_receive", "_send", "headers", "is_last", "is_started", "method", "request_id")

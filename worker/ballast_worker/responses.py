@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 from ballast_engine.request import FinishReason, Output
 from ballast_worker.errors import Refused
-from ballast_worker.wire import compact, event
+from ballast_worker.http_exchange import compact, event
 
 DONE = b"data: [DONE]\n\n"
 KEEPALIVE = b": keepalive\n\n"
 
 
 @dataclass(slots=True)
-class Answer:
+class AnswerBuffer:
     """What an engine has said so far about one request."""
 
     num_prompt: int = 0
@@ -74,7 +74,7 @@ def stopping() -> Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ResponseFormat:
     """How the answers to one request look. `id` is the answer's own, such as `chatcmpl-1f2e`."""
 
     is_chat: bool
@@ -83,7 +83,7 @@ class Shape:
     model: str
     include_usage: bool = False
 
-    def whole(self, answer: Answer) -> dict[str, object]:
+    def whole(self, answer: AnswerBuffer) -> dict[str, object]:
         """The answer as one object; takes the text out of `answer`."""
         choice: dict[str, object] = {"index": 0}
         if self.is_chat:
@@ -105,7 +105,7 @@ class Shape:
         chunk = self._chunk({"content": text}) if text else b""
         return chunk + self._chunk({}, finish_reason) if finish_reason else chunk
 
-    def last(self, answer: Answer) -> bytes:
+    def last(self, answer: AnswerBuffer) -> bytes:
         """What closes a stream."""
         if not self.include_usage:
             return DONE

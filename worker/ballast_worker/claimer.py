@@ -16,16 +16,16 @@ from ballast_policy.reservation import most_slots
 from ballast_queue.job import Claimed, JobHead, Prefix
 from ballast_queue.redis_store import Queue
 from ballast_queue.status import WorkerStatus
-from ballast_worker.appetite import LEAST_AHEAD, Appetite, Room, wanted, worth_reading
 from ballast_worker.errors import Refused
 from ballast_worker.forecast import rates_of, work_of
-from ballast_worker.holdings import Failure, Held, Holdings
+from ballast_worker.in_flight import InFlightItem, InFlightItems, ItemFailure
 from ballast_worker.log import Log
 from ballast_worker.loop import EngineLoop
-from ballast_worker.openai import Caller, Served, of_job
-from ballast_worker.requests import Passage
-from ballast_worker.shapes import Shape
-from ballast_worker.standing import Standing
+from ballast_worker.openai import Caller, ServedModel, of_job
+from ballast_worker.prefetch import LEAST_AHEAD, OfflineSlots, Prefetch, groups_to_read, wanted
+from ballast_worker.requests import RequestTiming
+from ballast_worker.responses import ResponseFormat
+from ballast_worker.shared_ledger import SharedLedger
 
 log = Log(__name__)
 
@@ -37,22 +37,22 @@ FIRST_COST = 256.0
 """What an item is expected to cost before any has ended, in tokens as `token_cost` counts them."""
 
 
-class Claims:
-    """Measures the engine's appetite and stills it. Belongs to the feeder's thread."""
+class Claimer:
+    """Measures the engine's prefetch and stills it. Belongs to the feeder's thread."""
 
-    def __init__(self, worker: str, loop: EngineLoop, served: Served, holdings: Holdings) -> None:
+    def __init__(self, worker: str, loop: EngineLoop, served: ServedModel, in_flight: InFlightItems) -> None:
         self.look_at = 0.0
         """When to look at the queue again without being woken; inf while nothing could be used."""
         self.weights: Mapping[str, float] = {}
         self._worker = worker
         self._loop = loop
         self._served = served
-        self._holdings = holdings
-        self._appetite = Appetite()
+        self._in_flight = in_flight
+        self._appetite = Prefetch()
         self._cost = FIRST_COST
         self._rates = Rates()
         """Of all workers."""
-        self._tenants = Standing()
+        self._tenants = SharedLedger()
         self._seen_started = 0
         self._seen_at = time.monotonic()
         self._jobs: dict[str, Candidate] = {}
@@ -71,7 +71,7 @@ class Claims:
         self._tenants.notice(queue, queue.demand())
         self._tenants.forget(queue)
 
-    def saw_end(self, item: Held) -> None:
+    def saw_end(self, item: InFlightItem) -> None:
         """Learn what an item costs."""
         answer = item.answer
         cost = token_cost(max(0, answer.num_prompt - answer.num_cached), answer.num_output)
@@ -111,7 +111,7 @@ class Claims:
         tenants.notice(queue, demand)
         services = self._expected_services(demand.tenants)
         rooms = self._rooms()
-        groups = worth_reading(demand.groups, services, count=count, rooms=rooms, reserved=tenants.reserved)
+        groups = groups_to_read(demand.groups, services, count=count, rooms=rooms, reserved=tenants.reserved)
         return share_out(
             self._candidates(queue.heads(groups)),
             services,
@@ -130,7 +130,7 @@ class Claims:
         stats = engine.stats()
         online, offline = stats.online, stats.offline
         is_online_here = online.running + online.waiting > 0
-        room = Room(
+        room = OfflineSlots(
             slots=min(stats.slots, stats.batch_ceiling) if is_online_here else stats.slots,
             most=most_slots(engine.policy.offline_max_share, stats.slots),
             reserved=offline.reserved,
@@ -139,7 +139,7 @@ class Claims:
         )
         # What waits for its tenant's own cap fills no slot that is free.
         num_stuck = sum(max(0, LEAST_AHEAD - room) for room in self._rooms().values())
-        at_hand = max(0, len(self._holdings.held) - num_stuck - offline.running - offline.parked)
+        at_hand = max(0, len(self._in_flight.held) - num_stuck - offline.running - offline.parked)
         return wanted(room, self._appetite.ahead(), at_hand)
 
     def _rooms(self) -> dict[str, int]:
@@ -147,7 +147,7 @@ class Claims:
         caps = {name: share.max_slots for name, share in self._loop.engine.policy.tenants.items() if share.max_slots}
         if not caps:
             return {}
-        held = Counter(item.claimed.tenant for item in self._holdings.held.values())
+        held = Counter(item.claimed.tenant for item in self._in_flight.held.values())
         return {name: most + LEAST_AHEAD - held[name] for name, most in caps.items()}
 
     def _candidates(self, heads: Sequence[JobHead]) -> list[Candidate]:
@@ -172,7 +172,7 @@ class Claims:
     def _expected_services(self, tenants: Iterable[str]) -> dict[str, float]:
         """What these were served, and what the items at hand will add to it."""
         services = {tenant: self._tenants.service.of(tenant) for tenant in tenants}
-        for item in self._holdings.held.values():
+        for item in self._in_flight.held.values():
             if item.claimed.tenant in services:
                 services[item.claimed.tenant] += self._cost / self.weights.get(item.claimed.tenant, 1.0)
         return services
@@ -197,18 +197,18 @@ class Claims:
             return
         now = time.monotonic()
         is_chat = claimed.url.endswith("/chat/completions")
-        shape = Shape(
+        shape = ResponseFormat(
             is_chat=is_chat,
             id=f"{'chatcmpl' if is_chat else 'cmpl'}-{claimed.job_id}-{claimed.index}",
             created=int(time.time()),
             model=self._served.name,
         )
-        item = Held(claimed, Passage(RequestClass.OFFLINE, now), shape, request.sampling.seed)
-        self._holdings.held[request_id] = item
+        item = InFlightItem(claimed, RequestTiming(RequestClass.OFFLINE, now), shape, request.sampling.seed)
+        self._in_flight.held[request_id] = item
         try:
             self._loop.submit(request)
         except InvalidRequest as error:
-            del self._holdings.held[request_id]
+            del self._in_flight.held[request_id]
             self._refuse(claimed, "invalid_request", str(error), 400)
 
     def _is_ours(self, claimed: Claimed, seed: int) -> bool:
@@ -218,4 +218,4 @@ class Claims:
 
     def _refuse(self, claimed: Claimed, code: str, message: str, status: int) -> None:
         log.debug("item cannot be served", job=claimed.job_id, item=claimed.custom_id, because=message)
-        self._holdings.failures.append(Failure(claimed, code, message, is_retryable=False, status_code=status))
+        self._in_flight.failures.append(ItemFailure(claimed, code, message, is_retryable=False, status_code=status))

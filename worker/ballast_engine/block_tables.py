@@ -11,7 +11,7 @@ from ballast_engine.errors import IntegrityError
 from ballast_engine.sequence import Sequence
 
 
-class Tables:
+class BlockTables:
     """One row of block ids per resident, padded with 0."""
 
     def __init__(self, block_tokens: int, widest: int) -> None:

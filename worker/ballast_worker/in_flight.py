@@ -9,25 +9,25 @@ from ballast_engine.request import FinishReason, Output
 from ballast_queue.job import Claimed, Lease, Prefix, Result
 from ballast_queue.outcome import Outcome
 from ballast_queue.redis_store import Queue
-from ballast_worker.requests import Passage
-from ballast_worker.shapes import Answer, Shape
+from ballast_worker.requests import RequestTiming
+from ballast_worker.responses import AnswerBuffer, ResponseFormat
 
 
 @dataclass(slots=True)
-class Held:
+class InFlightItem:
     """One item in the engine."""
 
     claimed: Claimed
-    passage: Passage
-    shape: Shape
+    timing: RequestTiming
+    shape: ResponseFormat
     seed: int
-    answer: Answer = field(default_factory=Answer)
+    answer: AnswerBuffer = field(default_factory=AnswerBuffer)
     is_lost: bool = False
     """The lease is gone: what the engine still says about it is of no use."""
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class ItemFailure:
     """An item that did not get its answer here."""
 
     claimed: Claimed
@@ -38,7 +38,7 @@ class Failure:
 
 
 @dataclass(slots=True)
-class Holdings:
+class InFlightItems:
     """Every claimed item is in exactly one place: in the engine, or among what is to be told to Redis.
 
     While Redis is away the latter grows by at most what the former held, so it needs no bound of its own.
@@ -46,10 +46,10 @@ class Holdings:
 
     worker: str
     revision: str
-    held: dict[str, Held] = field(default_factory=dict)
+    held: dict[str, InFlightItem] = field(default_factory=dict)
     """In the engine, by request id."""
     results: list[tuple[Claimed, Result]] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[ItemFailure] = field(default_factory=list)
     returns: list[tuple[Claimed, Prefix | None]] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -81,7 +81,7 @@ class Holdings:
                 to_abort.append(request_id)
         return to_abort
 
-    def settle(self, output: Output, *, num_cached: int) -> Held | None:
+    def settle(self, output: Output, *, num_cached: int) -> InFlightItem | None:
         """Take in the last output of a request; gives the item, None where it is not ours."""
         item = self.held.pop(output.request_id, None)
         if item is None or item.is_lost:
@@ -102,7 +102,7 @@ class Holdings:
                 )
                 self.results.append((claimed, result))
             case FinishReason.FAILED:
-                self.failures.append(Failure(claimed, "engine_failed", output.error, True, 500))  # noqa: FBT003
+                self.failures.append(ItemFailure(claimed, "engine_failed", output.error, True, 500))  # noqa: FBT003
             case _:
                 prefix = Prefix(token_ids=output.generated, seed=item.seed, model_revision=self.revision)
                 self.returns.append((claimed, prefix if output.generated else claimed.prefix))

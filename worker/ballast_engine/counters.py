@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 
-from ballast_engine.flight import Flight
 from ballast_engine.footprint import PHASES, PhaseWork
-from ballast_engine.scheduler import Scheduler, Step
+from ballast_engine.running_step import RunningStep
+from ballast_engine.scheduler import DispatchedStep, Scheduler
 from ballast_engine.stats import ClassStats, EngineStats
 from ballast_policy.host import Host
 from ballast_policy.plan import Reason
@@ -21,7 +21,7 @@ OTHERS: Payer = (RequestClass.ONLINE, "other")
 
 
 @dataclass(slots=True)
-class ClassMeter:
+class ClassCounters:
     """Counters of one class."""
 
     prefill_tokens: int = 0
@@ -32,10 +32,12 @@ class ClassMeter:
 
 
 @dataclass(slots=True)
-class Meter:
+class EngineCounters:
     """Counters of an engine."""
 
-    classes: dict[RequestClass, ClassMeter] = field(default_factory=lambda: {c: ClassMeter() for c in RequestClass})
+    classes: dict[RequestClass, ClassCounters] = field(
+        default_factory=lambda: {c: ClassCounters() for c in RequestClass}
+    )
     service: dict[Payer, float] = field(default_factory=dict)
     work: dict[str, PhaseWork] = field(default_factory=lambda: {phase: PhaseWork() for phase in PHASES})
     prefix_query_tokens: int = 0
@@ -48,7 +50,7 @@ class Meter:
     """Summed over steps; with `held_positions` the mean waste."""
     held_positions: int = 0
 
-    def note_plan(self, step: Step) -> None:
+    def note_plan(self, step: DispatchedStep) -> None:
         """Count what the plan did to requests, whether or not its computing succeeds."""
         plan = step.plan
         self.deferred_grants += step.dispatch.num_deferred
@@ -64,10 +66,10 @@ class Meter:
 
     def note_tokens(self, request: Request, num_new: int, num_wasted: int, *, is_drawn: bool) -> None:
         """Count tokens that were computed: new ones of the prompt, those computed again, and the drawn one."""
-        meter = self.classes[request.request_class]
-        meter.prefill_tokens += num_new
-        meter.wasted_tokens += num_wasted
-        meter.decode_tokens += is_drawn
+        counters = self.classes[request.request_class]
+        counters.prefill_tokens += num_new
+        counters.wasted_tokens += num_wasted
+        counters.decode_tokens += is_drawn
 
     def note_charges(self, charges: Iterable[tuple[RequestClass, Mapping[str, float]]]) -> None:
         """Add what the step charged to the service by class and tenant."""
@@ -79,24 +81,24 @@ class Meter:
                 counted = OTHERS if is_new and len(service) >= MOST_PAYERS else payer
                 service[counted] = service.get(counted, 0.0) + cost
 
-    def note_step(self, scheduler: Scheduler, flight: Flight) -> None:
+    def note_step(self, scheduler: Scheduler, running: RunningStep) -> None:
         """Count a step that was computed. No request sits out a nested step: it belongs to the suspended one."""
         self.steps += 1
-        self._note_work(flight)
-        residency = scheduler.residency
-        if not flight.step.dispatch.is_nested:
+        self._note_work(running)
+        kv = scheduler.kv
+        if not running.step.dispatch.is_nested:
             for request_class, held in scheduler.host.held.items():
                 self.classes[request_class].parked_steps += held[Phase.PARKED]
-        if flight.seconds_stood:
+        if running.seconds_stood:
             self.suspended_steps += 1
-            for sequence in flight.step.members:  # parked in the middle of a step that it took part in
+            for sequence in running.step.members:  # parked in the middle of a step that it took part in
                 if sequence.request.phase is Phase.PARKED:
                     self.classes[sequence.request.request_class].parked_steps -= 1
-        self.unused_positions += residency.num_unused
-        self.held_positions += residency.pool.num_used * residency.pool.block_tokens
+        self.unused_positions += kv.num_unused
+        self.held_positions += kv.pool.num_used * kv.pool.block_tokens
 
-    def _note_work(self, flight: Flight) -> None:
-        work, ends = flight.work, flight.batch.context_lens
+    def _note_work(self, running: RunningStep) -> None:
+        work, ends = running.work, running.batch.context_lens
         num_decode = work.num_decode
         share = num_decode / (num_decode + work.num_prefill)
         if num_decode:
@@ -112,12 +114,12 @@ class Meter:
             prefill.tokens += work.num_prefill
             prefill.attended += work.prefill_context
             prefill.context += int(ends[num_decode:].sum())
-            prefill.draws += len(flight.batch.samples) - num_decode
+            prefill.draws += len(running.batch.samples) - num_decode
 
     def stats(self, scheduler: Scheduler) -> EngineStats:
         """Put the value together."""
-        residency, host = scheduler.residency, scheduler.host
-        pool = residency.pool
+        kv, host = scheduler.kv, scheduler.host
+        pool = kv.pool
         used, cached = pool.num_used, pool.num_cached
         slots, reservation = host.config.slots, host.reservation
         return EngineStats(
@@ -127,7 +129,7 @@ class Meter:
             kv_used=used,
             kv_cached=cached,
             kv_free=pool.num_blocks - used - cached,
-            kv_waste_ratio=residency.num_unused / (used * pool.block_tokens) if used else 0.0,
+            kv_waste_ratio=kv.num_unused / (used * pool.block_tokens) if used else 0.0,
             kv_waste_mean_ratio=self.unused_positions / max(1, self.held_positions),
             prefix_query_tokens=self.prefix_query_tokens,
             prefix_hit_tokens=self.prefix_hit_tokens,

@@ -18,7 +18,7 @@ def _byte_level_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
-class Pieces(dict[int, bytes]):
+class TokenBytes(dict[int, bytes]):
     """Bytes by token id. Special tokens and ids that the tokenizer does not know contribute nothing.
 
     Two kinds of vocabulary are read: byte-level BPE, and SentencePiece (blanks as U+2581, bytes as `<0xNN>`), in which

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 
 from ballast_engine.batch import Batch
+from ballast_engine.block_tables import BlockTables
 from ballast_engine.errors import IntegrityError
 from ballast_engine.kv import BlockPool
 from ballast_engine.sequence import Sequence
-from ballast_engine.tables import Tables
 from ballast_policy.request import Phase, Request
 
 
-class Residency:
+class ResidentKv:
     """The blocks of an engine's residents. The policy host says which request becomes a resident."""
 
-    def __init__(self, pool: BlockPool, tables: Tables) -> None:
+    def __init__(self, pool: BlockPool, tables: BlockTables) -> None:
         self.pool = pool
         self.live: dict[int, Sequence] = {}
         """Every request in the engine, by `seq`."""
