@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from ballast_api.conditions import Reason
+from ballast_log import Log
 from ballast_operator.addresses import Address, Addresses
 from ballast_operator.children.config import Redis
 from ballast_operator.cluster import Cluster
@@ -18,7 +19,6 @@ from ballast_operator.load import Load, Trouble
 from ballast_queue.connection import Connection
 from ballast_queue.errors import QueueError, QueueForbidden, QueueUnavailable
 from ballast_queue.redis_store import Queue
-from ballast_worker.log import Log
 
 log = Log(__name__)
 

@@ -19,7 +19,6 @@ from ballast_queue.errors import (
     QueueForbidden,
     QueueFull,
     QueueUnavailable,
-    describe,
 )
 from ballast_queue.fitness import inspect
 from ballast_queue.keys import Keys
@@ -209,30 +208,6 @@ def test_a_call_takes_only_so_many_items(number: int, sizes: Sequence[int]):
 
     assert [len(positions) for _, positions in groups] == sizes
     assert [position for _, positions in groups for position in positions] == list(range(number))
-
-
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        (None, "null"),
-        (True, "true"),
-        (3, "the number 3"),
-        (1.5, "the number 1.5"),
-        (10**100, f"the number {10**100}"[:80]),
-        ("hi", "the string 'hi'"),
-        ("x" * 40, f"the string '{'x' * 40}'"),
-        ("x" * 41, f"the string '{'x' * 40}...'"),
-        ([1, 2], "a list of 2"),
-        ((1,), "a list of 1"),
-        ({}, "an object with no fields"),
-        ({"a": 1, "b": 2, "c": 3, "d": 4, "e": 5}, "an object with 'a', 'b', 'c', 'd'"),
-        ({"k" * 50: 1}, f"an object with '{'k' * 40}'"),
-        (object(), "object"),
-    ],
-    ids=repr,
-)
-def test_a_value_is_described_in_few_words(value: object, said: str):
-    assert describe(value) == said
 
 
 class Server:

@@ -9,12 +9,10 @@ QueueError
 ├── JobStateConflict        the job is in a state that the call cannot change
 └── InvalidSubmission       the caller's input is wrong
     ├── InvalidAddress      a URL that is no Redis address
-    ├── InvalidJob          tenant, priority, deadline, key or queue name
-    │   ├── UnknownTenant
-    │   ├── DeadlinePassed
-    │   └── EmptyJob
-    └── InvalidBody         a request body that cannot be served; has `field` and `code`
-        └── Unsupported     asks for something that is not there yet
+    └── InvalidJob          tenant, priority, deadline, key or queue name
+        ├── UnknownTenant
+        ├── DeadlinePassed
+        └── EmptyJob
 
 Every message says what was found, what was wanted and what to do. What happens to single items is no exception but an
 `Outcome`.
@@ -22,7 +20,6 @@ Every message says what was found, what was wanted and what to do. What happens 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 
@@ -87,50 +84,3 @@ class DeadlinePassed(InvalidJob):
 
 class EmptyJob(InvalidJob):
     """The input holds no line."""
-
-
-class InvalidBody(InvalidSubmission):
-    """A request body that cannot be served."""
-
-    def __init__(self, field: str | None, message: str, code: str = "invalid_value") -> None:
-        self.field = field
-        self.message = message
-        self.code = code
-        super().__init__(message)
-
-    def as_openai(self) -> dict[str, dict[str, str | None]]:
-        """Give the answer's JSON as OpenAI's API writes it (HTTP status 400)."""
-        return {
-            "error": {
-                "message": self.message,
-                "type": "invalid_request_error",
-                "param": self.field,
-                "code": self.code,
-            }
-        }
-
-
-class Unsupported(InvalidBody):
-    """A known field with a value that Ballast does not serve yet."""
-
-    def __init__(self, field: str | None, message: str) -> None:
-        super().__init__(field, message, "unsupported_parameter" if field else "unsupported_url")
-
-
-def describe(value: object) -> str:
-    """Name a JSON value that was found, short enough for a sentence."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return json.dumps(value)
-        case int() | float():
-            return f"the number {value}"[:80]
-        case str():
-            shown = value if len(value) <= 40 else value[:40] + "..."
-            return f"the string {shown!r}"
-        case list() | tuple():
-            return f"a list of {len(value)}"
-        case dict():
-            return f"an object with {', '.join(repr(str(key)[:40]) for key in list(value)[:4]) or 'no fields'}"
-    return type(value).__name__

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from secrets import token_hex
 
-from ballast_queue.errors import InvalidBody, InvalidJob, UnknownTenant, describe
+from ballast_openai.errors import InvalidBody, describe
+from ballast_queue.errors import InvalidJob, UnknownTenant
 from ballast_queue.functions import Line
 from ballast_queue.intake import CHUNK_LINES, prefix_key, read_line, reject
 from ballast_queue.settings import QueueSettings

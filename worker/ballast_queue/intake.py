@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from typing import IO, Any, NoReturn
 from zlib import crc32
 
-from ballast_queue.body import Body, parse_body
-from ballast_queue.errors import InvalidBody, describe
+from ballast_openai.body import Body, parse_body
+from ballast_openai.errors import InvalidBody, describe
 from ballast_queue.functions import Line
 from ballast_queue.settings import QueueSettings
 

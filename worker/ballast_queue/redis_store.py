@@ -6,8 +6,9 @@ from typing import Self
 
 from pydantic import TypeAdapter, ValidationError
 
+from ballast_openai.errors import describe
 from ballast_queue.connection import Connection
-from ballast_queue.errors import InvalidJob, ServerUnfit, describe
+from ballast_queue.errors import InvalidJob, ServerUnfit
 from ballast_queue.fitness import inspect
 from ballast_queue.inbox import TakingIn
 from ballast_queue.integrity import Auditing

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from ballast_openai.errors import describe
 from ballast_queue.errors import (
     DeadlinePassed,
     EmptyJob,
@@ -19,7 +20,6 @@ from ballast_queue.errors import (
     JobNotFound,
     JobStateConflict,
     QueueError,
-    describe,
 )
 from ballast_queue.functions import Source
 from ballast_queue.intake import Chunk, chunks

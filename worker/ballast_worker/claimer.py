@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
 from ballast_engine.errors import InvalidRequest
+from ballast_log import Log
 from ballast_policy.fairness.ledger import token_cost
 from ballast_policy.jobs.choice import Candidate, in_submission_order, job_slack, share_out
 from ballast_policy.jobs.deadline import Rates
@@ -19,7 +20,6 @@ from ballast_queue.status import WorkerStatus
 from ballast_worker.errors import Refused
 from ballast_worker.forecast import rates_of, work_of
 from ballast_worker.in_flight import InFlightItem, InFlightItems, ItemFailure
-from ballast_worker.log import Log
 from ballast_worker.loop import EngineLoop
 from ballast_worker.openai import Caller, ServedModel, of_job
 from ballast_worker.prefetch import LEAST_AHEAD, OfflineSlots, Prefetch, groups_to_read, wanted

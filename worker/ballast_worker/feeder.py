@@ -14,6 +14,7 @@ from collections.abc import Callable
 from queue import Empty
 
 from ballast_engine.request import FinishReason
+from ballast_log import Log
 from ballast_policy.request import RequestClass
 from ballast_queue.errors import QueueError, QueueUnavailable, ServerUnfit
 from ballast_queue.outcome import Outcome
@@ -22,7 +23,6 @@ from ballast_queue.settings import QueueSettings
 from ballast_queue.status import QueueStats, WorkerStatus
 from ballast_worker.claimer import Claimer
 from ballast_worker.in_flight import InFlightItems
-from ballast_worker.log import Log
 from ballast_worker.loop import Ended, EngineLoop
 from ballast_worker.openai import ServedModel
 from ballast_worker.outlooks import appraise

@@ -18,7 +18,7 @@ from pydantic.alias_generators import to_camel
 
 from ballast_api.errors import InvalidConfig
 from ballast_api.worker_config import WorkerConfig
-from ballast_worker.log import Log
+from ballast_log import Log
 
 log = Log(__name__)
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ballast_queue.body import ChatBody, CompletionBody, parse_body
-from ballast_queue.errors import InvalidBody, Unsupported
-from ballast_queue.refused import REFUSED_BY_URL
+from ballast_openai.body import ChatBody, CompletionBody, parse_body
+from ballast_openai.errors import InvalidBody, Unsupported, describe
+from ballast_openai.refused import REFUSED_BY_URL
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 SAY_HI = [{"role": "user", "content": "hi"}]
@@ -258,3 +258,27 @@ def test_any_body_is_served_or_refused_with_a_sentence(url, body):
         shown = parsed.model_dump_json()
 
     assert shown.encode().decode() == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (None, "null"),
+        (True, "true"),
+        (3, "the number 3"),
+        (1.5, "the number 1.5"),
+        (10**100, f"the number {10**100}"[:80]),
+        ("hi", "the string 'hi'"),
+        ("x" * 40, f"the string '{'x' * 40}'"),
+        ("x" * 41, f"the string '{'x' * 40}...'"),
+        ([1, 2], "a list of 2"),
+        ((1,), "a list of 1"),
+        ({}, "an object with no fields"),
+        ({"a": 1, "b": 2, "c": 3, "d": 4, "e": 5}, "an object with 'a', 'b', 'c', 'd'"),
+        ({"k" * 50: 1}, f"an object with '{'k' * 40}'"),
+        (object(), "object"),
+    ],
+    ids=repr,
+)
+def test_a_value_is_described_in_few_words(value: object, said: str):
+    assert describe(value) == said

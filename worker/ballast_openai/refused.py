@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
-from ballast_queue.errors import Unsupported, describe
+from ballast_openai.errors import Unsupported, describe
 
 _COMMON: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "n": ((1,), "one completion is generated per request: send the request several times"),

@@ -11,8 +11,8 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from ballast_queue.errors import InvalidBody, Unsupported, describe
-from ballast_queue.refused import drop_neutral
+from ballast_openai.errors import InvalidBody, Unsupported, describe
+from ballast_openai.refused import drop_neutral
 
 COMPLETIONS_URL = "/v1/completions"
 CHAT_URL = "/v1/chat/completions"
