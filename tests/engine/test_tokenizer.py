@@ -176,6 +176,61 @@ def test_a_chat_that_cannot_be_rendered_gets_a_sentence(
         tokenizer.apply_chat_template([{"role": "user", "content": content}])
 
 
+TOOL_CHAT: list[dict[str, Any]] = [
+    {"role": "user", "content": "Weather?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "call00001", "type": "function", "function": {"name": "weather", "arguments": {"in": 1}}}
+        ],
+    },
+    {"role": "tool", "content": "sunny", "tool_call_id": "call00001"},
+]
+CALLS = "{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}"
+RENDERS = {
+    "a template that skips null": "{% for m in messages %}{{ m.content or '' }}" + CALLS + "{% endfor %}",
+    "a template that writes every content": "{% for m in messages %}{{ m.content }}" + CALLS + "{% endfor %}",
+    "a template that tests for null": "{% for m in messages %}{% if m.content is none %}"
+    + CALLS
+    + "{% else %}{{ m.content }}{% endif %}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("name", RENDERS)
+def test_calls_of_tools_and_their_results_are_rendered(tmp_path: Path, name: str) -> None:
+    tokenizer = chat_of(tmp_path, RENDERS[name])
+
+    assert tokenizer.decode(tokenizer.apply_chat_template(TOOL_CHAT)) == 'Weather?weather{"in": 1}sunny'
+
+
+@pytest.mark.parametrize(
+    ("template", "chat", "sentence"),
+    [
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", TOOL_CHAT, "does not render tool_calls"),
+        (
+            "{{ messages[0].content }}" + CALLS.replace("m.", "messages[1]."),
+            TOOL_CHAT,
+            "does not render the role 'tool'",
+        ),
+        ("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", TOOL_CHAT[2:], "the role 'tool'"),
+        ("{% if messages[-1].role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}", TOOL_CHAT, "no tools"),
+    ],
+)
+def test_a_template_that_drops_tools_is_refused_with_a_sentence(
+    tmp_path: Path, template: str, chat: list[dict[str, Any]], sentence: str
+) -> None:
+    with pytest.raises(InvalidChat, match=sentence):
+        chat_of(tmp_path, template).apply_chat_template(chat)
+
+
+def test_a_template_gets_further_arguments_and_keeps_the_messages(tmp_path: Path) -> None:
+    tokenizer = chat_of(tmp_path, "{{ messages[0].content }}{% if thinks %} hm{% endif %}")
+    options = {"thinks": True, "messages": []}
+
+    assert tokenizer.decode(tokenizer.apply_chat_template(TOOL_CHAT[:1], options)) == "Weather? hm"
+
+
 def test_a_template_that_is_no_jinja_is_a_broken_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(InvalidCheckpoint, match="cannot be compiled"):
         chat_of(tmp_path, "{% for %}").apply_chat_template([])

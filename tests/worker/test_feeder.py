@@ -87,6 +87,35 @@ def test_a_chat_item_gets_a_chat_answer(fed, queue, eventually) -> None:
     assert result.body["choices"][0]["message"]["role"] == "assistant"
 
 
+def test_items_may_have_the_fields_that_http_requests_may_have(fed, queue, eventually) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    notes = {"metadata": {"a": "b"}, "store": False, "service_tier": "flex", "prompt_cache_key": "k"}
+    chats = {
+        "noted": [{"role": "user", "content": "Hi", "name": "bob"}],
+        "tools": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": None, "tool_calls": [call]}],
+    }
+    lines = [
+        json.dumps(
+            {
+                "custom_id": name,
+                "method": "POST",
+                "url": "/v1/chat/completions",
+                "body": {"model": "tiny", "messages": messages, "max_tokens": 2, "chat_template_kwargs": {"a": 1}}
+                | notes,
+            }
+        )
+        for name, messages in chats.items()
+    ]
+    with fed():
+        job_id = queue.submit([*lines, make_line(0, **notes), make_line(1, store=True)]).job_id
+        wait_for(queue, job_id, eventually)
+    results = {result.custom_id: result for result in queue.results(job_id)}
+
+    assert [results[name].status_code for name in ("noted", "item-0", "tools", "item-1")] == [200, 200, 400, 400]
+    assert "does not take these messages" in results["tools"].error["message"]
+    assert "Ballast does not store answers" in results["item-1"].error["message"]
+
+
 def test_the_items_of_a_capped_tenant_keep_no_slot_from_the_others(fed, queue, eventually) -> None:
     long = [make_line(index, max_tokens=1500, ignore_eos=True) for index in range(12)]
     with fed(offline={"tenants": [{"name": "capped", "maxSlots": 1}, {"name": "free"}]}) as serving:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes
@@ -23,6 +25,29 @@ class _Generation(Extension):
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+_CALL, _RESULT, _CALL_ID = "ballast_probe_call", "ballast_probe_result", "ballast01"
+"""Names for a test of a template. Some templates accept only ids of nine characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class _ToolSupport:
+    has_calls: bool
+    """The template renders `tool_calls`."""
+    has_results: bool
+    """The template renders messages of role `tool`."""
+    no_content: str | None
+    """The content that the template expects in a message with calls and without text."""
+
+
+def _conversation_with_a_call(no_content: str | None) -> list[dict[str, Any]]:
+    call = {"id": _CALL_ID, "type": "function", "function": {"name": _CALL, "arguments": {"of": "probe"}}}
+    return [
+        {"role": "user", "content": "probe"},
+        {"role": "assistant", "content": no_content, "tool_calls": [call]},
+        {"role": "tool", "content": _RESULT, "tool_call_id": _CALL_ID},
+    ]
 
 
 class ChatTemplate:
@@ -47,21 +72,51 @@ class ChatTemplate:
             raise InvalidCheckpoint(f"The chat template in {origin} cannot be compiled: {error}") from error
 
     def render(self, messages: Iterable[Mapping[str, Any]], options: Mapping[str, object]) -> str:
-        """Write the conversation as the model was trained to read it, ready for the assistant's turn.
+        """Return the conversation as the model was trained to read it, ready for the assistant's next message.
 
         Raises:
-            InvalidChat: a message that is not text, or one that the template refuses.
+            InvalidChat: a message is not text, or the template cannot render it.
         """
         conversation = [{**message, "content": _text(message.get("content"))} for message in messages]
+        has_calls = any(message.get("tool_calls") for message in conversation)
+        if has_calls:
+            conversation = [
+                message if message["content"] is not None else {**message, "content": self._tools.no_content}
+                for message in conversation
+            ]
+        text = self._render(conversation, options)
+        if has_calls and not self._tools.has_calls:
+            raise InvalidChat("The model's chat template does not render tool_calls: leave these messages out.")
+        if not self._tools.has_results and any(message["role"] == "tool" for message in conversation):
+            raise InvalidChat("The model's chat template does not render the role 'tool': leave these messages out.")
+        return text
+
+    @cached_property
+    def _tools(self) -> _ToolSupport:
+        """What the template renders of a conversation with a tool call."""
+        for no_content in (None, ""):
+            try:
+                text = self._render(_conversation_with_a_call(no_content), {})
+            except InvalidChat:
+                continue
+            if _CALL in text and "None" not in text:
+                return _ToolSupport(has_calls=True, has_results=_RESULT in text, no_content=no_content)
+        try:
+            text = self._render(_conversation_with_a_call("")[-1:], {})
+        except InvalidChat:
+            text = ""
+        return _ToolSupport(has_calls=False, has_results=_RESULT in text, no_content=None)
+
+    def _render(self, conversation: list[dict[str, Any]], options: Mapping[str, object]) -> str:
         try:
             return self._template.render(
                 {
                     **self._special_tokens,
+                    **options,
                     "messages": conversation,
                     "add_generation_prompt": True,
                     "tools": None,
                     "documents": None,
-                    **options,
                 }
             )
         except (

@@ -94,8 +94,12 @@ class Tokenizer:
             return None
         return ChatTemplate(found, str(self.directory / "tokenizer_config.json"), self.special_tokens)
 
-    def apply_chat_template(self, messages: Iterable[Mapping[str, Any]], **options: object) -> list[int]:
-        """Turn messages into the tokens of a prompt that asks for the assistant's next one.
+    def apply_chat_template(
+        self, messages: Iterable[Mapping[str, Any]], options: Mapping[str, object] | None = None
+    ) -> list[int]:
+        """Return the tokens of a prompt that asks for the assistant's next message.
+
+        `options` are further arguments of the template.
 
         Raises:
             InvalidChat: the checkpoint has no template, or the template refuses these messages.
@@ -105,7 +109,7 @@ class Tokenizer:
                 f"The model in {self.directory} has no chat template (neither chat_template.jinja nor chat_template in "
                 "tokenizer_config.json): use /v1/completions, or add the template that the model was trained with."
             )
-        text = self._template.render(messages, options)
+        text = self._template.render(messages, options or {})
         return self._backend.encode(text, add_special_tokens=False).ids
 
 

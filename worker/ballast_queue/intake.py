@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from typing import IO, Any, NoReturn
-from zlib import crc32
 
 from ballast_openai.body import Body, parse_body
 from ballast_openai.errors import InvalidBody, describe
@@ -168,7 +167,7 @@ def _check(data: dict[str, Any], settings: QueueSettings) -> Body:
 
 def prefix_key(body: Body) -> int:
     """Number the instructions that a body opens with; 0 is no group."""
-    return crc32(f"{body.model}\n{body.opening}".encode()) or 1
+    return body.prefix_key
 
 
 def chunks(lines: Iterable[bytes | str], settings: QueueSettings) -> Iterator[Chunk]:

@@ -85,7 +85,7 @@ class GenerateRoute:
             worker.tenancy.check_key(call.headers)
             data = await call.json(worker.config.limits.max_body_kibibytes * 1024)
             body = worker.served.read(self._url, data)
-            caller = worker.tenancy.caller(call.headers, body.band)
+            caller = worker.tenancy.caller(call.headers, body.band, is_flex=body.service_tier == "flex")
             request_class = caller.request_class
             worker.check_room(request_class)
             request = await self._request(body, caller, arrival)

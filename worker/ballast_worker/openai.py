@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ballast_engine.errors import InvalidChat
 from ballast_engine.request import GenerationRequest, SamplingParams
@@ -123,9 +121,9 @@ class ServedModel:
 
     def _encode(self, body: Body) -> tuple[int, ...]:
         if isinstance(body, ChatBody):
-            messages: Sequence[dict[str, Any]] = [message.model_dump() for message in body.messages]
+            messages = [message.for_template() for message in body.messages]
             try:
-                return tuple(self.tokenizer.apply_chat_template(messages))
+                return tuple(self.tokenizer.apply_chat_template(messages, body.chat_template_kwargs))
             except InvalidChat as error:
                 raise Refused(400, str(error), code="invalid_chat", param="messages") from None
         if isinstance(body.prompt, str):
@@ -151,5 +149,5 @@ def of_job(
 def num_chars(body: Body) -> int:
     """Size of the text to tokenize."""
     if isinstance(body, ChatBody):
-        return sum(len(message.content) for message in body.messages)
+        return sum(len(message.content or "") for message in body.messages)
     return len(body.prompt) if isinstance(body.prompt, str) else 0

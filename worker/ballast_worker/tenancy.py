@@ -85,8 +85,10 @@ class Tenancy:
         if self._keys is not None:
             self._keys.tenant_of(headers)
 
-    def caller(self, headers: Headers, band: int = 0) -> Caller:
-        """Everything about the caller; `band` is the body's priority, in our polarity, which a header beats.
+    def caller(self, headers: Headers, band: int = 0, *, is_flex: bool = False) -> Caller:
+        """Return what headers and body state about the caller.
+
+        `band` is the priority of the body, higher first; `is_flex` is its service tier. Headers override both.
 
         Raises:
             Refused: says what was found and what was wanted.
@@ -94,7 +96,7 @@ class Tenancy:
         tenant = self._tenant(headers)
         return Caller(
             tenant=tenant,
-            request_class=_request_class(headers),
+            request_class=_request_class(headers, RequestClass.OFFLINE if is_flex else RequestClass.ONLINE),
             priority=self.capped(tenant, _priority(headers, band)),
             ttft_seconds=_milliseconds(headers, TTFT_HEADER),
             tpot_seconds=_milliseconds(headers, TPOT_HEADER),
@@ -144,10 +146,10 @@ def _text(headers: Headers, name: bytes) -> str:
     return headers.get(name, b"").decode("latin-1").strip()
 
 
-def _request_class(headers: Headers) -> RequestClass:
-    text = _text(headers, CLASS_HEADER).lower() or "online"
+def _request_class(headers: Headers, default: RequestClass) -> RequestClass:
+    text = _text(headers, CLASS_HEADER).lower()
     try:
-        return RequestClass(text)
+        return RequestClass(text) if text else default
     except ValueError:
         raise Refused(
             400,
