@@ -511,11 +511,23 @@ def test_an_idle_engine_waits_a_moment_for_what_comes_together(bench_of: Make, g
 
 def test_prefix_keys_stand_together_where_the_first_of_them_came(bench_of: Make, generation: Make) -> None:
     bench = bench_of(slots=1, offline_share=0.0)
-    for name, group in (("a", 7), ("b", 0), ("c", 3), ("d", 7), ("e", 0), ("f", 3)):
+    for name, group in (("a", 7), ("b", None), ("c", 3), ("d", 7), ("e", None), ("f", 3)):
         bench.engine.submit(generation(name, online=False, max_tokens=1, prefix_key=group))
     bench.run()
 
     assert list(bench.outputs) == ["a", "d", "b", "c", "f", "e"]
+
+
+def test_a_request_has_the_defaults_that_its_record_documents(bench_of: Make, generation: Make) -> None:
+    bench = bench_of(slots=1, offline_share=0.0)
+    for name in ("a", "b"):
+        bench.engine.submit(generation(name, online=False, max_tokens=9))
+    bench.step()
+    first, second = (bench.engine.requests[name] for name in ("a", "b"))
+
+    assert (first.prefix_key, first.prefix_seq) == (None, first.seq)
+    assert (second.prefix_key, second.prefix_seq) == (None, second.seq)
+    bench.run()
 
 
 def test_a_prefix_key_does_not_pass_the_others_for_ever(bench_of: Make, generation: Make) -> None:

@@ -84,6 +84,9 @@ class SerialEngine:
     def give_back(self, request_ids) -> None:
         self._inbox.put(GiveBack(tuple(request_ids)))
 
+    def num_computed(self, request_id: str) -> int:
+        return self._live[request_id].request.most_computed if request_id in self._live else 0
+
     def configure(self, policy: PolicyConfig) -> None:
         self._inbox.put(Configure(policy))
 
@@ -136,6 +139,7 @@ class SerialEngine:
             waited = max(0.0, began - request.arrival)
             new = AdmissionRecord(sequence.request_id, request.request_class, waited, 0, request.num_prompt, 0)
             admissions = (new,)
+        request.most_computed = max(request.most_computed, request.num_tokens - 1)
         self._counts["steps"] += 1
         self._tokens[request.request_class] += 1
         self._service[request.request_class, request.tenant] += 2
@@ -159,7 +163,8 @@ class SerialEngine:
             text = sequence.take_text() + sequence.text.end()
         output = sequence.tell(text)
         output.finish_reason, output.error = reason, error
-        output.generated = sequence.generated if reason is FinishReason.GIVEN_BACK else ()
+        if reason is FinishReason.GIVEN_BACK:
+            output.generated, output.num_computed = sequence.generated, sequence.request.most_computed
         return output
 
     def stats(self) -> EngineStats:
@@ -289,7 +294,7 @@ def bench(make_bench: Callable[[], Bench]) -> Bench:
 
 def make_request(request_id: str, prompt: tuple[int, ...] = PROMPT, *, is_online: bool = True, **fields: Any) -> Any:
     """A request for eight tokens, greedy and to the full length unless said."""
-    own = {name: fields.pop(name) for name in ("stream", "generated", "tenant") if name in fields}
+    own = {name: fields.pop(name) for name in ("stream", "generated", "num_computed", "tenant") if name in fields}
     sampling = SamplingParams(**{"temperature": 0.0, "max_tokens": 8, "ignore_eos": True} | fields)
     return GenerationRequest(request_id, prompt, sampling, ONLINE if is_online else OFFLINE, **own)
 

@@ -8,6 +8,8 @@ import pytest
 import redis
 
 from ballast_cli.explain import scene
+from ballast_engine.build import build_engine
+from ballast_engine.request import GenerationRequest
 from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
 from ballast_worker.prefetch import LEAST_AHEAD
@@ -32,14 +34,14 @@ def desk(valkey):
 def fed(serve, make_config, valkey, queue_name):
     """A worker that serves the test's queue, with a lease of a second."""
 
-    def start(**changes):
+    def start(build=build_engine, **changes):
         config = {
             "offline": {"queue": queue_name, "leaseSeconds": 1},
             "runtime": {"redisUrl": valkey.url, "workerId": "w1"},
         }
         for section, change in changes.items():
             config[section] = {**config[section], **change} if section in config else change
-        return serve(make_config(**config))
+        return serve(make_config(**config), build=build)
 
     return start
 
@@ -114,6 +116,41 @@ def test_items_may_have_the_fields_that_http_requests_may_have(fed, queue, event
     assert [results[name].status_code for name in ("noted", "item-0", "tools", "item-1")] == [200, 200, 400, 400]
     assert "does not take these messages" in results["tools"].error["message"]
     assert "Ballast does not store answers" in results["item-1"].error["message"]
+
+
+class RecordingEngine:
+    """The worker's engine; keeps the requests that it gets."""
+
+    def __init__(self, options, *, tokenizer) -> None:
+        self._engine = build_engine(options, tokenizer=tokenizer)
+        self.requests: dict[str, GenerationRequest] = {}
+
+    def __getattr__(self, name: str):
+        return getattr(self._engine, name)
+
+    def submit(self, request: GenerationRequest) -> None:
+        self.requests[request.request_id.rpartition(":")[0]] = request
+        self._engine.submit(request)
+
+
+def test_each_item_has_the_prefix_key_of_its_own_opening(fed, queue, eventually) -> None:
+    def chat(index: int, instructions: str) -> str:
+        messages = [{"role": "system", "content": instructions}, {"role": "user", "content": str(index)}]
+        body = {"model": "tiny", "messages": messages, "max_tokens": 1}
+        return json.dumps({"custom_id": f"{index}", "method": "POST", "url": "/v1/chat/completions", "body": body})
+
+    with fed(build=RecordingEngine) as serving, serving.client() as client:
+        mixed = queue.submit([chat(index, "Sum up." if index % 2 else "Translate.") for index in range(4)]).job_id
+        other = queue.submit([chat(0, "Sum up.")]).job_id
+        for job_id in (mixed, other):
+            wait_for(queue, job_id, eventually)
+        client.post("/v1/completions", json={"model": "tiny", "prompt": "Sum up.", "max_tokens": 1})
+        requests = serving.worker.engine.requests
+    keys = [requests[f"{mixed}:{index}"].prefix_key for index in range(4)]
+
+    assert keys[0] == keys[2] != keys[1] == keys[3]
+    assert requests[f"{other}:0"].prefix_key == keys[1]
+    assert requests[""].prefix_key is None, "online requests go in the order of their arrival"
 
 
 def test_the_items_of_a_capped_tenant_keep_no_slot_from_the_others(fed, queue, eventually) -> None:

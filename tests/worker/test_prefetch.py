@@ -19,7 +19,7 @@ def make_candidate(job_id: str, **changes) -> Candidate:
         "tenant": "a",
         "priority": 0,
         "slack": float("inf"),
-        "prefix_key": 0,
+        "prefix_key": None,
         "seq": 0.0,
         "waiting": 100,
     }

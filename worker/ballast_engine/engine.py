@@ -9,7 +9,6 @@ is nested in it and their first tokens are given out; the next call of `step` go
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
@@ -32,13 +31,14 @@ from ballast_engine.sequence import Sequence
 from ballast_engine.sequence_builder import SequenceBuilder, Vocabulary
 from ballast_engine.stats import NO_STEP, EngineStats, StepKind, StepRecord
 from ballast_engine.suspension import Interrupt, Suspended
+from ballast_log import Log
 from ballast_policy.host import Host, NestedPlanner, Planner
 from ballast_policy.request import Request, RequestClass
 from ballast_policy.snapshot import PolicyConfig
 from ballast_policy.step.planner import plan
 from ballast_policy.step.suspension import plan_nested
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 STALL_SECONDS = 0.005
 """How soon an engine looks again that could run nothing, unless the plan says when."""
@@ -187,6 +187,11 @@ class BallastEngine:
         """Give all counters; cheap (two of them may be a step apart)."""
         return self._counters.stats(self._scheduler)
 
+    def num_computed(self, request_id: str) -> int:
+        """Return the tokens of a request that were computed so far; 0 if it is not in the engine."""
+        sequence = self._by_id.get(request_id)
+        return 0 if sequence is None else sequence.request.most_computed
+
     # The engine's thread
 
     def step(self) -> list[Output]:
@@ -234,7 +239,7 @@ class BallastEngine:
             drawn = self._compute(running, self._interrupt if running.seconds_left > 0 else None)
         except Exception as error:
             running.suspended = None
-            log.exception("step failed", extra={"requests": len(running.step.members)})
+            log.exception("step failed", requests=len(running.step.members))
             return self._fail(running.step.members, error)
         finally:
             ended = self._clock()
@@ -327,7 +332,8 @@ class BallastEngine:
             request = sequence.request
             kv.settle(sequence, num_tokens)
             is_drawn = request.num_computed == request.num_tokens
-            counters.note_tokens(request, *host.computed(request, num_tokens, now), is_drawn=is_drawn)
+            is_new = request.num_computed > request.most_computed
+            counters.note_tokens(request, *host.computed(request, num_tokens, now), is_drawn=is_drawn and is_new)
             if is_drawn:
                 sequence.append(next(drawn))
                 output = self._deliver(sequence)
@@ -361,6 +367,7 @@ class BallastEngine:
         output.error = error
         if reason is FinishReason.GIVEN_BACK:
             output.generated = sequence.generated
+            output.num_computed = sequence.request.most_computed
         return output
 
     def _record(self, running: RunningStep) -> None:

@@ -55,11 +55,14 @@ class GenerationRequest:
     """SLO of this request; None: the engine's configuration for its class."""
     tpot_seconds: float | None = None
     slack: float = inf
-    prefix_key: int = 0
+    prefix_key: int | None = None
+    """Groups requests with the same prompt prefix; None if no group is known."""
     cache_salt: str = ""
     """Requests with different salts never share prefix-cache blocks."""
     generated: tuple[int, ...] = ()
-    """Tokens that an earlier attempt generated; generation goes on behind them (they count towards `max_tokens`)."""
+    """Tokens that an earlier attempt generated. Generation continues after them; they count towards `max_tokens`."""
+    num_computed: int = 0
+    """Tokens of prompt and answer that earlier attempts computed. They count as wasted when they are computed again."""
     stream: bool = True
     """False: text is produced once, at the end."""
 
@@ -79,4 +82,6 @@ class Output:
     num_cached: int = 0
     """Prompt tokens that came from the prefix cache (set once, on the first output)."""
     generated: tuple[int, ...] = ()
-    """With GIVEN_BACK: everything generated so far, for the next attempt."""
+    """With GIVEN_BACK: all tokens generated so far, for the next attempt."""
+    num_computed: int = 0
+    """With GIVEN_BACK: tokens of prompt and answer computed so far, by this or an earlier attempt."""

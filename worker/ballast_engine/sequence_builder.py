@@ -83,10 +83,11 @@ class SequenceBuilder:
             tenant=generation.tenant,
             priority=_priority(generation, policy),
             slack=generation.slack,
-            prefix_key=self._place(generation.prefix_key, seq),
+            prefix_key=generation.prefix_key,
+            prefix_seq=self._prefix_seq(generation.prefix_key, seq),
             num_tokens=num_tokens,
             num_output=len(generated),
-            most_computed=num_tokens - 1 if generated else 0,
+            most_computed=max(generation.num_computed, num_tokens - 1 if generated else 0),
         )
         set_slo(request, generation, policy)
         sampling = generation.sampling
@@ -103,7 +104,6 @@ class SequenceBuilder:
             block_tokens=self._block_tokens,
             ends=self._ends(sampling),
             salt=f"{generation.tenant}\0{generation.cache_salt}" if self._isolates_tenants else generation.cache_salt,
-            # An earlier attempt computed all of this but the last token.
         )
         if generated:
             sequence.last_token = generated[-1]
@@ -113,12 +113,12 @@ class SequenceBuilder:
             sequence.hash_blocks(num_tokens)
         return sequence
 
-    def _place(self, group: int, seq: int) -> int:
-        """Give where a request stands among others of equal slack: with its prefix group, where the first of it came.
+    def _prefix_seq(self, group: int | None, seq: int) -> int:
+        """Return the `seq` of the request that opened a prefix group: its place among requests of equal slack.
 
-        A group of many begins anew now and then, so that it does not pass the others for ever.
+        After every `GROUP` requests the group opens again, so that it does not overtake the others indefinitely.
         """
-        if not group:
+        if group is None:
             return seq
         first, num = self._groups.get(group, (seq, 0))
         if num >= GROUP:

@@ -124,6 +124,8 @@ class Prefix(_Wire):
     seed: int = 0
     model_revision: str = ""
     """A worker whose revision differs discards the prefix."""
+    num_computed: int = 0
+    """Tokens of prompt and answer that earlier attempts computed. Last, because the queue's functions rewrite it."""
 
 
 ENOUGH_SUCCEEDED = 8

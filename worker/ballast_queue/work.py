@@ -117,6 +117,20 @@ class Working(Store):
             leases[group[position - 1]] for (_, group), lost in zip(groups, replies, strict=True) for position in lost
         ]
 
+    def report_progress(self, computed: Mapping[Lease, int]) -> None:
+        """Store how many tokens were computed of leased items, for the next attempt if a lease expires.
+
+        A lease that is lost is ignored.
+        """
+        leases = list(computed)
+        groups = _by_job([lease[0] for lease in leases])
+        self._connection.call_many(
+            [
+                self._functions.progress(job_id, [(*leases[at][1:], computed[leases[at]]) for at in group])
+                for job_id, group in groups
+            ]
+        )
+
     def finish(self, worker: str, claimed: Claimed, result: Result) -> Outcome:
         """Make a result visible: DONE once, ALREADY_DONE when it is repeated, LEASE_LOST when another has the item.
 

@@ -28,8 +28,8 @@ class Kv:
     has_prefix_cache: bool = False
     num_free: int = field(init=False)
     """Blocks that no request uses, cached ones among them."""
-    _groups: dict[int, _Entry] = field(init=False, default_factory=dict)
-    _idle: OrderedDict[tuple[str, int], _Entry] = field(init=False, default_factory=OrderedDict)
+    _groups: dict[int | None, _Entry] = field(init=False, default_factory=dict)
+    _idle: OrderedDict[tuple[str, int | None], _Entry] = field(init=False, default_factory=OrderedDict)
     """Cached blocks that nobody uses, oldest first: group prefixes and what preempted requests left."""
     _num_idle: int = field(init=False, default=0)
 

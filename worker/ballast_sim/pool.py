@@ -141,7 +141,7 @@ class Pool:
                 tenant=job.tenant,
                 priority=job.priority,
                 slack=job_slack(job.work, rates, now),
-                prefix_key=0,
+                prefix_key=None,
                 seq=seq,
                 waiting=int(min(wanted, job.num_items - job.num_claimed)),
             )
@@ -184,6 +184,7 @@ class Pool:
                 priority=job.priority,
                 slack=slack,
                 prefix_key=arrival.prefix_key,
+                prefix_seq=arrival.prefix_key,
                 num_tokens=arrival.num_prompt,
             )
             claimed.append(Item(request, arrival.num_output, arrival.prefix_tokens, job.name))

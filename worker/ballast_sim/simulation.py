@@ -162,6 +162,7 @@ class _Simulation:
             ttft=config.ttft,
             tpot=config.tpot,
             prefix_key=arrival.prefix_key,
+            prefix_seq=arrival.prefix_key,
             num_tokens=arrival.num_prompt,
         )
         item = Item(request, arrival.num_output, arrival.prefix_tokens)

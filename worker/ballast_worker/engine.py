@@ -54,8 +54,12 @@ class Engine(Protocol):
     def give_back(self, request_ids: Sequence[str]) -> None:
         """End requests with `FinishReason.GIVEN_BACK`, so that another worker can continue them.
 
-        The last output of each has all its generated tokens in `generated`. Ids that are not in the engine are ignored.
+        The last output of each has all its generated tokens in `generated`, and the number of computed tokens in
+        `num_computed`. Ids that are not in the engine are ignored.
         """
+
+    def num_computed(self, request_id: str) -> int:
+        """Return the tokens of a request computed so far, by this or an earlier attempt; 0 for an unknown id."""
 
     # Policy
 

@@ -11,7 +11,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from queue import Empty
 
 from ballast_engine.request import FinishReason
 from ballast_log import Log
@@ -126,7 +125,7 @@ class Feeder:
         return self.stats.jobs_at_risk if self.stats is not None else 0
 
     def _wake(self) -> None:
-        self._loop.ended.put([])
+        self._loop.wake_feeder()
 
     # The feeder's thread
 
@@ -146,20 +145,12 @@ class Feeder:
             self.drained.set()  # nobody returns anything any more, so nobody needs to wait for it
 
     def _collect(self) -> None:
-        """Wait until something ended, a slot is free or something is due, then take in all that ended."""
-        try:
-            batches = [self._loop.ended.get(timeout=self._pause())]
-        except Empty:
+        """Wait until a request ends, a slot is free or a task is due, then take in all requests that ended."""
+        if not self._loop.wait_as_feeder(self._pause()):
             return
         time.sleep(GATHER_SECONDS)
-        while True:
-            try:
-                batches.append(self._loop.ended.get_nowait())
-            except Empty:
-                break
-        for batch in batches:
-            for ended in batch:
-                self._settle(ended)
+        for ended in self._loop.take_ended():
+            self._settle(ended)
         if self._loop.failure is not None:
             self._loop.fail_all(list(self._in_flight.held), self._settle)
 
@@ -260,6 +251,7 @@ class Feeder:
     def _beat(self, queue: Queue) -> None:
         leases = self._in_flight.leases()
         lost = queue.heartbeat(self._worker, leases) if leases else []
+        queue.report_progress(self._in_flight.progress(self._loop.engine.num_computed))
         if lost:
             log.info("leases lost or cancelled", count=len(lost))
             for request_id in self._in_flight.lose(lost):

@@ -68,6 +68,11 @@ class InFlightItems:
         kept += [claimed.lease for claimed, _ in self.returns]
         return kept
 
+    def progress(self, num_computed: Callable[[str], int]) -> dict[Lease, int]:
+        """Return the tokens computed of each item in the engine, if there are any."""
+        found = {item.claimed.lease: num_computed(request_id) for request_id, item in self.held.items()}
+        return {lease: count for lease, count in found.items() if count}
+
     def lose(self, lost: list[Lease]) -> list[str]:
         """Forget leases that are gone; gives the requests to abort in the engine."""
         gone = set(lost)
@@ -104,8 +109,12 @@ class InFlightItems:
             case FinishReason.FAILED:
                 self.failures.append(ItemFailure(claimed, "engine_failed", output.error, True, 500))  # noqa: FBT003
             case _:
-                prefix = Prefix(token_ids=output.generated, seed=item.seed, model_revision=self.revision)
-                self.returns.append((claimed, prefix if output.generated else claimed.prefix))
+                earlier = claimed.prefix or Prefix()
+                if output.generated:
+                    earlier = Prefix(token_ids=output.generated, seed=item.seed, model_revision=self.revision)
+                computed = max(output.num_computed, earlier.num_computed)
+                prefix = earlier.model_copy(update={"num_computed": computed}) if computed else None
+                self.returns.append((claimed, prefix))
         return item
 
     def tell(self, queue: Queue, count: Callable[[Outcome], None]) -> None:

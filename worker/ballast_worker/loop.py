@@ -10,9 +10,9 @@ import asyncio
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from queue import SimpleQueue
 
 from ballast_engine.errors import InvalidRequest
 from ballast_engine.request import FinishReason, GenerationRequest, Output
@@ -93,12 +93,13 @@ class EngineLoop:
 
     def __init__(self, engine: Engine, on_step: Callable[[StepRecord], None]) -> None:
         self.engine = engine
-        self.ended: SimpleQueue[list[Ended]] = SimpleQueue()
-        """For the feeder: the requests that ended in a step. An empty list wakes the feeder, as a slot may be free."""
         self.num_started = 0
         """Offline requests that have got a slot so far."""
         self.failure: str | None = None
         """Why the engine stopped; None while it runs."""
+        self._ended: deque[Ended] = deque()
+        """Requests without a stream that ended, for the feeder."""
+        self._feeder_event = threading.Event()
         self._num_failed = 0
         """Steps that failed since the last one that did not."""
         self._on_step = on_step
@@ -144,13 +145,14 @@ class EngineLoop:
         return self._entered[request_class] - self._served[request_class]
 
     def submit(self, request: GenerationRequest) -> None:
-        """Submit a request whose end goes to `ended`.
+        """Submit a request whose end `take_ended` returns.
 
         Raises:
             InvalidRequest: the message is a sentence for the user.
         """
         if self.failure is not None:
-            self.ended.put([Ended(_failed(request.request_id, self.failure), time.monotonic())])
+            self._ended.append(Ended(_failed(request.request_id, self.failure), time.monotonic()))
+            self.wake_feeder()
             return
         self.engine.submit(request)
 
@@ -174,6 +176,19 @@ class EngineLoop:
         elif self._streams.pop(request.request_id, None) is not None:
             stream.push(_failed(request.request_id, self.failure), time.monotonic())
         return stream
+
+    def wake_feeder(self) -> None:
+        """End the feeder's wait: a request ended, a slot may be free, or the feeder has new orders."""
+        self._feeder_event.set()
+
+    def wait_as_feeder(self, timeout: float) -> bool:
+        """Wait for `wake_feeder`, at most `timeout` seconds; return whether it was called."""
+        return self._feeder_event.wait(timeout)
+
+    def take_ended(self) -> list[Ended]:
+        """Return the requests without a stream that ended since the last call."""
+        self._feeder_event.clear()  # first: a request that ends later sets it again
+        return [self._ended.popleft() for _ in range(len(self._ended))]
 
     def abort(self, request_id: str) -> None:
         """End a request before the next plan. Its last output still comes."""
@@ -213,7 +228,7 @@ class EngineLoop:
                         is_slot_free |= self._note(step.admissions)
                     self._on_step(step)
                 if is_slot_free:
-                    self.ended.put([])
+                    self.wake_feeder()
         except Exception as error:  # every waiting request gets the reason
             log.exception("engine failed")
             self._fail(f"{BROKEN} ({type(error).__name__})")
@@ -232,14 +247,14 @@ class EngineLoop:
         return is_taken
 
     def _hand_out(self, outputs: list[Output]) -> bool:
-        """Pass outputs on. Return True if the feeder must be woken for a free slot."""
+        """Pass outputs on. Return whether a request ended, so that a slot may be free."""
         now = time.monotonic()
         streams, begun = self._streams, self._begun
         heard: list[tuple[Stream, Output]] = []
-        ended: list[Ended] = []
         is_slot_free = False
         for output in outputs:
             is_over = output.finish_reason is not None
+            is_slot_free |= is_over
             stream = streams.get(output.request_id)
             if stream is not None:
                 heard.append((stream, output))
@@ -247,17 +262,14 @@ class EngineLoop:
                     del streams[output.request_id]
                     if not stream.has_slot:
                         self._served[stream.request_class] += 1
-                    is_slot_free = True
             elif is_over:
                 first_at, num_cached = begun.pop(output.request_id, (None, output.num_cached))
-                ended.append(Ended(output, now, first_at or (now if output.num_output else None), num_cached))
+                self._ended.append(Ended(output, now, first_at or (now if output.num_output else None), num_cached))
             else:
                 begun[output.request_id] = (now, output.num_cached)
         if heard:
             self._tell(heard, now)
-        if ended:
-            self.ended.put(ended)
-        return is_slot_free and not ended
+        return is_slot_free
 
     def _tell(self, heard: list[tuple[Stream, Output]], now: float) -> None:
         assert self._events is not None
@@ -271,7 +283,7 @@ class EngineLoop:
         streams, self._streams = self._streams, {}
         now = time.monotonic()
         self._tell([(stream, _failed(request_id, why)) for request_id, stream in streams.items()], now)
-        self.ended.put([])
+        self.wake_feeder()
 
 
 def _push(heard: list[tuple[Stream, Output]], at: float) -> None:

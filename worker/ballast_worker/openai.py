@@ -116,6 +116,7 @@ class ServedModel:
             priority=caller.priority,
             ttft_seconds=caller.ttft_seconds,
             tpot_seconds=caller.tpot_seconds,
+            prefix_key=body.prefix_key if caller.request_class is RequestClass.OFFLINE else None,
             stream=body.stream,
         )
 
@@ -140,10 +141,17 @@ class ServedModel:
 
 
 def of_job(
-    request: GenerationRequest, *, generated: tuple[int, ...], slack: float, prefix_key: int
+    request: GenerationRequest, *, generated: tuple[int, ...], num_computed: int, slack: float
 ) -> GenerationRequest:
-    """The request as an item of a job: behind what an earlier attempt generated, and with one text at its end."""
-    return replace(request, generated=generated, slack=slack, prefix_key=prefix_key, stream=False)
+    """Return the request of an item: it continues an earlier attempt, and its text comes at the end.
+
+    Args:
+        request: what the item asks for
+        generated: tokens that an earlier attempt generated
+        num_computed: tokens that earlier attempts computed
+        slack: of the job
+    """
+    return replace(request, generated=generated, num_computed=num_computed, slack=slack, stream=False)
 
 
 def num_chars(body: Body) -> int:
