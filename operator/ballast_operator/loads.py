@@ -149,7 +149,7 @@ class Loads:
     def _read(self, address: Address, name: str) -> Load:
         """Look, on a thread."""
         queue = Queue(self._connection(address), name)
-        return Load(time.monotonic(), workers=tuple(queue.workers()), queue=queue.stats())
+        return Load(time.monotonic(), workers=tuple(queue.workers.statuses()), queue=queue.stats())
 
     def _connection(self, address: Address) -> Connection:
         """One for all resources of a Redis; one that is away is not tried again by each of them in turn."""

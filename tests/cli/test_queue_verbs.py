@@ -17,9 +17,9 @@ def make_result(claimed: Claimed, **fields: Any) -> Result:
 
 
 def finish(queue: Any, job_id: str, count: int) -> list[str]:
-    claimed = queue.claim(job_id, count, "w1")
+    claimed = queue.leases.claim(job_id, count, "w1")
     for one in claimed:
-        queue.finish("w1", one, make_result(one))
+        queue.leases.finish("w1", one, make_result(one))
     return [one.custom_id for one in claimed]
 
 
@@ -102,7 +102,7 @@ def test_a_deadline_is_repeated_as_it_was_understood(queued, items: Path):
 
 
 def test_a_deadline_that_cannot_be_met_is_told_at_submission(queued, items: Path, queue: Any):
-    queue.publish(make_status(items_rate=0.25, tokens_rate=1.0), 60)
+    queue.workers.publish(make_status(items_rate=0.25, tokens_rate=1.0), 60)
     missed = queued("submit", items, "--deadline", "10s", "--json").json["deadline"]
     at_risk = queued("submit", items, "--deadline", "20s").err
     fine = queued("submit", items, "--deadline", "1h", "--json").json["deadline"]
@@ -116,7 +116,7 @@ def test_a_deadline_that_cannot_be_met_is_told_at_submission(queued, items: Path
 
 def test_a_job_at_risk_says_so_wherever_it_is_shown(queued, items: Path, queue: Any):
     fine = submit(queued, items, "--deadline", "2h")
-    queue.publish(make_status(items_rate=0.25, tokens_rate=1.0), 60)
+    queue.workers.publish(make_status(items_rate=0.25, tokens_rate=1.0), 60)
     late = submit(queued, items, "--deadline", "10s", "--tenant", "late")
     top = queued("top", "--once").out.splitlines()
     shown = queued("job", late).out
@@ -131,7 +131,7 @@ def test_a_job_at_risk_says_so_wherever_it_is_shown(queued, items: Path, queue: 
 
 def test_without_history_a_deadline_is_taken_and_nothing_promised(queued, items: Path, queue: Any):
     nobody = queued("submit", items, "--deadline", "10s")
-    queue.publish(make_status(decode_tokens_per_second=5.0), 60)
+    queue.workers.publish(make_status(decode_tokens_per_second=5.0), 60)
     unmeasured = queued("submit", items, "--deadline", "10s")
 
     assert (nobody.code, unmeasured.code) == (0, 0)
@@ -228,8 +228,8 @@ def test_a_job_that_is_over_is_not_resumed(queued, items: Path, queue: Any):
 
 def test_dead_letters_are_listed_and_redriven(queued, items: Path, queue: Any):
     job_id = submit(queued, items)
-    (claimed,) = queue.claim(job_id, 1, "w1")
-    queue.retry("w1", claimed, "engine_error", "the engine broke", is_retryable=False)
+    (claimed,) = queue.leases.claim(job_id, 1, "w1")
+    queue.leases.retry(claimed, "engine_error", "the engine broke", is_retryable=False)
     listed = queued("redrive", job_id, "--dry-run")
     skipped = queued("redrive", job_id)
 
@@ -266,7 +266,7 @@ def test_watching_a_job_that_ends_badly_fails(queued, items: Path):
 
 def test_top_shows_slots_by_class_once(queued, items: Path, queue: Any):
     submit(queued, items)
-    queue.publish(make_status(decode_tokens_per_second=321.0), 60)
+    queue.workers.publish(make_status(decode_tokens_per_second=321.0), 60)
     shown = queued("top", "--once").out
 
     assert "[##########====================..........]" in shown
@@ -279,10 +279,10 @@ def test_top_shows_slots_by_class_once(queued, items: Path, queue: Any):
 
 def test_top_shows_a_reservation_that_is_not_met(queued, queue: Any):
     short = ReservationStatus(slots=2, blocks=10, chunk=13, in_use=0, is_met=False)
-    queue.publish(make_status().model_copy(update={"reservation": short}), 60)
+    queue.workers.publish(make_status().model_copy(update={"reservation": short}), 60)
     shown = queued("top", "--once").out
     found = queued("top", "--json").json["workers"][0]["reservation"]
-    queue.publish(make_status().model_copy(update={"reservation": None}), 60)
+    queue.workers.publish(make_status().model_copy(update={"reservation": None}), 60)
     older = queued("top", "--once").out
 
     assert "reservation NOT MET: 0 of 2 slots in use" in shown
@@ -296,7 +296,7 @@ def test_top_without_a_worker_says_unknown_and_not_idle(queued):
 
 
 def test_the_json_of_top_is_that_of_the_models(queued, items: Path, queue: Any):
-    queue.publish(make_status(), 60)
+    queue.workers.publish(make_status(), 60)
     found = queued("top", "--json").json
 
     assert found["workers"][0]["offline"]["running"] == 4
@@ -309,7 +309,7 @@ def test_the_live_view_draws_what_the_plain_one_says(queued, items: Path, queue:
     from ballast_cli.top import View, rendered
 
     submit(queued, items)
-    queue.publish(make_status(), 60)
+    queue.workers.publish(make_status(), 60)
     console = Console(file=io.StringIO(), width=160, force_terminal=True)
     console.print(rendered(View.read(queue, "q")))
 

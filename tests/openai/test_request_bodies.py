@@ -132,6 +132,13 @@ WRONG = {
         "found an unknown field",
     ),
     "an unknown field": (COMPLETIONS, {"temprature": 1}, "temprature", "found an unknown field"),
+    "an unknown field that is no Unicode": (COMPLETIONS, {"a\ud800": 1}, "a\\ud800", "found an unknown field"),
+    "an unknown field of an option that is no Unicode": (
+        COMPLETIONS,
+        {"stream": True, "stream_options": {"\ud800": 1}},
+        "stream_options.\\ud800",
+        "found an unknown field",
+    ),
     "an unknown field of null": (COMPLETIONS, {"temprature": None}, "temprature", "found an unknown field"),
     "no messages": (CHAT, {"messages": []}, "messages", "wanted 1 or more entries"),
     "messages as text": (CHAT, {"messages": "hi"}, "messages", "found the string 'hi', wanted a list"),
@@ -228,8 +235,8 @@ def test_the_largest_and_the_smallest_value_are_taken(field, value):
 
 @pytest.mark.parametrize(
     ("name", "shown"),
-    [("x" * 80, "x" * 80), ("x" * 81, "x" * 80), ("a.b", "a.b")],
-    ids=["at most", "too long", "with a dot"],
+    [("x" * 80, "x" * 80), ("x" * 81, "x" * 80), ("a.b", "a.b"), ("\ud800" * 81, "\\ud800" * 80)],
+    ids=["at most", "too long", "with a dot", "no Unicode"],
 )
 def test_the_name_of_an_unknown_field_is_shown_short(name, shown):
     with pytest.raises(InvalidBody) as caught:

@@ -73,7 +73,7 @@ def make_line(prompt: str, max_tokens: int) -> str:
 
 def finish(queue: Queue, job_id: str, serving, eventually):
     """Wait for the answer; return its usage and the counters of offline work."""
-    eventually(lambda: queue.job(job_id).state.is_over, "the job to be over")
+    eventually(lambda: queue.jobs.get(job_id).state.is_over, "the job to be over")
     [result] = queue.results(job_id)
     return result.body["usage"], serving.worker.engine.stats().offline
 
@@ -87,7 +87,7 @@ def test_an_item_given_back_in_prefill_is_wasted_work(start, queue, eventually) 
     runner = PausingRunner(before=3)
     with start("w1", build=partial(build_engine, wrap=runner.around)) as first:
         runner.arm()
-        job_id = queue.submit([make_line("word " * 1500, 4)]).job_id
+        job_id = queue.submissions.submit([make_line("word " * 1500, 4)]).job_id
         assert runner.is_paused.wait(60)
         threading.Timer(0.2, runner.goes_on.set).start()
         drain(first)
@@ -105,7 +105,7 @@ def test_an_item_given_back_in_prefill_is_wasted_work(start, queue, eventually) 
 
 def test_a_prefix_of_other_weights_is_wasted_work(start, queue, eventually) -> None:
     with start("w1", revision="r1") as first:
-        job_id = queue.submit([make_line("Once upon a time there was", OUTPUT)]).job_id
+        job_id = queue.submissions.submit([make_line("Once upon a time there was", OUTPUT)]).job_id
         eventually(lambda: first.worker.engine.stats().offline.decode_tokens > 20, "some tokens")
         drain(first)
         before = first.worker.engine.stats().offline
@@ -126,7 +126,7 @@ def test_an_expired_lease_leaves_wasted_work(start, queue, queue_name, valkey, e
     with redis.Redis.from_url(valkey.url) as raw:
         with start("w1", build=partial(build_engine, wrap=runner.around)):
             runner.arm()
-            job_id = queue.submit([make_line("Once upon a time there was", OUTPUT)]).job_id
+            job_id = queue.submissions.submit([make_line("Once upon a time there was", OUTPUT)]).job_id
             prefixes = f"ballast:{{{queue_name}}}:job:{job_id}:prefixes"
             assert runner.is_paused.wait(60)
             eventually(lambda: raw.hget(prefixes, "0"), "a heartbeat with the progress")

@@ -64,7 +64,7 @@ def submit(
         # With a key of its own every submission can be gone on with, whatever breaks it.
         own_key = key or f"cli-{uuid4().hex[:12]}"
         with _resumable(own_key), progress("Submitting", total) as advance:
-            done = connected.submit(
+            done = connected.submissions.submit(
                 source,
                 tenant=tenant,
                 priority=priority,
@@ -125,10 +125,10 @@ def _opened(file: str) -> Iterator[tuple[Iterable[bytes], int | None]]:
 
 def _outlook(queue: Queue, job_id: str) -> tuple[Outlook, str]:
     """Say whether the deadline can be met; the job keeps the answer."""
-    weights = {tenant.name: tenant.weight for tenant in queue.settings().tenants}
-    forecast = Forecast(queue.active_jobs(), queue.workers(), queue.now(), weights)
-    outlook, because = forecast.of(queue.job(job_id))
-    queue.appraise([(job_id, outlook, because)])
+    weights = {tenant.name: tenant.weight for tenant in queue.settings.read().tenants}
+    forecast = Forecast(queue.jobs.active(), queue.workers.statuses(), queue.now(), weights)
+    outlook, because = forecast.of(queue.jobs.get(job_id))
+    queue.jobs.record_outlooks([(job_id, outlook, because)])
     return outlook, because
 
 

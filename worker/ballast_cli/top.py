@@ -40,8 +40,8 @@ class View:
     @classmethod
     def read(cls, queue: Queue, name: str) -> View:
         """Ask Redis once."""
-        active = sorted(queue.active_jobs(), key=lambda job: (not job.is_at_risk, job.created, job.id))
-        workers = tuple(sorted(queue.workers(), key=lambda worker: worker.worker_id))
+        active = sorted(queue.jobs.active(), key=lambda job: (not job.is_at_risk, job.created, job.id))
+        workers = tuple(sorted(queue.workers.statuses(), key=lambda worker: worker.worker_id))
         return cls(name, queue.stats(), workers, tuple(active))
 
     def as_json(self) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class Claimer:
         shares = self._loop.engine.policy.tenants
         self._tenants.reserve({name: share.reserved for name, share in shares.items()})
         self._tenants.post(queue, gained)
-        self._tenants.notice(queue, queue.demand())
+        self._tenants.notice(queue, queue.claimable.demand())
         self._tenants.forget(queue)
 
     def saw_end(self, item: InFlightItem) -> None:
@@ -96,7 +96,7 @@ class Claimer:
             return
         num_claimed = 0
         for job_id, num in taken.items():
-            claimed = queue.claim(job_id, num, self._worker)
+            claimed = queue.leases.claim(job_id, num, self._worker)
             num_claimed += len(claimed)
             for item in claimed:
                 self._enter(item)
@@ -106,14 +106,14 @@ class Claimer:
 
     def _choose(self, queue: Queue, count: int) -> dict[str, int]:
         """Say how many items to claim of which jobs."""
-        demand = queue.demand()
+        demand = queue.claimable.demand()
         tenants = self._tenants
         tenants.notice(queue, demand)
         services = self._expected_services(demand.tenants)
         rooms = self._rooms()
         groups = groups_to_read(demand.groups, services, count=count, rooms=rooms, reserved=tenants.reserved)
         return share_out(
-            self._candidates(queue.heads(groups)),
+            self._candidates(queue.claimable.heads(groups)),
             services,
             self.weights,
             count=count,

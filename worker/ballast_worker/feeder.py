@@ -135,7 +135,7 @@ class Feeder:
                 self._collect()
                 self._turn()
             if self._queue is not None and self.is_up:
-                self._queue.withdraw(self._worker)
+                self._queue.workers.withdraw(self._worker)
         except QueueError as error:
             log.warning("the worker's status stays until it expires", because=str(error))
         except Exception:  # a defect here must not pass for an empty queue
@@ -202,9 +202,9 @@ class Feeder:
         if not self._is_configured:
             self._is_configured = True
             settings = self._settings
-            if not self._queue.configure(settings):
+            if not self._queue.settings.apply(settings):
                 log.info("the queue has newer settings than this worker's configuration")
-            self._lease_seconds = self._queue.settings().lease_seconds
+            self._lease_seconds = self._queue.settings.read().lease_seconds
             self._claims.weights = {tenant.name: tenant.weight for tenant in settings.tenants}
         return self._queue
 
@@ -250,18 +250,18 @@ class Feeder:
 
     def _beat(self, queue: Queue) -> None:
         leases = self._in_flight.leases()
-        lost = queue.heartbeat(self._worker, leases) if leases else []
-        queue.report_progress(self._in_flight.progress(self._loop.engine.num_computed))
+        lost = queue.leases.heartbeat(leases) if leases else []
+        queue.leases.report_progress(self._in_flight.progress(self._loop.engine.num_computed))
         if lost:
             log.info("leases lost or cancelled", count=len(lost))
             for request_id in self._in_flight.lose(lost):
                 self._loop.abort(request_id)
 
     def _tick(self, queue: Queue) -> None:
-        queue.reap()
+        queue.timers.run_due()
         self.can_claim = self._finds_work(queue)
-        queue.publish(self._status(), STATUS_TTL_SECONDS)
-        workers = queue.workers()
+        queue.workers.publish(self._status(), STATUS_TTL_SECONDS)
+        workers = queue.workers.statuses()
         self._claims.consider(queue, workers, self._gained())
         self.stats = queue.stats()
         appraise(queue, workers, self.stats.at, self._claims.weights)
@@ -273,11 +273,13 @@ class Feeder:
         """
         held = Counter(item.claimed.tenant for item in self._in_flight.held.values())
         caps = {name: share.max_slots for name, share in self._loop.engine.policy.tenants.items()}
-        return any((cap := caps.get(tenant)) is None or held[tenant] < cap for tenant in queue.demand().tenants)
+        return any(
+            (cap := caps.get(tenant)) is None or held[tenant] < cap for tenant in queue.claimable.demand().tenants
+        )
 
     def _take_in(self, queue: Queue) -> None:
         """Take a page of the inbox in; the next one follows at once where there is more, behind leases and claims."""
-        is_full = queue.take_in(INTAKE_ENTRIES) >= INTAKE_ENTRIES
+        is_full = queue.inbox.take_in(INTAKE_ENTRIES) >= INTAKE_ENTRIES
         self._intake_at = 0.0 if is_full else time.monotonic() + TICK_SECONDS
 
     def _gained(self) -> dict[str, float]:

@@ -124,13 +124,12 @@ class InFlightItems:
             QueueError: Redis did not hear the rest, which stays. Repeating what it did hear changes nothing there.
         """
         if self.results:
-            for outcome in queue.finish_many(self.worker, self.results):
+            for outcome in queue.leases.finish_many(self.worker, self.results):
                 count(outcome)
             self.results = []
         while self.failures:
             failure = self.failures[-1]
-            outcome = queue.retry(
-                self.worker,
+            outcome = queue.leases.retry(
                 failure.claimed,
                 failure.code,
                 failure.message,
@@ -140,6 +139,6 @@ class InFlightItems:
             count(outcome)
             self.failures.pop()
         if self.returns:
-            for outcome in queue.give_back_many(self.worker, self.returns):
+            for outcome in queue.leases.give_back_many(self.returns):
                 count(outcome)
             self.returns = []

@@ -1,6 +1,6 @@
-"""Read lines in OpenAI's batch format: one validator for files and for the inbox.
+"""Read lines in OpenAI's batch format, for files and for the inbox.
 
-A line is taken, or refused with the reason; a refused line does not hold up the rest of its job.
+Each line is accepted, or rejected with a reason. A rejected line does not delay the rest of its job.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ballast_queue.settings import QueueSettings
 
 CHUNK_LINES = 500
 CHUNK_BYTES = 4 * 1024 * 1024
-"""A chunk ends with the line that reaches either; it travels in one call."""
+"""A chunk ends with the line that reaches either limit. One call stores one chunk."""
 Chunk = tuple[list[Line], int]
-"""Lines, and the prefix group of the first accepted one (0: none)."""
+"""Lines, and the prefix key of the first accepted line (0: none is accepted)."""
 MAX_CUSTOM_ID = 256
 _RESERVED = re.compile(r"line:\d+")
 _FIELDS = frozenset({"custom_id", "method", "url", "body"})
@@ -27,7 +27,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 def bounded_lines(stream: IO[bytes], max_bytes: int) -> Iterator[bytes]:
-    """Give the lines of a file; of one longer than `max_bytes` only its beginning, so that memory stays small."""
+    """Yield the lines of a file. A line longer than `max_bytes` is cut, so that memory use stays small."""
     while line := stream.readline(max_bytes + 2):
         yield line
         while not line.endswith(b"\n") and (line := stream.readline(max_bytes + 2)):
@@ -35,10 +35,7 @@ def bounded_lines(stream: IO[bytes], max_bytes: int) -> Iterator[bytes]:
 
 
 def read_line(raw: bytes | str, settings: QueueSettings) -> tuple[Line, Body | None]:
-    """Validate one line; with an accepted one comes its parsed body.
-
-    Never raises for what a line holds: the reason goes into the line that is returned.
-    """
+    """Validate one line. Return it, or its rejection with the reason, and the body of an accepted line."""
     line = raw.encode(errors="surrogatepass") if isinstance(raw, str) else raw
     line = line.removeprefix(_BOM).strip()
     if not line:
@@ -55,7 +52,7 @@ def read_line(raw: bytes | str, settings: QueueSettings) -> tuple[Line, Body | N
 
 
 def reject(custom_id: str, error: InvalidBody) -> Line:
-    """Turn a reason into the line that stores it."""
+    """Return the line that stores a rejection and its reason."""
     text = json.dumps({"code": error.code, "message": error.message, "param": error.field})
     return Line("r", custom_id, text.encode())
 
@@ -69,7 +66,7 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 def _decode(line: bytes, max_bytes: int) -> dict[str, Any]:
     if len(line) > max_bytes:
-        raise InvalidBody(None, f"line: found more than {max_bytes} bytes, wanted at most that", "line_too_long")
+        raise InvalidBody(None, f"line: found more than {max_bytes} bytes, wanted no more", "line_too_long")
     try:
         data = _DECODER.decode(line.decode())
     except UnicodeDecodeError as error:
@@ -81,7 +78,7 @@ def _decode(line: bytes, max_bytes: int) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise InvalidBody(
             None,
-            f"line: found no JSON ({error.msg} at column {error.colno}), wanted one JSON object a line",
+            f"line: found no JSON ({error.msg} at column {error.colno}), wanted one JSON object per line",
             "invalid_json",
         ) from error
     except (ValueError, RecursionError) as error:
@@ -113,7 +110,7 @@ def _check_custom_id(found: object) -> str:
     if _RESERVED.fullmatch(found):
         raise InvalidBody(
             "custom_id",
-            f"custom_id: found {found!r}, wanted another name: line:<number> stands for lines without one",
+            f"custom_id: found {found!r}, wanted another name: Ballast uses line:<number> for lines without a name",
             "invalid_custom_id",
         )
     try:
@@ -149,39 +146,34 @@ def _check(data: dict[str, Any], settings: QueueSettings) -> Body:
     if body.stream:
         raise InvalidBody(
             "stream",
-            "stream: found true, wanted false: the result of an item is a whole; `results --follow` streams the job",
+            "stream: found true, wanted false: a job stores complete results, which `ballast results --follow` prints",
         )
     if body.priority:
         raise InvalidBody(
             "priority",
-            f"priority: found {body.priority}, wanted none: priority belongs to the whole job, give it at submission",
+            f"priority: found {body.priority}, wanted no value: set the priority of the whole job when you submit it",
         )
     if settings.models and body.model not in settings.models:
         raise InvalidBody(
             "model",
-            f"model: found {body.model[:100]!r}, wanted one that this queue serves: {', '.join(settings.models)}",
+            f"model: found {body.model[:100]!r}, wanted a model that this queue serves: {', '.join(settings.models)}",
             "model_not_found",
         )
     return body
 
 
-def prefix_key(body: Body) -> int:
-    """Number the instructions that a body opens with; 0 is no group."""
-    return body.prefix_key
-
-
 def chunks(lines: Iterable[bytes | str], settings: QueueSettings) -> Iterator[Chunk]:
-    """Validate lines and cut them into chunks."""
+    """Validate lines and group them into chunks."""
     chunk: list[Line] = []
-    size = group = 0
+    size = prefix_key = 0
     for raw in lines:
         line, body = read_line(raw, settings)
-        if body is not None and not group:
-            group = prefix_key(body)
+        if body is not None and not prefix_key:
+            prefix_key = body.prefix_key
         chunk.append(line)
         size += len(line.text)
         if len(chunk) >= CHUNK_LINES or size >= CHUNK_BYTES:
-            yield chunk, group
-            chunk, size, group = [], 0, 0
+            yield chunk, prefix_key
+            chunk, size, prefix_key = [], 0, 0
     if chunk:
-        yield chunk, group
+        yield chunk, prefix_key
