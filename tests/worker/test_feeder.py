@@ -111,7 +111,7 @@ def test_items_may_have_the_fields_that_http_requests_may_have(fed, queue, event
     with fed():
         job_id = queue.submissions.submit([*lines, make_line(0, **notes), make_line(1, store=True)]).job_id
         wait_for(queue, job_id, eventually)
-    results = {result.custom_id: result for result in queue.results(job_id)}
+    results = {result.custom_id: result for result in queue.results.read(job_id)}
 
     assert [results[name].status_code for name in ("noted", "item-0", "tools", "item-1")] == [200, 200, 400, 400]
     assert "does not take these messages" in results["tools"].error["message"]

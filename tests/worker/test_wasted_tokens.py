@@ -74,7 +74,7 @@ def make_line(prompt: str, max_tokens: int) -> str:
 def finish(queue: Queue, job_id: str, serving, eventually):
     """Wait for the answer; return its usage and the counters of offline work."""
     eventually(lambda: queue.jobs.get(job_id).state.is_over, "the job to be over")
-    [result] = queue.results(job_id)
+    [result] = queue.results.read(job_id)
     return result.body["usage"], serving.worker.engine.stats().offline
 
 
