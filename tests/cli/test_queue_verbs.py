@@ -34,7 +34,7 @@ def make_status(*, items_rate: float = 0.0, tokens_rate: float = 0.0, **offline:
         kv_blocks_total=100,
         kv_blocks_free=40,
         online=ClassLoad(running=2, waiting=1),
-        offline=ClassLoad(running=4, reserved=1, lent=3, **offline),
+        offline=ClassLoad(running=4, reserved=1, borrowed=3, **offline),
         reservation=ReservationStatus(slots=1, blocks=10, chunk=13, in_use=1, is_met=True),
         offline_items_per_second=items_rate,
         offline_tokens_per_second=tokens_rate,

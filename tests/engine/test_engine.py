@@ -11,6 +11,7 @@ from ballast_engine.counters import MOST_PAYERS
 from ballast_engine.errors import DuplicateRequest, IntegrityError, InvalidRequest, RequestTooLong
 from ballast_engine.request import FinishReason
 from ballast_engine.stats import StepKind
+from ballast_log.log import KeyValueFormatter
 from ballast_policy.host import MOST_IDLE
 from ballast_policy.plan import StepPlan
 from ballast_policy.request import RequestClass
@@ -270,6 +271,15 @@ def test_an_online_burst_preempts_offline_which_then_goes_on_without_computing_a
     assert bench.engine.stats().service[RequestClass.OFFLINE, "default"] == 20 + 2 * 20
 
 
+def test_a_failed_step_is_logged_with_its_number_of_requests(bench_of: Make, generation: Make, caplog: Any) -> None:
+    bench = bench_of()
+    bench.engine.submit(generation("a", LONG))
+    bench.executor.fails = 1
+    bench.step()
+
+    assert "step failed requests=1" in KeyValueFormatter().format(caplog.records[-1])
+
+
 def test_the_step_record_says_what_was_computed(bench_of: Make, generation: Make) -> None:
     bench = bench_of(chunk_tokens=8)
     bench.engine.submit(generation("a", LONG, max_tokens=9, ignore_eos=True))
@@ -297,7 +307,7 @@ def test_counts_by_class_follow_requests(bench_of: Make, generation: Make) -> No
 
     assert (stats.online.running, stats.offline.running) == (3, 1)
     assert (stats.online.waiting, stats.offline.waiting) == (3, 5)
-    assert (stats.online.reserved, stats.offline.reserved, stats.offline.lent) == (3, 1, 0)
+    assert (stats.online.reserved, stats.offline.reserved, stats.offline.borrowed) == (3, 1, 0)
     assert stats.reservation.is_met
     assert stats.kv_used + stats.kv_cached + stats.kv_free == 64
 

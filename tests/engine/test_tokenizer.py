@@ -162,10 +162,10 @@ def test_text_parts_are_joined_and_training_marks_are_ignored(tmp_path: Path) ->
     [
         (None, "hi", "has no chat template.*use /v1/completions"),
         ("{{ raise_exception('roles must alternate') }}", "hi", "roles must alternate"),
-        ("{{ messages[0].content.nothing.there }}", "hi", "does not take these messages"),
-        ("{{ messages.__class__.__mro__ }}", "hi", "unsafe|does not take"),
-        (CHAT, [{"type": "image_url", "image_url": {}}], "'image_url'; this model takes text parts only"),
-        (CHAT, 3, "content is int"),
+        ("{{ messages[0].content.nothing.there }}", "hi", "cannot render these messages"),
+        ("{{ messages.__class__.__mro__ }}", "hi", "unsafe|cannot render"),
+        (CHAT, [{"type": "image_url", "image_url": {}}], "'image_url', but this model accepts only text parts"),
+        (CHAT, 3, "content of a message is int"),
     ],
 )
 def test_a_chat_that_cannot_be_rendered_gets_a_sentence(
@@ -239,7 +239,7 @@ def test_a_template_that_is_no_jinja_is_a_broken_checkpoint(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("tokenizer.json", None, "Found no tokenizer.json"),
+        ("tokenizer.json", None, "has no tokenizer.json"),
         ("tokenizer.json", "{}", "is not a tokenizer"),
         ("tokenizer_config.json", "{", "cannot be read"),
         ("tokenizer_config.json", "[]", "holds list, wanted an object"),
@@ -290,7 +290,7 @@ def test_streamed_byte_level_text_is_the_decoded_text(byte_level_dir: Path, data
     tokens = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=30))
     cuts = data.draw(st.lists(st.integers(0, 3), max_size=20))
 
-    assert "".join(stream(Detokenizer(tokenizer.pieces), tokens, cuts)) == tokenizer.decode(tokens)
+    assert "".join(stream(Detokenizer(tokenizer.token_bytes), tokens, cuts)) == tokenizer.decode(tokens)
 
 
 @settings(max_examples=300)
@@ -299,7 +299,7 @@ def test_streamed_byte_level_text_is_the_decoded_text(byte_level_dir: Path, data
 def test_no_delta_holds_half_a_character(request: pytest.FixtureRequest, kind: str, text: str, cuts: list[int]) -> None:
     tokenizer = Tokenizer(request.getfixturevalue(kind))
     tokens = tokenizer.encode(text)
-    deltas = stream(Detokenizer(tokenizer.pieces), tokens, cuts)
+    deltas = stream(Detokenizer(tokenizer.token_bytes), tokens, cuts)
 
     assert "".join(deltas) == tokenizer.decode(tokens)
     assert all("\ufffd" not in delta for delta in deltas) or "\ufffd" in text
@@ -311,7 +311,7 @@ def test_a_leading_blank_stays_behind_a_prompt_with_text(
 ) -> None:
     tokenizer = Tokenizer(sentencepiece_dir)
     tokens = [tokenizer.token_to_id("▁Hello"), tokenizer.token_to_id("▁world")]
-    detokenizer = Detokenizer(tokenizer.pieces, prompt=prompt)
+    detokenizer = Detokenizer(tokenizer.token_bytes, prompt=prompt)
 
     assert detokenizer.add([token for token in tokens if token is not None]) + detokenizer.end() == expected
 
@@ -320,7 +320,7 @@ def test_a_decoder_of_another_kind_is_asked_token_by_token(tmp_path: Path) -> No
     backend = tokenizers.Tokenizer(models.WordLevel({"<unk>": 0, "ab": 1, "cd": 2}, unk_token="<unk>"))
     tokenizer = Tokenizer(save(tmp_path, backend, bos_token=None, eos_token=None))
 
-    assert "".join(stream(Detokenizer(tokenizer.pieces), [1, 2], [1])) == "abcd"
+    assert "".join(stream(Detokenizer(tokenizer.token_bytes), [1, 2], [1])) == "abcd"
 
 
 def cut_at_first_complete_stop(text: str, stops: list[str], keep: bool) -> str:
@@ -344,7 +344,7 @@ def test_stop_strings_cut_the_same_however_tokens_arrive(
 ) -> None:
     tokenizer = Tokenizer(byte_level_dir)
     tokens = [token for token in (tokenizer.token_to_id(c) for c in text) if token is not None]
-    detokenizer = Detokenizer(tokenizer.pieces, stop=stops, keep_stop=keep)
+    detokenizer = Detokenizer(tokenizer.token_bytes, stop=stops, keep_stop=keep)
     deltas = stream(detokenizer, tokens, cuts)
 
     assert "".join(deltas) == cut_at_first_complete_stop(text, stops, keep)
@@ -353,7 +353,7 @@ def test_stop_strings_cut_the_same_however_tokens_arrive(
 
 def test_text_that_may_become_a_stop_string_is_held_back(byte_level_dir: Path) -> None:
     tokenizer = Tokenizer(byte_level_dir)
-    detokenizer = Detokenizer(tokenizer.pieces, stop=["END"])
+    detokenizer = Detokenizer(tokenizer.token_bytes, stop=["END"])
     ids = {c: tokenizer.token_to_id(c) or 0 for c in "xEND"}
 
     assert [detokenizer.add([ids[c]]) for c in "xENEx"] == ["x", "", "", "EN", "Ex"]

@@ -151,8 +151,8 @@ class SerialEngine:
             return [self._end(sequence, reason)]
         if sequence.generation.stream:
             sequence.read()
-            return [sequence.tell(sequence.take_text())]
-        return [] if sequence.is_announced else [sequence.tell("")]
+            return [sequence.output(sequence.take_text())]
+        return [] if sequence.is_announced else [sequence.output("")]
 
     def _end(self, sequence: Sequence, reason: FinishReason, error: str = "") -> Output:
         del self._live[sequence.request_id]
@@ -161,7 +161,7 @@ class SerialEngine:
         if reason in {FinishReason.STOP, FinishReason.LENGTH}:
             sequence.read()
             text = sequence.take_text() + sequence.text.end()
-        output = sequence.tell(text)
+        output = sequence.output(text)
         output.finish_reason, output.error = reason, error
         if reason is FinishReason.GIVEN_BACK:
             output.generated, output.num_computed = sequence.generated, sequence.request.most_computed

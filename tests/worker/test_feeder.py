@@ -114,7 +114,7 @@ def test_items_may_have_the_fields_that_http_requests_may_have(fed, queue, event
     results = {result.custom_id: result for result in queue.results.read(job_id)}
 
     assert [results[name].status_code for name in ("noted", "item-0", "tools", "item-1")] == [200, 200, 400, 400]
-    assert "does not take these messages" in results["tools"].error["message"]
+    assert "cannot render these messages" in results["tools"].error["message"]
     assert "Ballast does not store answers" in results["item-1"].error["message"]
 
 

@@ -166,13 +166,13 @@ def test_the_price_of_the_device_is_split_by_service_and_adds_up() -> None:
 def test_rates_follow_the_counters() -> None:
     rates = SmoothedRates()
     for second in range(60):
-        stats = make_stats(offline=ClassStats(decode_tokens=500 * second, running=3, reserved=1, lent=2))
+        stats = make_stats(offline=ClassStats(decode_tokens=500 * second, running=3, reserved=1, borrowed=2))
         rates.sample(stats, {ONLINE: 0, OFFLINE: 4 * second}, {ONLINE: 0, OFFLINE: 4 * second}, float(second))
     load = rates.load(stats, OFFLINE)
 
     assert load.decode_tokens_per_second == pytest.approx(500, rel=0.01)
     assert load.requests_per_second == pytest.approx(4, rel=0.01)
-    assert (load.running, load.reserved, load.lent) == (3, 1, 2)
+    assert (load.running, load.reserved, load.borrowed) == (3, 1, 2)
 
 
 def make_work(**decode: float) -> dict[str, PhaseWork]:

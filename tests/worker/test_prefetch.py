@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from ballast_policy.jobs.choice import Candidate, share_out
 from ballast_queue.claimable import Group
-from ballast_worker.prefetch import LEAST_AHEAD, OfflineSlots, Prefetch, groups_to_read, wanted
+from ballast_worker.prefetch import LEAST_AHEAD, OfflineSlots, Prefetch, groups_to_read, num_to_claim
 
 
 def make_room(**changes) -> OfflineSlots:
-    return OfflineSlots(**({"slots": 10, "most": 10, "reserved": 1, "online": 0, "offline": 0} | changes))
+    return OfflineSlots(**({"slots": 10, "maximum": 10, "reserved": 1, "online": 0, "offline": 0} | changes))
 
 
 def make_candidate(job_id: str, **changes) -> Candidate:
@@ -34,9 +34,9 @@ def make_candidate(job_id: str, **changes) -> Candidate:
         pytest.param(make_room(online=4, offline=6), 0, id="full"),
         pytest.param(make_room(online=10), 1, id="the reservation, however heavy online is"),
         pytest.param(make_room(online=30, offline=1), 0, id="the reservation in use"),
-        pytest.param(make_room(most=5, offline=3), 2, id="up to the cap"),
-        pytest.param(make_room(most=5, offline=5), 0, id="at the cap"),
-        pytest.param(make_room(most=0, reserved=0), 0, id="no offline at all"),
+        pytest.param(make_room(maximum=5, offline=3), 2, id="up to the cap"),
+        pytest.param(make_room(maximum=5, offline=5), 0, id="at the cap"),
+        pytest.param(make_room(maximum=0, reserved=0), 0, id="no offline at all"),
         pytest.param(make_room(slots=4, offline=6), 0, id="above a ceiling that came down"),
     ],
 )
@@ -47,7 +47,7 @@ def test_usable_slots(room, usable) -> None:
 rooms = st.builds(
     OfflineSlots,
     slots=st.integers(1, 64),
-    most=st.integers(0, 64),
+    maximum=st.integers(0, 64),
     reserved=st.integers(0, 8),
     online=st.integers(0, 200),
     offline=st.integers(0, 64),
@@ -56,7 +56,7 @@ rooms = st.builds(
 
 @given(room=rooms, ahead=st.integers(0, 20), at_hand=st.integers(0, 200))
 def test_with_what_is_claimed_a_worker_has_what_it_can_use_and_little_more(room, ahead, at_hand) -> None:
-    count = wanted(room, ahead, at_hand)
+    count = num_to_claim(room, ahead, at_hand)
 
     assert count >= 0
     if room.most == 0:
@@ -78,10 +78,10 @@ def test_the_look_ahead_grows_with_the_rate_and_with_a_slow_redis() -> None:
 def test_the_rate_follows_what_starts() -> None:
     prefetch = Prefetch()
     for _ in range(100):
-        prefetch.saw_starts(5, 0.1)
+        prefetch.add_starts(5, 0.1)
     busy = prefetch.rate
     for _ in range(100):
-        prefetch.saw_starts(0, 0.1)
+        prefetch.add_starts(0, 0.1)
 
     assert busy == pytest.approx(50, rel=0.05)
     assert prefetch.rate < 5
@@ -89,9 +89,9 @@ def test_the_rate_follows_what_starts() -> None:
 
 def test_a_slow_round_trip_counts_at_once_and_is_forgotten_slowly() -> None:
     prefetch = Prefetch()
-    prefetch.saw_round_trip(0.5)
+    prefetch.add_round_trip(0.5)
     assert prefetch.round_trip == 0.5
-    prefetch.saw_round_trip(0.001)
+    prefetch.add_round_trip(0.001)
 
     assert 0.4 < prefetch.round_trip < 0.5
 

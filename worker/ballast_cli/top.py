@@ -170,8 +170,8 @@ def _slots(worker: WorkerStatus) -> str:
 def _class_line(load: ClassLoad) -> str:
     return (
         f"{load.running} running, {load.parked} parked, {load.waiting} waiting, {load.reserved} reserved, "
-        f"{load.lent} lent  {load.requests_per_second:.1f} requests/s  prefill {load.prefill_tokens_per_second:,.0f} "
-        f"decode {load.decode_tokens_per_second:,.0f} tokens/s"
+        f"{load.borrowed} borrowed  {load.requests_per_second:.1f} requests/s  "
+        f"prefill {load.prefill_tokens_per_second:,.0f} decode {load.decode_tokens_per_second:,.0f} tokens/s"
     )
 
 

@@ -1,4 +1,4 @@
-"""Block tables that live as long as their requests, and the flat batch made from them."""
+"""The block tables of residents, and the flat batch of a step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class BlockTables:
         return len(self._table) - len(self._unused)
 
     def take_row(self) -> int:
-        """Give a row to a new resident."""
+        """Return a free row for a new resident."""
         if not self._unused:
             rows = len(self._table)
             self._table = np.concatenate([self._table, np.zeros_like(self._table)])
@@ -33,17 +33,17 @@ class BlockTables:
         return self._unused.pop()
 
     def write(self, sequence: Sequence, start: int) -> None:
-        """Copy the request's blocks from index `start` on into its row."""
+        """Copy the blocks of a request into its row, from index `start` on."""
         self._table[sequence.row, start : len(sequence.blocks)] = sequence.blocks[start:]
 
-    def give_row(self, sequence: Sequence) -> None:
-        """Take the row of a request that gives up its KV."""
+    def free_row(self, sequence: Sequence) -> None:
+        """Free the row of a request that gives up its KV."""
         self._table[sequence.row, : len(sequence.blocks)] = 0
         self._unused.append(sequence.row)
         sequence.row = -1
 
     def assemble(self, decodes: Items[Sequence], chunks: Items[tuple[Sequence, int]]) -> Batch:
-        """Lay out one step: `decodes` compute one token each, `chunks` the number given with them."""
+        """Return the batch of a step. `decodes` compute one token each, `chunks` the number beside them."""
         size = self._block_tokens
         members = [*decodes, *(sequence for sequence, _ in chunks)]
         rows = np.array([sequence.row for sequence in members], np.int64)
@@ -89,4 +89,4 @@ class BlockTables:
         row = self._table[sequence.row]
         num = len(sequence.blocks)
         if row[:num].tolist() != sequence.blocks or row[num:].any():
-            raise IntegrityError(f"the table row of request {sequence.request.seq} is not its blocks")
+            raise IntegrityError(f"the table row of request {sequence.request.seq} differs from its blocks")

@@ -1,4 +1,4 @@
-"""A model's chat template, run in a sandbox: the template comes with the model, the messages from users."""
+"""Render chats with a model's template, in a sandbox: the template comes with the model, the messages from users."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ballast_engine.errors import InvalidChat, InvalidCheckpoint
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks the assistant's words for training; for serving it is its body."""
+    """`{% generation %}` marks the assistant's text for training. For serving, only its body matters."""
 
     tags = {"generation"}  # noqa: RUF012 -- the base class declares a set
 
@@ -51,13 +51,13 @@ def _conversation_with_a_call(no_content: str | None) -> list[dict[str, Any]]:
 
 
 class ChatTemplate:
-    """A compiled template; rendering is safe from several threads."""
+    """A compiled template. Several threads may render it."""
 
     def __init__(self, source: str, origin: str, special_tokens: Mapping[str, str]) -> None:
-        """Compile it.
+        """Compile a template.
 
         Raises:
-            InvalidCheckpoint: it is no Jinja template.
+            InvalidCheckpoint: the source is no Jinja template.
         """
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
@@ -119,24 +119,24 @@ class ChatTemplate:
                     "documents": None,
                 }
             )
-        except (
-            Exception
-        ) as error:  # a template is a program of the model's author: whatever it raises is about the chat
-            raise InvalidChat(f"The model's chat template does not take these messages: {error}") from error
+        except Exception as error:  # a template is a program of the model's author: any error of it is about the chat
+            raise InvalidChat(f"The model's chat template cannot render these messages: {error}") from error
 
 
 def _text(content: object) -> object:
-    """Join OpenAI's list of content parts; templates of text models want one string."""
+    """Join OpenAI's list of content parts, because templates of text models expect one string."""
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise InvalidChat(f"A message's content is {type(content).__name__}; wanted a string or a list of text parts.")
+        raise InvalidChat(
+            f"The content of a message is {type(content).__name__}, expected a string or a list of text parts."
+        )
     texts = []
     for part in content:
         text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
         if not isinstance(text, str):
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-            raise InvalidChat(f"A message has a content part of type {kind!r}; this model takes text parts only.")
+            raise InvalidChat(f"A message has a content part of type {kind!r}, but this model accepts only text parts.")
         texts.append(text)
     return "\n".join(texts)
 
@@ -148,7 +148,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,  # noqa: FBT001, FBT002 -- templates pass it by position
 ) -> str:
-    """Jinja's own `tojson` escapes for HTML, which no model was trained on."""
+    """Return JSON without the HTML escapes of Jinja's own `tojson`, on which no model was trained."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -157,4 +157,4 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)  # noqa: DTZ005 -- templates ask for the local date, as transformers gives
+    return datetime.now().strftime(pattern)  # noqa: DTZ005 -- templates expect the local date, as in transformers

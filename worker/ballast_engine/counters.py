@@ -1,4 +1,4 @@
-"""Counting what the engine does; only its thread writes, any thread may read."""
+"""Count what the engine does. Only its thread writes; any thread may read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ballast_policy.request import Phase, Request, RequestClass
 
 Payer = tuple[RequestClass, str]
 MOST_PAYERS = 1000
-"""Online tenants that are counted by name: their names come from whoever sends requests, and stay for ever."""
+"""Online tenants that are counted by name. Their names come from callers, and the counters never forget one."""
 OTHERS: Payer = (RequestClass.ONLINE, "other")
 
 
@@ -47,11 +47,11 @@ class EngineCounters:
     suspended_steps: int = 0
     deferred_grants: int = 0
     unused_positions: int = 0
-    """Summed over steps; with `held_positions` the mean waste."""
+    """Summed over steps; its share of `held_positions` is the mean waste."""
     held_positions: int = 0
 
     def note_plan(self, step: DispatchedStep) -> None:
-        """Count what the plan did to requests, whether or not its computing succeeds."""
+        """Count what a plan did to requests, even if its computation fails."""
         plan = step.plan
         self.deferred_grants += step.dispatch.num_deferred
         if plan.preempt:
@@ -64,12 +64,12 @@ class EngineCounters:
             self.prefix_query_tokens += admission.num_tokens
             self.prefix_hit_tokens += admission.num_cached
 
-    def note_tokens(self, request: Request, num_new: int, num_wasted: int, *, is_drawn: bool) -> None:
-        """Count tokens that were computed: new ones of the prompt, those computed again, and the drawn one."""
+    def note_tokens(self, request: Request, num_new: int, num_wasted: int, *, is_generated: bool) -> None:
+        """Count computed tokens: new prompt tokens, tokens computed again, and the token that was generated."""
         counters = self.classes[request.request_class]
         counters.prefill_tokens += num_new
         counters.wasted_tokens += num_wasted
-        counters.decode_tokens += is_drawn
+        counters.decode_tokens += is_generated
 
     def note_charges(self, charges: Iterable[tuple[RequestClass, Mapping[str, float]]]) -> None:
         """Add what the step charged to the service by class and tenant."""
@@ -82,14 +82,14 @@ class EngineCounters:
                 service[counted] = service.get(counted, 0.0) + cost
 
     def note_step(self, scheduler: Scheduler, running: RunningStep) -> None:
-        """Count a step that was computed. No request sits out a nested step: it belongs to the suspended one."""
+        """Count a step. Parked requests are not counted for a nested step, which is part of the suspended step."""
         self.steps += 1
         self._note_work(running)
         kv = scheduler.kv
         if not running.step.dispatch.is_nested:
             for request_class, held in scheduler.host.held.items():
                 self.classes[request_class].parked_steps += held[Phase.PARKED]
-        if running.seconds_stood:
+        if running.suspended_seconds:
             self.suspended_steps += 1
             for sequence in running.step.members:  # parked in the middle of a step that it took part in
                 if sequence.request.phase is Phase.PARKED:
@@ -117,7 +117,7 @@ class EngineCounters:
             prefill.draws += len(running.batch.samples) - num_decode
 
     def stats(self, scheduler: Scheduler) -> EngineStats:
-        """Put the value together."""
+        """Return all counters as one value."""
         kv, host = scheduler.kv, scheduler.host
         pool = kv.pool
         used, cached = pool.num_used, pool.num_cached
@@ -155,7 +155,7 @@ class EngineCounters:
             parked=held[Phase.PARKED],
             waiting=host.backlog.count(request_class),
             reserved=reserved,
-            lent=max(0, held[Phase.RUNNING] - reserved),
+            borrowed=max(0, held[Phase.RUNNING] - reserved),
             prefill_tokens=counts.prefill_tokens,
             decode_tokens=counts.decode_tokens,
             wasted_tokens=counts.wasted_tokens,

@@ -13,28 +13,28 @@ from ballast_policy.snapshot import PolicyConfig
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """A request came in."""
+    """Add a request."""
 
     sequence: Sequence
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """The caller went away."""
+    """End a request whose caller is gone."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class GiveBack:
-    """These go on elsewhere."""
+    """End requests that another engine continues."""
 
     request_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Configure:
-    """The policy is told something new."""
+    """Use another policy configuration."""
 
     policy: PolicyConfig
 
@@ -43,7 +43,7 @@ Command = Submit | Abort | GiveBack | Configure
 
 
 class Inbox:
-    """Commands in the order in which they were given; any thread puts, the engine's thread takes."""
+    """Commands in their order, and the ids in use. Any thread puts commands, the engine's thread takes them."""
 
     def __init__(self) -> None:
         self._commands: deque[Command] = deque()
@@ -55,7 +55,7 @@ class Inbox:
         return bool(self._commands)
 
     def put(self, command: Command) -> None:
-        """Hand a command to the engine and wake it."""
+        """Add a command and wake the engine."""
         self._commands.append(command)
         self._event.set()
 
@@ -63,7 +63,7 @@ class Inbox:
         """Reserve an id until `free_id`.
 
         Raises:
-            DuplicateRequest: it is in use.
+            DuplicateRequest: the id is in use.
         """
         with self._lock:
             if request_id in self._ids:
@@ -71,17 +71,17 @@ class Inbox:
             self._ids.add(request_id)
 
     def free_id(self, request_id: str) -> None:
-        """Let an id be used again."""
+        """Release an id."""
         with self._lock:
             self._ids.discard(request_id)
 
     @property
     def num_ids(self) -> int:
-        """Requests that came in and did not end."""
+        """Requests that have not ended."""
         return len(self._ids)
 
     def take(self) -> list[Command]:
-        """Take everything out."""
+        """Remove and return all commands."""
         self._event.clear()
         commands: list[Command] = []
         while self._commands:
@@ -89,7 +89,7 @@ class Inbox:
         return commands
 
     def take_newcomers(self) -> list[Submit]:
-        """Take out the requests that came in; the rest stays, in its order."""
+        """Remove and return the new requests. The other commands keep their order."""
         newcomers: list[Submit] = []
         rest: list[Command] = []
         while self._commands:
@@ -102,5 +102,5 @@ class Inbox:
         return newcomers
 
     def wait(self, timeout: float) -> None:
-        """Sleep until a command is there, at most `timeout` seconds."""
+        """Sleep until there is a command, at most `timeout` seconds."""
         self._event.wait(timeout)

@@ -1,4 +1,4 @@
-"""The scheduling half of a step: the policy host decides, and the engine's KV carries the decision out."""
+"""The scheduling half of a step: the policy host decides, and the engine's KV carries out the decision."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ballast_policy.snapshot import PolicyConfig
 
 @dataclass(frozen=True, slots=True)
 class DispatchedStep:
-    """The work of one step, with the engine's own records."""
+    """The work of one step, with the engine's records of its requests."""
 
     dispatch: Dispatch
     decodes: list[Sequence]
-    """They compute one token each."""
+    """Requests that compute one token each."""
     chunks: list[tuple[Sequence, int]]
     admissions: tuple[AdmissionRecord, ...] = ()
 

@@ -1,4 +1,4 @@
-"""From a request to the engine's record of it: checks, tokens, block digests, and the place in the order."""
+"""Build the engine's record of a request: check it, and compute its tokens, block digests and place in the order."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from ballast_policy.request import Request, RequestClass
 from ballast_policy.snapshot import PolicyConfig
 
 GROUP = 64
-"""Requests of one prefix group that stand together."""
+"""Requests of one prefix group that go together before the group opens again."""
 MOST_GROUPS = 1000
 
 
 class Vocabulary(Protocol):
-    """What the engine needs of a tokenizer."""
+    """The part of a tokenizer that the engine needs."""
 
     @property
-    def pieces(self) -> TokenBytes: ...
+    def token_bytes(self) -> TokenBytes: ...
     @property
     def eos_ids(self) -> frozenset[int]: ...
 
 
 class SequenceBuilder:
-    """Turns a request into a sequence, in the caller's thread, or says why it cannot be served."""
+    """Turn requests into sequences, on the callers' threads."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class SequenceBuilder:
         isolates_tenants: bool,
     ) -> None:
         self.max_tokens = max_tokens
-        """Longest prompt and answer together."""
+        """The largest number of tokens of prompt and answer together."""
         self._vocabulary = vocabulary
         self._vocab_size = vocab_size
         self._block_tokens = block_tokens
@@ -54,18 +54,18 @@ class SequenceBuilder:
         self._isolates_tenants = isolates_tenants
         self._numbers = count(1)
         self._groups: dict[int, tuple[int, int]] = {}
-        """By prefix group: the number of its first member, and how many there are."""
+        """By prefix key: the `seq` of the request that opened the group, and the requests since."""
 
     def make(self, generation: GenerationRequest, policy: PolicyConfig, now: float) -> Sequence:
-        """Check a request and lay it out.
+        """Check a request and return its sequence.
 
         Raises:
-            InvalidRequest: with a sentence for the user.
+            InvalidRequest: the engine can never serve the request. The message is for the user.
         """
         _check_sampling(generation.sampling)
         num_prompt = len(generation.prompt)
         if not num_prompt:
-            raise InvalidRequest("The prompt has no tokens: give at least one.")
+            raise InvalidRequest("The prompt has no tokens: send at least one.")
         if num_prompt >= self.max_tokens:
             raise RequestTooLong(num_prompt, self.max_tokens)
         max_output = min(generation.sampling.max_tokens, self.max_tokens - num_prompt)
@@ -95,7 +95,7 @@ class SequenceBuilder:
             generation=generation,
             request=request,
             text=Detokenizer(
-                self._vocabulary.pieces,
+                self._vocabulary.token_bytes,
                 prompt=generation.prompt,
                 stop=sampling.stop,
                 keep_stop=sampling.include_stop,
@@ -107,7 +107,7 @@ class SequenceBuilder:
         )
         if generated:
             sequence.last_token = generated[-1]
-            sequence.num_told = len(generated)
+            sequence.num_reported = len(generated)
             sequence.end = sequence.find_end()
         if self._has_prefix_cache:
             sequence.hash_blocks(num_tokens)
@@ -142,7 +142,7 @@ class SequenceBuilder:
 
 
 def set_slo(request: Request, generation: GenerationRequest, policy: PolicyConfig) -> None:
-    """Give a request the SLO it brought, else that of its class."""
+    """Set the SLO of a request: its own, else that of its class."""
     is_online = request.request_class is RequestClass.ONLINE
     ttft, tpot = generation.ttft_seconds, generation.tpot_seconds
     request.ttft = ttft if ttft is not None else policy.ttft if is_online else inf

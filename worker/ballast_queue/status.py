@@ -16,7 +16,7 @@ class ClassLoad(BaseModel):
     parked: int = 0
     waiting: int = 0
     reserved: int = 0
-    lent: int = 0
+    borrowed: int = 0
     """Slots held beyond the reservation."""
     prefill_tokens_per_second: float = 0
     decode_tokens_per_second: float = 0

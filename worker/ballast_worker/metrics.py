@@ -229,7 +229,10 @@ def _engine(figures: ScrapeData) -> Iterator[Metric]:
     yield _gauge("ballast_slots_total", "Places in the running batch.", (), [((), stats.slots)])
     yield _gauge("ballast_slots_reserved", "Slots kept for a class.", ("class",), [((c,), o.reserved) for c, o in each])
     yield _gauge(
-        "ballast_slots_borrowed", "Slots held beyond the reservation.", ("class",), [((c,), of.lent) for c, of in each]
+        "ballast_slots_borrowed",
+        "Slots held beyond the reservation.",
+        ("class",),
+        [((c,), of.borrowed) for c, of in each],
     )
     yield _gauge("ballast_requests_waiting", "Wait for a slot.", ("class",), [((c,), of.waiting) for c, of in each])
     yield _gauge("ballast_batch_ceiling", "Largest decode batch that the SLO allows.", (), [((), stats.batch_ceiling)])
