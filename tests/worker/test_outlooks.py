@@ -44,7 +44,7 @@ def appraise(queue):
         )
         if is_due:
             queue.store.connection._client.delete(queue.store.keys.appraisal)  # noqa: SLF001 -- as time does
-        outlooks.appraise(queue, [status], queue.now() if now is None else now, {})
+        outlooks.update_outlooks(queue, [status], queue.now() if now is None else now, {})
 
     return run
 

@@ -87,10 +87,10 @@ class GenerateRoute:
             body = worker.served.read(self._url, data)
             caller = worker.tenancy.caller(call.headers, body.band, is_flex=body.service_tier == "flex")
             request_class = caller.request_class
-            worker.check_room(request_class)
+            worker.check_queue(request_class)
             request = await self._request(body, caller, arrival)
             worker.check_open()  # again, because a long prompt takes time
-            worker.check_room(request_class)
+            worker.check_queue(request_class)
             stream = worker.loop.stream(request)
         except InvalidRequest as error:
             worker.recorder.refused(request_class, RequestOutcome.INVALID)

@@ -59,7 +59,7 @@ class Claimer:
         """The jobs at the last read of the queue."""
 
     def update(self, queue: Queue, workers: Sequence[WorkerStatus], gained: Mapping[str, float]) -> None:
-        """Update rates, reservations and the ledger. `gained` is the service of tenants on this worker since the last call.
+        """Update rates, reservations and the ledger. `gained` is the service of tenants here since the last call.
 
         Raises:
             QueueError: the ledger may include `gained`.
@@ -143,7 +143,7 @@ class Claimer:
         return num_to_claim(slots, self._appetite.ahead(), prefetched)
 
     def _rooms(self) -> dict[str, int]:
-        """Return the items that may still be claimed of each tenant with a cap: its slots and `LEAST_AHEAD`, less its items."""
+        """Return how many items may still be claimed of each capped tenant: slots and `LEAST_AHEAD`, less its items."""
         caps = {name: share.max_slots for name, share in self._loop.engine.policy.tenants.items() if share.max_slots}
         if not caps:
             return {}

@@ -1,4 +1,4 @@
-"""Items under lease in this worker, and what Redis has not been told about them yet."""
+"""Items under lease in this worker, and the reports about them that Redis does not have yet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ballast_worker.responses import AnswerBuffer, ResponseFormat
 
 @dataclass(slots=True)
 class InFlightItem:
-    """One item in the engine."""
+    """An item in the engine."""
 
     claimed: Claimed
     timing: RequestTiming
@@ -23,12 +23,12 @@ class InFlightItem:
     seed: int
     answer: AnswerBuffer = field(default_factory=AnswerBuffer)
     is_lost: bool = False
-    """The lease is gone: what the engine still says about it is of no use."""
+    """Whether the lease is lost. Its result is discarded."""
 
 
 @dataclass(frozen=True, slots=True)
 class ItemFailure:
-    """An item that did not get its answer here."""
+    """An item without an answer."""
 
     claimed: Claimed
     code: str
@@ -39,15 +39,15 @@ class ItemFailure:
 
 @dataclass(slots=True)
 class InFlightItems:
-    """Every claimed item is in exactly one place: in the engine, or among what is to be told to Redis.
+    """Every claimed item is either in the engine or in one of the reports to Redis.
 
-    While Redis is away the latter grows by at most what the former held, so it needs no bound of its own.
+    While Redis is unavailable, no item is claimed, so the reports need no bound of their own.
     """
 
     worker: str
     revision: str
     held: dict[str, InFlightItem] = field(default_factory=dict)
-    """In the engine, by request id."""
+    """Items in the engine, by request id."""
     results: list[tuple[Claimed, Result]] = field(default_factory=list)
     failures: list[ItemFailure] = field(default_factory=list)
     returns: list[tuple[Claimed, Prefix | None]] = field(default_factory=list)
@@ -56,12 +56,12 @@ class InFlightItems:
         return len(self.held) + len(self.results) + len(self.failures) + len(self.returns)
 
     @property
-    def has_news(self) -> bool:
-        """Whether Redis is to be told something."""
+    def has_reports(self) -> bool:
+        """Whether there is something to report to Redis."""
         return bool(self.results or self.failures or self.returns)
 
     def leases(self) -> list[Lease]:
-        """Every lease that this worker wants to keep."""
+        """Return every lease that this worker wants to keep."""
         kept = [item.claimed.lease for item in self.held.values() if not item.is_lost]
         kept += [claimed.lease for claimed, _ in self.results]
         kept += [failure.claimed.lease for failure in self.failures]
@@ -74,20 +74,20 @@ class InFlightItems:
         return {lease: count for lease, count in found.items() if count}
 
     def lose(self, lost: list[Lease]) -> list[str]:
-        """Forget leases that are gone; gives the requests to abort in the engine."""
-        gone = set(lost)
-        self.results = [pair for pair in self.results if pair[0].lease not in gone]
-        self.failures = [failure for failure in self.failures if failure.claimed.lease not in gone]
-        self.returns = [pair for pair in self.returns if pair[0].lease not in gone]
+        """Forget lost leases, and return the requests to abort in the engine."""
+        lost_leases = set(lost)
+        self.results = [pair for pair in self.results if pair[0].lease not in lost_leases]
+        self.failures = [failure for failure in self.failures if failure.claimed.lease not in lost_leases]
+        self.returns = [pair for pair in self.returns if pair[0].lease not in lost_leases]
         to_abort: list[str] = []
         for request_id, item in self.held.items():
-            if item.claimed.lease in gone and not item.is_lost:
+            if item.claimed.lease in lost_leases and not item.is_lost:
                 item.is_lost = True
                 to_abort.append(request_id)
         return to_abort
 
     def settle(self, output: Output, *, num_cached: int) -> InFlightItem | None:
-        """Take in the last output of a request; gives the item, None where it is not ours."""
+        """Record the last output of a request. Return its item, or None if the request has none."""
         item = self.held.pop(output.request_id, None)
         if item is None or item.is_lost:
             return item
@@ -117,11 +117,11 @@ class InFlightItems:
                 self.returns.append((claimed, prefix))
         return item
 
-    def tell(self, queue: Queue, count: Callable[[Outcome], None]) -> None:
-        """Tell Redis everything; what it has heard is forgotten even where a later call fails.
+    def report(self, queue: Queue, count: Callable[[Outcome], None]) -> None:
+        """Report everything to Redis. A report that succeeded is forgotten even if a later one fails.
 
         Raises:
-            QueueError: Redis did not hear the rest, which stays. Repeating what it did hear changes nothing there.
+            QueueError: the other reports stay. A repeated report changes nothing in Redis.
         """
         if self.results:
             for outcome in queue.leases.finish_many(self.worker, self.results):

@@ -1,7 +1,7 @@
-"""The engine's thread: step while there is work, and pass the outputs to HTTP and to the feeder.
+"""The engine's thread: run steps while there is work, and pass the outputs to HTTP and to the feeder.
 
-The loop never waits for them. HTTP gets all its outputs of a step through one wake-up of the event loop, and the feeder
-all finished items through one queue entry. Requests reach the engine through its own inbox.
+The loop never waits for them. One wake-up of the event loop passes all outputs of a step to HTTP. The feeder has a
+wake-up of its own. Requests reach the engine through its inbox.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ IDLE_SECONDS = 0.5
 SWITCH_SECONDS = 0.0005
 """The interpreter's switch interval: HTTP waits this long for the lock while the engine runs Python (default 5 ms)."""
 FAILURES_TO_BE_UNHEALTHY = 3
-BROKEN = "The engine failed and this worker is being replaced: send the request again."
+BROKEN = "The engine failed and the worker restarts: send the request again."
 
 
 class Stream:
@@ -49,7 +49,7 @@ class Stream:
         self._waiter: asyncio.Future[None] | None = None
 
     def push(self, output: Output, at: float) -> None:
-        """Add what a step produced, and wake the reader."""
+        """Add an output and wake the reader."""
         if self.first_at is None and output.num_output:
             self.first_at = at
         self._outputs.append(output)
@@ -234,7 +234,7 @@ class EngineLoop:
             self._fail(f"{BROKEN} ({type(error).__name__})")
 
     def _note(self, admissions: Iterable[AdmissionRecord]) -> bool:
-        """Count first slots. Return True if an offline request got one, as the feeder then has fewer items at hand."""
+        """Count first slots. Return True if an offline request got one: fewer items are prefetched now."""
         is_taken = False
         for admission in admissions:
             if admission.request_class is RequestClass.OFFLINE:
@@ -250,14 +250,14 @@ class EngineLoop:
         """Pass outputs on. Return whether a request ended, so that a slot may be free."""
         now = time.monotonic()
         streams, begun = self._streams, self._begun
-        heard: list[tuple[Stream, Output]] = []
+        pushed: list[tuple[Stream, Output]] = []
         is_slot_free = False
         for output in outputs:
             is_over = output.finish_reason is not None
             is_slot_free |= is_over
             stream = streams.get(output.request_id)
             if stream is not None:
-                heard.append((stream, output))
+                pushed.append((stream, output))
                 if is_over:
                     del streams[output.request_id]
                     if not stream.has_slot:
@@ -267,27 +267,27 @@ class EngineLoop:
                 self._ended.append(Ended(output, now, first_at or (now if output.num_output else None), num_cached))
             else:
                 begun[output.request_id] = (now, output.num_cached)
-        if heard:
-            self._tell(heard, now)
+        if pushed:
+            self._push_all(pushed, now)
         return is_slot_free
 
-    def _tell(self, heard: list[tuple[Stream, Output]], now: float) -> None:
+    def _push_all(self, pushed: list[tuple[Stream, Output]], now: float) -> None:
         assert self._events is not None
         try:
-            self._events.call_soon_threadsafe(_push, heard, now)
+            self._events.call_soon_threadsafe(_push, pushed, now)
         except RuntimeError:  # the event loop closed first
-            log.debug("outputs after the end of HTTP", count=len(heard))
+            log.debug("outputs after the event loop closed", count=len(pushed))
 
     def _fail(self, why: str) -> None:
         self.failure = why
         streams, self._streams = self._streams, {}
         now = time.monotonic()
-        self._tell([(stream, _failed(request_id, why)) for request_id, stream in streams.items()], now)
+        self._push_all([(stream, _failed(request_id, why)) for request_id, stream in streams.items()], now)
         self.wake_feeder()
 
 
-def _push(heard: list[tuple[Stream, Output]], at: float) -> None:
-    for stream, output in heard:
+def _push(pushed: list[tuple[Stream, Output]], at: float) -> None:
+    for stream, output in pushed:
         stream.push(output, at)
 
 

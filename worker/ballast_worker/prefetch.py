@@ -64,8 +64,8 @@ class OfflineSlots:
     def usable(self) -> int:
         """Return the slots that an offline request could take now.
 
-        `max(slots - online - offline, reserved - offline)`, at most `maximum - offline`, never negative: the free slots,
-        or the missing part of the reservation.
+        `max(slots - online - offline, reserved - offline)`, at most `maximum - offline`, never negative: the free
+        slots, or the missing part of the reservation.
         """
         return max(0, min(max(self.slots - self.online, self.reserved) - self.offline, self.maximum - self.offline))
 

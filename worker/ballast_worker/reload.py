@@ -1,7 +1,7 @@
-"""Take up a changed configuration file: hot fields at once, the others named until the next start.
+"""Apply a changed configuration file: hot fields at once; the others are reported until the next start.
 
-A file that cannot be taken leaves the configuration in force as it was. Polls, because a mounted ConfigMap changes by
-swapping a symlink two directories up, of which inotify on the file sees nothing.
+An invalid file leaves the configuration in force unchanged. The file is polled, because a mounted ConfigMap changes by
+replacing a symlink two directories up, which inotify on the file does not report.
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ class Loaded:
 
     config: WorkerConfig
     content_hash: str
-    """Of the file whose every field is in force; unchanged while a restart is required."""
+    """Hash of the file whose fields are all in force. It stays while a restart is required."""
     restart_required: tuple[str, ...] = ()
-    """Fields of the file that differ from what is in force, as a user writes them."""
+    """Fields of the file that are not in force, in the spelling of users."""
 
 
 def content_hash(text: str) -> str:
-    """Hash of a configuration file; the operator computes the same of what it rendered."""
+    """Return the hash of a configuration file. The operator computes the same hash of the file that it renders."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def take_up(current: Loaded, wanted: WorkerConfig, text_hash: str) -> Loaded:
-    """The configuration in force after `wanted` was read: its hot fields, and the current cold ones."""
+    """Return the configuration in force after `wanted` was read: its hot fields, and the current cold fields."""
     cold: list[str] = []
     config = _merge(current.config, wanted, "", cold)
     if cold:
-        # Generation and hash say that the whole file is in force, which it is not before the restart.
+        # Generation and hash stand for a whole file. Before the restart it is not in force.
         runtime = config.runtime.model_copy(update={"generation": current.config.runtime.generation})
         config = config.model_copy(update={"runtime": runtime})
         return Loaded(config, current.content_hash, tuple(cold))
@@ -71,7 +71,7 @@ def take_up(current: Loaded, wanted: WorkerConfig, text_hash: str) -> Loaded:
 
 
 def _merge(current: M, wanted: M, path: str, cold: list[str]) -> M:
-    """`current` with the hot fields of `wanted`; what stays behind is added to `cold`."""
+    """Return `current` with the hot fields of `wanted`. Add changed cold fields to `cold`."""
     update: dict[str, object] = {}
     for name in type(current).model_fields:
         here, there = getattr(current, name), getattr(wanted, name)
@@ -92,10 +92,10 @@ def _is_hot(full: str) -> bool:
 
 
 class ConfigWatcher:
-    """ReadRoutes at one file, and at files beside it, once a second, on a thread of its own.
+    """Poll a configuration file and other files once a second, on a separate thread.
 
-    `apply` is called on that thread with what is now in force, and what `also` names for a file that changed, such as
-    API keys; one at a time.
+    On a change, the thread calls `apply` with the configuration in force, or the function of the changed file in
+    `also`, such as that for API keys. Calls do not overlap.
     """
 
     def __init__(
@@ -108,11 +108,11 @@ class ConfigWatcher:
     ) -> None:
         self.loaded = loaded
         self.is_invalid = False
-        """True while the file holds something that cannot be taken."""
+        """Whether the file is invalid."""
         self._path = path
         self._apply = apply
         self._also = dict(also or {})
-        self._complaint = ""
+        self._last_error = ""
         self._seen: tuple[int, int, int] | None = None
         self._also_seen = {path: _stamp(path) for path in self._also}
         self._text_hash = loaded.content_hash
@@ -120,17 +120,17 @@ class ConfigWatcher:
         self._thread = threading.Thread(target=self._run, name="ballast-reload", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop watching and wait for a turn in progress."""
+        """Stop the thread after the current poll."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout=5)
 
     def check(self) -> bool:
-        """Look once; True where something was taken up."""
+        """Poll once. Return whether a configuration was applied."""
         self._check_also()
         stamp = _stamp(self._path)
         if stamp is None or stamp == self._seen:
@@ -151,28 +151,28 @@ class ConfigWatcher:
         except InvalidConfig as error:
             self._refuse(str(error))
             return False
-        self._take(wanted, text_hash)
+        self._apply_file(wanted, text_hash)
         return True
 
-    def _take(self, wanted: WorkerConfig, text_hash: str) -> None:
+    def _apply_file(self, wanted: WorkerConfig, text_hash: str) -> None:
         before = self.loaded.config
         loaded = take_up(self.loaded, wanted, text_hash)
         self._apply(loaded)
         self.loaded = loaded
         self.is_invalid = False
-        self._complaint = ""
+        self._last_error = ""
         if loaded.restart_required:
             log.warning("configuration needs a restart", fields=", ".join(loaded.restart_required))
         log.info(
-            "configuration taken up",
+            "configuration applied",
             generation=loaded.config.runtime.generation,
             changed=", ".join(_changed(before, loaded.config)) or "nothing",
         )
 
     def _refuse(self, why: str) -> None:
-        if why != self._complaint:
-            log.error("configuration not taken up, the old one stays in force", because=why)
-        self._complaint = why
+        if why != self._last_error:
+            log.error("configuration not applied, the old one stays in force", because=why)
+        self._last_error = why
         self.is_invalid = True
 
     def _check_also(self) -> None:
@@ -187,7 +187,7 @@ class ConfigWatcher:
             try:
                 self.check()
             except Exception:
-                log.exception("configuration not taken up")
+                log.exception("configuration not applied")
 
 
 def _changed(before: BaseModel, after: BaseModel, path: str = "") -> list[str]:
