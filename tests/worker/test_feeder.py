@@ -348,7 +348,7 @@ def test_why_a_job_waits_follows_from_what_a_worker_says(fed, queue, eventually)
         queue.jobs.cancel(job_id)
 
     assert status.offline_most == 2
-    assert any("Tenant capped has all that it may" in sentence for sentence in said), said
+    assert any("Tenant capped is at its cap" in sentence for sentence in said), said
 
 
 def test_metrics_show_the_queue(fed, queue, queue_name, eventually) -> None:
@@ -407,7 +407,7 @@ def test_a_job_from_the_inbox_is_told_whether_it_meets_its_deadline(fed, queue, 
         calm = eventually(lambda: _at_risk(client, queue.name) == 0, "the risk to go with the job")
 
     assert late.is_at_risk
-    assert "output tokens/s of 1 worker it needs" in late.because
+    assert "output tokens/s of 1 worker" in late.because
     assert fine.outlook == "yes"
     assert (at_risk, calm) == (1, True)
 

@@ -59,7 +59,7 @@ def test_with_what_is_claimed_a_worker_has_what_it_can_use_and_little_more(room,
     count = num_to_claim(room, ahead, at_hand)
 
     assert count >= 0
-    if room.most == 0:
+    if room.maximum == 0:
         assert count == 0
         return
     assert at_hand + count >= room.usable(), "a free slot must be filled at the next step"

@@ -28,7 +28,7 @@ IDLE_SECONDS = 0.5
 SWITCH_SECONDS = 0.0005
 """The interpreter's switch interval: HTTP waits this long for the lock while the engine runs Python (default 5 ms)."""
 FAILURES_TO_BE_UNHEALTHY = 3
-BROKEN = "The engine failed and the worker restarts: send the request again."
+BROKEN = "The engine of this worker failed: send the request again."
 
 
 class Stream:

@@ -69,7 +69,7 @@ def _no_worker(scene: Scene) -> Iterator[str]:
         yield "No worker serves this queue: no worker has published its status in the last seconds"
     elif not scene.ready:
         draining = sum(worker.is_draining for worker in scene.workers)
-        yield f"0 of {_workers(scene.workers)} accept work: {draining} are draining, the others are not ready"
+        yield f"0 of {_workers(scene.workers)} accept work ({draining} draining, the others not ready)"
 
 
 def _no_slot(scene: Scene) -> Iterator[str]:
