@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ballast_queue.job import Claimed, Result
+from ballast_queue.settings import QueueSettings
 from ballast_queue.status import ClassLoad, ReservationStatus, WorkerStatus
 
 
@@ -62,6 +63,32 @@ def test_submit_reads_standard_input(queued, items: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(items.read_bytes())))
 
     assert queued("submit", "-", "--json").json["accepted"] == 3
+
+
+class Pipe(io.BytesIO):
+    """Remembers how much of a line a reader asks for."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(content)
+        self.asked: list[int | None] = []
+
+    def readline(self, size: int | None = -1) -> bytes:
+        self.asked.append(size)
+        return super().readline(size)
+
+
+def test_submit_keeps_no_more_of_a_line_than_the_queue_takes(
+    queued, items: Path, queue: Any, monkeypatch: pytest.MonkeyPatch
+):
+    queue.settings.apply(QueueSettings(max_line_bytes=200))
+    pipe = Pipe(b"x" * 10_000 + b"\n" + items.read_bytes())
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(pipe))
+    job_id = submit(queued, Path("-"))
+    (refused,) = queue.results.read(job_id)
+
+    assert set(pipe.asked) == {202}
+    assert refused.error["code"] == "line_too_long"
+    assert queue.jobs.get(job_id).counts.waiting == 3
 
 
 def test_submit_with_the_same_key_is_the_same_job(queued, items: Path):

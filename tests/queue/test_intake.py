@@ -34,8 +34,8 @@ BAD_LINES = {
     "invalid UTF-8": (b'{"custom_id": "\xff"}', "", "invalid_utf8", "found byte 0xff at 15, wanted UTF-8"),
     "text without Unicode": ('"\ud800"', "", "invalid_utf8", "found byte 0xed at 1, wanted UTF-8"),
     "NaN": (b'{"x": NaN}', "", "invalid_json", "found NaN"),
-    "a number without end": (b'{"x": ' + b"9" * 5000 + b"}", "", "invalid_json", "JSON that cannot be read"),
-    "brackets without end": (b"[" * 100_000, "", "invalid_json", "JSON that cannot be read"),
+    "a number without end": (b'{"x": ' + b"9" * 5000 + b"}", "", "invalid_json", "unreadable JSON"),
+    "brackets without end": (b"[" * 100_000, "", "invalid_json", "unreadable JSON"),
     "too long": (b" " * 0 + b"x" * 5000, "", "line_too_long", "more than 4096 bytes"),
     "no custom_id": (as_line(custom_id=...), "", "missing_required_parameter", "custom_id: found nothing"),
     "an empty custom_id": (as_line(custom_id=""), "", "invalid_custom_id", "wanted a string of 1 to 256"),
@@ -183,7 +183,7 @@ def test_a_job_without_a_good_line_fails_with_its_reason(queue):
     job = queue.jobs.get(submission.job_id)
 
     assert job.state is JobState.FAILED
-    assert "none of its 2 lines could be taken" in job.reason
+    assert "none of its 2 lines was accepted" in job.reason
     assert (job.counts.failed, len(list(queue.results.read(job.id)))) == (2, 2)
 
 

@@ -44,12 +44,14 @@ def _as_tuple(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
+def is_unicode(text: str) -> bool:
+    """Return whether the text has no lone surrogate, which UTF-8 cannot express."""
+    return text.isascii() or text.encode(errors="replace").decode() == text
+
+
 def _check_unicode(text: str) -> str:
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise _refuse("found a lone surrogate, wanted text that can be written as UTF-8") from None
+    if not is_unicode(text):
+        raise _refuse("found a lone surrogate, wanted text that can be written as UTF-8")
     return text
 
 

@@ -20,17 +20,6 @@ class InvalidBody(Exception):
         self.code = code
         super().__init__(message)
 
-    def as_openai(self) -> dict[str, dict[str, str | None]]:
-        """Return the JSON of the error in the format of OpenAI's API (HTTP status 400)."""
-        return {
-            "error": {
-                "message": self.message,
-                "type": "invalid_request_error",
-                "param": self.field,
-                "code": self.code,
-            }
-        }
-
 
 class Unsupported(InvalidBody):
     """Ballast knows the field or the URL, and does not support its value yet."""

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import IO, Any, NoReturn
 
-from ballast_openai.body import Body, parse_body
+from ballast_openai.body import Body, is_unicode, parse_body
 from ballast_openai.errors import InvalidBody, describe
 from ballast_queue.functions import Line
 from ballast_queue.settings import QueueSettings
@@ -23,6 +23,7 @@ Chunk = tuple[list[Line], int]
 MAX_CUSTOM_ID = 256
 _RESERVED = re.compile(r"line:\d+")
 _FIELDS = frozenset({"custom_id", "method", "url", "body"})
+_PARTS = "custom_id, method, url and body"
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -57,8 +58,13 @@ def reject(custom_id: str, error: InvalidBody) -> Line:
     return Line("r", custom_id, text.encode())
 
 
+def wrong(field: str, found: str, wanted: str, *, code: str) -> InvalidBody:
+    """Return the error of a field, or of the whole `line` or `entry`."""
+    return InvalidBody(None if field in {"line", "entry"} else field, f"{field}: found {found}, wanted {wanted}", code)
+
+
 def _refuse_constant(name: str) -> NoReturn:
-    raise InvalidBody(None, f"line: found {name}, wanted a JSON number", "invalid_json")
+    raise wrong("line", name, "a JSON number", code="invalid_json")
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
@@ -66,99 +72,58 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 def _decode(line: bytes, max_bytes: int) -> dict[str, Any]:
     if len(line) > max_bytes:
-        raise InvalidBody(None, f"line: found more than {max_bytes} bytes, wanted no more", "line_too_long")
+        raise wrong("line", f"more than {max_bytes} bytes", "no more", code="line_too_long")
     try:
         data = _DECODER.decode(line.decode())
     except UnicodeDecodeError as error:
-        raise InvalidBody(
-            None,
-            f"line: found byte 0x{line[error.start]:02x} at {error.start}, wanted UTF-8: convert the file",
-            "invalid_utf8",
-        ) from error
+        found = f"byte 0x{line[error.start]:02x} at {error.start}"
+        raise wrong("line", found, "UTF-8: convert the file", code="invalid_utf8") from error
     except json.JSONDecodeError as error:
-        raise InvalidBody(
-            None,
-            f"line: found no JSON ({error.msg} at column {error.colno}), wanted one JSON object per line",
-            "invalid_json",
-        ) from error
+        found = f"no JSON ({error.msg} at column {error.colno})"
+        raise wrong("line", found, "one JSON object per line", code="invalid_json") from error
     except (ValueError, RecursionError) as error:
-        raise InvalidBody(
-            None, f"line: found JSON that cannot be read ({error}), wanted plain values", "invalid_json"
-        ) from error
+        raise wrong("line", f"unreadable JSON ({error})", "plain values", code="invalid_json") from error
     if not isinstance(data, dict):
-        raise InvalidBody(
-            None,
-            f"line: found {describe(data)}, wanted a JSON object with custom_id, method, url and body",
-            "invalid_json",
-        )
+        raise wrong("line", describe(data), f"a JSON object with {_PARTS}", code="invalid_json")
     return data
 
 
 def _check_custom_id(found: object) -> str:
+    shown = problem = ""
     if not isinstance(found, str) or not found:
-        raise InvalidBody(
-            "custom_id",
-            f"custom_id: found {describe(found)}, wanted a string of 1 to {MAX_CUSTOM_ID} characters",
-            "invalid_custom_id",
-        )
-    if len(found) > MAX_CUSTOM_ID:
-        raise InvalidBody(
-            "custom_id",
-            f"custom_id: found {len(found)} characters, wanted at most {MAX_CUSTOM_ID}",
-            "invalid_custom_id",
-        )
-    if _RESERVED.fullmatch(found):
-        raise InvalidBody(
-            "custom_id",
-            f"custom_id: found {found!r}, wanted another name: Ballast uses line:<number> for lines without a name",
-            "invalid_custom_id",
-        )
-    try:
-        found.encode()
-    except UnicodeEncodeError:
-        raise InvalidBody(
-            "custom_id",
-            "custom_id: found a lone surrogate, wanted text that can be written as UTF-8",
-            "invalid_custom_id",
-        ) from None
+        shown, problem = describe(found), f"a string of 1 to {MAX_CUSTOM_ID} characters"
+    elif len(found) > MAX_CUSTOM_ID:
+        shown, problem = f"{len(found)} characters", f"at most {MAX_CUSTOM_ID}"
+    elif _RESERVED.fullmatch(found):
+        shown, problem = repr(found), "another name: Ballast uses line:<number> for lines without a name"
+    elif not is_unicode(found):
+        shown, problem = "a lone surrogate", "text that can be written as UTF-8"
+    if not isinstance(found, str) or problem:
+        raise wrong("custom_id", shown, problem, code="invalid_custom_id")
     return found
 
 
 def _check(data: dict[str, Any], settings: QueueSettings) -> Body:
     missing = sorted(_FIELDS - data.keys() - {"method"})
     if missing:
-        raise InvalidBody(
-            missing[0],
-            f"{missing[0]}: found nothing, wanted a value: a line has custom_id, method, url and body",
-            "missing_required_parameter",
-        )
+        raise wrong(missing[0], "nothing", f"a value: a line has {_PARTS}", code="missing_required_parameter")
     unknown = sorted(data.keys() - _FIELDS)
     if unknown:
-        name = describe(unknown[0])
-        raise InvalidBody(
-            None, f"line: found an unknown field ({name}), wanted custom_id, method, url and body", "unknown_parameter"
-        )
+        raise wrong("line", f"an unknown field ({describe(unknown[0])})", _PARTS, code="unknown_parameter")
     if data.get("method", "POST") != "POST":
-        raise InvalidBody("method", f"method: found {describe(data['method'])}, wanted POST", "invalid_method")
+        raise wrong("method", describe(data["method"]), "POST", code="invalid_method")
     if not isinstance(data["url"], str):
-        raise InvalidBody("url", f"url: found {describe(data['url'])}, wanted a string", "invalid_url")
+        raise wrong("url", describe(data["url"]), "a string", code="invalid_url")
     body = parse_body(data["url"], data["body"])
     if body.stream:
-        raise InvalidBody(
-            "stream",
-            "stream: found true, wanted false: a job stores complete results, which `ballast results --follow` prints",
-        )
+        wanted = "false: a job stores complete results, which `ballast results --follow` prints"
+        raise wrong("stream", "true", wanted, code="invalid_value")
     if body.priority:
-        raise InvalidBody(
-            "priority",
-            f"priority: found {body.priority}, wanted no value: set the priority of the whole job when you submit it",
-        )
+        wanted = "no value: set the priority of the whole job when you submit it"
+        raise wrong("priority", str(body.priority), wanted, code="invalid_value")
     if settings.models and body.model not in settings.models:
-        raise InvalidBody(
-            "model",
-            f"model: found {body.model[:100]!r}, wanted a model that this queue serves: {', '.join(settings.models)}",
-            "model_not_found",
-        )
+        wanted = f"a model that this queue serves: {', '.join(settings.models)}"
+        raise wrong("model", repr(body.model[:100]), wanted, code="model_not_found")
     return body
 
 

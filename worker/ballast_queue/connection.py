@@ -218,19 +218,13 @@ class Connection:
                 f"Redis at {self.where} refused this user ({error}): check user name, password and its ACL rules"
             ) from error
         except refusals.OutOfMemoryError as error:
-            raise QueueFull(
-                f"Redis at {self.where} has no memory left ({error}): raise maxmemory, or wait until Ballast deletes "
-                "the results of old jobs"
-            ) from error
+            raise self._full(f" ({error})") from error
         except (refusals.ConnectionError, refusals.TimeoutError, refusals.ReadOnlyError, OSError) as error:
             raise self._unavailable(error) from error
         except ResponseError as error:
             text = str(error)
             if text.startswith("OOM"):
-                raise QueueFull(
-                    f"Redis at {self.where} has no memory left: raise maxmemory, or wait until Ballast deletes the "
-                    "results of old jobs"
-                ) from error
+                raise self._full() from error
             if text.startswith(_PASSING):
                 raise self._unavailable(error) from error
             if "NOPERM" in text or "permission" in text.lower():
@@ -240,6 +234,12 @@ class Connection:
             raise QueueError(f"Redis at {self.where} refused a call: {text}") from error
         except RedisError as error:
             raise self._unavailable(error) from error
+
+    def _full(self, details: str = "") -> QueueFull:
+        return QueueFull(
+            f"Redis at {self.where} has no memory left{details}: raise maxmemory, or wait until Ballast deletes the "
+            "results of old jobs"
+        )
 
     def _unavailable(self, error: Exception) -> QueueUnavailable:
         return QueueUnavailable(

@@ -5,6 +5,7 @@ QueueError
 ├── QueueForbidden          Redis refuses the user
 ├── QueueFull               Redis is out of memory and accepts no more work
 ├── ServerUnfit             Redis is too old, or evicts keys
+├── UnreadableValue         another version of Ballast stored it
 ├── JobNotFound             the queue has no such job
 ├── JobStateConflict        the state of the job does not allow the call
 └── InvalidSubmission       the caller's input is wrong
@@ -45,6 +46,16 @@ class ServerUnfit(QueueError):
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
         super().__init__("; ".join(problems))
+
+
+class UnreadableValue(QueueError):
+    """Another version of Ballast stored a value that this one cannot read."""
+
+    def __init__(self, place: str, field: Sequence[int | str]) -> None:
+        super().__init__(
+            f"{place}: found a value of {'.'.join(map(str, field)) or 'its JSON'} that this version of Ballast cannot "
+            "read: use the version that the workers run"
+        )
 
 
 class JobNotFound(QueueError):

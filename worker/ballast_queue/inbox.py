@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from secrets import token_hex
 
 from ballast_openai.errors import InvalidBody, describe
-from ballast_queue.batch_lines import CHUNK_LINES, read_line, reject
+from ballast_queue.batch_lines import CHUNK_LINES, read_line, reject, wrong
 from ballast_queue.errors import InvalidJob, UnknownTenant
 from ballast_queue.functions import Line
 from ballast_queue.settings import QueueSettings
@@ -142,22 +142,13 @@ def _problems(entry: Entry, job_id: str, tenant: str, settings: QueueSettings) -
     fields = entry.fields
     unknown = sorted(fields.keys() - _FIELDS)
     if unknown:
-        yield InvalidBody(
-            None,
-            f"entry: found an unknown field ({describe(unknown[0])}), wanted {', '.join(sorted(_FIELDS))}",
-            "invalid_entry",
-        )
+        found = f"an unknown field ({describe(unknown[0])})"
+        yield wrong("entry", found, ", ".join(sorted(_FIELDS)), code="invalid_entry")
     if "job" in fields and fields["job"] != job_id:
-        yield InvalidBody(
-            "job",
-            f"job: found {describe(fields['job'])}, wanted an id of at most 128 letters, digits and . _ / - that no "
-            "submitted job has",
-            "invalid_job",
-        )
+        wanted = "an id of at most 128 letters, digits and . _ / - that no submitted job has"
+        yield wrong("job", describe(fields["job"]), wanted, code="invalid_job")
     if fields.get("end", "") not in _ENDS:
-        yield InvalidBody(
-            "end", f"end: found {describe(fields['end'])}, wanted 1 in the last entry of a job", "invalid_entry"
-        )
+        yield wrong("end", describe(fields["end"]), "1 in the last entry of a job", code="invalid_entry")
     try:
         check_tenant(fields.get("tenant", tenant))
         settings.priority_of(fields.get("tenant", tenant), _read_priority(fields))
@@ -167,19 +158,14 @@ def _problems(entry: Entry, job_id: str, tenant: str, settings: QueueSettings) -
     except InvalidJob as error:
         yield InvalidBody(None, str(error), "invalid_entry")
     if fields.get("tenant", tenant) != tenant:
-        yield InvalidBody(
-            "tenant",
-            f"tenant: found {describe(fields['tenant'])}, wanted the tenant of the job's first entry",
-            "wrong_tenant",
-        )
+        yield wrong("tenant", describe(fields["tenant"]), "the tenant of the job's first entry", code="wrong_tenant")
 
 
 def _line(entry: Entry, job_id: str, tenant: str, settings: QueueSettings) -> tuple[Line, int]:
     """Validate an entry. Return its line and its prefix key (0: it is rejected)."""
     line, body = read_line(entry.item or b"", settings)
     if line.kind == "b" and not entry.closes:
-        problem = InvalidBody("item", "item: found nothing, wanted a line in OpenAI's batch format", "invalid_entry")
-        line = reject("", problem)
+        line = reject("", wrong("item", "nothing", "a line in OpenAI's batch format", code="invalid_entry"))
     for problem in _problems(entry, job_id, tenant, settings):
         line, body = reject(line.custom_id, problem), None
         break

@@ -99,7 +99,7 @@ class Jobs:
 
     def record_outlooks(self, outlooks: Sequence[tuple[str, Outlook, str]]) -> None:
         """Store whether jobs will meet their deadlines, each with a reason. Jobs that are over or ending ignore it."""
-        self._store.call_many([self._store.functions.appraise(*each) for each in outlooks])
+        self._store.connection.call_many([self._store.functions.appraise(*each) for each in outlooks])
 
     def begin_forecast(self, seconds: float) -> bool:
         """Return True to the first worker that calls it within `seconds`: this worker records the outlooks."""

@@ -45,7 +45,7 @@ class Leases:
             self._store.functions.heartbeat(job_id, [leases[position][1:] for position in group])
             for job_id, group in groups
         ]
-        replies = self._store.call_many(calls)
+        replies = self._store.connection.call_many(calls)
         return [
             leases[group[position - 1]] for (_, group), lost in zip(groups, replies, strict=True) for position in lost
         ]
@@ -60,7 +60,7 @@ class Leases:
             self._store.functions.progress(job_id, [(*leases[at][1:], computed[leases[at]]) for at in group])
             for job_id, group in _by_job([lease[0] for lease in leases])
         ]
-        self._store.call_many(calls)
+        self._store.connection.call_many(calls)
 
     def finish(self, worker: str, claimed: Claimed, result: Result) -> Outcome:
         """Store a result. Return DONE once, ALREADY_DONE if repeated, LEASE_LOST if another worker holds the item.
@@ -77,7 +77,7 @@ class Leases:
             for job_id, group in groups
         ]
         outcomes = [Outcome.NOT_FOUND] * len(finished)
-        for (_, group), reply in zip(groups, self._store.call_many(calls), strict=True):
+        for (_, group), reply in zip(groups, self._store.connection.call_many(calls), strict=True):
             for position, outcome in zip(group, reply, strict=True):
                 outcomes[position] = Outcome(outcome.decode())
         return outcomes
@@ -97,7 +97,7 @@ class Leases:
             )
             for claimed, prefix in items
         ]
-        return [Outcome(reply.decode()) for reply in self._store.call_many(calls)]
+        return [Outcome(reply.decode()) for reply in self._store.connection.call_many(calls)]
 
     def retry(
         self,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from ballast_queue.errors import QueueError
+from ballast_queue.errors import UnreadableValue
 from ballast_queue.job import DeadLetter, Result
 from ballast_queue.jobs import Jobs
 from ballast_queue.store import Store
@@ -57,8 +57,4 @@ def _result(fields: dict[bytes, bytes], job_id: str) -> Result:
     try:
         return Result.model_validate_json(fields[b"r"])
     except ValidationError as error:
-        field = ".".join(map(str, error.errors()[0]["loc"])) or "its JSON"
-        raise QueueError(
-            f"job {job_id}: found a result with a value of {field} that this version of Ballast cannot read: use the "
-            "version that the workers run"
-        ) from error
+        raise UnreadableValue(f"result of job {job_id}", error.errors()[0]["loc"]) from error

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from ballast_queue.errors import QueueError
+from ballast_queue.errors import UnreadableValue
 from ballast_queue.settings import QueueSettings
 from ballast_queue.store import Store
+
+_NUMBERS = ("max_attempts", "lease_seconds", "results_seconds", "backoff_seconds", "backoff_max_seconds")
+"""Settings that the functions in ballast.lua read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,22 +28,11 @@ class SettingsStore:
         try:
             return QueueSettings.model_validate_json(text)
         except ValidationError as error:
-            field = ".".join(map(str, error.errors()[0]["loc"])) or "its JSON"
-            raise QueueError(
-                f"settings of queue {self._store.name!r}: found a value of {field} that this version of Ballast cannot "
-                "read: use the version that the workers run"
-            ) from error
+            raise UnreadableValue(f"settings of queue {self._store.name!r}", error.errors()[0]["loc"]) from error
 
     def apply(self, settings: QueueSettings) -> bool:
         """Put the settings in force unless newer ones are. Return whether these are in force now."""
-        numbers = {
-            "max_attempts": settings.max_attempts,
-            "lease_seconds": settings.lease_seconds,
-            "results_seconds": settings.results_seconds,
-            "backoff_seconds": settings.backoff_seconds,
-            "backoff_max_seconds": settings.backoff_max_seconds,
-        }
-        call = self._store.functions.configure(
-            settings.created, settings.generation, settings.model_dump_json(), numbers
-        )
+        numbers = {name: getattr(settings, name) for name in _NUMBERS}
+        text = settings.model_dump_json()
+        call = self._store.functions.configure(settings.created, settings.generation, text, numbers)
         return bool(self._store.call(call))

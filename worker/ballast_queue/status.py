@@ -7,10 +7,12 @@ from pydantic import BaseModel, ConfigDict
 from ballast_queue.job import JobState, RequestCounts
 
 
-class ClassLoad(BaseModel):
-    """Load of one class in one worker."""
-
+class _Published(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class ClassLoad(_Published):
+    """Load of one class in one worker."""
 
     running: int = 0
     parked: int = 0
@@ -24,10 +26,8 @@ class ClassLoad(BaseModel):
     """Arrivals (online) or claimed items (offline)."""
 
 
-class ReservationStatus(BaseModel):
+class ReservationStatus(_Published):
     """The reservation of offline work, as the engine of one worker computed it in its last step."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     slots: int
     """Slots that are reserved; no more than `offline.maxPercent` allows."""
@@ -44,10 +44,8 @@ class ReservationStatus(BaseModel):
     """
 
 
-class WorkerStatus(BaseModel):
+class WorkerStatus(_Published):
     """State of a worker at one moment. Treat a worker without a status as unknown, never as idle."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     version: int = 1
     worker_id: str
@@ -90,10 +88,8 @@ class WorkerStatus(BaseModel):
     is_draining: bool = False
 
 
-class QueueStats(BaseModel):
+class QueueStats(_Published):
     """Figures of a queue at one moment, over all jobs that it still keeps."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     version: int = 1
     at: float

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from ballast_queue.connection import Call, Connection
@@ -22,7 +21,3 @@ class Store:
     def call(self, call: Call) -> Any:
         """Run one function and return its reply."""
         return self.connection.call(*call)
-
-    def call_many(self, calls: Sequence[Call]) -> list[Any]:
-        """Run functions in one round trip and return their replies."""
-        return self.connection.call_many(calls)

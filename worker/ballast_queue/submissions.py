@@ -15,14 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from ballast_openai.errors import describe
 from ballast_queue.batch_lines import Chunk, chunks
 from ballast_queue.connection import Call
-from ballast_queue.errors import (
-    DeadlinePassed,
-    EmptyJob,
-    InvalidJob,
-    JobNotFound,
-    JobStateConflict,
-    QueueError,
-)
+from ballast_queue.errors import DeadlinePassed, EmptyJob, InvalidJob, JobNotFound, JobStateConflict, QueueError
 from ballast_queue.functions import Source
 from ballast_queue.job import JobState, Submission
 from ballast_queue.jobs import Jobs
