@@ -112,7 +112,7 @@ def test_what_runs_and_what_was_not_closed_is_told(queued: Any, queue: Any, make
     said = queued("explain", "open").out
 
     assert "No item of it waits: 1 item with workers" in said
-    assert "It has no end mark yet: the submitter adds an inbox entry with `end 1`" in said
+    assert "It has no end mark yet: the submitter must add an inbox entry with `end 1`" in said
     queue.leases.finish("w1", claimed, done(claimed))
 
 

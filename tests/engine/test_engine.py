@@ -48,7 +48,7 @@ def test_without_streaming_there_is_a_first_token_and_an_end(bench_of: Make, gen
     ("changes", "error", "sentence"),
     [
         ({"prompt": ()}, InvalidRequest, "no tokens"),
-        ({"prompt": [1] * 64}, RequestTooLong, "64 tokens; this model serves 64 .* shorten the prompt to 63"),
+        ({"prompt": [1] * 64}, RequestTooLong, "64 tokens, but this model serves 64 .* shorten the prompt to 63"),
         ({"prompt": [1, 25]}, InvalidRequest, "Token id 25 is outside this model's vocabulary of 25"),
         ({"prompt": [-1]}, InvalidRequest, "Token id -1 is outside"),
         ({"generated": (3, 99)}, InvalidRequest, "Token id 99 is outside"),

@@ -242,7 +242,7 @@ def test_a_template_that_is_no_jinja_is_a_broken_checkpoint(tmp_path: Path) -> N
         ("tokenizer.json", None, "has no tokenizer.json"),
         ("tokenizer.json", "{}", "is not a tokenizer"),
         ("tokenizer_config.json", "{", "cannot be read"),
-        ("tokenizer_config.json", "[]", "holds list, wanted an object"),
+        ("tokenizer_config.json", "[]", "contains list, expected an object"),
     ],
 )
 def test_a_broken_tokenizer_file_is_named(
