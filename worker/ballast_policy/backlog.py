@@ -63,7 +63,7 @@ class Backlog:
     """Waiting requests of both classes: `class > priority > tenant > slack > prefix group > submission`.
 
     The cost of each method does not depend on the length. The fields that order a request (`request_class`, `priority`,
-    `tenant`, `slack`, `prefix_key`, `seq`) do not change while it waits. A preempted request returns to its place. The
+    `tenant`, `slack`, `prefix_seq`, `seq`) do not change while it waits. A preempted request returns to its place. The
     slack of an online request is 0, and infinite once `defer` finds its first token overdue.
     """
 
@@ -215,12 +215,8 @@ class _Listing:
             if index == len(queue.requests):
                 del turns[tenant]
                 continue
-            following = turns[tenant] = (
-                service + INPUT_COST * size / weight(tenant),
-                queue.places[index],
-                index,
-                tenant,
-            )
+            service += INPUT_COST * size / weight(tenant)
+            following = turns[tenant] = (service, queue.places[index], index, tenant)
             if turn is heap[0]:
                 heapreplace(heap, following)
             else:

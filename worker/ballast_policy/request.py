@@ -53,8 +53,10 @@ class Request:
     """SLO: seconds for each token after the first."""
     slack: float = inf
     """Seconds that its job could lose without risk to the deadline when it was claimed; for online see `Backlog`."""
-    prefix_key: int = 0
-    """Requests with the same value share a prompt prefix; 0 is no group."""
+    prefix_key: int | None = None
+    """Groups requests with the same prompt prefix; None if no group is known."""
+    prefix_seq: int = -1
+    """`seq` of the first request of its group; its own `seq` by default."""
 
     phase: Phase = Phase.WAITING
     num_tokens: int = 0
@@ -79,6 +81,10 @@ class Request:
     """Prompt tokens that the prefix cache held then."""
     most_computed: int = 0
     """Largest `num_computed` so far: a preempted request computes the tokens below it again."""
+
+    def __post_init__(self) -> None:
+        if self.prefix_seq < 0:
+            self.prefix_seq = self.seq
 
     @property
     def remaining(self) -> int:

@@ -1,6 +1,6 @@
 """The order of work, for requests in an engine and for jobs in the queue.
 
-class > priority > tenant (least service first) > order (slack, then prefix group, then submission).
+class > priority > tenant (least service first) > order (slack, then the submission of its prefix group, then its own).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Ordered(Protocol):
     @property
     def slack(self) -> float: ...
     @property
-    def prefix_key(self) -> int: ...
+    def prefix_seq(self) -> int: ...
     @property
     def seq(self) -> float: ...
 
@@ -34,16 +34,16 @@ Rank = tuple[int, float, float, int, float]
 
 def place(item: Ordered) -> Place:
     """Return the sort key of an item among those of its tenant and priority."""
-    return (item.slack, item.prefix_key, item.seq)
+    return (item.slack, item.prefix_seq, item.seq)
 
 
 def ranking(ledger: Ledger) -> Callable[[Ordered], Rank]:
     """Return the function that computes the sort key of an item among those of its class."""
     service = ledger.services.get
-    return lambda item: (-item.priority, service(item.tenant, 0.0), item.slack, item.prefix_key, item.seq)
+    return lambda item: (-item.priority, service(item.tenant, 0.0), item.slack, item.prefix_seq, item.seq)
 
 
-_PRIORITY, _SLACK, _PREFIX_KEY, _SEQ = map(attrgetter, ("priority", "slack", "prefix_key", "seq"))
+_PRIORITY, _SLACK, _PREFIX_SEQ, _SEQ = map(attrgetter, ("priority", "slack", "prefix_seq", "seq"))
 
 
 def ranked(items: Iterable[OrderedT], ledger: Ledger) -> list[OrderedT]:
@@ -51,7 +51,7 @@ def ranked(items: Iterable[OrderedT], ledger: Ledger) -> list[OrderedT]:
     ordered = sorted(items, key=_SEQ)
     if len(ordered) > 1:
         service = ledger.services.get
-        ordered.sort(key=_PREFIX_KEY)
+        ordered.sort(key=_PREFIX_SEQ)
         ordered.sort(key=_SLACK)
         ordered.sort(key=lambda item: service(item.tenant, 0.0))
         ordered.sort(key=_PRIORITY, reverse=True)  # keeps the order of equals, reversed or not
