@@ -299,7 +299,7 @@ def _check_reason(after: After, request: Request, reason: Reason) -> None:
         assert begun + added > plan.budget_seconds - 1e-9, "time is left"
     elif reason is Reason.NO_KV:
         everyone = [*after.snapshot.residents, *plan.admit]
-        watermark = floor((after.snapshot.expectation.watermark_share or config.watermark_share) * config.num_blocks)
+        watermark = floor(after.snapshot.expectation.watermark_share * config.num_blocks)
         tails = sum(ceil(config.tail_tokens / config.block_tokens) for _ in [*everyone, request])
         tails += _growth(after, [*everyone, request])
         rest = sum(blocks(after, r.num_tokens) for r in after.holders if left(r) > 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 from fake_engine import FakeEngine
@@ -150,7 +151,6 @@ def bursts(learner: ExpectationLearner, tokens: int, seconds: range) -> float | 
 
 def test_the_watermark_follows_what_online_asks_for_within_a_second():
     learner = ExpectationLearner(10_000)
-    assert learner.expectation.watermark_share is None
 
     assert bursts(learner, 100, range(1, 20)) == LEAST_WATERMARK
     assert bursts(learner, 1200, range(20, 40)) == 0.12
@@ -165,7 +165,7 @@ def test_offline_does_not_count_as_a_burst():
     for second in range(10):
         learner.arrived(make_request(num_tokens=9000), second * 1.01)
 
-    assert learner.expectation.watermark_share is None
+    assert learner.expectation.watermark_share == LEAST_WATERMARK
 
 
 def look(free: int, expectation: Expectation, *, has_online: bool = False) -> EngineSnapshot:
@@ -175,7 +175,7 @@ def look(free: int, expectation: Expectation, *, has_online: bool = False) -> En
         resident.num_tokens += 1
     if has_online:
         residents[0].request_class = ONLINE
-    config = PolicyConfig(slots=20, num_blocks=100 + free, block_tokens=1, offline_share=0.0, watermark_share=0.0)
+    config = PolicyConfig(slots=20, num_blocks=100 + free, block_tokens=1, offline_share=0.0)
     return make_state(config, [*residents, make_request(20, num_tokens=10)], free, expectation)
 
 
@@ -253,22 +253,19 @@ def test_nobody_is_preempted_where_lengths_are_as_expected():
     assert held > 0.9 * config.num_blocks
 
 
-def test_the_rate_of_online_requests_follows_what_came_in_the_last_minute():
+def test_online_is_expected_for_ten_mean_gaps_of_the_last_minute():
     learner = ExpectationLearner(10_000)
+    learner.arrived(make_request(), 0.0)
+    assert learner.expectation.online_until == -inf, "offline requests do not count"
+
     for second in range(300):
         learner.arrived(make_request(request_class=ONLINE), float(second // 2))
-    busy = learner.expectation.online_rate
+
+    assert learner.expectation.online_until == pytest.approx(149.0 + 10 / 2.0, abs=0.3)
+
     learner.arrived(make_request(request_class=ONLINE), 149.0 + 600.0)
 
-    assert busy == pytest.approx(2.0, rel=0.05)
-    assert learner.expectation.online_rate < 0.01
-
-
-def test_offline_requests_do_not_count_into_the_online_rate():
-    learner = ExpectationLearner(10_000)
-    learner.arrived(make_request(), 1.0)
-
-    assert learner.expectation.online_rate == 0.0
+    assert learner.expectation.online_until > 749.0 + 1000.0
 
 
 def test_the_mean_online_answer_is_published_once_some_have_ended():

@@ -86,15 +86,12 @@ class Backlog:
                     yield from islice(queue.requests, queue.start, None)
 
     def count(self, request_class: RequestClass) -> int:
-        """Return the number of waiting requests of a class."""
         return self._counts[request_class]
 
     def tenants(self, request_class: RequestClass) -> set[str]:
-        """Return the tenants of a class that have waiting requests."""
         return {tenant for band in self._bands[request_class].values() for tenant in band}
 
     def add(self, request: Request) -> None:
-        """Add a request."""
         if request.request_class is ONLINE:
             request.slack = 0.0
         bands = self._bands[request.request_class]
@@ -166,8 +163,6 @@ class Backlog:
 
 @dataclass(slots=True)
 class _Listing:
-    """The head of one class in the making."""
-
     left: int
     num_tokens: float
     ledger: Ledger
@@ -180,7 +175,6 @@ class _Listing:
         return self.left <= 0 or (self.num_tokens <= 0 and len(self.requests) >= LEAST)
 
     def take_all(self, queue: _Queue) -> None:
-        """List the requests of one tenant in their order."""
         for request in islice(queue.requests, queue.start, queue.start + self.left):
             if self.is_full:
                 return

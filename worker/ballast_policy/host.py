@@ -71,25 +71,14 @@ class Kv(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
-    """A request got its first slot."""
-
-    request: Request
-    queued_seconds: float
-    steps_waited: int
-    num_tokens: int
-    num_cached: int
-    """Tokens that the prefix cache gave."""
-
-
-@dataclass(frozen=True, slots=True)
 class Dispatch:
     """A plan as it was carried out: the work of one step."""
 
     plan: StepPlan
     grants: list[tuple[Request, int]]
     """Requests that compute, with their tokens; decodes first. Their blocks are allocated."""
-    admissions: list[Admission] = field(default_factory=list)
+    admissions: list[Request] = field(default_factory=list)
+    """Requests that got their first slot."""
     num_deferred: int = 0
     """Grants of the plan whose blocks were not free."""
     is_nested: bool = False
@@ -112,7 +101,6 @@ class Host:
         self.residents: dict[int, Request] = {}
         """By `seq`, in the order of admission."""
         self.held = _no_slots()
-        """Residents by class and phase."""
         self.reservation = config.reservation()
         self.ceiling: int | None = None
         """Largest decode batch that the SLO allows; None until the cost model is trusted."""
@@ -275,30 +263,29 @@ class Host:
             if request in plan.admit:
                 kv.release(request)
                 self.preempt(request)
-        admissions = [self._first_slot(r, now) for r in plan.admit if r.phase is RUNNING and r.admitted == inf]
+        admissions = [r for r in plan.admit if r.phase is RUNNING and r.admitted == inf]
+        for request in admissions:
+            request.admitted = now
+            request.num_prompt_cached = min(request.num_computed, request.num_prompt)
+            self.expectations.admitted(request, request.num_tokens - request.num_computed)
         return Dispatch(plan, grants, admissions, num_deferred)
 
     def admit(self, request: Request) -> None:
-        """Note that a waiting request got a slot."""
         self._move(request, RUNNING, WAITING)
         self.backlog.remove(request)
         self.residents[request.seq] = request
 
     def preempt(self, request: Request) -> None:
-        """Note that a resident gave up its slot and its KV; it waits again."""
         self._move(request, WAITING, RUNNING, PARKED)
         del self.residents[request.seq]
         request.steps_waited = 0
         self.backlog.add(request)
 
     def park(self, request: Request) -> None:
-        """Note that a running request gave up its slot and keeps its KV."""
         self._move(request, PARKED, RUNNING)
 
     def resume(self, request: Request) -> None:
-        """Note that a parked request got a slot."""
         self._move(request, RUNNING, PARKED)
-        request.steps_waited = 0
 
     def _move(self, request: Request, phase: Phase, *before: Phase) -> None:
         if request.phase not in before:
@@ -310,14 +297,6 @@ class Host:
             held[phase] += 1
         request.phase = phase
 
-    def _first_slot(self, request: Request, now: float) -> Admission:
-        request.admitted = now
-        request.num_prompt_cached = min(request.num_computed, request.num_prompt)
-        waited, request.steps_waited = request.steps_waited, 0
-        num_new = request.num_tokens - request.num_computed
-        self.expectations.admitted(request, num_new)
-        return Admission(request, max(0.0, now - request.arrival), waited, request.num_tokens, request.num_computed)
-
     # What came of it
 
     def began(self, plan: StepPlan, now: float) -> None:
@@ -325,7 +304,6 @@ class Host:
         self.interference.began(plan, now)
 
     def ended(self, now: float) -> None:
-        """Note that no step is computing any more."""
         self.interference.ended(now)
 
     def computed(self, request: Request, num_tokens: int, now: float) -> tuple[int, int]:

@@ -29,8 +29,6 @@ class Reason(StrEnum):
 
 
 class Because(NamedTuple):
-    """One request and the reason for its treatment."""
-
     request: Request
     reason: Reason
 
@@ -53,7 +51,6 @@ class StepPlan:
     preempt: tuple[Request, ...] = ()
     because: tuple[Because, ...] = ()
     predicted_seconds: float = 0.0
-    """Predicted time of the step."""
     budget_seconds: float = float("inf")
     """The time to which offline work may extend the step; inf while the cost model is not trusted. Online and the
     reservation of offline may exceed it by themselves."""

@@ -43,7 +43,6 @@ class Request:
     arrival: float
     num_prompt: int
     max_output: int
-    """Most tokens that it may generate."""
     tenant: str = "default"
     priority: int = 0
     """Band within the class: higher is more important, negative is sheddable."""
@@ -74,7 +73,7 @@ class Request:
     num_cached_idle: int = 0
     """Waiting: those of the cached blocks that count as free until it is admitted."""
     steps_waited: int = 0
-    """Steps since it last held a slot while runnable."""
+    """Steps that it waited for its slot among the first in order."""
     admitted: float = inf
     """Time of its first slot."""
     num_prompt_cached: int = 0

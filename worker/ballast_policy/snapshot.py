@@ -16,8 +16,6 @@ from ballast_policy.reservation import Reservation, reserve
 
 @dataclass(frozen=True, slots=True)
 class TenantShare:
-    """The share of a tenant."""
-
     weight: float = 1.0
     max_priority: int = 100
     max_slots: int | None = None
@@ -39,7 +37,6 @@ class PolicyConfig:
     offline_share: float = 0.1
     """Reservation of offline in slots, KV blocks and prefill chunk."""
     offline_max_share: float = 1.0
-    """Most slots that offline may hold."""
     ttft: float = inf
     """SLO of online requests without their own, and of the next request."""
     tpot: float = inf
@@ -57,11 +54,6 @@ class PolicyConfig:
     """Share of online requests that must keep the SLO they would keep alone; if fewer do, less is lent."""
     can_suspend: bool = True
     """Whether the engine can suspend a step at a layer boundary."""
-    static_share: float = 0.25
-    """Share of slots and of the prefill chunk lent to offline beside online while the cost model is untrusted."""
-    watermark_share: float = 0.05
-    """Share of KV blocks that lent offline admissions leave free for online, while online is present or recent and
-    what it asks for at once is not known yet."""
     tail_tokens: int = 64
     """Tokens that a request is expected to generate while the lengths of answers are not known yet."""
 
@@ -104,7 +96,6 @@ class EngineSnapshot:
     config: PolicyConfig
     cost: CostModel
     reservation: Reservation
-    """The reservation of offline, see `PolicyConfig.reservation`."""
     ledgers: Ledgers = field(default_factory=dict)
     """Service of the tenants of each class; a class without one treats its tenants as equal."""
     typical_prompt: int = 0

@@ -17,20 +17,6 @@ def token_cost(num_input: int, num_output: int) -> float:
     return INPUT_COST * num_input + OUTPUT_COST * num_output
 
 
-def most_ahead(slots: int, max_input: int, max_output: int, weight: float = 1.0) -> float:
-    """Return the most by which a tenant's service exceeds that of another tenant that waits.
-
-    `(2 * max_input * 1 + slots * max_output * 2) / weight`, with the longest prompt and answer and the lesser weight of
-    both; for requests of one priority that fit the KV, without caps and reservations of tenants.
-
-    When the tenant last got a slot it was the least served, the admissions before it in that step included. At most one
-    prompt of these is not computed in the step: the one that the reservation of offline begins. Since then it was
-    charged for its slots: one more unfinished prompt (a step admits no request behind one), and an answer for each
-    slot. Over any span, the service of two waiting tenants grows apart by at most twice the bound.
-    """
-    return (2 * INPUT_COST * max_input + OUTPUT_COST * slots * max_output) / weight
-
-
 class Ledger:
     """Service of the tenants of one class, in tokens over weight.
 
@@ -49,16 +35,13 @@ class Ledger:
         self.reserve(reserved or {})
 
     def service(self, tenant: str) -> float:
-        """Return the service of a tenant so far."""
         return self._service.get(tenant, 0.0)
 
     @property
     def services(self) -> Mapping[str, float]:
-        """Return the service of each tenant that was charged or lifted."""
         return self._service
 
     def weight(self, tenant: str) -> float:
-        """Return the weight of a tenant, 1 by default."""
         return self._weights.get(tenant, 1.0)
 
     def reweigh(self, weights: Mapping[str, float]) -> None:
@@ -78,7 +61,6 @@ class Ledger:
         self.reserved = {tenant: share for tenant, share in reserved.items() if share > 0}
 
     def charge(self, tenant: str, cost: float) -> None:
-        """Add a cost (`token_cost`) to the tenant's service."""
         weighted = cost / self._weights.get(tenant, 1.0)
         self._last = self._service[tenant] = self._service.get(tenant, 0.0) + weighted
 

@@ -20,13 +20,10 @@ from ballast_policy.reservation import ROUNDING
 
 
 class TenantSlots:
-    """The slots of one class by tenant."""
-
     __slots__ = ("_held", "num_held", "reserved")
 
     def __init__(self, reserved: Mapping[str, float], held: Mapping[str, int]) -> None:
         self.num_held = sum(held.values())
-        """Slots that the class holds."""
         self.reserved = reserved
         """Shares by tenant, for tenants with a reservation."""
         self._held = {tenant: held.get(tenant, 0) for tenant in reserved}
@@ -41,7 +38,6 @@ class TenantSlots:
         return BelowReservation(self, tenants).first(tenants)
 
     def count(self, tenant: str) -> None:
-        """Count one more slot of a tenant."""
         self.num_held += 1
         if tenant in self._held:
             self._held[tenant] += 1

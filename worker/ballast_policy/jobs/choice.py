@@ -14,19 +14,15 @@ from ballast_policy.jobs.deadline import JobWork, Rates, seconds_of
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A job from which items can be claimed."""
-
     job_id: str
     tenant: str
     priority: int
     slack: float
-    """See `job_slack`."""
     prefix_key: int | None
     """Groups jobs of one tenant whose first items have the same prompt prefix; None if no group is known."""
     seq: float
     """Unix seconds of its submission; the earlier job goes first."""
     waiting: int
-    """Items that can be claimed now."""
     prefix_seq: int = 0
     """Submission of the first job of its prefix group, in microseconds; see `in_submission_order`."""
 

@@ -18,7 +18,6 @@ class Verdict(StrEnum):
     NO = "no"
     """Even alone, the job is not done in time."""
     UNKNOWN = "unknown"
-    """No rate has been measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +30,9 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class JobWork:
-    """The remaining work of a job."""
-
     tenant: str
     priority: int
     deadline: float | None
-    """On the clock of `now`."""
     items: int
     output_tokens: int = 0
     """Most tokens that its items may generate; 0 if unknown."""
@@ -44,8 +40,6 @@ class JobWork:
 
 @dataclass(frozen=True, slots=True)
 class Feasibility:
-    """A verdict and its figures."""
-
     verdict: Verdict
     seconds_left: float
     seconds_needed: float | None = None

@@ -1,4 +1,4 @@
-"""What an engine has seen, for what it expects: how long answers are, how often and for how much KV online asks."""
+"""Expectations from recent requests: the lengths of answers, and the rate and the KV demand of online."""
 
 from __future__ import annotations
 
@@ -40,12 +40,10 @@ class Expectation:
 
     outputs: Mapping[RequestClass, tuple[int, ...]] = field(default_factory=dict)
     """Lengths of answers by class, sorted; a class is absent while they are unknown."""
-    watermark_share: float | None = None
-    """Share of the KV that online may need at once; None while it is unknown."""
+    watermark_share: float = LEAST_WATERMARK
+    """Share of the KV that lent admissions leave free while online is expected."""
     unknown_share: float = 0.0
     """Share of `max_output` that a request is expected to generate while the lengths of its class are unknown."""
-    online_rate: float = 0.0
-    """Online requests that arrive per second."""
     online_until: float = -inf
     """Time until which the next online request is expected; -inf if no request has arrived."""
     online_spread: float = 0.0
@@ -76,7 +74,7 @@ UNKNOWN = Expectation()
 
 
 class ExpectationLearner:
-    """Belongs to one engine. `expectation` is what a snapshot carries."""
+    """Learns the expectation of one engine."""
 
     def __init__(self, num_tokens: int) -> None:
         self.expectation = Expectation(unknown_share=UNKNOWN_SHARE)
@@ -87,14 +85,13 @@ class ExpectationLearner:
         self._bursts: deque[int] = deque(maxlen=NUM_BURSTS)
         self._burst = 0
         self._since = 0.0
-        self._watermark: float | None = None
+        self._watermark = LEAST_WATERMARK
         self.typical_prompt = 0.0
         """Moving average of the tokens that an online prompt has to compute."""
         self._count = self._seconds = self._last = 0.0
-        """Online requests and the time they came in, both fading, and when the last one came."""
+        """Online requests, the time in which they arrived, both with exponential decay, and the last arrival."""
 
     def arrived(self, request: Request, now: float) -> None:
-        """A request came in: what online brings within a second is a burst."""
         if request.request_class is not ONLINE:
             return
         self._tick(now)
@@ -103,7 +100,7 @@ class ExpectationLearner:
         self._burst += request.num_tokens
 
     def admitted(self, request: Request, num_new: int) -> None:
-        """Note that a request got its first slot, with `num_new` tokens to compute."""
+        """Learn from a request that got its first slot, with `num_new` tokens to compute."""
         if request.request_class is ONLINE:
             self.typical_prompt += (num_new - self.typical_prompt) * (0.1 if self.typical_prompt else 1.0)
 
@@ -115,10 +112,9 @@ class ExpectationLearner:
         self._last = now
         rate = self._count / max(self._seconds, BURST_SECONDS)
         until = now + max(BURST_SECONDS, SILENT_GAPS / rate)
-        self.expectation = replace(self.expectation, online_rate=rate, online_until=until)
+        self.expectation = replace(self.expectation, online_until=until)
 
     def finished(self, request: Request) -> None:
-        """An answer came to its own end."""
         self._lengths[request.request_class].append(request.num_output)
         self._num_new += 1
         if self._num_new >= REFRESH:
@@ -126,7 +122,7 @@ class ExpectationLearner:
             self._publish()
 
     def _close(self, now: float) -> None:
-        """End a burst; seconds in which nothing came are bursts of nothing."""
+        """End a burst. Seconds without arrivals are bursts without tokens."""
         quiet = min(NUM_BURSTS, int((now - self._since) / BURST_SECONDS) - 1) if self._bursts else 0
         self._bursts.append(self._burst)
         self._bursts.extend([0] * quiet)
@@ -137,9 +133,7 @@ class ExpectationLearner:
         self.expectation = replace(self.expectation, online_spread=sqrt(variance))
         share = ordered[int(0.99 * (len(ordered) - 1))] / self._num_tokens
         wanted = min(max(share, LEAST_WATERMARK), MOST_WATERMARK)
-        self._watermark = (
-            wanted if self._watermark is None else max(wanted, KEEP * self._watermark + (1 - KEEP) * wanted)
-        )
+        self._watermark = max(wanted, KEEP * self._watermark + (1 - KEEP) * wanted)
         self._publish()
 
     def _publish(self) -> None:

@@ -30,7 +30,6 @@ class AdmissionGate:
     count_free: Callable[[], int]
     """Returns the free slots of the class."""
     is_closed: bool = False
-    """True once all requests are stopped."""
     _reason: Reason | None = None
     """Why the first request did not pass."""
     _stops_prefill: bool = False
@@ -42,7 +41,6 @@ class AdmissionGate:
     _holders: list[Request] | None = None
 
     def has_free_slot(self) -> bool:
-        """Return whether a slot is free."""
         if self._num_free < 1:
             self._num_free = self.count_free()
         return self._num_free > 0
