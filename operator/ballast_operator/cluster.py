@@ -18,6 +18,7 @@ import aiohttp
 import kopf
 
 from ballast_api.names import FIELD_MANAGER, SCALING_MANAGER
+from ballast_log import Log
 from ballast_operator.errors import (
     BadSetting,
     ClusterRefused,
@@ -28,7 +29,6 @@ from ballast_operator.errors import (
     NotFound,
 )
 from ballast_operator.kinds import EVENT, INFERENCE_DEPLOYMENT, POD, Body, Key, Kind, key_of
-from ballast_worker.log import Log
 
 log = Log(__name__)
 

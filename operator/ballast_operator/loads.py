@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from ballast_api.conditions import Reason
+from ballast_log import Log
 from ballast_operator.addresses import Address, Addresses
 from ballast_operator.children.config import Redis
 from ballast_operator.cluster import Cluster
@@ -18,7 +19,6 @@ from ballast_operator.load import Load, Trouble
 from ballast_queue.connection import Connection
 from ballast_queue.errors import QueueError, QueueForbidden, QueueUnavailable
 from ballast_queue.redis_store import Queue
-from ballast_worker.log import Log
 
 log = Log(__name__)
 
@@ -149,7 +149,7 @@ class Loads:
     def _read(self, address: Address, name: str) -> Load:
         """Look, on a thread."""
         queue = Queue(self._connection(address), name)
-        return Load(time.monotonic(), workers=tuple(queue.workers()), queue=queue.stats())
+        return Load(time.monotonic(), workers=tuple(queue.workers.statuses()), queue=queue.stats())
 
     def _connection(self, address: Address) -> Connection:
         """One for all resources of a Redis; one that is away is not tried again by each of them in turn."""

@@ -63,6 +63,8 @@ class Surroundings:
     """Data of the operator's own Redis Secret, as the API gives it; None: there is none."""
     redis_key: Key | None = None
     """Where that Secret is."""
+    runbooks: str | None = None
+    """Base URL of the runbook pages that alerts link to."""
 
     @property
     def lacks_redis(self) -> bool:
@@ -188,7 +190,10 @@ def _wanted(
     yield SERVICE, service(resource)
     yield BUDGET, budget(resource)
     yield DEPLOYMENT, deployment(resource, version, image=surroundings.image, own_keys=surroundings.redis_keys)
-    for kind, body in ((SERVICE_MONITOR, service_monitor(resource)), (RULE, prometheus_rule(resource))):
+    for kind, body in (
+        (SERVICE_MONITOR, service_monitor(resource)),
+        (RULE, prometheus_rule(resource, runbooks=surroundings.runbooks)),
+    ):
         if body is not None and kind.name in surroundings.kinds:
             yield kind, body
 

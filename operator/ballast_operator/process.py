@@ -16,6 +16,7 @@ import kopf
 from kopf._cogs.structs.references import Insights  # `kopf.operator` takes both, and Kopf exports no name for them
 from kopf._core.engines.peering import Identity
 
+from ballast_log import Log
 from ballast_operator import handlers
 from ballast_operator.cache import Cache
 from ballast_operator.cluster import Cluster
@@ -31,7 +32,6 @@ from ballast_operator.streams import outlive_kinds
 from ballast_operator.surroundings import look, optional_kinds
 from ballast_operator.turns import Turns
 from ballast_operator.web import Web
-from ballast_worker.log import Log
 
 log = Log(__name__)
 

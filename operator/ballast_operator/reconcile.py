@@ -10,6 +10,7 @@ from ballast_api.errors import InvalidConfig
 from ballast_api.inference_deployment import InferenceDeployment, Metadata
 from ballast_api.names import SPEC_HASH
 from ballast_api.status import ScalingStatus, Status
+from ballast_log import Log
 from ballast_operator import report
 from ballast_operator.cache import Cache
 from ballast_operator.children.config import redis_of
@@ -23,7 +24,6 @@ from ballast_operator.load import Load, Trouble
 from ballast_operator.loads import Loads
 from ballast_operator.plan import Apply, Plan, Snapshot, Surroundings, plan
 from ballast_operator.scaling import History, scale
-from ballast_worker.log import Log
 
 log = Log(__name__)
 

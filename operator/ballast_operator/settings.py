@@ -30,6 +30,8 @@ class OperatorSettings(BaseModel):
     redis_secret: str = ""
     """Secret in its namespace with `url` and `password` of the Redis for resources that name none; empty: none. While
     it is missing, those resources say so and nothing of them is changed."""
+    runbook_base_url: str = Field(default="", pattern="^(|https?://.+)$")
+    """URL of the runbook pages. Alerts link to them; without it they have no `runbook_url`."""
     turns_at_a_time: int = Field(default=16, ge=1, le=100)
     """Resources that are worked on at the same time."""
     look_seconds: float = Field(default=10, ge=1, le=60)

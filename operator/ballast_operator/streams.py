@@ -13,7 +13,7 @@ from typing import Any
 from kopf._cogs.clients import watching  # Kopf has no public place for this
 from kopf._cogs.clients.errors import APINotFoundError
 
-from ballast_worker.log import Log
+from ballast_log import Log
 
 log = Log(__name__)
 

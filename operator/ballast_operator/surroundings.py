@@ -13,7 +13,8 @@ async def look(cluster: Cluster, settings: OperatorSettings, kinds: frozenset[st
     key = Key(settings.namespace, settings.redis_secret) if settings.redis_secret else None
     body = await cluster.get(SECRET, key) if key else None
     redis = None if body is None else dict(body.get("data") or {})
-    return Surroundings(image=settings.worker_image, kinds=kinds, redis=redis, redis_key=key)
+    runbooks = settings.runbook_base_url or None
+    return Surroundings(image=settings.worker_image, kinds=kinds, redis=redis, redis_key=key, runbooks=runbooks)
 
 
 async def optional_kinds(cluster: Cluster) -> frozenset[str]:

@@ -1,7 +1,7 @@
-"""No field is accepted and ignored: each leaf of the schema is changed, and what comes of it must change.
+"""No field is accepted and ignored. The tests change each leaf of the schema, and expect an effect.
 
-A field of the resource must change what the operator makes or decides; a field of the worker's configuration must
-change what engine, policy or queue are told, or name the test that shows what else it does.
+A field of the resource must change an object or a decision of the operator. A field of the worker's configuration must
+change the settings of engine, policy or queue, or name the test that shows its effect.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ SHOWN_BY: dict[str, str] = {
     "limits.maxQueuedRequests": "worker/test_limits.py::test_a_full_queue_is_a_429_with_the_time_to_try_again",
     "cost.dollarsPerGpuHour": "worker/test_metrics.py::test_the_price_of_the_device_is_split_by_service_and_adds_up",
 }
-"""Leaves of the worker's configuration that other parts than engine, policy and queue read."""
+"""Leaves of the worker's configuration that neither engine, policy nor queue read."""
 
 
 def made(spec: dict[str, Any]) -> list[Any]:
-    """All that the operator would write for a resource of which nothing is there yet."""
+    """Return all objects that the operator writes for a new resource."""
     resource = InferenceDeployment.read(EVERYTHING | {"spec": spec}, "here")
     surroundings = Surroundings(image="worker", kinds=frozenset({"ServiceMonitor", "PrometheusRule"}))
     return [step.manifest for step in plan(resource, Snapshot(uid="1"), surroundings).apply]
@@ -57,8 +57,8 @@ def test_a_field_changes_what_the_operator_makes(leaf: str) -> None:
     assert made(before) != made(after)
 
 
-def looks() -> Iterator[tuple[float, Load]]:
-    """A day in short: load rises far, a backlog comes, everything ends."""
+def polls() -> Iterator[tuple[float, Load]]:
+    """Yield four hours of load: a rise, a backlog, and the end of both."""
     for minute in range(240):
         online = 40 if 10 <= minute < 60 else 0
         depth = 900 if 90 <= minute < 120 else 0
@@ -75,7 +75,7 @@ def looks() -> Iterator[tuple[float, Load]]:
 def decided(spec: dict[str, Any]) -> list[int]:
     scaling = Scaling.model_validate(spec)
     replicas, history, decisions = 1, History(), []
-    for now, load in looks():
+    for now, load in polls():
         decision = scale(scaling, replicas=replicas, ready=min(replicas, 1), load=load, now=now, history=history)
         replicas, history = decision.replicas, decision.history
         decisions.append(replicas)
@@ -100,8 +100,8 @@ def test_a_field_changes_how_replicas_follow_the_load(leaf: str) -> None:
     assert decided(base) != decided(base | {name: step.get(name, base[name] + 1)})
 
 
-def told(values: dict[str, Any]) -> tuple[Any, ...]:
-    """What a worker tells engine, policy and queue."""
+def derived(values: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the settings of engine, policy and queue."""
     config = WorkerConfig.model_validate(values)
     folder = Path("/models/qwen3")
     return (
@@ -114,7 +114,7 @@ def told(values: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def worker_leaves() -> list[str]:
-    """Of the sections that resource and worker share: `runtime` is the operator's."""
+    """Return the leaves of the sections that resource and worker share. Only the operator writes `runtime`."""
     return [
         leaf
         for leaf in leaves(CONFIG)
@@ -123,15 +123,15 @@ def worker_leaves() -> list[str]:
 
 
 @pytest.mark.parametrize("leaf", [leaf for leaf in worker_leaves() if leaf != "model.uri"])
-def test_a_field_changes_what_a_worker_is_told(leaf: str) -> None:
+def test_a_field_changes_the_settings_of_a_worker(leaf: str) -> None:
     shared = {name: value for name, value in everything().items() if name in CONFIG["properties"]}
     shared["model"] = {n: v for n, v in shared["model"].items() if n in CONFIG["properties"]["model"]["properties"]}
     before, after = changed(shared, leaf, CONFIG)
 
-    assert told(before) != told(after)
+    assert derived(before) != derived(after)
 
 
-def test_the_model_is_read_from_where_it_is_said_to_be(tmp_path: Path) -> None:
+def test_the_model_is_read_from_its_uri(tmp_path: Path) -> None:
     config = WorkerConfig.model_validate({"model": {"uri": f"file://{tmp_path}"}})
 
     assert settings.model_directory(config) == tmp_path
@@ -145,13 +145,13 @@ def test_a_test_that_shows_an_effect_exists(test: str) -> None:
     assert name in functions
 
 
-def test_no_excuse_outlives_its_field() -> None:
+def test_every_exception_names_a_field() -> None:
     known = {*leaves(SPEC), *leaves(CONFIG)}
 
     assert set(REFUSED) | set(SHOWN_BY) <= known
 
 
-def test_the_same_resource_makes_the_same() -> None:
+def test_equal_resources_have_equal_objects() -> None:
     assert made(everything()) == made(everything())
 
 
@@ -159,7 +159,7 @@ def test_every_field_of_the_status_is_reported() -> None:
     resource = InferenceDeployment.read(EVERYTHING | {"metadata": {"name": "all", "generation": 3}}, "here")
     found = {"replicas": 2, "readyReplicas": 2, "updatedReplicas": 1, "observedGeneration": 1}
     deployment = {"metadata": {"generation": 1}, "spec": {}, "status": found}
-    now, load = next((now, look) for now, look in looks() if now >= 600)
+    now, load = next((now, load) for now, load in polls() if now >= 600)
     world = Input(resource=resource, deployment=deployment, pods=(), load=load, now=now)
     wanted = status(
         world, conditions(world), config_hash="abc", scaling=ScalingStatus(replicas=4, because="load"), now=now
@@ -170,7 +170,7 @@ def test_every_field_of_the_status_is_reported() -> None:
 
 
 def filled(value: Any, schema: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """The leaves of the schema that a value fills with something."""
+    """Yield the leaves of the schema that a value fills."""
     if "properties" in schema:
         for name, member in value.items():
             yield from filled(member, schema["properties"][name], f"{prefix}.{name}" if prefix else name)

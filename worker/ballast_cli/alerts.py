@@ -35,23 +35,24 @@ def alerts(
         typer.Option(help="PromQL matchers of the scraped workers.", show_default='namespace="...",service="NAME"'),
     ] = None,
     runbooks: Annotated[
-        str | None, typer.Option(metavar="URL", help="Where the runbook pages are.", show_default="docs/runbooks")
+        str | None,
+        typer.Option(metavar="URL", help="Base URL of the runbook pages that alerts link to.", show_default="no link"),
     ] = None,
 ) -> None:
-    """Print the alert rules of a resource: promises by burn rate, and what else should wake somebody.
+    """Print the alert rules of a resource: burn rates of the SLO, and other alerts.
 
-    The operator makes a PrometheusRule of the same rules where the cluster has that kind.
+    The operator makes a PrometheusRule with the same rules if the cluster has that kind.
     """
     if (name is None) == (file is None):
         raise Usage(
             "wanted either the NAME of a resource in the cluster or a FILE (-f), found " + ("both" if name else "none")
         )
     # The resource's model takes longer to build than any other verb to start.
-    from ballast_api.alerts import RUNBOOKS, rule_groups  # noqa: PLC0415
+    from ballast_api.alerts import rule_groups  # noqa: PLC0415
     from ballast_cli.manifests import from_cluster, from_file  # noqa: PLC0415
 
     resources = from_file(file, namespace) if file else (from_cluster(name or "", namespace),)
-    groups = [group for each in resources for group in rule_groups(each, match=match, runbooks=runbooks or RUNBOOKS)]
+    groups = [group for each in resources for group in rule_groups(each, match=match, runbooks=runbooks)]
     yaml.dump({"groups": groups}, sys.stdout, Dumper=_Plain, sort_keys=False, width=118)
 
 

@@ -18,7 +18,7 @@ from ballast_cli.get import condition
 from ballast_queue.errors import JobNotFound
 from ballast_queue.job import Job
 from ballast_worker.forecast import duration
-from ballast_worker.waiting import Scene, why
+from ballast_worker.waiting_reasons import Scene, why
 
 if TYPE_CHECKING:
     from ballast_queue.redis_store import Queue
@@ -99,7 +99,7 @@ def _explain_job(place: Place, job_id: str, *, as_json: bool) -> bool:
     """Explain the job of that id; False where there is none."""
     with open_queue(place) as connected:
         try:
-            job = connected.job(job_id)
+            job = connected.jobs.get(job_id)
         except JobNotFound:
             return False
         because = why(job, scene(connected))
@@ -124,10 +124,10 @@ def scene(queue: Queue) -> Scene:
     """Everything that tells why a job of this queue waits."""
     return Scene(
         stats=queue.stats(),
-        workers=queue.workers(),
-        active=queue.active_jobs(),
-        held=queue.demand().held,
-        settings=queue.settings(),
+        workers=queue.workers.statuses(),
+        active=queue.jobs.active(),
+        held=queue.claimable.demand().held,
+        settings=queue.settings.read(),
     )
 
 

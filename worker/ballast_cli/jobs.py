@@ -1,4 +1,4 @@
-"""`ballast jobs`: the jobs of a queue."""
+"""`ballast jobs`: list the jobs of a queue."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def jobs(
     redis_url: RedisUrl = None,
     queue: QueueName = None,
     password_file: PasswordFile = None,
-    tenant: Annotated[str | None, typer.Option(help="Only the jobs of this tenant.", show_default=False)] = None,
-    active: Annotated[bool, typer.Option("--active", help="Only jobs that are not over.")] = False,
+    tenant: Annotated[str | None, typer.Option(help="List the jobs of this tenant only.", show_default=False)] = None,
+    active: Annotated[bool, typer.Option("--active", help="List only jobs that are not over.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List the jobs of a queue, newest first."""
     place = Place.of(redis_url, queue, password_file)
     with open_queue(place) as connected:
-        found = connected.active_jobs() if active else connected.jobs()
+        found = connected.jobs.active() if active else connected.jobs.newest()
     shown = sorted((one for one in found if tenant in {None, one.tenant}), key=lambda one: (-one.created, one.id))
     if as_json:
         print_json({"version": 1, "queue": place.queue, "jobs": [one.model_dump(mode="json") for one in shown]})
@@ -41,7 +41,7 @@ def jobs(
 
 
 def row(one: Job, now: float) -> tuple[str, ...]:
-    """A job as a line of the table."""
+    """Return a job as a row of the table."""
     return (
         one.id,
         one.tenant,
@@ -56,7 +56,7 @@ def row(one: Job, now: float) -> tuple[str, ...]:
 
 
 def deadline(one: Job, now: float) -> str:
-    """Say how far away the deadline is."""
+    """Return the time until the deadline."""
     if one.deadline is None:
         return "-"
     if one.state.is_over:

@@ -1,0 +1,366 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ballast_openai.body import ChatBody, CompletionBody, parse_body
+from ballast_openai.errors import InvalidBody, Unsupported, describe
+from ballast_openai.refused import REFUSED_BY_URL
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+SAY_HI = [{"role": "user", "content": "hi"}]
+CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bonn"}'}}
+
+
+def completion(**given):
+    return parse_body(COMPLETIONS, {"model": "m", "prompt": "p"} | given)
+
+
+def chat(**given):
+    return parse_body(CHAT, {"model": "m", "messages": SAY_HI} | given)
+
+
+def test_a_completion_has_the_defaults_of_openai():
+    body = completion()
+
+    assert isinstance(body, CompletionBody)
+    assert (body.num_output, body.temperature, body.top_p, body.stop, body.stream) == (16, 1.0, 1.0, (), False)
+
+
+def test_a_chat_generates_up_to_the_context_unless_told():
+    assert chat().num_output is None
+    assert chat(max_tokens=3).num_output == 3
+    assert chat(max_completion_tokens=4).num_output == 4
+    assert chat(max_completion_tokens=4, max_tokens=4).num_output == 4
+
+
+def test_prompts_are_text_or_token_ids():
+    assert completion(prompt="x").prompt == "x"
+    assert completion(prompt=[1, 2]).prompt == (1, 2)
+    assert completion(prompt="").prompt == ""
+
+
+def test_text_parts_are_joined():
+    body = chat(
+        messages=[{"role": "system", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
+    )
+
+    assert isinstance(body, ChatBody)
+    assert body.messages[0].content == "ab"
+
+
+def test_a_chat_has_calls_of_tools_and_their_results():
+    body = chat(
+        messages=[
+            *SAY_HI,
+            {"role": "assistant", "content": None, "refusal": None, "tool_calls": [CALL]},
+            {"role": "assistant", "tool_calls": [CALL]},
+            {"role": "tool", "content": "sunny", "tool_call_id": "c1"},
+        ]
+    )
+    shown = [message.for_template() for message in body.messages]
+
+    assert shown[1] == shown[2]
+    assert shown[1]["content"] is None
+    assert shown[1]["tool_calls"][0]["function"] == {"name": "weather", "arguments": {"city": "Bonn"}}
+    assert shown[3] == {"role": "tool", "content": "sunny", "tool_call_id": "c1"}
+
+
+@pytest.mark.parametrize("read", [chat, completion])
+def test_fields_that_change_no_answer_are_accepted(read):
+    notes = {"prompt_cache_key": "k", "safety_identifier": "s", "metadata": {"a": "b"}, "user": "u"}
+    body = read(**notes, store=False, service_tier="flex")
+
+    assert body.model_dump(include=set(notes)) == notes
+    assert body.service_tier == "flex"
+    with pytest.raises(Unsupported, match="store: found true; Ballast does not store answers"):
+        read(store=True)
+
+
+def test_the_speaker_of_a_message_has_a_name():
+    assert chat(messages=[SAY_HI[0] | {"name": "bob"}]).messages[0].for_template()["name"] == "bob"
+
+
+def test_stops_are_one_string_or_several():
+    assert completion(stop="a").stop == ("a",)
+    assert completion(stop=["a", "b"]).stop == ("a", "b")
+    assert completion(stop=None).stop == ()
+
+
+def test_a_lower_vllm_priority_is_a_higher_band():
+    assert completion(priority=-5).band == 5
+    assert completion(priority=5).band == -5
+
+
+def test_a_stream_may_end_with_usage():
+    assert completion(stream=True, stream_options={"include_usage": True}).includes_usage
+    assert not completion(stream=True).includes_usage
+
+
+WRONG = {
+    "a number as text": (COMPLETIONS, {"temperature": "hot"}, "temperature", "found the string 'hot', wanted a number"),
+    "true as a number": (COMPLETIONS, {"max_tokens": True}, "max_tokens", "found true, wanted an integer"),
+    "a fraction as a count": (COMPLETIONS, {"max_tokens": 1.5}, "max_tokens", "wanted an integer"),
+    "too hot": (COMPLETIONS, {"temperature": 3}, "temperature", "found the number 3, wanted 2.0 or less"),
+    "top_p of zero": (COMPLETIONS, {"top_p": 0}, "top_p", "wanted more than 0"),
+    "a seed too large": (COMPLETIONS, {"seed": 2**63}, "seed", "wanted less than"),
+    "a top_k too large": (COMPLETIONS, {"top_k": 2**63}, "top_k", "wanted less than 2147483648"),
+    "an output too large": (CHAT, {"max_tokens": 10**400}, "max_tokens", "wanted less than 2147483648"),
+    "no output": (COMPLETIONS, {"max_tokens": 0}, "max_tokens", "wanted 1 or more"),
+    "several prompts": (COMPLETIONS, {"prompt": ["a", "b"]}, "prompt", "found a list of prompts, wanted one"),
+    "lists of tokens": (COMPLETIONS, {"prompt": [[1], [2]]}, "prompt", "found a list of prompts, wanted one"),
+    "no tokens": (COMPLETIONS, {"prompt": []}, "prompt", "found an empty list"),
+    "a negative token": (COMPLETIONS, {"prompt": [1, -1]}, "prompt", "found the number -1 in the list"),
+    "a token too large": (COMPLETIONS, {"prompt": [2**31]}, "prompt", "found the number 2147483648 in the list"),
+    "true as a token": (COMPLETIONS, {"prompt": [1, True]}, "prompt", "found true in the list"),
+    "a long model": (COMPLETIONS, {"model": "m" * 513}, "model", "wanted 512 or fewer characters"),
+    "too many stop tokens": (COMPLETIONS, {"stop_token_ids": [1] * 65}, "stop_token_ids", "wanted 64 or fewer entries"),
+    "a prompt of a number": (COMPLETIONS, {"prompt": 3}, "prompt", "found the number 3, wanted a string or a list"),
+    "a lone surrogate": (COMPLETIONS, {"prompt": "\ud800"}, "prompt", "lone surrogate"),
+    "an empty model": (COMPLETIONS, {"model": ""}, "model", "wanted 1 or more characters"),
+    "an empty stop": (COMPLETIONS, {"stop": [""]}, "stop", "found an empty stop string"),
+    "too many stops": (COMPLETIONS, {"stop": ["x"] * 17}, "stop", "found 17 stop strings, wanted at most 16"),
+    "a stop of a number": (COMPLETIONS, {"stop": [1]}, "stop", "wanted a string or a list of strings"),
+    "usage without a stream": (COMPLETIONS, {"stream_options": {}}, "stream_options", "wanted stream: true"),
+    "other stream options": (
+        COMPLETIONS,
+        {"stream": True, "stream_options": {"x": 1}},
+        "stream_options.x",
+        "found an unknown field",
+    ),
+    "an unknown field": (COMPLETIONS, {"temprature": 1}, "temprature", "found an unknown field"),
+    "an unknown field that is no Unicode": (COMPLETIONS, {"a\ud800": 1}, "a\\ud800", "found an unknown field"),
+    "an unknown field of an option that is no Unicode": (
+        COMPLETIONS,
+        {"stream": True, "stream_options": {"\ud800": 1}},
+        "stream_options.\\ud800",
+        "found an unknown field",
+    ),
+    "an unknown field of null": (COMPLETIONS, {"temprature": None}, "temprature", "found an unknown field"),
+    "no messages": (CHAT, {"messages": []}, "messages", "wanted 1 or more entries"),
+    "messages as text": (CHAT, {"messages": "hi"}, "messages", "found the string 'hi', wanted a list"),
+    "a message as text": (CHAT, {"messages": ["hi"]}, "messages[0]", "wanted an object"),
+    "an unknown role": (CHAT, {"messages": [{"role": "judge", "content": "x"}]}, "messages[0].role", "'tool'"),
+    "a result without its call": (
+        CHAT,
+        {"messages": [{"role": "tool", "content": "x"}]},
+        "messages[0].tool_call_id",
+        "found nothing, wanted the id of the call",
+    ),
+    "the id of a call from a user": (
+        CHAT,
+        {"messages": [SAY_HI[0] | {"tool_call_id": "c"}]},
+        "messages[0].tool_call_id",
+        "wanted role 'tool'",
+    ),
+    "calls of a user": (
+        CHAT,
+        {"messages": [SAY_HI[0] | {"tool_calls": [CALL]}]},
+        "messages[0].tool_calls",
+        "wanted role 'assistant'",
+    ),
+    "arguments that are no object": (
+        CHAT,
+        {"messages": [{"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "3"}}]}]},
+        "messages[0].tool_calls[0].function.arguments",
+        "wanted a JSON object as text",
+    ),
+    "no content and no call": (
+        CHAT,
+        {"messages": [{"role": "assistant", "content": None}]},
+        "messages[0].content",
+        "null",
+    ),
+    "a template argument of the server": (
+        CHAT,
+        {"chat_template_kwargs": {"messages": []}},
+        "chat_template_kwargs",
+        "found 'messages', wanted arguments of the model's template",
+    ),
+    "a refusal that a message cannot have": (
+        CHAT,
+        {"messages": [{"role": "assistant", "content": "x", "refusal": "no"}]},
+        "messages[0].refusal",
+        "unknown field",
+    ),
+    "another tier": (COMPLETIONS, {"service_tier": "priority"}, "service_tier", "wanted 'auto', 'default' or 'flex'"),
+    "a picture": (
+        CHAT,
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "messages[0].content",
+        "found a part of type 'image_url', wanted text",
+    ),
+    "a content of a number": (
+        CHAT,
+        {"messages": [{"role": "user", "content": 3}]},
+        "messages[0].content",
+        "found the number 3, wanted a string or a list of text parts",
+    ),
+    "a text part with more": (
+        CHAT,
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "detail": "low"}]}]},
+        "messages[0].content",
+        "found a text part with other fields, wanted {'type': 'text', 'text': '...'}",
+    ),
+    "a part without a type": (
+        CHAT,
+        {"messages": [{"role": "user", "content": ["hi"]}]},
+        "messages[0].content",
+        "found the string 'hi', wanted parts like {'type': 'text', 'text': '...'}",
+    ),
+    "no content": (CHAT, {"messages": [{"role": "user", "content": None}]}, "messages[0].content", "found null"),
+    "two lengths": (CHAT, {"max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens", "one of the two"),
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("stop", ["x"] * 16),
+        ("prompt", [0, 2**31 - 1]),
+        ("stop_token_ids", [2**31 - 1] * 64),
+        ("model", "m" * 512),
+        ("user", "u" * 512),
+        ("priority", -1000),
+        ("seed", -(2**63)),
+        ("top_k", -1),
+    ],
+)
+def test_the_largest_and_the_smallest_value_are_taken(field, value):
+    assert completion(**{field: value}).model_dump(mode="json")[field] == value
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("x" * 80, "x" * 80), ("x" * 81, "x" * 80), ("a.b", "a.b"), ("\ud800" * 81, "\\ud800" * 80)],
+    ids=["at most", "too long", "with a dot", "no Unicode"],
+)
+def test_the_name_of_an_unknown_field_is_shown_short(name, shown):
+    with pytest.raises(InvalidBody) as caught:
+        completion(**{name: 1})
+
+    assert caught.value.field == shown
+
+
+CODES = {
+    "a value of the wrong type": ({"temperature": "hot"}, "invalid_type"),
+    "a value out of range": ({"temperature": 3}, "invalid_value"),
+    "what is refused in words of our own": ({"prompt": []}, "invalid_value"),
+    "an unknown field": ({"temprature": 1}, "unknown_parameter"),
+    "a field without a value": ({"prompt": None}, "missing_required_parameter"),
+}
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_a_refusal_has_the_code_of_its_kind(name):
+    fields, code = CODES[name]
+    with pytest.raises(InvalidBody) as caught:
+        completion(**fields)
+
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_named_with_what_was_found_and_wanted(name):
+    url, body, field, sentence = WRONG[name]
+    base = {"model": "m"} | ({"prompt": "p"} if url == COMPLETIONS else {"messages": SAY_HI})
+    with pytest.raises(InvalidBody) as caught:
+        parse_body(url, base | body)
+
+    assert caught.value.field == field
+    assert caught.value.message.startswith(f"{field}: found ")
+    assert sentence in caught.value.message
+
+
+@pytest.mark.parametrize(("url", "missing"), [(COMPLETIONS, "model"), (COMPLETIONS, "prompt"), (CHAT, "messages")])
+def test_a_required_field_is_missed_by_name(url, missing):
+    body = {"model": "m", "prompt": "p"} if url == COMPLETIONS else {"model": "m", "messages": SAY_HI}
+    del body[missing]
+    with pytest.raises(InvalidBody, match=f"{missing}: found nothing") as caught:
+        parse_body(url, body)
+
+    assert caught.value.field == missing
+
+
+@pytest.mark.parametrize(("url", "field"), [(url, field) for url, fields in REFUSED_BY_URL.items() for field in fields])
+def test_a_known_field_that_is_not_served_is_refused_by_name_unless_neutral(url, field):
+    base = {"model": "m"} | ({"prompt": "p"} if url == COMPLETIONS else {"messages": SAY_HI})
+    for neutral in (None, *REFUSED_BY_URL[url][field][0]):
+        parse_body(url, base | {field: neutral})
+    with pytest.raises(Unsupported) as caught:
+        parse_body(url, base | {field: {"anything": "else"}})
+
+    assert caught.value.field == field
+    assert caught.value.code == "unsupported_parameter"
+
+
+def test_what_belongs_to_chats_is_not_called_unknown_in_completions():
+    with pytest.raises(Unsupported, match="and there too tool calls are not supported yet"):
+        parse_body(COMPLETIONS, {"model": "m", "prompt": "p", "tools": [{"type": "function"}]})
+
+
+@pytest.mark.parametrize("value", [True, 2, 0, 1.5, "1"])
+def test_more_than_one_completion_is_refused(value):
+    with pytest.raises(Unsupported, match=r"^n: found"):
+        completion(n=value)
+
+
+def test_other_urls_are_refused():
+    with pytest.raises(Unsupported, match=r"embeddings .* is not supported yet"):
+        parse_body("/v1/embeddings", {})
+    with pytest.raises(InvalidBody, match="url: found '/v2/x'"):
+        parse_body("/v2/x", {})
+    with pytest.raises(InvalidBody, match="body: found a list of 0, wanted a JSON object"):
+        parse_body(COMPLETIONS, [])
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(codec=None)),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(st.characters(codec=None)), inner, max_size=4),
+    max_leaves=8,
+)
+KNOWN = sorted(
+    {*CompletionBody.model_fields, *ChatBody.model_fields, *REFUSED_BY_URL[COMPLETIONS], *REFUSED_BY_URL[CHAT]}
+)
+
+
+@given(
+    url=st.sampled_from([COMPLETIONS, CHAT]), body=st.dictionaries(st.sampled_from(KNOWN) | st.text(), JSON, max_size=6)
+)
+def test_any_body_is_served_or_refused_with_a_sentence(url, body):
+    base = {"model": "m"} | ({"prompt": "p"} if url == COMPLETIONS else {"messages": SAY_HI})
+    try:
+        parsed = parse_body(url, base | body)
+    except InvalidBody as error:
+        shown = json.dumps([error.field, error.message, error.code], ensure_ascii=False)
+    else:
+        shown = parsed.model_dump_json()
+
+    assert shown.encode().decode() == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (None, "null"),
+        (True, "true"),
+        (3, "the number 3"),
+        (1.5, "the number 1.5"),
+        (10**100, f"the number {10**100}"[:80]),
+        ("hi", "the string 'hi'"),
+        ("x" * 40, f"the string '{'x' * 40}'"),
+        ("x" * 41, f"the string '{'x' * 40}...'"),
+        ([1, 2], "a list of 2"),
+        ((1,), "a list of 1"),
+        ({}, "an object with no fields"),
+        ({"a": 1, "b": 2, "c": 3, "d": 4, "e": 5}, "an object with 'a', 'b', 'c', 'd'"),
+        ({"k" * 50: 1}, f"an object with '{'k' * 40}'"),
+        (object(), "object"),
+    ],
+    ids=repr,
+)
+def test_a_value_is_described_in_few_words(value: object, said: str):
+    assert describe(value) == said

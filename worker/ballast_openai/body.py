@@ -1,0 +1,392 @@
+"""Request bodies of `/v1/completions` and `/v1/chat/completions`, for HTTP and for jobs.
+
+Ballast accepts a body as a whole, or refuses it and names the field. It ignores no unknown field and no value of a
+wrong type.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal, Self
+from zlib import crc32
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from ballast_openai.errors import InvalidBody, Unsupported, describe
+from ballast_openai.refused import drop_neutral
+
+COMPLETIONS_URL = "/v1/completions"
+CHAT_URL = "/v1/chat/completions"
+_NOT_YET_URLS = {
+    "/v1/embeddings": "embeddings",
+    "/v1/responses": "the Responses API",
+    "/v1/moderations": "moderation",
+    "/v1/images/generations": "image generation",
+    "/v1/images/edits": "image editing",
+    "/v1/audio/transcriptions": "transcription",
+    "/v1/audio/speech": "speech",
+    "/v1/score": "scoring",
+    "/v1/rerank": "reranking",
+}
+MAX_STOPS = 16
+"""Limit of stop strings in a request. OpenAI allows 4."""
+COUNT_LIMIT = 2**31
+"""Counts are less than this, so that code with 32 or 64 bits can use them."""
+
+
+def _refuse(message: str, *, field: str | None = None) -> PydanticCustomError:
+    return PydanticCustomError("ballast", "{text}", {"text": message, "field": field})
+
+
+def _as_tuple(value: object) -> object:
+    # Strict mode rejects a list for a tuple, and JSON has only lists.
+    return tuple(value) if isinstance(value, list) else value
+
+
+def is_unicode(text: str) -> bool:
+    """Return whether the text has no lone surrogate, which UTF-8 cannot express."""
+    return text.isascii() or text.encode(errors="replace").decode() == text
+
+
+def _check_unicode(text: str) -> str:
+    if not is_unicode(text):
+        raise _refuse("found a lone surrogate, wanted text that can be written as UTF-8")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_check_unicode)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenIds = Annotated[tuple[TokenId, ...], BeforeValidator(_as_tuple), Field(max_length=64)]
+
+
+def _check_stop(value: object) -> object:
+    if value is None:
+        return ()
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise _refuse(f"found {describe(value)}, wanted a string or a list of strings")
+    if len(stops) > MAX_STOPS:
+        raise _refuse(f"found {len(stops)} stop strings, wanted at most {MAX_STOPS}")
+    if "" in stops:
+        raise _refuse("found an empty stop string, wanted at least one character")
+    return tuple(stops)
+
+
+def _check_prompt(value: object) -> object:
+    if isinstance(value, str):
+        return _check_unicode(value)
+    if not isinstance(value, list):
+        raise _refuse(f"found {describe(value)}, wanted a string or a list of token ids")
+    if not value:
+        raise _refuse("found an empty list, wanted a string or at least one token id")
+    if isinstance(value[0], str | list):
+        raise _refuse("found a list of prompts, wanted one prompt (text or token ids): send one request for each")
+    for token in value:
+        if type(token) is not int or not 0 <= token < 2**31:
+            raise _refuse(f"found {describe(token)} in the list, wanted token ids (integers from 0)")
+    return tuple(value)
+
+
+def _check_content(value: object) -> object:
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise _refuse(f"found {describe(value)}, wanted a string or a list of text parts")
+    texts: list[str] = []
+    for part in value:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(part, dict) or not isinstance(kind, str):
+            raise _refuse(f"found {describe(part)}, wanted parts like {{'type': 'text', 'text': '...'}}")
+        if kind != "text":
+            raise _refuse(f"found a part of type {kind!r}, wanted text: other parts are not supported")
+        text = part.get("text")
+        if not isinstance(text, str) or len(part) != 2:
+            raise _refuse("found a text part with other fields, wanted {'type': 'text', 'text': '...'}")
+        texts.append(text)
+    return "".join(texts)
+
+
+_SET_BY_SERVER = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+_EMPTY_IN_ANSWERS = frozenset(
+    {"refusal", "annotations", "audio", "function_call", "name", "tool_calls", "tool_call_id"}
+)
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+def _check_arguments(text: str) -> str:
+    try:
+        is_object = isinstance(json.loads(text or "{}"), dict)
+    except (ValueError, RecursionError):
+        is_object = False
+    if not is_object:
+        raise _refuse(f"found {describe(text)}, wanted a JSON object as text")
+    return text
+
+
+def _check_template_arguments(value: object) -> object:
+    reserved = sorted(_SET_BY_SERVER.intersection(value)) if isinstance(value, dict) else []
+    if reserved:
+        raise _refuse(f"found {reserved[0]!r}, wanted arguments of the model's template: the server sets this one")
+    return value
+
+
+class StreamOptions(_Strict):
+    """Options of a stream."""
+
+    include_usage: bool = False
+
+
+class FunctionCall(_Strict):
+    """A function that the assistant called."""
+
+    name: Annotated[Text, Field(min_length=1)]
+    arguments: Annotated[Text, AfterValidator(_check_arguments)] = ""
+    """A JSON object as text; empty without arguments."""
+
+
+class ToolCall(_Strict):
+    """A call in a message of the assistant."""
+
+    id: Text
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(_Strict):
+    """One message of a chat. Text parts are joined."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[Text | None, BeforeValidator(_check_content)]
+    """None only in a message of the assistant with `tool_calls`."""
+    name: Annotated[Text, Field(max_length=512)] | None = None
+    tool_calls: Annotated[tuple[ToolCall, ...], BeforeValidator(_as_tuple)] | None = None
+    tool_call_id: Text | None = None
+    """The call that a message of role `tool` answers."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_empty(cls, value: object) -> object:
+        """Remove fields that OpenAI's clients send back without a value; the content may be left out beside calls."""
+        if not isinstance(value, dict):
+            return value
+        kept = {key: item for key, item in value.items() if key not in _EMPTY_IN_ANSWERS or item not in (None, [])}
+        if kept.get("role") == "assistant" and kept.get("tool_calls"):
+            kept.setdefault("content", None)
+        return kept
+
+    @model_validator(mode="after")
+    def _check_role(self) -> Self:
+        if self.content is None and not self.tool_calls:
+            raise _refuse("found null, wanted a string or a list of text parts", field="content")
+        if self.tool_calls and self.role != "assistant":
+            raise _refuse(f"found it in a message of role {self.role!r}, wanted role 'assistant'", field="tool_calls")
+        if self.role == "tool" and self.tool_call_id is None:
+            raise _refuse("found nothing, wanted the id of the call that the message answers", field="tool_call_id")
+        if self.role != "tool" and self.tool_call_id is not None:
+            raise _refuse(f"found it in a message of role {self.role!r}, wanted role 'tool'", field="tool_call_id")
+        return self
+
+    def for_template(self) -> dict[str, Any]:
+        """Return the message as chat templates expect it: arguments of calls as objects."""
+        found = self.model_dump(exclude_none=True)
+        found.setdefault("content", None)
+        for call in found.get("tool_calls", ()):
+            call["function"]["arguments"] = json.loads(call["function"]["arguments"] or "{}")
+        return found
+
+
+class Body(_Strict):
+    """The fields of both kinds of request."""
+
+    model: Annotated[Text, Field(min_length=1, max_length=512)]
+    temperature: float = Field(default=1.0, ge=0, le=2, allow_inf_nan=False)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=-1, lt=COUNT_LIMIT)
+    """0 and -1 set no limit."""
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    stop: Annotated[tuple[Text, ...], BeforeValidator(_check_stop)] = ()
+    stop_token_ids: TokenIds = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    priority: int = Field(default=0, ge=-1000, le=1000)
+    """As in vLLM, a lower number is more urgent. See `band`."""
+    user: Annotated[Text, Field(max_length=512)] | None = None
+    """The client's name for its end user. Ballast keeps it and does not use it."""
+    metadata: dict[Text, Text] | None = None
+    """The client's notes. Ballast keeps them and does not use them."""
+    prompt_cache_key: Annotated[Text, Field(max_length=512)] | None = None
+    """Not used: the prefix cache finds shared prefixes itself."""
+    safety_identifier: Annotated[Text, Field(max_length=512)] | None = None
+    """The client's name for its end user. Ballast keeps it and does not use it."""
+    service_tier: Literal["auto", "default", "flex"] | None = None
+    """`flex` asks for the offline class. The header `x-ballast-class` overrides it."""
+
+    @property
+    def band(self) -> int:
+        """Return the priority as Ballast orders it: a higher number is more important. Nothing else converts it."""
+        return -self.priority
+
+    @property
+    def includes_usage(self) -> bool:
+        """Return whether the stream ends with a usage chunk."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def num_output(self) -> int | None:
+        """Return the limit of generated tokens; None: the context is the limit."""
+        raise NotImplementedError
+
+    @property
+    def opening(self) -> str:
+        """Return the start of the prompt, which requests with the same instructions share."""
+        raise NotImplementedError
+
+    @property
+    def prefix_key(self) -> int:
+        """Return the integer by which requests with the same model and opening are grouped. It is never 0."""
+        return crc32(f"{self.model}\n{self.opening}".encode()) or 1
+
+    @model_validator(mode="after")
+    def _check_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise _refuse("found it without stream, wanted stream: true in the same request", field="stream_options")
+        return self
+
+
+class CompletionBody(Body):
+    """Body of `/v1/completions`."""
+
+    prompt: Annotated[str | tuple[int, ...], BeforeValidator(_check_prompt)]
+    max_tokens: int = Field(default=16, ge=1, lt=COUNT_LIMIT)
+
+    @property
+    def num_output(self) -> int | None:
+        return self.max_tokens
+
+    @property
+    def opening(self) -> str:
+        return self.prompt[:256] if isinstance(self.prompt, str) else ",".join(map(str, self.prompt[:64]))
+
+
+class ChatBody(Body):
+    """Body of `/v1/chat/completions`."""
+
+    messages: Annotated[tuple[Message, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
+    max_tokens: int | None = Field(default=None, ge=1, lt=COUNT_LIMIT)
+    max_completion_tokens: int | None = Field(default=None, ge=1, lt=COUNT_LIMIT)
+    """OpenAI's newer name for `max_tokens`."""
+    chat_template_kwargs: Annotated[dict[Text, Any], BeforeValidator(_check_template_arguments)] = Field(
+        default_factory=dict
+    )
+    """Arguments for the model's chat template, such as `enable_thinking`."""
+
+    @property
+    def num_output(self) -> int | None:
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+    @property
+    def opening(self) -> str:
+        first = self.messages[0]
+        return f"{first.role}:{(first.content or '')[:1024]}"
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Self:
+        old, new = self.max_tokens, self.max_completion_tokens
+        if old is not None and new is not None and old != new:
+            raise _refuse(f"found {new} and max_tokens {old}, wanted one of the two", field="max_completion_tokens")
+        return self
+
+
+_WANTED = {
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "int_type": "an integer",
+    "string_type": "a string",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "greater_than_equal": "{ge} or more",
+    "greater_than": "more than {gt}",
+    "less_than_equal": "{le} or less",
+    "less_than": "less than {lt}",
+    "string_too_short": "{min_length} or more characters",
+    "string_too_long": "{max_length} or fewer characters",
+    "too_short": "{min_length} or more entries",
+    "too_long": "{max_length} or fewer entries",
+    "literal_error": "{expected}",
+}
+"""The type of pydantic's error -> the wanted value."""
+
+
+def _path(location: tuple[int | str, ...]) -> str | None:
+    text = ""
+    for part in location:
+        # The client chooses a field's name, which may be long, or contain lone surrogates.
+        text += f"[{part}]" if isinstance(part, int) else f".{part[:80].encode(errors='backslashreplace').decode()}"
+    return text.removeprefix(".") or None
+
+
+def _translate(error: ErrorDetails) -> InvalidBody:
+    """Return an error of pydantic as one sentence."""
+    kind = error["type"]
+    # pydantic refuses the name of an unknown field with a lone surrogate as text, and reports the name as the input.
+    field = _path((*error["loc"], error["input"]) if kind == "string_unicode" else error["loc"])
+    match kind:
+        case "ballast":
+            context = error.get("ctx", {})
+            field = ".".join(filter(None, (field, context.get("field"))))
+            return InvalidBody(field, f"{field}: {context['text']}")
+        case "missing":
+            text = f"{field}: found nothing, wanted a value: the field is required"
+            return InvalidBody(field, text, "missing_required_parameter")
+        case "extra_forbidden" | "string_unicode":
+            text = f"{field}: found an unknown field, wanted only known fields: remove it or check its name"
+            return InvalidBody(field, text, "unknown_parameter")
+    if kind in {"too_short", "too_long"} and isinstance(error["input"], str):
+        kind = f"string_{kind}"
+    template = _WANTED.get(kind)
+    wanted = template.format(**error.get("ctx", {})) if template else error["msg"]
+    code = "invalid_type" if error["type"].endswith("_type") else "invalid_value"
+    return InvalidBody(field, f"{field}: found {describe(error['input'])}, wanted {wanted}", code)
+
+
+def not_yet(url: str) -> str | None:
+    """Return what to use instead of a URL of OpenAI that Ballast does not support yet; None for any other URL."""
+    what = _NOT_YET_URLS.get(url)
+    return what and f"found {url} ({what}), which is not supported yet: use {CHAT_URL} or {COMPLETIONS_URL}"
+
+
+def parse_body(url: str, body: object) -> CompletionBody | ChatBody:
+    """Validate the decoded JSON body of a request to `url`.
+
+    Raises:
+        InvalidBody: names the field, the value that was found, and the wanted value.
+        Unsupported: Ballast knows the URL or the field's value, and does not support it yet.
+    """
+    kind = _KINDS.get(url)
+    if kind is None:
+        if later := not_yet(url):
+            raise Unsupported(None, f"url: {later}")
+        raise InvalidBody("url", f"url: found {url[:100]!r}, wanted {CHAT_URL} or {COMPLETIONS_URL}", "invalid_url")
+    if not isinstance(body, dict):
+        raise InvalidBody(None, f"body: found {describe(body)}, wanted a JSON object", "invalid_type")
+    fields = dict(body)
+    drop_neutral(url, fields)
+    known = kind.model_fields
+    # OpenAI's clients send null for fields without a value.
+    given = {name: value for name, value in fields.items() if value is not None or name not in known}
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        raise _translate(error.errors(include_url=False)[0]) from None
+
+
+_KINDS: dict[str, type[CompletionBody | ChatBody]] = {COMPLETIONS_URL: CompletionBody, CHAT_URL: ChatBody}

@@ -1,0 +1,92 @@
+"""Convert replies of `ballast.lua` into jobs and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ballast_queue.functions import FIELDS, HEAD
+from ballast_queue.job import Job, JobHead, JobState, Outlook, RequestCounts, output_left
+from ballast_queue.status import QueueStats
+
+SUMMED = ("total", "waiting", "leased", "succeeded", "failed", "cancelled", "expired")
+
+
+def parse_record(reply: bytes) -> dict[str, str] | None:
+    """Return the fields in the reply of `read` for one job, or None if there is no such job."""
+    if not reply:
+        return None
+    return dict(zip(FIELDS, reply.decode().split("\x1f"), strict=True))
+
+
+def counts_of(fields: Mapping[str, str]) -> RequestCounts:
+    """Return the counts of a job, or their sums over the queue."""
+    return RequestCounts(**{name: int(float(fields.get(name, 0))) for name in SUMMED})
+
+
+def job_of(fields: Mapping[str, str]) -> Job:
+    """Return the job of a record."""
+    return Job(
+        id=fields["id"],
+        tenant=fields["tenant"],
+        priority=int(fields["priority"]),
+        state=JobState(fields["state"]),
+        created=float(fields["created"]),
+        deadline=float(fields["deadline"]) or None,
+        finished=float(fields["finished"]) or None,
+        counts=counts_of(fields),
+        delayed=int(fields["delayed"]),
+        tokens_in=int(fields["tokens_in"]),
+        tokens_out=int(fields["tokens_out"]),
+        output_left=_output_left(fields),
+        outlook=Outlook(fields["outlook"]) if fields["outlook"] else None,
+        because=fields["because"],
+        appraised=float(fields["appraised"]) or None,
+        reason=fields["reason"],
+    )
+
+
+def _output_left(fields: Mapping[str, str]) -> int:
+    return output_left(
+        int(fields["waiting"]) + int(fields["leased"]),
+        stored=int(fields["stored"]),
+        asked=None if int(fields["unbounded"]) else int(fields["asked_out"]),
+        succeeded=int(fields["succeeded"]),
+        generated=int(fields["tokens_out"]),
+    )
+
+
+def head_of(job_id: str, reply: bytes) -> JobHead:
+    """Return the head of a job from the reply of `heads`."""
+    fields = dict(zip(HEAD, reply.decode().split("\x1f"), strict=True))
+    waiting, leased = int(fields["waiting"]), int(fields["leased"])
+    return JobHead(
+        job_id=job_id,
+        tenant=fields["tenant"],
+        priority=int(fields["priority"]),
+        created=float(fields["created"]),
+        deadline=float(fields["deadline"]) or None,
+        waiting=waiting - int(fields["delayed"]),
+        remaining=waiting + leased,
+        leased=leased,
+        output_left=_output_left(fields),
+        prefix_key=int(fields["prefix_key"]),
+    )
+
+
+def stats_of(reply: Sequence[Any]) -> QueueStats:
+    """Return the figures of a queue from the reply of `stats`."""
+    at, inbox, oldest, entry, pairs = reply
+    totals = {name.decode(): value.decode() for name, value in zip(pairs[::2], pairs[1::2], strict=True)}
+    since = [float(oldest)] if oldest else []
+    if entry:
+        since.append(int(entry.split(b"-")[0]) / 1000)
+    return QueueStats(
+        at=float(at),
+        items=counts_of(totals),
+        inbox=inbox,
+        oldest_waiting_seconds=max(0.0, float(at) - min(since)) if since else 0.0,
+        dead_letters=int(totals.get("dead", 0)),
+        jobs_at_risk=int(totals.get("at_risk", 0)),
+        jobs={state: int(totals.get(f"jobs:{state}", 0)) for state in JobState},
+    )
