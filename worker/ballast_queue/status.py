@@ -46,6 +46,17 @@ class ReservationStatus(BaseModel):
     """
 
 
+class SloStatus(BaseModel):
+    """Online requests of one worker that were judged by the SLO in the last minute."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    ttft_judged: int = 0
+    ttft_met: int = 0
+    tpot_judged: int = 0
+    tpot_met: int = 0
+
+
 class WorkerStatus(BaseModel):
     """A worker's state at one moment. A reader that finds none must treat the worker as unknown, never as idle."""
 
@@ -84,6 +95,8 @@ class WorkerStatus(BaseModel):
     """Coefficients k0..k4 of the step time, seconds; empty until trusted."""
     ttft_p99_seconds: float | None = None
     tpot_p99_seconds: float | None = None
+    slo: SloStatus | None = None
+    """None: the worker has an older version and does not publish it."""
     generation: int = 0
     """Configuration generation in force."""
     config_hash: str = ""
