@@ -44,11 +44,21 @@ class ScalingStatus(ApiModel):
     """Why, with figures."""
 
 
-class Status(ApiModel):
-    """What the operator saw and did."""
+class ResourceStatus(ApiModel):
+    """The part of the status that every kind of resource has."""
 
     observed_generation: int = Field(default=0, ge=0)
-    """Generation of the spec that the rest speaks of."""
+    """Generation of the spec that the status describes."""
+    conditions: tuple[Condition, ...] = Field(default=(), max_length=16, json_schema_extra=keyed_by("type"))
+
+    def condition(self, kind: ConditionType) -> Condition | None:
+        """Return the condition of that type, or None if it was not reported."""
+        return next((condition for condition in self.conditions if condition.type == kind), None)
+
+
+class Status(ResourceStatus):
+    """What the operator saw and did."""
+
     replicas: int = Field(default=0, ge=0)
     """Worker pods that exist."""
     ready_replicas: int = Field(default=0, ge=0)
@@ -67,8 +77,3 @@ class Status(ApiModel):
     """Unknown until a worker has reported."""
     scaling: ScalingStatus | None = None
     """Where `spec.scaling` is set."""
-    conditions: tuple[Condition, ...] = Field(default=(), max_length=16, json_schema_extra=keyed_by("type"))
-
-    def condition(self, kind: ConditionType) -> Condition | None:
-        """The condition of that type, where it was reported."""
-        return next((condition for condition in self.conditions if condition.type == kind), None)

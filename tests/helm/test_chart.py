@@ -54,7 +54,7 @@ OTHER: dict[str, Any] = {
     "image.pullSecrets": ["pull"],
     "operator.logLevel": "debug",
     "operator.logFormat": "text",
-    "operator.settings": {"lookSeconds": 5},
+    "operator.settings": {"pollSeconds": 5},
     "operator.topologySpreadConstraints": [],
     "valkey.persistence.size": "1Gi",
     "valkey.persistence.storageClass": "fast",
@@ -170,7 +170,7 @@ def test_roles_are_what_the_operator_declares(helm: Helm) -> None:
 
 
 def test_the_environment_is_what_the_operator_reads(helm: Helm) -> None:
-    settings = {"turnsAtATime": 4, "lookSeconds": 5, "auditSeconds": 60}
+    settings = {"maxConcurrentReconciles": 4, "pollSeconds": 5, "auditSeconds": 60}
     (container,) = helm.objects({"operator": {"settings": settings}})["Deployment/ballast-operator"]["spec"][
         "template"
     ]["spec"]["containers"]
