@@ -11,10 +11,9 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping
-from functools import partial
 from http import HTTPStatus
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import aiohttp
 from kubernetes.aio.client import ApiClient, ApiException, Configuration
@@ -173,23 +172,7 @@ class Cluster:
         path = key.path(subresource)
         return await self._call(verb, "PATCH", key.kind, path, query=query, body=body, content_type=content_type)
 
-    async def _call(self, verb: str, method: str, kind: Kind, path: str, **more: Any) -> Body:
-        send = partial(self._send, verb, method, kind, path, **more)
-        try:
-            try:
-                return await send()
-            except ApiException as error:
-                if error.status != HTTPStatus.UNAUTHORIZED:
-                    raise
-                await self._connect()  # the kubeconfig or a client certificate may have been replaced
-                return await send()
-        except ApiException as error:
-            raise _failure(f"{verb} {path}", error) from error
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            said = f"the API server does not answer ({error or type(error).__name__})"
-            raise ClusterUnavailable(f"{verb} {path}: {said}") from error
-
-    async def _send(
+    async def _call(
         self,
         verb: str,
         method: str,
@@ -215,8 +198,13 @@ class Cluster:
                 _request_timeout=TIMEOUT_SECONDS,
             )
         except ApiException as error:
-            status = error.status
-            raise
+            status = int(error.status or 0)
+            if status == HTTPStatus.UNAUTHORIZED:
+                await self._connect()  # the token or certificate may have been replaced, and the call is retried later
+            raise _failure(f"{verb} {path}", status, error) from error
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            reason = error or type(error).__name__
+            raise ClusterUnavailable(f"{verb} {path}: the API server does not answer ({reason})") from error
         finally:
             self._observe_call(verb, kind.name, status)
         return answer if isinstance(answer, dict) else {}
@@ -253,15 +241,15 @@ async def _configuration() -> Configuration:
     return found
 
 
-def _failure(call: str, error: ApiException) -> ClusterUnavailable | ClusterRefused:
-    status, message = int(error.status or 0), _message(error)
+def _failure(call: str, status: int, error: ApiException) -> ClusterUnavailable | ClusterRefused:
+    message = _message(error)
     if _NOT_TYPED in message:
         status = HTTPStatus.UNPROCESSABLE_ENTITY  # server-side apply answers 500 to an unknown field
     if status in _TRANSIENT or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         after = (error.headers or {}).get("Retry-After", "")
-        said = f"{call}: the API server answered {status}: {message}"
         seconds = float(after) if after.isdigit() else None
-        return ClusterUnavailable(said, seconds, is_about_one=status not in _TRANSIENT)
+        sentence = f"{call}: the API server answered {status}: {message}"
+        return ClusterUnavailable(sentence, seconds, is_about_one=status not in _TRANSIENT)
     return _REFUSALS.get(status, ClusterRefused)(call, status, message)
 
 

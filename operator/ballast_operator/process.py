@@ -90,7 +90,9 @@ class Operator:
         self._secret_outdated = asyncio.Event()
         """Redis refuses the operator's own Secret, or the Secret is missing."""
         self._controller = Controller(
-            self._reconcile, max_concurrent=settings.max_concurrent_reconciles, failed=self._count_failure
+            self._reconcile,
+            max_concurrent=settings.max_concurrent_reconciles,
+            failed=lambda error: metrics.errors.labels(type(error).__name__).inc(),
         )
         self._poller = Poller(
             cluster,
@@ -180,9 +182,6 @@ class Operator:
     async def _reconcile(self, key: Key) -> float | None:
         with self._metrics.reconciles.time():
             return await self._reconcilers[key.kind].reconcile(key)
-
-    def _count_failure(self, error: Exception) -> None:
-        self._metrics.errors.labels(type(error).__name__).inc()
 
     async def _keep_auditing(self) -> None:
         """Compare caches and cluster at an interval, and soon after a watch listed its objects again."""

@@ -178,7 +178,7 @@ def test_the_environment_is_what_the_operator_reads(helm: Helm) -> None:
     read = OperatorSettings.read(environment)
 
     assert {name.removeprefix(PREFIX).lower() for name in environment} <= set(OperatorSettings.model_fields)
-    assert (read.turns_at_a_time, read.look_seconds, read.audit_seconds) == (4, 5, 60)
+    assert (read.max_concurrent_reconciles, read.poll_seconds, read.audit_seconds) == (4, 5, 60)
     assert read.redis_secret == "ballast-redis"
 
 
