@@ -233,7 +233,7 @@ async def _configuration() -> Configuration:
         file = os.environ.get("KUBECONFIG") or KUBECONFIG
         try:
             await load_kube_config(config_file=file, client_configuration=found, persist_config=False)
-        except (ConfigException, TypeError) as error:  # TypeError: the file does not exist
+        except (ConfigException, TypeError) as error:  # TypeError: the file is empty
             raise BadSetting(
                 f"No service account and no usable kubeconfig found ({file}). Run the operator in a pod, or set "
                 "KUBECONFIG to a file with a current context"
