@@ -105,7 +105,9 @@ def _access() -> Access:
         return Access(found, str(context["context"].get("namespace") or "default"))
     except config.ConfigException as error:
         if not POD_NAMESPACE.exists():
-            raise Unreachable(f"Cannot use the kubeconfig {file}: {error}. Set KUBECONFIG to another file.") from None
+            raise Unreachable(
+                f"Cannot use the kubeconfig {file}: {str(error).rstrip('.')}. Set KUBECONFIG to another file"
+            ) from None
         config.load_incluster_config(client_configuration=found)
         return Access(found, POD_NAMESPACE.read_text(encoding="utf-8").strip())
 
