@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 
 import ballast_api.worker_config
+import ballast_log
+import ballast_openai.body
 import ballast_queue.redis_store
 
 BIN = Path(sys.executable).parent
@@ -18,6 +20,8 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 assert ballast_api.worker_config.WorkerConfig
+assert ballast_log.Log
+assert ballast_openai.body.parse_body
 assert ballast_queue.redis_store.Queue
 WORK = ("submit", "jobs", "job", "results", "cancel", "pause", "resume", "redrive", "top")
 for verb in (*WORK, "alerts", "get", "explain"):

@@ -59,8 +59,8 @@ def work(queue: Queue, job_id: str, num: int, *, at_once: int) -> float:
     text = {"choices": [{"text": "word " * 64}]}
     start = time.perf_counter()
     for _ in range(0, num, at_once):
-        claimed = queue.claim(job_id, at_once, "bench")
-        queue.finish_many(
+        claimed = queue.leases.claim(job_id, at_once, "bench")
+        queue.leases.finish_many(
             "bench", [(c, Result(custom_id=c.custom_id, status_code=200, body=text, tokens_out=64)) for c in claimed]
         )
     return num / (time.perf_counter() - start)
@@ -68,25 +68,25 @@ def work(queue: Queue, job_id: str, num: int, *, at_once: int) -> float:
 
 def look(queue: Queue, count: int) -> int:
     """Read what a worker that wants `count` items chooses from."""
-    demand = queue.demand()
-    return len(queue.heads(worth_reading(demand.groups, {}, count=count, rooms={}, reserved=())))
+    demand = queue.claimable.demand()
+    return len(queue.claimable.heads(worth_reading(demand.groups, {}, count=count, rooms={}, reserved=())))
 
 
 def memory(queue: Queue) -> int:
     """Bytes that the server uses."""
-    return int(queue._connection.info("memory")["used_memory"])  # noqa: SLF001 - a benchmark may look behind
+    return int(queue.store.connection.info("memory")["used_memory"])
 
 
 def measure(url: str, num_items: int, num_jobs: int) -> dict[str, object]:
     """Run everything on fresh queues."""
     figures: dict[str, object] = {}
     queue = Queue.connect(url, f"bench/{uuid4().hex}")
-    queue.configure(QueueSettings(lease_seconds=3600))
+    queue.settings.apply(QueueSettings(lease_seconds=3600))
 
     before = memory(queue)
     prepared = list(lines(num_items))
     start = time.perf_counter()
-    job_id = queue.submit(prepared).job_id
+    job_id = queue.submissions.submit(prepared).job_id
     figures["submit_items_per_second"] = round(num_items / (time.perf_counter() - start))
     size = sum(map(len, prepared)) / num_items
     figures["line_bytes"] = round(size)
@@ -94,21 +94,21 @@ def measure(url: str, num_items: int, num_jobs: int) -> dict[str, object]:
     del prepared
 
     times = min(1000, num_items // 32)
-    figures[f"claim_8_with_{num_items}_waiting"] = timed(lambda: queue.claim(job_id, 8, "bench"), times)
+    figures[f"claim_8_with_{num_items}_waiting"] = timed(lambda: queue.leases.claim(job_id, 8, "bench"), times)
     figures["claim_and_finish_8_items_per_second"] = round(work(queue, job_id, num_items // 10, at_once=8))
     figures["claim_and_finish_64_items_per_second"] = round(work(queue, job_id, num_items // 10, at_once=64))
-    held = [claimed.lease for claimed in queue.claim(job_id, 64, "bench")]
-    figures["heartbeat_64"] = timed(lambda: queue.heartbeat("bench", held), 300)
+    held = [claimed.lease for claimed in queue.leases.claim(job_id, 64, "bench")]
+    figures["heartbeat_64"] = timed(lambda: queue.leases.heartbeat(held), 300)
 
     small = list(lines(10))
-    few = queue.submit(lines(20_000)).job_id
-    figures["claim_8_with_2_jobs"] = timed(lambda: queue.claim(few, 8, "bench"), 500)
+    few = queue.submissions.submit(lines(20_000)).job_id
+    figures["claim_8_with_2_jobs"] = timed(lambda: queue.leases.claim(few, 8, "bench"), 500)
     for i in range(num_jobs):
-        queue.submit(small, tenant=f"tenant-{i % 20}", priority=i % 3)
-    figures[f"claim_8_with_{num_jobs}_jobs"] = timed(lambda: queue.claim(few, 8, "bench"), 500)
+        queue.submissions.submit(small, tenant=f"tenant-{i % 20}", priority=i % 3)
+    figures[f"claim_8_with_{num_jobs}_jobs"] = timed(lambda: queue.leases.claim(few, 8, "bench"), 500)
     figures[f"look_for_4_items_with_{num_jobs}_jobs_of_20_tenants"] = timed(lambda: look(queue, 4), 200)
     for i in range(num_jobs):
-        queue.submit(small, tenant=f"other-{i}")
+        queue.submissions.submit(small, tenant=f"other-{i}")
     figures[f"look_for_4_items_with_{num_jobs}_more_tenants"] = timed(lambda: look(queue, 4), 100)
     figures["stats"] = timed(queue.stats, 200)
     queue.close()

@@ -30,7 +30,7 @@ from random import Random
 ROOT = Path(__file__).parent.parent
 
 
-TESTS = {"ballast_policy": "tests/policy", "ballast_queue": "tests/queue"}
+TESTS = {"ballast_openai": "tests/openai", "ballast_policy": "tests/policy", "ballast_queue": "tests/queue"}
 KILLED, SURVIVED, TIMED_OUT, UNCOVERED = "killed", "survived", "timed out", "no test"
 _BY_EXIT = {0: SURVIVED, 5: UNCOVERED, 33: UNCOVERED, 1: KILLED, 3: KILLED}
 """mutmut's exit codes. Each of the others is a signal: the mutant used up its time or the memory."""

@@ -172,7 +172,7 @@ def publish(plane: ControlPlane, url: str) -> None:
         pods.setdefault(pod["metadata"]["labels"]["app.kubernetes.io/instance"], []).append(pod)
     first = Queue.connect(url, "default/llm-0")
     for name, found in pods.items():
-        queue = Queue(first._connection, f"default/{name}")  # noqa: SLF001 - one connection for all queues
+        queue = Queue(first.store.connection, f"default/{name}")
         for pod in found:
             version = pod["metadata"]["annotations"][CONFIG_VERSION]
             text = files[f"{name}-config/worker-{version}.yaml"]
@@ -182,7 +182,7 @@ def publish(plane: ControlPlane, url: str) -> None:
                 online=ClassLoad(running=4, requests_per_second=2.0), offline=ClassLoad(running=6, reserved=2),
                 slo=SloStatus(), config_hash=content_hash(text),
             )  # fmt: skip
-            queue.publish(status, 3600)
+            queue.workers.publish(status, 3600)
     first.close()
 
 

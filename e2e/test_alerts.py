@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jobs
@@ -16,7 +15,6 @@ import pytest
 from client import Client
 from cluster import Cluster, until
 from paging import FACTOR, KINDS, Pager, scrape, shortened
-from programs import ROOT
 from prometheus import Prometheus
 from release import NAMESPACE as RELEASE
 
@@ -107,7 +105,7 @@ def test_overload_pages_for_late_first_tokens_and_recovery_ends_the_page(
     print(json.dumps({"calm": calm, "overload": overload, "recovered": recovered, "page": fired}))
     assert fired["labels"]["inferencedeployment"] == paged
     assert f"{namespace}/{paged}" in fired["annotations"]["summary"]
-    assert Path(ROOT / fired["annotations"]["runbook_url"]).is_file()
+    assert "runbook_url" not in fired["annotations"], "the chart was installed without a base URL"
     assert recovered["failures"] == []
 
 

@@ -70,6 +70,7 @@ LACKS = {
     "dra": ("Unschedulable|InvalidPod", "one-gpu|gpu.nvidia.com|resourceclaim|cannot allocate all claims"),
     "everything": ("SecretMissing|InvalidPod", "Secret queue|serviceaccount|PodSecurity"),
     "minimal": ("ModelNotFound", "Qwen/Qwen3-8B"),
+    "model-cache": ("Unschedulable|ModelNotFound", "(?i)persistentvolumeclaim|Qwen/Qwen3-8B"),
     "spot": ("InvalidPod|Unschedulable", 'PriorityClass|priority class|node affinity|"inference"'),
     "tenants": ("SecretMissing|InvalidPod", "Secret queue|hostPath|PodSecurity"),
 }

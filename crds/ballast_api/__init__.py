@@ -1,5 +1,5 @@
-"""The contracts that users write: `InferenceDeployment`, `WorkerConfig`, and the sections they share.
+"""The contracts that users write: `InferenceDeployment`, `WorkerConfig`, and the sections that they share.
 
-Law: one pydantic model per thing a user can say; every field has an effect or is refused with a sentence.
-Imports pydantic and the standard library only.
+Law: each contract is one pydantic model. Every field has an effect, or is refused with a sentence.
+Imports only pydantic and the standard library.
 """

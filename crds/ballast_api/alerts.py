@@ -1,7 +1,8 @@
-"""Alert rules of one resource, from its `slo` and `offline`; for a PrometheusRule and for a rules file alike.
+"""Alert rules of one resource, from its `slo` and `offline`, for a PrometheusRule or a rules file.
 
-Promises are watched by burn rate over several windows, as in chapter 5 of Google's SRE workbook: how fast the share of
-requests that may miss (100 % less `objectivePercent`) is being used up. Every name, window and threshold stands here.
+Alerts of the SLO use burn rates over several windows, as in chapter 5 of Google's SRE workbook. The error budget is
+the share of requests that may miss the SLO: 100 % minus `objectivePercent`. The burn rate is the speed at which
+requests use it up. This module contains every name, window and threshold.
 """
 
 from __future__ import annotations
@@ -13,19 +14,18 @@ from typing import Any, Literal
 from ballast_api import metrics
 from ballast_api.inference_deployment import InferenceDeployment
 
-RUNBOOKS = "docs/runbooks"
-"""Where the pages of the alerts are; one page per alert."""
 FEWEST_REQUESTS = 20
-"""Under so many judged requests in an hour, a burn wakes nobody: one slow request would be a large share."""
+"""Minimum of counted requests in an hour for a critical alert. With fewer, one slow request is a large share."""
 
 Severity = Literal["critical", "warning"]
-"""`critical` wakes somebody, `warning` waits for the morning."""
-Rule = dict[str, Any]
+"""`critical` pages a person at once, `warning` can wait until the morning."""
+RuleJson = dict[str, Any]
+"""A rule or a group of rules, as Prometheus reads it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Burn:
-    """The budget of 30 days burns `rate` times too fast, over a long window and still over a short one."""
+    """The error budget of 30 days burns at least `rate` times too fast, over a long and over a short window."""
 
     severity: Severity
     rate: float
@@ -40,24 +40,24 @@ BURNS = (
     Burn("warning", 1, "3d", "6h"),
 )
 WINDOWS = {"30s": ("5m", "30m", "1h"), "2m": ("2h", "6h", "1d", "3d")}
-"""How often each window is recorded: a long one is dear, and moves slowly."""
+"""Windows by the interval at which they are recorded. Long windows cost more and change slowly."""
 RATIO = "ballast:slo_miss_ratio:rate"
-"""Recorded share of misses; the window follows."""
+"""Prefix of the recorded share of misses. The window follows."""
 TRAFFIC = "ballast:slo_requests:rate1h"
-"""Recorded judged requests per second."""
+"""Recorded counted requests per second."""
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
-    """One thing that online requests are promised.
+class Objective:
+    """One objective of online requests, with an error budget.
 
     Attributes:
-        slo: The recorded label.
+        slo: Value of the recorded label `slo`.
         alert: Name of the alert.
-        misses: Selector of the counter's series that count misses.
-        all: Selector of those that count every judged request.
-        text: What a miss is.
-        page: The runbook.
+        misses: Selector of the series that count misses.
+        all: Selector of the series that count all requests of the objective.
+        text: Describes a miss.
+        page: Name of the runbook page.
     """
 
     slo: str
@@ -69,8 +69,18 @@ class Promise:
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
-    """An alert that is no burn rate."""
+class Alert:
+    """One alert.
+
+    Attributes:
+        alert: Name of the alert.
+        severity: The label `severity`.
+        lasting: Time that the expression must hold.
+        expression: PromQL expression.
+        summary: One line for a pager.
+        meaning: Sentences that explain the alert.
+        page: Name of the runbook page.
+    """
 
     alert: str
     severity: Severity
@@ -81,18 +91,20 @@ class Watch:
     page: str
 
 
-def rule_groups(resource: InferenceDeployment, *, match: str | None = None, runbooks: str = RUNBOOKS) -> list[Rule]:
-    """Give the groups of a PrometheusRule's spec or of a rules file.
+def rule_groups(
+    resource: InferenceDeployment, *, match: str | None = None, runbooks: str | None = None
+) -> list[RuleJson]:
+    """Return the groups of a PrometheusRule's spec or of a rules file.
 
     Args:
-        resource: whose alerts these are.
-        match: PromQL matchers that select the scraped workers of `resource`; by default what its ServiceMonitor gives.
-        runbooks: folder or URL that holds the runbook pages.
+        resource: The resource to watch.
+        match: PromQL matchers of the scraped workers; by default the labels that the resource's ServiceMonitor sets.
+        runbooks: Base URL of the runbook pages. Without it, alerts have no `runbook_url`.
     """
     own = Labels(resource, match)
     ids = {"namespace": resource.metadata.namespace, "inferencedeployment": resource.metadata.name}
     prefix = f"ballast/{own.namespace}/{own.name}"
-    alerts = [*_burn_alerts(own, resource.spec.slo.objective_percent), *_watches(own, resource)]
+    alerts = [*_burn_alerts(own, resource.spec.slo.objective_percent), *_other_alerts(own, resource)]
     return [
         *(
             {
@@ -107,7 +119,7 @@ def rule_groups(resource: InferenceDeployment, *, match: str | None = None, runb
 
 
 class Labels:
-    """How PromQL selects what belongs to one resource."""
+    """PromQL matchers of the series of one resource."""
 
     def __init__(self, resource: InferenceDeployment, match: str | None) -> None:
         self.namespace, self.name = resource.metadata.namespace, resource.metadata.name
@@ -117,21 +129,21 @@ class Labels:
         self.operator = f'namespace="{self.namespace}",name="{self.name}"'
 
     def __str__(self) -> str:
-        """Name the resource."""
+        """Return namespace and name of the resource."""
         return f"{self.namespace}/{self.name}"
 
     def of(self, metric: str, *more: str) -> str:
-        """The series of a worker's metric."""
+        """Return the selector of a metric of the workers."""
         return f"{metric}{{{','.join(part for part in (self.match, *more) if part)}}}"
 
 
-def promises(own: Labels) -> tuple[Promise, ...]:
-    """Everything that burns a budget."""
+def objectives(own: Labels) -> tuple[Objective, ...]:
+    """Return all objectives."""
     online = 'class="online"'
     either = "|".join((*metrics.ANSWERS, *metrics.FAILURES))
     return (
         *(
-            Promise(
+            Objective(
                 slo,
                 f"Ballast{slo.capitalize()}BudgetBurn",
                 own.of(metrics.SLO_REQUESTS, online, f'slo="{slo}"', 'met="false"'),
@@ -140,54 +152,55 @@ def promises(own: Labels) -> tuple[Promise, ...]:
                 f"{slo}-budget-burn",
             )
             for slo, text in (
-                ("ttft", "online requests waited longer for their first token than spec.slo.ttftMilliseconds"),
-                ("tpot", "online requests got their tokens more slowly than spec.slo.tpotMilliseconds"),
+                ("ttft", "online requests exceed spec.slo.ttftMilliseconds"),
+                ("tpot", "online requests exceed spec.slo.tpotMilliseconds"),
             )
         ),
-        Promise(
+        Objective(
             "availability",
             "BallastAvailabilityBudgetBurn",
             own.of(metrics.REQUESTS, online, f'outcome=~"{"|".join(metrics.FAILURES)}"'),
             own.of(metrics.REQUESTS, online, f'outcome=~"{either}"'),
-            "online requests failed or were turned away",
+            "online requests fail or are refused",
             "availability-budget-burn",
         ),
     )
 
 
-def _recordings(own: Labels, ids: dict[str, str], windows: tuple[str, ...]) -> Iterator[Rule]:
-    for promise in promises(own):
-        labels = ids | {"slo": promise.slo}
+def _recordings(own: Labels, ids: dict[str, str], windows: tuple[str, ...]) -> Iterator[RuleJson]:
+    for objective in objectives(own):
+        labels = ids | {"slo": objective.slo}
         for window in windows:
-            # A counter of misses that never moved may not exist: then none was missed.
-            misses = f"(sum(rate({promise.misses}[{window}])) or vector(0))"
-            ratio = f"{misses} / sum(rate({promise.all}[{window}]))"
+            # A counter without misses may not exist.
+            misses = f"(sum(rate({objective.misses}[{window}])) or vector(0))"
+            ratio = f"{misses} / sum(rate({objective.all}[{window}]))"
             yield {"record": f"{RATIO}{window}", "expr": ratio, "labels": labels}
         if "1h" in windows:
-            yield {"record": TRAFFIC, "expr": f"sum(rate({promise.all}[1h]))", "labels": labels}
+            yield {"record": TRAFFIC, "expr": f"sum(rate({objective.all}[1h]))", "labels": labels}
 
 
-def _burn_alerts(own: Labels, objective: float) -> Iterator[Watch]:
-    budget = round(1 - objective / 100, 8)
-    for promise in promises(own):
-        labels = f'{{{own.recorded},slo="{promise.slo}"}}'
+def _burn_alerts(own: Labels, percent: float) -> Iterator[Alert]:
+    budget = round(1 - percent / 100, 8)
+    for objective in objectives(own):
+        labels = f'{{{own.recorded},slo="{objective.slo}"}}'
         for severity in ("critical", "warning"):
-            # Above 1 no share of misses can be: such a burn does not exist under this objective.
+            # A share of misses above 1 is impossible, so this objective cannot have such a burn.
             burns = [burn for burn in BURNS if burn.severity == severity and burn.rate * budget < 1]
             if not burns:
                 continue
             either = " or ".join(_burning(labels, burn, budget) for burn in burns)
             busy = f" and {TRAFFIC}{labels} * 3600 >= {FEWEST_REQUESTS}" if severity == "critical" else ""
             windows = " or ".join(burn.long for burn in burns)
-            yield Watch(
-                alert=promise.alert,
+            yield Alert(
+                alert=objective.alert,
                 severity=severity,
                 lasting="0s",
                 expression=f"({either}){busy}",
-                summary=f"{own}: {{{{ $value | humanizePercentage }}}} of {promise.text}",
-                meaning=f"spec.slo.objectivePercent ({objective:g} %) leaves {100 - objective:g} % that may miss. Over "
-                f"the last {windows} they were used up at least {burns[-1].rate:g} times as fast as 30 days allow.",
-                page=promise.page,
+                summary=f"{own}: {{{{ $value | humanizePercentage }}}} of {objective.text}",
+                meaning=f"With spec.slo.objectivePercent {percent:g}, {100 - percent:g} % of the requests may miss. "
+                f"Over the last {windows}, requests used up this error budget at least {burns[-1].rate:g} times as "
+                "fast as an even use over 30 days.",
+                page=objective.page,
             )
 
 
@@ -196,83 +209,84 @@ def _burning(labels: str, burn: Burn, budget: float) -> str:
     return f"({RATIO}{burn.long}{labels} {over} and {RATIO}{burn.short}{labels} {over})"
 
 
-def _watches(own: Labels, resource: InferenceDeployment) -> Iterator[Watch]:
+def _other_alerts(own: Labels, resource: InferenceDeployment) -> Iterator[Alert]:
     offline = resource.spec.offline
     if offline.reserved_percent > 0:
-        yield Watch(
+        yield Alert(
             "BallastOfflineReservationNotMet",
             "warning",
             "5m",
             f"avg_over_time({own.of(metrics.OFFLINE_RESERVATION_MET)}[10m]) < 0.9",
-            f"{own}: offline work on {{{{ $labels.pod }}}} runs in fewer slots than are reserved",
-            "In more than a tenth of the last ten minutes, offline requests waited while fewer ran than the "
+            f"{own}: the offline reservation is not met on {{{{ $labels.pod }}}}",
+            "For more than a tenth of the last ten minutes, offline requests waited while fewer ran than the "
             f"reservation ({offline.reserved_percent:g} %, spec.offline.reservedPercent) and the maxSlots of their "
-            "tenants allow. Parked requests do not count. The policy keeps the reservation whatever the online load: "
-            "something keeps it from doing so.",
+            "tenants allow. Parked requests do not count as running. The policy keeps the reservation at any online "
+            "load, so something prevents it.",
             "offline-reservation-not-met",
         )
-    yield Watch(
+    yield Alert(
         "BallastDeadlineAtRisk",
         "warning",
         "5m",
         f"max by (queue) ({own.of(metrics.JOBS_AT_RISK, own.queue)}) > 0",
         f"{own}: {{{{ $value }}}} jobs will miss their deadline",
-        "At the rate of the last minutes these jobs end after their deadline. What is done by then is kept.",
+        "At the rate of the last minutes, these jobs end after their deadline. Results that are complete by then are "
+        "kept.",
         "deadline-at-risk",
     )
     letters = f"max by (queue) ({own.of(metrics.DEAD_LETTERS, own.queue)})"
     earlier = f"max by (queue) ({own.of(metrics.DEAD_LETTERS, own.queue)} offset 30m)"
-    yield Watch(
+    yield Alert(
         "BallastDeadLetters",
         "warning",
         "0s",
         f"{letters} - ({earlier} or {letters} * 0) > 0",
-        f"{own}: {{{{ $value }}}} items were given up in the last half hour",
-        f"An item is given up after {offline.max_attempts} attempts. It is in the job's results as an error, and "
-        "`ballast redrive` tries it again.",
+        f"{own}: {{{{ $value }}}} items became dead letters in the last half hour",
+        f"An item becomes a dead letter after {offline.max_attempts} failed attempts. The results of its job show the "
+        "error. `ballast redrive` returns it to the queue.",
         "dead-letters",
     )
-    yield Watch(
+    yield Alert(
         "BallastRedisUnreachable",
         "critical",
         "2m",
         f"min({own.of(metrics.REDIS_UP)}) == 0",
         f"{own}: a worker cannot use Redis",
-        "Online requests are served on; offline work pauses there and nothing is lost. Leases of that worker run out "
-        f"after {offline.lease_seconds:g} s, and others take its items.",
+        "The worker still serves online requests. Its offline work pauses, and no work is lost. Its leases expire "
+        f"after {offline.lease_seconds:g} s, and other workers claim its items.",
         "redis-unreachable",
     )
     yield _worker_not_ready(own, resource)
 
 
-def _worker_not_ready(own: Labels, resource: InferenceDeployment) -> Watch:
+def _worker_not_ready(own: Labels, resource: InferenceDeployment) -> Alert:
     startup = resource.spec.rollout.startup_seconds
     ready, wanted = (f'max without (pod, instance) ({metrics.OPERATOR_REPLICAS}{{{own.operator},state="{state}"}})'
                      for state in ("ready", "desired"))  # fmt: skip
-    return Watch(
+    return Alert(
         "BallastWorkerNotReady",
         "critical",
         f"{startup + 120}s",
         f"({wanted} - ignoring (state) {ready} > 0)"
         f" or (count by (namespace) ({own.of('up')} == 0) > 0)"
         f" or (count by (namespace) ({own.of(metrics.ENGINE_HEALTHY)} == 0) > 0)",
-        f"{own}: {{{{ $value }}}} workers do not serve",
-        f"They have not been ready for longer than spec.rollout.startupSeconds ({startup} s) allows. "
-        f"`kubectl get infd {own.name} -n {own.namespace} -o wide` has the reason.",
+        f"{own}: {{{{ $value }}}} workers are not ready",
+        f"The workers are not ready for longer than spec.rollout.startupSeconds ({startup} s) and 2 minutes. "
+        f"`kubectl get infd {own.name} -n {own.namespace} -o wide` shows the reason.",
         "worker-not-ready",
     )
 
 
-def _alert(watch: Watch, ids: dict[str, str], runbooks: str) -> Rule:
-    lasting = {} if watch.lasting == "0s" else {"for": watch.lasting}
+def _alert(alert: Alert, ids: dict[str, str], runbooks: str | None) -> RuleJson:
+    lasting = {} if alert.lasting == "0s" else {"for": alert.lasting}
     return {
-        "alert": watch.alert,
-        "expr": watch.expression,
+        "alert": alert.alert,
+        "expr": alert.expression,
         **lasting,
-        "labels": ids | {"severity": watch.severity},
+        "labels": ids | {"severity": alert.severity},
         "annotations": {
-            "summary": watch.summary,
-            "description": watch.meaning,
-            "runbook_url": f"{runbooks.rstrip('/')}/{watch.page}.md",
+            "summary": alert.summary,
+            "description": alert.meaning,
+            **({"runbook_url": f"{runbooks.rstrip('/')}/{alert.page}.md"} if runbooks else {}),
         },
     }

@@ -1,4 +1,4 @@
-"""The base of every model that a user writes: camelCase outside, nothing unknown, nothing mutable."""
+"""The base of every model that a user writes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ballast_api.rules import Later, Rule
 
 VALIDATIONS = "x-kubernetes-validations"
 LATER = "x-ballast-later"
-"""Marks a field in the JSON schema that is there to be refused."""
+"""Marks a field in the JSON schema that is always refused."""
 
 
 def keyed_by(field: str) -> JsonDict:
-    """What makes the API server treat a list of objects as a map: `field` is unique, and entries merge by it."""
+    """Return the schema of a list of objects that the API server treats as a map: `field` is unique in it."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [field]}
 
 
 def _carry_rules(schema: dict[str, Any], model: type[ApiModel]) -> None:
-    """Give a model's JSON schema what Kubernetes checks beside types: its rules, and the fields that come later."""
+    """Add the rules and the fields that are always refused to the JSON schema of a model."""
     rules: list[dict[str, str]] = []
     for name, later in model.later.items():
         field = to_camel(name)
@@ -37,7 +37,7 @@ def _carry_rules(schema: dict[str, Any], model: type[ApiModel]) -> None:
 
 
 class ApiModel(BaseModel):
-    """Frozen, camelCase in YAML and JSON, numbers finite, unknown fields refused."""
+    """A frozen model with camelCase names in YAML and JSON. It refuses unknown fields and infinite numbers."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -45,15 +45,15 @@ class ApiModel(BaseModel):
         validate_by_alias=True,
         extra="forbid",
         frozen=True,
-        allow_inf_nan=False,  # JSON, in which settings travel on, knows neither
+        allow_inf_nan=False,  # JSON has neither infinity nor NaN
         use_attribute_docstrings=True,
         json_schema_extra=_carry_rules,
     )
 
     later: ClassVar[Mapping[str, Later]] = {}
-    """Fields that the design names and this version cannot serve, by Python name."""
+    """Fields that this version refuses because it does not support them yet, by Python name."""
     rules: ClassVar[tuple[Rule, ...]] = ()
-    """What must hold across fields."""
+    """Conditions over several fields."""
 
     @field_validator("*", mode="before")
     @classmethod

@@ -1,6 +1,6 @@
-"""Condition types of an `InferenceDeployment`, and the reasons that stand in them.
+"""Condition types of an `InferenceDeployment`, and their reasons.
 
-A reason is part of the contract (people and alerts match on it); its message carries the figures.
+A reason is part of the contract, because people and alerts match on it. The message contains the numbers.
 """
 
 from __future__ import annotations
@@ -9,26 +9,26 @@ from enum import StrEnum
 
 
 class ConditionType(StrEnum):
-    """What `status.conditions` says, each True, False or Unknown."""
+    """Type of a condition. Its status is True, False or Unknown."""
 
     READY = "Ready"
-    """Workers serve: as many as the rollout promises."""
+    """Enough workers serve: `replicas` minus `rollout.maxUnavailable`, and at least one."""
     PROGRESSING = "Progressing"
-    """Pods are being made or replaced."""
+    """Pods are being created or replaced."""
     DEGRADED = "Degraded"
-    """Something does not work and will not mend itself; the old version may still serve."""
+    """Something does not work and needs a person. The old version may still serve."""
     CONFIG_APPLIED = "ConfigApplied"
-    """Every running worker has the hot part of this spec in force."""
+    """Every running worker has the hot fields of this spec in force."""
     OFFLINE_RESERVATION_SATISFIED = "OfflineReservationSatisfied"
-    """While offline work waits, it runs in its reserved slots, or in as many as its maximum and tenant caps allow."""
+    """While offline work waits, it runs in its reserved slots, or in as many as its maximum and tenant limits allow."""
     SLO_MET = "SLOMet"
     """At least `slo.objectivePercent` of the online requests meet `spec.slo`, by the workers' counts."""
     DEADLINE_AT_RISK = "DeadlineAtRisk"
-    """A job will miss its deadline at the present rate."""
+    """A job will miss its deadline at the current rate."""
 
 
 class Reason(StrEnum):
-    """Why a condition is as it is."""
+    """Reason of a condition."""
 
     # Ready, Progressing
     SERVING = "Serving"
@@ -38,7 +38,7 @@ class Reason(StrEnum):
     SCALED_TO_ZERO = "ScaledToZero"
     NOT_ENOUGH_READY = "NotEnoughReady"
     COMPLETE = "Complete"
-    # Degraded: what the pod, the scheduler or the API server said
+    # Degraded: reported by the pod, the scheduler or the API server
     HEALTHY = "Healthy"
     IMAGE_PULL = "ImagePull"
     UNSCHEDULABLE = "Unschedulable"

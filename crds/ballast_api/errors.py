@@ -1,8 +1,8 @@
 """Errors of this package.
 
 ApiError
-├── InvalidConfig   a configuration file that cannot be taken
-└── NotStructural   a model that no CustomResourceDefinition can check: a mistake in this package
+├── InvalidConfig   an invalid configuration file or resource
+└── NotStructural   a model that no CustomResourceDefinition can express: a mistake in this package
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pydantic import ValidationError
 
 
 class ApiError(ValueError):
-    """Base of this package's errors."""
+    """Base of the errors of this package."""
 
 
 class InvalidConfig(ApiError):
-    """A configuration that cannot be taken; the message has one line per field that is wrong."""
+    """An invalid configuration. The message has one line per wrong field."""
 
     def __init__(self, source: str, problems: Sequence[str]) -> None:
         self.source = source
@@ -26,10 +26,10 @@ class InvalidConfig(ApiError):
 
     @staticmethod
     def sentences(error: ValidationError) -> list[str]:
-        """One line per problem: where, what is wrong, what was found."""
+        """Return one line per problem: the field, the problem, and the value that was found."""
         lines = []
         for problem in error.errors(include_url=False):
-            where = ".".join(str(part) for part in problem["loc"]) or "the whole"
+            where = ".".join(str(part) for part in problem["loc"]) or "the document"
             found = problem["input"]
             shown = "" if isinstance(found, dict) else f" (found {found!r:.80})"
             lines.append(f"{where}: {problem['msg'].removeprefix('Value error, ')}{shown}")
@@ -37,4 +37,4 @@ class InvalidConfig(ApiError):
 
 
 class NotStructural(ApiError):
-    """A model that no CustomResourceDefinition can check."""
+    """A model that no CustomResourceDefinition can express."""

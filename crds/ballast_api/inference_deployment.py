@@ -1,13 +1,13 @@
-"""The resource: one model served to online requests and offline jobs by worker pods that the operator keeps.
+"""The resource: one model, which the operator serves to online requests and offline jobs with worker pods.
 
-Sections `engine, slots, slo, offline, limits, cost` are the worker's own (`sections.py`); the rest says how many pods
-there are and how they stand in the cluster.
+The sections `engine`, `slots`, `slo`, `offline`, `limits` and `cost` belong to the worker (`sections.py`). The others
+describe the number of pods, and their place in the cluster.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
@@ -17,16 +17,44 @@ from ballast_api.errors import InvalidConfig
 from ballast_api.names import API_VERSION, KIND, MOST_NAME_CHARACTERS
 from ballast_api.pods import Json, PodTemplate, SecretKey, SecretName
 from ballast_api.rules import Rule
-from ballast_api.sections import Cost, Engine, Limits, Model, Offline, Slo
+from ballast_api.sections import Cost, EngineSettings, Limits, Model, Offline, Slo
 from ballast_api.status import Status
 from ballast_api.worker_config import Slots
 
 URI = r"^(hf|s3|pvc|file)://.+$"
+FETCHED = "^(hf|s3)://"
 RESOURCE_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+ClaimName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+
+
+class SharedClaim(ApiModel):
+    """A PersistentVolumeClaim for all pods of the resource. It must exist in the resource's namespace."""
+
+    claim_name: ClaimName
+    """Name of the claim. Pods on several nodes need a claim with access mode ReadWriteMany. Several resources may use
+    the same claim."""
+
+
+class ModelCache(ApiModel):
+    """A volume for the files that a pod fetches. Set one of the two fields."""
+
+    rules = (
+        Rule(
+            "has(self.persistentVolumeClaim) != has(self.volumeClaimTemplate)",
+            lambda cache: (cache.persistent_volume_claim is None) != (cache.volume_claim_template is None),
+            "model.cache needs either persistentVolumeClaim (one claim for all pods) or volumeClaimTemplate (a claim "
+            "for each pod). Set one of them",
+        ),
+    )
+
+    persistent_volume_claim: SharedClaim | None = None
+    volume_claim_template: Json | None = None
+    """Template of a claim that Kubernetes makes for each pod and deletes with the pod, as in an ephemeral volume, e.g.
+    `{spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 100Gi}}}}`."""
 
 
 class ServedModel(Model):
-    """What is served, and how a pod gets it."""
+    """The model, and how a pod gets it. A change of this section rolls the pods."""
 
     rules = (
         Rule(
@@ -36,102 +64,123 @@ class ServedModel(Model):
             "s3://bucket/prefix, pvc://claim/path or file:///directory/in/the/image",
         ),
         Rule(
-            "!has(self.cachePath) || self.uri.matches('^(hf|s3)://')",
-            lambda model: model.cache_path is None or re.match("(hf|s3)://", model.uri) is not None,
-            "model.cachePath keeps what was fetched from hf:// or s3://, and this model.uri is read in place: remove "
-            "cachePath",
+            f"self.uri.matches('{FETCHED}') || "
+            "!(has(self.cachePath) || has(self.cache) || has(self.sizeLimitGibibytes))",
+            lambda model: (
+                re.match(FETCHED, model.uri) is not None
+                or (model.cache_path is None and model.cache is None and model.size_limit_gibibytes is None)
+            ),
+            "model.cachePath, model.cache and model.sizeLimitGibibytes apply to files that are fetched from hf:// or "
+            "s3://. This model.uri is read in place. Remove them",
         ),
         Rule(
-            "!has(self.credentialsSecret) || self.uri.matches('^(hf|s3)://')",
-            lambda model: model.credentials_secret is None or re.match("(hf|s3)://", model.uri) is not None,
-            "model.credentialsSecret opens hf:// and s3://, and this model.uri is read in place: remove "
+            "!(has(self.cachePath) && has(self.cache))",
+            lambda model: model.cache_path is None or model.cache is None,
+            "model.cachePath and model.cache both name a place for fetched files. Remove one of them",
+        ),
+        Rule(
+            "!has(self.sizeLimitGibibytes) || !(has(self.cachePath) || has(self.cache))",
+            lambda model: model.size_limit_gibibytes is None or (model.cache_path is None and model.cache is None),
+            "model.sizeLimitGibibytes limits the emptyDir that holds a fetched model. model.cachePath and model.cache "
+            "replace this emptyDir. Remove sizeLimitGibibytes",
+        ),
+        Rule(
+            f"!has(self.credentialsSecret) || self.uri.matches('{FETCHED}')",
+            lambda model: model.credentials_secret is None or re.match(FETCHED, model.uri) is not None,
+            "model.credentialsSecret applies to hf:// and s3://. This model.uri is read in place. Remove "
             "credentialsSecret",
         ),
     )
 
     uri: str = Field(min_length=1, max_length=2048, examples=["hf://Qwen/Qwen3-8B"])
-    """`hf://owner/name`, `s3://bucket/prefix`, `pvc://claim/path`, or `file:///directory` that the image or a volume
-    of the template holds."""
+    """`hf://owner/name`, `s3://bucket/prefix`, `pvc://claim/path`, or `file:///directory`. With `file://`, the image
+    or a volume of the template contains the directory."""
     revision: str = Field(default="", max_length=253)
-    """Names this version of the weights, on `hf://` a branch, tag or commit; a generated prefix is only continued under
-    the same revision."""
+    """Version of the weights: on `hf://` a branch, tag or commit, elsewhere any name. A partly generated answer is
+    continued only under the same revision."""
     credentials_secret: SecretName | None = None
-    """Secret whose keys become environment variables of the fetch, e.g. `HF_TOKEN`, `AWS_ACCESS_KEY_ID`,
-    `AWS_SECRET_ACCESS_KEY`, `AWS_ENDPOINT_URL`."""
+    """Secret whose keys become environment variables of the container that fetches the model, e.g. `HF_TOKEN`,
+    `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_ENDPOINT_URL`."""
     cache_path: str | None = Field(default=None, max_length=1024, pattern=r"^/[^:]*$")
-    """Directory of the node that keeps fetched models for all its pods; the user of the image (65532 in Ballast's own)
-    must be able to write to it. By default every pod fetches its own."""
+    """Directory of the node that keeps fetched models for all pods of the node. The user of the image (65532 in
+    Ballast's own) needs write access. Namespaces with Pod Security level baseline or restricted forbid it: use
+    `cache` there. Without `cachePath` and `cache`, each pod fetches the model to an emptyDir."""
+    cache: ModelCache | None = None
+    size_limit_gibibytes: int | None = Field(default=None, ge=1, le=1_048_576)
+    """Size limit of the emptyDir that holds a fetched model. Kubernetes evicts a pod that exceeds it. By default only
+    the disk of the node limits the size."""
 
 
-class Gpu(ApiModel):
-    """The device of each worker. A change rolls the pods."""
+class GpuRequest(ApiModel):
+    """The GPU of each worker. A change of this section rolls the pods."""
 
     rules = (
         Rule(
             "self.count <= 1",
             lambda gpu: gpu.count <= 1,
-            "gpu.count ({count}): the engine serves one device per worker; several GPUs in one worker need the vLLM "
-            "backend, which comes later. Set it to 1 and raise replicas, or take a model that fits one device",
+            "gpu.count ({count}) is above 1. The engine uses one device per worker. Several GPUs per worker need the "
+            "vLLM backend, which is not supported yet. Set it to 1 and raise replicas, or use a model that fits on one "
+            "device",
         ),
         Rule(
             "!(has(self.resourceName) && has(self.resourceClaimTemplate))",
             lambda gpu: gpu.resource_name is None or gpu.resource_claim_template is None,
-            "gpu.resourceName and gpu.resourceClaimTemplate are two ways to ask for the same device: keep one",
+            "gpu.resourceName and gpu.resourceClaimTemplate both request the device. Remove one of them",
         ),
         Rule(
             "self.count > 0 || !(has(self.resourceName) || has(self.resourceClaimTemplate))",
             lambda gpu: gpu.count > 0 or (gpu.resource_name is None and gpu.resource_claim_template is None),
-            "gpu.count is 0, which means a worker on the CPU: remove gpu.resourceName and gpu.resourceClaimTemplate, "
+            "gpu.count is 0, which means a worker on the CPU. Remove gpu.resourceName and gpu.resourceClaimTemplate, "
             "or set the count to 1",
         ),
     )
 
     count: int = Field(default=1, ge=0, le=16)
-    """GPUs of a worker; 0 runs it on the CPU."""
+    """GPUs of each worker. 0 runs the worker on the CPU."""
     resource_name: str | None = Field(
         default=None, max_length=253, examples=["nvidia.com/gpu", "nvidia.com/mig-1g.10gb"]
     )
-    """Extended resource to ask for; by default `nvidia.com/gpu`."""
+    """Extended resource to request; by default `nvidia.com/gpu`."""
     resource_claim_template: str | None = Field(default=None, min_length=1, max_length=253)
-    """A ResourceClaimTemplate (dynamic resource allocation) in place of the extended resource."""
+    """ResourceClaimTemplate (dynamic resource allocation) to use instead of an extended resource."""
 
 
 class Scaling(ApiModel):
-    """Replicas from measured need; without this section people, an HPA or KEDA set `spec.replicas`. Hot."""
+    """Replicas by measured load. Without this section, people, an HPA or KEDA set `spec.replicas`."""
 
     rules = (
         Rule(
             "self.minReplicas <= self.maxReplicas",
             lambda scaling: scaling.min_replicas <= scaling.max_replicas,
-            "scaling.minReplicas ({minReplicas}) is above scaling.maxReplicas ({maxReplicas}): lower the one or raise "
-            "the other",
+            "scaling.minReplicas ({minReplicas}) is above scaling.maxReplicas ({maxReplicas}). Lower the minimum, or "
+            "raise the maximum",
         ),
         Rule(
             "!has(self.offlineMaxReplicas) || self.offlineMaxReplicas <= self.maxReplicas",
             lambda scaling: (
                 scaling.offline_max_replicas is None or scaling.offline_max_replicas <= scaling.max_replicas
             ),
-            "scaling.offlineMaxReplicas is above scaling.maxReplicas ({maxReplicas}), which bounds all replicas: lower "
-            "the one or raise the other",
+            "scaling.offlineMaxReplicas is above scaling.maxReplicas ({maxReplicas}), which limits all replicas. Lower "
+            "offlineMaxReplicas, or raise maxReplicas",
         ),
     )
 
     min_replicas: int = Field(default=1, ge=0, le=10_000)
-    """Never fewer; 0 scales to zero when there was no work for `idleSeconds`: offline work wakes it, an online request
-    to no worker is refused by the Service."""
+    """Minimum of replicas. 0 scales to zero after `idleSeconds` without work. Offline work then starts a replica again.
+    Online requests do not: the Service refuses them while no worker runs."""
     max_replicas: int = Field(ge=1, le=10_000)
-    """Never more."""
+    """Maximum of replicas."""
     headroom_percent: float = Field(default=20, ge=0, le=500)
-    """Online load may grow by this before a replica is missing."""
+    """Growth of the online load that the replicas can serve without a new one."""
     offline_max_replicas: int | None = Field(default=None, ge=0, le=10_000)
-    """Replicas up to which waiting offline work alone may raise them; by default offline work adds replicas only for
+    """Maximum of replicas that waiting offline work alone may cause. By default offline work adds replicas only for
     deadlines at risk."""
     scale_up_seconds: int = Field(default=30, ge=0, le=3600)
-    """The need must have lasted this long before replicas are added."""
+    """Time that the need must last before replicas are added."""
     scale_down_seconds: int = Field(default=300, ge=0, le=86_400)
-    """Replicas leave only when none of them was needed for this long."""
+    """Time that replicas must be unneeded before they are removed."""
     idle_seconds: int = Field(default=600, ge=0, le=86_400)
-    """With `minReplicas: 0`: time without any work before the last replica leaves."""
+    """With `minReplicas: 0`: time without work before the last replica is removed."""
 
 
 class Rollout(ApiModel):
@@ -141,130 +190,136 @@ class Rollout(ApiModel):
         Rule(
             "self.maxSurge + self.maxUnavailable > 0",
             lambda rollout: rollout.max_surge + rollout.max_unavailable > 0,
-            "rollout.maxSurge and rollout.maxUnavailable are both 0, so no pod could ever be replaced: raise one, "
-            "maxUnavailable where no spare GPU exists",
+            "rollout.maxSurge and rollout.maxUnavailable are both 0, so no pod can be replaced. Raise one of them: "
+            "maxUnavailable if the cluster has no free GPU",
         ),
     )
 
     max_surge: int = Field(default=1, ge=0, le=100)
-    """Pods above `replicas` while a new version comes up; each needs a GPU."""
+    """Maximum pods above `replicas` during a rollout. Each of them needs a GPU."""
     max_unavailable: int = Field(default=0, ge=0, le=100)
-    """Pods that may be missing meanwhile."""
+    """Maximum pods below `replicas` during a rollout."""
     drain_seconds: int = Field(default=30, ge=0, le=3600)
-    """How long a leaving worker's online requests may finish; offline items go back to the queue at once."""
+    """Time that the online requests of a terminating worker have to finish. Offline items return to the queue at
+    once."""
     startup_seconds: int = Field(default=600, ge=10, le=86_400)
-    """A worker that is not ready after this long (fetching and loading the model) is restarted, and the rollout counts
-    as stuck."""
+    """Time that a worker has to fetch and load the model. After it, Kubernetes restarts the worker, and the rollout
+    counts as stuck."""
 
 
 class Disruption(ApiModel):
-    """What node drains and evictions may take."""
+    """Limits for node drains and evictions."""
 
     max_unavailable: int = Field(default=1, ge=0, le=10_000)
-    """Workers that may be evicted at a time (PodDisruptionBudget); 0 forbids voluntary evictions."""
+    """Maximum workers that may be evicted at a time (PodDisruptionBudget). 0 forbids voluntary evictions."""
 
 
 class RedisRef(ApiModel):
-    """The Secret that leads to Redis or Valkey. A change rolls the pods."""
+    """The Secret with the address of Redis or Valkey. A change of this section rolls the pods, a change of the
+    Secret does not.
+    """
 
     secret_name: SecretName
     """In the resource's namespace."""
     url_key: SecretKey = "url"
-    """Key of the Secret that holds `redis://`, `rediss://` with host, port, user and database."""
+    """Key of the Secret that holds the URL: `redis://` or `rediss://` with host, port, user and database."""
     password_key: SecretKey | None = None
-    """Key of the Secret that holds the password, where the URL does not."""
+    """Key of the Secret that holds the password, if the URL does not contain it."""
 
 
 class ApiKeysRef(ApiModel):
-    """The Secret with the API keys that clients must show. A change of the reference rolls the pods."""
+    """The Secret with the API keys of clients. A change of this section rolls the pods, a change of the Secret does
+    not.
+    """
 
     secret_name: SecretName
     """In the resource's namespace."""
     key: SecretKey = "keys.yaml"
-    """Key of the Secret that holds YAML mapping from API key to tenant."""
+    """Key of the Secret that holds a YAML mapping from API key to tenant."""
 
 
 class Monitoring(ApiModel):
-    """What is made for Prometheus, where the prometheus-operator's kinds exist."""
+    """Objects for Prometheus. The operator makes them if the kinds of the prometheus-operator exist."""
 
     service_monitor: bool = True
     """Make a ServiceMonitor."""
     prometheus_rule: bool = True
     """Make a PrometheusRule with the alerts of this resource."""
     scrape_seconds: int = Field(default=15, ge=1, le=3600)
-    """How often the ServiceMonitor scrapes."""
+    """Scrape interval of the ServiceMonitor."""
     labels: dict[str, str] = Field(default={})
-    """Added to both, for a Prometheus that selects by label (e.g. `release: kube-prometheus-stack`)."""
+    """Labels to add to both objects, for a Prometheus that selects by label (e.g. `release: kube-prometheus-stack`)."""
 
 
 class Network(ApiModel):
-    """Who may connect to the workers."""
+    """Clients that may connect to the workers."""
 
     policy: bool = True
-    """Make a NetworkPolicy that admits port 8000 alone."""
+    """Make a NetworkPolicy that admits only port 8000."""
     ingress_from: tuple[Json, ...] = Field(default=(), max_length=64)
-    """NetworkPolicy peers (`podSelector`, `namespaceSelector`, `ipBlock`) that may connect; empty: all."""
+    """NetworkPolicy peers (`podSelector`, `namespaceSelector`, `ipBlock`) that may connect; by default all."""
 
     rules = (
         Rule(
             "self.policy || !has(self.ingressFrom) || size(self.ingressFrom) == 0",
             lambda network: network.policy or not network.ingress_from,
-            "network.ingressFrom has no effect without the policy: set network.policy to true or remove the peers",
+            "network.ingressFrom has no effect without the policy. Set network.policy to true, or remove the peers",
         ),
     )
 
 
 class Spec(ApiModel):
-    """What is wanted."""
+    """The desired state."""
 
     rules = (
         Rule(
             "!(self.engine.device == 'cpu' && self.gpu.count > 0)",
             lambda spec: not (spec.engine.device == "cpu" and spec.gpu.count > 0),
-            "engine.device is cpu and gpu.count ({gpu.count}) would hold a GPU idle: set gpu.count to 0, or "
-            "engine.device to auto",
+            "engine.device is cpu, and gpu.count ({gpu.count}) requests a GPU that would be idle. Set gpu.count to 0, "
+            "or engine.device to auto",
         ),
         Rule(
             "!(self.engine.device.startsWith('cuda') && self.gpu.count == 0)",
             lambda spec: not (spec.engine.device.startswith("cuda") and spec.gpu.count == 0),
-            "engine.device ({engine.device}) needs a GPU and gpu.count is 0: set gpu.count to 1, or engine.device to "
+            "engine.device ({engine.device}) needs a GPU, and gpu.count is 0. Set gpu.count to 1, or engine.device to "
             "auto",
         ),
     )
 
     model: ServedModel
-    engine: Engine = Engine()
-    gpu: Gpu = Gpu()
+    engine: EngineSettings = EngineSettings()
+    gpu: GpuRequest = GpuRequest()
     slots: Slots | None = None
-    """Places in the running batch of each worker; by default what memory allows, at most 64 on CPU and 256 on a
-    GPU."""
+    """Slots of each worker: requests that run at a time. By default what memory allows, at most 64 on CPU and 256 on a
+    GPU. A change rolls the pods."""
     slo: Slo = Slo()
     offline: Offline = Offline()
     limits: Limits = Limits()
     cost: Cost = Cost()
     replicas: int = Field(default=1, ge=0, le=10_000)
-    """Worker pods. With `scaling` the operator writes it through the scale subresource: leave it out there."""
+    """Number of worker pods. With `scaling`, the operator writes this field through the scale subresource: leave it
+    out."""
     scaling: Scaling | None = None
     rollout: Rollout = Rollout()
     disruption: Disruption = Disruption()
     redis: RedisRef | None = None
-    """By default the Redis that the operator was installed with; where it has none, workers serve online requests
-    only."""
+    """The Secret with the address of Redis or Valkey; by default the Redis that the operator was installed with.
+    Without Redis, workers serve only online requests."""
     api_keys: ApiKeysRef | None = None
-    """By default any client may connect, and names its tenant itself."""
+    """The Secret with the API keys of clients. By default any client may connect and choose its tenant."""
     monitoring: Monitoring = Monitoring()
     network: Network = Network()
     template: PodTemplate = PodTemplate()
 
     @property
     def served_name(self) -> str:
-        """The name clients ask for."""
+        """The model name that clients use."""
         last = self.model.uri.rstrip("/").rsplit("/", 1)[-1]
         return self.model.served_name or last.partition("@")[0]
 
 
 class Metadata(ApiModel):
-    """What Ballast reads of an object's metadata; the rest is kept."""
+    """The metadata that Ballast reads. Other fields are kept."""
 
     model_config = ConfigDict(alias_generator=to_camel, extra="allow")
 
@@ -291,7 +346,7 @@ class InferenceDeployment(ApiModel):
                 and re.fullmatch(RESOURCE_NAME, resource.metadata.name) is not None
             ),
             f"metadata.name must have at most {MOST_NAME_CHARACTERS} characters of a-z, 0-9 and -, and begin with a "
-            "letter: it becomes the name of a Service and of pods. Take another name",
+            "letter, because it becomes the name of a Service and of pods. Use another name",
         ),
     )
 
@@ -303,10 +358,10 @@ class InferenceDeployment(ApiModel):
 
     @classmethod
     def read(cls, manifest: Any, source: str) -> Self:
-        """Take an object as the API server or a file gives it.
+        """Parse an object from the API server or from a file.
 
         Raises:
-            InvalidConfig: says every field that is wrong, what was found there and what was wanted.
+            InvalidConfig: The message names each wrong field, what was found there, and what was expected.
         """
         try:
             return cls.model_validate(manifest)
@@ -315,5 +370,5 @@ class InferenceDeployment(ApiModel):
 
     @property
     def queue_name(self) -> str:
-        """The queue in Redis that its workers serve."""
+        """The queue in Redis that the workers serve."""
         return self.spec.offline.queue or f"{self.metadata.namespace}/{self.metadata.name}"

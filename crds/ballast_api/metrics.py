@@ -1,9 +1,9 @@
-"""Names of the metrics that alerts and dashboards read; a test compares them with what workers and operator export."""
+"""Names of the metrics that alerts and dashboards read. A test compares them with those of workers and operator."""
 
 from __future__ import annotations
 
 SLO_REQUESTS = "ballast_slo_requests_total"
-"""Requests with a promise, by `class`, `slo` and `met`."""
+"""Requests with an SLO, by `class`, `slo` and `met`."""
 REQUESTS = "ballast_requests_total"
 """Requests that ended, by `class` and `outcome`."""
 OFFLINE_RESERVATION_MET = "ballast_offline_reservation_met"
@@ -13,9 +13,9 @@ DEAD_LETTERS = "ballast_dead_letters"
 REDIS_UP = "ballast_redis_up"
 ENGINE_HEALTHY = "ballast_engine_healthy"
 OPERATOR_REPLICAS = "ballast_operator_replicas"
-"""Worker pods of a resource, by `namespace`, `name` and `state`; the operator's own."""
+"""Worker pods of a resource, by `namespace`, `name` and `state`. The operator exports it."""
 
 FAILURES = ("failed", "queue_full", "draining")
-"""Outcomes of `REQUESTS` in which an online request got no answer."""
+"""Outcomes of `REQUESTS` without an answer."""
 ANSWERS = ("stop", "length")
-"""Outcomes of `REQUESTS` in which it got one."""
+"""Outcomes of `REQUESTS` with an answer."""

@@ -1,6 +1,6 @@
-"""The names that operator, chart, alerts, command line and tests agree on.
+"""Names that operator, chart, alerts, command line and tests share.
 
-Labels follow `app.kubernetes.io/*`; `llm-d.ai/*` stands on pods so that an InferencePool can select them.
+Labels follow `app.kubernetes.io/*`. Pods also have labels `llm-d.ai/*`, so that an InferencePool can select them.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ SHORT = "infd"
 CRD_NAME = f"{PLURAL}.{GROUP}"
 
 FIELD_MANAGER = "ballast-operator"
-"""Owns what the operator applies."""
+"""Field manager of what the operator applies."""
 SCALING_MANAGER = "ballast-scaler"
-"""Owns `spec.replicas` where `spec.scaling` is set."""
+"""Field manager of `spec.replicas` if `spec.scaling` is set."""
 
 HTTP_PORT = 8000
 HTTP_PORT_NAME = "http"
 METRICS_PATH = "/metrics"
 
 MOST_NAME_CHARACTERS = 52
-"""Of a resource: its pods' names add a hash and an id, and a label value ends at 63."""
+"""Of a resource. The names of its pods add a hash and an id, and the limit of a label value is 63."""
 
 CONFIG_HASH = f"{GROUP}/config-hash"
-"""Annotation: content of the hot configuration; touched on pods, so that their kubelets refresh the file at once."""
+"""Annotation: hash of the configuration file. Its change on a pod makes the kubelet refresh the file at once."""
 SPEC_HASH = f"{GROUP}/spec-hash"
-"""Annotation: what a child was built from."""
+"""Annotation: hash of the manifest of a child."""
 COPY_OF = f"{GROUP}/copy-of"
 """Annotation of a copied Secret: `namespace/name` of the original."""
 
@@ -43,12 +43,12 @@ OPERATOR = "ballast-operator"
 
 
 def selector(name: str) -> dict[str, str]:
-    """The labels that pods of one resource have and keep: the selector of Deployment, Service, PDB and pool."""
+    """Return the fixed labels of the pods of one resource: the selector of Deployment, Service, budget and pool."""
     return {NAME_LABEL: WORKER, INSTANCE_LABEL: name}
 
 
 def child_labels(name: str) -> dict[str, str]:
-    """Labels of every child of one resource."""
+    """Return the labels of every child of one resource."""
     return selector(name) | {
         "app.kubernetes.io/component": "worker",
         "app.kubernetes.io/part-of": "ballast",
@@ -57,10 +57,10 @@ def child_labels(name: str) -> dict[str, str]:
 
 
 def pod_labels(name: str, served_name: str) -> dict[str, str]:
-    """Labels of the pods: what children have, and what llm-d's routers look for.
+    """Return the labels of the pods: those of all children, and those that the routers of llm-d need.
 
-    The engine type is the one whose metric names the router's endpoint picker reads; workers export vLLM's. The role
-    says that a pod both prefills and decodes.
+    The engine type decides which metrics the endpoint picker of a router reads. Workers export the metric names of
+    vLLM. The role means that a pod both prefills and decodes.
     """
     return child_labels(name) | {
         "llm-d.ai/inference-serving": "true",
@@ -71,16 +71,16 @@ def pod_labels(name: str, served_name: str) -> dict[str, str]:
 
 
 def label_value(text: str) -> str:
-    """`text` as a label's value: at most 63 characters of those allowed, others become `-`."""
+    """Return `text` as the value of a label: at most 63 characters. Characters that are not allowed become `-`."""
     allowed = re.sub(r"[^A-Za-z0-9._-]", "-", text)[:63]
     return allowed.strip("._-")
 
 
 def config_map(name: str) -> str:
-    """Holds the `WorkerConfig` of each version."""
+    """Return the name of the ConfigMap with the `WorkerConfig` of each version."""
     return f"{name}-config"
 
 
 def redis_secret(name: str) -> str:
-    """The copy of the operator's own Redis Secret beside a resource that names none."""
+    """Return the name of the copy of the operator's own Redis Secret, for a resource that names none."""
     return f"{name}-redis"

@@ -1,7 +1,7 @@
-"""What a resource passes through to its pods.
+"""The part of a resource that Ballast copies to its pods.
 
-Kubernetes' own types are checked by the API server when the operator applies the Deployment; what it refuses there
-stands in the condition `Degraded` with its words.
+The API server checks the types of Kubernetes when the operator applies the Deployment. If it refuses one of them, the
+condition `Degraded` shows its message.
 """
 
 from __future__ import annotations
@@ -18,62 +18,87 @@ SecretName = Annotated[
 """Name of a Secret in the resource's namespace."""
 SecretKey = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
 Json = dict[str, Any]
-"""An object whose shape is Kubernetes' own."""
+"""An object of a Kubernetes type."""
 
 
 class Toleration(ApiModel):
-    """As in a pod."""
+    """A toleration, as in a pod."""
 
     key: str | None = Field(default=None, max_length=317)
+    """Key of the taint. Without a key, the operator must be `Exists`, and all taints match."""
     operator: Literal["Exists", "Equal"] = "Equal"
+    """`Equal` compares the value of the taint, `Exists` does not."""
     value: str | None = Field(default=None, max_length=63)
+    """Value of the taint."""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    """Effect of the taint; by default all effects match."""
     toleration_seconds: int | None = None
+    """With `NoExecute`: seconds until the pod is evicted; by default it stays."""
 
 
 class EnvVar(ApiModel):
-    """As in a container."""
+    """An environment variable, as in a container."""
 
     name: str = Field(min_length=1, max_length=253)
+    """Name of the variable."""
     value: str | None = Field(default=None, max_length=32768)
+    """Value of the variable."""
     value_from: Json | None = None
-    """`secretKeyRef`, `configMapKeyRef`, `fieldRef` or `resourceFieldRef`."""
+    """Source of the value: `secretKeyRef`, `configMapKeyRef`, `fieldRef` or `resourceFieldRef`."""
 
 
 class Resources(ApiModel):
-    """Of the worker's container, beside the GPU that `spec.gpu` asks for. Where neither part names `cpu`, 250m are
-    requested, so that no other pod of the node crowds the worker out.
+    """Requests and limits of the worker container, without the GPU that `spec.gpu` requests. The container that fetches
+    the model has the same. If neither requests nor limits name `cpu`, the request is 250m, so that other pods of the
+    node cannot take all CPU time.
     """
 
     requests: dict[str, str | int] = Field(default={})
+    """Resources that the scheduler sets aside."""
     limits: dict[str, str | int] = Field(default={})
+    """Resources that the container cannot exceed."""
 
 
 class PodTemplate(ApiModel):
-    """How the worker's pods differ from the operator's own. A change rolls the pods."""
+    """Changes to the worker pods. A change of this section rolls the pods."""
 
     image: str | None = Field(default=None, min_length=1, max_length=1024)
-    """The worker's image; by default the one that the operator was installed with."""
+    """Image of the worker; by default the image that the operator was installed with."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
+    """When the node pulls the image; by default as Kubernetes derives it from the tag."""
     image_pull_secrets: tuple[SecretName, ...] = Field(default=(), max_length=16)
-    """Names of Secrets."""
+    """Names of the Secrets to pull the image with."""
     labels: dict[str, str] = Field(default={})
-    """Added to the pods, e.g. `kueue.x-k8s.io/queue-name`; those the operator sets win."""
+    """Labels to add to the pods, e.g. `kueue.x-k8s.io/queue-name`. Labels that the operator sets win."""
     annotations: dict[str, str] = Field(default={})
-    """Added to the pods."""
+    """Annotations to add to the pods."""
     node_selector: dict[str, str] = Field(default={})
+    """Labels that a node must have."""
     tolerations: tuple[Toleration, ...] = Field(default=(), max_length=64)
-    """Where none speaks of `node.kubernetes.io/not-ready` or `unreachable`, a worker on a node that fell silent is
-    replaced after 30 s."""
+    """Tolerations of the pods. The operator adds one for the GPU taint `nvidia.com/gpu` (or that of
+    `gpu.resourceName`) if `gpu.count` is above 0. It also adds tolerations that replace a worker after 30 s on an
+    unresponsive node. It adds none for a taint that this list names."""
     affinity: Json | None = None
-    topology_spread_constraints: tuple[Json, ...] = Field(default=(), max_length=16)
+    """Affinity of the pods."""
+    topology_spread_constraints: tuple[Json, ...] | None = Field(default=None, max_length=16)
+    """Constraints that spread the pods. By default the scheduler prefers to spread them evenly over nodes. An empty
+    list sets no constraint."""
     priority_class_name: str | None = Field(default=None, max_length=253)
+    """PriorityClass of the pods."""
     service_account_name: str | None = Field(default=None, max_length=253)
+    """ServiceAccount of the pods. By default the pods have no token of the API server."""
     runtime_class_name: str | None = Field(default=None, max_length=253)
+    """RuntimeClass of the pods, e.g. `nvidia`."""
     resources: Resources = Resources()
     env: tuple[EnvVar, ...] = Field(default=(), max_length=128, json_schema_extra=keyed_by("name"))
-    """Added to the worker's container."""
+    """Environment variables to add to the worker container and to the container that fetches the model."""
     volumes: tuple[Json, ...] = Field(default=(), max_length=64)
-    """Added to the pod."""
+    """Volumes to add to the pod."""
     volume_mounts: tuple[Json, ...] = Field(default=(), max_length=64)
-    """Added to the worker's container."""
+    """Volume mounts to add to the worker container and to the container that fetches the model."""
+    shared_memory_mebibytes: int = Field(default=1024, ge=1, le=1_048_576)
+    """Size limit of `/dev/shm`, an emptyDir in memory. The memory limit of the container includes its content. A volume
+    mount of the template at `/dev/shm` replaces it."""
+    fs_group: int | None = Field(default=None, ge=0, le=2**31 - 1)
+    """Group that may write to the pod's volumes. By default 65532, the group of Ballast's image, if `model.cache` is
+    set, and otherwise none. OpenShift needs a group from the range of the namespace."""

@@ -1,4 +1,4 @@
-"""Rules across fields, said once: a CEL expression for the API server and a predicate for Python, with one message."""
+"""Rules over several fields: a CEL expression for the API server and a predicate for Python, with one message."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _FIGURE = re.compile(r" \(\{[^}]+\}\)")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What must hold for a section, in both languages.
+    """A condition that a section must meet, in both languages.
 
     Attributes:
-        cel: Expression over `self`, the section as written in YAML, defaults filled in.
-        holds: The same over the pydantic model; a property test compares the two on a real API server.
-        message: What was found, what was wanted, what to do. Figures stand as ` ({camelCase.path})`.
+        cel: Expression over `self`, the section as written in YAML with defaults filled in.
+        holds: The same condition over the pydantic model. A property test compares both on a real API server.
+        message: What was found, what was expected, and what to do. Values appear as ` ({camelCase.path})`.
     """
 
     cel: str
@@ -29,20 +29,20 @@ class Rule:
     message: str
 
     def sentence(self, section: BaseModel) -> str:
-        """The message with the figures of `section`."""
+        """Return the message with the values of `section`."""
         parts = (text + (shown(section, path) if path else "") for text, path, _, _ in Formatter().parse(self.message))
         return "".join(parts)
 
     @property
     def plain(self) -> str:
-        """The message without figures."""
+        """Return the message without values."""
         return _FIGURE.sub("", self.message)
 
     @property
     def expression(self) -> str | None:
-        """The message as CEL, where it has figures.
+        """Return the message as a CEL expression, or None if it contains no values.
 
-        `format` and not `+`: the API server knows no bound for the cost of the latter.
+        It uses `format`, because the API server cannot bound the cost of `+`.
         """
         parts = [(text.replace("%", "%%"), path) for text, path, _, _ in Formatter().parse(self.message)]
         paths = [f"self.{path}" for _, path in parts if path]
@@ -54,23 +54,23 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """A field that the design names and this version cannot serve.
+    """A field that is refused because this version does not support it yet.
 
     Attributes:
-        kind: Its type in the schema, so that the API server can see it and refuse it.
-        sentence: Why not, and what to do without it.
+        kind: Type of the field in the schema, so that the API server can refuse it with this sentence.
+        sentence: The reason, and what to do instead.
     """
 
     kind: Literal["string", "integer", "number", "object"]
     sentence: str
 
     def message(self, field: str) -> str:
-        """The refusal of `field` (camelCase)."""
+        """Return the message for `field` (camelCase)."""
         return f"{field}: {self.sentence}"
 
 
 def shown(section: BaseModel, path: str) -> str:
-    """A figure as CEL's `format` shows it."""
+    """Return a value as text, as `format` of CEL shows it."""
     value: Any = section
     for part in path.split("."):
         value = getattr(value, to_snake(part))

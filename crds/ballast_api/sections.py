@@ -1,7 +1,7 @@
 """The sections that an InferenceDeployment and a WorkerConfig share.
 
-Units stand in the names. Fields marked hot take effect in a running worker; the others need a restart, and the worker
-says so by name when they change.
+The name of a field contains its unit. A field of type `Hot` takes effect in a running worker. The others need a
+restart, and a worker names them when they change.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from ballast_api.base import ApiModel, keyed_by
+from ballast_api.hot import Hot
 from ballast_api.rules import Later, Rule
 
 Name = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$")]
@@ -19,23 +20,24 @@ Name = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9]
 
 
 class Model(ApiModel):
-    """What is served."""
+    """The model that the worker serves."""
 
     uri: str = Field(min_length=1, examples=["file:///models/llama-3-8b"])
-    """A checkpoint directory (`config.json`, `*.safetensors`, `tokenizer.json`), as `file://` URI or plain path."""
+    """Directory of the checkpoint (`config.json`, `*.safetensors`, `tokenizer.json`), as a `file://` URI or a plain
+    path."""
     served_name: Name | None = None
-    """The name clients ask for; by default the directory's own name."""
+    """The model name that clients use; by default the name of the directory."""
     revision: str = ""
-    """Names this version of the weights; a generated prefix is only continued under the same revision."""
+    """Name of this version of the weights. A partly generated answer is continued only under the same revision."""
     max_model_len: int | None = Field(default=None, ge=16)
-    """Longest prompt plus output, tokens; by default the checkpoint's own limit."""
+    """Maximum tokens of prompt plus output; by default the limit of the checkpoint."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Of weights and computation. `auto`: float32 on CPU, the checkpoint's own on a GPU."""
+    """Data type of weights and computation. `auto` means float32 on CPU, and the checkpoint's own type on a GPU."""
     load_format: Literal["auto", "dummy"] = "auto"
-    """`dummy` fills the architecture of `config.json` with seeded random weights: for benchmarks of larger shapes."""
+    """`dummy` fills the architecture of `config.json` with seeded random weights, for benchmarks of large models."""
 
 
-class Engine(ApiModel):
+class EngineSettings(ApiModel):
     """How the engine computes."""
 
     later: ClassVar[Mapping[str, Later]] = {
@@ -44,138 +46,143 @@ class Engine(ApiModel):
         ),
         "kv_dtype": Later(
             "string",
-            "quantized KV is not supported yet: KV has the dtype of the model. Remove the field, or lower model.dtype",
+            "quantized KV is not supported yet. KV has the data type of the model. Remove the field, or lower "
+            "model.dtype",
         ),
-        "speculative": Later(
-            "object", "speculative decoding is not supported yet: the model decodes each token itself. Remove the field"
-        ),
+        "speculative": Later("object", "speculative decoding is not supported yet. Remove the field"),
         "tensor_parallel": Later(
             "integer",
-            "the engine serves one device per worker; several GPUs need the vLLM backend, which comes later. Remove "
-            "the field and take a model that fits one device",
+            "the engine uses one device per worker. Several GPUs per worker need the vLLM backend, which is not "
+            "supported yet. Remove the field, and use a model that fits on one device",
         ),
     }
     rules = (
         Rule(
             "self.backend == 'native'",
             lambda engine: engine.backend == "native",
-            "engine.backend: this version has one engine, its own; vLLM as a backend comes later. Remove the field, or "
-            "say native",
+            "engine.backend: this version supports only native. The vLLM backend is not supported yet. Remove the "
+            "field, or set it to native",
         ),
     )
 
     backend: Literal["native", "vllm"] = "native"
-    """Which engine runs the model: `native`, Ballast's own. `vllm` is refused: it comes later."""
+    """The engine that runs the model. `native` is Ballast's own engine. `vllm` is refused because it is not supported
+    yet."""
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
-    """`auto` takes the first GPU, else the CPU."""
+    """`auto` uses the first GPU, or the CPU if there is none."""
     attention: Literal["auto", "sdpa", "cpu"] = "auto"
-    """Attention backend: `cpu` is the compiled kernel, `sdpa` works everywhere; `auto` takes the fastest there is."""
+    """Attention backend. `cpu` is the compiled CPU kernel, `sdpa` works on every device, and `auto` uses the fastest
+    that is available."""
     threads: int = Field(default=0, ge=0)
-    """CPU threads of the engine; 0 leaves one core of those this process may use to HTTP and the queue."""
+    """CPU threads of the engine. 0 uses all cores that the process may use but one, which HTTP and the queue need."""
     block_tokens: int = Field(default=16, ge=1, le=1024)
     """Tokens in a KV block."""
     kv_memory_mebibytes: int | None = Field(default=None, ge=1)
-    """Memory for KV; by default a share of what is free (half on CPU, nine tenths on a GPU), at most what `slots` full
-    contexts can use."""
-    prefill_chunk_tokens: int = Field(default=512, ge=1)
-    """Most prefill tokens in a step. Hot."""
+    """Memory for KV. By default half of the free memory on CPU and 90 % of it on a GPU, and at most what `slots`
+    requests of maximum length need."""
+    prefill_chunk_tokens: Hot[int] = Field(default=512, ge=1)
+    """Maximum prefill tokens in a step."""
     prefix_cache: bool = True
     """Reuse the KV of equal prompt prefixes."""
     isolate_tenants: bool = False
-    """Never share prefix-cache blocks between tenants (closes the timing channel, costs hits)."""
+    """Never share prefix-cache blocks between tenants. This closes a timing side channel, and lowers the hit rate."""
 
 
 class Slo(ApiModel):
-    """What online requests are promised. Hot."""
+    """The latency that online requests are promised."""
 
     later: ClassVar[Mapping[str, Later]] = {
         "latency_milliseconds": Later(
-            "number", "encoders, whose one promise is latency, are not served yet. Use ttftMilliseconds"
+            "number",
+            "encoders, which have only a latency as SLO, are not supported yet. Use ttftMilliseconds",
         ),
     }
 
-    ttft_milliseconds: float = Field(default=1000, gt=0)
-    """Time from arrival to the first token."""
-    tpot_milliseconds: float = Field(default=100, gt=0)
-    """Time for each token after the first."""
-    objective_percent: float = Field(default=99, ge=50, lt=100)
-    """Share of requests that must get it: 99 promises the p99. Alerts judge by it."""
+    ttft_milliseconds: Hot[float] = Field(default=1000, gt=0)
+    """Maximum time from the arrival of a request to its first token."""
+    tpot_milliseconds: Hot[float] = Field(default=100, gt=0)
+    """Maximum time per token after the first."""
+    objective_percent: Hot[float] = Field(default=99, ge=50, lt=100)
+    """Share of online requests that must meet the SLO: 99 promises the p99. Alerts use this share."""
 
 
 class Tenant(ApiModel):
-    """Who may use the deployment, and with which share. Hot."""
+    """A tenant that may use the deployment, and its share."""
 
     name: Name
+    """The name that requests and jobs use."""
     weight: float = Field(default=1, gt=0, le=1000)
-    """Share of service within a class and priority, relative to the other tenants that wait."""
+    """Share of service within a class and priority, relative to the other tenants with waiting work."""
     max_priority: int = Field(default=100, ge=-1000, le=1000)
-    """Requests and jobs above it are taken down to it."""
+    """Maximum priority. Requests and jobs with a higher priority get this one."""
     max_slots: int | None = Field(default=None, ge=1)
-    """Most slots its offline requests hold at a time in one worker."""
+    """Maximum slots that the tenant's offline requests hold at a time in one worker."""
     reserved_percent: float = Field(default=0, ge=0, le=100)
-    """Share of the slots of its class that this tenant gets first while it has work for them, before the other tenants
-    of its priority. Nothing is owed for the time before."""
+    """Share of the slots of a class that this tenant gets before other tenants of the same priority, while it has work
+    for them. Other tenants use idle slots of the reservation, and the tenant is not compensated later."""
 
 
 class Offline(ApiModel):
-    """What offline work gets. Hot."""
+    """The share and the limits of offline work."""
 
     rules = (
         Rule(
             "self.reservedPercent <= self.maxPercent",
             lambda offline: offline.reserved_percent <= offline.max_percent,
-            "offline.reservedPercent ({reservedPercent}) is above offline.maxPercent ({maxPercent}): lower the "
-            "reservation or raise the maximum",
+            "offline.reservedPercent ({reservedPercent}) is above offline.maxPercent ({maxPercent}). Lower the "
+            "reservation, or raise the maximum",
         ),
         Rule(
             "!has(self.tenants) || self.tenants.map(tenant, tenant.reservedPercent).sum() <= 100.0",
             lambda offline: sum(tenant.reserved_percent for tenant in offline.tenants) <= 100,
-            "offline.tenants reserve more than 100 % of the slots together: lower a reservedPercent",
+            "offline.tenants reserve more than 100 % of the slots in total. Lower a reservedPercent",
         ),
     )
 
-    reserved_percent: float = Field(default=10, ge=0, le=100)
-    """Share of slots and KV that offline keeps whatever the online load; idle reservation is lent."""
-    max_percent: float = Field(default=100, ge=0, le=100)
-    """Most slots offline may hold, of all slots."""
-    max_interference_percent: float | None = Field(default=None, gt=0, le=1000)
-    """Most that offline work may add to TTFT and TPOT of online, median and p99 over the last minute of a pod, in
-    percent of what they are without it; the reservation comes on top. Not set: the SLO alone bounds what it adds."""
+    reserved_percent: Hot[float] = Field(default=10, ge=0, le=100)
+    """Share of slots and KV that is reserved for offline work at any online load. Online work uses the reservation
+    while it is idle."""
+    max_percent: Hot[float] = Field(default=100, ge=0, le=100)
+    """Maximum share of all slots that offline work may hold."""
+    max_interference_percent: Hot[float | None] = Field(default=None, gt=0, le=1000)
+    """Maximum increase of online TTFT and TPOT (median and p99, over the last minute of a worker) that offline work may
+    cause beyond its reservation, in percent of the latency without offline work. By default only the SLO limits it."""
     queue: Name | None = None
-    """The queue in Redis this deployment works from; by default `<namespace>/<name>`. Several may share one: each
-    scales by its own online load, and by all of the queue's offline work."""
-    tenants: tuple[Tenant, ...] = Field(default=(), max_length=1000, json_schema_extra=keyed_by("name"))
-    """Empty: any tenant, equal weights. Otherwise a tenant that is not listed is refused."""
-    batch_window_milliseconds: float = Field(default=0, ge=0, le=1000)
-    """How long an idle engine waits after the first arrival to begin with a whole batch, online first; never so long
-    that a first token comes late. 0 does not wait: a model that generates lets newcomers in at every step."""
-    max_attempts: int = Field(default=5, ge=1, le=100)
-    """Attempts of an item before it is a dead letter; giving back spends none."""
-    lease_seconds: float = Field(default=30, ge=1, le=3600)
-    """How long a worker that fell silent keeps an item."""
-    results_days: float = Field(default=7, gt=0)
-    """How long the results of a completed job are kept."""
+    """Name of the queue in Redis; by default `<namespace>/<name>`. Several deployments may share a queue. Each of them
+    scales by its own online load, and by all offline work of the queue."""
+    tenants: Hot[tuple[Tenant, ...]] = Field(default=(), max_length=1000, json_schema_extra=keyed_by("name"))
+    """Known tenants. An empty list admits every tenant with equal weight. Otherwise unknown tenants are refused."""
+    batch_window_milliseconds: Hot[float] = Field(default=0, ge=0, le=1000)
+    """Time that an idle engine waits after the first arrival to start with a larger batch, online requests first. It
+    never delays a first token past its deadline. 0 starts at once, which suits models that generate: new requests join
+    at every step."""
+    max_attempts: Hot[int] = Field(default=5, ge=1, le=100)
+    """Attempts before an item becomes a dead letter. An item that a worker returns to the queue spends no attempt."""
+    lease_seconds: Hot[float] = Field(default=30, ge=1, le=3600)
+    """Time after which the items of an unresponsive worker return to the queue."""
+    results_days: Hot[float] = Field(default=7, gt=0)
+    """Days that the results of a completed job are kept."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         names = [tenant.name for tenant in self.tenants]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ValueError(f"offline.tenants names {', '.join(twice)} more than once: keep one entry per tenant")
+            raise ValueError(f"offline.tenants contains {', '.join(twice)} more than once. Keep one entry per tenant")
         return self
 
 
 class Limits(ApiModel):
-    """What a worker refuses. Hot."""
+    """Limits above which a worker refuses requests."""
 
-    max_queued_requests: int = Field(default=256, ge=0)
-    """Online requests that may wait for a slot; above it HTTP answers 429 with Retry-After."""
-    max_body_kibibytes: int = Field(default=4096, ge=1)
-    """Largest HTTP body and largest line of a job."""
+    max_queued_requests: Hot[int] = Field(default=256, ge=0)
+    """Maximum online requests that wait for a slot. Above it, HTTP answers 429 with a Retry-After header."""
+    max_body_kibibytes: Hot[int] = Field(default=4096, ge=1)
+    """Maximum size of an HTTP body and of a line of a job."""
 
 
 class Cost(ApiModel):
-    """What the hardware costs, for the cost metrics. Hot."""
+    """The price of the hardware, for the cost metrics."""
 
-    dollars_per_gpu_hour: float = Field(default=0, ge=0)
-    """Price of one worker's device for an hour; 0 leaves the cost metrics at zero."""
+    dollars_per_gpu_hour: Hot[float] = Field(default=0, ge=0)
+    """Price of the device of one worker for an hour. With 0 the cost metrics stay at zero."""

@@ -1,7 +1,7 @@
-"""What the operator reports in `status`.
+"""The `status` that the operator reports.
 
-Figures change only with a condition's reason or with what is configured, so that an idle cluster makes no calls; live
-figures are metrics, and `ballast top`.
+Numbers change only with the reason of a condition or with the configuration, so that an idle cluster causes no calls.
+Metrics and `ballast top` show live numbers.
 """
 
 from __future__ import annotations
@@ -18,30 +18,35 @@ class Condition(ApiModel):
     """One entry of `status.conditions`."""
 
     type: str = Field(min_length=1, max_length=316)
+    """Type of the condition."""
     status: Literal["True", "False", "Unknown"]
+    """Status of the condition."""
     reason: str = Field(min_length=1, max_length=1024)
+    """Reason in one word, for programs."""
     message: str = Field(default="", max_length=32768)
+    """Reason in sentences, for people."""
     last_transition_time: str = Field(json_schema_extra={"format": "date-time"})
-    """When `status` changed last, RFC 3339."""
+    """Time of the last change of `status`, RFC 3339."""
     observed_generation: int = Field(default=0, ge=0)
+    """Generation of the spec that the condition describes."""
 
 
 class ClassSlots(ApiModel):
-    """Slots over all workers as configured."""
+    """Configured slots of all workers."""
 
     online: int = Field(ge=0)
-    """Slots that offline work never keeps from online requests."""
+    """Slots that are not reserved for offline work."""
     offline: int = Field(ge=0)
     """Slots reserved for offline work."""
 
 
 class ScalingStatus(ApiModel):
-    """What scaling decided last."""
+    """The last decision of scaling."""
 
     replicas: int = Field(ge=0)
-    """Replicas that it asks for."""
+    """Number of replicas."""
     because: str = Field(max_length=1024)
-    """Why, with figures."""
+    """Reason, with numbers."""
 
 
 class ResourceStatus(ApiModel):
@@ -50,6 +55,7 @@ class ResourceStatus(ApiModel):
     observed_generation: int = Field(default=0, ge=0)
     """Generation of the spec that the status describes."""
     conditions: tuple[Condition, ...] = Field(default=(), max_length=16, json_schema_extra=keyed_by("type"))
+    """Conditions of the resource; docs/conditions.md describes them."""
 
     def condition(self, kind: ConditionType) -> Condition | None:
         """Return the condition of that type, or None if it was not reported."""
@@ -57,7 +63,7 @@ class ResourceStatus(ApiModel):
 
 
 class Status(ResourceStatus):
-    """What the operator saw and did."""
+    """The observed state."""
 
     replicas: int = Field(default=0, ge=0)
     """Worker pods that exist."""
@@ -68,12 +74,12 @@ class Status(ResourceStatus):
     selector: str = Field(default="", max_length=1024)
     """Label selector of the pods, for the scale subresource."""
     served_name: str = Field(default="", max_length=253)
-    """The model name that clients ask for."""
+    """The model name that clients use."""
     endpoint: str = Field(default="", max_length=1024)
     """Base URL of the Service inside the cluster."""
     config_hash: str = Field(default="", max_length=64)
-    """Of the hot configuration that workers should have in force."""
+    """Hash of the configuration that workers should have in force."""
     slots: ClassSlots | None = None
-    """Unknown until a worker has reported."""
+    """Slots of all workers; absent until a worker reports."""
     scaling: ScalingStatus | None = None
-    """Where `spec.scaling` is set."""
+    """Set if `spec.scaling` is set."""

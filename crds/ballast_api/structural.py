@@ -1,7 +1,7 @@
-"""From a pydantic model to the structural schema that a CustomResourceDefinition takes.
+"""The structural schema of a pydantic model, for a CustomResourceDefinition.
 
-Kubernetes reads OpenAPI 3.0 without references: they are put in place, `null` options go away (an absent field is the
-null), and what this module does not know is an error rather than a guess.
+Kubernetes reads OpenAPI 3.0 without references. This module replaces references by their target, and removes `null`
+options, because an absent field means null. It raises an error for every keyword that it does not know.
 """
 
 from __future__ import annotations
@@ -12,22 +12,26 @@ from pydantic import BaseModel
 
 from ballast_api.base import LATER, VALIDATIONS
 from ballast_api.errors import NotStructural
+from ballast_api.hot import HOT
 
 Schema = dict[str, Any]
+
+HOT_NOTE = " Running workers apply a change."
+"""Added to the description of a hot field."""
 
 _KEPT = (
     "type", "format", "description", "enum", "pattern", "minimum", "maximum", "minLength", "maxLength", "minItems",
     "maxItems", "maxProperties", "required", VALIDATIONS, "x-kubernetes-list-type", "x-kubernetes-list-map-keys",
 )  # fmt: skip
-_DROPPED = {"title", "examples", "default", "additionalProperties", "properties", "items", LATER}
-"""Either of no use to the API server, or treated below."""
+_DROPPED = {"title", "examples", "default", "additionalProperties", "properties", "items", LATER, HOT}
+"""Keywords that the API server does not need, or that the functions below handle."""
 
 
 def structural(model: type[BaseModel]) -> Schema:
-    """The schema of `model` as YAML writes it.
+    """Return the structural schema of `model`.
 
     Raises:
-        NotStructural: the model holds what Kubernetes cannot check.
+        NotStructural: Kubernetes cannot check a part of the model.
     """
     schema = model.model_json_schema(by_alias=True)
     return _node(schema, schema.get("$defs", {}), model.__name__)
@@ -44,9 +48,11 @@ def _node(schema: Schema, definitions: Schema, where: str) -> Schema:
             node[strict] = True
     unknown = set(schema) - set(_KEPT) - _DROPPED - {"exclusiveMinimum", "exclusiveMaximum"}
     if unknown or "type" not in schema:
-        raise NotStructural(f"{where} says {', '.join(sorted(unknown)) or 'no type'}, which no structural schema takes")
+        raise NotStructural(
+            f"{where} has {', '.join(sorted(unknown)) or 'no type'}, which a structural schema cannot express"
+        )
     if "description" in node:
-        node["description"] = " ".join(node["description"].split())
+        node["description"] = " ".join(node["description"].split()) + (HOT_NOTE if HOT in schema else "")
     if schema["type"] == "array":
         node["items"] = _node(schema["items"], definitions, f"{where}[]")
     if schema["type"] == "object":
@@ -58,11 +64,11 @@ def _node(schema: Schema, definitions: Schema, where: str) -> Schema:
 
 
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
-"""Defaults that an absent field says as well."""
+"""Defaults that mean the same as an absent field."""
 
 
 def _pruned(default: Any) -> Any:
-    """A default without what says nothing. It is whole, as the API server tries rules on it before it fills fields."""
+    """Return a default without its empty members. It has all others, because the API server checks rules on it."""
     if not isinstance(default, dict):
         return default
     members = {name: _pruned(member) for name, member in default.items()}
@@ -73,11 +79,11 @@ _ANY_SCALAR: Schema = {"anyOf": [{"type": "string"}, {"type": "integer"}]}
 
 
 def _resolved(schema: Schema, definitions: Schema, where: str) -> Schema:
-    """The schema without reference and without the option of null."""
+    """Return the schema without reference and without the `null` option."""
     if "anyOf" in schema and schema != _ANY_SCALAR:
         options = [option for option in schema["anyOf"] if option != {"type": "null"}]
         if len(options) != 1:
-            raise NotStructural(f"{where} may be one of {len(options)} types; Kubernetes checks one")
+            raise NotStructural(f"{where} may be one of {len(options)} types, and Kubernetes can check only one")
         rest = {key: value for key, value in schema.items() if key != "anyOf"}
         return _resolved(options[0] | rest, definitions, where)
     if "$ref" in schema:
@@ -102,7 +108,7 @@ def _members(schema: Schema, definitions: Schema, where: str) -> Schema:
 
 
 def leaves(schema: Schema, prefix: str = "") -> list[str]:
-    """The paths of a structural schema that hold no further field; `[]` stands for a list's entries."""
+    """Return the paths of all fields of a structural schema without fields of their own. `[]` means a list entry."""
     if "properties" in schema:
         return [
             leaf

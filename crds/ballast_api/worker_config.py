@@ -1,4 +1,4 @@
-"""The one configuration file of a worker: under `ballast up`, in a pod, and in tests."""
+"""The configuration file of a worker: under `ballast up`, in a pod, and in tests."""
 
 from __future__ import annotations
 
@@ -11,65 +11,69 @@ from pydantic import Field, ValidationError
 
 from ballast_api.base import ApiModel
 from ballast_api.errors import InvalidConfig
+from ballast_api.hot import Hot
 from ballast_api.rules import Later, Rule
-from ballast_api.sections import Cost, Engine, Limits, Model, Name, Offline, Slo
+from ballast_api.sections import Cost, EngineSettings, Limits, Model, Name, Offline, Slo
 
 
 class Runtime(ApiModel):
-    """Where this worker lives; written by the operator or `ballast up`, not by users."""
+    """Where this worker runs. The operator or `ballast up` writes this section, not users."""
 
     rules = (
         Rule(
             "!(has(self.redisUrl) && has(self.redisUrlFile))",
             lambda runtime: runtime.redis_url is None or runtime.redis_url_file is None,
-            "runtime.redisUrl and runtime.redisUrlFile both say where Redis is: keep one",
+            "runtime.redisUrl and runtime.redisUrlFile both name the address of Redis. Remove one",
         ),
     )
 
     host: str = "127.0.0.1"
-    """Address that HTTP listens on."""
+    """Address of the HTTP server."""
     port: int = Field(default=8000, ge=0, le=65535)
-    """0 takes a free port and prints it."""
+    """Port of the HTTP server. 0 uses a free port, and prints it."""
     redis_url: str | None = None
-    """`redis://`, `rediss://` or `unix://`; without it the worker serves online requests only."""
+    """Address of Redis: `redis://`, `rediss://` or `unix://`. Without Redis the worker serves only online requests."""
     redis_url_file: Path | None = None
-    """Holds the URL in place of `redisUrl`, where it comes from a Secret; a change is taken up without a restart."""
+    """File with the address of Redis, e.g. from a Secret, instead of `redisUrl`. The worker applies a change of the
+    file without a restart."""
     redis_password_file: Path | None = None
-    """Holds the password, so that it stands in no URL and no process list; a change is taken up without a restart."""
+    """File with the password of Redis, so that no URL contains it. The worker applies a change of the file without a
+    restart."""
     namespace: Name = "local"
+    """Namespace of the resource that this worker belongs to."""
     name: Name = "ballast"
-    """With `namespace`: the resource this worker belongs to; names its queue by default."""
+    """Name of that resource. The default name of the queue is `<namespace>/<name>`."""
     worker_id: Name | None = None
-    """Unique among the workers of the queue; by default host name and process id."""
-    generation: int = Field(default=0, ge=0)
-    """Generation of the resource that this configuration was rendered from."""
-    created: float = Field(default=0, ge=0)
-    """Creation time of that resource, Unix seconds; with `generation` it decides whose queue settings win."""
+    """Name of the worker, unique in its queue; by default host name and process id."""
+    generation: Hot[int] = Field(default=0, ge=0)
+    """Generation of the resource that this configuration belongs to."""
+    created: Hot[float] = Field(default=0, ge=0)
+    """Creation time of that resource in Unix seconds. If workers of one queue have different queue settings, the latest
+    `created` and `generation` win."""
     api_keys_file: Path | None = None
-    """YAML mapping from API key to tenant; where it is set, a request without a known key gets 401."""
-    unready_seconds: float = Field(default=0, ge=0)
-    """How long after SIGTERM new requests are still taken while `/ready` says no already, for a balancer that goes by
-    it. In Kubernetes a preStop pause does this before the signal."""
-    drain_seconds: float = Field(default=30, ge=0)
-    """How long online requests may finish after SIGTERM."""
+    """File with a YAML mapping from API key to tenant. If it is set, a request without a known key gets status 401."""
+    unready_seconds: Hot[float] = Field(default=0, ge=0)
+    """Time after SIGTERM in which `/ready` fails while the worker still accepts new requests, so that Services and load
+    balancers stop sending requests before the worker refuses them. The operator sets 5 seconds."""
+    drain_seconds: Hot[float] = Field(default=30, ge=0)
+    """Time that online requests have to finish after the unready time."""
 
 
 Slots = Annotated[int, Field(ge=1, le=4096)]
 
 
 class WorkerConfig(ApiModel):
-    """Everything a worker is told. Sections `slo`, `offline`, `limits` and `cost` are hot (but for `offline.queue`)."""
+    """The whole configuration of a worker."""
 
     later: ClassVar[Mapping[str, Later]] = {
-        "ray": Later(
-            "object", "serving under Ray Serve comes later; this version runs under its own server. Remove the section"
-        )
+        "ray": Later("object", "Ray Serve is not supported yet. A worker runs its own HTTP server. Remove the section")
     }
 
     model: Model
-    engine: Engine = Engine()
+    engine: EngineSettings = EngineSettings()
     slots: Slots | None = None
-    """Places in the running batch; by default what memory allows, at most 64 on CPU and 256 on a GPU."""
+    """Slots of the worker: requests that run at a time. By default what memory allows, at most 64 on CPU and 256 on a
+    GPU."""
     slo: Slo = Slo()
     offline: Offline = Offline()
     limits: Limits = Limits()
@@ -78,22 +82,22 @@ class WorkerConfig(ApiModel):
 
     @property
     def queue_name(self) -> str:
-        """The queue this worker serves."""
+        """The queue that this worker serves."""
         return self.offline.queue or f"{self.runtime.namespace}/{self.runtime.name}"
 
     @classmethod
     def parse(cls, text: str, source: str) -> Self:
-        """Read YAML.
+        """Parse YAML.
 
         Raises:
-            InvalidConfig: says every field that is wrong, what was found there and what was wanted.
+            InvalidConfig: The message names each wrong field, what was found there, and what was expected.
         """
         try:
             data = yaml.safe_load(text)
         except yaml.YAMLError as error:
             raise InvalidConfig(source, [str(error)]) from error
         if not isinstance(data, dict):
-            raise InvalidConfig(source, [f"found {type(data).__name__}, wanted a mapping with at least `model.uri`"])
+            raise InvalidConfig(source, [f"found {type(data).__name__}, expected a mapping with at least `model.uri`"])
         try:
             return cls.model_validate(data)
         except ValidationError as error:
@@ -101,7 +105,7 @@ class WorkerConfig(ApiModel):
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a YAML file; see `parse`."""
+        """Load a YAML file; see `parse`."""
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -109,6 +113,6 @@ class WorkerConfig(ApiModel):
         return cls.parse(text, str(path))
 
     def dump(self) -> str:
-        """Write YAML that `parse` reads back to an equal value."""
+        """Return YAML from which `parse` returns an equal value."""
         data = self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
         return yaml.safe_dump(data, sort_keys=False)

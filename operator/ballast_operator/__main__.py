@@ -9,8 +9,8 @@ import logging
 import os
 import sys
 
+import ballast_log
 from ballast_operator.errors import BadSetting, MissingExtra
-from ballast_worker import log
 
 NEEDED = ("kopf", "kubernetes", "aiohttp", "prometheus_client")
 BAD_SETTING = 78
@@ -20,7 +20,7 @@ MISSING = 69
 def main(arguments: list[str] | None = None) -> int:
     """Run until a signal. Return the exit code."""
     options = _parse(arguments)
-    log.configure(options.log_level, options.log_format)
+    ballast_log.configure(options.log_level, options.log_format)
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # it logs a line for each event
     try:
         check_installed()

@@ -20,6 +20,7 @@ from kubernetes.aio.client import ApiClient, ApiException, Configuration
 from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
 
 from ballast_api.names import FIELD_MANAGER, SCALING_MANAGER
+from ballast_log import Log
 from ballast_operator.errors import (
     BadSetting,
     ClusterRefused,
@@ -30,7 +31,6 @@ from ballast_operator.errors import (
     NotFound,
 )
 from ballast_operator.kinds import EVENT, Body, Key, Kind, key_of
-from ballast_worker.log import Log
 
 log = Log(__name__)
 

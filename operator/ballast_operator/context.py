@@ -22,6 +22,8 @@ class OperatorContext:
     """Data of the operator's own Redis Secret, in base64; None if the Secret does not exist."""
     redis_key: Key | None = None
     """Key of that Secret; None if the operator has no Redis of its own."""
+    runbooks: str | None = None
+    """Base URL of the runbook pages that alerts link to."""
 
     @property
     def lacks_redis(self) -> bool:

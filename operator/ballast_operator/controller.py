@@ -6,10 +6,10 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 
+from ballast_log import Log
 from ballast_operator.errors import ClusterUnavailable, OperatorError
 from ballast_operator.kinds import Key
 from ballast_operator.work_queue import WorkQueue
-from ballast_worker.log import Log
 
 log = Log(__name__)
 

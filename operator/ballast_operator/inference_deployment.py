@@ -109,7 +109,8 @@ def _wanted(
     yield SERVICE, service(resource)
     yield BUDGET, budget(resource)
     yield DEPLOYMENT, deployment(resource, version, image=context.image, own_keys=context.redis_keys)
-    for kind, body in ((SERVICE_MONITOR, service_monitor(resource)), (RULE, prometheus_rule(resource))):
+    rule = prometheus_rule(resource, runbooks=context.runbooks)
+    for kind, body in ((SERVICE_MONITOR, service_monitor(resource)), (RULE, rule)):
         if body is not None and kind.name in context.kinds:
             yield kind, body
 

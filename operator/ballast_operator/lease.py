@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from ballast_log import Log
 from ballast_operator.cluster import Cluster
 from ballast_operator.errors import ClusterRefused, ClusterUnavailable, Conflict
 from ballast_operator.kinds import LEASE, Body, Key
-from ballast_worker.log import Log
 
 log = Log(__name__)
 

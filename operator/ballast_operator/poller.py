@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from ballast_api.conditions import Reason
+from ballast_log import Log
 from ballast_operator.addresses import Address, Addresses
 from ballast_operator.cluster import Cluster
 from ballast_operator.errors import ClusterRefused, ClusterUnavailable
@@ -17,7 +18,6 @@ from ballast_operator.poll_result import PollResult, Problem, QueueSource
 from ballast_queue.connection import Connection
 from ballast_queue.errors import QueueError, QueueForbidden, QueueUnavailable
 from ballast_queue.redis_store import Queue
-from ballast_worker.log import Log
 
 log = Log(__name__)
 
@@ -149,7 +149,7 @@ class Poller:
     def _read(self, address: Address, name: str) -> PollResult:
         """Poll one queue. Runs on a thread."""
         queue = Queue(self._connection(address), name)
-        return PollResult(time.monotonic(), workers=tuple(queue.workers()), queue=queue.stats())
+        return PollResult(time.monotonic(), workers=tuple(queue.workers.statuses()), queue=queue.stats())
 
     def _connection(self, address: Address) -> Connection:
         """Return the connection that all resources of a Redis share. An unavailable Redis is not retried by each."""

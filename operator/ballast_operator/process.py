@@ -14,6 +14,7 @@ from typing import Any
 
 import kopf
 
+from ballast_log import Log
 from ballast_operator import handlers, inference_deployment
 from ballast_operator.cache import Cache
 from ballast_operator.cluster import Cluster
@@ -29,7 +30,6 @@ from ballast_operator.resource_type import ResourceType
 from ballast_operator.settings import OperatorSettings
 from ballast_operator.streams import survive_deleted_kinds
 from ballast_operator.web import Web
-from ballast_worker.log import Log
 
 log = Log(__name__)
 
@@ -100,7 +100,7 @@ class Operator:
             polled=self._controller.add,
             outdated=self._secret_outdated.set,
         )
-        self._context = OperatorContext(image=settings.worker_image)
+        self._context = OperatorContext(image=settings.worker_image, runbooks=settings.runbook_base_url or None)
         self._caches = {found.kind: Cache(found.kind, found.label) for found in types}
         self._reconcilers: dict[Kind, Reconciler[Any]] = {
             found.kind: Reconciler(found, cluster, self._caches[found.kind], self._poller, self._context)

@@ -11,6 +11,7 @@ from ballast_api.errors import InvalidConfig
 from ballast_api.inference_deployment import Metadata
 from ballast_api.names import SPEC_HASH
 from ballast_api.status import ResourceStatus, ScalingStatus
+from ballast_log import Log
 from ballast_operator import report
 from ballast_operator.cache import Cache
 from ballast_operator.cluster import Cluster
@@ -24,7 +25,6 @@ from ballast_operator.poll_result import PollResult, Problem
 from ballast_operator.poller import Poller
 from ballast_operator.resource_type import ConditionInput, R, ResourceType, Verdict
 from ballast_operator.scaling import History, scale
-from ballast_worker.log import Log
 
 log = Log(__name__)
 

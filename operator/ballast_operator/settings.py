@@ -30,6 +30,8 @@ class OperatorSettings(BaseModel):
     redis_secret: str = ""
     """Secret in the operator's namespace with `url` and `password` of the Redis for resources that name none. If it is
     empty, there is no such Redis. While the Secret is missing, those resources are `Degraded` and do not change."""
+    runbook_base_url: str = Field(default="", pattern="^(|https?://.+)$")
+    """URL of the runbook pages. Alerts link to them; without it they have no `runbook_url`."""
     max_concurrent_reconciles: int = Field(default=16, ge=1, le=100)
     """Number of resources that are reconciled at the same time."""
     poll_seconds: float = Field(default=10, ge=1, le=60)

@@ -14,7 +14,7 @@ from typing import Any
 from kopf._cogs.clients import watching
 from kopf._cogs.clients.errors import APINotFoundError
 
-from ballast_worker.log import Log
+from ballast_log import Log
 
 log = Log(__name__)
 

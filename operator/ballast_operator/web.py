@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from aiohttp import web
 
+from ballast_log import Log
 from ballast_operator.metrics import Metrics
-from ballast_worker.log import Log
 
 log = Log(__name__)
 

@@ -1,4 +1,4 @@
-"""Lets the tests of this folder import `scenarios` beside them, and finds promtool."""
+"""Imports of `scenarios`, and the program promtool."""
 
 from __future__ import annotations
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 TARGET = 'namespace="default",service="chat",pod="chat-0"'
 QUEUE = f'{TARGET},queue="default/chat"'
 MINUTES = 10 * 60
-"""A share that is steady from the start is the same over every window, so few hours do for days."""
+"""Length of a scenario. A constant share is the same over every window, so a few hours replace days."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is scraped, and which alerts fire at a minute."""
+    """Scraped series, and the alerts that fire at a point of time."""
 
     name: str
     series: dict[str, str]
@@ -21,13 +21,13 @@ class Scenario:
 
 
 def judged(slo: str, met: str, missed: str) -> dict[str, str]:
-    """Counters of one promise; the increase per minute in `start+step x minutes` notation."""
+    """Return the counters of one objective. The increase per minute has the notation `start+step x minutes`."""
     base = f'ballast_slo_requests_total{{{TARGET},class="online",slo="{slo}"'
     return {f'{base},met="true"}}': met, f'{base},met="false"}}': missed}
 
 
 def ended(**outcomes: str) -> dict[str, str]:
-    """Counters of ended online requests."""
+    """Return the counters of ended online requests."""
     return {f'ballast_requests_total{{{TARGET},class="online",outcome="{o}"}}': v for o, v in outcomes.items()}
 
 
@@ -38,9 +38,9 @@ def gauge(name: str, values: str, labels: str = TARGET) -> dict[str, str]:
 CRITICAL, WARNING = "critical", "warning"
 SCENARIOS = (
     Scenario("nothing is scraped", {}, "1d"),
-    Scenario("all promises kept", judged("ttft", f"0+60x{MINUTES}", f"0x{MINUTES}"), "8h"),
+    Scenario("all objectives met", judged("ttft", f"0+60x{MINUTES}", f"0x{MINUTES}"), "8h"),
     Scenario(
-        "half a percent misses of the one that may",
+        "half a percent misses and one percent may",
         judged("ttft", f"0+199x{MINUTES}", f"0+1x{MINUTES}"),
         "8h",
     ),
@@ -74,13 +74,13 @@ SCENARIOS = (
         {("BallastTtftBudgetBurn", WARNING)},
     ),
     Scenario(
-        "requests are turned away",
+        "requests are refused",
         ended(stop="0+80x200", queue_full="0+20x200", aborted="0+500x200", invalid="0+500x200"),
         "2h",
         {("BallastAvailabilityBudgetBurn", CRITICAL), ("BallastAvailabilityBudgetBurn", WARNING)},
     ),
     Scenario(
-        "clients go away and send nonsense",
+        "clients disconnect and send invalid requests",
         ended(stop="0+80x200", failed="0x200", aborted="0+500x200", invalid="0+500x200"),
         "2h",
     ),

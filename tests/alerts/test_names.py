@@ -1,4 +1,4 @@
-"""The metrics that rules and dashboards read are those that workers and operator export, with the same labels."""
+"""Workers and operator export every metric that rules and dashboards read, with the same labels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SELECTED = re.compile(r"\b(ballast_[a-z_]+|up)\b(?:\{([^}]*)\})?")
 
 
 def exported() -> dict[str, set[str]]:
-    """Every series with its labels: the worker's from its reference page, which `make verify` keeps true."""
+    """Return every series with its labels. Those of workers are from the generated reference page."""
     found: dict[str, set[str]] = {"up": set()}
     for line in (ROOT / "docs" / "reference" / "metrics.md").read_text().splitlines():
         row = re.match(r"\| `([^`]+)` \| (\w+) \| (.*?) \| [^|]*\|$", line.replace("\\|", "/"))
@@ -39,7 +39,7 @@ def exported() -> dict[str, set[str]]:
 
 
 def read_by(expression: str) -> list[tuple[str, set[str]]]:
-    """The metrics of an expression, each with the labels that it selects by."""
+    """Return the metrics of an expression, each with the labels of its selector."""
     return [
         (name, set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", labels or "")) - SCRAPED)
         for name, labels in SELECTED.findall(expression)
@@ -65,7 +65,7 @@ def test_the_dashboard_reads_what_is_exported() -> None:
     check([target["expr"] for panel in panels for target in panel.get("targets", ())])
 
 
-def test_every_name_that_rules_read_stands_in_one_place() -> None:
+def test_one_module_has_every_name_that_rules_read() -> None:
     named = {value for value in vars(metrics).values() if isinstance(value, str)}
     read = {name for alert in alerts() for name, _ in read_by(alert["expr"]) if name != "up"}
 

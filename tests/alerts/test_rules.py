@@ -10,10 +10,11 @@ import pytest
 import yaml
 from scenarios import SCENARIOS, Scenario
 
-from ballast_api.alerts import RUNBOOKS, rule_groups
+from ballast_api.alerts import rule_groups
 from ballast_api.inference_deployment import InferenceDeployment
 
 ROOT = Path(__file__).parents[2]
+RUNBOOKS = "docs/runbooks"
 
 
 def make_resource(**spec: Any) -> InferenceDeployment:
@@ -27,7 +28,7 @@ def make_resource(**spec: Any) -> InferenceDeployment:
 
 
 def rules(**spec: Any) -> list[dict[str, Any]]:
-    return [rule for group in rule_groups(make_resource(**spec)) for rule in group["rules"]]
+    return [rule for group in rule_groups(make_resource(**spec), runbooks=RUNBOOKS) for rule in group["rules"]]
 
 
 def alerts(**spec: Any) -> list[dict[str, Any]]:
@@ -61,13 +62,13 @@ def test_the_thresholds_follow_the_objective() -> None:
     assert re.findall(r"> ([0-9.]+)", critical["expr"]) == ["0.0144", "0.0144", "0.006", "0.006"]
 
 
-def test_a_burn_that_no_share_of_misses_can_reach_is_left_out() -> None:
+def test_a_burn_rate_that_no_share_of_misses_can_reach_is_omitted() -> None:
     severities = [a["labels"]["severity"] for a in alerts(slo={"objectivePercent": 75}) if "Ttft" in a["alert"]]
 
     assert severities == ["warning"]
 
 
-def test_without_a_reservation_no_floor_is_watched() -> None:
+def test_without_a_reservation_no_alert_watches_it() -> None:
     names = {alert["alert"] for alert in alerts(offline={"reservedPercent": 0})}
 
     assert "BallastOfflineReservationNotMet" not in names
@@ -86,15 +87,22 @@ def test_matchers_can_be_given_for_another_scrape() -> None:
     assert "service=" not in str(groups)
 
 
-def test_pages_can_lie_elsewhere() -> None:
+def test_alerts_link_to_the_runbook_pages_of_the_base_url() -> None:
     groups = rule_groups(make_resource(), runbooks="https://docs.example/run/")
 
-    assert "https://docs.example/run/dead-letters.md" in str(groups)
+    assert "'https://docs.example/run/dead-letters.md'" in str(groups)
+
+
+def test_without_a_base_url_alerts_have_no_runbook_url() -> None:
+    groups = rule_groups(make_resource())
+
+    assert "summary" in str(groups)
+    assert "runbook" not in str(groups)
 
 
 @pytest.mark.promtool
 @pytest.mark.parametrize("objective", [50, 90, 99, 99.95])
-def test_promtool_takes_the_rules(promtool: str, tmp_path: Path, objective: float) -> None:
+def test_promtool_accepts_the_rules(promtool: str, tmp_path: Path, objective: float) -> None:
     path = tmp_path / "rules.yaml"
     path.write_text(yaml.safe_dump({"groups": rule_groups(make_resource(slo={"objectivePercent": objective}))}))
 
@@ -104,7 +112,7 @@ def test_promtool_takes_the_rules(promtool: str, tmp_path: Path, objective: floa
 
 
 @pytest.mark.promtool
-def test_promtool_takes_what_the_dashboard_asks(promtool: str, tmp_path: Path) -> None:
+def test_promtool_accepts_the_queries_of_the_dashboard(promtool: str, tmp_path: Path) -> None:
     panels = json.loads((ROOT / "helm" / "ballast" / "dashboards" / "ballast.json").read_text())["panels"]
     asked = [target["expr"] for panel in panels for target in panel.get("targets", ())]
     path = tmp_path / "rules.yaml"
@@ -126,7 +134,7 @@ def test_every_alert_fires_in_some_scenario() -> None:
 
 
 def written(scenario: Scenario, folder: Path) -> Path:
-    """Write the scenario and the rules as promtool reads them."""
+    """Write the scenario and the rules to files for promtool."""
     (folder / "rules.yaml").write_text(yaml.safe_dump({"groups": rule_groups(make_resource())}))
     samples = [
         {"labels": f'{{alertname="{name}",severity="{severity}"}}', "value": 1} for name, severity in scenario.fires

@@ -128,7 +128,7 @@ def test_the_jobs_of_a_resource_are_explained_where_its_redis_is_named(
     make(plane, namespace)
     queue = Queue.connect(valkey.url, f"{namespace}/chat")
     line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "m", "prompt": "x"}}
-    job_id = queue.submit([json.dumps(line)]).job_id
+    job_id = queue.submissions.submit([json.dumps(line)]).job_id
     queue.close()
     said = run("explain", "chat", "-n", namespace, "--redis-url", valkey.url)
 

@@ -24,7 +24,7 @@ def make_status(**changes: Any) -> WorkerStatus:
 
 
 def submit(queue: Any, make_line: Callable[..., str], *, count: int = 3, **options: Any) -> str:
-    return str(queue.submit([make_line(f"i{number}") for number in range(count)], **options).job_id)
+    return str(queue.submissions.submit([make_line(f"i{number}") for number in range(count)], **options).job_id)
 
 
 FULL = make_status(
@@ -55,7 +55,7 @@ def test_workers_are_why_a_job_waits(queued: Any, queue: Any, make_line: Any, ca
     workers, words = WORKERS[case]
     job_id = submit(queue, make_line)
     for status in workers:
-        queue.publish(status, 60)
+        queue.workers.publish(status, 60)
     ran = queued("explain", job_id)
 
     assert ran.code == 0
@@ -64,12 +64,12 @@ def test_workers_are_why_a_job_waits(queued: Any, queue: Any, make_line: Any, ca
 
 
 def test_priority_order_and_turns_are_why_a_job_waits(queued: Any, queue: Any, make_line: Any) -> None:
-    queue.publish(make_status(), 60)
+    queue.workers.publish(make_status(), 60)
     above = submit(queue, make_line, count=5, priority=7)
     first = submit(queue, make_line, count=2)
     late = submit(queue, make_line)
     other = submit(queue, make_line, tenant="blue")
-    queue.claim(other, 2, "w1")
+    queue.leases.claim(other, 2, "w1")
     said = queued("explain", late).out
 
     assert f"Higher priority goes first: 5 items of 1 job, such as {above} with 7, where this one has 0" in said
@@ -79,41 +79,41 @@ def test_priority_order_and_turns_are_why_a_job_waits(queued: Any, queue: Any, m
 
 
 def test_a_tenants_cap_is_why_a_job_waits(queued: Any, queue: Any, make_line: Any) -> None:
-    queue.configure(QueueSettings(created=time.time(), tenants=(TenantSettings(name="blue"),)))
+    queue.settings.apply(QueueSettings(created=time.time(), tenants=(TenantSettings(name="blue"),)))
     for name in ("w1", "w2"):
-        queue.publish(make_status(worker_id=name, tenant_slots={"blue": 1}), 60)
+        queue.workers.publish(make_status(worker_id=name, tenant_slots={"blue": 1}), 60)
     job_id = submit(queue, make_line, count=5, tenant="blue")
-    queue.claim(job_id, 3, "w1")
+    queue.leases.claim(job_id, 3, "w1")
 
     assert "Tenant blue has all that it may: 3 items under lease, 2 slots at most" in queued("explain", job_id).out
 
 
 def test_pauses_attempts_and_failures_are_told(queued: Any, queue: Any, make_line: Any) -> None:
-    queue.publish(make_status(), 60)
+    queue.workers.publish(make_status(), 60)
     job_id = submit(queue, make_line)
-    again, wrong = queue.claim(job_id, 2, "w1")
-    queue.retry("w1", again, "oops", "x")
-    queue.retry("w1", wrong, "invalid_request", "x", is_retryable=False)
+    again, wrong = queue.leases.claim(job_id, 2, "w1")
+    queue.leases.retry(again, "oops", "x")
+    queue.leases.retry(wrong, "invalid_request", "x", is_retryable=False)
     said = queued("explain", job_id).out
     assert "1 item failed and will be tried again after a pause, 1 could be taken now" in said
     assert "1 item failed for good" in said
 
-    queue.pause(job_id)
+    queue.jobs.pause(job_id)
     assert f"It is paused with 2 items waiting: `ballast resume {job_id}`" in queued("explain", job_id).out
-    queue.resume(job_id)
-    queue.cancel(job_id)
+    queue.jobs.resume(job_id)
+    queue.jobs.cancel(job_id)
     assert "It is over: cancelled" in queued("explain", job_id).out
 
 
 def test_what_runs_and_what_was_not_closed_is_told(queued: Any, queue: Any, make_line: Any) -> None:
-    queue._connection._client.xadd(queue._keys.inbox, {"item": make_line("a"), "job": "open", "tenant": "t"})
-    queue.take_in()
-    [claimed] = queue.claim("open", 1, "w1")
+    queue.store.connection._client.xadd(queue.store.keys.inbox, {"item": make_line("a"), "job": "open", "tenant": "t"})
+    queue.inbox.take_in()
+    [claimed] = queue.leases.claim("open", 1, "w1")
     said = queued("explain", "open").out
 
     assert "Nothing of it waits: 1 item with workers" in said
     assert "Its end was not announced: the submitter adds an inbox entry with `end 1`" in said
-    queue.finish("w1", claimed, done(claimed))
+    queue.leases.finish("w1", claimed, done(claimed))
 
 
 def done(claimed: Claimed) -> Result:
@@ -121,7 +121,7 @@ def done(claimed: Claimed) -> Result:
 
 
 def test_a_deadline_is_judged_by_what_workers_do_now(queued: Any, queue: Any, make_line: Any) -> None:
-    queue.publish(make_status(offline_items_per_second=0.01), 60)
+    queue.workers.publish(make_status(offline_items_per_second=0.01), 60)
     job_id = submit(queue, make_line, deadline=queue.now() + 60)
     answer = queued("explain", job_id, "--json").json
 

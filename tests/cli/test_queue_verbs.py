@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ballast_queue.job import Claimed, Result
+from ballast_queue.settings import QueueSettings
 from ballast_queue.status import ClassLoad, ReservationStatus, WorkerStatus
 
 
@@ -17,9 +18,9 @@ def make_result(claimed: Claimed, **fields: Any) -> Result:
 
 
 def finish(queue: Any, job_id: str, count: int) -> list[str]:
-    claimed = queue.claim(job_id, count, "w1")
+    claimed = queue.leases.claim(job_id, count, "w1")
     for one in claimed:
-        queue.finish("w1", one, make_result(one))
+        queue.leases.finish("w1", one, make_result(one))
     return [one.custom_id for one in claimed]
 
 
@@ -34,7 +35,7 @@ def make_status(*, items_rate: float = 0.0, tokens_rate: float = 0.0, **offline:
         kv_blocks_total=100,
         kv_blocks_free=40,
         online=ClassLoad(running=2, waiting=1),
-        offline=ClassLoad(running=4, reserved=1, lent=3, **offline),
+        offline=ClassLoad(running=4, reserved=1, borrowed=3, **offline),
         reservation=ReservationStatus(slots=1, blocks=10, chunk=13, in_use=1, is_met=True),
         offline_items_per_second=items_rate,
         offline_tokens_per_second=tokens_rate,
@@ -62,6 +63,32 @@ def test_submit_reads_standard_input(queued, items: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(items.read_bytes())))
 
     assert queued("submit", "-", "--json").json["accepted"] == 3
+
+
+class Pipe(io.BytesIO):
+    """Remembers how much of a line a reader asks for."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(content)
+        self.asked: list[int | None] = []
+
+    def readline(self, size: int | None = -1) -> bytes:
+        self.asked.append(size)
+        return super().readline(size)
+
+
+def test_submit_keeps_no_more_of_a_line_than_the_queue_takes(
+    queued, items: Path, queue: Any, monkeypatch: pytest.MonkeyPatch
+):
+    queue.settings.apply(QueueSettings(max_line_bytes=200))
+    pipe = Pipe(b"x" * 10_000 + b"\n" + items.read_bytes())
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(pipe))
+    job_id = submit(queued, Path("-"))
+    (refused,) = queue.results.read(job_id)
+
+    assert set(pipe.asked) == {202}
+    assert refused.error["code"] == "line_too_long"
+    assert queue.jobs.get(job_id).counts.waiting == 3
 
 
 def test_submit_with_the_same_key_is_the_same_job(queued, items: Path):
@@ -102,7 +129,7 @@ def test_a_deadline_is_repeated_as_it_was_understood(queued, items: Path):
 
 
 def test_a_deadline_that_cannot_be_met_is_told_at_submission(queued, items: Path, queue: Any):
-    queue.publish(make_status(items_rate=0.25, tokens_rate=1.0), 60)
+    queue.workers.publish(make_status(items_rate=0.25, tokens_rate=1.0), 60)
     missed = queued("submit", items, "--deadline", "10s", "--json").json["deadline"]
     at_risk = queued("submit", items, "--deadline", "20s").err
     fine = queued("submit", items, "--deadline", "1h", "--json").json["deadline"]
@@ -116,7 +143,7 @@ def test_a_deadline_that_cannot_be_met_is_told_at_submission(queued, items: Path
 
 def test_a_job_at_risk_says_so_wherever_it_is_shown(queued, items: Path, queue: Any):
     fine = submit(queued, items, "--deadline", "2h")
-    queue.publish(make_status(items_rate=0.25, tokens_rate=1.0), 60)
+    queue.workers.publish(make_status(items_rate=0.25, tokens_rate=1.0), 60)
     late = submit(queued, items, "--deadline", "10s", "--tenant", "late")
     top = queued("top", "--once").out.splitlines()
     shown = queued("job", late).out
@@ -131,7 +158,7 @@ def test_a_job_at_risk_says_so_wherever_it_is_shown(queued, items: Path, queue: 
 
 def test_without_history_a_deadline_is_taken_and_nothing_promised(queued, items: Path, queue: Any):
     nobody = queued("submit", items, "--deadline", "10s")
-    queue.publish(make_status(decode_tokens_per_second=5.0), 60)
+    queue.workers.publish(make_status(decode_tokens_per_second=5.0), 60)
     unmeasured = queued("submit", items, "--deadline", "10s")
 
     assert (nobody.code, unmeasured.code) == (0, 0)
@@ -228,8 +255,8 @@ def test_a_job_that_is_over_is_not_resumed(queued, items: Path, queue: Any):
 
 def test_dead_letters_are_listed_and_redriven(queued, items: Path, queue: Any):
     job_id = submit(queued, items)
-    (claimed,) = queue.claim(job_id, 1, "w1")
-    queue.retry("w1", claimed, "engine_error", "the engine broke", is_retryable=False)
+    (claimed,) = queue.leases.claim(job_id, 1, "w1")
+    queue.leases.retry(claimed, "engine_error", "the engine broke", is_retryable=False)
     listed = queued("redrive", job_id, "--dry-run")
     skipped = queued("redrive", job_id)
 
@@ -266,7 +293,7 @@ def test_watching_a_job_that_ends_badly_fails(queued, items: Path):
 
 def test_top_shows_slots_by_class_once(queued, items: Path, queue: Any):
     submit(queued, items)
-    queue.publish(make_status(decode_tokens_per_second=321.0), 60)
+    queue.workers.publish(make_status(decode_tokens_per_second=321.0), 60)
     shown = queued("top", "--once").out
 
     assert "[##########====================..........]" in shown
@@ -279,10 +306,10 @@ def test_top_shows_slots_by_class_once(queued, items: Path, queue: Any):
 
 def test_top_shows_a_reservation_that_is_not_met(queued, queue: Any):
     short = ReservationStatus(slots=2, blocks=10, chunk=13, in_use=0, is_met=False)
-    queue.publish(make_status().model_copy(update={"reservation": short}), 60)
+    queue.workers.publish(make_status().model_copy(update={"reservation": short}), 60)
     shown = queued("top", "--once").out
     found = queued("top", "--json").json["workers"][0]["reservation"]
-    queue.publish(make_status().model_copy(update={"reservation": None}), 60)
+    queue.workers.publish(make_status().model_copy(update={"reservation": None}), 60)
     older = queued("top", "--once").out
 
     assert "reservation NOT MET: 0 of 2 slots in use" in shown
@@ -296,7 +323,7 @@ def test_top_without_a_worker_says_unknown_and_not_idle(queued):
 
 
 def test_the_json_of_top_is_that_of_the_models(queued, items: Path, queue: Any):
-    queue.publish(make_status(), 60)
+    queue.workers.publish(make_status(), 60)
     found = queued("top", "--json").json
 
     assert found["workers"][0]["offline"]["running"] == 4
@@ -309,7 +336,7 @@ def test_the_live_view_draws_what_the_plain_one_says(queued, items: Path, queue:
     from ballast_cli.top import View, rendered
 
     submit(queued, items)
-    queue.publish(make_status(), 60)
+    queue.workers.publish(make_status(), 60)
     console = Console(file=io.StringIO(), width=160, force_terminal=True)
     console.print(rendered(View.read(queue, "q")))
 

@@ -60,10 +60,10 @@ def test_a_model_is_found_however_its_directory_is_written(tmp_path: Path, monke
     ("text", "said"),
     [
         ("slots: [", "mine.yaml"),
-        ("- slots", "wanted a mapping"),
+        ("- slots", "expected a mapping"),
         ("slots: 0", "slots"),
         ("bogus: 1", "bogus"),
-        ("offline: {reservedPercent: 50, maxPercent: 20}", "lower the reservation"),
+        ("offline: {reservedPercent: 50, maxPercent: 20}", "Lower the reservation"),
     ],
 )
 def test_a_bad_file_is_told_field_by_field(tmp_path: Path, text: str, said: str):

@@ -1,4 +1,4 @@
-"""Whatever a file holds, it is taken or refused with words, and never a traceback."""
+"""Every file is accepted, or refused with a message. No file causes a traceback."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ JSON = st.recursive(
 )
 
 
-def take(manifest: Any) -> None:
+def read(manifest: Any) -> None:
     try:
         InferenceDeployment.read(manifest, "here")
     except InvalidConfig as error:
@@ -33,12 +33,12 @@ def take(manifest: Any) -> None:
 
 
 @given(manifest=JSON)
-def test_any_document_is_refused_with_words(manifest: Any) -> None:
-    take(manifest)
+def test_any_document_is_refused_with_a_message(manifest: Any) -> None:
+    read(manifest)
 
 
 @given(leaf=st.sampled_from(leaves(crd.schema()["properties"]["spec"])), value=JSON)
-def test_any_value_in_any_field_is_taken_or_refused_with_words(leaf: str, value: Any) -> None:
+def test_any_value_in_any_field_is_accepted_or_refused_with_a_message(leaf: str, value: Any) -> None:
     manifest = deepcopy(EVERYTHING)
     place: Any = manifest["spec"]
     *path, last = leaf.split(".")
@@ -47,7 +47,7 @@ def test_any_value_in_any_field_is_taken_or_refused_with_words(leaf: str, value:
         place = place[0] if part.endswith("[]") else place
     place[last] = value
 
-    take(manifest)
+    read(manifest)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_any_value_in_any_field_is_taken_or_refused_with_words(leaf: str, value:
         pytest.param({"sepc": {}}, "sepc: Extra inputs are not permitted", id="a slip"),
     ],
 )
-def test_a_manifest_that_is_none_says_what_is_missing(change: dict[str, Any], said: str) -> None:
+def test_the_message_for_a_wrong_manifest_names_what_is_missing(change: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidConfig) as caught:
         InferenceDeployment.read(EVERYTHING | change, "here")
 

@@ -26,7 +26,7 @@ def test_ready_has_a_printer_column_and_a_condition_of_that_type() -> None:
 
 
 @pytest.mark.envtest
-def test_the_api_server_takes_the_definition_as_it_is_generated(plane: ControlPlane) -> None:
+def test_the_api_server_accepts_the_generated_definition(plane: ControlPlane) -> None:
     conditions = plane.kubectl("get", "crd", CRD_NAME, "-o", "jsonpath={.status.conditions[*].type}").stdout
 
     assert "NonStructuralSchema" not in conditions

@@ -1,7 +1,7 @@
-"""No field is accepted and ignored: each leaf of the schema is changed, and what comes of it must change.
+"""No field is accepted and ignored. The tests change each leaf of the schema, and expect an effect.
 
-A field of the resource must change what the operator makes or decides; a field of the worker's configuration must
-change what engine, policy or queue are told, or name the test that shows what else it does.
+A field of the resource must change an object or a decision of the operator. A field of the worker's configuration must
+change the settings of engine, policy or queue, or name the test that shows its effect.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ SHOWN_BY: dict[str, str] = {
     "limits.maxQueuedRequests": "worker/test_limits.py::test_a_full_queue_is_a_429_with_the_time_to_try_again",
     "cost.dollarsPerGpuHour": "worker/test_metrics.py::test_the_price_of_the_device_is_split_by_service_and_adds_up",
 }
-"""Leaves of the worker's configuration that other parts than engine, policy and queue read."""
+"""Leaves of the worker's configuration that neither engine, policy nor queue read."""
 
 
 def made(spec: dict[str, Any]) -> list[Any]:
-    """All that the operator would write for a resource of which nothing is there yet."""
+    """Return all objects that the operator writes for a new resource."""
     resource = InferenceDeployment.read(EVERYTHING | {"spec": spec}, "here")
     context = OperatorContext(image="worker", kinds=frozenset({"ServiceMonitor", "PrometheusRule"}))
     return [step.manifest for step in plan(resource, ClusterSnapshot(uid="1"), context).apply]
@@ -62,7 +62,7 @@ def test_a_field_changes_what_the_operator_makes(leaf: str) -> None:
 
 
 def polls() -> Iterator[tuple[float, PollResult]]:
-    """A day in short: load rises far, a backlog comes, everything ends."""
+    """Yield four hours of load: a rise, a backlog, and the end of both."""
     for minute in range(240):
         online = 40 if 10 <= minute < 60 else 0
         depth = 900 if 90 <= minute < 120 else 0
@@ -104,8 +104,8 @@ def test_a_field_changes_how_replicas_follow_the_load(leaf: str) -> None:
     assert decided(base) != decided(base | {name: step.get(name, base[name] + 1)})
 
 
-def told(values: dict[str, Any]) -> tuple[Any, ...]:
-    """What a worker tells engine, policy and queue."""
+def derived(values: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the settings of engine, policy and queue."""
     config = WorkerConfig.model_validate(values)
     folder = Path("/models/qwen3")
     return (
@@ -118,7 +118,7 @@ def told(values: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def worker_leaves() -> list[str]:
-    """Of the sections that resource and worker share: `runtime` is the operator's."""
+    """Return the leaves of the sections that resource and worker share. Only the operator writes `runtime`."""
     return [
         leaf
         for leaf in leaves(CONFIG)
@@ -127,15 +127,15 @@ def worker_leaves() -> list[str]:
 
 
 @pytest.mark.parametrize("leaf", [leaf for leaf in worker_leaves() if leaf != "model.uri"])
-def test_a_field_changes_what_a_worker_is_told(leaf: str) -> None:
+def test_a_field_changes_the_settings_of_a_worker(leaf: str) -> None:
     shared = {name: value for name, value in everything().items() if name in CONFIG["properties"]}
     shared["model"] = {n: v for n, v in shared["model"].items() if n in CONFIG["properties"]["model"]["properties"]}
     before, after = changed(shared, leaf, CONFIG)
 
-    assert told(before) != told(after)
+    assert derived(before) != derived(after)
 
 
-def test_the_model_is_read_from_where_it_is_said_to_be(tmp_path: Path) -> None:
+def test_the_model_is_read_from_its_uri(tmp_path: Path) -> None:
     config = WorkerConfig.model_validate({"model": {"uri": f"file://{tmp_path}"}})
 
     assert settings.model_directory(config) == tmp_path
@@ -149,13 +149,13 @@ def test_a_test_that_shows_an_effect_exists(test: str) -> None:
     assert name in functions
 
 
-def test_no_excuse_outlives_its_field() -> None:
+def test_every_exception_names_a_field() -> None:
     known = {*leaves(SPEC), *leaves(CONFIG)}
 
     assert set(REFUSED) | set(SHOWN_BY) <= known
 
 
-def test_the_same_resource_makes_the_same() -> None:
+def test_equal_resources_have_equal_objects() -> None:
     assert made(everything()) == made(everything())
 
 
@@ -174,7 +174,7 @@ def test_every_field_of_the_status_is_reported() -> None:
 
 
 def filled(value: Any, schema: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """The leaves of the schema that a value fills with something."""
+    """Yield the leaves of the schema that a value fills."""
     if "properties" in schema:
         for name, member in value.items():
             yield from filled(member, schema["properties"][name], f"{prefix}.{name}" if prefix else name)

@@ -1,4 +1,4 @@
-"""One law in two languages: what the model takes, a real API server takes, and they refuse with the same words."""
+"""The model and a real API server accept the same resources, and refuse the others with the same words."""
 
 from __future__ import annotations
 
@@ -23,13 +23,18 @@ FEW = st.integers(0, 3)
 
 
 def some(**members: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """An object with any of these members."""
+    """Return a strategy for objects with any of these members."""
     return st.fixed_dictionaries({}, optional=members)
 
 
 MODELS = st.fixed_dictionaries(
     {"uri": st.sampled_from(["hf://a/b", "s3://b/c", "pvc://c/d", "file:///e", "a/b", "ftp://x", "hf://"])},
-    optional={"cachePath": st.just("/cache"), "credentialsSecret": st.just("secret")},
+    optional={
+        "cachePath": st.just("/cache"),
+        "cache": some(persistentVolumeClaim=st.just({"claimName": "c"}), volumeClaimTemplate=st.just({"spec": {}})),
+        "sizeLimitGibibytes": st.just(1),
+        "credentialsSecret": st.just("secret"),
+    },
 )
 TENANTS = st.lists(some(reservedPercent=PERCENT, weight=st.just(2)), max_size=3).map(
     lambda tenants: [{"name": f"t{number}"} | tenant for number, tenant in enumerate(tenants)]
@@ -53,7 +58,7 @@ PARTS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     "rollout": some(rollout=some(maxSurge=FEW, maxUnavailable=FEW)),
     "network": some(network=some(policy=st.booleans(), ingressFrom=st.lists(st.just({"podSelector": {}}), max_size=1))),
 }
-"""Tried one by one: a spec with many wrong parts would be refused whatever one rule says."""
+"""Tested one by one. In a spec with several wrong parts, the other parts would hide a wrong rule."""
 NAMES = st.sampled_from(["a", "a-b", "a" * 52, "a" * 53, "7b"])
 
 
@@ -80,21 +85,21 @@ def test_the_model_and_the_api_server_agree(plane: ControlPlane, part: str, data
 
 @pytest.mark.envtest
 @pytest.mark.parametrize("leaf", leaves(crd.schema()["properties"]["spec"]))
-def test_the_model_and_the_api_server_take_the_same_values(plane: ControlPlane, leaf: str) -> None:
+def test_the_model_and_the_api_server_accept_the_same_values(plane: ControlPlane, leaf: str) -> None:
     manifests = [with_value(leaf, value) for value in VALUES]
 
-    assert [is_taken_by_model(each) for each in manifests] == [is_taken_by(plane, each) for each in manifests]
+    assert [is_accepted_by_model(each) for each in manifests] == [is_accepted_by(plane, each) for each in manifests]
 
 
 VALUES: tuple[Any, ...] = (True, 1, -1, 1.5, 10**7, "", "x", "A b", [], ["x"], [{}], {"a": "b"}, {"a": {"b": 1}})
-"""Of every kind; whole floats are left out, which the API server takes for some integers and not for others."""
+"""Values of every kind, without whole floats, which the API server accepts only for some integers."""
 EVERYTHING: dict[str, Any] = yaml.safe_load(
     (Path(__file__).parents[2] / "docs" / "samples" / "everything.yaml").read_text()
 )
 
 
 def with_value(leaf: str, value: Any) -> dict[str, Any]:
-    """The sample of every field with one value in one place."""
+    """Return the sample of every field with another value in one place."""
     manifest = deepcopy(EVERYTHING)
     place: Any = manifest["spec"]
     *path, last = leaf.split(".")
@@ -105,7 +110,7 @@ def with_value(leaf: str, value: Any) -> dict[str, Any]:
     return manifest
 
 
-def is_taken_by_model(manifest: dict[str, Any]) -> bool:
+def is_accepted_by_model(manifest: dict[str, Any]) -> bool:
     try:
         InferenceDeployment.read(manifest, "here")
     except InvalidConfig:
@@ -113,11 +118,11 @@ def is_taken_by_model(manifest: dict[str, Any]) -> bool:
     return True
 
 
-def is_taken_by(plane: ControlPlane, manifest: dict[str, Any]) -> bool:
+def is_accepted_by(plane: ControlPlane, manifest: dict[str, Any]) -> bool:
     return bool(asked(plane, manifest)["kind"] == KIND)
 
 
 def asked(plane: ControlPlane, manifest: dict[str, Any]) -> Any:
-    """What the API server would answer."""
+    """Return the answer of the API server to a dry run."""
     path = f"/apis/{API_VERSION}/namespaces/default/{PLURAL}"
     return plane.http.post(path, params={"dryRun": "All", "fieldValidation": "Strict"}, json=manifest).json()

@@ -13,11 +13,11 @@ import yaml
 
 CHART = Path(__file__).parents[2] / "helm" / "ballast"
 KUBERNETES = "1.35.0"
-"""Without a cluster an older Helm takes the version that it was built for, which is too old for the chart."""
+"""Without a cluster, an older Helm assumes a version that is too old for the chart."""
 
 
 class Helm:
-    """One helm program; a folder of its own keeps the user's settings out."""
+    """The helm program with its own settings folder, so that the settings of the user have no effect."""
 
     def __init__(self, program: str, folder: Path) -> None:
         self.program, self.folder = program, folder
@@ -33,20 +33,20 @@ class Helm:
         return done
 
     def values(self, values: dict[str, Any], name: str) -> str:
-        """A file with these values."""
+        """Write the values to a file, and return its path."""
         path = self.folder / name
         path.write_text(yaml.safe_dump(values))
         return str(path)
 
     def template(self, values: dict[str, Any], *, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """A release `ballast` in the namespace `system`; the password is given, as Helm would draw one each time."""
+        """Render a release `ballast` in the namespace `system`. Helm would generate another password each time."""
         pinned = self.values({"valkey": {"password": "pinned"}}, "pinned.yaml")
         given = self.values(values, "values.yaml")
         where = ("-n", "system", "--kube-version", KUBERNETES)
         return self.run("template", "ballast", str(CHART), *where, "-f", pinned, "-f", given, check=check)
 
     def objects(self, values: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        """The rendered objects by `Kind/name`."""
+        """Return the rendered objects by `Kind/name`."""
         rendered = [each for each in yaml.safe_load_all(self.template(values).stdout) if each]
         return {f"{each['kind']}/{each['metadata']['name']}": each for each in rendered}
 

@@ -40,7 +40,7 @@ CASES: dict[str, dict[str, Any]] = {
         "grafana": {"dashboards": {"enabled": True, "annotations": {"folder": "inference"}}},
     },
 }
-"""Each without CRD and rights, which have tests of their own, and with dashboards cut to their names."""
+"""Values of the snapshots. They omit CRD and roles, which other tests check, and the content of dashboards."""
 
 OTHER: dict[str, Any] = {
     "nameOverride": "other",
@@ -52,6 +52,7 @@ OTHER: dict[str, Any] = {
     "valkey.image.digest": "sha256:" + "c" * 64,
     "image.pullPolicy": "Always",
     "image.pullSecrets": ["pull"],
+    "alerts.runbookBaseURL": "https://docs.example/runbooks",
     "operator.logLevel": "debug",
     "operator.logFormat": "text",
     "operator.settings": {"pollSeconds": 5},
@@ -62,7 +63,7 @@ OTHER: dict[str, Any] = {
     "serviceMonitor.interval": "60s",
     "serviceAccount.name": "mine",
 }
-"""A value that differs from the default, where one of its type cannot be made up."""
+"""A value other than the default, if `another` cannot derive one from the type."""
 NEEDED: dict[str, dict[str, Any]] = {
     "serviceMonitor.interval": {"serviceMonitor": {"enabled": True}},
     "serviceMonitor.labels": {"serviceMonitor": {"enabled": True}},
@@ -71,11 +72,11 @@ NEEDED: dict[str, dict[str, Any]] = {
     "redis.existingSecret": {"valkey": {"enabled": False}},
     "serviceAccount.create": {"serviceAccount": {"name": "mine"}},
 }
-"""What else must be set for a value to show."""
+"""Values that must be set for another value to have an effect."""
 
 
 def leaves(value: Any, schema: dict[str, Any], path: str = "") -> list[str]:
-    """The paths of all values; an object without properties in the schema is one value."""
+    """Return the paths of all values. An object without properties in the schema is one value."""
     if "properties" not in schema:
         return [path]
     return [
@@ -104,7 +105,7 @@ def default_of(path: str) -> Any:
 
 
 def another(path: str) -> Any:
-    """A value other than the default."""
+    """Return a value other than the default."""
     if path in OTHER:
         return OTHER[path]
     match default_of(path):
@@ -120,14 +121,14 @@ def another(path: str) -> Any:
             return {"other": "yes"}
 
 
-def test_helm_finds_nothing_to_complain_about(helm: Helm) -> None:
+def test_helm_lint_has_no_warning(helm: Helm) -> None:
     done = helm.run("lint", "--strict", str(CHART))
 
     assert "[WARNING]" not in done.stdout
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_rendered_chart_is_as_it_was(helm: Helm, case: str) -> None:
+def test_a_rendered_chart_equals_its_snapshot(helm: Helm, case: str) -> None:
     values = CASES[case] | {"crds": {"enabled": False}}
     objects = helm.objects(values)
     for each in objects.values():
@@ -140,7 +141,7 @@ def test_a_rendered_chart_is_as_it_was(helm: Helm, case: str) -> None:
     if os.environ.get("UPDATE_SNAPSHOTS"):
         path.write_text(rendered)
 
-    assert rendered == path.read_text(), "the chart renders otherwise: look, then run with UPDATE_SNAPSHOTS=1"
+    assert rendered == path.read_text(), "the rendered chart differs: check it, then run with UPDATE_SNAPSHOTS=1"
 
 
 @pytest.mark.parametrize("path", [p for p in leaves(VALUES, SCHEMA) if not p.startswith("crds.")])
@@ -151,7 +152,7 @@ def test_a_value_changes_what_is_rendered(helm: Helm, path: str) -> None:
     assert helm.template(base).stdout != helm.template(changed).stdout
 
 
-def test_the_definition_is_the_generated_one_and_is_kept(helm: Helm) -> None:
+def test_the_chart_contains_the_generated_definition_and_keeps_it(helm: Helm) -> None:
     name = f"CustomResourceDefinition/{crd.CRD_NAME}"
     rendered = helm.objects({})[name]
     unkept = helm.objects({"crds": {"keep": False}})[name]
@@ -162,38 +163,39 @@ def test_the_definition_is_the_generated_one_and_is_kept(helm: Helm) -> None:
     assert name not in helm.objects({"crds": {"enabled": False}})
 
 
-def test_roles_are_what_the_operator_declares(helm: Helm) -> None:
+def test_roles_grant_what_the_operator_declares(helm: Helm) -> None:
     objects = helm.objects({})
 
     assert objects["ClusterRole/ballast-operator-system"]["rules"] == permissions.rules(permissions.CLUSTER)
     assert objects["Role/ballast-operator"]["rules"] == permissions.rules(permissions.OWN_NAMESPACE)
 
 
-def test_the_environment_is_what_the_operator_reads(helm: Helm) -> None:
+def test_the_operator_reads_the_environment_of_the_chart(helm: Helm) -> None:
     settings = {"maxConcurrentReconciles": 4, "pollSeconds": 5, "auditSeconds": 60}
-    (container,) = helm.objects({"operator": {"settings": settings}})["Deployment/ballast-operator"]["spec"][
-        "template"
-    ]["spec"]["containers"]
+    values = {"operator": {"settings": settings}, "alerts": {"runbookBaseURL": "https://docs.example/runbooks"}}
+    (container,) = helm.objects(values)["Deployment/ballast-operator"]["spec"]["template"]["spec"]["containers"]
     environment = {each["name"]: each.get("value", "from-field") for each in container["env"]}
     read = OperatorSettings.read(environment)
 
     assert {name.removeprefix(PREFIX).lower() for name in environment} <= set(OperatorSettings.model_fields)
     assert (read.max_concurrent_reconciles, read.poll_seconds, read.audit_seconds) == (4, 5, 60)
     assert read.redis_secret == "ballast-redis"
+    assert read.runbook_base_url == "https://docs.example/runbooks"
 
 
 @pytest.mark.parametrize(
     ("values", "said"),
     [
         pytest.param({"operator": {"replica": 3}}, "replica", id="a name with a slip"),
+        pytest.param({"alerts": {"runbookBaseURL": "docs/runbooks"}}, "runbookBaseURL", id="no URL"),
         pytest.param({"operator": {"replicas": 0}}, "replicas", id="no operator"),
         pytest.param({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy", id="no such policy"),
         pytest.param({"valkey": {"persistence": {"size": "large"}}}, "size", id="no size"),
-        pytest.param({"redis": {"existingSecret": "mine"}}, "makes another", id="two Redis"),
-        pytest.param({"serviceAccount": {"create": False}}, "name an existing account", id="no account"),
+        pytest.param({"redis": {"existingSecret": "mine"}}, "installs another", id="two Redis"),
+        pytest.param({"serviceAccount": {"create": False}}, "the name of an existing account", id="no account"),
     ],
 )
-def test_wrong_values_are_refused_with_a_reason(helm: Helm, values: dict[str, Any], said: str) -> None:
+def test_wrong_values_are_refused_with_a_message(helm: Helm, values: dict[str, Any], said: str) -> None:
     done = helm.template(values, check=False)
 
     assert done.returncode != 0
@@ -201,7 +203,7 @@ def test_wrong_values_are_refused_with_a_reason(helm: Helm, values: dict[str, An
 
 
 def described(schema: dict[str, Any], path: str = "") -> list[str]:
-    """The paths of members without a description."""
+    """Return the paths of members without a description."""
     missing = []
     for name, member in schema.get("properties", {}).items():
         here = f"{path}.{name}" if path else name
@@ -220,7 +222,7 @@ def test_every_value_is_described_and_every_description_has_a_value() -> None:
 
 
 @pytest.mark.parametrize("kind", ["Deployment/ballast-operator", "StatefulSet/ballast-valkey", "Pod/ballast-test"])
-def test_pods_run_without_rights(helm: Helm, kind: str) -> None:
+def test_pods_meet_the_restricted_level(helm: Helm, kind: str) -> None:
     rendered = helm.objects({})[kind]
     pod = rendered["spec"] if kind.startswith("Pod") else rendered["spec"]["template"]["spec"]
 
@@ -232,7 +234,7 @@ def test_pods_run_without_rights(helm: Helm, kind: str) -> None:
         assert context["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_the_password_stands_in_the_secret_alone(helm: Helm) -> None:
+def test_only_the_secret_contains_the_password(helm: Helm) -> None:
     objects = helm.objects({})
     secret = objects.pop("Secret/ballast-redis")
 
@@ -304,7 +306,7 @@ def test_the_bundled_valkey_starts_with_its_password_and_is_fit_to_hold_work(
 
 
 def connected(url: str, password: str) -> Queue:
-    """A queue on a server that is just starting."""
+    """Connect to a server that is starting."""
     until = time.monotonic() + 20
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What can be said of the Dockerfiles without building them."""
+"""Properties of the Dockerfiles that need no build."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Releases against a real API server: what a cluster takes, keeps and gives back."""
+"""Releases in a real API server: install, upgrade and uninstall."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SAMPLE = Path(__file__).parents[2] / "docs" / "samples" / "minimal.yaml"
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """An API server of one's own: releases here put the CRD in and take it out."""
+    """An API server for these tests alone, because the releases install and remove the CRD."""
     with control_plane(tmp_path_factory.mktemp("releases")) as plane:
         yield plane
 
@@ -119,7 +119,7 @@ def test_everything_the_chart_can_make_is_taken_by_the_api_server(
 
 
 def adopt(helm: Helm, cluster: ControlPlane, release: str, where: tuple[str, ...]) -> None:
-    """Take the definition over, as the documentation says for this Helm."""
+    """Let Helm adopt the definition, as the documentation describes for this version of Helm."""
     if "--take-ownership" in helm.run("install", "--help").stdout:
         helm.run("install", release, CHART, "--take-ownership", *where)
         return

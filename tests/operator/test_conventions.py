@@ -33,7 +33,7 @@ def test_kubectl_shows_readiness_replicas_model_slots_and_age(
         worker_id="w", address="http://10.8.0.1:8000", at=queue.now(), model="m", slots=8, batch_ceiling=8,
         kv_blocks_total=1, kv_blocks_free=1, online=ClassLoad(), offline=ClassLoad(reserved=1),
     )  # fmt: skip
-    queue.publish(status, 60)
+    queue.workers.publish(status, 60)
     queue.close()
     cluster.says("Ready", "True")
     until(lambda: cluster.resource()["status"].get("slots"))

@@ -36,7 +36,7 @@ def publish(
         kv_blocks_total=8, kv_blocks_free=8, online=ClassLoad(**online), offline=ClassLoad(reserved=1),
         config_hash=hash_, reservation=reservation,
     )  # fmt: skip
-    queue.publish(status, 60)
+    queue.workers.publish(status, 60)
 
 
 def file_hash(cluster: Cluster, pod: Any) -> str:
@@ -126,7 +126,7 @@ def test_waiting_work_wakes_a_deployment_at_zero(operator: Operator, cluster: Cl
 
 
 def push(queue: Queue, line: str) -> None:
-    client: Any = queue._connection._client
+    client: Any = queue.store.connection._client
     client.xadd(f"ballast:{{{queue.name}}}:inbox", {"item": line, "job": "j", "tenant": "t"})
 
 
@@ -141,7 +141,7 @@ def test_online_load_raises_replicas_and_silence_lowers_none(
 
     until(lambda: cluster.resource()["spec"]["replicas"] == 3)
     until(lambda: len(cluster.pods()) == 3)
-    queue.withdraw("w-10.9.0.2")
+    queue.workers.withdraw("w-10.9.0.2")
     polled: Callable[[], bool] = lambda: "no worker has reported" in operator_says(cluster)  # noqa: E731
     until(lambda: polled() or cluster.condition("SLOMet")["reason"] == "NoWorkers")
     assert cluster.resource()["spec"]["replicas"] == 3

@@ -16,7 +16,7 @@ NODES = ("node-that-stays", "node-that-goes")
 
 
 def tolerations(*given: dict[str, Any]) -> list[dict[str, Any]]:
-    spec = {"model": {"uri": "file:///m"}, "template": {"tolerations": given}}
+    spec = {"model": {"uri": "file:///m"}, "gpu": {"count": 0}, "template": {"tolerations": given}}
     resource = InferenceDeployment.read({"metadata": {"name": "llm"}, "spec": spec}, "test")
     pod = deployment(resource, "v", image="worker:1", own_keys=frozenset())["spec"]["template"]["spec"]
     return list(pod.get("tolerations", ()))

@@ -88,7 +88,7 @@ def live(cluster: Cluster, valkey: Any) -> None:
         worker_id="w", address="http://10.9.9.9:8000", at=queue.now(), model="m", slots=4, batch_ceiling=4,
         kv_blocks_total=1, kv_blocks_free=1, online=ClassLoad(running=8), offline=ClassLoad(),
     )  # fmt: skip
-    queue.publish(status, 60)
+    queue.workers.publish(status, 60)
     until(lambda: cluster.resource()["spec"]["replicas"] == 2)
     until(lambda: cluster.get("secrets", "llm-redis"))
     cluster.patch("secrets", "own-redis", {"data": {"note": "cm90YXRlZA=="}})

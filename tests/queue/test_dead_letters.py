@@ -9,11 +9,11 @@ from ballast_queue.settings import QueueSettings
 
 
 def submit(queue, line, n=3, **given):
-    return queue.submit([line(f"r{i}") for i in range(n)], **given).job_id
+    return queue.submissions.submit([line(f"r{i}") for i in range(n)], **given).job_id
 
 
 def ids(queue, job_id):
-    return [found.custom_id for found in queue.results(job_id)]
+    return [found.custom_id for found in queue.results.read(job_id)]
 
 
 def test_attempts_are_spent_after_five_and_leave_a_dead_letter(impatient, line):
@@ -21,11 +21,11 @@ def test_attempts_are_spent_after_five_and_leave_a_dead_letter(impatient, line):
     job_id = submit(queue, line, 1)
     outcomes = []
     for _ in range(5):
-        (claimed,) = queue.claim(job_id, 1, "w1")
-        outcomes.append(queue.retry("w1", claimed, "engine_failed", "the step failed"))
-    (letter,) = queue.dead_letters(job_id)
-    (found,) = queue.results(job_id)
-    job = queue.job(job_id)
+        (claimed,) = queue.leases.claim(job_id, 1, "w1")
+        outcomes.append(queue.leases.retry(claimed, "engine_failed", "the step failed"))
+    (letter,) = queue.results.dead_letters(job_id)
+    (found,) = queue.results.read(job_id)
+    job = queue.jobs.get(job_id)
 
     assert outcomes == [Outcome.RETRIED] * 4 + [Outcome.DEAD]
     assert (letter.custom_id, letter.attempts, letter.code, letter.worker) == ("r0", 5, "engine_failed", "w1")
@@ -37,24 +37,24 @@ def test_attempts_are_spent_after_five_and_leave_a_dead_letter(impatient, line):
 def test_five_expired_leases_make_a_dead_letter(queue, desk, line, result):
     job_id = submit(queue, line, 1)
     for _ in range(5):
-        (last,) = queue.claim(job_id, 1, "w1")
+        (last,) = queue.leases.claim(job_id, 1, "w1")
         desk.end_lease(job_id, 0)
-        queue.reap()
-    (found,) = queue.results(job_id)
+        queue.timers.run_due()
+    (found,) = queue.results.read(job_id)
 
-    assert queue.finish("w1", last, result(last)) is Outcome.LEASE_LOST
-    assert queue.claim(job_id, 1, "w1") == []
+    assert queue.leases.finish("w1", last, result(last)) is Outcome.LEASE_LOST
+    assert queue.leases.claim(job_id, 1, "w1") == []
     assert found.error is not None
     assert found.error["code"] == "lease_expired"
     assert "5 of 5 attempts" in found.error["message"]
-    assert queue.job(job_id).state is JobState.COMPLETED
+    assert queue.jobs.get(job_id).state is JobState.COMPLETED
 
 
 def test_an_error_that_no_attempt_mends_is_dead_at_once(queue, line):
     job_id = submit(queue, line, 1)
-    (claimed,) = queue.claim(job_id, 1, "w1")
-    outcome = queue.retry("w1", claimed, "context_length", "too long", is_retryable=False, status_code=400)
-    (found,) = queue.results(job_id)
+    (claimed,) = queue.leases.claim(job_id, 1, "w1")
+    outcome = queue.leases.retry(claimed, "context_length", "too long", is_retryable=False, status_code=400)
+    (found,) = queue.results.read(job_id)
 
     assert outcome is Outcome.DEAD
     assert found.status_code == 400
@@ -62,82 +62,82 @@ def test_an_error_that_no_attempt_mends_is_dead_at_once(queue, line):
 
 def test_a_result_with_an_error_is_a_dead_letter_too(queue, line, result):
     job_id = submit(queue, line, 1)
-    (claimed,) = queue.claim(job_id, 1, "w1")
+    (claimed,) = queue.leases.claim(job_id, 1, "w1")
     error = {"code": "context_length_exceeded", "message": "too long"}
-    outcome = queue.finish("w1", claimed, result(claimed, status_code=400, body=None, error=error))
-    (letter,) = queue.dead_letters()
+    outcome = queue.leases.finish("w1", claimed, result(claimed, status_code=400, body=None, error=error))
+    (letter,) = queue.results.dead_letters()
 
     assert outcome is Outcome.DONE
     assert (letter.code, letter.message) == ("context_length_exceeded", "too long")
-    assert queue.job(job_id).counts.failed == 1
+    assert queue.jobs.get(job_id).counts.failed == 1
 
 
 def test_redrive_withdraws_the_errors_and_starts_afresh(impatient, line, result):
     queue = impatient
     job_id = submit(queue, line, 3)
-    for claimed in queue.claim(job_id, 3, "w1"):
+    for claimed in queue.leases.claim(job_id, 3, "w1"):
         if claimed.index == 1:
-            queue.finish("w1", claimed, result(claimed))
+            queue.leases.finish("w1", claimed, result(claimed))
         else:
-            queue.retry("w1", claimed, "oops", "x", is_retryable=False)
-    before = (queue.job(job_id).state, sorted(ids(queue, job_id)))
-    redriven = queue.redrive(job_id, takes_all=True)
-    during = (queue.job(job_id).state, ids(queue, job_id), list(queue.dead_letters()))
-    again = queue.claim(job_id, 5, "w2")
-    queue.finish_many("w2", [(c, result(c)) for c in again])
+            queue.leases.retry(claimed, "oops", "x", is_retryable=False)
+    before = (queue.jobs.get(job_id).state, sorted(ids(queue, job_id)))
+    redriven = queue.jobs.redrive(job_id, takes_all=True)
+    during = (queue.jobs.get(job_id).state, ids(queue, job_id), list(queue.results.dead_letters()))
+    again = queue.leases.claim(job_id, 5, "w2")
+    queue.leases.finish_many("w2", [(c, result(c)) for c in again])
 
     assert before == (JobState.COMPLETED, ["r0", "r1", "r2"])
     assert redriven == Redriven(returned=2, left=0)
     assert during == (JobState.IN_PROGRESS, ["r1"], [])
     assert [c.attempt for c in again] == [1, 1]
-    assert queue.job(job_id).state is JobState.COMPLETED
+    assert queue.jobs.get(job_id).state is JobState.COMPLETED
     assert ids(queue, job_id) == ["r1", "r0", "r2"]
-    assert queue.redrive(job_id) == Redriven(0, 0)
+    assert queue.jobs.redrive(job_id) == Redriven(0, 0)
 
 
 def test_redriving_many_dead_letters_takes_several_calls(impatient, line):
     queue = impatient
     job_id = submit(queue, line, 1200)
-    while claimed := queue.claim(job_id, 400, "w1"):
+    while claimed := queue.leases.claim(job_id, 400, "w1"):
         for item in claimed:
-            queue.retry("w1", item, "oops", "x", is_retryable=False)
+            queue.leases.retry(item, "oops", "x", is_retryable=False)
 
-    assert len(list(queue.dead_letters(job_id))) == 1200
-    assert queue.redrive(job_id) == Redriven(returned=0, left=1200)
-    assert queue.redrive(job_id, takes_all=True) == Redriven(returned=1200, left=0)
-    assert queue.job(job_id).counts.waiting == 1200
+    assert len(list(queue.results.dead_letters(job_id))) == 1200
+    assert queue.jobs.redrive(job_id) == Redriven(returned=0, left=1200)
+    assert queue.jobs.redrive(job_id, takes_all=True) == Redriven(returned=1200, left=0)
+    assert queue.jobs.get(job_id).counts.waiting == 1200
 
 
 def test_redrive_leaves_out_what_no_attempt_can_serve(queue, desk, line, result):
-    queue.configure(QueueSettings(max_attempts=1))
+    queue.settings.apply(QueueSettings(max_attempts=1))
     job_id = submit(queue, line, 4)
-    broken, invalid, refused, silent = queue.claim(job_id, 4, "w1")
-    queue.retry("w1", broken, "engine_failed", 'said "is_retryable":true', is_retryable=True)
-    queue.retry("w1", invalid, "invalid_request", 'not "is_retryable":true', is_retryable=False)
-    queue.finish("w1", refused, result(refused, error={"code": "no", "message": "no"}))
+    broken, invalid, refused, silent = queue.leases.claim(job_id, 4, "w1")
+    queue.leases.retry(broken, "engine_failed", 'said "is_retryable":true', is_retryable=True)
+    queue.leases.retry(invalid, "invalid_request", 'not "is_retryable":true', is_retryable=False)
+    queue.leases.finish("w1", refused, result(refused, error={"code": "no", "message": "no"}))
     desk.end_lease(job_id, silent.index)
-    queue.reap()
-    letters = {letter.custom_id: letter.is_retryable for letter in queue.dead_letters(job_id)}
-    first, second = queue.redrive(job_id), queue.redrive(job_id)
+    queue.timers.run_due()
+    letters = {letter.custom_id: letter.is_retryable for letter in queue.results.dead_letters(job_id)}
+    first, second = queue.jobs.redrive(job_id), queue.jobs.redrive(job_id)
 
     assert letters == {"r0": True, "r1": False, "r2": False, "r3": True}
     assert (first, second) == (Redriven(returned=2, left=2), Redriven(returned=0, left=2))
-    assert [c.custom_id for c in queue.claim(job_id, 4, "w1")] == ["r0", "r3"]
+    assert [c.custom_id for c in queue.leases.claim(job_id, 4, "w1")] == ["r0", "r3"]
 
 
 def test_nothing_is_redriven_behind_its_deadline(impatient, desk, line):
     queue = impatient
     job_id = submit(queue, line, 1, deadline=queue.now() + 1000)
-    queue.retry("w1", queue.claim(job_id, 1, "w1")[0], "oops", "x", is_retryable=False)
+    queue.leases.retry(queue.leases.claim(job_id, 1, "w1")[0], "oops", "x", is_retryable=False)
     desk.pass_deadline(job_id)
     with pytest.raises(JobStateConflict, match=f"^the deadline of job {job_id} has passed: submit its lines as"):
-        queue.redrive(job_id, takes_all=True)
+        queue.jobs.redrive(job_id, takes_all=True)
 
 
 def test_a_job_without_anything_to_redrive_stays_over(queue, line):
     job_id = submit(queue, line, 1)
-    (claimed,) = queue.claim(job_id, 1, "w1")
-    queue.retry("w1", claimed, "invalid_request", "x", is_retryable=False)
-    queue.redrive(job_id)
+    (claimed,) = queue.leases.claim(job_id, 1, "w1")
+    queue.leases.retry(claimed, "invalid_request", "x", is_retryable=False)
+    queue.jobs.redrive(job_id)
 
-    assert queue.job(job_id).state is JobState.COMPLETED
+    assert queue.jobs.get(job_id).state is JobState.COMPLETED

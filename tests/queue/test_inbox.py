@@ -12,27 +12,27 @@ from ballast_queue.settings import QueueSettings, TenantSettings
 @pytest.fixture
 def add(queue, desk):
     def add(item=None, **fields):
-        return desk.raw.xadd(queue._keys.inbox, ({} if item is None else {"item": item}) | fields)
+        return desk.raw.xadd(queue.store.keys.inbox, ({} if item is None else {"item": item}) | fields)
 
     return add
 
 
 def codes(queue, job_id):
-    return {found.custom_id: found.error["code"] for found in queue.results(job_id)}
+    return {found.custom_id: found.error["code"] for found in queue.results.read(job_id)}
 
 
 def test_entries_become_a_job_that_an_end_mark_closes(queue, add, line, result):
     add(line("a"), job="j", tenant="acme", priority="2", deadline="9999999999")
     add(line("b"), job="j", tenant="acme")
     depth = queue.stats().depth
-    taken = queue.take_in()
-    opened = queue.job("j")
-    early = queue.claim("j", 5, "w1")
-    queue.finish_many("w1", [(c, result(c)) for c in early])
-    still_open = queue.job("j").state
+    taken = queue.inbox.take_in()
+    opened = queue.jobs.get("j")
+    early = queue.leases.claim("j", 5, "w1")
+    queue.leases.finish_many("w1", [(c, result(c)) for c in early])
+    still_open = queue.jobs.get("j").state
     add(end="1", job="j")
-    queue.take_in()
-    job = queue.job("j")
+    queue.inbox.take_in()
+    job = queue.jobs.get("j")
 
     assert (depth, taken, queue.stats().inbox) == (2, 2, 0)
     assert (opened.state, opened.tenant, opened.priority, opened.deadline) == (
@@ -49,21 +49,21 @@ def test_entries_become_a_job_that_an_end_mark_closes(queue, add, line, result):
 def test_the_last_item_may_carry_the_end_mark(queue, add, line):
     add(line("a"), job="j")
     add(line("b"), job="j", end="1")
-    queue.take_in()
+    queue.inbox.take_in()
 
-    assert (queue.job("j").state, queue.job("j").counts.waiting) == (JobState.IN_PROGRESS, 2)
+    assert (queue.jobs.get("j").state, queue.jobs.get("j").counts.waiting) == (JobState.IN_PROGRESS, 2)
 
 
 def test_an_entry_without_a_job_is_a_job_of_its_own(queue, add, line):
     entry = add(line("a")).decode()
-    queue.take_in()
+    queue.inbox.take_in()
 
-    assert queue.job(f"inbox-{entry}").state is JobState.IN_PROGRESS
-    assert [c.custom_id for c in queue.claim(f"inbox-{entry}", 5, "w1")] == ["a"]
+    assert queue.jobs.get(f"inbox-{entry}").state is JobState.IN_PROGRESS
+    assert [c.custom_id for c in queue.leases.claim(f"inbox-{entry}", 5, "w1")] == ["a"]
 
 
 def test_what_is_wrong_with_an_entry_is_its_error_result(queue, add, line):
-    queue.configure(QueueSettings(tenants=(TenantSettings(name="acme"), TenantSettings(name="blue"))))
+    queue.settings.apply(QueueSettings(tenants=(TenantSettings(name="acme"), TenantSettings(name="blue"))))
     add(line("a"), job="j", tenant="acme")
     add(b"{", job="j")
     add(job="j")
@@ -74,7 +74,7 @@ def test_what_is_wrong_with_an_entry_is_its_error_result(queue, add, line):
     add(line("f"), job="j", deadline="soon")
     add(line("g"), job="j", end="maybe")
     add(line("a"), job="j")
-    queue.take_in()
+    queue.inbox.take_in()
 
     assert codes(queue, "j") == {
         "line:2": "invalid_json",
@@ -87,11 +87,11 @@ def test_what_is_wrong_with_an_entry_is_its_error_result(queue, add, line):
         "g": "invalid_entry",
         "line:10": "duplicate_custom_id",
     }
-    assert queue.job("j").counts.waiting == 1
+    assert queue.jobs.get("j").counts.waiting == 1
 
 
 def test_what_is_wrong_with_an_entry_names_the_field(queue, add, line):
-    queue.configure(QueueSettings(tenants=(TenantSettings(name="acme"), TenantSettings(name="blue"))))
+    queue.settings.apply(QueueSettings(tenants=(TenantSettings(name="acme"), TenantSettings(name="blue"))))
     add(line("a"), job="j", tenant="acme")
     add(job="j")
     add(line("b"), job="j", tenant="blue")
@@ -101,9 +101,11 @@ def test_what_is_wrong_with_an_entry_names_the_field(queue, add, line):
     add(line("f"), job="j", colour="red")
     add(line("g"), job="j", deadline="soon")
     add(line("h"), job="j", priority="high")
-    queue.take_in()
-    fields = {found.custom_id: (found.error["param"], found.error["message"]) for found in queue.results("j")}
-    ((param, message),) = [(found.error["param"], found.error["message"]) for found in queue.results(f"inbox-{entry}")]
+    queue.inbox.take_in()
+    fields = {found.custom_id: (found.error["param"], found.error["message"]) for found in queue.results.read("j")}
+    ((param, message),) = [
+        (found.error["param"], found.error["message"]) for found in queue.results.read(f"inbox-{entry}")
+    ]
 
     assert {name: param for name, (param, _) in fields.items()} == {
         "line:2": "item",
@@ -117,87 +119,87 @@ def test_what_is_wrong_with_an_entry_names_the_field(queue, add, line):
     assert fields["g"][1] == "deadline: found the string 'soon', wanted Unix seconds"
     assert fields["h"][1] == "priority: found the string 'high', wanted an integer"
     assert fields["line:2"][1] == "item: found nothing, wanted a line in OpenAI's batch format"
-    assert fields["b"][1] == "tenant: found the string 'blue', wanted that of the job's first entry"
-    assert "tenant: found 'green', wanted one that this queue declares: acme, blue" in fields["c"][1]
+    assert fields["b"][1] == "tenant: found the string 'blue', wanted the tenant of the job's first entry"
+    assert "tenant: found 'green', wanted a tenant that this queue declares: acme, blue" in fields["c"][1]
     assert fields["d"][1] == "end: found the string 'maybe', wanted 1 in the last entry of a job"
     assert "the string 'colour'), wanted deadline, end, item, job, priority, tenant" in fields["f"][1]
     assert param == "job"
     assert message.startswith("job: found the string 'a b', wanted an id of at most 128 letters, digits and . _ / -")
-    assert message.endswith("that is not in use by a job submitted another way")
+    assert message.endswith("that no submitted job has")
 
 
 def test_an_entry_that_is_no_unicode_is_refused_and_holds_up_nothing(queue, desk, add, line):
-    desk.raw.xadd(queue._keys.inbox, {"item": line("a"), "job": "j", b"\xff": b"\xfe"})
+    desk.raw.xadd(queue.store.keys.inbox, {"item": line("a"), "job": "j", b"\xff": b"\xfe"})
     add(line("b"), job="j", end="1")
-    queue.take_in()
+    queue.inbox.take_in()
 
     assert codes(queue, "j") == {"a": "invalid_entry"}
-    assert queue.job("j").counts.waiting == 1
+    assert queue.jobs.get("j").counts.waiting == 1
 
 
 def test_a_job_whose_first_entry_has_wrong_terms_gets_the_usual_ones(queue, add, line):
     add(line("a"), job="j", tenant="acme", priority="high")
     add(line("b"), job="j", tenant="acme")
     add(line("a"), job="k", tenant="a|b", priority="3")
-    queue.take_in()
-    first, second = queue.job("j"), queue.job("k")
+    queue.inbox.take_in()
+    first, second = queue.jobs.get("j"), queue.jobs.get("k")
 
     assert (first.tenant, first.priority, first.deadline, first.counts.waiting) == ("acme", 0, None, 1)
     assert (second.tenant, second.priority) == ("default", 3)
 
 
 def test_a_tenants_priority_is_taken_down_to_its_limit_in_the_inbox_too(queue, add, line):
-    queue.configure(QueueSettings(tenants=(TenantSettings(name="acme", max_priority=5),)))
+    queue.settings.apply(QueueSettings(tenants=(TenantSettings(name="acme", max_priority=5),)))
     add(line("a"), job="high", tenant="acme", priority="50")
     add(line("a"), job="low", tenant="acme", priority="-7")
-    queue.take_in()
+    queue.inbox.take_in()
 
-    assert (queue.job("high").priority, queue.job("low").priority) == (5, -7)
+    assert (queue.jobs.get("high").priority, queue.jobs.get("low").priority) == (5, -7)
 
 
 def test_what_comes_by_the_inbox_shares_a_prefix_key_with_what_is_submitted(queue, add, line):
-    queue.submit([line("r", prompt="Be brief.")])
+    queue.submissions.submit([line("r", prompt="Be brief.")])
     add(line("a", prompt="Be brief."), job="j", end="1")
-    queue.take_in()
-    first, second = (head.prefix_key for head in queue.heads())
+    queue.inbox.take_in()
+    first, second = (head.prefix_key for head in queue.claimable.heads())
 
     assert first == second != 0
 
 
 def test_a_job_of_an_unknown_tenant_fails(queue, add, line):
-    queue.configure(QueueSettings(tenants=(TenantSettings(name="acme"),)))
+    queue.settings.apply(QueueSettings(tenants=(TenantSettings(name="acme"),)))
     add(line("a"), job="j", tenant="green", end="1")
-    queue.take_in()
+    queue.inbox.take_in()
 
-    assert queue.job("j").state is JobState.FAILED
+    assert queue.jobs.get("j").state is JobState.FAILED
     assert codes(queue, "j") == {"a": "unknown_tenant"}
 
 
 def test_a_line_behind_the_end_mark_is_refused_by_name(queue, add, line):
     add(line("a"), job="j", end="1")
     add(line("b"), job="j")
-    queue.take_in()
-    queue.cancel("j")
+    queue.inbox.take_in()
+    queue.jobs.cancel("j")
     add(line("c"), job="j")
-    queue.take_in()
+    queue.inbox.take_in()
 
     assert codes(queue, "j") == {"line:2": "job_closed", "a": "cancelled", "line:3": "job_closed"}
 
 
 def test_nobody_adds_to_a_job_that_was_submitted_another_way(queue, add, line):
-    job_id = queue.submit([line("a")]).job_id
+    job_id = queue.submissions.submit([line("a")]).job_id
     entry = add(line("b"), job=job_id, tenant="mallory").decode()
-    queue.take_in()
+    queue.inbox.take_in()
 
-    assert queue.job(job_id).counts.total == 1
+    assert queue.jobs.get(job_id).counts.total == 1
     assert codes(queue, f"inbox-{entry}") == {"b": "invalid_job"}
-    assert queue.job(f"inbox-{entry}").state is JobState.FAILED
+    assert queue.jobs.get(f"inbox-{entry}").state is JobState.FAILED
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a|b", "x" * 129, "-a", "ü", "{a}", "a\n", "a:items", "a:results"])
 def test_an_unsafe_job_id_is_refused(queue, add, line, name):
     entry = add(line("a"), job=name).decode()
-    queue.take_in()
+    queue.inbox.take_in()
 
     assert codes(queue, f"inbox-{entry}") == {"a": "invalid_job"}
 
@@ -205,8 +207,8 @@ def test_an_unsafe_job_id_is_refused(queue, add, line, name):
 def test_a_worker_that_dies_while_it_takes_entries_in_loses_and_doubles_none(queue, desk, add, line):
     for i in range(6):
         add(line(f"r{i}"), job=f"j{i % 2}")
-    other = Queue(queue._connection, queue.name)
-    real_store, stored = queue._functions.store, []
+    other = Queue(queue.store.connection, queue.name)
+    real_store, stored = queue.store.functions.store, []
 
     def dying(*args, **kwargs):
         if stored:
@@ -214,46 +216,46 @@ def test_a_worker_that_dies_while_it_takes_entries_in_loses_and_doubles_none(que
         stored.append(args)
         return real_store(*args, **kwargs)
 
-    queue._functions.store = dying
+    queue.store.functions.store = dying
     with pytest.raises(KeyboardInterrupt):
-        queue.take_in()
+        queue.inbox.take_in()
     left = queue.stats().inbox
-    other.take_in()
+    other.inbox.take_in()
 
     assert left == 3
-    assert [other.job(f"j{i}").counts.waiting for i in range(2)] == [3, 3]
+    assert [other.jobs.get(f"j{i}").counts.waiting for i in range(2)] == [3, 3]
 
 
 def test_two_workers_that_read_the_same_entries_store_them_once(queue, desk, add, line):
     for i in range(4):
         add(line(f"r{i}"), job="j")
-    other = Queue(queue._connection, queue.name)
-    real_open = queue._open
+    other = Queue(queue.store.connection, queue.name)
+    real_open = queue.store.functions.open
 
     def overtaken(*args, **kwargs):
-        desk.raw.delete(queue._keys.intake)
-        other.take_in()
+        desk.raw.delete(queue.store.keys.intake)
+        other.inbox.take_in()
         return real_open(*args, **kwargs)
 
-    queue._open = overtaken
-    queue.take_in()
+    queue.store.functions.open = overtaken
+    queue.inbox.take_in()
 
-    assert queue.job("j").counts.total == 4
+    assert queue.jobs.get("j").counts.total == 4
 
 
 def test_only_one_worker_at_a_time_takes_the_inbox_in(queue, desk, add, line):
     add(line("a"), job="j")
-    desk.raw.set(queue._keys.intake, "somebody", px=60_000)
-    nothing = queue.take_in()
-    desk.raw.delete(queue._keys.intake)
+    desk.raw.set(queue.store.keys.intake, "somebody", px=60_000)
+    nothing = queue.inbox.take_in()
+    desk.raw.delete(queue.store.keys.intake)
 
-    assert (nothing, queue.take_in(), queue.take_in()) == (0, 1, 0)
+    assert (nothing, queue.inbox.take_in(), queue.inbox.take_in()) == (0, 1, 0)
 
 
 def test_a_page_of_the_inbox_is_bounded_by_entries_and_bytes(queue, add, line):
     for i in range(40):
         add(line(f"r{i}", prompt="x" * 500_000), job="j")
-    first, second, third = queue.take_in(10), queue.take_in(), queue.take_in()
+    first, second, third = queue.inbox.take_in(10), queue.inbox.take_in(), queue.inbox.take_in()
 
     assert first == 10
     assert 0 < second <= 30
@@ -266,8 +268,8 @@ FIELD = st.sampled_from(["item", "job", "tenant", "priority", "deadline", "end",
 @settings(max_examples=settings().max_examples // 2, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(fields=st.dictionaries(FIELD, st.binary(max_size=20) | st.sampled_from([b"1", b"a", b"-5", b"inf"]), min_size=1))
 def test_any_entry_leaves_the_inbox_and_the_queue_in_balance(queue, desk, fields):
-    desk.raw.xadd(queue._keys.inbox, fields)
-    while queue.take_in():
+    desk.raw.xadd(queue.store.keys.inbox, fields)
+    while queue.inbox.take_in():
         pass
 
     assert queue.stats().inbox == 0

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ballast_queue.batch_lines import CHUNK_LINES, bounded_lines, chunks, read_line
 from ballast_queue.errors import (
     DeadlinePassed,
     EmptyJob,
@@ -17,7 +18,6 @@ from ballast_queue.errors import (
     QueueUnavailable,
     UnknownTenant,
 )
-from ballast_queue.intake import CHUNK_LINES, bounded_lines, chunks, prefix_key, read_line
 from ballast_queue.job import JobState
 from ballast_queue.settings import QueueSettings, TenantSettings
 
@@ -34,8 +34,8 @@ BAD_LINES = {
     "invalid UTF-8": (b'{"custom_id": "\xff"}', "", "invalid_utf8", "found byte 0xff at 15, wanted UTF-8"),
     "text without Unicode": ('"\ud800"', "", "invalid_utf8", "found byte 0xed at 1, wanted UTF-8"),
     "NaN": (b'{"x": NaN}', "", "invalid_json", "found NaN"),
-    "a number without end": (b'{"x": ' + b"9" * 5000 + b"}", "", "invalid_json", "JSON that cannot be read"),
-    "brackets without end": (b"[" * 100_000, "", "invalid_json", "JSON that cannot be read"),
+    "a number without end": (b'{"x": ' + b"9" * 5000 + b"}", "", "invalid_json", "unreadable JSON"),
+    "brackets without end": (b"[" * 100_000, "", "invalid_json", "unreadable JSON"),
     "too long": (b" " * 0 + b"x" * 5000, "", "line_too_long", "more than 4096 bytes"),
     "no custom_id": (as_line(custom_id=...), "", "missing_required_parameter", "custom_id: found nothing"),
     "an empty custom_id": (as_line(custom_id=""), "", "invalid_custom_id", "wanted a string of 1 to 256"),
@@ -55,9 +55,14 @@ BAD_LINES = {
         as_line(body=VALID["body"] | {"priority": 1}),
         "a",
         "invalid_value",
-        "belongs to the whole job",
+        "set the priority of the whole job",
     ),
-    "another model": (as_line(body=VALID["body"] | {"model": "x"}), "a", "model_not_found", "found 'x', wanted one"),
+    "another model": (
+        as_line(body=VALID["body"] | {"model": "x"}),
+        "a",
+        "model_not_found",
+        "found 'x', wanted a model",
+    ),
 }
 
 
@@ -128,7 +133,7 @@ def test_a_chunk_has_the_prefix_key_of_its_first_good_line():
     other = as_line(custom_id="b", body=VALID["body"] | {"prompt": "other"})
     ((_, group),) = chunks([b"{", as_line(), other], QueueSettings())
 
-    assert group == prefix_key(read_line(as_line(), QueueSettings())[1]) != 0
+    assert group == read_line(as_line(), QueueSettings())[1].prefix_key != 0
 
 
 @given(st.binary(max_size=200) | st.text(st.characters(codec=None), max_size=100))
@@ -154,52 +159,52 @@ def test_any_object_is_taken_or_refused_with_json(given_fields):
 
 
 def test_bad_lines_do_not_hold_up_the_others(queue, line, result):
-    submission = queue.submit([line("a"), b"{", b"", line("a"), line("b", n=2), line("c")])
-    at_once = {found.custom_id: found.error["code"] for found in queue.results(submission.job_id)}
-    for claimed in queue.claim(submission.job_id, 9, "w1"):
-        queue.finish("w1", claimed, result(claimed))
-    names = sorted(found.custom_id for found in queue.results(submission.job_id))
+    submission = queue.submissions.submit([line("a"), b"{", b"", line("a"), line("b", n=2), line("c")])
+    at_once = {found.custom_id: found.error["code"] for found in queue.results.read(submission.job_id)}
+    for claimed in queue.leases.claim(submission.job_id, 9, "w1"):
+        queue.leases.finish("w1", claimed, result(claimed))
+    names = sorted(found.custom_id for found in queue.results.read(submission.job_id))
 
     assert (submission.accepted, submission.rejected, submission.is_new) == (2, 3, True)
     assert at_once == {"line:2": "invalid_json", "line:4": "duplicate_custom_id", "b": "unsupported_parameter"}
     assert names == ["a", "b", "c", "line:2", "line:4"]
-    assert queue.job(submission.job_id).state is JobState.COMPLETED
+    assert queue.jobs.get(submission.job_id).state is JobState.COMPLETED
 
 
 def test_a_bad_line_and_a_good_one_of_the_same_name_are_told_apart(queue, line):
-    submission = queue.submit([line("a", n=2), line("a"), line("a", n=2)])
+    submission = queue.submissions.submit([line("a", n=2), line("a"), line("a", n=2)])
 
     assert (submission.accepted, submission.rejected) == (0, 3)
-    assert [found.custom_id for found in queue.results(submission.job_id)] == ["a", "line:2", "line:3"]
+    assert [found.custom_id for found in queue.results.read(submission.job_id)] == ["a", "line:2", "line:3"]
 
 
 def test_a_job_without_a_good_line_fails_with_its_reason(queue):
-    submission = queue.submit([b"x", b"y"])
-    job = queue.job(submission.job_id)
+    submission = queue.submissions.submit([b"x", b"y"])
+    job = queue.jobs.get(submission.job_id)
 
     assert job.state is JobState.FAILED
-    assert "none of its 2 lines could be taken" in job.reason
-    assert (job.counts.failed, len(list(queue.results(job.id)))) == (2, 2)
+    assert "none of its 2 lines was accepted" in job.reason
+    assert (job.counts.failed, len(list(queue.results.read(job.id)))) == (2, 2)
 
 
 @pytest.mark.parametrize("lines", [[], [b""], [b"\n", "  \r\n"] * 600])
 def test_an_empty_file_is_refused_and_leaves_nothing(queue, lines):
     with pytest.raises(EmptyJob, match=r"^found no line, wanted at least one request in OpenAI's batch format$"):
-        queue.submit(lines)
+        queue.submissions.submit(lines)
 
-    assert queue.jobs() == []
+    assert queue.jobs.newest() == []
 
 
 def test_the_queue_decides_tenants_models_and_priorities(queue, line):
     tenants = (TenantSettings(name="acme", max_priority=5), TenantSettings(name="blue"))
-    queue.configure(QueueSettings(tenants=tenants, models=("small",)))
-    submission = queue.submit([line("a"), line("b", model="big")], tenant="acme", priority=50)
-    (refused,) = queue.results(submission.job_id)
+    queue.settings.apply(QueueSettings(tenants=tenants, models=("small",)))
+    submission = queue.submissions.submit([line("a"), line("b", model="big")], tenant="acme", priority=50)
+    (refused,) = queue.results.read(submission.job_id)
 
-    assert queue.job(submission.job_id).priority == 5
-    assert "wanted one that this queue serves: small" in refused.error["message"]
-    with pytest.raises(UnknownTenant, match="found 'green', wanted one that this queue declares: acme, blue"):
-        queue.submit([line("a")], tenant="green")
+    assert queue.jobs.get(submission.job_id).priority == 5
+    assert "wanted a model that this queue serves: small" in refused.error["message"]
+    with pytest.raises(UnknownTenant, match="found 'green', wanted a tenant that this queue declares: acme, blue"):
+        queue.submissions.submit([line("a")], tenant="green")
 
 
 @pytest.mark.parametrize(
@@ -215,10 +220,10 @@ def test_the_queue_decides_tenants_models_and_priorities(queue, line):
 )
 def test_the_terms_of_a_job_are_checked(queue, line, given_terms, sentence):
     with pytest.raises(InvalidJob) as caught:
-        queue.submit([line("a")], **given_terms)
+        queue.submissions.submit([line("a")], **given_terms)
 
     assert sentence in str(caught.value)
-    assert queue.jobs() == []
+    assert queue.jobs.newest() == []
 
 
 def test_a_refused_tenant_is_told_some_of_those_that_are_declared():
@@ -240,23 +245,25 @@ def test_a_priority_has_its_bounds(priority: int, is_taken: bool):
 
 
 def test_settings_of_another_version_are_named_with_what_to_do(queue, desk, line):
-    desk.raw.hset(queue._keys.settings, "json", '{"max_attempts": "many"}')
+    desk.raw.hset(queue.store.keys.settings, "json", '{"max_attempts": "many"}')
     with pytest.raises(QueueError) as caught:
-        queue.submit([line("a")])
+        queue.submissions.submit([line("a")])
 
-    assert str(caught.value).startswith(f"found settings of queue '{queue.name}' that this version cannot read (")
-    assert str(caught.value).endswith("): use the version of Ballast that the workers run")
+    assert str(caught.value) == (
+        f"settings of queue '{queue.name}': found a value of max_attempts that this version of Ballast cannot read: "
+        "use the version that the workers run"
+    )
 
 
 def test_a_deadline_in_the_past_is_refused_by_the_servers_clock(queue, line):
     with pytest.raises(DeadlinePassed, match="wanted a time after now"):
-        queue.submit([line("a")], deadline=queue.now() - 1)
+        queue.submissions.submit([line("a")], deadline=queue.now() - 1)
 
 
 def test_the_same_key_is_the_same_job_for_its_tenant(queue, line):
-    first = queue.submit([line("a")], key="nightly", tenant="acme")
-    again = queue.submit([line("a")], key="nightly", tenant="acme")
-    other = queue.submit([line("a")], key="nightly", tenant="blue")
+    first = queue.submissions.submit([line("a")], key="nightly", tenant="acme")
+    again = queue.submissions.submit([line("a")], key="nightly", tenant="acme")
+    other = queue.submissions.submit([line("a")], key="nightly", tenant="blue")
 
     assert (again.job_id, again.is_new, again.accepted) == (first.job_id, False, 1)
     assert other.job_id != first.job_id
@@ -265,8 +272,8 @@ def test_the_same_key_is_the_same_job_for_its_tenant(queue, line):
 
 def test_a_job_that_was_closed_before_answers_with_what_it_took(queue, line):
     lines = [line("a"), b"{", line("b", n=2)]
-    first = queue.submit(lines, key="k")
-    again = queue.submit([line("c")] * 600, key="k")
+    first = queue.submissions.submit(lines, key="k")
+    again = queue.submissions.submit([line("c")] * 600, key="k")
 
     assert (first.accepted, first.rejected, first.is_new) == (1, 2, True)
     assert (again.job_id, again.accepted, again.rejected, again.is_new) == (first.job_id, 1, 2, False)
@@ -276,14 +283,14 @@ def test_a_job_that_is_deleted_while_it_is_submitted_is_named(queue, desk, line)
     def deleted():
         for i in range(1200):
             if i == 700:
-                (job,) = queue.jobs()
-                queue.cancel(job.id)
+                (job,) = queue.jobs.newest()
+                queue.jobs.cancel(job.id)
                 desk.outlive_results(job.id)
-                assert queue.reap() == 1
+                assert queue.timers.run_due() == 1
             yield line(f"r{i}")
 
     with pytest.raises(JobNotFound, match=f"found no job 'job-.*' in queue '{queue.name}'"):
-        queue.submit(deleted())
+        queue.submissions.submit(deleted())
 
 
 class Died(Exception):
@@ -298,14 +305,14 @@ def test_a_submission_that_died_goes_on_where_it_stopped(queue, line):
             yield line(f"r{i}")
 
     with pytest.raises(Died):
-        queue.submit(dying(), key="k")
-    (half,) = queue.jobs()
-    claimable = [head.waiting for head in queue.heads()]
-    again = queue.submit((line(f"r{i}") for i in range(1300)), key="k")
+        queue.submissions.submit(dying(), key="k")
+    (half,) = queue.jobs.newest()
+    claimable = [head.waiting for head in queue.claimable.heads()]
+    again = queue.submissions.submit((line(f"r{i}") for i in range(1300)), key="k")
 
     assert (half.state, half.counts.total, claimable) == (JobState.VALIDATING, 1000, [1000])
     assert (again.job_id, again.is_new, again.accepted, again.rejected) == (half.id, False, 1300, 0)
-    assert queue.job(half.id).state is JobState.IN_PROGRESS
+    assert queue.jobs.get(half.id).state is JobState.IN_PROGRESS
 
 
 def test_two_submitters_with_one_key_store_each_line_once(queue, line):
@@ -314,10 +321,10 @@ def test_two_submitters_with_one_key_store_each_line_once(queue, line):
     def overtaken():
         for i, raw in enumerate(lines):
             if i == 700:
-                assert queue.submit(lines, key="k").accepted == 1500
+                assert queue.submissions.submit(lines, key="k").accepted == 1500
             yield raw
 
-    submission = queue.submit(overtaken(), key="k")
+    submission = queue.submissions.submit(overtaken(), key="k")
 
     assert (submission.accepted, submission.rejected) == (1500, 0)
 
@@ -333,10 +340,10 @@ def test_a_submitter_that_another_overtook_skips_what_is_stored(queue, line):
         for i, raw in enumerate(lines):
             if i == 700:
                 with pytest.raises(Died):
-                    queue.submit(dying(), key="k")
+                    queue.submissions.submit(dying(), key="k")
             yield raw
 
-    submission = queue.submit(overtaken(), key="k")
+    submission = queue.submissions.submit(overtaken(), key="k")
 
     assert (submission.accepted, submission.rejected) == (1500, 0)
 
@@ -345,18 +352,18 @@ def test_a_job_cancelled_while_it_is_submitted_says_so(queue, line):
     def cancelled():
         for i in range(1200):
             if i == 700:
-                queue.cancel(queue.jobs()[0].id)
+                queue.jobs.cancel(queue.jobs.newest()[0].id)
             yield line(f"r{i}")
 
-    with pytest.raises(JobStateConflict, match="is cancelled while its lines were still coming") as caught:
-        queue.submit(cancelled())
+    with pytest.raises(JobStateConflict, match="became cancelled while its lines arrived") as caught:
+        queue.submissions.submit(cancelled())
 
     assert any("keeps the lines" in note for note in caught.value.__notes__)
 
 
 def test_progress_is_told_in_lines(queue, line):
     told = []
-    queue.submit((line(f"r{i}") for i in range(1200)), on_progress=told.append)
+    queue.submissions.submit((line(f"r{i}") for i in range(1200)), on_progress=told.append)
 
     assert told == [500, 1000, 1200]
 
@@ -367,8 +374,8 @@ def test_jobs_that_open_alike_share_a_prefix_key(queue, line):
         return as_line(custom_id=custom_id, url="/v1/chat/completions", body={"model": "m", "messages": messages})
 
     for name, system in (("a", "Be brief."), ("b", "Be brief."), ("c", "Be long.")):
-        queue.submit([chat(name, system)])
-    first, second, third = (head.prefix_key for head in queue.heads())
+        queue.submissions.submit([chat(name, system)])
+    first, second, third = (head.prefix_key for head in queue.claimable.heads())
 
     assert first == second != third
     assert 0 not in {first, third}
@@ -377,5 +384,5 @@ def test_jobs_that_open_alike_share_a_prefix_key(queue, line):
 def test_a_server_that_is_gone_is_named(queue_name):
     from ballast_queue.redis_store import Queue
 
-    with pytest.raises(QueueUnavailable, match=r"found no working Redis at 127\.0\.0\.1:1 .*check that it runs"):
+    with pytest.raises(QueueUnavailable, match=r"Redis at 127\.0\.0\.1:1 is unavailable .*check that it runs"):
         Queue.connect("redis://127.0.0.1:1", queue_name)

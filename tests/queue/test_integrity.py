@@ -22,23 +22,23 @@ class Books:
     job_id: str
 
     def part(self, name: str) -> bytes:
-        return self.queue._keys.part(self.job_id, name)
+        return self.queue.store.keys.part(self.job_id, name)
 
     def add(self, field: str, by: int = 1) -> None:
         """Add to a number of the job's record."""
-        self.raw.hincrby(self.queue._keys.job(self.job_id), field, by)
+        self.raw.hincrby(self.queue.store.keys.job(self.job_id), field, by)
 
 
 @pytest.fixture
 def books(valkey: Any, queue_name: str, line: Any) -> Iterator[Books]:
     queue = Queue.connect(valkey.url, queue_name)
-    job_id = queue.submit([line(f"r{i}") for i in range(6)], deadline=queue.now() + 1000).job_id
-    done, dead, late, back, *_ = queue.claim(job_id, 5, "w1")
-    queue.finish("w1", done, Result(custom_id="r0", status_code=200, body={}))
-    queue.retry("w1", dead, "oops", "x", is_retryable=False)
-    queue.retry("w1", late, "oops", "x")
-    queue.give_back("w1", back)
-    queue.appraise([(job_id, Outlook.AT_RISK, "perhaps")])
+    job_id = queue.submissions.submit([line(f"r{i}") for i in range(6)], deadline=queue.now() + 1000).job_id
+    done, dead, late, back, *_ = queue.leases.claim(job_id, 5, "w1")
+    queue.leases.finish("w1", done, Result(custom_id="r0", status_code=200, body={}))
+    queue.leases.retry(dead, "oops", "x", is_retryable=False)
+    queue.leases.retry(late, "oops", "x")
+    queue.leases.give_back(back)
+    queue.jobs.record_outlooks([(job_id, Outlook.AT_RISK, "perhaps")])
     with redis.Redis.from_url(valkey.url) as raw:
         yield Books(queue, raw, job_id)
     queue.close()
@@ -58,7 +58,7 @@ TAMPERED = {
     "a job counts an item too much in all": (lambda b: b.add("total"), "total: found 7, wanted 6"),
     "a job counts a backoff too much": (lambda b: b.add("delayed"), "delayed: found 2, wanted 1"),
     "a job is over while items wait": (
-        lambda b: b.raw.hset(b.queue._keys.job(b.job_id), "state", "completed"),
+        lambda b: b.raw.hset(b.queue.store.keys.job(b.job_id), "state", "completed"),
         "is over: found True, wanted False",
     ),
     "an item came back twice": (
@@ -83,43 +83,46 @@ TAMPERED = {
         lambda b: b.raw.xadd(b.part("results"), {"i": "9", "r": '{"custom_id":"r9","status_code":200}'}),
         "results: found 3, wanted 2",
     ),
-    "a rank has no job": (lambda b: b.raw.zadd(b.queue._keys.ready, {OTHER: 0}), "ready: found "),
-    "a job has no rank": (lambda b: b.raw.delete(b.queue._keys.ready), "ready: found set(), wanted {'1000|default|"),
-    "a group has no rank": (lambda b: b.raw.sadd(b.queue._keys.groups, "0999|other|"), "groups: found "),
+    "a rank has no job": (lambda b: b.raw.zadd(b.queue.store.keys.ready, {OTHER: 0}), "ready: found "),
+    "a job has no rank": (
+        lambda b: b.raw.delete(b.queue.store.keys.ready),
+        "ready: found set(), wanted {'1000|default|",
+    ),
+    "a group has no rank": (lambda b: b.raw.sadd(b.queue.store.keys.groups, "0999|other|"), "groups: found "),
     "a rank has no group": (
-        lambda b: b.raw.delete(b.queue._keys.groups),
+        lambda b: b.raw.delete(b.queue.store.keys.groups),
         "groups: found set(), wanted {'1000|default|'}",
     ),
     "a job is not in the backlog": (
-        lambda b: b.raw.delete(b.queue._keys.backlog),
+        lambda b: b.raw.delete(b.queue.store.keys.backlog),
         "backlog: found set(), wanted {'job-",
     ),
     "a job is not among the active ones": (
-        lambda b: b.raw.delete(b.queue._keys.active),
+        lambda b: b.raw.delete(b.queue.store.keys.active),
         "active: found set(), wanted {'job-",
     ),
     "a tenant holds an item too much": (
-        lambda b: b.raw.hincrby(b.queue._keys.held, "default", 1),
+        lambda b: b.raw.hincrby(b.queue.store.keys.held, "default", 1),
         "held: found {'default': 2}, wanted {'default': 1}",
     ),
     "another tenant holds an item": (
-        lambda b: b.raw.hset(b.queue._keys.held, "other", 1),
+        lambda b: b.raw.hset(b.queue.store.keys.held, "other", 1),
         "wanted {'default': 1}",
     ),
     "the queue counts an item too much": (
-        lambda b: b.raw.hincrby(b.queue._keys.totals, "waiting", 1),
+        lambda b: b.raw.hincrby(b.queue.store.keys.totals, "waiting", 1),
         "totals.waiting is 4, its jobs sum up to 3",
     ),
     "the queue counts a dead letter too few": (
-        lambda b: b.raw.hincrby(b.queue._keys.totals, "dead", -1),
+        lambda b: b.raw.hincrby(b.queue.store.keys.totals, "dead", -1),
         "totals.dead is 0, its jobs sum up to 1",
     ),
     "the queue counts no job at risk": (
-        lambda b: b.raw.hdel(b.queue._keys.totals, "at_risk"),
+        lambda b: b.raw.hdel(b.queue.store.keys.totals, "at_risk"),
         "totals.at_risk is 0, its jobs sum up to 1",
     ),
     "the queue counts a job too much": (
-        lambda b: b.raw.hincrby(b.queue._keys.totals, "jobs:in_progress", 1),
+        lambda b: b.raw.hincrby(b.queue.store.keys.totals, "jobs:in_progress", 1),
         "totals.jobs:in_progress is 2, its jobs sum up to 1",
     ),
 }

@@ -12,19 +12,19 @@ from ballast_queue.status import ClassLoad, WorkerStatus
 
 
 def submit(queue, line, n=3, **given):
-    return queue.submit([line(f"r{i}") for i in range(n)], **given).job_id
+    return queue.submissions.submit([line(f"r{i}") for i in range(n)], **given).job_id
 
 
 def ids(queue, job_id):
-    return [found.custom_id for found in queue.results(job_id)]
+    return [found.custom_id for found in queue.results.read(job_id)]
 
 
 def test_a_job_runs_from_submission_to_completion(queue, line, result):
     job_id = submit(queue, line)
-    states = [queue.job(job_id).state]
-    claimed = queue.claim(job_id, 10, "w1")
-    outcomes = queue.finish_many("w1", [(c, result(c, tokens_in=2, tokens_out=5)) for c in reversed(claimed)])
-    job = queue.job(job_id)
+    states = [queue.jobs.get(job_id).state]
+    claimed = queue.leases.claim(job_id, 10, "w1")
+    outcomes = queue.leases.finish_many("w1", [(c, result(c, tokens_in=2, tokens_out=5)) for c in reversed(claimed)])
+    job = queue.jobs.get(job_id)
 
     assert states == [JobState.IN_PROGRESS]
     assert outcomes == [Outcome.DONE] * 3
@@ -32,12 +32,14 @@ def test_a_job_runs_from_submission_to_completion(queue, line, result):
     assert (job.counts.total, job.counts.succeeded, job.counts.done) == (3, 3, 3)
     assert (job.tokens_in, job.tokens_out) == (6, 15)
     assert ids(queue, job_id) == ["r2", "r1", "r0"]
-    assert queue.heads() == []
+    assert queue.claimable.heads() == []
 
 
 def test_a_claim_carries_everything_an_attempt_needs(queue, line):
-    job_id = queue.submit([line("r0", temperature=0.5), line("r1", seed=7)], tenant="acme", priority=3).job_id
-    first, second = queue.claim(job_id, 2, "w1")
+    job_id = queue.submissions.submit(
+        [line("r0", temperature=0.5), line("r1", seed=7)], tenant="acme", priority=3
+    ).job_id
+    first, second = queue.leases.claim(job_id, 2, "w1")
 
     assert (first.custom_id, first.url, first.tenant, first.priority) == ("r0", "/v1/completions", "acme", 3)
     assert first.body == {"model": "small", "prompt": "Say r0", "temperature": 0.5}
@@ -49,7 +51,7 @@ def test_a_claim_carries_everything_an_attempt_needs(queue, line):
 
 def test_two_workers_never_hold_the_same_item(queue, line):
     job_id = submit(queue, line, 10)
-    claims = [queue.claim(job_id, n, worker) for n, worker in ((4, "w1"), (4, "w2"), (4, "w1"), (4, "w2"))]
+    claims = [queue.leases.claim(job_id, n, worker) for n, worker in ((4, "w1"), (4, "w2"), (4, "w1"), (4, "w2"))]
 
     assert [len(claimed) for claimed in claims] == [4, 4, 2, 0]
     assert sorted(c.index for claimed in claims for c in claimed) == list(range(10))
@@ -57,10 +59,10 @@ def test_two_workers_never_hold_the_same_item(queue, line):
 
 def test_an_attempt_samples_with_the_same_seed_whoever_runs_it(queue, line):
     job_id = submit(queue, line, 20)
-    first = queue.claim(job_id, 20, "w1")
+    first = queue.leases.claim(job_id, 20, "w1")
     for claimed in first:
-        queue.give_back("w1", claimed)
-    second = queue.claim(job_id, 20, "w2")
+        queue.leases.give_back(claimed)
+    second = queue.leases.claim(job_id, 20, "w2")
 
     assert [c.seed for c in first] == [c.seed for c in second]
     assert all(0 <= c.seed < 2**63 for c in first)
@@ -69,17 +71,17 @@ def test_an_attempt_samples_with_the_same_seed_whoever_runs_it(queue, line):
 
 def test_a_result_names_the_worker_that_finished_it(queue, line, result):
     job_id = submit(queue, line, 2)
-    first, second = queue.claim(job_id, 2, "w1")
-    queue.finish("w1", first, result(first))
-    queue.finish("w1", second, result(second, worker="its own name"))
+    first, second = queue.leases.claim(job_id, 2, "w1")
+    queue.leases.finish("w1", first, result(first))
+    queue.leases.finish("w1", second, result(second, worker="its own name"))
 
-    assert [found.worker for found in queue.results(job_id)] == ["w1", "its own name"]
+    assert [found.worker for found in queue.results.read(job_id)] == ["w1", "its own name"]
 
 
 def test_a_repeated_finish_changes_nothing(queue, line, result):
     job_id = submit(queue, line, 1)
-    (claimed,) = queue.claim(job_id, 1, "w1")
-    outcomes = [queue.finish("w1", claimed, result(claimed)) for _ in range(3)]
+    (claimed,) = queue.leases.claim(job_id, 1, "w1")
+    outcomes = [queue.leases.finish("w1", claimed, result(claimed)) for _ in range(3)]
 
     assert outcomes == [Outcome.DONE, Outcome.ALREADY_DONE, Outcome.ALREADY_DONE]
     assert ids(queue, job_id) == ["r0"]
@@ -87,68 +89,68 @@ def test_a_repeated_finish_changes_nothing(queue, line, result):
 
 def test_a_result_of_an_expired_lease_stays_invisible(queue, desk, line, result):
     job_id = submit(queue, line, 1)
-    (late,) = queue.claim(job_id, 1, "w1")
+    (late,) = queue.leases.claim(job_id, 1, "w1")
     desk.end_lease(job_id, 0)
-    reaped = queue.reap()
-    left = queue._run(queue._functions.due(10))
-    (fresh,) = queue.claim(job_id, 1, "w2")
+    reaped = queue.timers.run_due()
+    left = queue.store.call(queue.store.functions.due(10))
+    (fresh,) = queue.leases.claim(job_id, 1, "w2")
     outcomes = [
-        queue.finish("w1", late, result(late, body={"text": "late"})),
-        queue.finish("w2", fresh, result(fresh, body={"text": "fresh"})),
-        queue.finish("w1", late, result(late, body={"text": "late"})),
+        queue.leases.finish("w1", late, result(late, body={"text": "late"})),
+        queue.leases.finish("w2", fresh, result(fresh, body={"text": "fresh"})),
+        queue.leases.finish("w1", late, result(late, body={"text": "late"})),
     ]
 
     assert (reaped, left) == (1, [])
     assert fresh.attempt == 2
     assert fresh.token > late.token
     assert outcomes == [Outcome.LEASE_LOST, Outcome.DONE, Outcome.LEASE_LOST]
-    assert [found.body for found in queue.results(job_id)] == [{"text": "fresh"}]
+    assert [found.body for found in queue.results.read(job_id)] == [{"text": "fresh"}]
 
 
 def test_a_lease_that_nobody_took_over_may_still_finish(queue, desk, line, result):
     job_id = submit(queue, line, 1)
-    (claimed,) = queue.claim(job_id, 1, "w1")
+    (claimed,) = queue.leases.claim(job_id, 1, "w1")
     desk.end_lease(job_id, 0)
 
-    assert queue.finish("w1", claimed, result(claimed)) is Outcome.DONE
+    assert queue.leases.finish("w1", claimed, result(claimed)) is Outcome.DONE
 
 
 def test_giving_back_spends_no_attempt_and_keeps_the_prefix(queue, line):
     job_id = submit(queue, line, 1)
     prefix = Prefix(token_ids=(5, 6), seed=9, model_revision="r1")
-    (first,) = queue.claim(job_id, 1, "w1")
-    given = queue.give_back("w1", first, prefix)
-    (second,) = queue.claim(job_id, 1, "w2")
-    queue.give_back("w2", second)
-    (third,) = queue.claim(job_id, 1, "w1")
+    (first,) = queue.leases.claim(job_id, 1, "w1")
+    given = queue.leases.give_back(first, prefix)
+    (second,) = queue.leases.claim(job_id, 1, "w2")
+    queue.leases.give_back(second)
+    (third,) = queue.leases.claim(job_id, 1, "w1")
 
     assert given is Outcome.DONE
     assert (second.attempt, second.prefix) == (1, prefix)
     assert (third.attempt, third.prefix) == (1, prefix)
-    assert queue.give_back("w1", first) is Outcome.LEASE_LOST
+    assert queue.leases.give_back(first) is Outcome.LEASE_LOST
 
 
 def test_a_prefix_goes_with_its_item(queue, desk, line, result):
     job_id = submit(queue, line, 2)
-    (claimed,) = queue.claim(job_id, 1, "w1")
-    queue.give_back("w1", claimed, Prefix(token_ids=(5,)))
-    (claimed,) = queue.claim(job_id, 1, "w1")
-    queue.finish("w1", claimed, result(claimed))
+    (claimed,) = queue.leases.claim(job_id, 1, "w1")
+    queue.leases.give_back(claimed, Prefix(token_ids=(5,)))
+    (claimed,) = queue.leases.claim(job_id, 1, "w1")
+    queue.leases.finish("w1", claimed, result(claimed))
 
-    assert not desk.raw.exists(queue._keys.part(job_id, "prefixes"))
+    assert not desk.raw.exists(queue.store.keys.part(job_id, "prefixes"))
 
 
 def test_a_failed_attempt_drops_the_prefix_and_an_expired_one_keeps_it(impatient, desk, line):
     queue = impatient
     job_id = submit(queue, line, 1)
     prefix = Prefix(token_ids=(5,))
-    queue.give_back("w1", queue.claim(job_id, 1, "w1")[0], prefix)
-    queue.claim(job_id, 1, "w1")
+    queue.leases.give_back(queue.leases.claim(job_id, 1, "w1")[0], prefix)
+    queue.leases.claim(job_id, 1, "w1")
     desk.end_lease(job_id, 0)
-    queue.reap()
-    (expired,) = queue.claim(job_id, 1, "w1")
-    queue.retry("w1", expired, "oops", "x")
-    (failed,) = queue.claim(job_id, 1, "w1")
+    queue.timers.run_due()
+    (expired,) = queue.leases.claim(job_id, 1, "w1")
+    queue.leases.retry(expired, "oops", "x")
+    (failed,) = queue.leases.claim(job_id, 1, "w1")
 
     assert (expired.attempt, expired.prefix) == (2, prefix)
     assert (failed.attempt, failed.prefix) == (3, None)
@@ -156,43 +158,43 @@ def test_a_failed_attempt_drops_the_prefix_and_an_expired_one_keeps_it(impatient
 
 def test_items_come_back_in_their_own_order(queue, line):
     job_id = submit(queue, line, 6)
-    claimed = queue.claim(job_id, 4, "w1")
-    queue.give_back_many("w1", [(claimed[3], None), (claimed[1], None)])
+    claimed = queue.leases.claim(job_id, 4, "w1")
+    queue.leases.give_back_many([(claimed[3], None), (claimed[1], None)])
 
-    assert [c.index for c in queue.claim(job_id, 4, "w2")] == [1, 3, 4, 5]
+    assert [c.index for c in queue.leases.claim(job_id, 4, "w2")] == [1, 3, 4, 5]
 
 
 def test_all_that_is_due_is_moved_and_counted(queue, desk, line):
     for _ in range(3):
         job_id = submit(queue, line, 2)
-        queue.claim(job_id, 2, "w1")
+        queue.leases.claim(job_id, 2, "w1")
         desk.end_lease(job_id, 0)
         desk.end_lease(job_id, 1)
 
-    assert queue.reap() == 6
+    assert queue.timers.run_due() == 6
     assert queue.stats().items.leased == 0
 
 
 def test_a_timer_of_a_newer_version_is_left_alone(queue, desk):
-    desk.raw.zadd(queue._keys.timers, {"later:job-1": 1})
-    moved = queue.reap()
+    desk.raw.zadd(queue.store.keys.timers, {"later:job-1": 1})
+    moved = queue.timers.run_due()
 
-    assert (moved, desk.raw.zcard(queue._keys.timers)) == (0, 1)
+    assert (moved, desk.raw.zcard(queue.store.keys.timers)) == (0, 1)
 
 
 def test_a_failed_attempt_waits_for_its_backoff(queue, desk, line):
-    queue.configure(QueueSettings(backoff_seconds=3600))
+    queue.settings.apply(QueueSettings(backoff_seconds=3600))
     job_id = submit(queue, line, 3)
-    claimed = queue.claim(job_id, 2, "w1")
-    outcome = queue.retry("w1", claimed[0], "oops", "the engine failed")
-    head = queue.heads()[0]
-    meanwhile = queue.claim(job_id, 5, "w2")
-    none_ready = queue.heads()
-    not_yet = queue.reap()
+    claimed = queue.leases.claim(job_id, 2, "w1")
+    outcome = queue.leases.retry(claimed[0], "oops", "the engine failed")
+    head = queue.claimable.heads()[0]
+    meanwhile = queue.leases.claim(job_id, 5, "w2")
+    none_ready = queue.claimable.heads()
+    not_yet = queue.timers.run_due()
     desk.end_backoff(job_id, 0)
-    woken = queue.reap()
-    left = queue._run(queue._functions.due(10))
-    (again,) = queue.claim(job_id, 5, "w1")
+    woken = queue.timers.run_due()
+    left = queue.store.call(queue.store.functions.due(10))
+    (again,) = queue.leases.claim(job_id, 5, "w1")
 
     assert outcome is Outcome.RETRIED
     assert (head.waiting, head.remaining, head.leased) == (1, 3, 1)
@@ -203,35 +205,35 @@ def test_a_failed_attempt_waits_for_its_backoff(queue, desk, line):
 
 
 def test_time_alone_ends_leases_backoffs_and_jobs(queue, line, result):
-    queue.configure(QueueSettings(lease_seconds=1e-6, backoff_seconds=1e-6, results_seconds=1e-6))
+    queue.settings.apply(QueueSettings(lease_seconds=1e-6, backoff_seconds=1e-6, results_seconds=1e-6))
     job_id = submit(queue, line, 1)
-    queue.claim(job_id, 1, "w1")
-    expired = queue.reap()
-    (again,) = queue.claim(job_id, 1, "w1")
-    queue.retry("w1", again, "oops", "x")
-    woken = queue.reap()
-    (last,) = queue.claim(job_id, 1, "w1")
-    queue.finish("w1", last, result(last))
-    deleted = queue.reap()
-    left = queue._run(queue._functions.due(10))
+    queue.leases.claim(job_id, 1, "w1")
+    expired = queue.timers.run_due()
+    (again,) = queue.leases.claim(job_id, 1, "w1")
+    queue.leases.retry(again, "oops", "x")
+    woken = queue.timers.run_due()
+    (last,) = queue.leases.claim(job_id, 1, "w1")
+    queue.leases.finish("w1", last, result(last))
+    deleted = queue.timers.run_due()
+    left = queue.store.call(queue.store.functions.due(10))
 
     assert (expired, woken, deleted, left) == (1, 1, 1, [])
     assert last.attempt == 3
-    assert queue.jobs() == []
+    assert queue.jobs.newest() == []
 
 
 def test_backoff_doubles_with_jitter_and_is_capped(queue, desk, line):
-    queue.configure(QueueSettings(backoff_seconds=1000, backoff_max_seconds=3000, max_attempts=9))
+    queue.settings.apply(QueueSettings(backoff_seconds=1000, backoff_max_seconds=3000, max_attempts=9))
     job_id = submit(queue, line, 1)
     waits = []
     for _ in range(4):
-        (claimed,) = queue.claim(job_id, 1, "w1")
+        (claimed,) = queue.leases.claim(job_id, 1, "w1")
         before = queue.now()
-        queue.retry("w1", claimed, "oops", "again")
-        ready_at = desk.raw.zscore(queue._keys.part(job_id, "delayed"), "0")
+        queue.leases.retry(claimed, "oops", "again")
+        ready_at = desk.raw.zscore(queue.store.keys.part(job_id, "delayed"), "0")
         waits.append(ready_at - before)
         desk.end_backoff(job_id, 0)
-        queue.reap()
+        queue.timers.run_due()
 
     for wait, most in zip(waits, (1000, 2000, 3000, 3000), strict=True):
         assert most / 2 <= wait <= most + 1
@@ -265,107 +267,107 @@ def test_a_result_reads_as_a_line_of_openais_output_file(name):
 
 def test_cancelling_ends_waiting_items_at_once_and_leased_ones_at_their_heartbeat(queue, line, result):
     job_id = submit(queue, line, 5)
-    done, kept, beaten, *_ = queue.claim(job_id, 3, "w1")
-    queue.finish("w1", done, result(done))
-    at_once = queue.cancel(job_id)
-    finished = queue.finish("w1", kept, result(kept))
-    lost = queue.heartbeat("w1", [beaten.lease])
-    job = queue.job(job_id)
+    done, kept, beaten, *_ = queue.leases.claim(job_id, 3, "w1")
+    queue.leases.finish("w1", done, result(done))
+    at_once = queue.jobs.cancel(job_id)
+    finished = queue.leases.finish("w1", kept, result(kept))
+    lost = queue.leases.heartbeat([beaten.lease])
+    job = queue.jobs.get(job_id)
 
     assert (at_once.state, at_once.counts.cancelled, at_once.counts.leased) == (JobState.CANCELLING, 2, 2)
     assert finished is Outcome.DONE
     assert lost == [beaten.lease]
     assert (job.state, job.counts.succeeded, job.counts.cancelled) == (JobState.CANCELLED, 2, 3)
-    assert queue.finish("w1", beaten, result(beaten)) is Outcome.CANCELLED
-    errors = {found.custom_id: found.error and found.error["code"] for found in queue.results(job_id)}
+    assert queue.leases.finish("w1", beaten, result(beaten)) is Outcome.CANCELLED
+    errors = {found.custom_id: found.error and found.error["code"] for found in queue.results.read(job_id)}
     assert errors == {"r0": None, "r1": None, "r2": "cancelled", "r3": "cancelled", "r4": "cancelled"}
-    assert queue.cancel(job_id).state is JobState.CANCELLED
+    assert queue.jobs.cancel(job_id).state is JobState.CANCELLED
 
 
 @pytest.mark.parametrize("how", ["give_back", "retry", "expire"])
 def test_an_item_of_a_cancelled_job_that_comes_back_is_cancelled(queue, desk, line, how):
     job_id = submit(queue, line, 1)
-    (claimed,) = queue.claim(job_id, 1, "w1")
-    queue.cancel(job_id)
+    (claimed,) = queue.leases.claim(job_id, 1, "w1")
+    queue.jobs.cancel(job_id)
     if how == "give_back":
-        assert queue.give_back("w1", claimed, Prefix(token_ids=(1,))) is Outcome.CANCELLED
+        assert queue.leases.give_back(claimed, Prefix(token_ids=(1,))) is Outcome.CANCELLED
     elif how == "retry":
-        assert queue.retry("w1", claimed, "oops", "x") is Outcome.CANCELLED
+        assert queue.leases.retry(claimed, "oops", "x") is Outcome.CANCELLED
     else:
         desk.end_lease(job_id, 0)
-        queue.reap()
+        queue.timers.run_due()
 
-    assert queue.job(job_id).state is JobState.CANCELLED
+    assert queue.jobs.get(job_id).state is JobState.CANCELLED
     assert ids(queue, job_id) == ["r0"]
 
 
 def test_cancelling_takes_items_in_backoff_along(queue, line):
-    queue.configure(QueueSettings(backoff_seconds=3600))
+    queue.settings.apply(QueueSettings(backoff_seconds=3600))
     job_id = submit(queue, line, 2)
-    first, second = queue.claim(job_id, 2, "w1")
-    queue.retry("w1", first, "oops", "x")
-    queue.give_back("w1", second)
+    first, second = queue.leases.claim(job_id, 2, "w1")
+    queue.leases.retry(first, "oops", "x")
+    queue.leases.give_back(second)
 
-    assert queue.cancel(job_id).state is JobState.CANCELLED
+    assert queue.jobs.cancel(job_id).state is JobState.CANCELLED
 
 
 def test_a_cancel_that_died_half_way_is_finished_by_reap(queue, line):
     job_id = submit(queue, line, 1200)
-    queue._run(queue._functions.begin_end(job_id, "cancelled"))
-    queue._run(queue._functions.sweep(job_id, 10))
-    while queue.job(job_id).state is JobState.CANCELLING:
-        assert queue.reap() > 0
+    queue.store.call(queue.store.functions.begin_end(job_id, "cancelled"))
+    queue.store.call(queue.store.functions.sweep(job_id, 10))
+    while queue.jobs.get(job_id).state is JobState.CANCELLING:
+        assert queue.timers.run_due() > 0
 
-    assert queue.job(job_id).counts.cancelled == 1200
+    assert queue.jobs.get(job_id).counts.cancelled == 1200
 
 
 def test_a_paused_job_finishes_what_runs_and_starts_nothing(queue, line, result):
     job_id = submit(queue, line, 2)
-    (claimed,) = queue.claim(job_id, 1, "w1")
-    paused = queue.pause(job_id)
-    nothing = queue.claim(job_id, 1, "w1")
-    heads = queue.heads()
-    outcome = queue.finish("w1", claimed, result(claimed))
-    resumed = queue.resume(job_id)
+    (claimed,) = queue.leases.claim(job_id, 1, "w1")
+    paused = queue.jobs.pause(job_id)
+    nothing = queue.leases.claim(job_id, 1, "w1")
+    heads = queue.claimable.heads()
+    outcome = queue.leases.finish("w1", claimed, result(claimed))
+    resumed = queue.jobs.resume(job_id)
 
     assert paused.state is JobState.PAUSED
     assert (nothing, heads) == ([], [])
     assert outcome is Outcome.DONE
     assert resumed.state is JobState.IN_PROGRESS
-    assert len(queue.claim(job_id, 5, "w1")) == 1
+    assert len(queue.leases.claim(job_id, 5, "w1")) == 1
 
 
 def test_a_paused_job_whose_last_item_finishes_is_complete(queue, line, result):
     job_id = submit(queue, line, 1)
-    (claimed,) = queue.claim(job_id, 1, "w1")
-    queue.pause(job_id)
-    queue.finish("w1", claimed, result(claimed))
+    (claimed,) = queue.leases.claim(job_id, 1, "w1")
+    queue.jobs.pause(job_id)
+    queue.leases.finish("w1", claimed, result(claimed))
 
-    assert queue.job(job_id).state is JobState.COMPLETED
+    assert queue.jobs.get(job_id).state is JobState.COMPLETED
 
 
 @pytest.mark.parametrize("verb", ["pause", "resume"])
 def test_a_job_that_is_over_cannot_be_held(queue, line, result, verb):
     job_id = submit(queue, line, 1)
-    (claimed,) = queue.claim(job_id, 1, "w1")
-    queue.finish("w1", claimed, result(claimed))
+    (claimed,) = queue.leases.claim(job_id, 1, "w1")
+    queue.leases.finish("w1", claimed, result(claimed))
 
-    with pytest.raises(JobStateConflict, match=f"is completed: only a job that is not at its end can be {verb}d$"):
-        getattr(queue, verb)(job_id)
+    with pytest.raises(JobStateConflict, match=f"is completed: only a job that is not over or ending can be {verb}d$"):
+        getattr(queue.jobs, verb)(job_id)
 
 
 def test_a_deadline_keeps_what_is_done(queue, desk, line, result):
     job_id = submit(queue, line, 4, deadline=queue.now() + 1000)
-    done, lost, late = queue.claim(job_id, 3, "w1")
-    queue.finish("w1", done, result(done))
+    done, lost, late = queue.leases.claim(job_id, 3, "w1")
+    queue.leases.finish("w1", done, result(done))
     desk.pass_deadline(job_id)
-    refused = queue.claim(job_id, 1, "w1")
-    queue.reap()
-    queue.reap()
-    middle = queue.job(job_id)
-    gone = queue.heartbeat("w1", [lost.lease])
-    queue.finish("w1", late, result(late))
-    job = queue.job(job_id)
+    refused = queue.leases.claim(job_id, 1, "w1")
+    queue.timers.run_due()
+    queue.timers.run_due()
+    middle = queue.jobs.get(job_id)
+    gone = queue.leases.heartbeat([lost.lease])
+    queue.leases.finish("w1", late, result(late))
+    job = queue.jobs.get(job_id)
 
     assert refused == []
     assert (middle.state, middle.counts.expired, middle.counts.leased) == (JobState.FINALIZING, 1, 2)
@@ -374,62 +376,62 @@ def test_a_deadline_keeps_what_is_done(queue, desk, line, result):
     assert "3 of 4 items left" in job.reason
     assert sorted(ids(queue, job_id)) == ["r0", "r1", "r2", "r3"]
     with pytest.raises(JobStateConflict, match=f"^job {job_id} is expired: submit its lines as another job$"):
-        queue.redrive(job_id)
+        queue.jobs.redrive(job_id)
 
 
 def test_results_are_kept_and_then_deleted_without_a_trace(queue, desk, line, result):
     job_id = submit(queue, line, 1, key="k")
-    (claimed,) = queue.claim(job_id, 1, "w1")
-    too_early = desk.outlive_results(job_id) or queue.reap()
-    queue.finish("w1", claimed, result(claimed))
-    kept = queue.reap()
+    (claimed,) = queue.leases.claim(job_id, 1, "w1")
+    too_early = desk.outlive_results(job_id) or queue.timers.run_due()
+    queue.leases.finish("w1", claimed, result(claimed))
+    kept = queue.timers.run_due()
     desk.outlive_results(job_id)
-    deleted = queue.reap()
+    deleted = queue.timers.run_due()
 
     assert (too_early, kept, deleted) == (0, 0, 1)
     with pytest.raises(JobNotFound):
-        queue.job(job_id)
+        queue.jobs.get(job_id)
     with pytest.raises(JobNotFound):
-        next(queue.results(job_id))
+        next(queue.results.read(job_id))
     left = set(desk.raw.scan_iter(f"ballast:{{{queue.name}}}:*"))
-    assert left <= {queue._keys.totals, queue._keys.settings}
-    assert queue.finish("w1", claimed, result(claimed)) is Outcome.NOT_FOUND
+    assert left <= {queue.store.keys.totals, queue.store.keys.settings}
+    assert queue.leases.finish("w1", claimed, result(claimed)) is Outcome.NOT_FOUND
     assert queue.stats().items.total == 0
-    assert queue.submit([line("r0")], key="k").is_new
+    assert queue.submissions.submit([line("r0")], key="k").is_new
 
 
 def test_a_heartbeat_extends_what_is_held_and_names_what_is_not(queue, desk, line):
     job_id, other = submit(queue, line, 2), submit(queue, line, 1)
-    held, taken = queue.claim(job_id, 2, "w1")
-    (elsewhere,) = queue.claim(other, 1, "w1")
+    held, taken = queue.leases.claim(job_id, 2, "w1")
+    (elsewhere,) = queue.leases.claim(other, 1, "w1")
     for index in (0, 1):
         desk.end_lease(job_id, index)
-    desk.raw.zadd(queue._keys.part(job_id, "leases"), {"0": 2e9})
-    queue.reap()
+    desk.raw.zadd(queue.store.keys.part(job_id, "leases"), {"0": 2e9})
+    queue.timers.run_due()
     leases = [taken.lease, held.lease, elsewhere.lease, ("job-none", 0, 1)]
-    lost = queue.heartbeat("w1", leases)
-    expires = desk.raw.zscore(queue._keys.part(job_id, "leases"), "0")
+    lost = queue.leases.heartbeat(leases)
+    expires = desk.raw.zscore(queue.store.keys.part(job_id, "leases"), "0")
 
     assert sorted(lost) == sorted([taken.lease, ("job-none", 0, 1)])
     assert expires == pytest.approx(queue.now() + 30, abs=5)
-    assert queue.heartbeat("w1", []) == []
+    assert queue.leases.heartbeat([]) == []
 
 
 def test_a_worker_may_hold_and_finish_thousands_of_items(queue, line, result):
     job_id = submit(queue, line, 4500)
-    claimed = [c for _ in range(5) for c in queue.claim(job_id, 5000, "w1")]
-    lost = queue.heartbeat("w1", [c.lease for c in claimed])
-    outcomes = queue.finish_many("w1", [(c, result(c)) for c in (*claimed, claimed[0])])
+    claimed = [c for _ in range(5) for c in queue.leases.claim(job_id, 5000, "w1")]
+    lost = queue.leases.heartbeat([c.lease for c in claimed])
+    outcomes = queue.leases.finish_many("w1", [(c, result(c)) for c in (*claimed, claimed[0])])
 
     assert (len(claimed), lost) == (4500, [])
     assert outcomes == [Outcome.DONE] * 4500 + [Outcome.ALREADY_DONE]
-    assert queue.job(job_id).state is JobState.COMPLETED
+    assert queue.jobs.get(job_id).state is JobState.COMPLETED
 
 
 def test_the_same_item_twice_in_one_call_counts_once(queue, line, result):
     job_id = submit(queue, line, 2)
-    first, second = queue.claim(job_id, 2, "w1")
-    outcomes = queue.finish_many("w1", [(c, result(c)) for c in (first, first, second)])
+    first, second = queue.leases.claim(job_id, 2, "w1")
+    outcomes = queue.leases.finish_many("w1", [(c, result(c)) for c in (first, first, second)])
 
     assert outcomes == [Outcome.DONE, Outcome.ALREADY_DONE, Outcome.DONE]
     assert ids(queue, job_id) == ["r0", "r1"]
@@ -437,12 +439,12 @@ def test_the_same_item_twice_in_one_call_counts_once(queue, line, result):
 
 def test_settings_of_a_newer_resource_or_generation_win(queue):
     def put(created, generation):
-        return queue.configure(QueueSettings(created=created, generation=generation, max_attempts=generation + 1))
+        return queue.settings.apply(QueueSettings(created=created, generation=generation, max_attempts=generation + 1))
 
     put_in_force = [put(10, 3), put(10, 2), put(9, 99), put(10, 4), put(11, 1), put(11, 1)]
 
     assert put_in_force == [True, False, False, True, True, True]
-    assert queue.settings().max_attempts == 2
+    assert queue.settings.read().max_attempts == 2
 
 
 def test_a_status_holds_until_it_expires_or_is_withdrawn(queue, desk):
@@ -462,41 +464,41 @@ def test_a_status_holds_until_it_expires_or_is_withdrawn(queue, desk):
         )
 
     for worker in ("w2", "w1", "w3"):
-        queue.publish(status(worker), 60)
-    all_three = [found.worker_id for found in queue.workers()]
-    desk.raw.zadd(queue._keys.workers, {"w1": 1})
-    queue.withdraw("w3")
+        queue.workers.publish(status(worker), 60)
+    all_three = [found.worker_id for found in queue.workers.statuses()]
+    desk.raw.zadd(queue.store.keys.workers, {"w1": 1})
+    queue.workers.withdraw("w3")
 
     assert all_three == ["w1", "w2", "w3"]
-    assert queue.workers() == [status("w2")]
-    desk.raw.hset(queue._keys.statuses, "w2", '{"version": 9}')
-    assert queue.workers() == []
-    queue.publish(status("w2"), 60)
-    assert desk.raw.hlen(queue._keys.statuses) == 1
+    assert queue.workers.statuses() == [status("w2")]
+    desk.raw.hset(queue.store.keys.statuses, "w2", '{"version": 9}')
+    assert queue.workers.statuses() == []
+    queue.workers.publish(status("w2"), 60)
+    assert desk.raw.hlen(queue.store.keys.statuses) == 1
 
 
 def test_jobs_are_listed_in_the_order_of_their_submission(queue, line):
     job_ids = [submit(queue, line, 1) for _ in range(5)]
 
-    assert [job.id for job in queue.jobs()] == job_ids
-    assert [job.id for job in queue.jobs(2)] == job_ids[-2:]
-    assert queue.jobs(0) == []
+    assert [job.id for job in queue.jobs.newest()] == job_ids
+    assert [job.id for job in queue.jobs.newest(2)] == job_ids[-2:]
+    assert queue.jobs.newest(0) == []
 
 
 def test_unknown_jobs_are_named_as_such(queue):
-    for call in (queue.job, queue.cancel, queue.pause, queue.resume, queue.redrive):
+    for call in (queue.jobs.get, queue.jobs.cancel, queue.jobs.pause, queue.jobs.resume, queue.jobs.redrive):
         with pytest.raises(JobNotFound, match="job-none"):
             call("job-none")
-    assert queue.claim("job-none", 1, "w1") == []
+    assert queue.leases.claim("job-none", 1, "w1") == []
 
 
 def test_results_follow_a_job_while_it_runs(queue, line, result):
     job_id = submit(queue, line, 3)
-    following = queue.results(job_id, follow=True, poll_seconds=0.01)
+    following = queue.results.read(job_id, follow=True, poll_seconds=0.01)
     seen = []
     for _ in range(3):
-        (claimed,) = queue.claim(job_id, 1, "w1")
-        queue.finish("w1", claimed, result(claimed))
+        (claimed,) = queue.leases.claim(job_id, 1, "w1")
+        queue.leases.finish("w1", claimed, result(claimed))
         seen.append(next(following).custom_id)
 
     assert seen == ["r0", "r1", "r2"]
@@ -512,11 +514,11 @@ def test_in_an_empty_queue_nothing_waits(queue):
 def test_the_statistics_count_items_jobs_and_age(queue, desk, line, result):
     job_id = submit(queue, line, 3)
     submit(queue, line, 1)
-    claimed, *_ = queue.claim(job_id, 2, "w1")
-    queue.finish("w1", claimed, result(claimed))
-    desk.raw.xadd(queue._keys.inbox, {"item": line("x")}, id="1000-1")
+    claimed, *_ = queue.leases.claim(job_id, 2, "w1")
+    queue.leases.finish("w1", claimed, result(claimed))
+    desk.raw.xadd(queue.store.keys.inbox, {"item": line("x")}, id="1000-1")
     stats = queue.stats()
-    desk.raw.delete(queue._keys.inbox)
+    desk.raw.delete(queue.store.keys.inbox)
 
     assert (stats.items.waiting, stats.items.leased, stats.items.succeeded, stats.items.total) == (2, 1, 1, 4)
     assert (stats.inbox, stats.depth) == (1, 3)
@@ -529,34 +531,36 @@ def test_what_is_left_of_a_job_is_guessed_from_limits_and_then_from_results(queu
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
     without_limit = json.dumps({"custom_id": "c", "url": "/v1/chat/completions", "body": body}).encode()
     bounded = [line(f"r{i}", max_tokens=100) for i in range(10)]
-    job_id = queue.submit([*bounded, line("r0"), b"bad"]).job_id
-    unbounded, mixed = (queue.submit(lines).job_id for lines in ([without_limit], [line("a"), without_limit]))
-    at_first = queue.job(job_id).output_left
-    head = next(head for head in queue.heads() if head.job_id == job_id)
-    for claimed in queue.claim(job_id, 8, "w1"):
-        queue.finish("w1", claimed, result(claimed, tokens_out=10))
+    job_id = queue.submissions.submit([*bounded, line("r0"), b"bad"]).job_id
+    unbounded, mixed = (
+        queue.submissions.submit(lines).job_id for lines in ([without_limit], [line("a"), without_limit])
+    )
+    at_first = queue.jobs.get(job_id).output_left
+    head = next(head for head in queue.claimable.heads() if head.job_id == job_id)
+    for claimed in queue.leases.claim(job_id, 8, "w1"):
+        queue.leases.finish("w1", claimed, result(claimed, tokens_out=10))
 
     assert (at_first, head.output_left) == (1000, 1000)
-    assert [queue.job(name).output_left for name in (unbounded, mixed)] == [0, 0]
-    assert queue.job(job_id).output_left == 2 * 10
+    assert [queue.jobs.get(name).output_left for name in (unbounded, mixed)] == [0, 0]
+    assert queue.jobs.get(job_id).output_left == 2 * 10
 
 
 def test_an_outlook_stands_in_the_job_until_it_ends(queue, line):
     job_id = submit(queue, line, 1, deadline=queue.now() + 60)
-    before = queue.job(job_id)
-    queue.appraise([(job_id, Outlook.NO, "it needs 2m of the 1m left")])
-    told, at_risk = queue.job(job_id), queue.stats().jobs_at_risk
-    (held,) = queue.claim(job_id, 1, "w1")
-    queue.cancel(job_id)
+    before = queue.jobs.get(job_id)
+    queue.jobs.record_outlooks([(job_id, Outlook.NO, "it needs 2m of the 1m left")])
+    told, at_risk = queue.jobs.get(job_id), queue.stats().jobs_at_risk
+    (held,) = queue.leases.claim(job_id, 1, "w1")
+    queue.jobs.cancel(job_id)
     while_it_ends = queue.stats().jobs_at_risk
-    queue.heartbeat("w1", [held.lease])
-    queue.appraise([(job_id, Outlook.YES, "too late to say")])
+    queue.leases.heartbeat([held.lease])
+    queue.jobs.record_outlooks([(job_id, Outlook.YES, "too late to say")])
 
     assert (before.outlook, before.appraised, before.is_at_risk) == (None, None, False)
     assert (told.outlook, told.because, told.is_at_risk) == (Outlook.NO, "it needs 2m of the 1m left", True)
     assert told.appraised == pytest.approx(queue.now(), abs=5)
     assert (at_risk, while_it_ends) == (1, 0)
-    assert (queue.job(job_id).outlook, queue.job(job_id).is_at_risk) == (Outlook.NO, False)
+    assert (queue.jobs.get(job_id).outlook, queue.jobs.get(job_id).is_at_risk) == (Outlook.NO, False)
     assert queue.stats().jobs_at_risk == 0
 
 
@@ -564,13 +568,13 @@ def test_active_jobs_are_those_not_over_with_the_nearest_deadlines_first(queue, 
     plain = submit(queue, line, 1)
     far, near = (submit(queue, line, 1, deadline=queue.now() + seconds) for seconds in (2000, 1000))
     over = submit(queue, line, 1)
-    queue.finish("w1", (claimed := queue.claim(over, 1, "w1")[0]), result(claimed))
+    queue.leases.finish("w1", (claimed := queue.leases.claim(over, 1, "w1")[0]), result(claimed))
     paused = submit(queue, line, 1)
-    queue.pause(paused)
+    queue.jobs.pause(paused)
 
-    assert [job.id for job in queue.active_jobs(2)] == [near, far]
-    assert {job.id for job in queue.active_jobs()} == {plain, far, near, paused}
+    assert [job.id for job in queue.jobs.active(2)] == [near, far]
+    assert {job.id for job in queue.jobs.active()} == {plain, far, near, paused}
 
 
 def test_one_of_all_workers_has_the_turn(queue):
-    assert [queue.take_turn(60) for _ in range(3)] == [True, False, False]
+    assert [queue.jobs.begin_forecast(60) for _ in range(3)] == [True, False, False]

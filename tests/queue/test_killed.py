@@ -22,54 +22,54 @@ def churn(url: str, name: str, seed: int) -> None:
     line = {"method": "POST", "url": "/v1/completions", "body": {"model": "m", "prompt": "p", "max_tokens": 4}}
 
     def work() -> None:
-        heads = queue.heads()
+        heads = queue.claimable.heads()
         if heads:
-            kept.extend(queue.claim(draw.choice(heads).job_id, draw.randint(1, 5), worker))
+            kept.extend(queue.leases.claim(draw.choice(heads).job_id, draw.randint(1, 5), worker))
 
     def end() -> None:
         done = [kept.pop() for _ in range(min(len(kept), draw.randint(1, 4)))]
         match draw.randrange(4):
             case 0:
-                queue.give_back_many(worker, [(item, None) for item in done])
+                queue.leases.give_back_many([(item, None) for item in done])
             case 1:
                 for item in done:
-                    queue.retry(worker, item, "oops", "x", is_retryable=draw.random() < 0.5)
+                    queue.leases.retry(item, "oops", "x", is_retryable=draw.random() < 0.5)
             case _:
-                queue.finish_many(
+                queue.leases.finish_many(
                     worker, [(item, Result(custom_id=item.custom_id, status_code=200, body={})) for item in done]
                 )
 
     def submit() -> None:
         lines = [json.dumps({"custom_id": f"r{i}", **line}) for i in range(draw.randint(1, 40))]
         deadline = draw.choice([None, queue.now() + 1000])
-        queue.submit(lines, tenant=draw.choice("abc"), priority=draw.randint(0, 1), deadline=deadline)
+        queue.submissions.submit(lines, tenant=draw.choice("abc"), priority=draw.randint(0, 1), deadline=deadline)
 
     def receive() -> None:
         fields = {"job": f"in-{seed}-{draw.randrange(20)}", "tenant": draw.choice("abc")}
         for _ in range(20):
             item = json.dumps({"custom_id": f"r{draw.getrandbits(60)}", **line})
-            queue._connection._client.xadd(queue._keys.inbox, {"item": item, **fields})
-        queue.take_in(draw.randint(1, 60))
+            queue.store.connection._client.xadd(queue.store.keys.inbox, {"item": item, **fields})
+        queue.inbox.take_in(draw.randint(1, 60))
 
     def judge() -> None:
-        jobs = queue.active_jobs(20)
-        queue.appraise([(job.id, draw.choice(list(Outlook)), "so it is") for job in jobs])
+        jobs = queue.jobs.active(20)
+        queue.jobs.record_outlooks([(job.id, draw.choice(list(Outlook)), "so it is") for job in jobs])
 
     def bother() -> None:
-        jobs = queue.jobs()
+        jobs = queue.jobs.newest()
         if jobs:
             job = draw.choice(jobs)
             if job.state is JobState.COMPLETED:
-                queue.redrive(job.id, takes_all=draw.random() < 0.5)
+                queue.jobs.redrive(job.id, takes_all=draw.random() < 0.5)
             elif job.state.is_over or draw.random() < 0.9:
-                queue.reap()
+                queue.timers.run_due()
             else:
-                queue.cancel(job.id)
+                queue.jobs.cancel(job.id)
 
     def account() -> None:
-        service = queue.charge({tenant: draw.random() for tenant in "abc"})
-        service = queue.lift(draw.random() * 10, ["a", f"t{draw.randrange(99)}"])
-        queue.forget_service(service, service.needless({"a"}))
+        service = queue.ledger.charge({tenant: draw.random() for tenant in "abc"})
+        service = queue.ledger.lift(draw.random() * 10, ["a", f"t{draw.randrange(99)}"])
+        queue.ledger.forget(service, service.needless({"a"}))
 
     while True:
         draw.choices([work, end, submit, receive, judge, bother, account], [6, 6, 1, 1, 1, 2, 1])[0]()
@@ -78,7 +78,7 @@ def churn(url: str, name: str, seed: int) -> None:
 
 
 def test_whoever_is_killed_leaves_a_queue_that_balances(queue: Queue, valkey):
-    queue.configure(QueueSettings(backoff_seconds=0, lease_seconds=3600, max_attempts=2))
+    queue.settings.apply(QueueSettings(backoff_seconds=0, lease_seconds=3600, max_attempts=2))
     draw = random.Random(7)
     command = [sys.executable, __file__, valkey.url, queue.name]
     children = [
@@ -90,12 +90,15 @@ def test_whoever_is_killed_leaves_a_queue_that_balances(queue: Queue, valkey):
                 assert child.stdout.readline() == ".\n", "the child failed by itself"
             os.kill(child.pid, signal.SIGKILL)
     broken = queue.check_integrity()
-    for job in queue.jobs():
-        queue.cancel(job.id)
-    while queue.take_in():
+    for job in queue.jobs.newest():
+        queue.jobs.cancel(job.id)
+    while queue.inbox.take_in():
         pass
     twice = [
-        job.id for job in queue.jobs() for n in Counter(r.custom_id for r in queue.results(job.id)).values() if n > 1
+        job.id
+        for job in queue.jobs.newest()
+        for n in Counter(r.custom_id for r in queue.results.read(job.id)).values()
+        if n > 1
     ]
 
     assert broken == []
@@ -106,17 +109,19 @@ def test_whoever_is_killed_leaves_a_queue_that_balances(queue: Queue, valkey):
 
 def test_an_interrupted_redrive_is_gone_on_with(impatient: Queue, line, monkeypatch):
     queue = impatient
-    job_id = queue.submit([line(f"r{i}") for i in range(1500)]).job_id
-    while claimed := queue.claim(job_id, 500, "w1"):
+    job_id = queue.submissions.submit([line(f"r{i}") for i in range(1500)]).job_id
+    while claimed := queue.leases.claim(job_id, 500, "w1"):
         failed = {"code": "no", "message": "no"}
-        queue.finish_many("w1", [(c, Result(custom_id=c.custom_id, status_code=400, error=failed)) for c in claimed])
-    queue._run(queue._functions.redrive(job_id, 500, b"0", takes_all=True))
-    half = queue.job(job_id).counts.waiting
-    rest = queue.redrive(job_id, takes_all=True)
+        queue.leases.finish_many(
+            "w1", [(c, Result(custom_id=c.custom_id, status_code=400, error=failed)) for c in claimed]
+        )
+    queue.store.call(queue.store.functions.redrive(job_id, 500, b"0", takes_all=True))
+    half = queue.jobs.get(job_id).counts.waiting
+    rest = queue.jobs.redrive(job_id, takes_all=True)
 
     assert 0 < half < 1500
     assert half + rest.returned == 1500
-    assert (rest.left, queue.job(job_id).counts.failed) == (0, 0)
+    assert (rest.left, queue.jobs.get(job_id).counts.failed) == (0, 0)
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
         def connect(self) -> None:
             self.queue = Queue.connect(url, f"model/{uuid4().hex}")
             self.of_worker = {name: Queue.connect(url, self.queue.name) for name in WORKERS}
-            self.queue.configure(
+            self.queue.settings.apply(
                 QueueSettings(
                     max_attempts=MAX_ATTEMPTS, lease_seconds=9999, backoff_seconds=9999, backoff_max_seconds=9999
                 )
@@ -119,7 +119,7 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
                 return
             assert self.queue.check_integrity() == []
             for job in self.model.values():
-                visible = Counter(found.custom_id for found in self.queue.results(job.id))
+                visible = Counter(found.custom_id for found in self.queue.results.read(job.id))
                 over = [item.custom_id for item in job.items if item.state not in {"waiting", "leased"}]
                 assert sorted(visible.elements()) == sorted(over + self._rejected(job))
             self.raw.delete(*self.raw.scan_iter(f"ballast:{{{self.queue.name}}}:*"))
@@ -153,7 +153,7 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
             n = max(n, 1) if not bad else n
             lines = [self._line(f"r{i}") for i in range(n)] + ["no json"] * bad
             deadline = None if seconds is None else self.queue.now() + seconds
-            job_id = self.queue.submit(lines, tenant=tenant, priority=priority, deadline=deadline).job_id
+            job_id = self.queue.submissions.submit(lines, tenant=tenant, priority=priority, deadline=deadline).job_id
             job = ModelJob(job_id, [Item(f"r{i}") for i in range(n)], bad)
             job.tenant, job.priority, job.deadline = tenant, priority, deadline
             job.settle()
@@ -170,9 +170,9 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
         def _add(self, job: ModelJob, n: int) -> None:
             for _ in range(n):
                 custom_id = f"r{len(job.items)}"
-                self.raw.xadd(self.queue._keys.inbox, {"item": self._line(custom_id), "job": job.id})
+                self.raw.xadd(self.queue.store.keys.inbox, {"item": self._line(custom_id), "job": job.id})
                 job.items.append(Item(custom_id))
-            assert self.queue.take_in() == n
+            assert self.queue.inbox.take_in() == n
 
         @rule(job_id=jobs, n=st.integers(1, 3))
         def add_through_the_inbox(self, job_id: str, n: int) -> None:
@@ -184,8 +184,8 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
             job = self.model[job_id]
             if job.is_closed:
                 return
-            self.raw.xadd(self.queue._keys.inbox, {"job": job_id, "end": "1"})
-            self.queue.take_in()
+            self.raw.xadd(self.queue.store.keys.inbox, {"job": job_id, "end": "1"})
+            self.queue.inbox.take_in()
             job.is_closed = True
             if job.state is JobState.VALIDATING:
                 job.state = JobState.IN_PROGRESS
@@ -194,16 +194,16 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
         @rule(job_id=jobs)
         def cancel(self, job_id: str) -> None:
             self.model[job_id].end("cancelled")
-            assert self.queue.cancel(job_id).state is self.model[job_id].state
+            assert self.queue.jobs.cancel(job_id).state is self.model[job_id].state
 
         @rule(job_id=jobs)
         def pass_the_deadline(self, job_id: str) -> None:
             job = self.model[job_id]
             if job.state.is_over or job.ending:
                 return
-            self.raw.hset(self.queue._keys.job(job_id), "deadline", "1")
-            self.raw.zadd(self.queue._keys.timers, {f"deadline:{job_id}": 1})
-            while self.queue.reap():
+            self.raw.hset(self.queue.store.keys.job(job_id), "deadline", "1")
+            self.raw.zadd(self.queue.store.keys.timers, {f"deadline:{job_id}": 1})
+            while self.queue.timers.run_due():
                 pass
             job.deadline = 1
             job.end("expired")
@@ -213,9 +213,9 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
             job = self.model[job_id]
             if job.ending or job.state.is_over:
                 with pytest.raises(JobStateConflict):
-                    getattr(self.queue, verb)(job_id)
+                    getattr(self.queue.jobs, verb)(job_id)
                 return
-            getattr(self.queue, verb)(job_id)
+            getattr(self.queue.jobs, verb)(job_id)
             if verb == "pause":
                 job.state = JobState.PAUSED
             elif job.state is JobState.PAUSED:
@@ -223,7 +223,7 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
 
         @rule(job_id=jobs, outlook=st.sampled_from(Outlook))
         def appraise(self, job_id: str, outlook: Outlook) -> None:
-            self.queue.appraise([(job_id, outlook, "so say the rates")])
+            self.queue.jobs.record_outlooks([(job_id, outlook, "so say the rates")])
             job = self.model[job_id]
             if not job.state.is_over and not job.ending:
                 job.outlook = outlook
@@ -233,12 +233,12 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
             job = self.model[job_id]
             if job.ending or (job.state.is_over and job.state is not JobState.COMPLETED):
                 with pytest.raises(JobStateConflict):
-                    self.queue.redrive(job_id, takes_all=takes_all)
+                    self.queue.jobs.redrive(job_id, takes_all=takes_all)
                 return
             letters = [item for item in job.items if item.is_dead]
             dead = [item for item in letters if takes_all or not item.is_hopeless]
             wanted = Redriven(returned=len(dead), left=len(letters) - len(dead))
-            assert self.queue.redrive(job_id, takes_all=takes_all) == wanted
+            assert self.queue.jobs.redrive(job_id, takes_all=takes_all) == wanted
             for item in dead:
                 item.is_dead = False
                 job.release(item, spent=0)
@@ -251,7 +251,7 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
         def claim(self, job_id: str, n: int, worker: str) -> tuple[str, list[Claimed]]:
             job = self.model[job_id]
             wanted = job.claimable()[:n]
-            claimed = self.of_worker[worker].claim(job_id, n, worker)
+            claimed = self.of_worker[worker].leases.claim(job_id, n, worker)
             assert [c.index for c in claimed] == wanted
             for c in claimed:
                 item = job.items[c.index]
@@ -284,7 +284,7 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
                 (c, Result(custom_id=c.custom_id, status_code=200 if is_ok else 400, body={}, error=error))
                 for c in claimed
             ]
-            assert self.of_worker[worker].finish_many(worker, results) == wanted
+            assert self.of_worker[worker].leases.finish_many(worker, results) == wanted
             for c in claimed:
                 self.model[c.job_id].settle()
 
@@ -303,7 +303,7 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
                     wanted = Outcome.DONE
                     item.prefix = prefix or item.prefix
                     job.release(item, spent=item.spent)
-                assert self.of_worker[worker].give_back(worker, c, prefix) is wanted
+                assert self.of_worker[worker].leases.give_back(c, prefix) is wanted
                 job.settle()
 
         @rule(claim=claims, is_retryable=st.booleans())
@@ -323,7 +323,7 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
                 else:
                     wanted = Outcome.DEAD
                     job.bury(item, is_hopeless=not is_retryable)
-                assert self.of_worker[worker].retry(worker, c, "oops", "failed", is_retryable=is_retryable) is wanted
+                assert self.of_worker[worker].leases.retry(c, "oops", "failed", is_retryable=is_retryable) is wanted
                 job.settle()
 
         @rule(claim=claims)
@@ -338,7 +338,7 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
                 if is_held:
                     job.let_go(item)
                 job.settle()
-            assert self.of_worker[worker].heartbeat(worker, [c.lease for c in claimed]) == lost
+            assert self.of_worker[worker].leases.heartbeat([c.lease for c in claimed]) == lost
 
         @rule(claim=claims)
         def lose_the_worker(self, claim: tuple[str, list[Claimed]]) -> None:
@@ -349,8 +349,8 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
                 if not is_held:
                     continue
                 num_expired += 1
-                self.raw.zadd(self.queue._keys.part(c.job_id, "leases"), {str(c.index): 1}, xx=True)
-                self.raw.zadd(self.queue._keys.timers, {f"lease:{c.job_id}": 1}, xx=True)
+                self.raw.zadd(self.queue.store.keys.part(c.job_id, "leases"), {str(c.index): 1}, xx=True)
+                self.raw.zadd(self.queue.store.keys.timers, {f"lease:{c.job_id}": 1}, xx=True)
                 if job.ending:
                     job.let_go(item)
                 elif item.spent + 1 < MAX_ATTEMPTS:
@@ -358,7 +358,7 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
                 else:
                     job.bury(item)
                     item.token = 0
-            assert self.queue.reap() == num_expired
+            assert self.queue.timers.run_due() == num_expired
             for c in claim[1]:
                 self.model[c.job_id].settle()
 
@@ -367,17 +367,17 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
             job = self.model[job_id]
             delayed = [i for i, item in enumerate(job.items) if item.is_delayed]
             for i in delayed:
-                self.raw.zadd(self.queue._keys.part(job_id, "delayed"), {str(i): 1}, xx=True)
-                self.raw.zadd(self.queue._keys.timers, {f"wake:{job_id}": 1}, xx=True)
+                self.raw.zadd(self.queue.store.keys.part(job_id, "delayed"), {str(i): 1}, xx=True)
+                self.raw.zadd(self.queue.store.keys.timers, {f"wake:{job_id}": 1}, xx=True)
                 job.items[i].is_delayed = False
-            assert self.queue.reap() == len(delayed)
+            assert self.queue.timers.run_due() == len(delayed)
 
         # What always holds
 
         @precondition(lambda self: self.model)
         @invariant()
         def every_job_counts_what_the_model_counts(self) -> None:
-            for found in self.queue.jobs():
+            for found in self.queue.jobs.newest():
                 job = self.model[found.id]
                 states = Counter(item.state for item in job.items)
                 counts = found.counts.model_dump(exclude={"version"})
@@ -393,7 +393,7 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
         def the_jobs_that_are_not_over_are_at_hand(self) -> None:
             active = [job for job in self.model.values() if not job.state.is_over]
 
-            assert {job.id for job in self.queue.active_jobs()} == {job.id for job in active}
+            assert {job.id for job in self.queue.jobs.active()} == {job.id for job in active}
             assert self.queue.stats().jobs_at_risk == sum(job.is_at_risk for job in active)
 
         @precondition(lambda self: self.model)
@@ -409,10 +409,10 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
                 for job in sorted(group, key=lambda job: job.deadline or math.inf)[:8]
             ]
 
-            assert [(-group.priority, group.tenant) for group in self.queue.demand().groups] == sorted(groups)
-            assert [(head.job_id, head.waiting) for head in self.queue.heads()] == wanted
+            assert [(-group.priority, group.tenant) for group in self.queue.claimable.demand().groups] == sorted(groups)
+            assert [(head.job_id, head.waiting) for head in self.queue.claimable.heads()] == wanted
             held = Counter(job.tenant for job in self.model.values() for item in job.items if item.state == "leased")
-            assert self.queue.demand().held == held
+            assert self.queue.claimable.demand().held == held
 
     QueueMachine.TestCase.settings = settings(max_examples=settings.default.max_examples // 2, stateful_step_count=40)
     return QueueMachine

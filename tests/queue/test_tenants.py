@@ -4,12 +4,12 @@ from collections import Counter
 
 import pytest
 
-from ballast_queue.service import MOST_IDLE, Service
-from ballast_queue.work import Group
+from ballast_queue.claimable import Group
+from ballast_queue.ledger import MOST_IDLE, Service
 
 
 def submit(queue, line, n=3, **given):
-    return queue.submit([line(f"r{i}") for i in range(n)], **given).job_id
+    return queue.submissions.submit([line(f"r{i}") for i in range(n)], **given).job_id
 
 
 def test_heads_show_every_tenant_of_a_band_before_a_tenants_second_job(queue, line):
@@ -18,7 +18,7 @@ def test_heads_show_every_tenant_of_a_band_before_a_tenants_second_job(queue, li
     submit(queue, line, 1, tenant="many", priority=1)
     submit(queue, line, 1, tenant="one", priority=1)
     submit(queue, line, 1, tenant="above", priority=2)
-    heads = queue.heads()
+    heads = queue.claimable.heads()
     deadlines = [head.deadline for head in heads if head.tenant == "many"]
 
     assert [head.tenant for head in heads] == ["above"] + ["many"] * 8 + ["one"]
@@ -28,12 +28,12 @@ def test_heads_show_every_tenant_of_a_band_before_a_tenants_second_job(queue, li
 
 def test_heads_stay_few_however_many_tenants_wait(queue, line):
     for i in range(600):
-        queue.submit([line("a")], tenant=f"t{i:03}", priority=i % 2)
-    heads = queue.heads()
+        queue.submissions.submit([line("a")], tenant=f"t{i:03}", priority=i % 2)
+    heads = queue.claimable.heads()
     for i in range(200):
         for _ in range(3):
-            queue.submit([line("a")], tenant=f"u{i:03}", priority=5)
-    in_top_band = [head.tenant for head in queue.heads() if head.priority == 5]
+            queue.submissions.submit([line("a")], tenant=f"u{i:03}", priority=5)
+    in_top_band = [head.tenant for head in queue.claimable.heads() if head.priority == 5]
 
     assert Counter(in_top_band) == {f"u{i:03}": 1 for i in range(200)}
     assert [head.priority for head in heads] == [1] * 300 + [0] * 300
@@ -44,12 +44,12 @@ def test_heads_are_read_of_the_groups_that_are_named(queue, line):
     submit(queue, line, 1, tenant="many", deadline=queue.now() + 1000)
     late = submit(queue, line, 1, tenant="late")
     above = submit(queue, line, 1, tenant="late", priority=3)
-    everyone = queue.demand().groups
-    queue.cancel(above)
+    everyone = queue.claimable.demand().groups
+    queue.jobs.cancel(above)
 
     assert everyone == (Group(3, "late"), Group(0, "late"), Group(0, "many"))
-    assert [head.job_id for head in queue.heads([Group(0, "late"), Group(9, "nobody")])] == [late]
-    assert queue.demand().groups == everyone[1:]
+    assert [head.job_id for head in queue.claimable.heads([Group(0, "late"), Group(9, "nobody")])] == [late]
+    assert queue.claimable.demand().groups == everyone[1:]
 
 
 def test_a_tenant_shows_as_many_jobs_as_its_share_of_the_most(queue, line):
@@ -57,30 +57,30 @@ def test_a_tenant_shows_as_many_jobs_as_its_share_of_the_most(queue, line):
         submit(queue, line, 1, tenant=f"t{i:02}")
     for _ in range(8):
         submit(queue, line, 1, tenant="t00")
-    shown = Counter(head.tenant for head in queue.heads())
+    shown = Counter(head.tenant for head in queue.claimable.heads())
 
     assert shown == {"t00": 7} | {f"t{i:02}": 1 for i in range(1, 70)}  # 512 heads for 70 groups: 7 each
 
 
 def test_the_ledger_adds_up_and_lifts(queue):
-    queue.charge({"acme": 1.5, "blue": 2})
-    queue.charge({"acme": 1})
-    lifted = queue.lift(2.25, ["acme", "blue", "green"])
-    lower = queue.lift(1, ["blue"])
-    charged = queue.charge({"green": 1})
+    queue.ledger.charge({"acme": 1.5, "blue": 2})
+    queue.ledger.charge({"acme": 1})
+    lifted = queue.ledger.lift(2.25, ["acme", "blue", "green"])
+    lower = queue.ledger.lift(1, ["blue"])
+    charged = queue.ledger.charge({"green": 1})
 
     assert (lifted.level, lifted.tenants) == (2.25, {"acme": 2.5, "blue": 2.25})
     assert lower == lifted
     assert (charged.of("green"), charged.of("newcomer")) == (3.25, 2.25)
-    assert queue.service() == charged
+    assert queue.ledger.read() == charged
 
 
 def test_the_ledger_forgets_whom_a_return_would_lift_anyway(queue):
-    queue.charge({"poor": 1, "level": 5, "rich": 9, "works": 1})
-    service = queue.lift(5, [])
+    queue.ledger.charge({"poor": 1, "level": 5, "rich": 9, "works": 1})
+    service = queue.ledger.lift(5, [])
     needless = service.needless({"works"})
-    queue.charge({"level": 1})
-    left = queue.forget_service(service, needless)
+    queue.ledger.charge({"level": 1})
+    left = queue.ledger.forget(service, needless)
 
     assert set(needless) == {"poor", "level"}
     assert left.tenants == {"level": 6, "rich": 9, "works": 1}

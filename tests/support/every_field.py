@@ -32,9 +32,15 @@ BY_SCALING = {leaf for leaf in leaves(SPEC) if leaf.startswith("scaling.")}
 
 BASE: dict[str, Any] = {"monitoring.serviceMonitor": True, "monitoring.prometheusRule": True}
 """Changes to the sample of every field, so that every child is made."""
+TEMPLATE: dict[str, Any] = {"spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "100Gi"}}}}
 NEEDED: dict[str, dict[str, Any]] = {
     "gpu.count": {"gpu": {}, "engine.device": "auto"},
     "gpu.resourceClaimTemplate": {"gpu": {"count": 1}},
+    "model.cache.persistentVolumeClaim.claimName": {
+        "model": {"uri": "hf://a/b", "cache": {"persistentVolumeClaim": {"claimName": "models"}}}
+    },
+    "model.cache.volumeClaimTemplate": {"model": {"uri": "hf://a/b", "cache": {"volumeClaimTemplate": TEMPLATE}}},
+    "model.sizeLimitGibibytes": {"model": {"uri": "hf://a/b"}},
     "network.policy": {"network.ingressFrom": []},
     "template.env[].valueFrom": {
         "template.env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}}]
@@ -46,6 +52,7 @@ NEEDED: dict[str, dict[str, Any]] = {
 }
 """What else must be so for a field to be free to change."""
 OTHER: dict[str, Any] = {
+    "model.cache.volumeClaimTemplate": {"spec": TEMPLATE["spec"] | {"storageClassName": "fast"}},
     "model.uri": "hf://Qwen/Qwen3-4B",
     "engine.device": "cuda:1",
     "gpu.count": 0,

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+import ballast_log
 from ballast_api.base import ApiModel
 from ballast_api.conditions import ConditionType, Reason
 from ballast_api.errors import InvalidConfig
@@ -24,7 +25,6 @@ from ballast_operator.poll_result import PollResult
 from ballast_operator.process import RESOURCE_TYPES, run
 from ballast_operator.resource_type import ConditionInput, ResourceType, Verdict
 from ballast_operator.settings import OperatorSettings
-from ballast_worker import log
 
 GREETING = Kind("Greeting", "test.ballast.dev", "v1", "greetings")
 LABEL = "greeting"
@@ -128,5 +128,5 @@ def crd() -> Body:
 
 
 if __name__ == "__main__":
-    log.configure("info", "text")
+    ballast_log.configure("info", "text")
     sys.exit(asyncio.run(run(OperatorSettings.read(os.environ), (*RESOURCE_TYPES, RESOURCE_TYPE))))

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ballast_policy.jobs.choice import Candidate, share_out
-from ballast_queue.work import Group
+from ballast_queue.claimable import Group
 from ballast_worker.appetite import LEAST_AHEAD, Appetite, Room, wanted, worth_reading
 
 

@@ -43,57 +43,57 @@ def appraise(queue):
             offline_tokens_per_second=tokens,
         )
         if is_due:
-            queue._connection._client.delete(queue._keys.appraisal)  # noqa: SLF001 -- as time does
+            queue.store.connection._client.delete(queue.store.keys.appraisal)  # noqa: SLF001 -- as time does
         appraisal.appraise(queue, [status], queue.now() if now is None else now, {})
 
     return run
 
 
 def test_one_worker_judges_for_all(queue, appraise) -> None:
-    job_id = queue.submit([LINE], deadline=queue.now() + 5).job_id
+    job_id = queue.submissions.submit([LINE], deadline=queue.now() + 5).job_id
     appraise()
-    first = queue.job(job_id).outlook
+    first = queue.jobs.get(job_id).outlook
     appraise(tokens=1000, is_due=False)
-    same = queue.job(job_id).outlook
+    same = queue.jobs.get(job_id).outlook
     appraise(tokens=1000)
 
-    assert (first, same, queue.job(job_id).outlook) == (Outlook.NO, Outlook.NO, Outlook.YES)
+    assert (first, same, queue.jobs.get(job_id).outlook) == (Outlook.NO, Outlook.NO, Outlook.YES)
 
 
 def test_a_worker_that_was_killed_in_its_turn_holds_nobody_up(queue, eventually) -> None:
-    assert queue.take_turn(0.05)
-    assert eventually(lambda: queue.take_turn(60), "the turn to be over")
+    assert queue.jobs.begin_forecast(0.05)
+    assert eventually(lambda: queue.jobs.begin_forecast(60), "the turn to be over")
 
 
 def test_figures_are_renewed_now_and_then_and_a_new_outlook_at_once(queue, appraise) -> None:
-    job_id = queue.submit([LINE], deadline=queue.now() + 10**6).job_id
+    job_id = queue.submissions.submit([LINE], deadline=queue.now() + 10**6).job_id
     appraise()
-    first = queue.job(job_id).appraised
+    first = queue.jobs.get(job_id).appraised
     appraise(now=first + appraisal.REPEAT_SECONDS / 2)
-    unchanged = queue.job(job_id).appraised
+    unchanged = queue.jobs.get(job_id).appraised
     appraise(now=first + appraisal.REPEAT_SECONDS)
 
     assert unchanged == first
-    assert queue.job(job_id).appraised > first
+    assert queue.jobs.get(job_id).appraised > first
 
 
 def test_with_many_jobs_each_gets_its_turn(queue, appraise, monkeypatch) -> None:
     monkeypatch.setattr(appraisal, "MOST_JOBS", 2)
-    jobs = [queue.submit([LINE], deadline=queue.now() + 10**6 + i).job_id for i in range(5)]
-    without = queue.submit([LINE]).job_id
+    jobs = [queue.submissions.submit([LINE], deadline=queue.now() + 10**6 + i).job_id for i in range(5)]
+    without = queue.submissions.submit([LINE]).job_id
     for _ in range(3):
         appraise()
 
-    assert [queue.job(job_id).outlook for job_id in jobs] == [Outlook.YES] * 5
-    assert queue.job(without).outlook is None
+    assert [queue.jobs.get(job_id).outlook for job_id in jobs] == [Outlook.YES] * 5
+    assert queue.jobs.get(without).outlook is None
 
 
 def test_a_job_that_ends_is_judged_no_more(queue, appraise) -> None:
-    job_id = queue.submit([LINE, LINE.replace('"a"', '"b"')], deadline=queue.now() + 5).job_id
-    (held,) = queue.claim(job_id, 1, "w1")
-    queue.cancel(job_id)
+    job_id = queue.submissions.submit([LINE, LINE.replace('"a"', '"b"')], deadline=queue.now() + 5).job_id
+    (held,) = queue.leases.claim(job_id, 1, "w1")
+    queue.jobs.cancel(job_id)
     appraise()
-    ending = queue.job(job_id)
-    queue.heartbeat("w1", [held.lease])
+    ending = queue.jobs.get(job_id)
+    queue.leases.heartbeat([held.lease])
 
     assert (ending.state, ending.outlook) == (JobState.CANCELLING, None)

@@ -525,10 +525,10 @@ def test_a_worker_serves_and_works_off_a_job_with_another_engine(
     body = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 4}
     line = '{"custom_id": "%s", "method": "POST", "url": "/v1/completions", "body": {"model": "tiny", "prompt": "a"}}'
     queue = Queue.connect(valkey.url, queue_name)
-    job_id = queue.submit([line % name for name in "abc"]).job_id
+    job_id = queue.submissions.submit([line % name for name in "abc"]).job_id
     with serve(config, build=build) as serving, serving.client() as client:
         answer = client.post("/v1/completions", json=body)
-        job = eventually(lambda: (job := queue.job(job_id)).state.is_over and job, "the job to be over")
+        job = eventually(lambda: (job := queue.jobs.get(job_id)).state.is_over and job, "the job to be over")
         metrics = client.get("/metrics").text
 
     assert isinstance(serving.worker.engine, SerialEngine)

@@ -50,23 +50,23 @@ def make_line(index: int, **body) -> str:
 
 
 def wait_for(queue: Queue, job_id: str, eventually):
-    return eventually(lambda: (job := queue.job(job_id)).state.is_over and job, f"job {job_id} to be over")
+    return eventually(lambda: (job := queue.jobs.get(job_id)).state.is_over and job, f"job {job_id} to be over")
 
 
 def texts_of(queue: Queue, job_id: str) -> dict[str, str]:
-    results = list(queue.results(job_id))
+    results = list(queue.results.read(job_id))
     assert len({result.custom_id for result in results}) == len(results), "a result appears twice"
     return {result.custom_id: result.body["choices"][0]["text"] for result in results if result.body}
 
 
 def test_a_job_gets_the_answers_that_http_gives(fed, queue, eventually) -> None:
     with fed() as serving, serving.client() as client:
-        job_id = queue.submit([make_line(index) for index in range(10)]).job_id
+        job_id = queue.submissions.submit([make_line(index) for index in range(10)]).job_id
         job = wait_for(queue, job_id, eventually)
         asked = {
             f"item-{i}": client.post("/v1/completions", json=json.loads(make_line(i))["body"]).json() for i in range(10)
         }
-        results = list(queue.results(job_id))
+        results = list(queue.results.read(job_id))
 
     assert job.state is JobState.COMPLETED
     assert (job.counts.succeeded, job.counts.done) == (10, 10)
@@ -79,10 +79,10 @@ def test_a_chat_item_gets_a_chat_answer(fed, queue, eventually) -> None:
     body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
     line = json.dumps({"custom_id": "c", "method": "POST", "url": "/v1/chat/completions", "body": body})
     with fed():
-        job_id = queue.submit([line]).job_id
+        job_id = queue.submissions.submit([line]).job_id
         wait_for(queue, job_id, eventually)
 
-    [result] = queue.results(job_id)
+    [result] = queue.results.read(job_id)
     assert result.body["object"] == "chat.completion"
     assert result.body["choices"][0]["message"]["role"] == "assistant"
 
@@ -90,15 +90,15 @@ def test_a_chat_item_gets_a_chat_answer(fed, queue, eventually) -> None:
 def test_the_items_of_a_capped_tenant_keep_no_slot_from_the_others(fed, queue, eventually) -> None:
     long = [make_line(index, max_tokens=1500, ignore_eos=True) for index in range(12)]
     with fed(offline={"tenants": [{"name": "capped", "maxSlots": 1}, {"name": "free"}]}) as serving:
-        eventually(lambda: queue.settings().tenants, "the worker to configure the queue")
+        eventually(lambda: queue.settings.read().tenants, "the worker to configure the queue")
         stats = serving.worker.engine.stats
-        capped = queue.submit(long, tenant="capped").job_id
+        capped = queue.submissions.submit(long, tenant="capped").job_id
         eventually(lambda: stats().offline.running == 1, "the capped tenant to have its slot")
-        free = queue.submit(long, tenant="free").job_id
+        free = queue.submissions.submit(long, tenant="free").job_id
         eventually(lambda: stats().offline.running == 4, "the other tenant to have the other slots")
-        leased = queue.job(capped).counts.leased
+        leased = queue.jobs.get(capped).counts.leased
         for job_id in (capped, free):
-            queue.cancel(job_id)
+            queue.jobs.cancel(job_id)
 
     assert leased <= 1 + LEAST_AHEAD
 
@@ -114,11 +114,11 @@ def test_items_that_cannot_be_served_become_error_results_and_the_rest_goes_on(f
         make_line(6),
     ]
     with fed():
-        eventually(lambda: queue.settings().models, "the worker to configure the queue")
-        job_id = queue.submit(lines).job_id
+        eventually(lambda: queue.settings.read().models, "the worker to configure the queue")
+        job_id = queue.submissions.submit(lines).job_id
         job = wait_for(queue, job_id, eventually)
 
-    results = {result.custom_id: result for result in queue.results(job_id)}
+    results = {result.custom_id: result for result in queue.results.read(job_id)}
     assert job.state is JobState.COMPLETED
     assert (job.counts.succeeded, job.counts.failed) == (2, 5)
     assert results["item-1"].error["code"] == "context_length_exceeded"
@@ -137,7 +137,7 @@ def test_a_job_pushed_to_the_inbox_by_xadd_is_done(fed, queue, queue_name, valke
         for index in range(3):
             client.xadd(inbox, {"item": make_line(index), "job": "j1", "tenant": "team-a"})
         client.xadd(inbox, {"job": "j1", "end": "1"})
-        eventually(lambda: any(job.id == "j1" for job in queue.jobs()), "intake")
+        eventually(lambda: any(job.id == "j1" for job in queue.jobs.newest()), "intake")
         job = wait_for(queue, "j1", eventually)
     client.close()
 
@@ -146,13 +146,13 @@ def test_a_job_pushed_to_the_inbox_by_xadd_is_done(fed, queue, queue_name, valke
 
 def test_every_slot_is_filled_while_the_queue_has_work_and_little_more_is_claimed(fed, queue, eventually) -> None:
     with fed(slots=4) as serving:
-        job_id = queue.submit([make_line(i, max_tokens=1500, ignore_eos=True) for i in range(40)]).job_id
+        job_id = queue.submissions.submit([make_line(i, max_tokens=1500, ignore_eos=True) for i in range(40)]).job_id
         stats = eventually(
             lambda: (s := serving.worker.engine.stats()).offline.running == 4 and s, "all slots to be filled"
         )
         held = serving.worker.feeder.num_held
-        leased = queue.job(job_id).counts.leased
-        queue.cancel(job_id)
+        leased = queue.jobs.get(job_id).counts.leased
+        queue.jobs.cancel(job_id)
         eventually(serving.is_idle, "the items of the cancelled job to be aborted")
         job = wait_for(queue, job_id, eventually)
 
@@ -166,23 +166,23 @@ def test_every_slot_is_filled_while_the_queue_has_work_and_little_more_is_claime
 
 def test_nothing_is_claimed_where_offline_may_hold_no_slot(fed, queue, eventually) -> None:
     with fed(offline={"reservedPercent": 0, "maxPercent": 0}) as serving:
-        job_id = queue.submit([make_line(0)]).job_id
+        job_id = queue.submissions.submit([make_line(0)]).job_id
         eventually(lambda: serving.worker.feeder.stats, "the feeder's first look")
         eventually(lambda: serving.worker.feeder.stats.items.waiting == 1, "the feeder to see the item")
 
-        assert queue.job(job_id).counts.waiting == 1
+        assert queue.jobs.get(job_id).counts.waiting == 1
         assert serving.worker.feeder.num_held == 0
 
 
 def test_the_offline_cap_bounds_what_runs(fed, queue, eventually) -> None:
     with fed(offline={"reservedPercent": 25, "maxPercent": 50}) as serving:
-        job_id = queue.submit([make_line(i, max_tokens=60, ignore_eos=True) for i in range(12)]).job_id
+        job_id = queue.submissions.submit([make_line(i, max_tokens=60, ignore_eos=True) for i in range(12)]).job_id
         most = 0
 
         def is_over() -> bool:
             nonlocal most
             most = max(most, serving.worker.engine.stats().offline.running)
-            return queue.job(job_id).state.is_over
+            return queue.jobs.get(job_id).state.is_over
 
         eventually(is_over, "the job to be over")
 
@@ -191,7 +191,7 @@ def test_the_offline_cap_bounds_what_runs(fed, queue, eventually) -> None:
 
 def test_online_requests_are_served_while_a_job_runs_and_the_job_goes_on(fed, queue, eventually) -> None:
     with fed() as serving, serving.client() as client:
-        job_id = queue.submit([make_line(i, max_tokens=40, ignore_eos=True) for i in range(24)]).job_id
+        job_id = queue.submissions.submit([make_line(i, max_tokens=40, ignore_eos=True) for i in range(24)]).job_id
         eventually(lambda: serving.worker.engine.stats().offline.running, "the job to run")
         body = json.loads(make_line(100))["body"]
         answers = [client.post("/v1/completions", json=body) for _ in range(10)]
@@ -203,25 +203,29 @@ def test_online_requests_are_served_while_a_job_runs_and_the_job_goes_on(fed, qu
 
 
 def test_higher_priority_jobs_go_first(fed, queue, eventually) -> None:
-    low = queue.submit([make_line(i, max_tokens=30, ignore_eos=True) for i in range(12)], priority=0).job_id
-    high = queue.submit([make_line(i, max_tokens=30, ignore_eos=True) for i in range(12)], priority=5).job_id
+    low = queue.submissions.submit([make_line(i, max_tokens=30, ignore_eos=True) for i in range(12)], priority=0).job_id
+    high = queue.submissions.submit(
+        [make_line(i, max_tokens=30, ignore_eos=True) for i in range(12)], priority=5
+    ).job_id
     with fed(slots=2):
         wait_for(queue, low, eventually)
 
-    assert queue.job(high).finished < queue.job(low).finished
+    assert queue.jobs.get(high).finished < queue.jobs.get(low).finished
 
 
 def test_tenants_take_turns(fed, queue, eventually) -> None:
     jobs = {
-        tenant: queue.submit([make_line(i, max_tokens=20, ignore_eos=True) for i in range(12)], tenant=tenant).job_id
+        tenant: queue.submissions.submit(
+            [make_line(i, max_tokens=20, ignore_eos=True) for i in range(12)], tenant=tenant
+        ).job_id
         for tenant in ("a", "b")
     }
     with fed(slots=2):
-        eventually(lambda: queue.job(jobs["b"]).counts.succeeded >= 4, "the second tenant to be served")
-        first = queue.job(jobs["a"]).counts
+        eventually(lambda: queue.jobs.get(jobs["b"]).counts.succeeded >= 4, "the second tenant to be served")
+        first = queue.jobs.get(jobs["a"]).counts
         for job_id in jobs.values():
             wait_for(queue, job_id, eventually)
-        service = eventually(lambda: len(s := queue.service().tenants) == 2 and s, "the ledger to be posted")
+        service = eventually(lambda: len(s := queue.ledger.read().tenants) == 2 and s, "the ledger to be posted")
 
     assert first.done < 12, "the first tenant's job must not be done before the second's begins"
     assert set(service) == {"a", "b"}
@@ -229,11 +233,11 @@ def test_tenants_take_turns(fed, queue, eventually) -> None:
 
 def test_the_status_says_what_the_worker_does_and_goes_with_it(fed, queue, eventually) -> None:
     with fed() as serving:
-        [status] = eventually(queue.workers, "the worker's status")
+        [status] = eventually(queue.workers.statuses, "the worker's status")
         assert (status.worker_id, status.model, status.slots) == ("w1", "tiny", 4)
         assert status.address == serving.url
 
-    assert queue.workers() == []
+    assert queue.workers.statuses() == []
 
 
 def test_the_status_tells_unused_reserved_slots_from_ones_that_nothing_may_use(fed, queue, eventually) -> None:
@@ -241,16 +245,20 @@ def test_the_status_tells_unused_reserved_slots_from_ones_that_nothing_may_use(f
     tenants = [{"name": "capped", "maxSlots": 1}, {"name": "free"}]
     long = {"max_tokens": 1500, "ignore_eos": True}
     with fed(offline={"reservedPercent": 50, "maxPercent": 50, "tenants": tenants}):
-        eventually(lambda: queue.settings().tenants, "the worker's settings in the queue")
-        capped = queue.submit([make_line(i, **long) for i in range(50)], tenant="capped").job_id
-        [alone] = eventually(lambda: [w for w in queue.workers() if w.reservation.in_use == 1], "one request to run")
-        eventually(lambda: not queue.workers()[0].can_claim, "the tenant at its cap")
-        free = queue.submit([make_line(i, **long) for i in range(50)], tenant="free").job_id
-        [both] = eventually(lambda: [w for w in queue.workers() if w.reservation.in_use == 2], "both slots in use")
-        eventually(lambda: queue.workers()[0].can_claim, "items of the other tenant in the queue")
+        eventually(lambda: queue.settings.read().tenants, "the worker's settings in the queue")
+        capped = queue.submissions.submit([make_line(i, **long) for i in range(50)], tenant="capped").job_id
+        [alone] = eventually(
+            lambda: [w for w in queue.workers.statuses() if w.reservation.in_use == 1], "one request to run"
+        )
+        eventually(lambda: not queue.workers.statuses()[0].can_claim, "the tenant at its cap")
+        free = queue.submissions.submit([make_line(i, **long) for i in range(50)], tenant="free").job_id
+        [both] = eventually(
+            lambda: [w for w in queue.workers.statuses() if w.reservation.in_use == 2], "both slots in use"
+        )
+        eventually(lambda: queue.workers.statuses()[0].can_claim, "items of the other tenant in the queue")
         for job_id in (capped, free):
-            queue.cancel(job_id)
-        eventually(lambda: not queue.workers()[0].can_claim, "nothing to claim")
+            queue.jobs.cancel(job_id)
+        eventually(lambda: not queue.workers.statuses()[0].can_claim, "nothing to claim")
 
     assert (alone.reservation.slots, both.reservation.slots) == (2, 2)
     assert alone.offline.reserved == 2
@@ -261,13 +269,15 @@ def test_the_status_tells_unused_reserved_slots_from_ones_that_nothing_may_use(f
 def test_why_a_job_waits_follows_from_what_a_worker_says(fed, queue, eventually) -> None:
     offline = {"tenants": [{"name": "capped", "maxSlots": 1}, {"name": "free"}], "maxPercent": 50}
     with fed(offline=offline):
-        eventually(lambda: queue.settings().tenants, "the worker's settings in the queue")
+        eventually(lambda: queue.settings.read().tenants, "the worker's settings in the queue")
         lines = [make_line(i, max_tokens=1500, ignore_eos=True) for i in range(8)]
-        job_id = queue.submit(lines, tenant="capped").job_id
-        eventually(lambda: [w.tenant_slots for w in queue.workers()] == [{"capped": 1}], "the cap in its status")
-        eventually(lambda: queue.job(job_id).counts.leased >= 1, "an item under lease")
-        [status], said = queue.workers(), why(queue.job(job_id), scene(queue))
-        queue.cancel(job_id)
+        job_id = queue.submissions.submit(lines, tenant="capped").job_id
+        eventually(
+            lambda: [w.tenant_slots for w in queue.workers.statuses()] == [{"capped": 1}], "the cap in its status"
+        )
+        eventually(lambda: queue.jobs.get(job_id).counts.leased >= 1, "an item under lease")
+        [status], said = queue.workers.statuses(), why(queue.jobs.get(job_id), scene(queue))
+        queue.jobs.cancel(job_id)
 
     assert status.offline_most == 2
     assert any("Tenant capped has all that it may" in sentence for sentence in said), said
@@ -275,7 +285,7 @@ def test_why_a_job_waits_follows_from_what_a_worker_says(fed, queue, eventually)
 
 def test_metrics_show_the_queue(fed, queue, queue_name, eventually) -> None:
     with fed() as serving, serving.client() as client:
-        job_id = queue.submit([make_line(0), make_line(1, prompt="word " * 3000)]).job_id
+        job_id = queue.submissions.submit([make_line(0), make_line(1, prompt="word " * 3000)]).job_id
         wait_for(queue, job_id, eventually)
         wanted = f'ballast_queue_items{{queue="{queue_name}",state="succeeded"}} 1.0'
         text = eventually(lambda: wanted in (t := client.get("/metrics").text) and t, wanted)
@@ -288,12 +298,12 @@ def test_metrics_show_the_queue(fed, queue, queue_name, eventually) -> None:
 
 def test_a_worker_that_stops_after_draining_leaves_no_lease_and_spends_no_attempt(fed, queue, eventually) -> None:
     with fed() as serving:
-        job_id = queue.submit([make_line(i, max_tokens=1500, ignore_eos=True) for i in range(6)]).job_id
+        job_id = queue.submissions.submit([make_line(i, max_tokens=1500, ignore_eos=True) for i in range(6)]).job_id
         eventually(lambda: serving.worker.engine.stats().offline.decode_tokens > 40, "some tokens")
         serving.worker.feeder.drain()
         assert serving.worker.feeder.drained.wait(30)
-        counts = queue.job(job_id).counts
-    claimed = queue.claim(job_id, 6, "other")
+        counts = queue.jobs.get(job_id).counts
+    claimed = queue.leases.claim(job_id, 6, "other")
     prefixes = [item.prefix for item in claimed if item.prefix is not None]
 
     assert (counts.leased, counts.waiting) == (0, 6)
@@ -304,18 +314,20 @@ def test_a_worker_that_stops_after_draining_leaves_no_lease_and_spends_no_attemp
 
 
 def test_a_job_from_the_inbox_is_told_whether_it_meets_its_deadline(fed, queue, desk, eventually) -> None:
-    background = queue.submit([make_line(i, max_tokens=30, ignore_eos=True) for i in range(4000)]).job_id
+    background = queue.submissions.submit([make_line(i, max_tokens=30, ignore_eos=True) for i in range(4000)]).job_id
     with fed() as serving, serving.client() as client:
-        eventually(lambda: any(worker.offline_items_per_second for worker in queue.workers()), "a measured rate")
+        eventually(
+            lambda: any(worker.offline_items_per_second for worker in queue.workers.statuses()), "a measured rate"
+        )
         for name, seconds in (("late", 20), ("fine", 10**7)):
             fields = {"job": name, "deadline": str(queue.now() + seconds), "tenant": name, "end": "1"}
             for i in range(300):
                 line = make_line(i, max_tokens=1000, ignore_eos=True)
-                desk.xadd(queue._keys.inbox, {"item": line, **fields, "end": str(int(i == 299))})  # noqa: SLF001 -- a submitter
+                desk.xadd(queue.store.keys.inbox, {"item": line, **fields, "end": str(int(i == 299))})
         late, fine = (
             eventually(
                 lambda name=name: (
-                    (jobs := {j.id: j for j in queue.jobs()}).get(name) and jobs[name].outlook and jobs[name]
+                    (jobs := {j.id: j for j in queue.jobs.newest()}).get(name) and jobs[name].outlook and jobs[name]
                 ),
                 "an outlook",
             )
@@ -323,7 +335,7 @@ def test_a_job_from_the_inbox_is_told_whether_it_meets_its_deadline(fed, queue, 
         )
         at_risk = eventually(lambda: (n := _at_risk(client, queue.name)) and n, "the metric")
         for job_id in ("late", "fine", background):
-            queue.cancel(job_id)
+            queue.jobs.cancel(job_id)
         calm = eventually(lambda: _at_risk(client, queue.name) == 0, "the risk to go with the job")
 
     assert late.is_at_risk
@@ -343,14 +355,14 @@ def test_an_inbox_is_drained_without_waiting_for_the_next_tick(fed, queue, desk,
     monkeypatch.setattr("ballast_worker.feeder.TICK_SECONDS", 3600.0)
     with desk.pipeline() as pipeline:
         for i in range(1700):
-            pipeline.xadd(queue._keys.inbox, {"item": make_line(i, max_tokens=1), "job": "big"})  # noqa: SLF001 -- a submitter
+            pipeline.xadd(queue.store.keys.inbox, {"item": make_line(i, max_tokens=1), "job": "big"})
         pipeline.execute()
     with fed():
         eventually(lambda: queue.stats().inbox == 0, "the inbox to be empty")
-        eventually(lambda: queue.job("big").counts.succeeded, "work to go on meanwhile")
-        queue.cancel("big")
+        eventually(lambda: queue.jobs.get("big").counts.succeeded, "work to go on meanwhile")
+        queue.jobs.cancel("big")
 
-    assert queue.job("big").counts.total == 1700
+    assert queue.jobs.get("big").counts.total == 1700
 
 
 def test_a_reservation_holds_over_all_workers(fed, queue, eventually) -> None:
@@ -358,10 +370,13 @@ def test_a_reservation_holds_over_all_workers(fed, queue, eventually) -> None:
     tenants = [{"name": "small", "reservedPercent": 50, "weight": 0.001}, {"name": "big", "weight": 1000}]
     long = {"max_tokens": 400, "ignore_eos": True}
     with fed(offline={"tenants": tenants}), fed(offline={"tenants": tenants}, runtime={"workerId": "w2"}):
-        eventually(lambda: queue.settings().tenants, "the workers to configure the queue")
-        big = queue.submit([make_line(i, **long) for i in range(200)], tenant="big").job_id
-        eventually(lambda: queue.demand().held.get("big", 0) >= 8, "the other tenant to have every slot")
-        small = queue.submit([make_line(i, **long) for i in range(200)], tenant="small").job_id
-        eventually(lambda: 2 * queue.demand().held.get("small", 0) >= queue.demand().held["big"], "the reservation")
+        eventually(lambda: queue.settings.read().tenants, "the workers to configure the queue")
+        big = queue.submissions.submit([make_line(i, **long) for i in range(200)], tenant="big").job_id
+        eventually(lambda: queue.claimable.demand().held.get("big", 0) >= 8, "the other tenant to have every slot")
+        small = queue.submissions.submit([make_line(i, **long) for i in range(200)], tenant="small").job_id
+        eventually(
+            lambda: 2 * queue.claimable.demand().held.get("small", 0) >= queue.claimable.demand().held["big"],
+            "the reservation",
+        )
         for job_id in (big, small):
-            queue.cancel(job_id)
+            queue.jobs.cancel(job_id)

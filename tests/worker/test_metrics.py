@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-import logging
 from dataclasses import replace
 
 import pytest
@@ -18,7 +16,6 @@ from ballast_policy.request import RequestClass
 from ballast_policy.reservation import Reservation
 from ballast_queue.status import ReservationStatus, SloStatus
 from ballast_worker.histogram import Histogram
-from ballast_worker.log import JsonFormatter, KeyValueFormatter, Log
 from ballast_worker.metrics import MOST_TENANTS, Figures, Metrics, Spending, StepMeter
 from ballast_worker.requests import Passage, Recorder, RequestOutcome
 from ballast_worker.status import SMOOTHING_SECONDS, Rates, reservation
@@ -187,22 +184,7 @@ def test_rates_follow_the_counters() -> None:
 
     assert load.decode_tokens_per_second == pytest.approx(500, rel=0.01)
     assert load.requests_per_second == pytest.approx(4, rel=0.01)
-    assert (load.running, load.reserved, load.lent) == (3, 1, 2)
-
-
-def test_a_log_line_is_an_event_with_fields(caplog) -> None:
-    with caplog.at_level(logging.INFO, "test.log"):
-        Log("test.log").info("pods planned", create=2, because='a "reason" here', ratio=0.123456789)
-        Log("test.log").debug("not shown")
-    [record] = caplog.records
-
-    assert (
-        KeyValueFormatter()
-        .format(record)
-        .endswith(r'test.log pods planned create=2 because="a \"reason\" here" ratio=0.123457')
-    )
-    entry = json.loads(JsonFormatter().format(record))
-    assert (entry["event"], entry["create"], entry["level"]) == ("pods planned", 2, "info")
+    assert (load.running, load.reserved, load.borrowed) == (3, 1, 2)
 
 
 def make_work(**decode: float) -> dict[str, PhaseWork]:

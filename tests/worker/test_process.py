@@ -65,7 +65,7 @@ def fed_config(make_config, valkey, queue_name):
 
 
 def results_of(queue: Queue, job_id: str) -> dict[str, str]:
-    results = list(queue.results(job_id))
+    results = list(queue.results.read(job_id))
     texts = {r.custom_id: r.body["choices"][0]["text"] for r in results if r.body is not None}
     assert len(texts) == len(results), "a result is an error, or appears twice"
     return texts
@@ -245,21 +245,21 @@ def test_a_killed_workers_items_are_finished_by_the_next_one_each_exactly_once(
     run_worker, fed_config, queue, tmp_path, eventually
 ) -> None:
     lines = [make_line(i, max_tokens=60, ignore_eos=True) for i in range(40)]
-    job_id = queue.submit(lines).job_id
+    job_id = queue.submissions.submit(lines).job_id
     with run_worker(fed_config("first"), tmp_path) as first:
-        eventually(lambda: queue.job(job_id).counts.succeeded >= 5, "some results")
+        eventually(lambda: queue.jobs.get(job_id).counts.succeeded >= 5, "some results")
         first.signal(signal.SIGKILL)
         first.wait()
-        counts = queue.job(job_id).counts
-        claimed = queue.job(job_id)
+        counts = queue.jobs.get(job_id).counts
+        claimed = queue.jobs.get(job_id)
     assert counts.leased > 0, "the killed worker must hold leases"
     assert counts.succeeded < 40
     assert claimed.state is JobState.IN_PROGRESS
 
     with run_worker(fed_config("second"), tmp_path):
-        job = eventually(lambda: (j := queue.job(job_id)).state.is_over and j, "the job to be over")
+        job = eventually(lambda: (j := queue.jobs.get(job_id)).state.is_over and j, "the job to be over")
 
-    results = list(queue.results(job_id))
+    results = list(queue.results.read(job_id))
     assert job.state is JobState.COMPLETED
     assert sorted(r.custom_id for r in results) == sorted(f"item-{i}" for i in range(40))
     assert {r.status_code for r in results} == {200}
@@ -269,19 +269,19 @@ def test_a_killed_workers_items_are_finished_by_the_next_one_each_exactly_once(
 @pytest.mark.slow
 def test_a_drained_workers_items_go_on_where_they_stood(run_worker, fed_config, queue, tmp_path, eventually) -> None:
     lines = [make_line(i, max_tokens=200, ignore_eos=True) for i in range(12)]
-    job_id = queue.submit(lines).job_id
+    job_id = queue.submissions.submit(lines).job_id
     with run_worker(fed_config("first"), tmp_path) as first:
-        eventually(lambda: queue.job(job_id).counts.succeeded >= 1, "a result")
+        eventually(lambda: queue.jobs.get(job_id).counts.succeeded >= 1, "a result")
         first.signal(signal.SIGTERM)
         assert first.wait() == 0
-    counts = queue.job(job_id).counts
-    peek = queue.claim(job_id, 12, "peek")
+    counts = queue.jobs.get(job_id).counts
+    peek = queue.leases.claim(job_id, 12, "peek")
     attempts = {item.attempt for item in peek}
     num_prefixes = sum(item.prefix is not None for item in peek)
-    queue.give_back_many("peek", [(item, None) for item in peek])
+    queue.leases.give_back_many([(item, None) for item in peek])
 
     with run_worker(fed_config("second"), tmp_path) as second:
-        eventually(lambda: queue.job(job_id).state.is_over, "the job to be over")
+        eventually(lambda: queue.jobs.get(job_id).state.is_over, "the job to be over")
         # The same items with the same seeds, undisturbed, over HTTP.
         with second.client() as client:
             seeds = {item.custom_id: item.seed for item in peek}

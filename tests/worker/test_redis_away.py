@@ -56,7 +56,7 @@ def fed(serve, make_config, queue_name):
 
 def is_over(queue: Queue, job_id: str) -> bool:
     try:
-        return queue.job(job_id).state.is_over
+        return queue.jobs.get(job_id).state.is_over
     except QueueError:
         return False
 
@@ -69,9 +69,9 @@ def has_redis(client, is_up: bool) -> bool:
 def test_redis_goes_and_comes_in_mid_job_and_every_item_is_done_once(own_valkey, fed, queue_name, eventually) -> None:
     server = own_valkey()
     queue = Queue.connect(server.connection_url, queue_name)
-    job_id = queue.submit([make_line(i, max_tokens=60, ignore_eos=True) for i in range(30)]).job_id
+    job_id = queue.submissions.submit([make_line(i, max_tokens=60, ignore_eos=True) for i in range(30)]).job_id
     with fed(server.connection_url) as serving, serving.client() as client:
-        eventually(lambda: queue.job(job_id).counts.succeeded >= 3, "some results")
+        eventually(lambda: queue.jobs.get(job_id).counts.succeeded >= 3, "some results")
         server.stop()
         eventually(lambda: has_redis(client, is_up=False), "the worker to see that Redis is away")
         online = [client.post("/v1/completions", json=BODY).status_code for _ in range(5)]
@@ -80,8 +80,8 @@ def test_redis_goes_and_comes_in_mid_job_and_every_item_is_done_once(own_valkey,
         own_valkey()
         eventually(lambda: is_over(queue, job_id), "the job to be over")
         assert has_redis(client, is_up=True)
-        counts = queue.job(job_id).counts
-        results = [result.custom_id for result in queue.results(job_id)]
+        counts = queue.jobs.get(job_id).counts
+        results = [result.custom_id for result in queue.results.read(job_id)]
     queue.close()
 
     assert online == [200] * 5
@@ -101,22 +101,22 @@ def test_a_worker_starts_without_redis_and_takes_work_up_when_it_comes(own_valke
         own_valkey()
         eventually(lambda: serving.worker.feeder.is_up, "the feeder to come up")
         queue = Queue.connect(url, queue_name)
-        job_id = queue.submit([make_line(0)]).job_id
+        job_id = queue.submissions.submit([make_line(0)]).job_id
         eventually(lambda: is_over(queue, job_id), "the job to be over")
 
-    assert queue.job(job_id).state is JobState.COMPLETED
+    assert queue.jobs.get(job_id).state is JobState.COMPLETED
     queue.close()
 
 
 def test_a_redis_that_evicts_gets_no_work_and_online_is_served(own_valkey, fed, queue_name, eventually, caplog) -> None:
     server = own_valkey(**{"maxmemory-policy": "allkeys-lru", "maxmemory": "100mb"})
     queue = Queue.connect(server.connection_url, queue_name)
-    job_id = queue.submit([make_line(0)]).job_id
+    job_id = queue.submissions.submit([make_line(0)]).job_id
     with fed(server.connection_url) as serving, serving.client() as client:
         eventually(lambda: "not fit" in caplog.text, "the worker to say so")
         assert client.post("/v1/completions", json=BODY).status_code == 200
         assert has_redis(client, is_up=False)
-        assert queue.job(job_id).counts.waiting == 1
+        assert queue.jobs.get(job_id).counts.waiting == 1
     queue.close()
 
     [record] = [record for record in caplog.records if "not fit" in record.message]
@@ -126,7 +126,7 @@ def test_a_redis_that_evicts_gets_no_work_and_online_is_served(own_valkey, fed, 
 def test_a_drain_without_redis_gives_up_the_items_and_ends(own_valkey, fed, queue_name, eventually) -> None:
     server = own_valkey()
     queue = Queue.connect(server.connection_url, queue_name)
-    job_id = queue.submit([make_line(i, max_tokens=1500, ignore_eos=True) for i in range(4)]).job_id
+    job_id = queue.submissions.submit([make_line(i, max_tokens=1500, ignore_eos=True) for i in range(4)]).job_id
     with fed(server.connection_url) as serving:
         eventually(lambda: serving.worker.engine.stats().offline.running == 4, "the items to run")
         server.stop()
@@ -136,7 +136,7 @@ def test_a_drain_without_redis_gives_up_the_items_and_ends(own_valkey, fed, queu
         assert not serving.worker.feeder.drained.is_set(), "Redis has not heard of it"
         own_valkey()
         assert serving.worker.feeder.drained.wait(30)
-        counts = queue.job(job_id).counts
+        counts = queue.jobs.get(job_id).counts
     queue.close()
 
     assert (counts.waiting, counts.leased) == (4, 0)
@@ -147,13 +147,13 @@ def test_a_lease_that_was_lost_meanwhile_is_aborted_and_its_result_is_not_shown(
 ) -> None:
     server = own_valkey()
     queue = Queue.connect(server.connection_url, queue_name)
-    job_id = queue.submit([make_line(0, max_tokens=1900, ignore_eos=True)]).job_id
+    job_id = queue.submissions.submit([make_line(0, max_tokens=1900, ignore_eos=True)]).job_id
     with fed(server.connection_url, leaseSeconds=1) as serving:
         eventually(lambda: serving.worker.engine.stats().offline.running == 1, "the item to run")
-        queue.cancel(job_id)
+        queue.jobs.cancel(job_id)
         eventually(serving.is_idle, "the cancelled item to leave the engine")
         eventually(lambda: is_over(queue, job_id), "the job to be over")
-        results = list(queue.results(job_id))
+        results = list(queue.results.read(job_id))
     queue.close()
 
     assert [result.error["code"] for result in results] == ["cancelled"]

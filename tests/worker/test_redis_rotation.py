@@ -51,16 +51,16 @@ class Server:
 
     def submit(self) -> str:
         with self.queue() as queue:
-            return queue.submit([line(number) for number in range(ITEMS)]).job_id
+            return queue.submissions.submit([line(number) for number in range(ITEMS)]).job_id
 
     def job(self, job_id: str) -> Job:
         with self.queue() as queue:
-            return queue.job(job_id)
+            return queue.jobs.get(job_id)
 
     def answered(self, job_id: str) -> list[str]:
         """Whose results the job shows."""
         with self.queue() as queue:
-            return [result.custom_id for result in queue.results(job_id)]
+            return [result.custom_id for result in queue.results.read(job_id)]
 
 
 def line(number: int) -> str:

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from ballast_queue.claimable import Demand, Group
 from ballast_queue.redis_store import Queue
-from ballast_queue.work import Demand, Group
 from ballast_worker.standing import Standing
 
 
@@ -48,7 +48,7 @@ def test_who_comes_to_an_idle_queue_has_no_claim_on_those_that_left(queue) -> No
 
 @pytest.mark.parametrize(("working", "new"), [(["a"], 1000), (["a", "b"], 500), ([], 500)])
 def test_a_worker_that_starts_takes_the_ledger_for_those_that_stayed(queue, working, new) -> None:
-    queue.charge({"a": 1000, "b": 500})
+    queue.ledger.charge({"a": 1000, "b": 500})
     standing = Standing()
     standing.post(queue, {})
     standing.notice(queue, demand(*working, "new"))
@@ -74,8 +74,8 @@ def test_names_do_not_pile_up_in_the_ledger(queue) -> None:
         standing.notice(queue, demand("steady"))
         standing.forget(queue)
 
-    assert set(queue.service().tenants) <= {"steady", *(f"once-{i}" for i in range(20, 30))}
-    assert queue.service().of("once-3") <= queue.service().of("steady")
+    assert set(queue.ledger.read().tenants) <= {"steady", *(f"once-{i}" for i in range(20, 30))}
+    assert queue.ledger.read().of("once-3") <= queue.ledger.read().of("steady")
 
 
 def given(slots, tenant: str) -> int:
@@ -104,12 +104,12 @@ def test_every_worker_finds_the_same_reservation_in_the_queue(queue) -> None:
         for i in range(8)
     ]
     for tenant in ("big", "small"):
-        queue.submit(lines, tenant=tenant)
-    big, small = (head.job_id for head in queue.heads())
-    queue.claim(big, 6, "w1")
-    queue.claim(small, 1, "w2")
+        queue.submissions.submit(lines, tenant=tenant)
+    big, small = (head.job_id for head in queue.claimable.heads())
+    queue.leases.claim(big, 6, "w1")
+    queue.leases.claim(small, 1, "w2")
     standing = Standing()
     standing.reserve({"small": 0.5})
-    slots = standing.slots(queue.demand())
+    slots = standing.slots(queue.claimable.demand())
 
     assert given(slots, "small") == 6, "7 of 13 slots, 1 of 7 before"

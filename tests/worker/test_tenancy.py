@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from ballast_api.sections import Tenant
+from ballast_openai.body import parse_body
 from ballast_policy.request import RequestClass
-from ballast_queue.body import parse_body
 from ballast_worker.errors import NotServed, Refused
 from ballast_worker.tenancy import ApiKeys, Tenancy
 

@@ -42,12 +42,12 @@ def alerts(
     ] = None,
     runbooks: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Folder or URL of the runbook pages.", show_default="docs/runbooks"),
+        typer.Option(metavar="URL", help="Base URL of the runbook pages that alerts link to.", show_default="no link"),
     ] = None,
 ) -> None:
-    """Print the alert rules of a resource: burn rates of its SLO, and other conditions that need a person.
+    """Print the alert rules of a resource: burn rates of the SLO, and other alerts.
 
-    The operator creates a PrometheusRule with the same rules if the cluster has that kind.
+    The operator makes a PrometheusRule with the same rules if the cluster has that kind.
     """
     if (name is None) == (file is None):
         raise Usage(
@@ -55,11 +55,11 @@ def alerts(
             "cluster, or a FILE (-f)"
         )
     # Building the resource's model takes longer than the start of any other command.
-    from ballast_api.alerts import RUNBOOKS, rule_groups  # noqa: PLC0415
+    from ballast_api.alerts import rule_groups  # noqa: PLC0415
     from ballast_cli.manifests import from_cluster, from_file  # noqa: PLC0415
 
     resources = from_file(file, namespace) if file else (from_cluster(name or "", namespace),)
-    groups = [group for each in resources for group in rule_groups(each, match=match, runbooks=runbooks or RUNBOOKS)]
+    groups = [group for each in resources for group in rule_groups(each, match=match, runbooks=runbooks)]
     yaml.dump({"groups": groups}, sys.stdout, Dumper=_Plain, sort_keys=False, width=118)
 
 

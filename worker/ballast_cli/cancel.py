@@ -8,7 +8,7 @@ from ballast_cli.transition import transition
 EXAMPLES = examples("ballast cancel job-1f3a")
 
 cancel = transition(
-    lambda queue, job_id: queue.cancel(job_id),
+    lambda queue, job_id: queue.jobs.cancel(job_id),
     lambda job: f"{job.counts.done:,} of {job.counts.total:,} items are over, {job.counts.leased:,} still run",
     purpose="Cancel a job: nothing more of it starts, what is done is kept.",
 )

@@ -99,7 +99,7 @@ def _explain_job(place: Place, job_id: str, *, as_json: bool) -> bool:
     """Explain the job of that id. Return False if it does not exist."""
     with open_queue(place) as connected:
         try:
-            job = connected.job(job_id)
+            job = connected.jobs.get(job_id)
         except JobNotFound:
             return False
         because = why(job, scene(connected))
@@ -124,10 +124,10 @@ def scene(queue: Queue) -> Scene:
     """Return the state of a queue that explains why its jobs wait."""
     return Scene(
         stats=queue.stats(),
-        workers=queue.workers(),
-        active=queue.active_jobs(),
-        held=queue.demand().held,
-        settings=queue.settings(),
+        workers=queue.workers.statuses(),
+        active=queue.jobs.active(),
+        held=queue.claimable.demand().held,
+        settings=queue.settings.read(),
     )
 
 

@@ -26,7 +26,7 @@ def job(
     """Show one job: its state, its items by state, its tokens."""
     place = Place.of(redis_url, queue, password_file)
     with open_queue(place) as connected:
-        found = connected.job(job_id)
+        found = connected.jobs.get(job_id)
     if as_json:
         print_json({"version": 1, "queue": place.queue, "job": found.model_dump(mode="json")})
         return

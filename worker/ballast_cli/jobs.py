@@ -29,7 +29,7 @@ def jobs(
     """List the jobs of a queue, newest first."""
     place = Place.of(redis_url, queue, password_file)
     with open_queue(place) as connected:
-        found = connected.active_jobs() if active else connected.jobs()
+        found = connected.jobs.active() if active else connected.jobs.newest()
     shown = sorted((one for one in found if tenant in {None, one.tenant}), key=lambda one: (-one.created, one.id))
     if as_json:
         print_json({"version": 1, "queue": place.queue, "jobs": [one.model_dump(mode="json") for one in shown]})

@@ -8,7 +8,7 @@ from ballast_cli.transition import transition
 EXAMPLES = examples("ballast pause job-1f3a")
 
 pause = transition(
-    lambda queue, job_id: queue.pause(job_id),
+    lambda queue, job_id: queue.jobs.pause(job_id),
     lambda job: f"{job.counts.waiting:,} items wait for `ballast resume`, {job.counts.leased:,} still run",
     purpose="Pause a job: nothing more of it starts until `ballast resume`; items under way finish.",
 )

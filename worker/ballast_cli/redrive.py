@@ -33,9 +33,9 @@ def redrive(
     """
     place = Place.of(redis_url, queue, password_file)
     with open_queue(place) as connected:
-        connected.job(job_id)
+        connected.jobs.get(job_id)
         if dry_run:
-            letters = list(connected.dead_letters(job_id))
+            letters = list(connected.results.dead_letters(job_id))
             if as_json:
                 shown = [letter.model_dump(mode="json") for letter in letters]
                 print_json({"version": 1, "queue": place.queue, "dead_letters": shown})
@@ -45,7 +45,7 @@ def redrive(
             else:
                 say(f"{job_id} has no dead letters.")
             return
-        done = connected.redrive(job_id, takes_all=takes_all)
+        done = connected.jobs.redrive(job_id, takes_all=takes_all)
     if as_json:
         print_json({"version": 1, "queue": place.queue, "redriven": done.returned, "left": done.left})
     elif not done.returned and not done.left:

@@ -38,15 +38,15 @@ def results(
         raise Usage(f"--output: there is no directory {output.parent}: make it first.")
     file = OutFile(output) if output is not None else None
     with open_queue(Place.of(redis_url, queue, password_file)) as connected:
-        before = connected.job(job_id)
-        lines = (result.as_openai(before.id) for result in connected.results(before.id, follow=follow))
+        before = connected.jobs.get(job_id)
+        lines = (result.as_openai(before.id) for result in connected.results.read(before.id, follow=follow))
         if file is None:
             for line in lines:
                 sys.stdout.write(json.dumps(line, ensure_ascii=False) + "\n")
                 sys.stdout.flush()
             return
         written = file.write(lines, job_id=before.id)
-        after = connected.job(job_id)
+        after = connected.jobs.get(job_id)
     say(f"{written:,} results in {output}.")
     if written < after.counts.total:
         say(f"The job has {after.counts.total:,} items: the same command with --follow waits for the rest.")

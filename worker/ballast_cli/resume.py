@@ -8,7 +8,7 @@ from ballast_cli.transition import transition
 EXAMPLES = examples("ballast resume job-1f3a")
 
 resume = transition(
-    lambda queue, job_id: queue.resume(job_id),
+    lambda queue, job_id: queue.jobs.resume(job_id),
     lambda job: f"{job.counts.waiting:,} of {job.counts.total:,} items wait for a slot",
     purpose="Let a paused job go on.",
 )

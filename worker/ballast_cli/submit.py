@@ -59,12 +59,12 @@ def submit(
     """Submit a job: one request on each line, `custom_id, method, url, body`. Prints the job's id."""
     due = parse_deadline(deadline, datetime.now().astimezone()) if deadline else None
     place = Place.of(redis_url, queue, password_file)
-    with open_queue(place) as connected, _opened(file) as (source, total):
+    with open_queue(place) as connected, _opened(file, connected) as (source, total):
         connected.require_fit()
         # With a key of its own every submission can be gone on with, whatever breaks it.
         own_key = key or f"cli-{uuid4().hex[:12]}"
         with _resumable(own_key), progress("Submitting", total) as advance:
-            done = connected.submit(
+            done = connected.submissions.submit(
                 source,
                 tenant=tenant,
                 priority=priority,
@@ -94,16 +94,21 @@ def _resumable(key: str) -> Iterator[None]:
 
 
 @contextmanager
-def _opened(file: str) -> Iterator[tuple[Iterable[bytes], int | None]]:
-    """Open the file and count its lines; standard input is read as it comes.
+def _opened(file: str, queue: Queue) -> Iterator[tuple[Iterable[bytes], int | None]]:
+    """Open the file and count its lines. Lines of standard input are not counted.
+
+    Neither is ever in memory beyond the limit of a line in the queue.
 
     Raises:
         Usage: there is no such file, it is a directory, or it is empty.
     """
+    from ballast_queue.batch_lines import bounded_lines  # noqa: PLC0415  `ballast --help` does without redis
+
+    most = queue.settings.read().max_line_bytes
     if file == "-":
         if sys.stdin.isatty():
             say("Reading lines from the terminal; Ctrl-D ends.")
-        yield sys.stdin.buffer, None
+        yield bounded_lines(sys.stdin.buffer, most), None
         return
     path = Path(file)
     if path.is_dir():
@@ -114,21 +119,21 @@ def _opened(file: str) -> Iterator[tuple[Iterable[bytes], int | None]]:
         raise Usage(f"{file} cannot be read ({error.strerror}): name a JSONL file, or - for standard input.") from None
     with opened:
         total, content = 0, False
-        for line in opened:
+        for line in bounded_lines(opened, most):
             total += 1
             content = content or bool(line.strip())
         if not content:
             raise Usage(f"{file} is empty, wanted one request on each line: {{custom_id, method, url, body}}.")
         opened.seek(0)
-        yield opened, total
+        yield bounded_lines(opened, most), total
 
 
 def _outlook(queue: Queue, job_id: str) -> tuple[Outlook, str]:
     """Say whether the deadline can be met; the job keeps the answer."""
-    weights = {tenant.name: tenant.weight for tenant in queue.settings().tenants}
-    forecast = Forecast(queue.active_jobs(), queue.workers(), queue.now(), weights)
-    outlook, because = forecast.of(queue.job(job_id))
-    queue.appraise([(job_id, outlook, because)])
+    weights = {tenant.name: tenant.weight for tenant in queue.settings.read().tenants}
+    forecast = Forecast(queue.jobs.active(), queue.workers.statuses(), queue.now(), weights)
+    outlook, because = forecast.of(queue.jobs.get(job_id))
+    queue.jobs.record_outlooks([(job_id, outlook, because)])
     return outlook, because
 
 

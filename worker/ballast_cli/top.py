@@ -40,8 +40,8 @@ class View:
     @classmethod
     def read(cls, queue: Queue, name: str) -> View:
         """Ask Redis once."""
-        active = sorted(queue.active_jobs(), key=lambda job: (not job.is_at_risk, job.created, job.id))
-        workers = tuple(sorted(queue.workers(), key=lambda worker: worker.worker_id))
+        active = sorted(queue.jobs.active(), key=lambda job: (not job.is_at_risk, job.created, job.id))
+        workers = tuple(sorted(queue.workers.statuses(), key=lambda worker: worker.worker_id))
         return cls(name, queue.stats(), workers, tuple(active))
 
     def as_json(self) -> dict[str, Any]:
@@ -170,8 +170,8 @@ def _slots(worker: WorkerStatus) -> str:
 def _class_line(load: ClassLoad) -> str:
     return (
         f"{load.running} running, {load.parked} parked, {load.waiting} waiting, {load.reserved} reserved, "
-        f"{load.lent} lent  {load.requests_per_second:.1f} requests/s  prefill {load.prefill_tokens_per_second:,.0f} "
-        f"decode {load.decode_tokens_per_second:,.0f} tokens/s"
+        f"{load.borrowed} borrowed  {load.requests_per_second:.1f} requests/s  "
+        f"prefill {load.prefill_tokens_per_second:,.0f} decode {load.decode_tokens_per_second:,.0f} tokens/s"
     )
 
 

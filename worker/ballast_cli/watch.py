@@ -53,13 +53,13 @@ def watch(queue: Queue, job_id: str) -> None:
     Raises:
         CliError: it ended otherwise than completed, or with failed items.
     """
-    job = queue.job(job_id)
+    job = queue.jobs.get(job_id)
     try:
         with progress(job_id, job.counts.total) as advance:
             while not job.state.is_over:
                 advance(job.counts.done)
                 time.sleep(_POLL_SECONDS)
-                job = queue.job(job_id)
+                job = queue.jobs.get(job_id)
     except KeyboardInterrupt:
         say(f"{job_id} goes on; `ballast job {job_id}` shows how far it is.")
         raise

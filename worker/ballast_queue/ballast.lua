@@ -1,44 +1,45 @@
 #!lua name=ballast1
--- The queue's transitions. Each function is atomic; it moves items and guards, and decides no policy.
+-- The transitions of the queue. Each function is atomic. It moves items and checks tokens, and decides no policy.
 --
--- Schema 1. The number is part of every function's name: a change that an older worker could not live beside gets the
--- next one. REVISION counts changes that it can; the highest that connects is loaded.
+-- Schema 1. The number is part of the name of every function. A change that breaks older workers gets the next number. A
+-- compatible change, such as new wording, increments REVISION. A worker that connects replaces a lower revision and leaves
+-- a higher one.
 --
--- A queue's keys, all in one hash slot (`keys.py` writes them, callers pass them in KEYS; nothing here builds a key):
+-- The keys of a queue, all in one hash slot. `keys.py` builds them, and callers pass them in KEYS:
 --   ballast:{<queue>}:inbox     stream   entries of submitters: item, job, tenant, priority, deadline, end
---   ballast:{<queue>}:intake    string   who takes the inbox in just now (a short lock, an optimization only)
---   ballast:{<queue>}:appraisal string   while deadlines were appraised a moment ago
---   ballast:{<queue>}:settings  hash     json, created, generation, and the numbers that functions here read
+--   ballast:{<queue>}:intake    string   the worker that reads the inbox (a short lock that only saves work)
+--   ballast:{<queue>}:appraisal string   exists for a short time after a worker began to forecast deadlines
+--   ballast:{<queue>}:settings  hash     json, created, generation, and the numbers that these functions read
 --   ballast:{<queue>}:totals    hash     sums over the jobs below (waiting, leased, ..., dead), jobs:<state>, `at_risk`,
 --                                        `sequence` (of jobs) and `token` (the last fencing token)
 --   ballast:{<queue>}:jobs      zset     job id -> sequence
---   ballast:{<queue>}:ready     zset     rank -> 0, of jobs with claimable items; a rank sorts as
+--   ballast:{<queue>}:ready     zset     rank -> 0, for jobs with claimable items; a rank sorts as
 --                                        <1000 - priority>|<tenant>|<deadline>|<sequence>|<job id>
 --   ballast:{<queue>}:groups    set      <1000 - priority>|<tenant>| of the ranks in `ready`
 --   ballast:{<queue>}:held      hash     tenant -> items under lease
---   ballast:{<queue>}:active    zset     job id -> deadline (inf: none), of jobs that are not over
---   ballast:{<queue>}:backlog   zset     job id -> created, of jobs that run and have waiting items
---   ballast:{<queue>}:timers    zset     <what>:<job id> -> when it is due: lease (no later than the earliest expiry),
+--   ballast:{<queue>}:active    zset     job id -> deadline (inf: none), for jobs that are not over
+--   ballast:{<queue>}:backlog   zset     job id -> created, for running jobs with waiting items
+--   ballast:{<queue>}:timers    zset     <kind>:<job id> -> when it is due: lease (no later than the earliest expiry),
 --                                        wake (the earliest backoff), deadline, sweep (an ending job's waiting items),
---                                        forget (results kept long enough)
+--                                        forget (the end of the retention of results)
 --   ballast:{<queue>}:keys      hash     <tenant>\n<idempotency key> -> job id
---   ballast:{<queue>}:service   hash     tenant -> service charged so far; `` -> the level, at which the others stand
+--   ballast:{<queue>}:service   hash     tenant -> service charged so far; `` -> the level of tenants without an entry
 --   ballast:{<queue>}:workers   zset     worker id -> when its status expires
 --   ballast:{<queue>}:statuses  hash     worker id -> JSON of its status
--- A job's keys, ballast:{<queue>}:job:<id> and behind it:
+-- The keys of a job, ballast:{<queue>}:job:<id> with a suffix:
 --   (nothing)                   hash     the record: FIELDS below
---   :items                      hash     index -> custom_id as JSON \n line; `=<token>` once succeeded, `!` once let go
---   :live                       hash     index -> <token>:<attempts>:<worker> of a leased item; token 0: waits again
---   :returned                   zset     index -> index, claimable before the items from `next` on
+--   :items                      hash     index -> custom_id as JSON \n line; `=<token>` if succeeded, `!` if dropped
+--   :live                       hash     index -> <token>:<attempts>:<worker> of a leased item; token 0: it waits again
+--   :returned                   zset     index -> index, claimed before the items from `next` on
 --   :delayed                    zset     index -> when its backoff ends
 --   :leases                     zset     index -> when its lease expires
---   :prefixes                   hash     index -> JSON of what an attempt generated before it was given back
+--   :prefixes                   hash     index -> JSON of the tokens that an attempt generated before it ended
 --   :dead                       hash     index -> attempts \n result's stream id \n token \n JSON of the dead letter
 --   :results                    stream   i: index (or -), r: JSON of the result; in order of completion
 --   :ids                        set      custom ids, until the job is closed
--- The items from `next` to `stored` - 1 wait without an entry anywhere but in :items.
+-- The items from `next` to `stored` - 1 wait and have an entry only in :items.
 
-local REVISION = 2
+local REVISION = 3
 
 local FIELDS = {
   'id', 'tenant', 'state', 'rank', 'source', 'key', 'ending', 'reason', 'outlook', 'because',
@@ -55,7 +56,7 @@ local RUNS = {validating = true, in_progress = true}
 local OVER = {completed = true, failed = true, expired = true, cancelled = true}
 local MAX_PAGE_BYTES = 8 * 1024 * 1024
 
--- redis.call itself is not there yet while the library loads.
+-- redis.call does not exist while the library loads.
 local function call(...)
   return redis.call(...)
 end
@@ -70,7 +71,7 @@ local function bind(keys)
   }
 end
 
--- Every `step`th of a list's values, from the one at `first`.
+-- Returns every `step`th value of a list, from position `first`.
 local function every(list, first, step)
   local found = {}
   for i = first, #list, step do found[#found + 1] = list[i] end
@@ -86,7 +87,7 @@ local function setting(k, name, default)
   return tonumber(call('HGET', k.settings, name) or default)
 end
 
--- A job's record: load it, change it, save it. Everything derived from it is kept in step by save_job alone.
+-- The record of a job: load it, change it, save it. Only save_job updates the indexes and sums that depend on it.
 
 local function load_job(k)
   local values = call('HMGET', k.job, unpack(FIELDS))
@@ -109,7 +110,7 @@ local function is_backlog(job)
   return RUNS[job.state] and job.waiting > 0
 end
 
--- A state of '' is that of a job before it was opened.
+-- The state is '' before the job is opened.
 local function is_active(job)
   return job.state ~= '' and not OVER[job.state]
 end
@@ -166,15 +167,15 @@ local function save_job(k, job)
   if not backlog and is_backlog(was) then call('ZREM', k.backlog, job.id) end
 end
 
--- Moves a job on whose last item is over.
+-- Ends a job whose last item is over.
 local function settle(k, job, now)
   if job.closed == 0 or job.waiting > 0 or job.leased > 0 or OVER[job.state] then return end
   if job.ending ~= '' then
     job.state = job.ending
   elseif job.stored == 0 then
     job.state = 'failed'
-    job.reason = job.total == 0 and 'it was closed without a single line'
-      or 'none of its ' .. job.total .. ' lines could be taken: each error result says why'
+    job.reason = job.total == 0 and 'the job was closed without a line'
+      or 'none of its ' .. job.total .. ' lines was accepted: each error result states the reason'
   else
     job.state = 'completed'
   end
@@ -203,7 +204,7 @@ local function custom_id_of(k, index)
   return string.match(call('HGET', k.items, index), '^[^\n]*')
 end
 
--- token, attempts, worker of a live item's entry; token '0' when it waits.
+-- Returns token, attempts and worker of an entry in :live. The token is '0' if the item waits.
 local function parse_live(value)
   if not value then return '0', 0, '' end
   local token, attempts, worker = string.match(value, '^(%d+):(%d+):(.*)$')
@@ -224,10 +225,10 @@ local function forget_item(k, index)
   call('HDEL', k.prefixes, index)
 end
 
--- The item's end in a job that ends before it.
+-- Ends an item whose job ends first.
 local function let_go(k, job, index)
-  local message = job.ending == 'expired' and 'the deadline of the job passed before this request was done'
-    or 'the job was cancelled before this request was done'
+  local message = job.ending == 'expired' and 'the deadline of the job passed before this request finished'
+    or 'the job was cancelled before this request finished'
   local status = job.ending == 'expired' and 408 or 499
   publish(k, index, error_result(custom_id_of(k, index), status, error_of(job.ending, message), ''))
   call('HSET', k.items, index, '!')
@@ -235,8 +236,8 @@ local function let_go(k, job, index)
   job[job.ending] = job[job.ending] + 1
 end
 
--- The item's end as a dead letter; its line is kept for a redrive. `letter` has token, attempts, code, message, worker,
--- is_retryable (false: no attempt can serve it) and either status or the whole result.
+-- Makes an item a dead letter and keeps its line for a redrive. `letter` has token, attempts, code, message, worker,
+-- is_retryable (false: no attempt can serve the item) and either a status or the whole result.
 local function bury(k, job, index, letter, now)
   local custom_id = custom_id_of(k, index)
   local result = letter.result
@@ -252,7 +253,7 @@ local function bury(k, job, index, letter, now)
   job.dead = job.dead + 1
 end
 
--- The item waits again, with `spent` attempts behind it, not before `ready_at` (0: at once).
+-- Makes an item wait again, with `spent` attempts, until `ready_at` (0: it is claimable at once).
 local function release(k, job, index, spent, ready_at)
   if spent > 0 then
     call('HSET', k.live, index, '0:' .. spent .. ':')
@@ -269,7 +270,7 @@ local function release(k, job, index, spent, ready_at)
   job.waiting = job.waiting + 1
 end
 
--- What to tell a caller whose token is not the item's.
+-- Returns the outcome for a caller whose token is not the item's current one.
 local function outcome_of_loss(k, index, token)
   local item = call('HGET', k.items, index)
   if not item then return 'not_found' end
@@ -283,8 +284,8 @@ end
 -- Submission
 
 -- ARGV: job id, tenant, priority, deadline (0: none), idempotency key, source, 1 to refuse a passed deadline.
--- Reply: new | known, tenant, source, lines, accepted, rejected, 1 if closed; or other and the id the key belongs to; or
--- passed and the time.
+-- Reply: new | known, tenant, source, lines, accepted, rejected, 1 if closed; or other, and the id of the key's job; or
+-- passed, and the time.
 local function open(keys, argv)
   local k, now = bind(keys), clock()
   local id, tenant, priority, deadline, key, source = argv[1], argv[2], argv[3], tonumber(argv[4]), argv[5], argv[6]
@@ -314,10 +315,10 @@ local function open(keys, argv)
   return {status, job.tenant, job.source, job.lines, job.stored, job.total - job.stored, job.closed}
 end
 
--- ARGV: job id, source, lines stored before (-1: whatever there is), 1 to close the job, prefix group; then for each
--- line: kind (a: take, r: reject, b: blank), inbox entry or '', custom_id, custom_id as JSON, line or error as JSON,
--- most tokens of output ('' for no limit).
--- An inbox entry is deleted in the same breath; one that another worker has deleted is passed over.
+-- ARGV: job id, source, lines stored before (-1: any number), 1 to close the job, prefix key; then for each line: kind
+-- (a: accepted, r: rejected, b: blank), inbox entry or '', custom_id, custom_id as JSON, line or error as JSON, limit of
+-- output tokens ('' for no limit).
+-- The call deletes the inbox entries of its lines, and skips lines whose entry another worker has deleted.
 -- Reply: ok | missing | closed | elsewhere, lines, accepted, rejected.
 local function store(keys, argv)
   local k, now = bind(keys), clock()
@@ -342,10 +343,10 @@ local function store(keys, argv)
       elseif kind ~= 'b' then
         local error = text
         if kind == 'a' and job.closed == 1 then
-          error = error_of('job_closed', 'this line came after the end mark of its job: open another job for it')
+          error = error_of('job_closed', 'this line came after the end mark of its job: submit it in another job')
         elseif kind == 'a' then
           error = error_of('duplicate_custom_id', 'custom_id: found ' .. custom_id_json
-            .. ' a second time, wanted each only once in a job: this line was left out')
+            .. ' twice, wanted each custom_id once in a job: Ballast kept only the first line')
         end
         if not is_fresh then custom_id_json = '"line:' .. job.lines .. '"' end
         publish(k, '-', error_result(custom_id_json, 400, error, ''))
@@ -365,7 +366,7 @@ local function store(keys, argv)
   return {'ok', job.lines, job.stored, job.total - job.stored}
 end
 
--- KEYS: inbox, intake. ARGV: owner, most entries, seconds that the lock holds. Reply: entries, at most some MiB.
+-- KEYS: inbox, intake. ARGV: owner, limit of entries, seconds of the lock. Reply: entries, at most some MiB.
 local function begin_intake(keys, argv)
   local owner = call('GET', keys[2])
   if owner and owner ~= argv[1] then return {} end
@@ -389,15 +390,15 @@ local function end_intake(keys, argv)
   return 0
 end
 
--- The work
+-- Claims and leases
 
--- KEYS: groups, held. Reply: each band and tenant with claimable items, a line for each, in no order (one string is
--- read much faster than a thousand); tenants and how many they hold.
+-- KEYS: groups, held. Reply: bands and tenants with claimable items, one per line and unordered (a client reads one
+-- string much faster than a thousand); then tenants and the number of items that they hold.
 local function demand(keys, _)
   return {table.concat(call('SMEMBERS', keys[1]), '\n'), call('HGETALL', keys[2])}
 end
 
--- KEYS: ready. ARGV: most jobs of each group, then the groups. Reply: their ranks; the nearest deadlines lead.
+-- KEYS: ready. ARGV: limit of jobs per group, then the groups. Reply: the ranks of their jobs, nearest deadlines first.
 local function look(keys, argv)
   local ranks = {}
   for i = 2, #argv do
@@ -407,7 +408,7 @@ local function look(keys, argv)
   return ranks
 end
 
--- KEYS: jobs' records. Reply: their FIELDS, joined by the unit separator; '' for one that is gone.
+-- KEYS: jobs' records. Reply: their FIELDS, joined by the unit separator; '' for a deleted job.
 local function read(keys, _)
   local records = {}
   for i, key in ipairs(keys) do
@@ -418,7 +419,7 @@ local function read(keys, _)
   return records
 end
 
--- KEYS: jobs' records. Reply: the fields in HEAD, joined likewise.
+-- KEYS: jobs' records. Reply: their fields in HEAD, joined in the same way.
 local function heads(keys, _)
   local found = {}
   for i, key in ipairs(keys) do
@@ -429,7 +430,7 @@ local function heads(keys, _)
   return found
 end
 
--- ARGV: job id, most items, worker. Reply: expiry, tenant, priority; then for each item its index, token, attempt,
+-- ARGV: job id, limit of items, worker. Reply: expiry, tenant, priority; then for each item its index, token, attempt,
 -- line and prefix ('' for none).
 local function claim(keys, argv)
   local k, now = bind(keys), clock()
@@ -472,8 +473,8 @@ local function claim(keys, argv)
   return reply
 end
 
--- ARGV: job id, then for each lease its index and token. Reply: positions (from 1) of those lost; the rest is extended.
--- In a job that ends, every lease is lost and its item let go.
+-- ARGV: job id, then for each lease its index and token. Reply: positions (from 1) of the lost leases. The others are
+-- extended. If the job is ending, every lease is lost and its item ends.
 local function heartbeat(keys, argv)
   local k, now = bind(keys), clock()
   local job = load_job(k)
@@ -502,7 +503,7 @@ local function heartbeat(keys, argv)
 end
 
 -- ARGV: job id, worker, then for each item: index, token, result, tokens in, tokens out, error code ('' for a success),
--- error message. Reply: an outcome for each.
+-- error message. Reply: an outcome for each item.
 local function finish(keys, argv)
   local k, now = bind(keys), clock()
   local job = load_job(k)
@@ -550,7 +551,7 @@ local function finish(keys, argv)
   return outcomes
 end
 
--- ARGV: job id, index, token, prefix ('' keeps the one there is). Spends no attempt.
+-- ARGV: job id, index, token, prefix ('' keeps an earlier prefix). Spends no attempt.
 local function give_back(keys, argv)
   local k, now = bind(keys), clock()
   local job = load_job(k)
@@ -572,7 +573,7 @@ local function give_back(keys, argv)
   return outcome
 end
 
--- ARGV: job id, index, token, code, message, 1 where another attempt may help, HTTP status, a random number in [0, 1).
+-- ARGV: job id, index, token, code, message, 1 if another attempt may succeed, HTTP status, a random number in [0, 1).
 local function retry(keys, argv)
   local k, now = bind(keys), clock()
   local job = load_job(k)
@@ -588,7 +589,7 @@ local function retry(keys, argv)
   elseif argv[6] == '1' and attempts < setting(k, 'max_attempts', 5) then
     local most = setting(k, 'backoff_max_seconds', 60)
     local backoff = math.min(most, setting(k, 'backoff_seconds', 1) * 2 ^ math.min(attempts - 1, 60))
-    -- Between half and all of it, so that what failed together does not come back together.
+    -- Between half and all of the backoff, so that items that failed together do not return together.
     local wait = backoff * (1 + tonumber(argv[8])) / 2
     call('HDEL', k.prefixes, index)
     release(k, job, index, attempts, wait > 0 and now + wait or 0)
@@ -604,9 +605,9 @@ local function retry(keys, argv)
   return outcome
 end
 
--- What time brings
+-- Timers
 
--- KEYS: timers. ARGV: most. Reply: what is due.
+-- KEYS: timers. ARGV: limit. Reply: the timers that are due.
 local function due(keys, argv)
   return call('ZRANGE', keys[1], '-inf', string.format('%.6f', clock()), 'BYSCORE', 'LIMIT', 0, argv[1])
 end
@@ -620,7 +621,7 @@ local function set_timer(k, what, job_id, zset)
   end
 end
 
--- ARGV: job id, most items. An expired lease spends its attempt. Reply: how many expired.
+-- ARGV: job id, limit of items. An expired lease spends its attempt. Reply: the number of expired leases.
 local function expire_leases(keys, argv)
   local k, now = bind(keys), clock()
   local job = load_job(k)
@@ -634,9 +635,9 @@ local function expire_leases(keys, argv)
       let_go(k, job, index)
     elseif attempts >= most then
       local message = string.format(
-        'no worker finished it: %d of %d attempts ended with an expired lease or an error, the last on worker %s',
+        'no worker finished this request: %d of %d attempts ended with an expired lease or an error; last worker: %s',
         attempts, most, worker)
-      -- Token 0: nobody's finish, so that the worker which comes back late hears that its lease is lost.
+      -- No caller has token 0, so a worker that returns late gets lease_lost.
       local letter = {token = '0', attempts = attempts, code = 'lease_expired', message = message, worker = worker}
       letter.status, letter.is_retryable = 504, true
       bury(k, job, index, letter, now)
@@ -650,7 +651,7 @@ local function expire_leases(keys, argv)
   return #indexes
 end
 
--- ARGV: job id, most items. Items whose backoff is over stand in the usual order again. Reply: how many.
+-- ARGV: job id, limit of items. Makes items whose backoff has ended claimable. Reply: the number of items.
 local function wake(keys, argv)
   local k = bind(keys)
   local job = load_job(k)
@@ -666,8 +667,8 @@ local function wake(keys, argv)
   return #indexes
 end
 
--- ARGV: job id, cancelled | expired. From here nothing is claimed; `sweep` gives what waits its error result.
--- Reply: 1 where this call began the end.
+-- ARGV: job id, cancelled | expired. Stops claims. `sweep` then writes the error results of the waiting items.
+-- Reply: 1 if this call began the end.
 local function begin_end(keys, argv)
   local k, now = bind(keys), clock()
   local job = load_job(k)
@@ -690,7 +691,7 @@ local function begin_end(keys, argv)
   return 1
 end
 
--- ARGV: job id, most items. Reply: how many still wait.
+-- ARGV: job id, limit of items. Reply: the number of items that still wait.
 local function sweep(keys, argv)
   local k, now = bind(keys), clock()
   local job = load_job(k)
@@ -717,7 +718,7 @@ local function sweep(keys, argv)
   return job.waiting
 end
 
--- ARGV: job id. Deletes a job that is over and whose results were kept long enough. Reply: 1 where it did.
+-- ARGV: job id. Deletes a job after the retention of its results. Reply: 1 if it did.
 local function forget(keys, argv)
   local k, timer = bind(keys), 'forget:' .. argv[1]
   local at, job = call('ZSCORE', k.timers, timer), load_job(k)
@@ -732,7 +733,7 @@ local function forget(keys, argv)
   return 1
 end
 
--- What users ask for
+-- Changes by users
 
 -- ARGV: job id, paused | resumed. Reply: ok | missing | conflict, the state.
 local function hold(keys, argv)
@@ -749,9 +750,9 @@ local function hold(keys, argv)
   return {'ok', job.state}
 end
 
--- ARGV: job id, about how many, where to go on ('0' at first), 1 for all. Dead letters wait again with fresh attempts,
--- and their error results are withdrawn; those that no attempt can serve only where all are asked for.
--- Reply: ok | missing | conflict | passed, how many (or the state), where to go on ('0': done), how many are left.
+-- ARGV: job id, approximate limit, cursor ('0' at first), 1 to include dead letters that no attempt can serve. Dead
+-- letters wait again with fresh attempts, and their error results are removed.
+-- Reply: ok | missing | conflict | passed, number of items (or the state), cursor ('0': finished), dead letters left.
 local function redrive(keys, argv)
   local k, now = bind(keys), clock()
   local job = load_job(k)
@@ -780,7 +781,7 @@ local function redrive(keys, argv)
   return {'ok', n, cursor, job.dead}
 end
 
--- ARGV: job id, yes | at_risk | no | unknown, why. Whether a job will meet its deadline, as a worker sees it now.
+-- ARGV: job id, yes | at_risk | no | unknown, reason. Stores whether a job will meet its deadline.
 local function appraise(keys, argv)
   local k = bind(keys)
   local job = load_job(k)
@@ -792,12 +793,12 @@ end
 
 -- The queue as a whole
 
--- KEYS: a key. ARGV: seconds. Reply: 1 for the first that asks within so many seconds.
+-- KEYS: a key. ARGV: seconds. Reply: 1 for the first call within these seconds.
 local function take_turn(keys, argv)
   return call('SET', keys[1], '1', 'NX', 'PX', math.floor(tonumber(argv[1]) * 1000)) and 1 or 0
 end
 
--- KEYS: totals, inbox, backlog. Reply: now, inbox length, created of the oldest job that waits ('' for none), id of the
+-- KEYS: totals, inbox, backlog. Reply: now, inbox length, created of the oldest waiting job ('' for none), id of the
 -- first inbox entry, then the totals.
 local function stats(keys, _)
   local oldest = call('ZRANGE', keys[3], 0, 0, 'WITHSCORES')
@@ -807,9 +808,9 @@ local function stats(keys, _)
 end
 
 -- KEYS: totals, jobs, ready, backlog, groups, active, held, then the keys of each job from its record on.
--- ARGV: the jobs' ids. Reply: nothing where these are not all; else what lies under the others, then for each job
--- its fields, returned, delayed, leases, and the indexes in live (leased only), prefixes, dead, items that are kept,
--- then how many items succeeded, how many were let go, and the custom ids of the results.
+-- ARGV: the jobs' ids. Reply: empty if these are not all jobs; else the values of the other keys, then for each job
+-- its fields, returned, delayed, leases, and the indexes in live (leased only), prefixes, dead, items with a line,
+-- then the numbers of succeeded and of dropped items, and the custom ids of the results.
 local function audit(keys, argv)
   local ids = call('ZRANGE', keys[2], 0, -1)
   if table.concat(ids, '\n') ~= table.concat(argv, '\n') then return {} end
@@ -844,7 +845,7 @@ local function audit(keys, argv)
   return reply
 end
 
--- KEYS: settings. ARGV: created, generation, JSON, then names and numbers. Reply: 1 where they are in force now.
+-- KEYS: settings. ARGV: created, generation, JSON, then names and numbers. Reply: 1 if they are in force now.
 local function configure(keys, argv)
   local known = call('HMGET', keys[1], 'created', 'generation')
   local created, generation = tonumber(known[1] or -1), tonumber(known[2] or -1)
@@ -854,7 +855,7 @@ local function configure(keys, argv)
   return 1
 end
 
--- KEYS: service. ARGV: tenants and costs. One that is not in the ledger starts at its level. Reply: the ledger.
+-- KEYS: service. ARGV: tenants and costs. A tenant without an entry starts at the level. Reply: the ledger.
 local function charge(keys, argv)
   local level = call('HGET', keys[1], '') or '0'
   for i = 1, #argv, 2 do
@@ -864,7 +865,7 @@ local function charge(keys, argv)
   return call('HGETALL', keys[1])
 end
 
--- KEYS: service. ARGV: a level, then tenants. The level never falls; tenants under it are raised to it.
+-- KEYS: service. ARGV: a level, then tenants. The level never falls. Tenants below it rise to it.
 -- Reply: the ledger.
 local function lift(keys, argv)
   local function raise(field)
@@ -878,7 +879,7 @@ local function lift(keys, argv)
   return call('HGETALL', keys[1])
 end
 
--- KEYS: service. ARGV: tenants and their service. Those that were not charged since are forgotten.
+-- KEYS: service. ARGV: tenants and their service. Removes the tenants whose service has not changed.
 local function forget_service(keys, argv)
   for i = 1, #argv, 2 do
     if call('HGET', keys[1], argv[i]) == argv[i + 1] then call('HDEL', keys[1], argv[i]) end
@@ -886,7 +887,7 @@ local function forget_service(keys, argv)
   return call('HGETALL', keys[1])
 end
 
--- KEYS: workers, statuses. ARGV: worker, seconds it holds, JSON. Statuses that expired go.
+-- KEYS: workers, statuses. ARGV: worker, seconds (0 removes the status), JSON. Also removes expired statuses.
 local function publish_status(keys, argv)
   local now = clock()
   for _, worker in ipairs(call('ZRANGE', keys[1], '-inf', string.format('%.6f', now), 'BYSCORE', 'LIMIT', 0, 100)) do
@@ -903,7 +904,7 @@ local function publish_status(keys, argv)
   return 1
 end
 
--- KEYS: workers, statuses. Reply: JSON of those that have not expired.
+-- KEYS: workers, statuses. Reply: JSON of the statuses that have not expired.
 local function statuses(keys, _)
   local workers = call('ZRANGE', keys[1], string.format('(%.6f', clock()), '+inf', 'BYSCORE')
   if #workers == 0 then return {} end
@@ -918,8 +919,8 @@ local function revision(_, _)
   return REVISION
 end
 
--- With `allow-oom` a server without memory still takes results in: finishing frees more than it costs. New work is
--- refused there.
+-- With `allow-oom`, a server without free memory still accepts results, which free more memory than they need. It
+-- refuses new work.
 local function register(name, callback, flags)
   redis.register_function{function_name = 'ballast1_' .. name, callback = callback, flags = flags}
 end

@@ -1,7 +1,7 @@
-"""The way to the server: address, function library, and what a failure means.
+"""Connect to the server, load the function library, and translate failures into errors of this package.
 
-A call is retried here only where the library had to be loaded again. A broken connection is an error for the caller:
-whether to repeat is the caller's to know, and the leases cover what a lost reply leaves behind.
+This module retries a call only after it had to load the library. A broken connection is an error for the caller, which
+decides whether to repeat the call. Leases cover the effects of a lost reply.
 """
 
 from __future__ import annotations
@@ -31,23 +31,24 @@ PREFIX = "ballast1_"
 _READS = frozenset({"demand", "look", "read", "heads", "due", "audit", "stats", "statuses", "now", "revision"})
 """Functions registered with no-writes."""
 _PASSING = ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "UNBLOCKED", "NOREPLICAS", "MISCONF")
-"""Codes of replies that say: not now."""
+"""Codes of replies that mean a passing condition."""
 
 
 class Connection:
-    """A thread-safe connection to one server (or cluster), with the function library at hand."""
+    """A thread-safe connection to one server or cluster that has the function library."""
 
     def __init__(self, client: redis.Redis | RedisCluster, where: str, socket_timeout: float) -> None:
-        self._client: Any = client  # the two clients share their commands, not a base class
+        self._client: Any = client  # the two client classes have the same commands and no common base class
         self._longest_wait = socket_timeout / 2
         self.where = where
 
     @classmethod
     def open(cls, url: str, *, username: str | None, password: str | None, socket_timeout: float) -> Self:
-        """Connect and load the library where it is missing or older.
+        """Connect, and load the library if the server has none or an older one.
 
         Raises:
-            InvalidAddress, QueueUnavailable, QueueForbidden: see there.
+            InvalidAddress: the URL is malformed.
+            QueueUnavailable, QueueForbidden: the server does not answer, or refuses the user.
         """
         if not url.startswith(("redis://", "rediss://", "unix://")):
             # The URL may hold a password: show its scheme only.
@@ -68,7 +69,7 @@ class Connection:
             client = redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **options)
         except (ValueError, TypeError) as error:
             raise InvalidAddress(
-                f"Redis URL: found one that cannot be read ({error}), wanted redis://user:password@host:port/database"
+                f"Redis URL: found a malformed URL ({error}), wanted redis://user:password@host:port/database"
             ) from None
         connection = cls(client, _where(client), socket_timeout)
         if connection._is_cluster():
@@ -83,7 +84,7 @@ class Connection:
         return connection
 
     def close(self) -> None:
-        """Let the sockets go."""
+        """Close the sockets."""
         self._client.close()
 
     def call(self, function: str, keys: Sequence[bytes] = (), arguments: Sequence[Argument] = ()) -> Any:
@@ -91,7 +92,7 @@ class Connection:
         return self._with_library(lambda: self._call(self._client, function, keys, arguments))
 
     def call_many(self, calls: Sequence[Call]) -> list[Any]:
-        """Call functions in one round trip, each atomic by itself; the first failure is raised after all have run."""
+        """Call functions in one round trip, each atomic on its own. Run all calls before a failure is raised."""
         if len(calls) == 1:
             return [self.call(*calls[0])]
         if not calls:
@@ -100,17 +101,17 @@ class Connection:
         return replies
 
     def hash_field(self, key: bytes, field: str) -> bytes | None:
-        """Read one field."""
+        """Return one field of a hash, or None if it is missing."""
         value: bytes | None = self._guard(lambda: self._client.hget(key, field))
         return value
 
     def hash_pairs(self, key: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Read a hash page by page, each field once; what is written meanwhile may be missing."""
+        """Yield the fields of a hash, page by page, each once. Fields written during the scan may be missing."""
         cursor, seen = 0, set[bytes]()
         while True:
             cursor, page = self._hash_page(key, cursor)
             for field, value in page.items():
-                if field not in seen:  # a scan gives fields twice while the table is resized
+                if field not in seen:  # a scan repeats fields while Redis resizes the table
                     seen.add(field)
                     yield field, value
             if not cursor:
@@ -121,24 +122,24 @@ class Connection:
         return page
 
     def members(self, key: bytes, first: int, last: int) -> list[bytes]:
-        """Read members of a sorted set by their positions."""
+        """Return the members of a sorted set between two positions."""
         members: list[bytes] = self._guard(lambda: self._client.zrange(key, first, last))
         return members
 
     def entries(self, key: bytes, after: bytes, count: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
-        """Read entries of a stream behind the one named `after` (`0` is before the first)."""
+        """Return entries of a stream after the entry `after` (`0` is before the first)."""
         page: list[tuple[bytes, dict[bytes, bytes]]] = self._guard(
             lambda: self._client.xrange(key, b"(" + after, "+", count=count)
         )
         return page
 
     def wait_for_entry(self, key: bytes, after: bytes, seconds: float) -> None:
-        """Return when a stream has an entry behind `after`, or after so many seconds (at most half the timeout)."""
+        """Wait until a stream has an entry after `after`, for at most `seconds` and half the timeout."""
         milliseconds = max(1, int(1000 * min(seconds, self._longest_wait)))
         self._guard(lambda: self._client.xread({key: after}, count=1, block=milliseconds))
 
     def info(self, section: str) -> dict[str, Any]:
-        """Give one section of INFO."""
+        """Return one section of INFO."""
         reply: dict[str, Any] = self._guard(lambda: self._client.info(section))
         return reply
 
@@ -154,7 +155,7 @@ class Connection:
         replies: list[Any] = pipeline.execute(raise_on_error=False)
         missing = [i for i, reply in enumerate(replies) if _is_missing(reply)]
         if missing and len(missing) < len(calls):
-            # Another client flushed the functions in between: only those that did not run are called again.
+            # Another client flushed the functions during the pipeline. Repeat only the calls that did not run.
             self._load()
             for i in missing:
                 replies[i] = self._call(self._client, *calls[i])
@@ -190,11 +191,11 @@ class Connection:
             if known >= _REVISION:
                 return
             try:
-                # REPLACE: another process may have loaded the library, this revision or an older one, just now.
+                # REPLACE: another process may have loaded this revision or an older one since the call above.
                 self._client.function_load(SOURCE, replace=True)
             except NoPermissionError as error:
                 raise QueueForbidden(
-                    f"Redis at {self.where} does not know Ballast's functions yet and this user may not load them "
+                    f"Redis at {self.where} has no functions of Ballast yet, and this user may not load them "
                     f"({error}): start a worker first, or allow +function|load"
                 ) from error
 
@@ -204,10 +205,10 @@ class Connection:
         try:
             return bool(self.info("cluster").get("cluster_enabled"))
         except QueueForbidden:
-            return False  # a user without +info speaks to a single server
+            return False  # a user without +info counts as one of a single server
 
     def _guard(self, attempt: Callable[[], _T]) -> _T:
-        """Run `attempt` and say in the words of `errors` what went wrong."""
+        """Run `attempt` and raise its failure as an error of this package."""
         try:
             return attempt()
         except QueueError:
@@ -217,19 +218,13 @@ class Connection:
                 f"Redis at {self.where} refused this user ({error}): check user name, password and its ACL rules"
             ) from error
         except refusals.OutOfMemoryError as error:
-            raise QueueFull(
-                f"Redis at {self.where} has no memory left ({error}): raise maxmemory, or wait until jobs are done and "
-                "their results are deleted"
-            ) from error
+            raise self._full(f" ({error})") from error
         except (refusals.ConnectionError, refusals.TimeoutError, refusals.ReadOnlyError, OSError) as error:
             raise self._unavailable(error) from error
         except ResponseError as error:
             text = str(error)
             if text.startswith("OOM"):
-                raise QueueFull(
-                    f"Redis at {self.where} has no memory left: raise maxmemory, or wait until jobs are done and their "
-                    "results are deleted"
-                ) from error
+                raise self._full() from error
             if text.startswith(_PASSING):
                 raise self._unavailable(error) from error
             if "NOPERM" in text or "permission" in text.lower():
@@ -240,10 +235,16 @@ class Connection:
         except RedisError as error:
             raise self._unavailable(error) from error
 
+    def _full(self, details: str = "") -> QueueFull:
+        return QueueFull(
+            f"Redis at {self.where} has no memory left{details}: raise maxmemory, or wait until Ballast deletes the "
+            "results of old jobs"
+        )
+
     def _unavailable(self, error: Exception) -> QueueUnavailable:
         return QueueUnavailable(
-            f"found no working Redis at {self.where} ({_reason(error)}): check that it runs and can be reached from "
-            "here; nothing is lost, the call may be repeated"
+            f"Redis at {self.where} is unavailable ({_reason(error)}): check that it runs and is reachable from here; "
+            "nothing is lost, so repeat the call"
         )
 
 

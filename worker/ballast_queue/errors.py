@@ -1,28 +1,26 @@
-"""What can go wrong between a caller and the queue.
+"""Errors of the queue.
 
 QueueError
-├── QueueUnavailable        Redis cannot be reached, or cannot serve right now: try again later
-├── QueueForbidden          Redis refuses this user
-├── QueueFull               Redis is out of memory and takes no more work
-├── ServerUnfit             Redis is too old, or would evict keys
-├── JobNotFound
-├── JobStateConflict        the job is in a state that the call cannot change
+├── QueueUnavailable        Redis is unreachable or cannot serve the call now: repeat it later
+├── QueueForbidden          Redis refuses the user
+├── QueueFull               Redis is out of memory and accepts no more work
+├── ServerUnfit             Redis is too old, or evicts keys
+├── UnreadableValue         another version of Ballast stored it
+├── JobNotFound             the queue has no such job
+├── JobStateConflict        the state of the job does not allow the call
 └── InvalidSubmission       the caller's input is wrong
-    ├── InvalidAddress      a URL that is no Redis address
-    ├── InvalidJob          tenant, priority, deadline, key or queue name
-    │   ├── UnknownTenant
-    │   ├── DeadlinePassed
-    │   └── EmptyJob
-    └── InvalidBody         a request body that cannot be served; has `field` and `code`
-        └── Unsupported     asks for something that is not there yet
+    ├── InvalidAddress      the URL is no Redis address
+    └── InvalidJob          a tenant, priority, deadline, key or queue name is wrong
+        ├── UnknownTenant
+        ├── DeadlinePassed
+        └── EmptyJob
 
-Every message says what was found, what was wanted and what to do. What happens to single items is no exception but an
-`Outcome`.
+Every message states what was found, what was wanted and what to do. The result of an operation on an item is an
+`Outcome`, not an exception.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 
@@ -31,46 +29,56 @@ class QueueError(Exception):
 
 
 class QueueUnavailable(QueueError):
-    """Redis cannot be reached or cannot serve right now; nothing is lost, the call may be repeated."""
+    """Redis is unreachable or cannot serve the call now. Nothing is lost: the caller may repeat the call."""
 
 
 class QueueForbidden(QueueError):
-    """Redis refused the user, its password or a command."""
+    """Redis refused the user, the password or a command."""
 
 
 class QueueFull(QueueError):
-    """Redis has no memory left for more work; what is running can still be finished."""
+    """Redis has no memory left for more work. Workers can still finish the items that they hold."""
 
 
 class ServerUnfit(QueueError):
-    """The server would lose or refuse work; `problems` are sentences."""
+    """The server may lose or refuse work. `problems` are sentences."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
         super().__init__("; ".join(problems))
 
 
+class UnreadableValue(QueueError):
+    """Another version of Ballast stored a value that this one cannot read."""
+
+    def __init__(self, place: str, field: Sequence[int | str]) -> None:
+        super().__init__(
+            f"{place}: found a value of {'.'.join(map(str, field)) or 'its JSON'} that this version of Ballast cannot "
+            "read: use the version that the workers run"
+        )
+
+
 class JobNotFound(QueueError):
-    """No such job in this queue (or its results were kept long enough and are gone)."""
+    """The queue has no such job, or the job was deleted with its results."""
 
     def __init__(self, job_id: str, queue: str) -> None:
         self.job_id = job_id
         super().__init__(
-            f"found no job {job_id!r} in queue {queue!r}: `ballast jobs` lists what is there; results are deleted "
-            "some days after a job is over"
+            f"found no job {job_id!r} in queue {queue!r}: `ballast jobs` lists the jobs; Ballast deletes a job and its "
+            "results some days after its end"
         )
 
 
 class JobStateConflict(QueueError):
-    """The job's state does not allow the call."""
+    """The state of the job does not allow the call."""
 
 
 class InvalidSubmission(QueueError):
-    """The caller's input is wrong; nothing was changed."""
+    """The caller's input is wrong. Nothing has changed."""
 
 
 class InvalidAddress(InvalidSubmission):
-    """Not the URL of a Redis or Valkey."""
+    """The URL is not that of a Redis or Valkey server."""
 
 
 class InvalidJob(InvalidSubmission):
@@ -78,59 +86,12 @@ class InvalidJob(InvalidSubmission):
 
 
 class UnknownTenant(InvalidJob):
-    """The queue declares its tenants and this is none of them."""
+    """The queue declares its tenants, and this one is not among them."""
 
 
 class DeadlinePassed(InvalidJob):
-    """The deadline lies in the past by the server's clock."""
+    """The deadline has passed by the server's clock."""
 
 
 class EmptyJob(InvalidJob):
-    """The input holds no line."""
-
-
-class InvalidBody(InvalidSubmission):
-    """A request body that cannot be served."""
-
-    def __init__(self, field: str | None, message: str, code: str = "invalid_value") -> None:
-        self.field = field
-        self.message = message
-        self.code = code
-        super().__init__(message)
-
-    def as_openai(self) -> dict[str, dict[str, str | None]]:
-        """Give the answer's JSON as OpenAI's API writes it (HTTP status 400)."""
-        return {
-            "error": {
-                "message": self.message,
-                "type": "invalid_request_error",
-                "param": self.field,
-                "code": self.code,
-            }
-        }
-
-
-class Unsupported(InvalidBody):
-    """A known field with a value that Ballast does not serve yet."""
-
-    def __init__(self, field: str | None, message: str) -> None:
-        super().__init__(field, message, "unsupported_parameter" if field else "unsupported_url")
-
-
-def describe(value: object) -> str:
-    """Name a JSON value that was found, short enough for a sentence."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return json.dumps(value)
-        case int() | float():
-            return f"the number {value}"[:80]
-        case str():
-            shown = value if len(value) <= 40 else value[:40] + "..."
-            return f"the string {shown!r}"
-        case list() | tuple():
-            return f"a list of {len(value)}"
-        case dict():
-            return f"an object with {', '.join(repr(str(key)[:40]) for key in list(value)[:4]) or 'no fields'}"
-    return type(value).__name__
+    """The input has no line."""

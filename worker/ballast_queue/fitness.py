@@ -1,4 +1,4 @@
-"""Whether a server can be trusted with work."""
+"""Check whether a server is fit to store jobs."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ MIN_VERSION = (7, 0)
 
 @dataclass(frozen=True, slots=True)
 class Fitness:
-    """What was found. Sentences: what, what was wanted, what to do."""
+    """The findings as sentences: what was found, what was wanted, what to do."""
 
     problems: tuple[str, ...]
-    """Each of them may lose or refuse work."""
+    """Reasons why the server may lose or refuse work."""
     warnings: tuple[str, ...]
 
 
 def inspect(connection: Connection) -> Fitness:
-    """Look at version, eviction and persistence."""
+    """Check the version, the eviction policy and the persistence."""
     where = connection.where
     try:
         server, memory, persistence = (connection.info(part) for part in ("server", "memory", "persistence"))
     except QueueForbidden as error:
         return Fitness((), (f"Redis at {where} could not be checked: {error}",))
     problems, warnings = [], []
-    # Valkey answers with the Redis version that it is compatible with (7.2.4), whatever its own is.
+    # Valkey reports the Redis version that it is compatible with (7.2.4), not its own.
     version = str(server.get("redis_version", "0"))
     if tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) < MIN_VERSION:
         problems.append(f"Redis at {where}: found version {version}, wanted 7 or newer (or any Valkey): upgrade it")
     policy = str(memory.get("maxmemory_policy", "noeviction"))
     if policy != "noeviction":
         problems.append(
-            f"Redis at {where}: found maxmemory-policy {policy}, wanted noeviction: it would delete jobs when memory "
-            "runs short; set it with CONFIG SET maxmemory-policy noeviction and in its configuration"
+            f"Redis at {where}: found maxmemory-policy {policy}, wanted noeviction: this policy deletes jobs when "
+            "memory runs short; run CONFIG SET maxmemory-policy noeviction and change the server's configuration"
         )
     if not persistence.get("aof_enabled"):
         warnings.append(
-            f"Redis at {where}: found no append-only file, wanted one: a restart of Redis loses jobs since its last "
-            "snapshot (all of them without snapshots); set appendonly yes"
+            f"Redis at {where}: found no append-only file, wanted one: a restart of Redis loses the jobs since its "
+            "last snapshot, or all jobs without snapshots; set appendonly yes"
         )
     if server.get("redis_mode") == "sentinel":
         problems.append(
-            f"Redis at {where}: found a sentinel, wanted the server that it watches: use that one's address"
+            f"Redis at {where}: found a sentinel, wanted the server that it monitors: use the address of that server"
         )
     return Fitness(tuple(problems), tuple(warnings))

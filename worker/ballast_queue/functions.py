@@ -1,6 +1,6 @@
-"""One typed stub per function of `ballast.lua`; what they do and answer stands there.
+"""One typed stub per function of `ballast.lua`, which documents the functions and their replies.
 
-A stub of a job's transition gives a `Call`, so that several go to the server in one round trip.
+A stub returns a `Call`, so that one round trip can carry several.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ HEAD = (
     *("tenant", "priority", "created", "deadline", "waiting", "delayed", "leased", "prefix_key"),
     *("stored", "asked_out", "unbounded", "succeeded", "tokens_out"),
 )
-"""What the claim's decision reads of it, in the order of HEAD there."""
+"""The fields of a record that the choice of a job needs, in the order of HEAD in ballast.lua."""
 Source = Literal["submit", "inbox"]
 
 
 class Line(NamedTuple):
-    """One line on its way into a job."""
+    """One line to store in a job."""
 
     kind: Literal["a", "r", "b"]
     """Accepted, rejected, blank."""
     custom_id: str
-    """Empty where the line has none."""
+    """Empty if the line has none."""
     text: bytes
     """The line, or the error as JSON."""
     entry: bytes = b""
-    """The inbox entry it came in."""
+    """The id of its inbox entry; empty for a submitted file."""
     asked_out: int | None = 0
-    """Most tokens of its answer; None: it states no limit."""
+    """Limit of the tokens of its answer; None: no limit."""
 
 
 class Finished(NamedTuple):
-    """One item that is over."""
+    """One item with its result."""
 
     item: int
     """Its index in the job."""
@@ -52,12 +52,12 @@ class Finished(NamedTuple):
     tokens_in: int
     tokens_out: int
     code: str
-    """Of the error; empty for a success."""
+    """Code of the error; empty for a success."""
     message: str
 
 
 class Functions:
-    """Calls on one queue."""
+    """The calls of one queue."""
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
@@ -72,10 +72,10 @@ class Functions:
         return self._of_job("open", job_id, tenant, priority, deadline or 0, key, source, refuses_passed)
 
     def store(
-        self, job_id: str, source: Source, before: int, lines: Sequence[Line], *, group: int, closes: bool
+        self, job_id: str, source: Source, before: int, lines: Sequence[Line], *, prefix_key: int, closes: bool
     ) -> Call:
-        """`before`: lines stored before, -1 appends to whatever there is."""
-        arguments: list[Argument] = [source, before, int(closes), group]
+        """`before` is the number of lines stored before; -1 appends to any number."""
+        arguments: list[Argument] = [source, before, int(closes), prefix_key]
         for line in lines:
             custom_id = json.dumps(line.custom_id, ensure_ascii=False) if line.custom_id else ""
             asked_out = "" if line.asked_out is None else line.asked_out
@@ -104,7 +104,7 @@ class Functions:
         return self._of_job("claim", job_id, n, worker)
 
     def heartbeat(self, job_id: str, leases: Sequence[tuple[int, int]]) -> Call:
-        """`leases`: index and token of each."""
+        """`leases` has the index and the token of each lease."""
         return self._of_job("heartbeat", job_id, *(number for lease in leases for number in lease))
 
     def finish(self, job_id: str, worker: str, finished: Sequence[Finished]) -> Call:
@@ -168,7 +168,7 @@ class Functions:
         return "forget_service", (self._keys.service,), [value for pair in known for value in pair]
 
     def publish_status(self, worker: str, seconds: float, text: str) -> Call:
-        """`seconds` 0 takes it back."""
+        """`seconds` 0 removes the status."""
         return "publish_status", (self._keys.workers, self._keys.statuses), (worker, seconds, text)
 
     def statuses(self) -> Call:

@@ -1,8 +1,8 @@
-"""How entries of the inbox become jobs, whoever wrote them.
+"""Turn the entries of the inbox into jobs.
 
 `XADD ballast:{<queue>}:inbox * item <line> job <id> tenant <name> priority <n> deadline <unix seconds>`. The first
-entry of a job decides tenant, priority and deadline; an entry with `end 1` closes the job. An entry without `job` is a
-job of its own. What is wrong with an entry becomes its error result.
+entry of a job sets its tenant, priority and deadline. An entry with `end 1` closes the job. An entry without `job` is a
+job of its own. A wrong entry becomes an error result.
 """
 
 from __future__ import annotations
@@ -12,16 +12,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from secrets import token_hex
 
-from ballast_queue.errors import InvalidBody, InvalidJob, UnknownTenant, describe
+from ballast_openai.errors import InvalidBody, describe
+from ballast_queue.batch_lines import CHUNK_LINES, read_line, reject, wrong
+from ballast_queue.errors import InvalidJob, UnknownTenant
 from ballast_queue.functions import Line
-from ballast_queue.intake import CHUNK_LINES, prefix_key, read_line, reject
 from ballast_queue.settings import QueueSettings
-from ballast_queue.submission import Submitting, check_deadline, check_tenant
+from ballast_queue.settings_store import SettingsStore
+from ballast_queue.store import Store
+from ballast_queue.submissions import Terms, check_deadline, check_tenant, open_job
 
 INTAKE_SECONDS = 5.0
-"""How long a worker that died while it took the inbox in keeps the others from it."""
+"""How long a worker that died while it read the inbox blocks the other workers."""
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
-"""No colon: `x:items` would be a job whose record lies where the items of job `x` do."""
+"""Without colons: the record of a job `x:items` would have the key of the items of job `x`."""
 _FIELDS = frozenset({"item", "job", "tenant", "priority", "deadline", "end"})
 _ENDS = {"1": True, "true": True, "0": False, "false": False, "": False}
 _DEFAULT_TENANT = "default"
@@ -29,7 +32,7 @@ _DEFAULT_TENANT = "default"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry, as its writer left it."""
+    """One entry as its writer added it."""
 
     id: bytes
     item: bytes | None
@@ -37,7 +40,7 @@ class Entry:
 
     @property
     def own_job(self) -> str:
-        """Id of the job that it becomes where it can join none."""
+        """Id of the job that the entry becomes if it can join no other."""
         return f"inbox-{self.id.decode()}"
 
     @property
@@ -45,20 +48,21 @@ class Entry:
         return _ENDS.get(self.fields.get("end", ""), False)
 
 
-class TakingIn(Submitting):
-    """The side of the worker that takes the inbox in."""
+@dataclass(frozen=True, slots=True)
+class InboxReader:
+    """Law: an entry leaves the inbox in the same step that stores its line, so a crash loses none."""
+
+    _store: Store
+    _settings: SettingsStore
 
     def take_in(self, limit: int = 500) -> int:
-        """Move up to `limit` entries into jobs; give how many there were. Crash-safe: an entry leaves as it is stored.
-
-        0 may also mean that another worker is at it.
-        """
+        """Move up to `limit` entries into jobs. Return how many there were, or 0 if another worker reads the inbox."""
         owner = token_hex(8)
-        replies = self._run(self._functions.begin_intake(owner, limit, INTAKE_SECONDS))
+        replies = self._store.call(self._store.functions.begin_intake(owner, limit, INTAKE_SECONDS))
         if not replies:
             return 0
         try:
-            settings = self.settings()
+            settings = self._settings.read()
             jobs: dict[str, list[Entry]] = {}
             for entry in (_entry(*reply) for reply in replies):
                 name = entry.fields.get("job", "")
@@ -66,27 +70,28 @@ class TakingIn(Submitting):
             for job_id, entries in jobs.items():
                 self._take(job_id, entries, settings)
         finally:
-            self._run(self._functions.end_intake(owner))
+            self._store.call(self._store.functions.end_intake(owner))
         return len(replies)
 
     def _take(self, job_id: str, entries: Sequence[Entry], settings: QueueSettings) -> None:
-        tenant, priority, deadline = _terms(entries[0], settings)
-        job = self._open(job_id, tenant, priority, deadline, key="", source="inbox")
+        job = open_job(self._store, job_id, _terms(entries[0], settings), key="", source="inbox")
         if job.source != "inbox":
-            # Its writer may not add to a job that came another way, perhaps from another tenant.
+            # The writer of an entry may not add to a submitted job, which may be another tenant's.
             for entry in entries:
                 self._take(entry.own_job, [entry], settings)
             return
         lines: list[Line] = []
-        group = 0
+        prefix_key = 0
         for entry in entries:
-            line, entry_group = _line(entry, job_id, job.tenant, settings)
+            line, key = _line(entry, job_id, job.tenant, settings)
             lines.append(line)
-            group = group or entry_group
+            prefix_key = prefix_key or key
             closes = entry.closes or job_id == entry.own_job
             if closes or len(lines) == CHUNK_LINES or entry is entries[-1]:
-                self._run(self._functions.store(job_id, "inbox", -1, lines, group=group, closes=closes))
-                lines, group = [], 0
+                functions = self._store.functions
+                call = functions.store(job_id, "inbox", -1, lines, prefix_key=prefix_key, closes=closes)
+                self._store.call(call)
+                lines, prefix_key = [], 0
 
 
 def _entry(entry_id: bytes, pairs: Sequence[bytes]) -> Entry:
@@ -118,8 +123,8 @@ def _read_deadline(fields: dict[str, str]) -> float | None:
     return check_deadline(deadline)
 
 
-def _terms(entry: Entry, settings: QueueSettings) -> tuple[str, int, float | None]:
-    """Tenant, priority and deadline of the job that `entry` opens; a default where one is wrong (see `_problems`)."""
+def _terms(entry: Entry, settings: QueueSettings) -> Terms:
+    """Return the terms of the job that `entry` opens. A wrong value counts as its default (see `_problems`)."""
     tenant, priority, deadline = entry.fields.get("tenant", _DEFAULT_TENANT), 0, None
     try:
         check_tenant(tenant)
@@ -130,29 +135,20 @@ def _terms(entry: Entry, settings: QueueSettings) -> tuple[str, int, float | Non
         deadline = _read_deadline(entry.fields)
     except InvalidJob:
         pass
-    return tenant, priority, deadline
+    return Terms(tenant, priority, deadline)
 
 
 def _problems(entry: Entry, job_id: str, tenant: str, settings: QueueSettings) -> Iterator[InvalidBody]:
     fields = entry.fields
     unknown = sorted(fields.keys() - _FIELDS)
     if unknown:
-        yield InvalidBody(
-            None,
-            f"entry: found an unknown field ({describe(unknown[0])}), wanted {', '.join(sorted(_FIELDS))}",
-            "invalid_entry",
-        )
+        found = f"an unknown field ({describe(unknown[0])})"
+        yield wrong("entry", found, ", ".join(sorted(_FIELDS)), code="invalid_entry")
     if "job" in fields and fields["job"] != job_id:
-        yield InvalidBody(
-            "job",
-            f"job: found {describe(fields['job'])}, wanted an id of at most 128 letters, digits and . _ / - that is "
-            "not in use by a job submitted another way",
-            "invalid_job",
-        )
+        wanted = "an id of at most 128 letters, digits and . _ / - that no submitted job has"
+        yield wrong("job", describe(fields["job"]), wanted, code="invalid_job")
     if fields.get("end", "") not in _ENDS:
-        yield InvalidBody(
-            "end", f"end: found {describe(fields['end'])}, wanted 1 in the last entry of a job", "invalid_entry"
-        )
+        yield wrong("end", describe(fields["end"]), "1 in the last entry of a job", code="invalid_entry")
     try:
         check_tenant(fields.get("tenant", tenant))
         settings.priority_of(fields.get("tenant", tenant), _read_priority(fields))
@@ -162,20 +158,15 @@ def _problems(entry: Entry, job_id: str, tenant: str, settings: QueueSettings) -
     except InvalidJob as error:
         yield InvalidBody(None, str(error), "invalid_entry")
     if fields.get("tenant", tenant) != tenant:
-        yield InvalidBody(
-            "tenant",
-            f"tenant: found {describe(fields['tenant'])}, wanted that of the job's first entry",
-            "wrong_tenant",
-        )
+        yield wrong("tenant", describe(fields["tenant"]), "the tenant of the job's first entry", code="wrong_tenant")
 
 
 def _line(entry: Entry, job_id: str, tenant: str, settings: QueueSettings) -> tuple[Line, int]:
-    """Validate an entry; give its line and prefix group."""
+    """Validate an entry. Return its line and its prefix key (0: it is rejected)."""
     line, body = read_line(entry.item or b"", settings)
     if line.kind == "b" and not entry.closes:
-        problem = InvalidBody("item", "item: found nothing, wanted a line in OpenAI's batch format", "invalid_entry")
-        line = reject("", problem)
+        line = reject("", wrong("item", "nothing", "a line in OpenAI's batch format", code="invalid_entry"))
     for problem in _problems(entry, job_id, tenant, settings):
         line, body = reject(line.custom_id, problem), None
         break
-    return line._replace(entry=entry.id), prefix_key(body) if body is not None else 0
+    return line._replace(entry=entry.id), body.prefix_key if body is not None else 0

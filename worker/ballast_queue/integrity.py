@@ -1,4 +1,4 @@
-"""Whether a queue balances: counters, indexes and results against the items themselves."""
+"""Check the counters, indexes and results of a queue against its items."""
 
 from __future__ import annotations
 
@@ -9,50 +9,44 @@ from typing import Any
 
 from ballast_queue.functions import FIELDS
 from ballast_queue.job import JobState
-from ballast_queue.record import SUMMED
+from ballast_queue.jobs import Jobs
+from ballast_queue.records import SUMMED
 from ballast_queue.store import Store
 
 _RUNS = {JobState.VALIDATING, JobState.IN_PROGRESS}
 
 
-class Auditing(Store):
-    """The side of tests and of whoever suspects something."""
-
-    def check_integrity(self) -> list[str]:
-        """Compare everything that is kept twice; give what differs, as sentences.
-
-        Reads the whole queue in one call, during which the server does nothing else: seconds where there are millions
-        of items.
-        """
-        reply: list[Any] = []
-        while not reply:  # a job came or went between the two calls
-            job_ids = self._job_ids()
-            reply = self._run(self._functions.audit(job_ids))
-        totals, ready, backlog, groups, active, held = reply[:6]
-        jobs = [_Audited(job) for job in reply[6:]]
-        found = list(chain.from_iterable(job.problems() for job in jobs))
-        ranks = {rank.decode() for rank in ready}
-        leased = Counter[str]()
-        for job in jobs:
-            leased[job.text["tenant"]] += job.count["leased"]
-        wanted: tuple[tuple[str, object, object], ...] = (
-            ("held", _numbers(held), {tenant: n for tenant, n in leased.items() if n}),
-            ("ready", ranks, {job.text["rank"] for job in jobs if job.is_ready}),
-            ("groups", {name.decode() for name in groups}, {f"{band}|{name}|" for band, name in map(_group, ranks)}),
-            ("backlog", {job_id.decode() for job_id in backlog}, {job.id for job in jobs if job.has_backlog}),
-            ("active", {job_id.decode() for job_id in active}, {job.id for job in jobs if not job.state.is_over}),
-        )
-        found += [f"{name}: found {kept}, wanted {real}" for name, kept, real in wanted if kept != real]
-        sums = {name: sum(job.count[name] for job in jobs) for name in (*SUMMED, "dead")}
-        sums |= {f"jobs:{state}": sum(job.state is state for job in jobs) for state in JobState}
-        sums["at_risk"] = sum(job.is_at_risk for job in jobs)
-        counted = _numbers(totals)
-        found += [
-            f"totals.{name} is {counted.get(name, 0)}, its jobs sum up to {total}"
-            for name, total in sums.items()
-            if counted.get(name, 0) != total
-        ]
-        return found
+def find_differences(store: Store) -> list[str]:
+    """Return the differences as sentences. One call reads the whole queue."""
+    reply: list[Any] = []
+    while not reply:  # empty if a job was added or deleted between the two calls
+        job_ids = Jobs(store).ids()
+        reply = store.call(store.functions.audit(job_ids))
+    totals, ready, backlog, groups, active, held = reply[:6]
+    jobs = [_Audited(job) for job in reply[6:]]
+    found = list(chain.from_iterable(job.problems() for job in jobs))
+    ranks = {rank.decode() for rank in ready}
+    leased = Counter[str]()
+    for job in jobs:
+        leased[job.text["tenant"]] += job.count["leased"]
+    wanted: tuple[tuple[str, object, object], ...] = (
+        ("held", _numbers(held), {tenant: n for tenant, n in leased.items() if n}),
+        ("ready", ranks, {job.text["rank"] for job in jobs if job.is_ready}),
+        ("groups", {name.decode() for name in groups}, {f"{band}|{name}|" for band, name in map(_group, ranks)}),
+        ("backlog", {job_id.decode() for job_id in backlog}, {job.id for job in jobs if job.has_backlog}),
+        ("active", {job_id.decode() for job_id in active}, {job.id for job in jobs if not job.state.is_over}),
+    )
+    found += [f"{name}: found {kept}, wanted {real}" for name, kept, real in wanted if kept != real]
+    sums = {name: sum(job.count[name] for job in jobs) for name in (*SUMMED, "dead")}
+    sums |= {f"jobs:{state}": sum(job.state is state for job in jobs) for state in JobState}
+    sums["at_risk"] = sum(job.is_at_risk for job in jobs)
+    counted = _numbers(totals)
+    found += [
+        f"totals.{name} is {counted.get(name, 0)}, its jobs sum up to {total}"
+        for name, total in sums.items()
+        if counted.get(name, 0) != total
+    ]
+    return found
 
 
 def _numbers(pairs: list[bytes]) -> dict[str, int]:
@@ -64,7 +58,7 @@ def _group(rank: str) -> list[str]:
 
 
 class _Audited:
-    """One job as `audit` gives it."""
+    """One job in the reply of `audit`."""
 
     def __init__(self, reply: list[Any]) -> None:
         values, returned, delayed, leases, live, prefixes, dead, kept, self._succeeded, self._let_go, results = reply
@@ -96,7 +90,7 @@ class _Audited:
         return not is_ending and self.text["outlook"] in {"at_risk", "no"}
 
     def problems(self) -> Iterator[str]:
-        """What differs, as sentences."""
+        """Yield the differences as sentences."""
         count, parts = self.count, self._parts
         fresh = set(range(count["next"], count["stored"]))
         waiting = fresh | parts["returned"] | parts["delayed"]

@@ -1,4 +1,4 @@
-"""Jobs, items, claims and results: the values that travel between submitters, Redis and workers.
+"""Jobs, items, leases and results: the values that submitters, Redis and workers exchange.
 
 Payloads in Redis are JSON of these models with a `version`. Times are Unix seconds by the Redis server's clock.
 """
@@ -13,34 +13,34 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class JobState(StrEnum):
-    """Where a job stands: OpenAI's batch states, and `paused`. Each member says who moves it on."""
+    """State of a job: OpenAI's batch states, and `paused`. Each member names what moves the job on."""
 
     VALIDATING = "validating"
-    """Lines are still being taken in, and those that are in may run already; the job's end mark moves it on."""
+    """The job still takes lines, and the stored ones may run already. The job's end mark moves it on."""
     IN_PROGRESS = "in_progress"
-    """Items wait or are leased; the last finish moves it on, or pause, cancel, the deadline."""
+    """Items wait or are leased. The last result, a pause, a cancel or the deadline moves it on."""
     PAUSED = "paused"
-    """Nothing is claimed; leased items finish; `resume` moves it on."""
+    """Workers claim no item. Leased items finish. `resume` moves it on."""
     FINALIZING = "finalizing"
-    """The deadline passed: nothing new is claimed, and what is left gets its error result; `reap` moves it on."""
+    """The deadline passed. The items that are left get their error results. `Timers.run_due` moves it on."""
     COMPLETED = "completed"
     FAILED = "failed"
-    """No line of it could be taken."""
+    """None of its lines was accepted."""
     EXPIRED = "expired"
-    """The deadline passed; what was done is kept."""
+    """The deadline passed. The finished results are kept."""
     CANCELLING = "cancelling"
-    """Nothing new is claimed, what waits gets its error result, leased items finish or are let go at the next
-    heartbeat; the last of them moves it on."""
+    """Waiting items get their error results. Leased items finish, or end at their next heartbeat. The last item moves
+    it on."""
     CANCELLED = "cancelled"
 
     @property
     def is_over(self) -> bool:
-        """True in the four states that nothing leaves (but `redrive`, from completed)."""
+        """True in the four final states. Only `redrive` leaves one: completed."""
         return self in {JobState.COMPLETED, JobState.FAILED, JobState.EXPIRED, JobState.CANCELLED}
 
 
 class ItemState(StrEnum):
-    """Where an item stands."""
+    """State of an item."""
 
     WAITING = "waiting"
     LEASED = "leased"
@@ -51,15 +51,15 @@ class ItemState(StrEnum):
 
 
 class Outlook(StrEnum):
-    """Whether a job will meet its deadline, as a worker saw it last."""
+    """Whether a job will meet its deadline, by the latest forecast of a worker."""
 
     YES = "yes"
     AT_RISK = "at_risk"
-    """Not with what goes before it or beside it."""
+    """Not with the work that runs before it or beside it."""
     NO = "no"
     """Not even alone."""
     UNKNOWN = "unknown"
-    """No rate was measured: nothing is promised."""
+    """No rate is measured yet."""
 
 
 class _Wire(BaseModel):
@@ -69,7 +69,7 @@ class _Wire(BaseModel):
 
 
 class RequestCounts(_Wire):
-    """Items of a job by state; the sum of all but `total` is `total`."""
+    """Items of a job by state. `total` is the sum of the others."""
 
     total: int = 0
     waiting: int = 0
@@ -81,7 +81,7 @@ class RequestCounts(_Wire):
 
     @property
     def done(self) -> int:
-        """Items that have their result."""
+        """Items with a result."""
         return self.succeeded + self.failed + self.cancelled + self.expired
 
 
@@ -97,43 +97,43 @@ class Job(_Wire):
     finished: float | None = None
     counts: RequestCounts = RequestCounts()
     delayed: int = 0
-    """Of those that wait: items whose next attempt comes after a pause."""
+    """Waiting items whose backoff has not ended."""
     tokens_in: int = 0
     tokens_out: int = 0
     output_left: int = 0
-    """Tokens that what is left of it will generate, about; 0 where nothing is known of it."""
+    """Estimated tokens that its remaining items will generate; 0 if unknown."""
     outlook: Outlook | None = None
-    """None: it has no deadline, or no worker has looked at it yet."""
+    """None: the job has no deadline, or no worker has made a forecast yet."""
     because: str = ""
-    """The outlook as a sentence, with its figures."""
+    """The reason of the outlook: a sentence with its figures."""
     appraised: float | None = None
-    """When the outlook was said."""
+    """When the outlook was recorded."""
     reason: str = ""
-    """Why it failed or expired: a sentence."""
+    """Why the job failed or expired: a sentence."""
 
     @property
     def is_at_risk(self) -> bool:
-        """True while it runs and will miss its deadline at the present rates."""
+        """True if the job is not over and will miss its deadline at the current rates."""
         return not self.state.is_over and self.outlook in {Outlook.AT_RISK, Outlook.NO}
 
 
 class Prefix(_Wire):
-    """What an attempt generated before its item was given back."""
+    """The tokens that an attempt generated before its worker gave the item back."""
 
     token_ids: tuple[int, ...] = ()
     seed: int = 0
     model_revision: str = ""
-    """A worker whose revision differs discards the prefix."""
+    """A worker with another revision discards the prefix."""
 
 
 ENOUGH_SUCCEEDED = 8
-"""Results after which the mean of what they generated says more than the limits that the requests state."""
+"""Results after which their mean output predicts more than the limits that the requests state."""
 
 
 def output_left(remaining: int, *, stored: int, asked: int | None, succeeded: int, generated: int) -> int:
-    """Estimate the tokens that `remaining` items will generate: so many times the mean, of results or of limits.
+    """Estimate the tokens that `remaining` items will generate: `remaining` times the mean of results or of limits.
 
-    `asked` sums the limits of the `stored` items, None where one states none. 0: nothing is known.
+    `asked` is the sum of the limits of the `stored` items, None if an item states no limit. Return 0 if unknown.
     """
     if succeeded >= ENOUGH_SUCCEEDED or (succeeded and asked is None):
         return round(remaining * generated / succeeded)
@@ -141,7 +141,7 @@ def output_left(remaining: int, *, stored: int, asked: int | None, succeeded: in
 
 
 Lease = tuple[str, int, int]
-"""Names one claim of one item: job id, index, fencing token."""
+"""One lease of one item: job id, index, fencing token."""
 
 
 class Claimed(_Wire):
@@ -149,7 +149,7 @@ class Claimed(_Wire):
 
     job_id: str
     index: int
-    """Position of the item in its job, from 0; with `job_id` its identity."""
+    """Position of the item in its job, from 0."""
     custom_id: str
     method: str = "POST"
     url: str
@@ -158,15 +158,15 @@ class Claimed(_Wire):
     priority: int = 0
     attempt: int = Field(default=1, ge=1)
     token: int
-    """Fencing token: larger than that of every earlier lease of this item."""
+    """Fencing token: larger than the token of every earlier lease of this item."""
     expires: float
     seed: int
-    """The body's own, or drawn from job and index, so that every attempt samples the same."""
+    """The body's seed, or a hash of job and index, so that every attempt samples the same tokens."""
     prefix: Prefix | None = None
 
     @property
     def lease(self) -> Lease:
-        """What a heartbeat names."""
+        """The lease of the item."""
         return (self.job_id, self.index, self.token)
 
 
@@ -175,7 +175,7 @@ class Result(_Wire):
 
     custom_id: str
     status_code: int
-    """200 with `body`, else the HTTP status that an online client would have got."""
+    """200 with `body`, or the HTTP status that an online client would get."""
     body: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
     """`{"code": ..., "message": ...}`; None on success."""
@@ -184,7 +184,7 @@ class Result(_Wire):
     worker: str = ""
 
     def as_openai(self, job_id: str) -> dict[str, Any]:
-        """The line of OpenAI's batch output file."""
+        """Return the line of OpenAI's batch output file."""
         response = None
         if self.error is None or self.body is not None:
             response = {"status_code": self.status_code, "request_id": f"{job_id}:{self.custom_id}", "body": self.body}
@@ -197,7 +197,7 @@ class Result(_Wire):
 
 
 class DeadLetter(_Wire):
-    """An item whose attempts are spent, or that no attempt can serve; `redrive` puts it back."""
+    """An item whose attempts are spent, or that no attempt can serve. `redrive` puts it back."""
 
     job_id: str
     index: int
@@ -206,16 +206,16 @@ class DeadLetter(_Wire):
     code: str
     message: str
     worker: str = ""
-    """Who held it last."""
+    """The last worker that held it."""
     is_retryable: bool = True
-    """False: no attempt can serve it, as the request itself is wrong."""
+    """False: no attempt can serve it, because the request itself is wrong."""
     at: float
-    """When it was given up."""
+    """When it became a dead letter."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobHead:
-    """What the claim's decision needs of one job that has claimable items."""
+    """The part of a job with claimable items that the choice of a job needs."""
 
     job_id: str
     tenant: str
@@ -223,18 +223,19 @@ class JobHead:
     created: float
     deadline: float | None
     waiting: int
-    """Items that could be claimed now."""
+    """Items that workers can claim now."""
     remaining: int
     """Items without a result."""
     leased: int
     output_left: int = 0
-    """As `Job.output_left`."""
+    """See `Job.output_left`."""
     prefix_key: int = 0
+    """Prefix key of its first item; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Redriven:
-    """What `redrive` did."""
+    """The result of a redrive."""
 
     returned: int
     """Items that wait again."""
@@ -244,11 +245,11 @@ class Redriven:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """What `submit` did."""
+    """The result of a submission."""
 
     job_id: str
     accepted: int
     rejected: int
-    """Lines that became an error result at once."""
+    """Lines that became error results at once."""
     is_new: bool
-    """False: the idempotency key was known. Lines that were stored before are not stored again."""
+    """False: the idempotency key names an existing job. Lines stored before are not stored again."""

@@ -1,84 +1,65 @@
-"""What users ask of jobs: look, follow, cancel, pause, resume, redrive."""
+"""The jobs of a queue, and the changes of state that users ask for."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import ValidationError
-
-from ballast_queue.errors import JobNotFound, JobStateConflict, QueueError
-from ballast_queue.job import DeadLetter, Job, JobState, Outlook, Redriven, Result
-from ballast_queue.record import counts_of, job_of
-from ballast_queue.status import QueueStats, WorkerStatus
+from ballast_queue.errors import JobNotFound, JobStateConflict
+from ballast_queue.job import Job, JobState, Outlook, Redriven
+from ballast_queue.records import job_of, parse_record
 from ballast_queue.store import Store
 
+READ_JOBS = 200
+"""Records read in one call."""
 SWEEP_ITEMS = 500
 """Items that get their error result in one call."""
-PAGE = 200
-"""Results read in one call."""
 MOST_ACTIVE = 2000
-"""Jobs that are looked at together."""
+"""Jobs that `active` returns by default."""
 
 
-class Jobs(Store):
-    """The side of whoever looks after jobs."""
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    """Law: a job that is over keeps its state, except that a redrive reopens a completed one."""
 
-    def jobs(self, limit: int | None = None) -> list[Job]:
-        """Give the newest `limit` jobs (all where it is None), in the order of their submission."""
-        if limit is not None and limit < 1:
-            return []
-        return [job_of(record) for record in self._records(self._job_ids(-limit if limit else 0))]
+    _store: Store
 
-    def active_jobs(self, limit: int = MOST_ACTIVE) -> list[Job]:
-        """Give jobs that are not over, at most `limit`: those with the nearest deadlines, then the others."""
-        job_ids = [job_id.decode() for job_id in self._connection.members(self._keys.active, 0, limit - 1)]
-        return [job_of(record) for record in self._records(job_ids)]
-
-    def appraise(self, told: Sequence[tuple[str, Outlook, str]]) -> None:
-        """Say of jobs whether they will meet their deadline, and why; nothing happens to one that is over or ending."""
-        self._connection.call_many([self._functions.appraise(*each) for each in told])
-
-    def take_turn(self, seconds: float) -> bool:
-        """Give True to the first of all workers that asks within so many seconds: it appraises the deadlines."""
-        return bool(self._run(self._functions.take_turn(seconds)))
-
-    def results(self, job_id: str, *, follow: bool = False, poll_seconds: float = 1.0) -> Iterator[Result]:
-        """Give the results so far in the order of completion, each custom_id once; with `follow` until the job is over.
-
-        A redrive withdraws the error results of the items it puts back: who had read those already gets the items'
-        new results as well.
+    def get(self, job_id: str) -> Job:
+        """Return one job.
 
         Raises:
-            JobNotFound: there is no such job, or it was deleted meanwhile.
+            JobNotFound: the queue has no job with this id.
         """
-        key, seen = self._keys.part(job_id, "results"), b"0"
-        self.job(job_id)
-        while True:
-            # Ask for the state first: what a job that is over has not shown by then, it has not.
-            is_over = follow and self.job(job_id).state.is_over
-            while page := self._connection.entries(key, seen, PAGE):
-                for entry_id, fields in page:
-                    seen = entry_id
-                    yield _result(fields, job_id)
-            if not follow or is_over:
-                return
-            self._connection.wait_for_entry(key, seen, poll_seconds)
+        records = self._records([job_id])
+        if not records:
+            raise JobNotFound(job_id, self._store.name)
+        return job_of(records[0])
+
+    def newest(self, limit: int | None = None) -> list[Job]:
+        """Return the newest `limit` jobs (all by default) in the order of submission."""
+        if limit is not None and limit < 1:
+            return []
+        return [job_of(record) for record in self._records(self.ids(-limit if limit else 0))]
+
+    def active(self, limit: int = MOST_ACTIVE) -> list[Job]:
+        """Return at most `limit` jobs that are not over, those with the nearest deadlines first."""
+        members = self._store.connection.members(self._store.keys.active, 0, limit - 1)
+        return [job_of(record) for record in self._records([job_id.decode() for job_id in members])]
 
     def cancel(self, job_id: str) -> Job:
-        """End a job: what waits gets an error result with code `cancelled`, what runs is let go at its next heartbeat.
+        """End a job that is not over. Items under lease end at their worker's next heartbeat.
 
-        A job that is over stays as it is.
+        Each waiting item gets an error result with the code `cancelled`.
         """
-        self.job(job_id)
-        self._run(self._functions.begin_end(job_id, "cancelled"))
-        while self._run(self._functions.sweep(job_id, SWEEP_ITEMS)):
+        self.get(job_id)
+        self._store.call(self._store.functions.begin_end(job_id, "cancelled"))
+        while self._store.call(self._store.functions.sweep(job_id, SWEEP_ITEMS)):
             pass
-        return self.job(job_id)
+        return self.get(job_id)
 
     def pause(self, job_id: str) -> Job:
-        """Claim nothing more of a job; what runs goes on to its end.
+        """Stop claims of a job's items. Items under lease finish.
 
         Raises:
             JobStateConflict: the job is over or ending.
@@ -86,31 +67,27 @@ class Jobs(Store):
         return self._hold(job_id, "paused")
 
     def resume(self, job_id: str) -> Job:
-        """Take a pause back; see `pause`."""
-        return self._hold(job_id, "resumed")
-
-    def _hold(self, job_id: str, how: Literal["paused", "resumed"]) -> Job:
-        status, state = self._run(self._functions.hold(job_id, how))
-        if status == b"missing":
-            raise JobNotFound(job_id, self.name)
-        if status == b"conflict":
-            raise JobStateConflict(f"job {job_id} is {state.decode()}: only a job that is not at its end can be {how}")
-        return self.job(job_id)
-
-    def redrive(self, job_id: str, *, takes_all: bool = False) -> Redriven:
-        """Put a job's dead letters back, with fresh attempts; their error results are withdrawn.
-
-        Those that no attempt can serve stay, unless `takes_all`: for where the worker has changed, not the request.
+        """End a pause.
 
         Raises:
-            JobStateConflict: the job was cancelled, failed or expired.
+            JobStateConflict: the job is over or ending.
+        """
+        return self._hold(job_id, "resumed")
+
+    def redrive(self, job_id: str, *, takes_all: bool = False) -> Redriven:
+        """Put the dead letters of a job back with fresh attempts, and remove their error results.
+
+        Dead letters that no attempt can serve stay, unless `takes_all`. Use it after a change of the worker.
+
+        Raises:
+            JobStateConflict: the job was cancelled, has failed or has expired.
         """
         total, left, cursor = 0, 0, b"0"
         while True:
-            call = self._functions.redrive(job_id, SWEEP_ITEMS, cursor, takes_all=takes_all)
-            status, done, cursor, left = self._run(call)
+            call = self._store.functions.redrive(job_id, SWEEP_ITEMS, cursor, takes_all=takes_all)
+            status, done, cursor, left = self._store.call(call)
             if status == b"missing":
-                raise JobNotFound(job_id, self.name)
+                raise JobNotFound(job_id, self._store.name)
             if status == b"passed":
                 raise JobStateConflict(f"the deadline of job {job_id} has passed: submit its lines as another job")
             if status == b"conflict":
@@ -120,48 +97,36 @@ class Jobs(Store):
             if cursor == b"0":
                 return Redriven(total, left)
 
-    def dead_letters(self, job_id: str | None = None) -> Iterator[DeadLetter]:
-        """Give the items of one job (or of all) whose attempts are spent or that no attempt can serve."""
-        if job_id is not None:
-            self.job(job_id)
-            job_ids = [job_id]
-        else:
-            job_ids = [record["id"] for record in self._records(self._job_ids()) if int(record["dead"])]
-        for name in job_ids:
-            for _, letter in self._connection.hash_pairs(self._keys.part(name, "dead")):
-                yield DeadLetter.model_validate_json(letter.split(b"\n", 3)[3])
+    def record_outlooks(self, outlooks: Sequence[tuple[str, Outlook, str]]) -> None:
+        """Store whether jobs will meet their deadlines, each with a reason. Jobs that are over or ending ignore it."""
+        self._store.connection.call_many([self._store.functions.appraise(*each) for each in outlooks])
 
-    def stats(self) -> QueueStats:
-        """Sum the queue up."""
-        at, inbox, oldest, entry, pairs = self._run(self._functions.stats())
-        totals = {name.decode(): value.decode() for name, value in zip(pairs[::2], pairs[1::2], strict=True)}
-        since = [float(oldest)] if oldest else []
-        if entry:
-            since.append(int(entry.split(b"-")[0]) / 1000)
-        return QueueStats(
-            at=float(at),
-            items=counts_of(totals),
-            inbox=inbox,
-            oldest_waiting_seconds=max(0.0, float(at) - min(since)) if since else 0.0,
-            dead_letters=int(totals.get("dead", 0)),
-            jobs_at_risk=int(totals.get("at_risk", 0)),
-            jobs={state: int(totals.get(f"jobs:{state}", 0)) for state in JobState},
-        )
+    def begin_forecast(self, seconds: float) -> bool:
+        """Return True to the first worker that calls it within `seconds`: this worker records the outlooks."""
+        return bool(self._store.call(self._store.functions.take_turn(seconds)))
 
-    def workers(self) -> list[WorkerStatus]:
-        """Give the statuses that have not expired. A worker that is not among them is unknown, not idle.
+    def ids(self, first: int = 0) -> list[str]:
+        """Return the ids of all jobs from position `first`, in the order of submission."""
+        return [job_id.decode() for job_id in self._store.connection.members(self._store.keys.jobs, first, -1)]
 
-        So is one of another version whose status this one cannot read.
-        """
-        statuses = []
-        for text in self._run(self._functions.statuses()):
-            with contextlib.suppress(ValidationError):
-                statuses.append(WorkerStatus.model_validate_json(text or b""))
-        return sorted(statuses, key=lambda status: status.worker_id)
+    def ids_with_dead_letters(self) -> list[str]:
+        """Return the ids of the jobs with dead letters."""
+        return [record["id"] for record in self._records(self.ids()) if int(record["dead"])]
 
+    def _hold(self, job_id: str, change: Literal["paused", "resumed"]) -> Job:
+        status, state = self._store.call(self._store.functions.hold(job_id, change))
+        if status == b"missing":
+            raise JobNotFound(job_id, self._store.name)
+        if status == b"conflict":
+            raise JobStateConflict(
+                f"job {job_id} is {state.decode()}: only a job that is not over or ending can be {change}"
+            )
+        return self.get(job_id)
 
-def _result(fields: dict[bytes, bytes], job_id: str) -> Result:
-    try:
-        return Result.model_validate_json(fields[b"r"])
-    except ValidationError as error:
-        raise QueueError(f"found a result of job {job_id} that this version cannot read ({error})") from error
+    def _records(self, job_ids: list[str]) -> list[dict[str, str]]:
+        """Return the records of the jobs that exist."""
+        records = []
+        for start in range(0, len(job_ids), READ_JOBS):
+            replies = self._store.call(self._store.functions.read(job_ids[start : start + READ_JOBS]))
+            records += [record for record in map(parse_record, replies) if record is not None]
+        return records

@@ -1,6 +1,6 @@
-"""Every key of a queue. `ballast.lua` opens with what lies under each.
+"""Every key of a queue. `ballast.lua` starts with the schema of their values.
 
-All keys of a queue carry its name as hash tag, so that Redis Cluster keeps them in one slot and one function may touch
+The queue's name is the hash tag of all keys, so that Redis Cluster keeps them in one slot and one function may use
 them together.
 """
 
@@ -14,7 +14,7 @@ _JOB = ("", ":items", ":live", ":returned", ":delayed", ":leases", ":prefixes", 
 
 
 class Keys:
-    """Builds the keys of one queue."""
+    """The keys of one queue."""
 
     def __init__(self, queue: str) -> None:
         self._base = f"ballast:{{{queue}}}:"
@@ -32,18 +32,18 @@ class Keys:
         return (self._base + part).encode()
 
     def _of_job(self, job_id: str) -> tuple[bytes, ...]:
-        """Give what a transition of a job gets in KEYS, in the order that `bind` in ballast.lua reads."""
+        """Return the KEYS of a transition of a job, in the order of `bind` in ballast.lua."""
         return (*self._queue, *(self._key(f"job:{job_id}{part}") for part in _JOB))
 
     def for_audit(self, job_ids: Iterable[str]) -> list[bytes]:
-        """Give what `audit` gets in KEYS."""
+        """Return the KEYS of `audit`."""
         jobs = (key for job_id in job_ids for key in self.of_job(job_id)[len(_QUEUE) :])
         return [self.totals, self.jobs, self.ready, self.backlog, self.groups, self.active, self.held, *jobs]
 
     def job(self, job_id: str) -> bytes:
-        """Key of a job's record."""
+        """Return the key of a job's record."""
         return self.of_job(job_id)[len(_QUEUE)]
 
     def part(self, job_id: str, part: str) -> bytes:
-        """Key of one part of a job: `results`, `dead`, `leases`, ..."""
+        """Return the key of one part of a job: `results`, `dead`, `leases`, ..."""
         return self.of_job(job_id)[len(_QUEUE) + _JOB.index(f":{part}")]

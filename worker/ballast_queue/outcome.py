@@ -1,4 +1,4 @@
-"""Expected outcomes of queue operations: values, not exceptions, and the labels of the metrics."""
+"""Expected outcomes of queue operations. Their values are labels of metrics."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from enum import StrEnum
 
 
 class Outcome(StrEnum):
-    """What became of a transition."""
+    """The outcome of a transition of an item."""
 
     DONE = "done"
     ALREADY_DONE = "already_done"
-    """The same finish arrived before; nothing changed."""
+    """The same result arrived before. Nothing changed."""
     LEASE_LOST = "lease_lost"
-    """The lease expired or was taken over: what the caller produced is not visible."""
+    """The lease expired, or another worker holds the item. The caller's result is discarded."""
     CANCELLED = "cancelled"
-    """The job was cancelled, paused for ever or expired in the meantime."""
+    """The job was cancelled or has expired."""
     RETRIED = "retried"
-    """Back in the queue, not before its backoff."""
+    """The item waits again, until its backoff ends."""
     DEAD = "dead"
-    """Attempts are spent: a dead letter with its reason."""
+    """The attempts are spent. The item is a dead letter with a reason."""
     NOT_FOUND = "not_found"
+    """The job or the item does not exist."""

@@ -1,4 +1,4 @@
-"""The queue as submitters and workers use it: one class over the parts that this package is made of."""
+"""The queue as submitters, workers and the operator use it."""
 
 from __future__ import annotations
 
@@ -6,23 +6,46 @@ from typing import Self
 
 from pydantic import TypeAdapter, ValidationError
 
+from ballast_openai.errors import describe
+from ballast_queue.claimable import Claimable
 from ballast_queue.connection import Connection
-from ballast_queue.errors import InvalidJob, ServerUnfit, describe
+from ballast_queue.errors import InvalidJob, ServerUnfit
 from ballast_queue.fitness import inspect
-from ballast_queue.inbox import TakingIn
-from ballast_queue.integrity import Auditing
+from ballast_queue.inbox import InboxReader
+from ballast_queue.integrity import find_differences
 from ballast_queue.jobs import Jobs
-from ballast_queue.service import Charging
+from ballast_queue.leases import Leases
+from ballast_queue.ledger import SharedLedger
+from ballast_queue.records import stats_of
+from ballast_queue.results import Results
 from ballast_queue.settings import Name
-from ballast_queue.upkeep import Upkeep
-from ballast_queue.work import Working
+from ballast_queue.settings_store import SettingsStore
+from ballast_queue.status import QueueStats
+from ballast_queue.store import Store
+from ballast_queue.submissions import Submissions
+from ballast_queue.timers import Timers
+from ballast_queue.workers import Workers
 
 
-class Queue(TakingIn, Jobs, Working, Charging, Upkeep, Auditing):
-    """One queue in Redis or Valkey 7+. Threads may share it; a method is one round trip, or few.
+class Queue:
+    """One queue in Redis or Valkey 7+. Threads may share it. Each method needs one round trip, or a few.
 
-    Every method raises `QueueUnavailable` where the server cannot be reached.
+    Every method raises `QueueUnavailable` if the server is unreachable.
     """
+
+    def __init__(self, connection: Connection, name: str) -> None:
+        self.name = name
+        self.store = Store(connection, name)
+        self.settings = SettingsStore(self.store)
+        self.submissions = Submissions(self.store, self.settings)
+        self.inbox = InboxReader(self.store, self.settings)
+        self.jobs = Jobs(self.store)
+        self.results = Results(self.store, self.jobs)
+        self.claimable = Claimable(self.store)
+        self.leases = Leases(self.store)
+        self.ledger = SharedLedger(self.store)
+        self.timers = Timers(self.store)
+        self.workers = Workers(self.store)
 
     @classmethod
     def connect(
@@ -34,13 +57,13 @@ class Queue(TakingIn, Jobs, Working, Charging, Upkeep, Auditing):
         password: str | None = None,
         socket_timeout: float = 5.0,
     ) -> Self:
-        """Connect to `redis://`, `rediss://` (TLS) or `unix://` and have the function library loaded.
+        """Connect to `redis://`, `rediss://` (TLS) or `unix://`, and load the function library if needed.
 
-        `username` and `password` go before those of the URL.
+        `username` and `password` override those in the URL.
 
         Raises:
             InvalidAddress, InvalidJob: the URL or the queue's name is malformed.
-            QueueUnavailable, QueueForbidden: the server does not answer, or refuses.
+            QueueUnavailable, QueueForbidden: the server does not answer, or refuses the user.
         """
         try:
             TypeAdapter(Name).validate_python(name)
@@ -55,28 +78,39 @@ class Queue(TakingIn, Jobs, Working, Charging, Upkeep, Auditing):
     @property
     def where(self) -> str:
         """Host and port (or path) of the server, for messages."""
-        return self._connection.where
+        return self.store.connection.where
 
     def close(self) -> None:
-        """Close the sockets. A call afterwards opens new ones."""
-        self._connection.close()
+        """Close the sockets. A later call opens new ones."""
+        self.store.connection.close()
 
     def now(self) -> float:
-        """Give the server's clock, Unix seconds; also the cheapest way to see whether it answers."""
-        return float(self._run(self._functions.now()))
+        """Return the server's time in Unix seconds. This is also the cheapest check that the server answers."""
+        return float(self.store.call(self.store.functions.now()))
+
+    def stats(self) -> QueueStats:
+        """Return the figures of the whole queue."""
+        return stats_of(self.store.call(self.store.functions.stats()))
 
     def check_server(self) -> list[str]:
-        """Say what is wrong with the server, as sentences; those that only warn begin with `warning:`."""
-        fitness = inspect(self._connection)
+        """Return the problems of the server as sentences. Mere warnings start with `warning:`."""
+        fitness = inspect(self.store.connection)
         return [*fitness.problems, *(f"warning: {text}" for text in fitness.warnings)]
 
     def require_fit(self) -> list[str]:
-        """Give the warnings of `check_server`.
+        """Return the warnings of `check_server`.
 
         Raises:
             ServerUnfit: the server may lose or refuse work.
         """
-        fitness = inspect(self._connection)
+        fitness = inspect(self.store.connection)
         if fitness.problems:
             raise ServerUnfit(fitness.problems)
         return list(fitness.warnings)
+
+    def check_integrity(self) -> list[str]:
+        """Compare everything that the queue stores twice, and return the differences as sentences.
+
+        The server does nothing else during the call, which takes seconds if there are millions of items.
+        """
+        return find_differences(self.store)

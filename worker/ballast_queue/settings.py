@@ -1,6 +1,6 @@
-"""What a queue is told about itself: which tenants and models it takes, and how patient it is.
+"""Settings of a queue: its tenants, its models, its attempts and its time limits.
 
-Workers write it from their configuration; of two versions the newer resource wins, then the newer generation.
+Workers write them from their configuration. The newest resource wins, then its newest generation.
 """
 
 from __future__ import annotations
@@ -22,40 +22,40 @@ class _Settings(BaseModel):
 
 
 class TenantSettings(_Settings):
-    """A tenant as the queue sees it."""
+    """Settings of one tenant."""
 
     name: Name
     weight: float = Field(default=1, gt=0)
     max_priority: int = Field(default=100, ge=MIN_PRIORITY, le=MAX_PRIORITY)
-    """Jobs above it are taken down to it."""
+    """A job with a higher priority gets this one."""
 
 
 class QueueSettings(_Settings):
-    """Settings of one queue, in force for submitters and workers alike."""
+    """Settings of one queue, for submitters and workers."""
 
     version: int = 1
     created: float = 0
-    """When the resource they come from was created, Unix seconds."""
+    """When the resource of the settings was created, Unix seconds."""
     generation: int = 0
     tenants: tuple[TenantSettings, ...] = ()
-    """Empty: any tenant, any priority."""
+    """Empty: the queue accepts any tenant and any priority."""
     models: tuple[str, ...] = ()
-    """Empty: items are not checked for their model."""
+    """Empty: the queue accepts any model."""
     max_attempts: int = Field(default=5, ge=1)
     lease_seconds: float = Field(default=30, gt=0)
-    """How long a worker that fell silent keeps an item."""
+    """How long an unresponsive worker keeps an item."""
     results_seconds: float = Field(default=7 * 86400, gt=0)
-    """How long the results of a job that is over are kept."""
+    """How long the queue keeps the results of a job that is over."""
     backoff_seconds: float = Field(default=1, ge=0)
-    """Wait before the second attempt; doubles with every further one."""
+    """Wait before the second attempt. Each further attempt doubles it."""
     backoff_max_seconds: float = Field(default=60, ge=0)
     max_line_bytes: int = Field(default=4 * 1024 * 1024, ge=1)
 
     def priority_of(self, tenant: str, priority: int) -> int:
-        """Give the priority that a job of `tenant` gets when it asks for `priority`.
+        """Return the priority that a job of `tenant` gets if it asks for `priority`.
 
         Raises:
-            UnknownTenant: the queue declares its tenants, and this is none of them.
+            UnknownTenant: the queue declares its tenants, and this one is not among them.
             InvalidJob: the priority is out of range.
         """
         if not MIN_PRIORITY <= priority <= MAX_PRIORITY:
@@ -66,4 +66,4 @@ class QueueSettings(_Settings):
             if known.name == tenant:
                 return min(priority, known.max_priority)
         names = ", ".join(known.name for known in self.tenants[:20])
-        raise UnknownTenant(f"tenant: found {tenant!r}, wanted one that this queue declares: {names}")
+        raise UnknownTenant(f"tenant: found {tenant!r}, wanted a tenant that this queue declares: {names}")

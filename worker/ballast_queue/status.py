@@ -1,6 +1,4 @@
-"""What a worker publishes about itself, with a time to live, for the operator, the CLI and routers; and the figures
-of the queue.
-"""
+"""The status that each worker publishes for the operator, the CLI and routers, and the figures of the queue."""
 
 from __future__ import annotations
 
@@ -9,27 +7,27 @@ from pydantic import BaseModel, ConfigDict
 from ballast_queue.job import JobState, RequestCounts
 
 
-class ClassLoad(BaseModel):
-    """Load of one class in one worker."""
-
+class _Published(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class ClassLoad(_Published):
+    """Load of one class in one worker."""
 
     running: int = 0
     parked: int = 0
     waiting: int = 0
     reserved: int = 0
-    lent: int = 0
+    borrowed: int = 0
     """Slots held beyond the reservation."""
     prefill_tokens_per_second: float = 0
     decode_tokens_per_second: float = 0
     requests_per_second: float = 0
-    """Arrivals (online) or items taken up (offline)."""
+    """Arrivals (online) or claimed items (offline)."""
 
 
-class ReservationStatus(BaseModel):
+class ReservationStatus(_Published):
     """The reservation of offline work, as the engine of one worker computed it in its last step."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     slots: int
     """Slots that are reserved; no more than `offline.maxPercent` allows."""
@@ -46,10 +44,8 @@ class ReservationStatus(BaseModel):
     """
 
 
-class SloStatus(BaseModel):
+class SloStatus(_Published):
     """Online requests of one worker that were judged by the SLO in the last minute."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     ttft_judged: int = 0
     ttft_met: int = 0
@@ -57,21 +53,19 @@ class SloStatus(BaseModel):
     tpot_met: int = 0
 
 
-class WorkerStatus(BaseModel):
-    """A worker's state at one moment. A reader that finds none must treat the worker as unknown, never as idle."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
+class WorkerStatus(_Published):
+    """State of a worker at one moment. Treat a worker without a status as unknown, never as idle."""
 
     version: int = 1
     worker_id: str
     address: str
     """`http://host:port` of its API."""
     at: float
-    """When it was published, Unix seconds."""
+    """When the worker published it, Unix seconds."""
     model: str
     model_revision: str = ""
     device: str = ""
-    """What computes: `cpu`, or `cuda:0`; empty: it does not say."""
+    """`cpu` or `cuda:0`; empty: unknown."""
     slots: int
     batch_ceiling: int
     """Largest decode batch that the SLO allows, by the cost model."""
@@ -84,15 +78,15 @@ class WorkerStatus(BaseModel):
     can_claim: bool = False
     """The queue has items that this worker could run now: their tenant is below its slot cap."""
     offline_most: int | None = None
-    """Slots that offline work may hold, by `offline.maxPercent`; None: it does not say."""
+    """Slots that offline work may hold, by `offline.maxPercent`; None: unknown."""
     tenant_slots: dict[str, int] = {}
-    """Slots that capped tenants' offline work may hold in it, of tenants that it has served."""
+    """Slots that offline work of each capped tenant may hold, for the tenants that the worker has served."""
     offline_items_per_second: float = 0
-    """What it took up while it last had more offline work than slots for it; 0: that has not been measured yet."""
+    """Items claimed per second while the worker last had more offline work than slots for it; 0: not measured."""
     offline_tokens_per_second: float = 0
-    """What it decoded of it then."""
+    """Offline tokens decoded per second in the same time; 0: not measured."""
     cost_model: tuple[float, ...] = ()
-    """Coefficients k0..k4 of the step time, seconds; empty until trusted."""
+    """Coefficients k0..k4 of the step time in seconds; empty until the cost model is trusted."""
     ttft_p99_seconds: float | None = None
     tpot_p99_seconds: float | None = None
     slo: SloStatus | None = None
@@ -105,25 +99,23 @@ class WorkerStatus(BaseModel):
     is_draining: bool = False
 
 
-class QueueStats(BaseModel):
-    """The queue at one moment, over all jobs that it still keeps."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
+class QueueStats(_Published):
+    """Figures of a queue at one moment, over all jobs that it still keeps."""
 
     version: int = 1
     at: float
     """The server's clock, Unix seconds."""
     items: RequestCounts
     inbox: int
-    """Entries that no worker has taken in yet; they count as depth."""
+    """Entries that no worker has read yet. They count as depth."""
     oldest_waiting_seconds: float
-    """Age of the oldest job with items that wait (or of the first inbox entry); 0 when nothing waits."""
+    """Age of the oldest job with waiting items, or of the first inbox entry; 0 if nothing waits."""
     dead_letters: int
     jobs_at_risk: int = 0
-    """Jobs that will miss their deadline at the present rates."""
+    """Jobs that will miss their deadline at the current rates."""
     jobs: dict[JobState, int]
 
     @property
     def depth(self) -> int:
-        """Items that wait for a worker, the inbox included."""
+        """Items that wait for a worker, and inbox entries."""
         return self.items.waiting + self.inbox

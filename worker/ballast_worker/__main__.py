@@ -7,9 +7,9 @@ import importlib.util
 import sys
 from pathlib import Path
 
+import ballast_log
 from ballast_api.errors import InvalidConfig
 from ballast_api.worker_config import WorkerConfig
-from ballast_worker import log
 from ballast_worker.errors import MissingExtra, WorkerError
 
 NEEDED = ("torch", "numpy", "safetensors", "tokenizers", "jinja2", "starlette", "uvicorn", "httptools",
@@ -21,7 +21,7 @@ INTERRUPTED = 130
 def main(arguments: list[str] | None = None) -> int:
     """Run until a signal; gives the exit code."""
     options = _parse(arguments)
-    log.configure(options.log_level, options.log_format)
+    ballast_log.configure(options.log_level, options.log_format)
     try:
         check_installed()
         config = WorkerConfig.load(options.config)

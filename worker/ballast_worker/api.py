@@ -17,10 +17,10 @@ from starlette.types import Lifespan, Receive, Scope, Send
 
 from ballast_engine.errors import InvalidRequest
 from ballast_engine.request import GenerationRequest
+from ballast_log import Log
+from ballast_openai.body import CHAT_URL, COMPLETIONS_URL, not_yet
 from ballast_policy.request import RequestClass
-from ballast_queue.body import CHAT_URL, COMPLETIONS_URL, not_yet
 from ballast_worker.errors import Refused
-from ballast_worker.log import Log
 from ballast_worker.loop import Stream
 from ballast_worker.metrics import CONTENT_TYPE
 from ballast_worker.openai import SHORT_PROMPT_CHARS, Body, Caller, num_chars

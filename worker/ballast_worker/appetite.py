@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from heapq import nsmallest
 from math import ceil, sqrt
 
-from ballast_queue.work import Group
+from ballast_queue.claimable import Group
 
 MEMORY_SECONDS = 2.0
 """Half-life of the past in the measured rates."""

@@ -24,9 +24,9 @@ def appraise(queue: Queue, workers: Sequence[WorkerStatus], now: float, weights:
     Raises:
         QueueError: the next turn does it.
     """
-    if not queue.take_turn(APPRAISE_SECONDS):
+    if not queue.jobs.begin_forecast(APPRAISE_SECONDS):
         return
-    active = queue.active_jobs()
+    active = queue.jobs.active()
     due = [job for job in active if job.deadline is not None and job.state not in _ENDS]
     if not due:
         return
@@ -36,4 +36,4 @@ def appraise(queue: Queue, workers: Sequence[WorkerStatus], now: float, weights:
         outlook, because = forecast.of(job)
         if outlook is not job.outlook or now - (job.appraised or 0.0) >= REPEAT_SECONDS:
             told.append((job.id, outlook, because))
-    queue.appraise(told)
+    queue.jobs.record_outlooks(told)

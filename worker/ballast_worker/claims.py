@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
 from ballast_engine.errors import InvalidRequest
+from ballast_log import Log
 from ballast_policy.fairness.ledger import token_cost
 from ballast_policy.jobs.choice import Candidate, in_submission_order, job_slack, share_out
 from ballast_policy.jobs.deadline import Rates
@@ -20,7 +21,6 @@ from ballast_worker.appetite import LEAST_AHEAD, Appetite, Room, wanted, worth_r
 from ballast_worker.errors import Refused
 from ballast_worker.forecast import rates_of, work_of
 from ballast_worker.holdings import Failure, Held, Holdings
-from ballast_worker.log import Log
 from ballast_worker.loop import EngineLoop
 from ballast_worker.openai import Caller, Served, of_job
 from ballast_worker.requests import Passage
@@ -68,7 +68,7 @@ class Claims:
         shares = self._loop.engine.policy.tenants
         self._tenants.reserve({name: share.reserved for name, share in shares.items()})
         self._tenants.post(queue, gained)
-        self._tenants.notice(queue, queue.demand())
+        self._tenants.notice(queue, queue.claimable.demand())
         self._tenants.forget(queue)
 
     def saw_end(self, item: Held) -> None:
@@ -96,7 +96,7 @@ class Claims:
             return
         num_claimed = 0
         for job_id, num in taken.items():
-            claimed = queue.claim(job_id, num, self._worker)
+            claimed = queue.leases.claim(job_id, num, self._worker)
             num_claimed += len(claimed)
             for item in claimed:
                 self._enter(item)
@@ -106,14 +106,14 @@ class Claims:
 
     def _choose(self, queue: Queue, count: int) -> dict[str, int]:
         """Say how many items to claim of which jobs."""
-        demand = queue.demand()
+        demand = queue.claimable.demand()
         tenants = self._tenants
         tenants.notice(queue, demand)
         services = self._expected_services(demand.tenants)
         rooms = self._rooms()
         groups = worth_reading(demand.groups, services, count=count, rooms=rooms, reserved=tenants.reserved)
         return share_out(
-            self._candidates(queue.heads(groups)),
+            self._candidates(queue.claimable.heads(groups)),
             services,
             self.weights,
             count=count,

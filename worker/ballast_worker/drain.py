@@ -13,7 +13,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from ballast_worker.log import Log
+from ballast_log import Log
 from ballast_worker.worker import Worker
 
 log = Log(__name__)

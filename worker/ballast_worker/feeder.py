@@ -14,6 +14,7 @@ from collections.abc import Callable
 from queue import Empty
 
 from ballast_engine.request import FinishReason
+from ballast_log import Log
 from ballast_policy.request import RequestClass
 from ballast_queue.errors import QueueError, QueueUnavailable, ServerUnfit
 from ballast_queue.outcome import Outcome
@@ -23,7 +24,6 @@ from ballast_queue.status import QueueStats, WorkerStatus
 from ballast_worker.appraisal import appraise
 from ballast_worker.claims import Claims
 from ballast_worker.holdings import Holdings
-from ballast_worker.log import Log
 from ballast_worker.loop import Ended, EngineLoop
 from ballast_worker.openai import Served
 from ballast_worker.requests import Recorder
@@ -136,7 +136,7 @@ class Feeder:
                 self._collect()
                 self._turn()
             if self._queue is not None and self.is_up:
-                self._queue.withdraw(self._worker)
+                self._queue.workers.withdraw(self._worker)
         except QueueError as error:
             log.warning("the worker's status stays until it expires", because=str(error))
         except Exception:  # a defect here must not pass for an empty queue
@@ -211,9 +211,9 @@ class Feeder:
         if not self._is_configured:
             self._is_configured = True
             settings = self._settings
-            if not self._queue.configure(settings):
+            if not self._queue.settings.apply(settings):
                 log.info("the queue has newer settings than this worker's configuration")
-            self._lease_seconds = self._queue.settings().lease_seconds
+            self._lease_seconds = self._queue.settings.read().lease_seconds
             self._claims.weights = {tenant.name: tenant.weight for tenant in settings.tenants}
         return self._queue
 
@@ -259,17 +259,17 @@ class Feeder:
 
     def _beat(self, queue: Queue) -> None:
         leases = self._holdings.leases()
-        lost = queue.heartbeat(self._worker, leases) if leases else []
+        lost = queue.leases.heartbeat(leases) if leases else []
         if lost:
             log.info("leases lost or cancelled", count=len(lost))
             for request_id in self._holdings.lose(lost):
                 self._loop.abort(request_id)
 
     def _tick(self, queue: Queue) -> None:
-        queue.reap()
+        queue.timers.run_due()
         self.can_claim = self._finds_work(queue)
-        queue.publish(self._status(), STATUS_TTL_SECONDS)
-        workers = queue.workers()
+        queue.workers.publish(self._status(), STATUS_TTL_SECONDS)
+        workers = queue.workers.statuses()
         self._claims.consider(queue, workers, self._gained())
         self.stats = queue.stats()
         appraise(queue, workers, self.stats.at, self._claims.weights)
@@ -281,11 +281,13 @@ class Feeder:
         """
         held = Counter(item.claimed.tenant for item in self._holdings.held.values())
         caps = {name: share.max_slots for name, share in self._loop.engine.policy.tenants.items()}
-        return any((cap := caps.get(tenant)) is None or held[tenant] < cap for tenant in queue.demand().tenants)
+        return any(
+            (cap := caps.get(tenant)) is None or held[tenant] < cap for tenant in queue.claimable.demand().tenants
+        )
 
     def _take_in(self, queue: Queue) -> None:
         """Take a page of the inbox in; the next one follows at once where there is more, behind leases and claims."""
-        is_full = queue.take_in(INTAKE_ENTRIES) >= INTAKE_ENTRIES
+        is_full = queue.inbox.take_in(INTAKE_ENTRIES) >= INTAKE_ENTRIES
         self._intake_at = 0.0 if is_full else time.monotonic() + TICK_SECONDS
 
     def _gained(self) -> dict[str, float]:

@@ -115,13 +115,12 @@ class Holdings:
             QueueError: Redis did not hear the rest, which stays. Repeating what it did hear changes nothing there.
         """
         if self.results:
-            for outcome in queue.finish_many(self.worker, self.results):
+            for outcome in queue.leases.finish_many(self.worker, self.results):
                 count(outcome)
             self.results = []
         while self.failures:
             failure = self.failures[-1]
-            outcome = queue.retry(
-                self.worker,
+            outcome = queue.leases.retry(
                 failure.claimed,
                 failure.code,
                 failure.message,
@@ -131,6 +130,6 @@ class Holdings:
             count(outcome)
             self.failures.pop()
         if self.returns:
-            for outcome in queue.give_back_many(self.worker, self.returns):
+            for outcome in queue.leases.give_back_many(self.returns):
                 count(outcome)
             self.returns = []

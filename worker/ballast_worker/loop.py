@@ -17,9 +17,9 @@ from queue import SimpleQueue
 from ballast_engine.errors import InvalidRequest
 from ballast_engine.request import FinishReason, GenerationRequest, Output
 from ballast_engine.stats import Admission, StepRecord
+from ballast_log import Log
 from ballast_policy.request import RequestClass
 from ballast_worker.engine import Engine, Suspending
-from ballast_worker.log import Log
 
 log = Log(__name__)
 

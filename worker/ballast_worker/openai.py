@@ -10,9 +10,9 @@ from typing import Any
 from ballast_engine.errors import InvalidChat
 from ballast_engine.request import GenerationRequest, SamplingParams
 from ballast_engine.tokenizer import Tokenizer
+from ballast_openai.body import ChatBody, CompletionBody, parse_body
+from ballast_openai.errors import InvalidBody
 from ballast_policy.request import RequestClass
-from ballast_queue.body import ChatBody, CompletionBody, parse_body
-from ballast_queue.errors import InvalidBody
 from ballast_worker.errors import Refused
 
 Body = CompletionBody | ChatBody

@@ -6,10 +6,10 @@ import contextlib
 import socket
 
 from ballast_api.worker_config import WorkerConfig
+from ballast_log import Log
 from ballast_queue.errors import InvalidSubmission, QueueError
 from ballast_queue.redis_store import Queue
 from ballast_worker.errors import AddressTaken, NotServed
-from ballast_worker.log import Log
 from ballast_worker.settings import model_directory, redis_password, redis_url
 from ballast_worker.tenancy import ApiKeys
 

@@ -15,10 +15,10 @@ from starlette.applications import Starlette
 
 from ballast_api.worker_config import WorkerConfig
 from ballast_engine.errors import EngineError
+from ballast_log import Log
 from ballast_worker.app import create_app, load
 from ballast_worker.drain import drain
 from ballast_worker.errors import NotServed
-from ballast_worker.log import Log
 from ballast_worker.settings import public_host
 from ballast_worker.worker import Worker
 

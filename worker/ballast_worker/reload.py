@@ -1,7 +1,7 @@
-"""Take up a changed configuration file: hot fields at once, the others named until the next start.
+"""Apply a changed configuration file: hot fields at once. Other fields wait for a restart, and the log names them.
 
-A file that cannot be taken leaves the configuration in force as it was. Polls, because a mounted ConfigMap changes by
-swapping a symlink two directories up, of which inotify on the file sees nothing.
+An invalid file leaves the configuration in force unchanged. The watcher polls, because a mounted ConfigMap changes by a
+symlink two directories up, and inotify on the file does not see that.
 """
 
 from __future__ import annotations
@@ -11,35 +11,15 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
-
-from pydantic import BaseModel
-from pydantic.alias_generators import to_camel
 
 from ballast_api.errors import InvalidConfig
+from ballast_api.hot import changed_fields, with_hot_fields
 from ballast_api.worker_config import WorkerConfig
-from ballast_worker.log import Log
+from ballast_log import Log
 
 log = Log(__name__)
 
-HOT = frozenset(
-    {
-        "slo",
-        "offline",
-        "limits",
-        "cost",
-        "engine.prefill_chunk_tokens",
-        "runtime.generation",
-        "runtime.created",
-        "runtime.drain_seconds",
-        "runtime.unready_seconds",
-    }
-)
-COLD = frozenset({"offline.queue"})
-"""Exceptions inside a hot section."""
 POLL_SECONDS = 1.0
-
-M = TypeVar("M", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,54 +28,32 @@ class Loaded:
 
     config: WorkerConfig
     content_hash: str
-    """Of the file whose every field is in force; unchanged while a restart is required."""
+    """Hash of the last file whose fields are all in force."""
     restart_required: tuple[str, ...] = ()
-    """Fields of the file that differ from what is in force, as a user writes them."""
+    """Fields that differ between the file and the configuration in force, as a user writes them."""
 
 
 def content_hash(text: str) -> str:
-    """Hash of a configuration file; the operator computes the same of what it rendered."""
+    """Return the hash of a configuration file. The operator computes the same hash of the file that it renders."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def take_up(current: Loaded, wanted: WorkerConfig, text_hash: str) -> Loaded:
-    """The configuration in force after `wanted` was read: its hot fields, and the current cold ones."""
-    cold: list[str] = []
-    config = _merge(current.config, wanted, "", cold)
+def reloaded(current: Loaded, wanted: WorkerConfig, text_hash: str) -> Loaded:
+    """Return the configuration in force after `wanted` was read: its hot fields, and the current other fields."""
+    config = with_hot_fields(current.config, wanted)
+    cold = tuple(changed_fields(config, wanted))
     if cold:
-        # Generation and hash say that the whole file is in force, which it is not before the restart.
+        # Generation and hash state that the whole file is in force. That is not so before the restart.
         runtime = config.runtime.model_copy(update={"generation": current.config.runtime.generation})
-        config = config.model_copy(update={"runtime": runtime})
-        return Loaded(config, current.content_hash, tuple(cold))
+        return Loaded(config.model_copy(update={"runtime": runtime}), current.content_hash, cold)
     return Loaded(config, text_hash)
 
 
-def _merge(current: M, wanted: M, path: str, cold: list[str]) -> M:
-    """`current` with the hot fields of `wanted`; what stays behind is added to `cold`."""
-    update: dict[str, object] = {}
-    for name in type(current).model_fields:
-        here, there = getattr(current, name), getattr(wanted, name)
-        if here == there:
-            continue
-        full = f"{path}{name}"
-        if isinstance(here, BaseModel) and type(here) is type(there):
-            update[name] = _merge(here, there, f"{full}.", cold)
-        elif _is_hot(full):
-            update[name] = there
-        else:
-            cold.append(".".join(to_camel(part) for part in full.split(".")))
-    return current.model_copy(update=update)
-
-
-def _is_hot(full: str) -> bool:
-    return full not in COLD and (full in HOT or full.partition(".")[0] in HOT)
-
-
 class Watcher:
-    """Looks at one file, and at files beside it, once a second, on a thread of its own.
+    """Polls one file, and other files that belong to it, once a second on its own thread.
 
-    `apply` is called on that thread with what is now in force, and what `also` names for a file that changed, such as
-    API keys; one at a time.
+    That thread calls `apply` with the configuration that is now in force. It calls the function that `also` names for
+    another file, such as the API keys, when that file changes. The calls do not overlap.
     """
 
     def __init__(
@@ -108,7 +66,7 @@ class Watcher:
     ) -> None:
         self.loaded = loaded
         self.is_invalid = False
-        """True while the file holds something that cannot be taken."""
+        """True while the file is not a valid configuration."""
         self._path = path
         self._apply = apply
         self._also = dict(also or {})
@@ -120,21 +78,21 @@ class Watcher:
         self._thread = threading.Thread(target=self._run, name="ballast-reload", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start polling."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop watching and wait for a turn in progress."""
+        """Stop polling, and wait for a poll in progress."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout=5)
 
     def check(self) -> bool:
-        """Look once; True where something was taken up."""
+        """Poll once. Return true if a changed configuration was applied."""
         self._check_also()
         stamp = _stamp(self._path)
         if stamp is None or stamp == self._seen:
-            return False  # a file that is gone for a moment is being replaced
+            return False  # a file that is missing for a moment is being replaced
         try:
             text = self._path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -156,22 +114,22 @@ class Watcher:
 
     def _take(self, wanted: WorkerConfig, text_hash: str) -> None:
         before = self.loaded.config
-        loaded = take_up(self.loaded, wanted, text_hash)
+        loaded = reloaded(self.loaded, wanted, text_hash)
         self._apply(loaded)
         self.loaded = loaded
         self.is_invalid = False
         self._complaint = ""
         if loaded.restart_required:
-            log.warning("configuration needs a restart", fields=", ".join(loaded.restart_required))
+            log.warning("fields changed that need a restart", fields=", ".join(loaded.restart_required))
         log.info(
-            "configuration taken up",
+            "configuration applied",
             generation=loaded.config.runtime.generation,
-            changed=", ".join(_changed(before, loaded.config)) or "nothing",
+            changed=", ".join(changed_fields(before, loaded.config)) or "nothing",
         )
 
     def _refuse(self, why: str) -> None:
         if why != self._complaint:
-            log.error("configuration not taken up, the old one stays in force", because=why)
+            log.error("invalid configuration file, the old configuration stays in force", because=why)
         self._complaint = why
         self.is_invalid = True
 
@@ -187,18 +145,7 @@ class Watcher:
             try:
                 self.check()
             except Exception:
-                log.exception("configuration not taken up")
-
-
-def _changed(before: BaseModel, after: BaseModel, path: str = "") -> list[str]:
-    names: list[str] = []
-    for name in type(before).model_fields:
-        here, there = getattr(before, name), getattr(after, name)
-        if isinstance(here, BaseModel) and isinstance(there, BaseModel):
-            names += _changed(here, there, f"{path}{to_camel(name)}.")
-        elif here != there:
-            names.append(f"{path}{to_camel(name)}")
-    return names
+                log.exception("the changed configuration was not applied")
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from ballast_policy.fairness.tenant_slots import TenantSlots
+from ballast_queue.claimable import Demand
+from ballast_queue.ledger import Service
 from ballast_queue.redis_store import Queue
-from ballast_queue.service import Service
-from ballast_queue.work import Demand
 
 
 class Standing:
@@ -39,7 +39,7 @@ class Standing:
 
     def post(self, queue: Queue, gained: Mapping[str, float]) -> None:
         """Add what tenants got here, over their weights, to the ledger."""
-        self.service = queue.charge(gained)
+        self.service = queue.ledger.charge(gained)
 
     def notice(self, queue: Queue, demand: Demand) -> None:
         """Lift tenants that return from idle to the least served tenant that stayed."""
@@ -58,10 +58,10 @@ class Standing:
         level = min(self.service.of(tenant) for tenant in stayed)
         behind = [tenant for tenant in returning if self.service.of(tenant) < level]
         if behind:
-            self.service = queue.lift(level, behind)
+            self.service = queue.ledger.lift(level, behind)
 
     def forget(self, queue: Queue) -> None:
         """Drop idle tenants that the ledger does not need, so that names do not pile up."""
         needless = self.service.needless(self._working or set())
         if needless:
-            self.service = queue.forget_service(self.service, needless)
+            self.service = queue.ledger.forget(self.service, needless)

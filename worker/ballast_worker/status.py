@@ -66,7 +66,7 @@ class Rates:
             parked=of.parked,
             waiting=of.waiting,
             reserved=of.reserved,
-            lent=of.lent,
+            borrowed=of.lent,
             prefill_tokens_per_second=round(rates.prefill, 3),
             decode_tokens_per_second=round(rates.decode, 3),
             requests_per_second=round(rates.requests, 4),

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from starlette.types import Receive, Scope, Send
 
-from ballast_queue.errors import describe
+from ballast_openai.errors import describe
 from ballast_worker.errors import Refused
 
 JSON = (b"content-type", b"application/json")

@@ -14,6 +14,7 @@ from ballast_engine.options import EngineOptions
 from ballast_engine.request import FinishReason, GenerationRequest
 from ballast_engine.stats import EngineStats
 from ballast_engine.tokenizer import Tokenizer
+from ballast_log import Log
 from ballast_policy.request import RequestClass
 from ballast_policy.reservation import most_slots
 from ballast_policy.snapshot import PolicyConfig
@@ -24,7 +25,6 @@ from ballast_worker import settings
 from ballast_worker.engine import Engine
 from ballast_worker.errors import NotServed, Refused
 from ballast_worker.feeder import Feeder
-from ballast_worker.log import Log
 from ballast_worker.loop import BROKEN, EngineLoop, Stream
 from ballast_worker.metrics import Figures, Metrics, QueueView, Spending, StepMeter
 from ballast_worker.openai import Served

@@ -12,7 +12,7 @@
 {{- end }}
 {{- end }}
 
-{{- /* Labels of everything that the chart makes; a Deployment's selector is a part of them. */ -}}
+{{- /* Labels of every object of the chart. The selector of a Deployment is a part of them. */ -}}
 {{- define "ballast.labels" -}}
 app.kubernetes.io/name: {{ include "ballast.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -41,11 +41,11 @@ app.kubernetes.io/component: queue
 {{- if .Values.serviceAccount.create }}
 {{- default (printf "%s-operator" (include "ballast.fullname" .)) .Values.serviceAccount.name }}
 {{- else }}
-{{- required "serviceAccount.create is false: name an existing account in serviceAccount.name" .Values.serviceAccount.name }}
+{{- required "serviceAccount.create is false. Set serviceAccount.name to the name of an existing account" .Values.serviceAccount.name }}
 {{- end }}
 {{- end }}
 
-{{- /* An image from a dict of root, repository, tag, digest; a digest wins over a tag. */ -}}
+{{- /* An image from a dict of root, repository, tag and digest. A digest wins over a tag. */ -}}
 {{- define "ballast.image" -}}
 {{- $repository := .image.repository }}
 {{- if .root.Values.image.registry }}
@@ -58,10 +58,10 @@ app.kubernetes.io/component: queue
 {{- end }}
 {{- end }}
 
-{{- /* The Secret with url and password of the Redis for resources that name none; empty where there is none. */ -}}
+{{- /* The Secret with url and password of the Redis for resources that name none. Empty if there is no such Redis. */ -}}
 {{- define "ballast.redisSecret" -}}
 {{- if and .Values.redis.existingSecret .Values.valkey.enabled }}
-{{- fail "redis.existingSecret names a Redis and valkey.enabled makes another: set valkey.enabled to false, or remove the Secret's name" }}
+{{- fail "redis.existingSecret names a Redis, and valkey.enabled installs another. Set valkey.enabled to false, or remove redis.existingSecret" }}
 {{- end }}
 {{- if .Values.redis.existingSecret }}
 {{- .Values.redis.existingSecret }}

@@ -1,4 +1,4 @@
-"""Spec to manifest, one builder per child.
+"""The manifests of the children of a resource, one builder per child.
 
-Law: PURE. The same resource and surroundings give the same manifests, so that what was applied can be compared.
+Law: PURE. Equal arguments give equal manifests, so that the operator can compare them with what it applied.
 """

@@ -1,7 +1,8 @@
 """The `WorkerConfig` of each version of a resource, in one ConfigMap. PURE.
 
-A version is the cold part: what a worker reads at its start only. While pods of an old version run, its file stays
-beside the new one and follows the hot part, so that an old pod that restarts comes back as it was.
+All fields that are not hot make a version: a worker reads them only at its start. While pods of an old version run, the
+file of that version stays in the ConfigMap, and its hot fields follow the resource. A container of an old pod that
+restarts thus has its old version again.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ballast_api.errors import InvalidConfig
+from ballast_api.hot import with_hot_fields
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import HTTP_PORT, config_map, redis_secret
 from ballast_api.sections import Model
@@ -25,33 +27,32 @@ from ballast_operator.children.manifest import hash_of, manifest
 from ballast_operator.kinds import CONFIG_MAP, Body
 
 VERSION = "ballast.dev/config-version"
-"""Annotation of pods: which file of the ConfigMap they run with."""
+"""Annotation of pods: the version of their configuration."""
 REDIS_HASH = "ballast.dev/redis-hash"
-"""Annotation of the ConfigMap: what was copied from the operator's own Redis Secret."""
+"""Annotation of the ConfigMap: hash of the copy of the operator's own Redis Secret."""
 CONFIG_DIRECTORY = "/etc/ballast/config"
 REDIS_DIRECTORY = "/etc/ballast/redis"
 KEYS_DIRECTORY = "/etc/ballast/keys"
 MODEL_DIRECTORY = "/models"
 CACHE_DIRECTORY = "/cache"
-LEAVE_SECONDS = 5
-"""A leaving pod answers on for so long, until Services and routers send it nothing more."""
-HOT_RUNTIME = ("generation", "created", "unready_seconds", "drain_seconds")
+UNREADY_SECONDS = 5
+"""Time that a terminating pod still accepts requests, until Services and routers have stopped sending them."""
 _FILE = re.compile(r"worker-([0-9a-f]+)\.yaml$")
 
 
 def file_name(version: str) -> str:
-    """The key of a version in the ConfigMap."""
+    """Return the key of a version in the ConfigMap."""
     return f"worker-{version}.yaml"
 
 
 def version_of_file(name: str) -> str | None:
-    """The version that a key of the ConfigMap holds; None for what is no such file."""
+    """Return the version of a key of the ConfigMap, or None if the key is not a configuration file."""
     match = _FILE.match(name)
     return match[1] if match else None
 
 
 def model_path(resource: InferenceDeployment) -> str:
-    """Where the model lies inside the pod."""
+    """Return the path of the model inside the pod."""
     model = resource.spec.model
     parts = urlsplit(model.uri)
     match parts.scheme:
@@ -60,15 +61,15 @@ def model_path(resource: InferenceDeployment) -> str:
         case "pvc":
             return f"{MODEL_DIRECTORY}{parts.path.rstrip('/')}"
         case _:
-            return f"{MODEL_DIRECTORY}/model"  # with a cache of the node, a link into it
+            return f"{MODEL_DIRECTORY}/model"  # a link, if pods share a cache
 
 
 def worker_config(resource: InferenceDeployment, *, own_keys: frozenset[str]) -> WorkerConfig:
-    """What the workers of `resource` are told.
+    """Return the configuration of the resource's workers.
 
     Args:
-        resource: what is wanted.
-        own_keys: keys of the Secret for resources that name no Redis; empty where the operator has none.
+        resource: The desired state.
+        own_keys: Keys of the Secret for resources that name no Redis; empty if the operator has none.
     """
     spec, metadata = resource.spec, resource.metadata
     source = spec.model
@@ -91,7 +92,7 @@ def worker_config(resource: InferenceDeployment, *, own_keys: frozenset[str]) ->
         generation=metadata.generation,
         created=_seconds(metadata.creation_timestamp),
         api_keys_file=Path(KEYS_DIRECTORY, spec.api_keys.key) if spec.api_keys else None,
-        unready_seconds=LEAVE_SECONDS,
+        unready_seconds=UNREADY_SECONDS,
         drain_seconds=spec.rollout.drain_seconds,
     )
     return WorkerConfig(
@@ -108,7 +109,7 @@ def worker_config(resource: InferenceDeployment, *, own_keys: frozenset[str]) ->
 
 @dataclass(frozen=True, slots=True)
 class Redis:
-    """Which Secret leads to Redis, and by which keys."""
+    """The Secret with the address of Redis, and its keys."""
 
     secret_name: str
     url_key: str
@@ -116,7 +117,7 @@ class Redis:
 
 
 def redis_of(resource: InferenceDeployment, *, own_keys: frozenset[str]) -> Redis | None:
-    """The Secret that the resource names, else the copy of the operator's own; None: there is no Redis."""
+    """Return the Secret that the resource names, or the copy of the operator's own, or None if there is no Redis."""
     named = resource.spec.redis
     if named is not None:
         return Redis(named.secret_name, named.url_key, named.password_key)
@@ -126,40 +127,26 @@ def redis_of(resource: InferenceDeployment, *, own_keys: frozenset[str]) -> Redi
 
 
 def version_of(config: WorkerConfig) -> str:
-    """Names the cold part of a configuration."""
-    return hash_of(with_hot_part(config, _NEUTRAL).model_dump(mode="json", exclude_defaults=True))[:10]
-
-
-def with_hot_part(cold: WorkerConfig, hot: WorkerConfig) -> WorkerConfig:
-    """`cold` with every field that a running worker takes up from `hot`."""
-    return cold.model_copy(
-        update={
-            "engine": cold.engine.model_copy(update={"prefill_chunk_tokens": hot.engine.prefill_chunk_tokens}),
-            "slo": hot.slo,
-            "offline": hot.offline.model_copy(update={"queue": cold.offline.queue}),
-            "limits": hot.limits,
-            "cost": hot.cost,
-            "runtime": cold.runtime.model_copy(update={name: getattr(hot.runtime, name) for name in HOT_RUNTIME}),
-        }
-    )
+    """Return the version of a configuration: a hash of all fields that are not hot."""
+    return hash_of(with_hot_fields(config, _NEUTRAL).model_dump(mode="json", exclude_defaults=True))[:10]
 
 
 _NEUTRAL = WorkerConfig(model=Model(uri="/"))
 
 
 def config_texts(config: WorkerConfig, present: Mapping[str, str], running: AbstractSet[str]) -> dict[str, str]:
-    """The file of each version. Files that no pod needs leave with the next change, and are no reason for one.
+    """Return the file of each version. A file that no pod needs is removed with the next change of another file.
 
     Args:
-        config: what is wanted now.
-        present: the files as they are.
-        running: versions that pods run with.
+        config: The desired configuration.
+        present: The present files.
+        running: The versions of running pods.
     """
     texts = {version_of(config): config}
     for version, text in present.items():
         found = _parsed(text)
         if found is not None:
-            texts.setdefault(version, with_hot_part(found, config))
+            texts.setdefault(version, with_hot_fields(found, config))
     files = {version: _settled(wanted, present.get(version)) for version, wanted in texts.items()}
     if files == present:
         return files
@@ -168,7 +155,7 @@ def config_texts(config: WorkerConfig, present: Mapping[str, str], running: Abst
 
 @lru_cache(maxsize=4096)
 def _parsed(text: str) -> WorkerConfig | None:
-    """None for what another version of Ballast wrote and this one cannot read; its pods are being replaced."""
+    """Return None for a file of another Ballast release that this one cannot read. Its pods are being replaced."""
     try:
         return WorkerConfig.parse(text, "")
     except InvalidConfig:
@@ -176,7 +163,7 @@ def _parsed(text: str) -> WorkerConfig | None:
 
 
 def _settled(wanted: WorkerConfig, text: str | None) -> str:
-    """The file for `wanted`; where nothing but the generation is new, the file as it is, which touches no pod."""
+    """Return the file for `wanted`. If only the generation differs, the file stays, and no pod is notified."""
     found = None if text is None else _parsed(text)
     if text is not None and found is not None:
         same = wanted.runtime.model_copy(update={"generation": found.runtime.generation})
@@ -186,7 +173,7 @@ def _settled(wanted: WorkerConfig, text: str | None) -> str:
 
 
 def config_manifest(resource: InferenceDeployment, texts: Mapping[str, str], redis_hash: str) -> Body:
-    """The ConfigMap with the files of `texts`."""
+    """Return the ConfigMap with the files of `texts`."""
     data = {file_name(version): text for version, text in texts.items()}
     annotations = {REDIS_HASH: redis_hash} if redis_hash else {}
     return manifest(
@@ -195,7 +182,7 @@ def config_manifest(resource: InferenceDeployment, texts: Mapping[str, str], red
 
 
 def content_hash(text: str) -> str:
-    """The hash by which a worker names the file that it has in force."""
+    """Return the hash with which a worker reports the file that it has in force."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 

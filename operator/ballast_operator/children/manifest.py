@@ -1,4 +1,4 @@
-"""What all children share: identity, labels, owner, and a hash of what they were built from. PURE."""
+"""The parts that all children share: name, labels, owner, and a hash of the manifest. PURE."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def manifest(
     labels: dict[str, str] | None = None,
     annotations: dict[str, str] | None = None,
 ) -> Body:
-    """A child of `resource` with `content` (`spec`, `data`, ...), named like it unless `name` says otherwise."""
+    """Return a child of the resource with `content` (`spec`, `data`, ...). Its name is by default the resource's."""
     body: Body = {
         "apiVersion": kind.api_version,
         "kind": kind.name,
@@ -37,17 +37,17 @@ def manifest(
 
 
 def owner(resource: InferenceDeployment) -> Body:
-    """The reference that lets Kubernetes delete the child after its owner, whether the operator runs or not."""
+    """Return the owner reference. With it Kubernetes deletes the child after its owner, even without the operator."""
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
         "name": resource.metadata.name,
         "uid": resource.metadata.uid,
         "controller": True,
-        "blockOwnerDeletion": False,  # true would need the right to set finalizers, and nothing waits for children
+        "blockOwnerDeletion": False,  # true needs the right to set finalizers, and nothing waits for the children
     }
 
 
 def hash_of(value: object) -> str:
-    """A short hash of a JSON value."""
+    """Return a short hash of a JSON value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""What Prometheus is told, where the prometheus-operator's kinds exist. PURE."""
+"""ServiceMonitor and PrometheusRule, for clusters with the kinds of the prometheus-operator. PURE."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ballast_operator.kinds import RULE, SERVICE_MONITOR, Body
 
 
 def service_monitor(resource: InferenceDeployment) -> Body | None:
-    """Has each worker scraped; None where it is switched off."""
+    """Return the object that has Prometheus scrape each worker, or None if it is turned off."""
     monitoring = resource.spec.monitoring
     if not monitoring.service_monitor:
         return None
@@ -19,10 +19,15 @@ def service_monitor(resource: InferenceDeployment) -> Body | None:
     return manifest(SERVICE_MONITOR, resource, {"spec": spec}, labels=dict(monitoring.labels))
 
 
-def prometheus_rule(resource: InferenceDeployment) -> Body | None:
-    """Has Prometheus watch over what the resource promises; None where it is switched off."""
+def prometheus_rule(resource: InferenceDeployment, *, runbooks: str | None) -> Body | None:
+    """Return the alert rules of the resource, or None if they are turned off.
+
+    Args:
+        resource: The desired state.
+        runbooks: Base URL of the runbook pages, if there is one.
+    """
     monitoring = resource.spec.monitoring
     if not monitoring.prometheus_rule:
         return None
-    spec = {"groups": rule_groups(resource)}
+    spec = {"groups": rule_groups(resource, runbooks=runbooks)}
     return manifest(RULE, resource, {"spec": spec}, labels=dict(monitoring.labels))

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import HTTP_PORT, HTTP_PORT_NAME, config_map, pod_labels, selector
-from ballast_api.pods import Toleration
 from ballast_operator.children.config import (
     CACHE_DIRECTORY,
     CONFIG_DIRECTORY,
     KEYS_DIRECTORY,
-    LEAVE_SECONDS,
     MODEL_DIRECTORY,
     REDIS_DIRECTORY,
+    UNREADY_SECONDS,
     VERSION,
     file_name,
     model_path,
@@ -26,24 +26,29 @@ from ballast_operator.kinds import DEPLOYMENT, Body
 WORKER = "worker"
 FETCH = "fetch"
 PROBE_SECONDS = 5
-SPARE_SECONDS = 15
-"""Beyond draining, for what a process does at its end."""
+EXIT_SECONDS = 15
+"""Time that a process needs after draining until it exits."""
 CPU_REQUEST = "250m"
-"""Where the template says nothing of the CPU. A pod that asks for none yields to every other on its node, and the GPU
-then waits for the thread that begins its steps. Small, so that it keeps no pod off a node."""
+"""CPU request if the template names no CPU. A pod without a request yields to every other pod of its node, and the GPU
+then waits for the thread that starts its steps. The request is small, so that the pod fits on every node."""
 LOST_NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 LOST_NODE_SECONDS = 30
-"""Until a pod of a node that fell silent is replaced; Kubernetes' own default waits five minutes."""
+"""Time until a pod on an unresponsive node is replaced. The default of Kubernetes is five minutes."""
+NVIDIA_GPU = "nvidia.com/gpu"
+"""The resource of NVIDIA's device plugin, and the taint that clouds and the GPU operator set on GPU nodes."""
+FS_GROUP = 65532
+"""Group of Ballast's image."""
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the pod's own
 
 
 def deployment(resource: InferenceDeployment, version: str, *, image: str, own_keys: frozenset[str]) -> Body:
-    """Worker pods of one version.
+    """Return the Deployment with worker pods of one version.
 
     Args:
-        resource: what is wanted.
-        version: the file of the ConfigMap to run with.
-        image: the worker's, where the resource names none.
-        own_keys: keys of the Secret for resources that name no Redis; empty where the operator has none.
+        resource: The desired state.
+        version: The pods read the file of this version in the ConfigMap.
+        image: Image of the worker if the resource names none.
+        own_keys: Keys of the Secret for resources that name no Redis; empty if the operator has none.
     """
     rollout = resource.spec.rollout
     labels = resource.spec.template.labels | pod_labels(resource.metadata.name, resource.spec.served_name)
@@ -54,7 +59,7 @@ def deployment(resource: InferenceDeployment, version: str, *, image: str, own_k
             "type": "RollingUpdate",
             "rollingUpdate": {"maxSurge": rollout.max_surge, "maxUnavailable": rollout.max_unavailable},
         },
-        # The Deployment's own patience, after which the rollout counts as stuck; above that of the startup probe.
+        # After this time the rollout counts as stuck. It is longer than the time of the startup probe.
         "progressDeadlineSeconds": rollout.startup_seconds + 2 * PROBE_SECONDS,
         "revisionHistoryLimit": 3,
         "template": {
@@ -72,9 +77,9 @@ def _pod(resource: InferenceDeployment, version: str, *, image: str, own_keys: f
     template = resource.spec.template
     pod: Body = {
         "containers": [_worker(resource, version, image=image, own_keys=own_keys)],
-        "volumes": _volumes(resource, own_keys=own_keys) + list(template.volumes),
-        "terminationGracePeriodSeconds": resource.spec.rollout.drain_seconds + LEAVE_SECONDS + SPARE_SECONDS,
-        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "volumes": [*_volumes(resource, own_keys=own_keys), *template.volumes],
+        "terminationGracePeriodSeconds": resource.spec.rollout.drain_seconds + UNREADY_SECONDS + EXIT_SECONDS,
+        "securityContext": _pod_security(resource),
     }
     if _is_fetched(resource):
         pod["initContainers"] = [_fetch(resource, image=image)]
@@ -86,9 +91,9 @@ def _pod(resource: InferenceDeployment, version: str, *, image: str, own_keys: f
     passed: Body = {
         "serviceAccountName": template.service_account_name,
         "nodeSelector": template.node_selector,
-        "tolerations": _tolerations(template.tolerations),
+        "tolerations": _tolerations(resource),
         "affinity": template.affinity,
-        "topologySpreadConstraints": list(template.topology_spread_constraints),
+        "topologySpreadConstraints": _spread(resource),
         "priorityClassName": template.priority_class_name,
         "runtimeClassName": template.runtime_class_name,
         "imagePullSecrets": [{"name": name} for name in template.image_pull_secrets],
@@ -96,121 +101,177 @@ def _pod(resource: InferenceDeployment, version: str, *, image: str, own_keys: f
     return pod | {name: value for name, value in passed.items() if value}
 
 
-def _tolerations(given: tuple[Toleration, ...]) -> list[Body]:
-    """Those of the template, and for a lost node the operator's own where the template says nothing of it."""
-    said = {each.key for each in given if each.effect in {None, "NoExecute"}}
-    own = [
+def _pod_security(resource: InferenceDeployment) -> Body:
+    """Return the security context. Claims belong to root, unless the kubelet gives them to a group of the pod."""
+    context: Body = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    group = resource.spec.template.fs_group
+    if group is None and resource.spec.model.cache is not None:
+        group = FS_GROUP
+    if group is not None:
+        # The default policy visits every file at every start of a pod, which takes minutes for a full cache.
+        context |= {"fsGroup": group, "fsGroupChangePolicy": "OnRootMismatch"}
+    return context
+
+
+def _tolerations(resource: InferenceDeployment) -> list[Body]:
+    """Return the tolerations of the template, and the operator's own for taints that the template does not name."""
+    given = resource.spec.template.tolerations
+    own: list[Body] = [
         {"key": taint, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_NODE_SECONDS}
         for taint in LOST_NODE_TAINTS
-        if not said & {taint, None}  # without a key: every taint
     ]
-    return [each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in given] + own
+    if resource.spec.gpu.count > 0:
+        name = resource.spec.gpu.resource_name or NVIDIA_GPU
+        taint = NVIDIA_GPU if name.startswith("nvidia.com/") else name  # nodes with MIG slices have NVIDIA's taint
+        own.insert(0, {"key": taint, "operator": "Exists", "effect": "NoSchedule"})
+    named = {(each.key, each.effect) for each in given}
+    return [each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in given] + [
+        each
+        for each in own
+        # A toleration without a key matches every taint, and one without an effect matches every effect.
+        if not named & {(key, effect) for key in (each["key"], None) for effect in (each["effect"], None)}
+    ]
+
+
+def _spread(resource: InferenceDeployment) -> list[Body]:
+    given = resource.spec.template.topology_spread_constraints
+    if given is not None:
+        return list(given)
+    return [
+        {
+            "maxSkew": 1,
+            "topologyKey": "kubernetes.io/hostname",
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": selector(resource.metadata.name)},
+            "matchLabelKeys": ["pod-template-hash"],  # during a rollout, pods of the old version do not count
+        }
+    ]
 
 
 def _worker(resource: InferenceDeployment, version: str, *, image: str, own_keys: frozenset[str]) -> Body:
-    template = resource.spec.template
-    container: Body = {
-        "name": WORKER,
-        "image": image,
+    arguments = ["--config", f"{CONFIG_DIRECTORY}/{file_name(version)}", "--log-format", "json"]
+    return _container(resource, WORKER, image=image) | {
         "command": ["ballast-worker"],
-        "args": ["--config", f"{CONFIG_DIRECTORY}/{file_name(version)}", "--log-format", "json"],
+        "args": arguments,
         "ports": [{"name": HTTP_PORT_NAME, "containerPort": HTTP_PORT, "protocol": "TCP"}],
         "env": [
-            # Set by hand and not through downward names alone, because status is matched to pods by this address.
+            # The operator matches the status of a worker to its pod by this address.
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-            {"name": "HOME", "value": "/tmp"},  # noqa: S108 - the pod's own, the root is read-only
-            *(env.model_dump(mode="json", by_alias=True, exclude_none=True) for env in template.env),
+            *_environment(resource),
         ],
-        "volumeMounts": _mounts(resource, own_keys=own_keys) + list(template.volume_mounts),
-        "resources": _resources(resource),
-        "securityContext": _locked_down(),
-        "terminationMessagePolicy": "FallbackToLogsOnError",  # a sentence of the worker becomes a condition
+        "volumeMounts": [*_mounts(resource, own_keys=own_keys), *resource.spec.template.volume_mounts],
+        "resources": _worker_resources(resource),
         "startupProbe": _probe("/ready", failures=math.ceil(resource.spec.rollout.startup_seconds / PROBE_SECONDS)),
         "readinessProbe": _probe("/ready", failures=1),
         "livenessProbe": _probe("/health", failures=6),
     }
-    if template.image_pull_policy is not None:
-        container["imagePullPolicy"] = template.image_pull_policy
-    return container
 
 
 def _fetch(resource: InferenceDeployment, *, image: str) -> Body:
-    """Brings the model into the pod before the worker starts."""
-    model, template = resource.spec.model, resource.spec.template
+    """Return the init container that fetches the model."""
+    model = resource.spec.model
     command = ["ballast", "fetch", model.uri, model_path(resource)]
     if model.revision and model.uri.startswith("hf://"):
-        command += ["--revision", model.revision]  # elsewhere it only names the weights
+        command += ["--revision", model.revision]  # elsewhere it is only a name for the weights
     mounts = [{"name": "models", "mountPath": MODEL_DIRECTORY}, {"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108 - the pod's own
-    if model.cache_path is not None:
+    if _is_cached(resource):
         command += ["--cache", CACHE_DIRECTORY]
         mounts.append({"name": "cache", "mountPath": CACHE_DIRECTORY})
-    container: Body = {
-        "name": FETCH,
-        "image": image,
+    container = _container(resource, FETCH, image=image) | {
         "command": command,
-        "env": [{"name": "HOME", "value": "/tmp"}],  # noqa: S108 - the pod's own, the root is read-only
-        "volumeMounts": mounts,
-        "securityContext": _locked_down(),
-        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "env": _environment(resource),
+        "volumeMounts": [*mounts, *resource.spec.template.volume_mounts],
+        "resources": _resources(resource),
     }
     if model.credentials_secret is not None:
         container["envFrom"] = [{"secretRef": {"name": model.credentials_secret}}]
-    if template.image_pull_policy is not None:
-        container["imagePullPolicy"] = template.image_pull_policy
     return container
 
 
-def _volumes(resource: InferenceDeployment, *, own_keys: frozenset[str]) -> list[Body]:
+def _container(resource: InferenceDeployment, name: str, *, image: str) -> Body:
+    """Return what both containers have."""
+    policy = resource.spec.template.image_pull_policy
+    return {
+        "name": name,
+        "image": image,
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "terminationMessagePolicy": "FallbackToLogsOnError",  # the last log line becomes a condition
+        **({"imagePullPolicy": policy} if policy is not None else {}),
+    }
+
+
+def _environment(resource: InferenceDeployment) -> list[Body]:
+    given = (env.model_dump(mode="json", by_alias=True, exclude_none=True) for env in resource.spec.template.env)
+    return [{"name": "HOME", "value": "/tmp"}, *given]  # noqa: S108 - the pod's own, the root is read-only
+
+
+def _volumes(resource: InferenceDeployment, *, own_keys: frozenset[str]) -> Iterator[Body]:
     spec, parts = resource.spec, urlsplit(resource.spec.model.uri)
-    volumes: list[Body] = [
-        {"name": "config", "configMap": {"name": config_map(resource.metadata.name)}},
-        {"name": "tmp", "emptyDir": {}},
-    ]
+    yield {"name": "config", "configMap": {"name": config_map(resource.metadata.name)}}
+    yield {"name": "tmp", "emptyDir": {}}
+    if _has_shared_memory(resource):
+        limit = f"{spec.template.shared_memory_mebibytes}Mi"
+        yield {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": limit}}
     redis = redis_of(resource, own_keys=own_keys)
     if redis is not None:
-        volumes.append({"name": "redis", "secret": {"secretName": redis.secret_name}})
+        yield {"name": "redis", "secret": {"secretName": redis.secret_name}}
     if spec.api_keys is not None:
-        volumes.append({"name": "api-keys", "secret": {"secretName": spec.api_keys.secret_name}})
+        yield {"name": "api-keys", "secret": {"secretName": spec.api_keys.secret_name}}
     if parts.scheme == "pvc":
-        volumes.append({"name": "models", "persistentVolumeClaim": {"claimName": parts.netloc, "readOnly": True}})
+        yield {"name": "models", "persistentVolumeClaim": {"claimName": parts.netloc, "readOnly": True}}
     elif _is_fetched(resource):
-        volumes.append({"name": "models", "emptyDir": {}})
+        yield {"name": "models"} | _fetched_files(resource)
     if spec.model.cache_path is not None:
-        host = {"path": spec.model.cache_path, "type": "DirectoryOrCreate"}
-        volumes.append({"name": "cache", "hostPath": host})
-    return volumes
+        yield {"name": "cache", "hostPath": {"path": spec.model.cache_path, "type": "DirectoryOrCreate"}}
+    elif spec.model.cache is not None and spec.model.cache.persistent_volume_claim is not None:
+        claim = spec.model.cache.persistent_volume_claim.claim_name
+        yield {"name": "cache", "persistentVolumeClaim": {"claimName": claim}}
 
 
-def _mounts(resource: InferenceDeployment, *, own_keys: frozenset[str]) -> list[Body]:
-    mounts: list[Body] = [
-        {"name": "config", "mountPath": CONFIG_DIRECTORY, "readOnly": True},
-        {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - the pod's own
-    ]
+def _fetched_files(resource: InferenceDeployment) -> Body:
+    """Return the source of the volume that holds the fetched model, or the link to it in a cache."""
+    model = resource.spec.model
+    if model.cache is not None and model.cache.volume_claim_template is not None:
+        return {"ephemeral": {"volumeClaimTemplate": model.cache.volume_claim_template}}
+    if model.size_limit_gibibytes is not None:
+        return {"emptyDir": {"sizeLimit": f"{model.size_limit_gibibytes}Gi"}}
+    return {"emptyDir": {}}
+
+
+def _mounts(resource: InferenceDeployment, *, own_keys: frozenset[str]) -> Iterator[Body]:
+    yield {"name": "config", "mountPath": CONFIG_DIRECTORY, "readOnly": True}
+    yield {"name": "tmp", "mountPath": "/tmp"}  # noqa: S108 - the pod's own
+    if _has_shared_memory(resource):
+        yield {"name": "shared-memory", "mountPath": SHARED_MEMORY}
     if redis_of(resource, own_keys=own_keys) is not None:
-        mounts.append({"name": "redis", "mountPath": REDIS_DIRECTORY, "readOnly": True})
+        yield {"name": "redis", "mountPath": REDIS_DIRECTORY, "readOnly": True}
     if resource.spec.api_keys is not None:
-        mounts.append({"name": "api-keys", "mountPath": KEYS_DIRECTORY, "readOnly": True})
+        yield {"name": "api-keys", "mountPath": KEYS_DIRECTORY, "readOnly": True}
     if not resource.spec.model.uri.startswith("file://"):
-        mounts.append({"name": "models", "mountPath": MODEL_DIRECTORY, "readOnly": True})
-    if resource.spec.model.cache_path is not None:
-        mounts.append({"name": "cache", "mountPath": CACHE_DIRECTORY, "readOnly": True})
-    return mounts
+        yield {"name": "models", "mountPath": MODEL_DIRECTORY, "readOnly": True}
+    if _is_cached(resource):
+        yield {"name": "cache", "mountPath": CACHE_DIRECTORY, "readOnly": True}
 
 
 def _resources(resource: InferenceDeployment) -> Body:
-    gpu, asked = resource.spec.gpu, resource.spec.template.resources
-    requests, limits = dict(asked.requests), dict(asked.limits)
-    if "cpu" not in requests | limits:  # a limit alone is Kubernetes' request, too
+    """Return the requests and limits of the template. Kubernetes takes the larger of both containers, not the sum."""
+    asked = resource.spec.template.resources
+    requests = dict(asked.requests)
+    if "cpu" not in requests | asked.limits:  # a limit alone is also the request
         requests["cpu"] = CPU_REQUEST
-    resources: Body = {}
+    return {name: values for name, values in (("requests", requests), ("limits", dict(asked.limits))) if values}
+
+
+def _worker_resources(resource: InferenceDeployment) -> Body:
+    gpu, resources = resource.spec.gpu, _resources(resource)
     if gpu.resource_claim_template is not None:
         resources["claims"] = [{"name": "gpu"}]
     elif gpu.count > 0:
-        limits[gpu.resource_name or "nvidia.com/gpu"] = str(gpu.count)
-    if requests:
-        resources["requests"] = requests
-    if limits:
-        resources["limits"] = limits
+        resources["limits"] = resources.get("limits", {}) | {gpu.resource_name or NVIDIA_GPU: str(gpu.count)}
     return resources
 
 
@@ -223,13 +284,17 @@ def _probe(path: str, *, failures: int) -> Body:
     }
 
 
-def _locked_down() -> Body:
-    return {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
-
-
 def _is_fetched(resource: InferenceDeployment) -> bool:
     return resource.spec.model.uri.startswith(("hf://", "s3://"))
+
+
+def _is_cached(resource: InferenceDeployment) -> bool:
+    """Return true if pods share fetched files."""
+    model = resource.spec.model
+    return model.cache_path is not None or (model.cache is not None and model.cache.persistent_volume_claim is not None)
+
+
+def _has_shared_memory(resource: InferenceDeployment) -> bool:
+    """Return false if the template mounts its own volume there. Kubernetes refuses two mounts at one path."""
+    paths = (mount.get("mountPath") for mount in resource.spec.template.volume_mounts)
+    return all(str(path).rstrip("/") != SHARED_MEMORY for path in paths)

@@ -1,4 +1,4 @@
-"""The address of the workers, what may be evicted of them, and who may connect. PURE."""
+"""Service, PodDisruptionBudget and NetworkPolicy of the workers. PURE."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ballast_operator.kinds import BUDGET, NETWORK_POLICY, SERVICE, Body
 
 
 def service(resource: InferenceDeployment) -> Body:
-    """One address for all workers that are ready."""
+    """Return the Service of all ready workers."""
     ports = [{"name": HTTP_PORT_NAME, "port": HTTP_PORT, "targetPort": HTTP_PORT_NAME, "protocol": "TCP"}]
     spec = {"type": "ClusterIP", "ports": ports, "selector": selector(resource.metadata.name)}
     return manifest(SERVICE, resource, {"spec": spec})
 
 
 def budget(resource: InferenceDeployment) -> Body:
-    """How many workers may be evicted at a time; one that serves nobody never holds up a node's drain."""
+    """Return the limit of evictions. Workers that are not ready never block the drain of a node."""
     spec = {
         "maxUnavailable": resource.spec.disruption.max_unavailable,
         "selector": {"matchLabels": selector(resource.metadata.name)},
@@ -26,7 +26,7 @@ def budget(resource: InferenceDeployment) -> Body:
 
 
 def network_policy(resource: InferenceDeployment) -> Body | None:
-    """Admits the HTTP port alone; None where it is switched off."""
+    """Return the policy that admits only the HTTP port, or None if it is turned off."""
     network = resource.spec.network
     if not network.policy:
         return None

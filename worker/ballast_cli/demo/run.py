@@ -128,7 +128,7 @@ class Show:
         self._record.ceiling = block.gained("offline_tokens") / block.seconds
         rate = (self._stage.counts(self._job).counts.succeeded - before) / block.seconds
         await self._pause()
-        queue.cancel(self._job)
+        queue.jobs.cancel(self._job)
         # Twice what it could do with no online request beside it: the job never runs out.
         count = int(2 * rate * (plan.total_seconds / 2 + plan.floor_seconds)) + 500
         self._tell(f"Submitting the offline job of {count:,} items")
@@ -246,8 +246,8 @@ class Show:
                     {"custom_id": f"{name}-{index}", "method": "POST", "url": "/v1/completions", "body": body}
                 )
 
-        job_id = self._stage.queue.submit(lines(), tenant=TENANT).job_id
-        self._stage.queue.pause(job_id)
+        job_id = self._stage.queue.submissions.submit(lines(), tenant=TENANT).job_id
+        self._stage.queue.jobs.pause(job_id)
         return job_id
 
     async def _pause(self) -> None:
@@ -267,7 +267,7 @@ class Show:
 
     async def _resume(self) -> None:
         """Let the offline job go on and wait until it holds slots."""
-        self._stage.queue.resume(self._job)
+        self._stage.queue.jobs.resume(self._job)
         began = time.monotonic()
         while not (await self._watcher.look()).offline:
             if time.monotonic() - began > _SETTLE_SECONDS:

@@ -61,8 +61,8 @@ class Stage:
 
     def pause(self, job_id: str) -> None:
         """Hold the offline job."""
-        if not self.queue.job(job_id).state.is_over:
-            self.queue.pause(job_id)
+        if not self.queue.jobs.get(job_id).state.is_over:
+            self.queue.jobs.pause(job_id)
 
     def counts(self, job_id: str) -> Job:
         """How far the offline job is.
@@ -70,7 +70,7 @@ class Stage:
         Raises:
             CliError: it ran out, so that what follows would not be a mixed run.
         """
-        job = self.queue.job(job_id)
+        job = self.queue.jobs.get(job_id)
         if job.state.is_over:
             raise CliError(f"The offline job ended early ({job.state}, {job.reason or 'no reason'}): please report it.")
         return job

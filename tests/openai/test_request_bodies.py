@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ballast_queue.body import ChatBody, CompletionBody, parse_body
-from ballast_queue.errors import InvalidBody, Unsupported
-from ballast_queue.refused import REFUSED_BY_URL
+from ballast_openai.body import ChatBody, CompletionBody, parse_body
+from ballast_openai.errors import InvalidBody, Unsupported, describe
+from ballast_openai.refused import REFUSED_BY_URL
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 SAY_HI = [{"role": "user", "content": "hi"}]
@@ -99,6 +99,13 @@ WRONG = {
         "found an unknown field",
     ),
     "an unknown field": (COMPLETIONS, {"temprature": 1}, "temprature", "found an unknown field"),
+    "an unknown field that is no Unicode": (COMPLETIONS, {"a\ud800": 1}, "a\\ud800", "found an unknown field"),
+    "an unknown field of an option that is no Unicode": (
+        COMPLETIONS,
+        {"stream": True, "stream_options": {"\ud800": 1}},
+        "stream_options.\\ud800",
+        "found an unknown field",
+    ),
     "an unknown field of null": (COMPLETIONS, {"temprature": None}, "temprature", "found an unknown field"),
     "no messages": (CHAT, {"messages": []}, "messages", "wanted 1 or more entries"),
     "messages as text": (CHAT, {"messages": "hi"}, "messages", "found the string 'hi', wanted a list"),
@@ -153,8 +160,8 @@ def test_the_largest_and_the_smallest_value_are_taken(field, value):
 
 @pytest.mark.parametrize(
     ("name", "shown"),
-    [("x" * 80, "x" * 80), ("x" * 81, "x" * 80), ("a.b", "a.b")],
-    ids=["at most", "too long", "with a dot"],
+    [("x" * 80, "x" * 80), ("x" * 81, "x" * 80), ("a.b", "a.b"), ("\ud800" * 81, "\\ud800" * 80)],
+    ids=["at most", "too long", "with a dot", "no Unicode"],
 )
 def test_the_name_of_an_unknown_field_is_shown_short(name, shown):
     with pytest.raises(InvalidBody) as caught:
@@ -200,7 +207,7 @@ def test_a_required_field_is_missed_by_name(url, missing):
     with pytest.raises(InvalidBody, match=f"{missing}: found nothing") as caught:
         parse_body(url, body)
 
-    assert caught.value.as_openai()["error"]["param"] == missing
+    assert caught.value.field == missing
 
 
 @pytest.mark.parametrize(("url", "field"), [(url, field) for url, fields in REFUSED_BY_URL.items() for field in fields])
@@ -212,7 +219,7 @@ def test_a_known_field_that_is_not_served_is_refused_by_name_unless_neutral(url,
         parse_body(url, base | {field: {"anything": "else"}})
 
     assert caught.value.field == field
-    assert caught.value.as_openai()["error"]["code"] == "unsupported_parameter"
+    assert caught.value.code == "unsupported_parameter"
 
 
 def test_what_belongs_to_chats_is_not_called_unknown_in_completions():
@@ -253,8 +260,32 @@ def test_any_body_is_served_or_refused_with_a_sentence(url, body):
     try:
         parsed = parse_body(url, base | body)
     except InvalidBody as error:
-        shown = json.dumps(error.as_openai(), ensure_ascii=False)
+        shown = json.dumps([error.field, error.message, error.code], ensure_ascii=False)
     else:
         shown = parsed.model_dump_json()
 
     assert shown.encode().decode() == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (None, "null"),
+        (True, "true"),
+        (3, "the number 3"),
+        (1.5, "the number 1.5"),
+        (10**100, f"the number {10**100}"[:80]),
+        ("hi", "the string 'hi'"),
+        ("x" * 40, f"the string '{'x' * 40}'"),
+        ("x" * 41, f"the string '{'x' * 40}...'"),
+        ([1, 2], "a list of 2"),
+        ((1,), "a list of 1"),
+        ({}, "an object with no fields"),
+        ({"a": 1, "b": 2, "c": 3, "d": 4, "e": 5}, "an object with 'a', 'b', 'c', 'd'"),
+        ({"k" * 50: 1}, f"an object with '{'k' * 40}'"),
+        (object(), "object"),
+    ],
+    ids=repr,
+)
+def test_a_value_is_described_in_few_words(value: object, said: str):
+    assert describe(value) == said

@@ -1,29 +1,31 @@
-"""Jobs as `ballast.lua` records them, and as callers see them."""
+"""Convert replies of `ballast.lua` into jobs and figures."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ballast_queue.functions import FIELDS, HEAD
 from ballast_queue.job import Job, JobHead, JobState, Outlook, RequestCounts, output_left
+from ballast_queue.status import QueueStats
 
 SUMMED = ("total", "waiting", "leased", "succeeded", "failed", "cancelled", "expired")
 
 
 def parse_record(reply: bytes) -> dict[str, str] | None:
-    """Split what `read` gives for one job; None: there is no such job."""
+    """Return the fields in the reply of `read` for one job, or None if there is no such job."""
     if not reply:
         return None
     return dict(zip(FIELDS, reply.decode().split("\x1f"), strict=True))
 
 
 def counts_of(fields: Mapping[str, str]) -> RequestCounts:
-    """Read the counts of a job, or their sums over the queue."""
+    """Return the counts of a job, or their sums over the queue."""
     return RequestCounts(**{name: int(float(fields.get(name, 0))) for name in SUMMED})
 
 
 def job_of(fields: Mapping[str, str]) -> Job:
-    """Show a job's record as `Job`."""
+    """Return the job of a record."""
     return Job(
         id=fields["id"],
         tenant=fields["tenant"],
@@ -55,7 +57,7 @@ def _output_left(fields: Mapping[str, str]) -> int:
 
 
 def head_of(job_id: str, reply: bytes) -> JobHead:
-    """Read what `heads` gives for one job."""
+    """Return the head of a job from the reply of `heads`."""
     fields = dict(zip(HEAD, reply.decode().split("\x1f"), strict=True))
     waiting, leased = int(fields["waiting"]), int(fields["leased"])
     return JobHead(
@@ -69,4 +71,22 @@ def head_of(job_id: str, reply: bytes) -> JobHead:
         leased=leased,
         output_left=_output_left(fields),
         prefix_key=int(fields["prefix_key"]),
+    )
+
+
+def stats_of(reply: Sequence[Any]) -> QueueStats:
+    """Return the figures of a queue from the reply of `stats`."""
+    at, inbox, oldest, entry, pairs = reply
+    totals = {name.decode(): value.decode() for name, value in zip(pairs[::2], pairs[1::2], strict=True)}
+    since = [float(oldest)] if oldest else []
+    if entry:
+        since.append(int(entry.split(b"-")[0]) / 1000)
+    return QueueStats(
+        at=float(at),
+        items=counts_of(totals),
+        inbox=inbox,
+        oldest_waiting_seconds=max(0.0, float(at) - min(since)) if since else 0.0,
+        dead_letters=int(totals.get("dead", 0)),
+        jobs_at_risk=int(totals.get("at_risk", 0)),
+        jobs={state: int(totals.get(f"jobs:{state}", 0)) for state in JobState},
     )

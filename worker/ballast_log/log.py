@@ -1,4 +1,4 @@
-"""Logs as events with fields, on the standard library: `log.info("ready", port=8000)`."""
+"""Log events with fields through the standard library: `log.info("ready", port=8000)`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Format = Literal["text", "json"]
 
 
 class Log:
-    """A named source of events. Formatting happens only where the level is on."""
+    """A named source of events. It formats an event only if the level is on."""
 
     __slots__ = ("_logger",)
 
@@ -20,23 +20,23 @@ class Log:
         self._logger = logging.getLogger(name)
 
     def debug(self, event: str, **fields: object) -> None:
-        """Tell what a developer wants to see."""
+        """Log an event for developers."""
         self._emit(logging.DEBUG, event, fields)
 
     def info(self, event: str, **fields: object) -> None:
-        """Tell what an operator wants to see."""
+        """Log an event for the people who run Ballast."""
         self._emit(logging.INFO, event, fields)
 
     def warning(self, event: str, **fields: object) -> None:
-        """Tell what needs somebody's attention."""
+        """Log an event that needs attention."""
         self._emit(logging.WARNING, event, fields)
 
     def error(self, event: str, **fields: object) -> None:
-        """Tell what failed."""
+        """Log a failure."""
         self._emit(logging.ERROR, event, fields)
 
     def exception(self, event: str, **fields: object) -> None:
-        """Tell what failed, with the traceback of the error in flight: for defects, not for bad input."""
+        """Log a failure with the traceback of the current exception. Use it for defects, not for bad input."""
         self._emit(logging.ERROR, event, fields, trace=True)
 
     def _emit(self, level: int, event: str, fields: dict[str, object], *, trace: bool = False) -> None:
@@ -45,10 +45,10 @@ class Log:
 
 
 class KeyValueFormatter(logging.Formatter):
-    """`12:00:00.123 INFO  ballast_worker.app ready port=8000`."""
+    """Format records as `12:00:00.123 INFO    ballast_worker.app ready port=8000`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Write one record."""
+        """Return one record as a line."""
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         fields = getattr(record, "fields", {})
         pairs = "".join(f" {key}={_value(value)}" for key, value in fields.items())
@@ -59,10 +59,10 @@ class KeyValueFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line."""
+    """Format records as one JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Write one record."""
+        """Return one record as a line."""
         line: dict[str, object] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{record.msecs:03.0f}Z",
             "level": record.levelname.lower(),
@@ -83,7 +83,7 @@ def _value(value: object) -> str:
 
 
 def configure(level: str, style: Format) -> None:
-    """Send all logs of the process to stderr in one format."""
+    """Write all logs of the process to stderr in one format."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if style == "json" else KeyValueFormatter())
     root = logging.getLogger()

@@ -1,6 +1,6 @@
-"""Fields of the OpenAI and vLLM APIs that Ballast knows and does not serve yet.
+"""Fields of the OpenAI and vLLM APIs that Ballast knows and does not support yet.
 
-A value that changes nothing (`n: 1`, a penalty of 0) is accepted; any other is refused by name. Nothing is ignored.
+Ballast accepts a value that changes nothing (`n: 1`, a penalty of 0), and refuses any other value by name.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
-from ballast_queue.errors import Unsupported, describe
+from ballast_openai.errors import Unsupported, describe
 
 _COMMON: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "n": ((1,), "one completion is generated per request: send the request several times"),
+    "n": ((1,), "Ballast generates one completion per request: send the request several times"),
     "presence_penalty": ((0,), "penalties are not supported yet: leave it out"),
     "frequency_penalty": ((0,), "penalties are not supported yet: leave it out"),
     "repetition_penalty": ((1,), "penalties are not supported yet: leave it out"),
@@ -26,8 +26,8 @@ _COMMON: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "prompt_logprobs": ((), "log probabilities are not supported yet: leave it out"),
     "skip_special_tokens": ((True,), "special tokens are never part of the text: leave it out"),
     "spaces_between_special_tokens": ((True,), "special tokens are never part of the text: leave it out"),
-    "truncate_prompt_tokens": ((), "prompts are never cut silently: shorten the prompt"),
-    "add_special_tokens": ((), "the tokenizer's own default is used: leave it out"),
+    "truncate_prompt_tokens": ((), "Ballast does not shorten prompts: send a shorter prompt"),
+    "add_special_tokens": ((), "Ballast uses the default of the tokenizer: leave it out"),
     "return_tokens_as_token_ids": ((False,), "the answer is text: leave it out"),
     "return_token_ids": ((False,), "the answer is text: leave it out"),
     "response_format": (({"type": "text"},), "structured output is not supported yet: use {'type': 'text'}"),
@@ -40,13 +40,13 @@ _COMMON: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "guided_whitespace_pattern": ((), "structured output is not supported yet: leave it out"),
     "request_id": ((), "send the header x-request-id instead"),
     "kv_transfer_params": ((), "KV transfer is not supported: leave it out"),
-    "vllm_xargs": ((), "it speaks to vLLM alone: leave it out"),
+    "vllm_xargs": ((), "only vLLM knows it: leave it out"),
 }
 
 _COMPLETION: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "best_of": ((1,), "one completion is generated per request: leave it out"),
+    "best_of": ((1,), "Ballast generates one completion per request: leave it out"),
     "logprobs": ((), "log probabilities are not supported yet: leave it out"),
-    "echo": ((False,), "the prompt is not repeated in the answer: put it before the text yourself"),
+    "echo": ((False,), "Ballast does not repeat the prompt in the answer: put it before the text yourself"),
     "suffix": (("",), "insertion is not supported: leave it out"),
     "prompt_embeds": ((), "prompts are text or token ids: leave it out"),
     "max_completion_tokens": ((), "/v1/completions names it max_tokens"),
@@ -67,13 +67,13 @@ _CHAT: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "web_search_options": ((), "web search is not supported: leave it out"),
     "reasoning_effort": ((), "reasoning effort is not supported: leave it out"),
     "verbosity": (("medium",), "verbosity is not supported: leave it out"),
-    "store": ((False,), "answers are not stored: leave it out"),
+    "store": ((False,), "Ballast does not store answers: leave it out"),
     "service_tier": (("auto", "default"), "use the header x-ballast-class to choose between online and offline"),
-    "echo": ((False,), "the prompt is not repeated in the answer: leave it out"),
-    "add_generation_prompt": ((True,), "an answer of the assistant is always asked for: leave it out"),
+    "echo": ((False,), "Ballast does not repeat the prompt in the answer: leave it out"),
+    "add_generation_prompt": ((True,), "Ballast always asks for an answer of the assistant: leave it out"),
     "continue_final_message": ((False,), "the last message cannot be continued yet: leave it out"),
-    "chat_template": ((), "the model's own chat template is used: leave it out"),
-    "chat_template_kwargs": (({},), "the model's own chat template is used without arguments: leave it out"),
+    "chat_template": ((), "Ballast uses the model's own chat template: leave it out"),
+    "chat_template_kwargs": (({},), "Ballast uses the model's own chat template without arguments: leave it out"),
     "documents": (([],), "retrieval is not supported: put the documents into the messages"),
     "include_reasoning": ((True, False), "reasoning is part of the text: leave it out"),
     "mm_processor_kwargs": ((), "messages are text: leave it out"),
@@ -90,7 +90,7 @@ REFUSED_BY_URL: Mapping[str, Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "/v1/completions": {**_COMMON, **_CHAT_ALONE, **_COMPLETION},
     "/v1/chat/completions": {**_COMMON, **_CHAT},
 }
-"""URL -> field -> (values that change nothing beside null, what to do instead)."""
+"""URL -> field -> (values that change nothing, in addition to null; what to do instead)."""
 
 
 def _is_same(found: object, neutral: object) -> bool:
@@ -101,10 +101,10 @@ def _is_same(found: object, neutral: object) -> bool:
 
 
 def drop_neutral(url: str, body: MutableMapping[str, Any]) -> None:
-    """Take the refused fields whose values change nothing out of `body`.
+    """Remove the refused fields whose values change nothing from `body`.
 
     Raises:
-        Unsupported: names the first field whose value would change something.
+        Unsupported: names the first field whose value changes something.
     """
     refused = REFUSED_BY_URL[url]
     for field in [name for name in body if name in refused]:

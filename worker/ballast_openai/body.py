@@ -1,18 +1,19 @@
-"""Request bodies of `/v1/completions` and `/v1/chat/completions`, one source for HTTP and for jobs.
+"""Request bodies of `/v1/completions` and `/v1/chat/completions`, for HTTP and for jobs.
 
-A body is accepted whole or refused with the name of the field: unknown fields and values of the wrong type are errors,
-never ignored.
+Ballast accepts a body as a whole, or refuses it and names the field. It ignores no unknown field and no value of a
+wrong type.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Literal, Self
+from zlib import crc32
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from ballast_queue.errors import InvalidBody, Unsupported, describe
-from ballast_queue.refused import drop_neutral
+from ballast_openai.errors import InvalidBody, Unsupported, describe
+from ballast_openai.refused import drop_neutral
 
 COMPLETIONS_URL = "/v1/completions"
 CHAT_URL = "/v1/chat/completions"
@@ -28,9 +29,9 @@ _NOT_YET_URLS = {
     "/v1/rerank": "reranking",
 }
 MAX_STOPS = 16
-"""Stop strings in a request; OpenAI allows 4."""
+"""Limit of stop strings in a request. OpenAI allows 4."""
 COUNT_LIMIT = 2**31
-"""Counts are below it: what computes with them has 32 or 64 bits."""
+"""Counts are less than this, so that code with 32 or 64 bits can use them."""
 
 
 def _refuse(message: str, *, field: str | None = None) -> PydanticCustomError:
@@ -38,16 +39,18 @@ def _refuse(message: str, *, field: str | None = None) -> PydanticCustomError:
 
 
 def _as_tuple(value: object) -> object:
-    # Strict mode takes no list for a tuple, and JSON has lists only.
+    # Strict mode rejects a list for a tuple, and JSON has only lists.
     return tuple(value) if isinstance(value, list) else value
 
 
+def is_unicode(text: str) -> bool:
+    """Return whether the text has no lone surrogate, which UTF-8 cannot express."""
+    return text.isascii() or text.encode(errors="replace").decode() == text
+
+
 def _check_unicode(text: str) -> str:
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise _refuse("found a lone surrogate, wanted text that can be written as UTF-8") from None
+    if not is_unicode(text):
+        raise _refuse("found a lone surrogate, wanted text that can be written as UTF-8")
     return text
 
 
@@ -108,26 +111,26 @@ class _Strict(BaseModel):
 
 
 class StreamOptions(_Strict):
-    """What a stream carries beside the text."""
+    """Options of a stream."""
 
     include_usage: bool = False
 
 
 class Message(_Strict):
-    """One turn of a chat. Text parts arrive joined."""
+    """One message of a chat. Its text parts are joined."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[Text, BeforeValidator(_check_content)]
 
 
 class Body(_Strict):
-    """What both kinds of request share."""
+    """The fields of both kinds of request."""
 
     model: Annotated[Text, Field(min_length=1, max_length=512)]
     temperature: float = Field(default=1.0, ge=0, le=2, allow_inf_nan=False)
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=-1, lt=COUNT_LIMIT)
-    """0 and -1 consider every token."""
+    """0 and -1 set no limit."""
     min_p: float = Field(default=0.0, ge=0, le=1)
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     stop: Annotated[tuple[Text, ...], BeforeValidator(_check_stop)] = ()
@@ -137,36 +140,41 @@ class Body(_Strict):
     stream: bool = False
     stream_options: StreamOptions | None = None
     priority: int = Field(default=0, ge=-1000, le=1000)
-    """vLLM's polarity: lower is more urgent. `band` is Ballast's."""
+    """As in vLLM, a lower number is more urgent. See `band`."""
     user: Annotated[Text, Field(max_length=512)] | None = None
-    """The client's name for its end user; kept with the request, not interpreted."""
+    """The client's name for its end user. Ballast keeps it and does not use it."""
     metadata: dict[Text, Text] | None = None
-    """The client's notes; kept with the request, not interpreted."""
+    """The client's notes. Ballast keeps them and does not use them."""
 
     @property
     def band(self) -> int:
-        """Priority in Ballast's polarity: higher is more important. The one place that converts."""
+        """Return the priority as Ballast orders it: a higher number is more important. Nothing else converts it."""
         return -self.priority
 
     @property
     def includes_usage(self) -> bool:
-        """True when the stream ends with a usage chunk."""
+        """Return whether the stream ends with a usage chunk."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
     def num_output(self) -> int | None:
-        """Most tokens to generate; None: as many as the context takes."""
+        """Return the limit of generated tokens; None: the context is the limit."""
         raise NotImplementedError
 
     @property
     def opening(self) -> str:
-        """The text that requests with the same instructions start with; names the prefix group."""
+        """Return the start of the prompt, which requests with the same instructions share."""
         raise NotImplementedError
+
+    @property
+    def prefix_key(self) -> int:
+        """Return the integer by which requests with the same model and opening are grouped. It is never 0."""
+        return crc32(f"{self.model}\n{self.opening}".encode()) or 1
 
     @model_validator(mode="after")
     def _check_stream(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise _refuse("found it without stream, wanted stream: true beside it", field="stream_options")
+            raise _refuse("found it without stream, wanted stream: true in the same request", field="stream_options")
         return self
 
 
@@ -191,7 +199,7 @@ class ChatBody(Body):
     messages: Annotated[tuple[Message, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
     max_tokens: int | None = Field(default=None, ge=1, lt=COUNT_LIMIT)
     max_completion_tokens: int | None = Field(default=None, ge=1, lt=COUNT_LIMIT)
-    """OpenAI's newer name of `max_tokens`."""
+    """OpenAI's newer name for `max_tokens`."""
 
     @property
     def num_output(self) -> int | None:
@@ -206,7 +214,7 @@ class ChatBody(Body):
     def _check_lengths(self) -> Self:
         old, new = self.max_tokens, self.max_completion_tokens
         if old is not None and new is not None and old != new:
-            raise _refuse(f"found {new} beside max_tokens {old}, wanted one of the two", field="max_completion_tokens")
+            raise _refuse(f"found {new} and max_tokens {old}, wanted one of the two", field="max_completion_tokens")
         return self
 
 
@@ -229,36 +237,33 @@ _WANTED = {
     "too_long": "{max_length} or fewer entries",
     "literal_error": "{expected}",
 }
-"""pydantic's error type -> what was wanted."""
+"""The type of pydantic's error -> the wanted value."""
 
 
 def _path(location: tuple[int | str, ...]) -> str | None:
     text = ""
     for part in location:
-        # A field's name comes from the client: it may be long, or no Unicode.
-        text += f"[{part}]" if isinstance(part, int) else f".{part[:80].encode(errors='replace').decode()}"
+        # The client chooses a field's name, which may be long, or contain lone surrogates.
+        text += f"[{part}]" if isinstance(part, int) else f".{part[:80].encode(errors='backslashreplace').decode()}"
     return text.removeprefix(".") or None
 
 
 def _translate(error: ErrorDetails) -> InvalidBody:
-    """Say in one sentence what pydantic found wrong."""
-    field = _path(error["loc"])
-    match error["type"]:
+    """Return an error of pydantic as one sentence."""
+    kind = error["type"]
+    # pydantic refuses the name of an unknown field with a lone surrogate as text, and reports the name as the input.
+    field = _path((*error["loc"], error["input"]) if kind == "string_unicode" else error["loc"])
+    match kind:
         case "ballast":
             context = error.get("ctx", {})
             field = context.get("field") or field
             return InvalidBody(field, f"{field}: {context['text']}")
         case "missing":
-            return InvalidBody(
-                field, f"{field}: found nothing, wanted a value: it is required", "missing_required_parameter"
-            )
-        case "extra_forbidden":
-            return InvalidBody(
-                field,
-                f"{field}: found an unknown field, wanted only known ones: leave it out or check its name",
-                "unknown_parameter",
-            )
-    kind = error["type"]
+            text = f"{field}: found nothing, wanted a value: the field is required"
+            return InvalidBody(field, text, "missing_required_parameter")
+        case "extra_forbidden" | "string_unicode":
+            text = f"{field}: found an unknown field, wanted only known fields: remove it or check its name"
+            return InvalidBody(field, text, "unknown_parameter")
     if kind in {"too_short", "too_long"} and isinstance(error["input"], str):
         kind = f"string_{kind}"
     template = _WANTED.get(kind)
@@ -268,17 +273,17 @@ def _translate(error: ErrorDetails) -> InvalidBody:
 
 
 def not_yet(url: str) -> str | None:
-    """Say what to use instead of a URL of OpenAI's that is not served yet; None for any other."""
+    """Return what to use instead of a URL of OpenAI that Ballast does not support yet; None for any other URL."""
     what = _NOT_YET_URLS.get(url)
     return what and f"found {url} ({what}), which is not supported yet: use {CHAT_URL} or {COMPLETIONS_URL}"
 
 
 def parse_body(url: str, body: object) -> CompletionBody | ChatBody:
-    """Read the decoded JSON body of a request to `url`.
+    """Validate the decoded JSON body of a request to `url`.
 
     Raises:
-        InvalidBody: names the field, what was found there and what was wanted.
-        Unsupported: the URL, or a field's value, is known and not served yet.
+        InvalidBody: names the field, the value that was found, and the wanted value.
+        Unsupported: Ballast knows the URL or the field's value, and does not support it yet.
     """
     kind = _KINDS.get(url)
     if kind is None:
@@ -290,7 +295,7 @@ def parse_body(url: str, body: object) -> CompletionBody | ChatBody:
     fields = dict(body)
     drop_neutral(url, fields)
     known = kind.model_fields
-    # OpenAI's clients send null for what they leave open.
+    # OpenAI's clients send null for fields without a value.
     given = {name: value for name, value in fields.items() if value is not None or name not in known}
     try:
         return kind.model_validate(given)

@@ -1,0 +1,192 @@
+"""Worker pods: their volumes, their two containers, and their place in the cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from control_plane import ControlPlane
+
+from ballast_api.inference_deployment import InferenceDeployment
+from ballast_operator.children.pods import CPU_REQUEST, LOST_NODE_TAINTS, deployment
+
+FETCHED = "hf://a/b"
+TEMPLATE = {"spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "50Gi"}}}}
+SHARED: dict[str, Any] = {"uri": FETCHED, "cache": {"persistentVolumeClaim": {"claimName": "models"}}}
+PER_POD: dict[str, Any] = {"uri": FETCHED, "cache": {"volumeClaimTemplate": TEMPLATE}}
+OF_THE_NODE: dict[str, Any] = {"uri": FETCHED, "cachePath": "/var/cache/ballast"}
+
+
+def pod(model: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
+    manifest = {"metadata": {"name": "llm"}, "spec": {"model": model or {"uri": FETCHED}} | spec}
+    resource = InferenceDeployment.read(manifest, "test")
+    made: dict[str, Any] = deployment(resource, "v", image="worker:1", own_keys=frozenset({"url"}))
+    return dict(made["spec"]["template"]["spec"])
+
+
+def volume(made: dict[str, Any], name: str) -> Any:
+    """Return the source of a volume, or None if the pod has no such volume."""
+    found = [each for each in made["volumes"] if each["name"] == name]
+    return {key: value for key, value in found[0].items() if key != "name"} if found else None
+
+
+def mounts(container: dict[str, Any]) -> dict[str, tuple[str, bool]]:
+    """Return volume and write access by path."""
+    return {each["mountPath"]: (each["name"], not each.get("readOnly")) for each in container["volumeMounts"]}
+
+
+def test_environment_and_volume_mounts_of_the_template_reach_both_containers() -> None:
+    proxy = {"name": "HTTPS_PROXY", "value": "http://proxy:3128"}
+    mount = {"name": "ca", "mountPath": "/etc/ssl/certs", "readOnly": True}
+    made = pod(
+        template={"env": [proxy], "volumes": [{"name": "ca", "configMap": {"name": "ca"}}], "volumeMounts": [mount]}
+    )
+
+    for container in (*made["containers"], *made["initContainers"]):
+        assert proxy in container["env"]
+        assert mount in container["volumeMounts"]
+    assert volume(made, "ca") == {"configMap": {"name": "ca"}}
+
+
+def test_the_fetch_container_has_the_resources_of_the_worker_without_the_gpu() -> None:
+    made = pod(template={"resources": {"requests": {"memory": "8Gi"}, "limits": {"memory": "16Gi"}}})
+    (worker,), (fetch,) = made["containers"], made["initContainers"]
+
+    assert fetch["resources"] == {"requests": {"memory": "8Gi", "cpu": CPU_REQUEST}, "limits": {"memory": "16Gi"}}
+    assert worker["resources"]["requests"] == fetch["resources"]["requests"]
+    assert worker["resources"]["limits"] == {"memory": "16Gi", "nvidia.com/gpu": "1"}
+
+
+def test_a_shared_claim_is_written_by_the_fetch_and_read_by_the_worker() -> None:
+    made = pod(SHARED)
+    (worker,), (fetch,) = made["containers"], made["initContainers"]
+
+    assert volume(made, "cache") == {"persistentVolumeClaim": {"claimName": "models"}}
+    assert fetch["command"] == ["ballast", "fetch", FETCHED, "/models/model", "--cache", "/cache"]
+    assert mounts(fetch)["/cache"] == ("cache", True)
+    assert mounts(worker)["/cache"] == ("cache", False)
+
+
+def test_a_claim_per_pod_holds_the_model_itself() -> None:
+    made = pod(PER_POD)
+    (worker,), (fetch,) = made["containers"], made["initContainers"]
+
+    assert volume(made, "models") == {"ephemeral": {"volumeClaimTemplate": TEMPLATE}}
+    assert volume(made, "cache") is None
+    assert fetch["command"] == ["ballast", "fetch", FETCHED, "/models/model"]
+    assert mounts(fetch)["/models"] == ("models", True)
+    assert mounts(worker)["/models"] == ("models", False)
+
+
+def test_a_directory_of_the_node_is_still_a_cache() -> None:
+    made = pod(OF_THE_NODE)
+
+    assert volume(made, "cache") == {"hostPath": {"path": "/var/cache/ballast", "type": "DirectoryOrCreate"}}
+    assert made["initContainers"][0]["command"][-2:] == ["--cache", "/cache"]
+
+
+def test_the_volume_of_a_fetched_model_has_the_size_limit_of_the_resource() -> None:
+    limited = pod({"uri": FETCHED, "sizeLimitGibibytes": 80})
+
+    assert volume(limited, "models") == {"emptyDir": {"sizeLimit": "80Gi"}}
+    assert volume(pod(), "models") == {"emptyDir": {}}
+
+
+GROUPS: dict[str, tuple[dict[str, Any], int | None]] = {
+    "no claim": ({}, None),
+    "a directory of the node": ({"model": OF_THE_NODE}, None),
+    "a shared claim": ({"model": SHARED}, 65532),
+    "a claim per pod": ({"model": PER_POD}, 65532),
+    "a claim and a group of the template": ({"model": SHARED, "template": {"fsGroup": 2000}}, 2000),
+    "a group of the template alone": ({"template": {"fsGroup": 0}}, 0),
+}
+
+
+@pytest.mark.parametrize("case", GROUPS)
+def test_a_pod_that_writes_to_a_claim_has_a_group_for_it(case: str) -> None:
+    spec, group = GROUPS[case]
+    context = pod(**spec)["securityContext"]
+
+    assert context.get("fsGroup") == group
+    assert ("fsGroupChangePolicy" in context) == (group is not None)
+
+
+def test_shared_memory_is_limited() -> None:
+    made = pod(template={"sharedMemoryMebibytes": 512})
+
+    assert volume(made, "shared-memory") == {"emptyDir": {"medium": "Memory", "sizeLimit": "512Mi"}}
+    assert mounts(made["containers"][0])["/dev/shm"] == ("shared-memory", True)
+
+
+def test_a_mount_of_the_template_replaces_the_shared_memory() -> None:
+    own = {"name": "dshm", "mountPath": "/dev/shm/"}
+    made = pod(template={"volumes": [{"name": "dshm", "emptyDir": {"medium": "Memory"}}], "volumeMounts": [own]})
+
+    assert volume(made, "shared-memory") is None
+    assert [each["name"] for each in made["containers"][0]["volumeMounts"] if "shm" in each["mountPath"]] == ["dshm"]
+
+
+def test_pods_spread_over_nodes_unless_the_template_has_constraints() -> None:
+    (spread,) = pod()["topologySpreadConstraints"]
+    zones = {"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "DoNotSchedule"}
+
+    assert (spread["topologyKey"], spread["whenUnsatisfiable"]) == ("kubernetes.io/hostname", "ScheduleAnyway")
+    assert spread["labelSelector"]["matchLabels"]["app.kubernetes.io/instance"] == "llm"
+    assert pod(template={"topologySpreadConstraints": [zones]})["topologySpreadConstraints"] == [zones]
+    assert "topologySpreadConstraints" not in pod(template={"topologySpreadConstraints": []})
+
+
+def taint(key: str) -> dict[str, str]:
+    return {"key": key, "operator": "Exists", "effect": "NoSchedule"}
+
+
+TOLERATED: dict[str, tuple[dict[str, Any], list[dict[str, str]]]] = {
+    "a GPU": ({}, [taint("nvidia.com/gpu")]),
+    "the CPU": ({"gpu": {"count": 0}}, []),
+    "a slice": ({"gpu": {"resourceName": "nvidia.com/mig-3g.40gb"}}, [taint("nvidia.com/gpu")]),
+    "another vendor": ({"gpu": {"resourceName": "amd.com/gpu"}}, [taint("amd.com/gpu")]),
+    "a claim": ({"gpu": {"resourceClaimTemplate": "gpu"}}, [taint("nvidia.com/gpu")]),
+    "the template has it": (
+        {"template": {"tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}]}},
+        [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+    ),
+    "the template has another effect": (
+        {"template": {"tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoExecute"}]}},
+        [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoExecute"}, taint("nvidia.com/gpu")],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TOLERATED)
+def test_the_taint_of_gpu_nodes_is_tolerated(case: str) -> None:
+    spec, expected = TOLERATED[case]
+    found = [each for each in pod(**spec)["tolerations"] if each["key"] not in LOST_NODE_TAINTS]
+
+    assert found == expected
+
+
+RESTRICTED: dict[str, tuple[dict[str, Any], bool]] = {
+    "an emptyDir": ({"uri": FETCHED, "sizeLimitGibibytes": 80}, True),
+    "a shared claim": (SHARED, True),
+    "a claim per pod": (PER_POD, True),
+    "a claim in place": ({"uri": "pvc://models/b"}, True),
+    "a directory of the node": (OF_THE_NODE, False),
+}
+
+
+@pytest.mark.envtest
+@pytest.mark.parametrize("case", RESTRICTED)
+def test_a_restricted_namespace_admits_pods_without_a_directory_of_the_node(
+    plane: ControlPlane, namespace: str, case: str
+) -> None:
+    model, is_admitted = RESTRICTED[case]
+    plane.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
+    made = pod(model) | {"automountServiceAccountToken": False}
+    body = {"metadata": {"name": "llm"}, "spec": made}
+
+    answer = plane.http.post(
+        f"/api/v1/namespaces/{namespace}/pods", params={"dryRun": "All", "fieldValidation": "Strict"}, json=body
+    ).json()
+
+    assert (answer["kind"] == "Pod") == is_admitted, answer.get("message")
+    assert is_admitted or "hostPath" in answer["message"]

@@ -1,0 +1,144 @@
+"""Read lines in OpenAI's batch format, for files and for the inbox.
+
+Each line is accepted, or rejected with a reason. A rejected line does not delay the rest of its job.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import IO, Any, NoReturn
+
+from ballast_openai.body import Body, is_unicode, parse_body
+from ballast_openai.errors import InvalidBody, describe
+from ballast_queue.functions import Line
+from ballast_queue.settings import QueueSettings
+
+CHUNK_LINES = 500
+CHUNK_BYTES = 4 * 1024 * 1024
+"""A chunk ends with the line that reaches either limit. One call stores one chunk."""
+Chunk = tuple[list[Line], int]
+"""Lines, and the prefix key of the first accepted line (0: none is accepted)."""
+MAX_CUSTOM_ID = 256
+_RESERVED = re.compile(r"line:\d+")
+_FIELDS = frozenset({"custom_id", "method", "url", "body"})
+_PARTS = "custom_id, method, url and body"
+_BOM = b"\xef\xbb\xbf"
+
+
+def bounded_lines(stream: IO[bytes], max_bytes: int) -> Iterator[bytes]:
+    """Yield the lines of a file. A line longer than `max_bytes` is cut, so that memory use stays small."""
+    while line := stream.readline(max_bytes + 2):
+        yield line
+        while not line.endswith(b"\n") and (line := stream.readline(max_bytes + 2)):
+            pass
+
+
+def read_line(raw: bytes | str, settings: QueueSettings) -> tuple[Line, Body | None]:
+    """Validate one line. Return it, or its rejection with the reason, and the body of an accepted line."""
+    line = raw.encode(errors="surrogatepass") if isinstance(raw, str) else raw
+    line = line.removeprefix(_BOM).strip()
+    if not line:
+        return Line("b", "", b""), None
+    custom_id = ""
+    try:
+        data = _decode(line, settings.max_line_bytes)
+        if "custom_id" in data:
+            custom_id = _check_custom_id(data["custom_id"])
+        body = _check(data, settings)
+    except InvalidBody as error:
+        return reject(custom_id, error), None
+    return Line("a", custom_id, line, asked_out=body.num_output), body
+
+
+def reject(custom_id: str, error: InvalidBody) -> Line:
+    """Return the line that stores a rejection and its reason."""
+    text = json.dumps({"code": error.code, "message": error.message, "param": error.field})
+    return Line("r", custom_id, text.encode())
+
+
+def wrong(field: str, found: str, wanted: str, *, code: str) -> InvalidBody:
+    """Return the error of a field, or of the whole `line` or `entry`."""
+    return InvalidBody(None if field in {"line", "entry"} else field, f"{field}: found {found}, wanted {wanted}", code)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise wrong("line", name, "a JSON number", code="invalid_json")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+def _decode(line: bytes, max_bytes: int) -> dict[str, Any]:
+    if len(line) > max_bytes:
+        raise wrong("line", f"more than {max_bytes} bytes", "no more", code="line_too_long")
+    try:
+        data = _DECODER.decode(line.decode())
+    except UnicodeDecodeError as error:
+        found = f"byte 0x{line[error.start]:02x} at {error.start}"
+        raise wrong("line", found, "UTF-8: convert the file", code="invalid_utf8") from error
+    except json.JSONDecodeError as error:
+        found = f"no JSON ({error.msg} at column {error.colno})"
+        raise wrong("line", found, "one JSON object per line", code="invalid_json") from error
+    except (ValueError, RecursionError) as error:
+        raise wrong("line", f"unreadable JSON ({error})", "plain values", code="invalid_json") from error
+    if not isinstance(data, dict):
+        raise wrong("line", describe(data), f"a JSON object with {_PARTS}", code="invalid_json")
+    return data
+
+
+def _check_custom_id(found: object) -> str:
+    shown = problem = ""
+    if not isinstance(found, str) or not found:
+        shown, problem = describe(found), f"a string of 1 to {MAX_CUSTOM_ID} characters"
+    elif len(found) > MAX_CUSTOM_ID:
+        shown, problem = f"{len(found)} characters", f"at most {MAX_CUSTOM_ID}"
+    elif _RESERVED.fullmatch(found):
+        shown, problem = repr(found), "another name: Ballast uses line:<number> for lines without a name"
+    elif not is_unicode(found):
+        shown, problem = "a lone surrogate", "text that can be written as UTF-8"
+    if not isinstance(found, str) or problem:
+        raise wrong("custom_id", shown, problem, code="invalid_custom_id")
+    return found
+
+
+def _check(data: dict[str, Any], settings: QueueSettings) -> Body:
+    missing = sorted(_FIELDS - data.keys() - {"method"})
+    if missing:
+        raise wrong(missing[0], "nothing", f"a value: a line has {_PARTS}", code="missing_required_parameter")
+    unknown = sorted(data.keys() - _FIELDS)
+    if unknown:
+        raise wrong("line", f"an unknown field ({describe(unknown[0])})", _PARTS, code="unknown_parameter")
+    if data.get("method", "POST") != "POST":
+        raise wrong("method", describe(data["method"]), "POST", code="invalid_method")
+    if not isinstance(data["url"], str):
+        raise wrong("url", describe(data["url"]), "a string", code="invalid_url")
+    body = parse_body(data["url"], data["body"])
+    if body.stream:
+        wanted = "false: a job stores complete results, which `ballast results --follow` prints"
+        raise wrong("stream", "true", wanted, code="invalid_value")
+    if body.priority:
+        wanted = "no value: set the priority of the whole job when you submit it"
+        raise wrong("priority", str(body.priority), wanted, code="invalid_value")
+    if settings.models and body.model not in settings.models:
+        wanted = f"a model that this queue serves: {', '.join(settings.models)}"
+        raise wrong("model", repr(body.model[:100]), wanted, code="model_not_found")
+    return body
+
+
+def chunks(lines: Iterable[bytes | str], settings: QueueSettings) -> Iterator[Chunk]:
+    """Validate lines and group them into chunks."""
+    chunk: list[Line] = []
+    size = prefix_key = 0
+    for raw in lines:
+        line, body = read_line(raw, settings)
+        if body is not None and not prefix_key:
+            prefix_key = body.prefix_key
+        chunk.append(line)
+        size += len(line.text)
+        if len(chunk) >= CHUNK_LINES or size >= CHUNK_BYTES:
+            yield chunk, prefix_key
+            chunk, size, prefix_key = [], 0, 0
+    if chunk:
+        yield chunk, prefix_key

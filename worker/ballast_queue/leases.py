@@ -1,0 +1,164 @@
+"""Claim items under lease, extend the leases, and end them with a result or without."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+from ballast_queue.functions import Finished
+from ballast_queue.job import Claimed, Lease, Prefix, Result
+from ballast_queue.outcome import Outcome
+from ballast_queue.store import Store
+
+MAX_ITEMS = 1000
+"""Items of one job in one call. Lua can unpack only some thousands of arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leases:
+    """Law: an item has one holder at a time, and only the token of its current lease can change it."""
+
+    _store: Store
+
+    def claim(self, job_id: str, n: int, worker: str) -> list[Claimed]:
+        """Lease up to `n` items of a job. Other workers may leave fewer items, or none."""
+        reply = self._store.call(self._store.functions.claim(job_id, n, worker))
+        if not reply:
+            return []
+        expires, tenant, priority = float(reply[0]), reply[1].decode(), int(reply[2])
+        return [
+            _claimed(job_id, reply[at : at + 5], expires=expires, tenant=tenant, priority=priority)
+            for at in range(3, len(reply), 5)
+        ]
+
+    def heartbeat(self, leases: Sequence[Lease]) -> list[Lease]:
+        """Extend leases and return the lost ones: expired and taken over, cancelled, or past their job's deadline.
+
+        Abort the work on a lost item and report nothing: its result would be discarded.
+        """
+        groups = _by_job([lease[0] for lease in leases])
+        calls = [
+            self._store.functions.heartbeat(job_id, [leases[position][1:] for position in group])
+            for job_id, group in groups
+        ]
+        replies = self._store.connection.call_many(calls)
+        return [
+            leases[group[position - 1]] for (_, group), lost in zip(groups, replies, strict=True) for position in lost
+        ]
+
+    def finish(self, worker: str, claimed: Claimed, result: Result) -> Outcome:
+        """Store a result. Return DONE once, ALREADY_DONE if repeated, LEASE_LOST if another worker holds the item.
+
+        A result with an error makes the item a dead letter. Use `retry` if another attempt may succeed.
+        """
+        return self.finish_many(worker, [(claimed, result)])[0]
+
+    def finish_many(self, worker: str, finished: Sequence[tuple[Claimed, Result]]) -> list[Outcome]:
+        """Finish several items in one round trip, atomically for each job. Return their outcomes in the same order."""
+        groups = _by_job([claimed.job_id for claimed, _ in finished])
+        calls = [
+            self._store.functions.finish(job_id, worker, [_finished(*finished[position], worker) for position in group])
+            for job_id, group in groups
+        ]
+        outcomes = [Outcome.NOT_FOUND] * len(finished)
+        for (_, group), reply in zip(groups, self._store.connection.call_many(calls), strict=True):
+            for position, outcome in zip(group, reply, strict=True):
+                outcomes[position] = Outcome(outcome.decode())
+        return outcomes
+
+    def give_back(self, claimed: Claimed, prefix: Prefix | None = None) -> Outcome:
+        """Return an item to the queue without spending its attempt. The next worker gets `prefix`.
+
+        Without `prefix`, the prefix of an earlier attempt stays. CANCELLED: the job has ended, and so has the item.
+        """
+        return self.give_back_many([(claimed, prefix)])[0]
+
+    def give_back_many(self, items: Sequence[tuple[Claimed, Prefix | None]]) -> list[Outcome]:
+        """Return several items in one round trip, as a draining worker does."""
+        calls = [
+            self._store.functions.give_back(
+                claimed.job_id, claimed.index, claimed.token, "" if prefix is None else prefix.model_dump_json()
+            )
+            for claimed, prefix in items
+        ]
+        return [Outcome(reply.decode()) for reply in self._store.connection.call_many(calls)]
+
+    def retry(
+        self,
+        claimed: Claimed,
+        error_code: str,
+        message: str,
+        *,
+        is_retryable: bool = True,
+        status_code: int = 500,
+    ) -> Outcome:
+        """Spend the attempt. Return RETRIED (it waits for its backoff) or DEAD (its result has `status_code`)."""
+        call = self._store.functions.retry(
+            claimed.job_id,
+            claimed.index,
+            claimed.token,
+            code=error_code,
+            message=message,
+            again=is_retryable,
+            status=status_code,
+            jitter=random.random(),
+        )
+        return Outcome(self._store.call(call).decode())
+
+
+def _by_job(job_ids: Sequence[str]) -> list[tuple[str, list[int]]]:
+    """Group positions by job, with at most `MAX_ITEMS` in each group."""
+    groups: list[tuple[str, list[int]]] = []
+    latest: dict[str, list[int]] = {}
+    for position, job_id in enumerate(job_ids):
+        group = latest.get(job_id)
+        if group is None or len(group) == MAX_ITEMS:
+            group = latest[job_id] = []
+            groups.append((job_id, group))
+        group.append(position)
+    return groups
+
+
+def _seed_of(job_id: str, index: int, body: Mapping[str, Any]) -> int:
+    """Return the body's seed, or a hash of job and index: the same in every attempt on every worker."""
+    seed = body.get("seed")
+    if isinstance(seed, int):
+        return seed
+    return int.from_bytes(blake2b(f"{job_id}\n{index}".encode(), digest_size=8).digest()) >> 1
+
+
+def _claimed(job_id: str, item: Sequence[Any], *, expires: float, tenant: str, priority: int) -> Claimed:
+    index, token, attempt, payload, prefix = item
+    line = json.loads(payload.split(b"\n", 1)[1])
+    return Claimed(
+        job_id=job_id,
+        index=int(index),
+        custom_id=line["custom_id"],
+        url=line["url"],
+        body=line["body"],
+        tenant=tenant,
+        priority=priority,
+        attempt=attempt,
+        token=token,
+        expires=expires,
+        seed=_seed_of(job_id, int(index), line["body"]),
+        prefix=Prefix.model_validate_json(prefix) if prefix else None,
+    )
+
+
+def _finished(claimed: Claimed, result: Result, worker: str) -> Finished:
+    shown = result if result.worker else result.model_copy(update={"worker": worker})
+    error = result.error or {}
+    return Finished(
+        item=claimed.index,
+        token=claimed.token,
+        result=shown.model_dump_json(),
+        tokens_in=result.tokens_in,
+        tokens_out=result.tokens_out,
+        code=str(error.get("code") or "failed") if result.error is not None else "",
+        message=str(error.get("message") or ""),
+    )

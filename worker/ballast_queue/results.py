@@ -1,0 +1,60 @@
+"""The results of a job, and its dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from ballast_queue.errors import UnreadableValue
+from ballast_queue.job import DeadLetter, Result
+from ballast_queue.jobs import Jobs
+from ballast_queue.store import Store
+
+PAGE = 200
+"""Results read in one call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """Law: each custom_id has at most one visible result."""
+
+    _store: Store
+    _jobs: Jobs
+
+    def read(self, job_id: str, *, follow: bool = False, poll_seconds: float = 1.0) -> Iterator[Result]:
+        """Yield the results in the order of completion. With `follow`, continue until the job is over.
+
+        A redrive removes the error results of the items that it puts back. A reader that has seen them also gets the
+        items' new results.
+
+        Raises:
+            JobNotFound: there is no such job, or it was deleted during the call.
+        """
+        key, seen = self._store.keys.part(job_id, "results"), b"0"
+        self._jobs.get(job_id)
+        while True:
+            # Read the state first: a job that is over at this point adds no further result.
+            is_over = follow and self._jobs.get(job_id).state.is_over
+            while page := self._store.connection.entries(key, seen, PAGE):
+                for entry_id, fields in page:
+                    seen = entry_id
+                    yield _result(fields, job_id)
+            if not follow or is_over:
+                return
+            self._store.connection.wait_for_entry(key, seen, poll_seconds)
+
+    def dead_letters(self, job_id: str | None = None) -> Iterator[DeadLetter]:
+        """Yield the dead letters of one job, or of all jobs."""
+        job_ids = [self._jobs.get(job_id).id] if job_id is not None else self._jobs.ids_with_dead_letters()
+        for name in job_ids:
+            for _, letter in self._store.connection.hash_pairs(self._store.keys.part(name, "dead")):
+                yield DeadLetter.model_validate_json(letter.split(b"\n", 3)[3])
+
+
+def _result(fields: dict[bytes, bytes], job_id: str) -> Result:
+    try:
+        return Result.model_validate_json(fields[b"r"])
+    except ValidationError as error:
+        raise UnreadableValue(f"result of job {job_id}", error.errors()[0]["loc"]) from error

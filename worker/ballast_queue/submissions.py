@@ -1,0 +1,195 @@
+"""Submit a job from a file, in chunks, with each line stored once even if the submission is repeated."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from secrets import token_hex
+from typing import NamedTuple
+
+from pydantic import TypeAdapter, ValidationError
+
+from ballast_openai.errors import describe
+from ballast_queue.batch_lines import Chunk, chunks
+from ballast_queue.connection import Call
+from ballast_queue.errors import DeadlinePassed, EmptyJob, InvalidJob, JobNotFound, JobStateConflict, QueueError
+from ballast_queue.functions import Source
+from ballast_queue.job import JobState, Submission
+from ballast_queue.jobs import Jobs
+from ballast_queue.settings import Name
+from ballast_queue.settings_store import SettingsStore
+from ballast_queue.store import Store
+
+_NAME = TypeAdapter(Name)
+MAX_KEY = 256
+
+
+class Terms(NamedTuple):
+    """What a job is submitted with."""
+
+    tenant: str
+    priority: int = 0
+    deadline: float | None = None
+    """Unix seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A job that takes lines, or has taken them."""
+
+    job_id: str
+    tenant: str
+    source: Source
+    is_new: bool
+    is_closed: bool
+    lines: int
+    accepted: int
+    rejected: int
+
+
+def check_tenant(tenant: str) -> str:
+    """Return the tenant, or raise `InvalidJob` if its name is unsafe in keys and labels."""
+    try:
+        return _NAME.validate_python(tenant)
+    except ValidationError:
+        raise InvalidJob(
+            f"tenant: found {describe(tenant)}, wanted letters, digits, '.', '_', '/' and '-', "
+            "with a letter or digit at both ends"
+        ) from None
+
+
+def check_deadline(deadline: float | None) -> float | None:
+    """Return the deadline, or raise `InvalidJob` if it is no time in Unix seconds."""
+    if deadline is not None and not (math.isfinite(deadline) and 0 < deadline < 1e11):
+        raise InvalidJob(f"deadline: found {deadline}, wanted Unix seconds, such as `date -d +1hour +%s` prints")
+    return deadline
+
+
+def new_job_id() -> str:
+    """Return a random id. Ids sort by their time of creation, as far as clocks agree."""
+    return f"job-{time.time_ns() // 1_000_000:011x}-{token_hex(5)}"
+
+
+def open_job(store: Store, job_id: str, terms: Terms, *, key: str, source: Source) -> Opened:
+    """Open a job, or return the existing one with this id or idempotency key.
+
+    Raises:
+        DeadlinePassed: the deadline of a new submission has passed.
+    """
+    tenant, priority, deadline = terms
+    call = store.functions.open(job_id, tenant=tenant, priority=priority, deadline=deadline, key=key, source=source)
+    status, *rest = store.call(call)
+    if status == b"other":
+        return open_job(store, rest[0].decode(), terms, key=key, source=source)
+    if status == b"passed":
+        raise DeadlinePassed(f"deadline: found {deadline:.0f}, wanted a time after now, {float(rest[0]):.0f}")
+    found_tenant, found_source, lines, accepted, rejected, closed = rest
+    return Opened(
+        job_id,
+        found_tenant.decode(),
+        "submit" if found_source == b"submit" else "inbox",
+        is_new=status == b"new",
+        is_closed=bool(closed),
+        lines=lines,
+        accepted=accepted,
+        rejected=rejected,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Submissions:
+    """Law: a repeated submission with the same key continues the first one and stores no line twice."""
+
+    _store: Store
+    _settings: SettingsStore
+
+    def submit(
+        self,
+        lines: Iterable[bytes | str],
+        *,
+        tenant: str = "default",
+        priority: int = 0,
+        deadline: float | None = None,
+        key: str | None = None,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> Submission:
+        """Store a job from lines in OpenAI's batch format. Each bad line becomes an error result at once.
+
+        Items may run as soon as they are stored. With the same `key`, a repeated call returns the same job, continues
+        where the first one stopped, and ignores its other arguments. `deadline` is in Unix seconds. `on_progress`
+        gets the number of lines stored so far.
+
+        Raises:
+            InvalidJob: tenant, priority, deadline or key is wrong, or there is no line.
+            JobStateConflict: the job was cancelled or has expired during the call.
+            QueueFull, QueueUnavailable: repeat the call with the same key to continue.
+        """
+        settings = self._settings.read()
+        terms = Terms(check_tenant(tenant), settings.priority_of(tenant, priority), check_deadline(deadline))
+        if key is not None and not 0 < len(key) <= MAX_KEY:
+            raise InvalidJob(f"key: found {len(key)} characters, wanted 1 to {MAX_KEY}")
+        pending = _with_content(chunks(lines, settings))
+        job = open_job(self._store, new_job_id(), terms, key=key or "", source="submit")
+        if job.is_closed:
+            return Submission(job.job_id, accepted=job.accepted, rejected=job.rejected, is_new=False)
+        try:
+            accepted, rejected = self._send(job, pending, on_progress)
+        except QueueError as error:
+            error.add_note(
+                f"job {job.job_id} keeps the lines stored so far: submit again with the same key, or cancel the job"
+            )
+            raise
+        return Submission(job.job_id, accepted=accepted, rejected=rejected, is_new=job.is_new)
+
+    def _send(
+        self, job: Opened, pending: Iterable[Chunk], on_progress: Callable[[int], None] | None
+    ) -> tuple[int, int]:
+        """Store the lines that the job does not have yet, close it, and return the accepted and rejected lines."""
+        at, stored = 0, job.lines
+        functions = self._store.functions
+        for lines, prefix_key in pending:
+            end = at + len(lines)
+            while stored < end:
+                rest = lines[stored - at :]
+                call = functions.store(job.job_id, "submit", stored, rest, prefix_key=prefix_key, closes=False)
+                status, stored, accepted, rejected = self._stored(job.job_id, call)
+                if status == b"closed":
+                    return accepted, rejected
+                if stored < at:
+                    raise JobStateConflict(
+                        f"job {job.job_id} was deleted and opened again while its lines arrived: submit again"
+                    )
+            at = end
+            if on_progress is not None:
+                on_progress(min(stored, at))
+        call = functions.store(job.job_id, "submit", -1, [], prefix_key=0, closes=True)
+        return self._stored(job.job_id, call)[2:]
+
+    def _stored(self, job_id: str, call: Call) -> tuple[bytes, int, int, int]:
+        status, *numbers = self._store.call(call)
+        if status == b"missing":
+            raise JobNotFound(job_id, self._store.name)
+        lines, accepted, rejected = numbers
+        if status == b"closed":
+            # Another submitter with the same key closed the job, or the job ended.
+            state = Jobs(self._store).get(job_id).state
+            if state in {JobState.CANCELLING, JobState.CANCELLED, JobState.FINALIZING, JobState.EXPIRED}:
+                raise JobStateConflict(f"job {job_id} became {state} while its lines arrived: submit another job")
+        return status, lines, accepted, rejected
+
+
+def _with_content(pending: Iterator[Chunk]) -> Iterator[Chunk]:
+    """Return the chunks as soon as one has a line that is not blank.
+
+    Raises:
+        EmptyJob: every line is blank.
+    """
+    head: list[Chunk] = []
+    for chunk in pending:
+        head.append(chunk)
+        if any(line.kind != "b" for line in chunk[0]):
+            return chain(head, pending)
+    raise EmptyJob("found no line, wanted at least one request in OpenAI's batch format")

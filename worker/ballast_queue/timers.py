@@ -1,0 +1,49 @@
+"""The work that becomes due with time: expired leases, ended backoffs, passed deadlines, old results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ballast_queue.store import Store
+
+BATCH = 500
+"""Items of one job that one call moves, so that no call blocks the server for long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timers:
+    """Law: any worker may run what is due, and several workers may do so at once."""
+
+    _store: Store
+
+    def run_due(self, limit: int = BATCH) -> int:
+        """Run what is due, for up to about `limit` items, and return how many items and jobs moved.
+
+        Call it every second. An expired lease returns its item, which spends the attempt, or makes it a dead letter.
+        An item whose backoff has ended becomes claimable. A job past its deadline ends and keeps its results. A job
+        whose results were kept long enough is deleted.
+        """
+        moved = 0
+        for timer in self._store.call(self._store.functions.due(min(limit, 100))):
+            kind, _, job_id = timer.decode().partition(":")
+            moved += self._run(kind, job_id, limit)
+            if moved >= limit:
+                break
+        return moved
+
+    def _run(self, kind: str, job_id: str, limit: int) -> int:
+        batch = min(limit, BATCH)
+        call, functions = self._store.call, self._store.functions
+        match kind:
+            case "lease":
+                return int(call(functions.expire_leases(job_id, batch)))
+            case "wake":
+                return int(call(functions.wake(job_id, batch)))
+            case "deadline":
+                return int(call(functions.begin_end(job_id, "expired")))
+            case "sweep":
+                call(functions.sweep(job_id, batch))
+                return batch
+            case "forget":
+                return int(call(functions.forget(job_id)))
+        return 0  # a timer of a newer version, which runs it itself
