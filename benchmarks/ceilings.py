@@ -11,19 +11,107 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
+from statistics import fmean
 
-from ballast_sim.ceiling import Case, drawn, largest, measured
-from ballast_sim.encoder import Promise, encoder_limit, highest_rate, serve
+from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.errors import Impossible
-from ballast_sim.hardware import GPUS
-from ballast_sim.inputs import PlanInputs
-from ballast_sim.shape import SHAPES
-from ballast_sim.step_model import Roofline
+from ballast_sim.planner.batch_ceiling import CeilingCase, drawn, largest
+from ballast_sim.planner.encoder import EncoderSlo, encoder_limit
+from ballast_sim.planner.inputs import PlanInputs
+from ballast_sim.replay.arrivals import constant, generate
+from ballast_sim.replay.hardware import GPUS
+from ballast_sim.replay.jobs import SimulatedJob
+from ballast_sim.replay.model_shape import SHAPES
+from ballast_sim.replay.policies import Ballast, Fill
+from ballast_sim.replay.simulation import Scenario, simulate
+from ballast_sim.replay.step_model import BatchWork, Roofline, StepModel, profile
+from ballast_sim.replay.traffic import Arrival
 
 
-def sweep(case: Case, requests: int, most_drawn: int) -> bool:
+def measured(case: CeilingCase, batch: int, requests: int = 2000, seed: int = 0) -> float:
+    """Simulate a policy that keeps the batch full, and return the seconds within which the share is answered."""
+    seconds = max(10.0 * case.step(batch, 0), requests / case.rate)
+    online = generate(
+        constant(case.rate), peak=case.rate, seconds=seconds, lengths=[Arrival(0.0, case.prompt, 1)], seed=seed
+    )
+    filler = Arrival(0.0, case.prompt, 1) if case.is_encoder else Arrival(0.0, 1, 1 << 40)
+    tokens = batch * case.prompt if case.is_encoder else 1 << 30
+    run = simulate(
+        Scenario(
+            config=PolicyConfig(slots=batch, num_blocks=1 << 50, chunk_tokens=tokens, offline_share=0.0),
+            model=_AtContext(case.step_model, case.context),
+            policy=lambda: Fill(chunk_tokens=tokens, is_parking=True, kv_watermark=0.0),
+            online=online,
+            offline=lambda: [SimulatedJob.endless("filler", [filler])],
+            seconds=seconds,
+            seed=seed,
+            cost=profile(case.step_model),
+        )
+    )
+    waits = sorted(min(item.first_token, inf) - item.request.arrival for item in run.online)
+    return waits[min(len(waits) - 1, int(len(waits) * case.share))]
+
+
+@dataclass(frozen=True, slots=True)
+class _AtContext:
+    """A step model with one context for all decodes, as the computed ceiling has."""
+
+    step_model: StepModel
+    context: int
+
+    def seconds(self, work: BatchWork) -> float:
+        """Return the time of one step."""
+        return self.step_model.seconds(work._replace(decode_context=work.num_decode * self.context))
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """How one GPU serves a rate of requests."""
+
+    latency: float
+    """Seconds within which the wanted share is answered."""
+    mean_batch: float
+    busy_share: float
+
+
+def serve(
+    model: Roofline, prompt: int, slo: EncoderSlo, *, rate: float, most: int, requests: int = 4000, seed: int = 0
+) -> Served:
+    """Simulate an encoder with a batch of at most `most` and Poisson arrivals at a rate, without offline work."""
+    seconds = requests / rate
+    config = PolicyConfig(most, 1 << 50, chunk_tokens=most * prompt, offline_share=0.0, batch_window=slo.window)
+    run = simulate(
+        Scenario(
+            config=config,
+            model=model,
+            policy=Ballast,
+            online=generate(constant(rate), peak=rate, seconds=seconds, lengths=[Arrival(0.0, prompt, 1)], seed=seed),
+            seed=seed,
+            cost=profile(model),
+        )
+    )
+    waits = sorted(item.first_token - item.request.arrival for item in run.online)
+    steps = run.replicas[0].steps
+    return Served(
+        latency=waits[min(len(waits) - 1, int(len(waits) * slo.share))],
+        mean_batch=fmean(step.online_slots for step in steps),
+        busy_share=sum(step.seconds for step in steps) / run.seconds,
+    )
+
+
+def highest_rate(keeps: Callable[[float], bool], high: float, precision: float = 0.02) -> float:
+    """Bisect for the highest rate up to `high` that keeps the SLO, to a share of `high`."""
+    low, step = 0.0, precision * high
+    while high - low > step:
+        middle = (low + high) / 2
+        low, high = (middle, high) if keeps(middle) else (low, middle)
+    return low
+
+
+def sweep(case: CeilingCase, requests: int, most_drawn: int) -> bool:
     """Batch sizes around the ceiling by all three; whether the newcomers drawn give the ceiling that was computed."""
     print(f"\n{case.name}: {1e3 * case.seconds:g} ms for {case.share:.0%}, prompts of {case.prompt}, {case.rate:g}/s")
     print("batch  computed     drawn  simulated by the policy, ms")
@@ -36,7 +124,7 @@ def sweep(case: Case, requests: int, most_drawn: int) -> bool:
     return found == ceiling
 
 
-def lengths_and_rates(case: Case) -> None:
+def lengths_and_rates(case: CeilingCase) -> None:
     """How far the ceiling depends on what comes in."""
     rates = [case.rate * factor for factor in (0.25, 0.5, 1, 2, 4)]
     print(f"\n{case.name}: ceiling by prompt length (rows) and requests/s (columns); 0: not even one")
@@ -46,7 +134,7 @@ def lengths_and_rates(case: Case) -> None:
         print(f"{prompt:6} " + "".join(f"{_ceiling(replace(case, prompt=prompt, rate=rate)):8}" for rate in rates))
 
 
-def _ceiling(case: Case) -> int:
+def _ceiling(case: CeilingCase) -> int:
     try:
         return case.ceiling().batch
     except Impossible:
@@ -58,7 +146,7 @@ def windows(prompt: int, requests: int) -> None:
     model = Roofline(SHAPES["bge-base"], GPUS["a100"])
     print(f"\nbge-base on a100, prompts of {prompt}, 30 ms for 95%: a batch window of 0, 10 and 20 ms")
     print("req/s   " + "".join(f"{f'{window} ms: p95  batch  busy':>28}" for window in (0, 10, 20)))
-    promises = [Promise(0.030, 0.95, window / 1e3) for window in (0, 10, 20)]
+    promises = [EncoderSlo(0.030, 0.95, window / 1e3) for window in (0, 10, 20)]
     limits = [encoder_limit(model, prompt, promise) for promise in promises]
 
     def run(index: int, rate: float) -> tuple[float, float, float]:
@@ -88,7 +176,7 @@ def main() -> None:
     asked = parser.parse_args()
     is_found = True
     for entry in PlanInputs().ceilings:
-        case = Case.of(PlanInputs(), entry)
+        case = CeilingCase.of(PlanInputs(), entry)
         lengths_and_rates(case)
         is_found &= sweep(case, asked.requests, asked.drawn)
     windows(256, asked.requests)

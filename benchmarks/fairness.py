@@ -17,12 +17,12 @@ from pathlib import Path
 
 from ballast_policy.fairness.ledger import most_ahead
 from ballast_policy.snapshot import PolicyConfig, TenantShare
-from ballast_sim.deployment import Ballast
-from ballast_sim.fairness import jain, service_gap
-from ballast_sim.pool import Job
-from ballast_sim.simulation import Run, Scenario, simulate
-from ballast_sim.step_model import REFIT_A100
-from ballast_sim.traffic import Arrival, excerpt, read
+from ballast_sim.replay.fairness import jain, service_gap
+from ballast_sim.replay.jobs import SimulatedJob
+from ballast_sim.replay.policies import Ballast
+from ballast_sim.replay.simulation import Run, Scenario, simulate
+from ballast_sim.replay.step_model import REFIT_A100
+from ballast_sim.replay.traffic import Arrival, excerpt, read
 
 TRACES = Path(__file__).parents[1] / "worker" / "ballast_cli" / "demo" / "traces"
 
@@ -60,7 +60,7 @@ def run(case: Case, lengths: dict[str, list[Arrival]], conversations: list[Arriv
             model=REFIT_A100,
             policy=Ballast,
             online=excerpt(conversations, case.online_tokens, seconds) if case.online_tokens else (),
-            offline=lambda: [Job.endless(name, items, tenant=name) for name, items in lengths.items()],
+            offline=lambda: [SimulatedJob.endless(name, items, tenant=name) for name, items in lengths.items()],
             seconds=seconds,
             warmup_seconds=seconds / 5,
             cost=REFIT_A100.cost,

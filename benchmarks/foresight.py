@@ -28,14 +28,14 @@ from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
 from ballast_policy.learning.interference import Allowance
 from ballast_policy.plan import StepPlan
 from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
-from ballast_sim.deployment import Ballast
-from ballast_sim.item import Item
-from ballast_sim.mixed import Bench
-from ballast_sim.replica import Policy
-from ballast_sim.report import Report, report
-from ballast_sim.setting import setting
-from ballast_sim.simulation import Run, simulate
-from ballast_sim.traffic import Trace, at_zero, excerpt, read, read_lengths, repeated
+from ballast_sim.comparison.bench import Bench
+from ballast_sim.comparison.engine import BenchEngine
+from ballast_sim.replay.policies import Ballast
+from ballast_sim.replay.replica import Policy
+from ballast_sim.replay.report import Report, report
+from ballast_sim.replay.simulated_request import SimulatedRequest
+from ballast_sim.replay.simulation import Run, simulate
+from ballast_sim.replay.traffic import Trace, at_zero, excerpt, read, read_lengths, repeated
 
 WARMUP = 60.0
 RISKS = (0.04, 0.08, 0.18, 0.3)
@@ -95,7 +95,7 @@ class Found:
     p50_rise: float
 
 
-def tpot(item: Item) -> float:
+def tpot(item: SimulatedRequest) -> float:
     """Mean time per output token after the first."""
     return (item.last_token - item.first_token) / max(item.num_output - 1, 1)
 
@@ -140,7 +140,7 @@ def foresee(piece: Slice, config: PolicyConfig, alone: Run, judged: Callable[[st
     return best
 
 
-def is_late(item: Item, slo: float) -> bool:
+def is_late(item: SimulatedRequest, slo: float) -> bool:
     """Whether it came to its end, too slowly."""
     return isfinite(item.last_token) and tpot(item) > slo
 
@@ -159,7 +159,7 @@ def pooled(name: str, found: Sequence[Found]) -> str:
 def make_bench(trace: Trace, minutes: float) -> Bench:
     """Llama-3-8B on an A100, TTFT 1 s, TPOT 50 ms, and no objective."""
     offline = read_lengths(OFFLINE_TRACE)
-    chosen = setting(
+    chosen = BenchEngine.of(
         model="llama-3-8b", gpu="a100", ttft=1.0, tpot=0.05, slots=256, chunk_tokens=512, online=trace, offline=offline
     )
     config = replace(chosen.config, objective=0.0)  # backing off would hide what lending costs

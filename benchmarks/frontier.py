@@ -23,16 +23,17 @@ from dataclasses import dataclass
 from itertools import cycle, pairwise
 from pathlib import Path
 
+from pooled import pooled_table, rotated
+
 from ballast_cli.bench import progress, refusals
 from ballast_cli.console import print_table
 from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
-from ballast_sim.arrivals import bursts, generate
-from ballast_sim.crew import Table, run_table
-from ballast_sim.mixed import Bench, Row, knob
-from ballast_sim.pooled import pooled_table
-from ballast_sim.report import Report
-from ballast_sim.setting import setting
-from ballast_sim.traffic import Arrival, read, read_lengths, rotated
+from ballast_sim.comparison.bench import Bench, Row, knob
+from ballast_sim.comparison.engine import BenchEngine
+from ballast_sim.comparison.table import Table, run_table
+from ballast_sim.replay.arrivals import bursts, generate
+from ballast_sim.replay.report import Report
+from ballast_sim.replay.traffic import Arrival, read, read_lengths
 
 BUDGET_POLICIES = tuple(
     f"static-budget={ms:g}" for ms in (*range(16, 26), 27.5, 30, 32.5, 35, 37.5, *range(40, 46), 50)
@@ -340,7 +341,7 @@ def run(name: str, minutes: float, turn: int, args: argparse.Namespace) -> Table
         lengths = read_lengths(OFFLINE_TRACE)
         seed = args.seed + turn
         trace = trace_of(name, minutes, seed=seed, share=turn / args.seeds)
-        engine = setting(
+        engine = BenchEngine.of(
             model="llama-3-8b",
             gpu="a100",
             ttft=args.ttft_ms / 1e3,

@@ -19,12 +19,12 @@ from ballast_policy.plan import StepPlan
 from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
 from ballast_policy.step.planner import plan
-from ballast_sim.pool import Job
-from ballast_sim.replica import Policy
-from ballast_sim.report import Report, report
-from ballast_sim.simulation import Scenario, simulate
-from ballast_sim.step_model import REFIT_A100
-from ballast_sim.traffic import Arrival, excerpt, read, read_lengths
+from ballast_sim.replay.jobs import SimulatedJob
+from ballast_sim.replay.replica import Policy
+from ballast_sim.replay.report import report
+from ballast_sim.replay.simulation import Run, Scenario, simulate
+from ballast_sim.replay.step_model import REFIT_A100
+from ballast_sim.replay.traffic import Arrival, excerpt, read, read_lengths
 
 TRACES = Path(__file__).parents[1] / "worker" / "ballast_cli" / "demo" / "traces"
 ALONE_TOKENS_PER_SECOND = 8_000.0
@@ -65,9 +65,7 @@ def _with_full_room(snapshot: EngineSnapshot) -> list:
     return kept
 
 
-def run(
-    rule: str, online: list[Arrival], offline: list[Arrival], kv_tokens: int, options: argparse.Namespace
-) -> Report:
+def run(rule: str, online: list[Arrival], offline: list[Arrival], kv_tokens: int, options: argparse.Namespace) -> Run:
     """Simulate one rule."""
     config = PolicyConfig(
         slots=256, num_blocks=kv_tokens // 16, chunk_tokens=512, offline_share=options.reservation, ttft=1.0, tpot=0.05
@@ -81,12 +79,19 @@ def run(
         model=REFIT_A100,
         policy=policy,
         online=online,
-        offline=lambda: [Job.endless("offline", offline)],
+        offline=lambda: [SimulatedJob.endless("offline", offline)],
         seconds=60 * options.minutes,
         warmup_seconds=20 * options.minutes,
         cost=REFIT_A100.cost,
     )
-    return report(simulate(scenario))
+    return simulate(scenario)
+
+
+def wasted_share(run: Run) -> float:
+    """Return the share of all computed tokens that were computed again after a preemption."""
+    steps = [step for replica in run.replicas for step in replica.steps]
+    computed = sum(s.online_prefill + s.offline_prefill + s.online_decode + s.offline_decode for s in steps)
+    return sum(item.num_recomputed for item in (*run.online, *run.offline)) / max(computed, 1)
 
 
 def main() -> None:
@@ -108,10 +113,11 @@ def main() -> None:
             rate = load / 100 * ALONE_TOKENS_PER_SECOND
             online = excerpt(trace, rate, 60 * options.minutes) if load else []
             for rule in options.rules.split(","):
-                result = run(rule, online, offline, kv_tokens, options)
+                found = run(rule, online, offline, kv_tokens, options)
+                result, num_preempted = report(found), found.replicas[0].num_preempted
                 print(
                     f"{kv_tokens:9,}  {load:3.0f}%  {rule:8} {result.total_tokens:8,.0f}  "
-                    f"{result.offline.total:9,.0f}  {result.wasted_share:14.2%}  {result.num_preempted:9} "
+                    f"{result.offline.total:9,.0f}  {wasted_share(found):14.2%}  {num_preempted:9} "
                     f"{1e3 * result.ttft.p50:6.0f} ms {1e3 * result.ttft.p99:5.0f} ms {result.ttft_attainment:6.2%}  "
                     f"{result.tpot_attainment:7.2%}",
                     flush=True,

@@ -20,7 +20,7 @@ over requests, and all seeds are pooled. The jobs run early, so most measured bu
 column "beside batch" is about the requests that arrived in any burst while a job was unfinished, warm-up included:
 their TTFT p99 and ITL p99 over those of S0. The goal counts in both.
 
-Step times are those of gpt-oss-120b on an A100 (`ballast_sim.experts`), calibrated on the published rows without batch
+Step times are those of gpt-oss-120b on an A100 (`llm_d.experts`), calibrated on the published rows without batch
 work; the last table shows the errors of these and of all other rows. KV cache: 80 GiB x 0.9, less the weights, less
 2 GB for activations; 36 layers, 8 KV heads, head dimension 64, 16 bits. `--kv windowed` counts the 18 layers with
 sliding-window attention as keeping 128 tokens, as vLLM does; `--kv uniform` counts all layers alike. The
@@ -42,11 +42,10 @@ from math import inf
 from pathlib import Path
 
 from llm_d.calibration import calibrate, check
+from llm_d.experts import GPT_OSS_A100
 from llm_d.picture import draw
 from llm_d.protocol import KV, SCENARIOS, Case, Outcome, Protocol, linear, run
 from llm_d.table import FACTOR, as_json, pooled, print_rows
-
-from ballast_sim.experts import GPT_OSS_A100
 
 
 def main() -> int:

@@ -34,8 +34,9 @@ from ballast_policy.host import Planner
 from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import PolicyConfig
 from ballast_policy.step.planner import plan
-from ballast_sim import baselines
-from ballast_sim.traffic import Arrival, excerpt, read, read_lengths
+from ballast_sim.comparison import baselines
+from ballast_sim.replay.policies import held_to, unbounded
+from ballast_sim.replay.traffic import Arrival, excerpt, read, read_lengths
 
 LONGEST = 480
 """Tokens of prompt and answer: the longest of the traces are cut to it."""
@@ -160,7 +161,7 @@ def planners(config: PolicyConfig) -> dict[str, Callable[[], tuple[Planner, bool
     """Each policy, and whether there is offline work."""
     chunk = config.chunk_tokens
     return {
-        "online-only": lambda: (baselines.online_only(chunk).plan, False),
+        "online-only": lambda: (unbounded(chunk).plan, False),
         "naive-priority": lambda: (baselines.naive_priority().plan, True),
         "greedy": lambda: (baselines.greedy(config.tpot, chunk).plan, True),
         "ballast-no-suspension": lambda: (lambda seen: replace(plan(seen), suspendable_seconds=0.0), True),
@@ -219,7 +220,7 @@ def main() -> int:
     bench = Bench(engine, clock, config, trace, lengths)
     ceilings = {}
     for name, step in (("unbounded", inf), ("SLO-bound", config.tpot)):
-        planner = baselines.Fill(chunk_tokens=config.chunk_tokens, step_seconds=step, is_parking=True).plan
+        planner = held_to(step, config.chunk_tokens).plan
         alone = [bench.run(planner, [], seconds, seed, fills=True) for seed in range(turns)]
         ceilings[name] = max(found.tokens[OFFLINE] / found.seconds for found in alone)
         print(f"Offline alone, {name}: {ceilings[name]:,.0f} tokens/s")

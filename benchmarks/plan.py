@@ -20,7 +20,7 @@ from ballast_policy.learning.expectation import UNKNOWN, Expectation
 from ballast_policy.request import Request, RequestClass
 from ballast_policy.snapshot import EngineSnapshot, PolicyConfig, TenantShare
 from ballast_policy.step.planner import plan
-from ballast_sim.kv import Kv
+from ballast_sim.replay.kv import SimulatedKv
 
 ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
 COST = CostModel(0.005, 5e-5, 1e-9, 5e-5, 2e-9, is_trusted=True)
@@ -92,7 +92,7 @@ def make_snapshot(
         host.ledgers[OFFLINE].charge(f"tenant-{seq}", seq * 100.0)
     host.experience.typical_prompt = 200
     host.experience.expectation = expectation
-    kv = Kv(config.num_blocks, config.block_tokens, {})
+    kv = SimulatedKv(config.num_blocks, config.block_tokens, {})
     kv.num_free = residents * 20
     return lambda: host.snapshot(kv, 100.1)
 

@@ -28,22 +28,23 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from pooled import pooled, rotated
+
 from ballast_cli.console import print_table
 from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
 from ballast_policy.snapshot import PolicyConfig
-from ballast_sim.answers import worst_lost
-from ballast_sim.arrivals import bursts, generate
-from ballast_sim.deployment import Ballast
+from ballast_sim.comparison.bench import Bench
+from ballast_sim.comparison.bench import Row as BenchRow
+from ballast_sim.comparison.engine import BenchEngine
+from ballast_sim.comparison.workloads import WORKLOADS, sparse
 from ballast_sim.errors import SimError
-from ballast_sim.mixed import Bench
-from ballast_sim.mixed import Row as BenchRow
-from ballast_sim.pooled import pooled
-from ballast_sim.replica import Policy
-from ballast_sim.report import Report, report
-from ballast_sim.setting import setting
-from ballast_sim.simulation import Scenario, simulate
-from ballast_sim.traffic import Arrival, Trace, read, read_lengths, rotated
-from ballast_sim.workloads import WORKLOADS, sparse
+from ballast_sim.replay.arrivals import bursts, generate
+from ballast_sim.replay.attainment import worst_lost
+from ballast_sim.replay.policies import Ballast
+from ballast_sim.replay.replica import Policy
+from ballast_sim.replay.report import Report, report
+from ballast_sim.replay.simulation import Scenario, simulate
+from ballast_sim.replay.traffic import Arrival, Trace, read, read_lengths
 
 SEEDS = 3
 MOST_ATTAINMENT, MOST_TOTAL = 0.003, 0.01
@@ -148,7 +149,7 @@ def on_trace(
 ) -> tuple[Bench, float]:
     """Make a bench on a trace that is stretched to a load."""
     trace = make(seed, seconds)
-    engine = setting(
+    engine = BenchEngine.of(
         model="llama-3-8b", gpu="a100", ttft=ttft, tpot=tpot, slots=slots, chunk_tokens=512, online=trace,
         offline=arxiv(),
     )  # fmt: skip
@@ -167,7 +168,10 @@ def on_workload(
     if offline:
         workload = replace(workload, offline=offline())
     chosen = workload.points[point]
-    engine = workload.engine(chosen, model="llama-3-8b", gpu="a100", chunk_tokens=512, step_model="auto")
+    engine = BenchEngine.of(
+        model="llama-3-8b", gpu="a100", ttft=chosen.ttft, tpot=chosen.tpot, slots=workload.slots, chunk_tokens=512,
+        online=chosen.online, offline=workload.offline,
+    )  # fmt: skip
     bench = replace(workload.bench(chosen, engine), seed=seed, ceiling_seconds=CEILING_SECONDS)
     return bench, 1.0
 

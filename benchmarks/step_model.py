@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from random import Random
 
-from ballast_sim.hardware import GPUS
-from ballast_sim.shape import SHAPES
-from ballast_sim.step_model import (
+from ballast_sim.replay.hardware import GPUS
+from ballast_sim.replay.model_shape import SHAPES
+from ballast_sim.replay.step_model import (
     REFIT_A100,
     BatchWork,
     Linear,

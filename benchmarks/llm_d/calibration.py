@@ -8,7 +8,7 @@ from itertools import product
 from math import log, sqrt
 
 from ballast_cli.console import print_table
-from ballast_sim.experts import GPT_OSS_A100, ExpertRoofline
+from llm_d.experts import GPT_OSS_A100, ExpertRoofline
 from llm_d.protocol import Case, Protocol, run
 from llm_d.published import CALIBRATION, CHECKS, Cells, Published, deciled
 

@@ -10,16 +10,16 @@ from random import Random
 
 from ballast_policy.plan import StepPlan
 from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
-from ballast_sim.baselines import naive_priority
-from ballast_sim.deployment import Ballast
+from ballast_sim.comparison.baselines import naive_priority
 from ballast_sim.errors import SimError
-from ballast_sim.experts import GPT_OSS_A100
-from ballast_sim.item import Item
-from ballast_sim.pool import Job
-from ballast_sim.replica import Policy
-from ballast_sim.simulation import Run, Scenario, simulate
-from ballast_sim.step_model import Linear, StepModel, profile
-from ballast_sim.traffic import Arrival
+from ballast_sim.replay.jobs import SimulatedJob
+from ballast_sim.replay.policies import Ballast
+from ballast_sim.replay.replica import Policy
+from ballast_sim.replay.simulated_request import SimulatedRequest
+from ballast_sim.replay.simulation import Run, Scenario, simulate
+from ballast_sim.replay.step_model import Linear, StepModel, profile
+from ballast_sim.replay.traffic import Arrival
+from llm_d.experts import GPT_OSS_A100
 from llm_d.first_come import FirstCome
 
 SCENARIOS = {
@@ -93,7 +93,7 @@ class Protocol:
         """Return whether a time lies in a burst."""
         return seconds % self.cycle_seconds >= self.phase_seconds
 
-    def is_measured(self, item: Item) -> bool:
+    def is_measured(self, item: SimulatedRequest) -> bool:
         """Return whether an interactive request arrived in a burst of the measured cycles."""
         arrival = item.request.arrival
         return self.warmup_cycles <= arrival // self.cycle_seconds < self.cycles and self.is_burst(arrival)
@@ -118,7 +118,7 @@ class Protocol:
             offset += random.expovariate(rate)
         return offsets
 
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[SimulatedJob]:
         """Make the three jobs."""
         random = Random(1000 + self.seed)
         sigma = sqrt(log(1 + (DEVIATION / MEAN) ** 2))
@@ -129,7 +129,7 @@ class Protocol:
             return Arrival(0.0, PROMPT, answer, prefix_key=1 + index % SYSTEM_PROMPTS, prefix_tokens=SYSTEM_TOKENS)
 
         return [
-            Job.of(f"job {name}", [item(index) for index in range(self.items)], deadline=window)
+            SimulatedJob.of(f"job {name}", [item(index) for index in range(self.items)], deadline=window)
             for name, window in zip("ABC", WINDOWS, strict=True)
         ]
 
@@ -289,12 +289,12 @@ def _outcome(case: Case, found: Run) -> Outcome:
     )
 
 
-def ttft(item: Item) -> float:
+def ttft(item: SimulatedRequest) -> float:
     """Return the time to the first token of a request."""
     return item.first_token - item.request.arrival
 
 
-def itl(item: Item) -> float:
+def itl(item: SimulatedRequest) -> float:
     """Return the inter-token latency of a request: its mean gap between two tokens, as guidellm reports it."""
     return (item.last_token - item.first_token) / (item.num_output - 1)
 

@@ -8,7 +8,7 @@ from math import inf, isfinite
 from typing import Any
 
 from ballast_cli.console import print_table
-from ballast_sim.report import Percentiles
+from ballast_sim.replay.report import Percentiles
 from llm_d.protocol import ALONE, SCENARIOS, Case, Outcome
 from llm_d.published import Cells, Published, alone, rows
 

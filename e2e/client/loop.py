@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from ballast_cli.demo.load import Client, call
-from ballast_cli.demo.traffic import Arrival
+from ballast_sim.replay.traffic import Arrival
 
 host, port, model, stem = sys.argv[1:]
 TOKENS, PAUSE, LONGEST, ANSWER = 16, 0.2, 900.0, 120.0

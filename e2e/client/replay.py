@@ -14,7 +14,7 @@ import sys
 from itertools import count
 
 from ballast_cli.demo.load import Client, Sample, call
-from ballast_cli.demo.traffic import Arrival
+from ballast_sim.replay.traffic import Arrival
 
 host, port, model, how, *figures = sys.argv[1:]
 TOKENS = 24

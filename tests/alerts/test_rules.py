@@ -43,7 +43,7 @@ def test_every_alert_has_a_page_that_says_what_to_do() -> None:
         assert alert["alert"] in text
         assert alert["annotations"]["summary"].startswith("default/chat: ")
         assert alert["annotations"]["description"].endswith(".")
-        assert {"## What it means", "## Look", "## Do"} <= set(text.splitlines())
+        assert {"## Meaning", "## Diagnosis", "## Mitigation"} <= set(text.splitlines())
 
 
 def test_every_page_has_an_alert() -> None:

@@ -27,22 +27,22 @@ def write(tmp_path):
         (["--gpu", "h100", "--step-model", "refit"], 2, "no times are published for llama-3-8b on h100"),
         (["--model", "llama-3-70b"], 1, "llama-3-70b does not fit: 141.1 GB of weights"),
         (["--tpot-ms", "5"], 1, "TPOT of 5 ms is below the fastest step"),
-        (["--tpot-ms", "15.4"], 1, "one decode of llama-3-8b on a100 takes 15.5 ms by the refit step times"),
+        (["--tpot-ms", "15.4"], 1, "one decode of llama-3-8b takes 15.5 ms on one a100"),
         (["--ttft-ms", "14"], 1, "TTFT of 14 ms is below the fastest"),
-        (["--load", "twenty"], 2, "--load is 'twenty'; wanted percentages, separated by commas"),
-        (["--load", "0"], 2, "a load of 0 % was asked for"),
-        (["--reservation", "110"], 2, "a reservation of 110 % was asked for; wanted 0 to 100 %"),
+        (["--load", "twenty"], 2, "--load is 'twenty'; expected percentages, separated by commas"),
+        (["--load", "0"], 2, "a load of 0 % was given"),
+        (["--reservation", "110"], 2, "a reservation of 110 % was given; expected 0 to 100 %"),
         (["--online", "nothing.csv"], 2, "nothing.csv: cannot be read"),
         (["--online", "empty.csv"], 2, "empty.csv: holds no request"),
         (["--online", "unsorted.csv"], 2, "unsorted.csv, line 3: the request arrives 2 s before the line above it"),
-        (["--online", "negative.csv"], 2, "negative.csv, line 2: prompt_tokens is '-3'; wanted a whole number"),
-        (["--offline", "negative.csv"], 2, "negative.csv, line 2: prompt_tokens is '-3'; wanted a whole number"),
+        (["--online", "negative.csv"], 2, "negative.csv, line 2: prompt_tokens is '-3'; expected a whole number"),
+        (["--offline", "negative.csv"], 2, "negative.csv, line 2: prompt_tokens is '-3'; expected a whole number"),
         (["--json", "no/such/rows.json"], 2, "--json: there is no directory no/such"),
-        (["--plot", "empty.csv"], 2, "--plot: empty.csv is a file, wanted a directory"),
+        (["--plot", "empty.csv"], 2, "--plot: empty.csv is a file, expected a directory"),
         (
             ["--setting", "busy"],
             2,
-            "--setting is 'busy'; wanted one of trace, sparse, long-prompts",
+            "--setting is 'busy'; expected one of trace, sparse, long-prompts",
         ),
         (
             ["--setting", "sparse", "--load", "40"],
@@ -55,12 +55,12 @@ def write(tmp_path):
             "--online does not apply to the setting sparse",
         ),
         (["--setting", "sparse", "--plot", "pictures"], 2, "--plot does not apply to the setting sparse"),
-        (["--setting", "sparse", "--every", "often"], 2, "--every is 'often'; wanted seconds from 0.05 to 1000"),
-        (["--setting", "sparse", "--every", "0"], 2, "--every is '0'; wanted seconds from 0.05 to 1000"),
+        (["--setting", "sparse", "--every", "often"], 2, "--every is 'often'; expected seconds from 0.05 to 1000"),
+        (["--setting", "sparse", "--every", "0"], 2, "--every is '0'; expected seconds from 0.05 to 1000"),
         (["--setting", "sparse", "--tpot-ms", "5"], 1, "TPOT of 5 ms is below the fastest step"),
         (["--setting", "sparse", "--policy", "static-split"], 2, "static-split divides a load among GPUs"),
         (["--setting", "long-prompts", "--every", "2"], 2, "--every sets the spacing of the setting sparse"),
-        (["--every", "2"], 2, "--every sets the spacing of sparse requests: add --setting sparse"),
+        (["--every", "2"], 2, "--every sets the spacing of sparse requests. Add --setting sparse"),
     ],
 )
 def test_what_cannot_be_compared_is_one_sentence_and_an_exit_code(ballast, write, arguments, code, found):
@@ -109,7 +109,7 @@ def test_a_setting_has_one_table_for_each_point_and_holds_ballast_to_the_best_st
     assert ran.out.count("best static budget that keeps the same") == 2
     assert "a request every 1 s; SLO 100 ms TTFT, 30 ms TPOT" in ran.out
     assert "a request every 4 s" in ran.out
-    assert "Under a cap, Ballast is told a TTFT of 1000 ms and a TPOT of 50 ms" in ran.out
+    assert "In rows with a cap, Ballast has an SLO of 1000 ms TTFT and 50 ms TPOT" in ran.out
     rows = json.loads((tmp_path / "rows.json").read_text())
     asked = [row for row in rows if not row["policy"].startswith("static-budget")]
     assert [(row["point"], row["policy"]) for row in asked] == [
@@ -144,9 +144,9 @@ def test_the_help_has_examples_of_use(ballast):
 @pytest.mark.parametrize(
     ("arguments", "code", "found"),
     [
-        (["--clock", "sundial"], 2, "--clock is 'sundial'; wanted wall or cpu"),
+        (["--clock", "sundial"], 2, "--clock is 'sundial'; expected wall or cpu"),
         (["--json", "no/such/validation.json"], 2, "--json: there is no directory no/such"),
-        ([], 1, "the machine is busy: 900.0 processes want its"),
+        ([], 1, "The machine is busy: 900.0 processes share its"),
         (["--clock", "cpu", "--online", "nothing.csv"], 2, "nothing.csv: cannot be read"),
     ],
 )

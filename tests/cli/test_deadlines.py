@@ -58,7 +58,7 @@ def test_it_says_how_it_understood_the_deadline():
     ["", "soon", "24", "h", "-3h", "3 h", "2030-13-01", "99999999999999d", "0001-01-01", "0001-01-01T00:00+14:00"],
 )
 def test_what_is_no_deadline_is_refused_with_what_was_wanted(text: str):
-    with pytest.raises(Usage, match="wanted a span such as 24h"):
+    with pytest.raises(Usage, match="Use a time span such as 24h"):
         parse_deadline(text, NOW)
 
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from ballast_cli.demo.load import Call, Client, call
-from ballast_cli.demo.traffic import Arrival
+from ballast_cli.demo.load import Client, HttpCall, call
+from ballast_sim.replay.traffic import Arrival
 
 EVENT = b'data: {"choices": [{"text": "a"}]}\n\n'
 END = (
@@ -53,7 +53,7 @@ class Worker:
             writer.close()
 
 
-def make_call(at: float = 0.0) -> Call:
+def make_call(at: float = 0.0) -> HttpCall:
     return call(Arrival(at, 3, 2), {"prompt": "x"})
 
 
@@ -151,7 +151,7 @@ def test_an_answer_that_never_comes_ends_with_the_patience():
 
     (sample,) = asyncio.run(scene())
 
-    assert sample.failure == "no answer within the time to wait"
+    assert sample.failure == "the answer did not come in time"
 
 
 def test_saturation_keeps_so_many_under_way_and_no_more():

@@ -13,14 +13,14 @@ import pytest
 import redis
 
 from ballast_cli.errors import CliError
-from ballast_cli.processes import Valkey, Worker, take_port
+from ballast_cli.processes import Valkey, WorkerProcess, take_port
 
 HOLDER = """
 import sys
 from pathlib import Path
 from ballast_cli.processes import Valkey
 valkey = Valkey.start(Path(sys.argv[1]))
-print(valkey.url, valkey.keeper.pid, flush=True)
+print(valkey.url, valkey.supervisor.pid, flush=True)
 sys.stdin.read()
 """
 
@@ -72,18 +72,18 @@ def test_valkey_lives_in_a_directory_of_any_name(tmp_path: Path):
 def test_two_valkeys_never_share_a_directory(tmp_path: Path):
     valkey = Valkey.start(tmp_path)
     try:
-        with pytest.raises(CliError, match="Another `ballast up` works on these data"):
+        with pytest.raises(CliError, match="Another `ballast up` uses this data directory"):
             Valkey.start(tmp_path)
     finally:
         valkey.stop()
 
 
-def test_the_valkey_of_a_killed_keeper_makes_way_with_all_it_holds(tmp_path: Path):
+def test_the_next_start_stops_the_valkey_of_a_killed_supervisor_and_keeps_its_data(tmp_path: Path):
     first = Valkey.start(tmp_path)
     with redis.Redis.from_url(first.url) as client:
         client.set("kept", "yes")
         orphan = client.info("server")["process_id"]
-    first.keeper.kill()
+    first.supervisor.kill()
     first.stop()
 
     second = Valkey.start(tmp_path)
@@ -95,15 +95,15 @@ def test_the_valkey_of_a_killed_keeper_makes_way_with_all_it_holds(tmp_path: Pat
         second.stop()
 
 
-def test_valkey_hears_no_interrupt_of_our_terminal(tmp_path: Path):
+def test_ctrl_c_in_the_terminal_does_not_reach_valkey(tmp_path: Path):
     valkey = Valkey.start(tmp_path)
     try:
-        assert os.getpgid(valkey.keeper.pid) != os.getpgid(0)
-        os.kill(valkey.keeper.pid, signal.SIGINT)
+        assert os.getpgid(valkey.supervisor.pid) != os.getpgid(0)
+        os.kill(valkey.supervisor.pid, signal.SIGINT)
         with redis.Redis.from_url(valkey.url) as client:
             assert client.ping()
             server = client.info("server")["process_id"]
-        assert os.getpgid(server) == os.getpgid(valkey.keeper.pid)
+        assert os.getpgid(server) == os.getpgid(valkey.supervisor.pid)
     finally:
         valkey.stop()
 
@@ -112,14 +112,14 @@ def test_valkey_does_not_outlive_a_killed_parent(tmp_path: Path):
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    url, keeper = holder.stdout.readline().split()
+    url, supervisor = holder.stdout.readline().split()
     with redis.Redis.from_url(url) as client:
         server = client.info("server")["process_id"]
         client.set("kept", "yes")
 
     holder.kill()
     holder.communicate()
-    wait_until_gone(int(keeper))
+    wait_until_gone(int(supervisor))
     wait_until_gone(server)
 
 
@@ -154,12 +154,12 @@ def test_an_address_of_another_machine_is_refused():
         ("import os; print('model is broken', flush=True); os.kill(os.getpid(), 9)", "was killed by SIGKILL"),
     ],
 )
-def test_a_worker_that_dies_leaves_its_last_words(tmp_path: Path, program: str, said: str):
+def test_the_error_of_a_dead_worker_contains_its_last_log_lines(tmp_path: Path, program: str, said: str):
     log = tmp_path / "worker.log"
     log.write_text("--- worker starts\nan older line\n--- worker starts\n")
     with log.open("ab") as output:
         process = subprocess.Popen([sys.executable, "-c", program], stdout=output)
-    worker = Worker(process, log, "http://127.0.0.1:1")
+    worker = WorkerProcess(process, log, "http://127.0.0.1:1")
 
     with pytest.raises(CliError, match=rf"(?s){said}.*model is broken") as caught:
         worker.wait_until_ready(seconds=30)
@@ -167,11 +167,11 @@ def test_a_worker_that_dies_leaves_its_last_words(tmp_path: Path, program: str, 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells a child of its parent's death on Linux only")
-def test_a_leashed_process_does_not_outlive_a_killed_parent():
+def test_a_command_ends_with_its_killed_parent():
     child = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
     program = (
-        "import os, subprocess, sys; subprocess.Popen([sys.executable, '-m', 'ballast_cli.leash', str(os.getpid()), "
-        "sys.executable, '-c', sys.argv[1]], start_new_session=True).wait()"
+        "import os, subprocess, sys; subprocess.Popen([sys.executable, '-m', 'ballast_cli.end_with_parent', "
+        "str(os.getpid()), sys.executable, '-c', sys.argv[1]], start_new_session=True).wait()"
     )
     parent = subprocess.Popen([sys.executable, "-c", program, child], stdout=subprocess.PIPE, text=True)
     pid = int(parent.stdout.readline())
@@ -185,14 +185,14 @@ def test_a_worker_that_does_not_drain_is_killed_when_hurried(tmp_path: Path):
     stubborn = "import signal; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); signal.pause()"
     process = subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE)
     process.stdout.readline()
-    worker = Worker(process, tmp_path / "log", "http://127.0.0.1:1")
+    worker = WorkerProcess(process, tmp_path / "log", "http://127.0.0.1:1")
 
     assert not worker.stop(seconds=600, is_hurried=lambda: True)
     assert process.returncode == -signal.SIGKILL
     process.stdout.close()
 
 
-def test_the_note_of_a_gone_process_is_not_believed(tmp_path: Path):
+def test_the_file_of_an_ended_process_is_ignored(tmp_path: Path):
     from ballast_cli.connection import Running
 
     gone = subprocess.Popen([sys.executable, "-c", ""])

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ballast_cli.demo.load import Sample
-from ballast_cli.demo.record import Block, Count, Look
+from ballast_cli.demo.polling import Block, CounterPoll, SlotPoll
 from ballast_cli.demo.report import figures, lines
-from ballast_cli.demo.run import Plan, Record
+from ballast_cli.demo.run import DemoPlan, DemoRecord
 
 SLOTS = 8
 
@@ -23,25 +23,27 @@ def make_block(side: str, began: float, *, pair: int = 0, ttft: float = 0.01, of
                 at=i / 4, first=ttft * (1 + i / 40), last=ttft * (1 + i / 40) + 0.09, prompt_tokens=10, output_tokens=10
             )
         )
-    block.looks = [
-        Look(began + i / 10 + 0.05, SLOTS, online=2, offline=offline, parked=0, waiting=0) for i in range(100)
+    block.polls = [
+        SlotPoll(began + i / 10 + 0.05, SLOTS, online=2, offline=offline, parked=0, waiting=0) for i in range(100)
     ]
     block.counts = [
-        Count(began + i, offline_tokens=50 * offline * i, online_tokens=40 * i, prompt_tokens=1000 * i, cached_tokens=i)
+        CounterPoll(
+            began + i, offline_tokens=50 * offline * i, online_tokens=40 * i, prompt_tokens=1000 * i, cached_tokens=i
+        )
         for i in range(11)
     ]
     return block
 
 
-def make_record(*, slowdown: float = 1.1) -> Record:
-    record = Record(
-        Plan(pairs=2, slots=SLOTS), capacity=50, ceiling=800, slo={"ttft_ms": 20, "tpot_ms": 15}, reserved=1
+def make_record(*, slowdown: float = 1.1) -> DemoRecord:
+    record = DemoRecord(
+        DemoPlan(pairs=2, slots=SLOTS), capacity=50, ceiling=800, slo={"ttft_ms": 20, "tpot_ms": 15}, reserved=1
     )
     for pair in range(2):
         record.blocks.append(make_block("online_only", 30 * pair, pair=pair))
         record.blocks.append(make_block("mixed", 30 * pair + 15, pair=pair, ttft=0.01 * slowdown, offline=4))
     record.flood = make_block("flood", 70, offline=1)
-    record.looks = [(look.at, look.online, look.offline) for block in record.blocks for look in block.looks]
+    record.polls = [(poll.at, poll.online, poll.offline) for block in record.blocks for poll in block.polls]
     return record
 
 
@@ -126,7 +128,7 @@ def test_a_second_with_free_slots_and_no_offline_token_is_found():
 
     counts = record.blocks[1].counts
     record.blocks[1].counts = [*counts[:5], *[counts[4]], *counts[5:]]
-    record.blocks[1].counts[5] = Count(counts[5].at - 0.4, counts[4].offline_tokens, 0, 0, 0)
+    record.blocks[1].counts[5] = CounterPoll(counts[5].at - 0.4, counts[4].offline_tokens, 0, 0, 0)
     found = figures(record, {})["work_conservation"]
 
     assert found["of_those_without_offline_tokens"] == 1
@@ -136,7 +138,7 @@ def test_the_flood_is_judged_by_slots_and_by_tokens():
     found = figures(make_record(), {})["flood"]
 
     assert found["offline_slots_mean"] == 1
-    assert found["looks_at_or_above_reservation"] == found["looks"]
+    assert found["polls_at_or_above_reservation"] == found["polls"]
     assert found["seconds_without_offline_tokens"] == 0
 
 
@@ -160,7 +162,7 @@ def test_the_picture_is_drawn(tmp_path: Path):
     assert (tmp_path / "slots.png").read_bytes().startswith(b"\x89PNG")
 
 
-def pool(directory: Path, *records: Record) -> subprocess.CompletedProcess[str]:
+def pool(directory: Path, *records: DemoRecord) -> subprocess.CompletedProcess[str]:
     for i, record in enumerate(records):
         (directory / f"{i}.json").write_text(json.dumps(figures(record, {})))
     program = Path(__file__).parents[2] / "benchmarks" / "demo_pooled.py"

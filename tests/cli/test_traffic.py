@@ -6,20 +6,21 @@ from random import Random
 
 import pytest
 
-from ballast_cli.demo.traffic import Arrival, Words, completion, cut, read_offline, read_online, scale
+from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE, Words, completion, cut, scale
+from ballast_sim.replay.traffic import Arrival, read, read_lengths
 
 
 def test_the_shipped_online_trace_is_half_an_hour_of_real_traffic():
-    trace = read_online()
+    trace = read(ONLINE_TRACE)
 
     assert len(trace) > 10_000
-    assert 1790 < trace[-1].at < 1800
-    assert all(a.at <= b.at for a, b in pairwise(trace))
+    assert 1790 < trace[-1].seconds < 1800
+    assert all(a.seconds <= b.seconds for a, b in pairwise(trace))
 
 
-@pytest.mark.parametrize("read", [read_online, read_offline])
-def test_every_request_of_both_traces_fits_the_small_model_at_a_sixteenth(read):
-    assert max(a.prompt_tokens + a.output_tokens for a in scale(read(), length=1 / 16)) <= 2048
+@pytest.mark.parametrize("path", [ONLINE_TRACE, OFFLINE_TRACE])
+def test_every_request_of_both_traces_fits_the_small_model_at_a_sixteenth(path):
+    assert max(arrival.num_tokens for arrival in scale(read_lengths(path), length=1 / 16)) <= 2048
 
 
 def test_scaling_rounds_up_and_keeps_a_token():
@@ -29,7 +30,7 @@ def test_scaling_rounds_up_and_keeps_a_token():
 def test_a_slice_counts_from_its_start():
     trace = [Arrival(t, 1, 1) for t in (0.0, 5.0, 6.0, 9.0, 20.0)]
 
-    assert [a.at for a in cut(trace, start=5, seconds=4)] == [0.0, 1.0]
+    assert [a.seconds for a in cut(trace, start=5, seconds=4)] == [0.0, 1.0]
 
 
 def test_a_slice_beyond_the_trace_is_refused():
@@ -57,7 +58,7 @@ def test_no_two_prompts_share_a_kv_block(model_dir: Path):
 def test_a_tokenizer_without_words_is_refused(tmp_path: Path):
     (tmp_path / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0}}}')
 
-    with pytest.raises(ValueError, match="wanted 100"):
+    with pytest.raises(ValueError, match="expected 100"):
         Words.of_tokenizer(tmp_path / "tokenizer.json")
 
 

@@ -61,7 +61,7 @@ def start(directory: Path, *options: str) -> Up:
 def up(tmp_path: Path) -> Iterator[Up]:
     running = start(tmp_path)
     try:
-        running.read_until("Ctrl-C stops all of it")
+        running.read_until("Ctrl-C stops everything")
         yield running
     finally:
         if running.process.poll() is None:
@@ -122,7 +122,7 @@ def test_what_was_submitted_before_a_stop_is_done_after_the_next_start(up: Up, m
 
     again = start(tmp_path)
     try:
-        again.read_until("Ctrl-C stops all of it")
+        again.read_until("Ctrl-C stops everything")
         written = ballast(tmp_path, "results", job_id, "-o", "out.jsonl", "--follow")
     finally:
         again.process.send_signal(signal.SIGINT)
@@ -134,16 +134,16 @@ def test_what_was_submitted_before_a_stop_is_done_after_the_next_start(up: Up, m
     assert sorted(results) == sorted(f"item-{i}" for i in range(200))
 
 
-def test_a_worker_that_dies_is_told_and_takes_the_rest_down(up: Up):
+def test_a_dead_worker_is_reported_and_everything_stops(up: Up):
     pids = up.pids()
     os.kill(up.note["worker_pid"], signal.SIGKILL)
 
     assert up.end() == 1
-    assert "The worker was killed by SIGKILL. Its last lines" in "".join(up.said)
+    assert "The worker was killed by SIGKILL. Its last log lines" in "".join(up.said)
     wait_until_gone(pids)
 
 
-def test_a_killed_up_takes_worker_and_valkey_along(up: Up):
+def test_worker_and_valkey_end_with_a_killed_up(up: Up):
     pids = up.pids()
     up.process.kill()
     up.end()
@@ -164,11 +164,11 @@ def test_a_changed_file_takes_effect_and_a_bad_one_does_not(tmp_path: Path):
     file.write_text("slo: {ttftMilliseconds: 500}\n")
     running = start(tmp_path, "--config", "mine.yaml")
     try:
-        running.read_until("Ctrl-C stops all of it")
+        running.read_until("Ctrl-C stops everything")
         file.write_text("slo: {ttftMilliseconds: -1}\n")
-        running.read_until("keeps the configuration it has")
+        running.read_until("keeps its current configuration")
         file.write_text("slo: {ttftMilliseconds: 250}\n")
-        running.read_until("passed on to the worker")
+        running.read_until("was passed to the worker")
     finally:
         running.process.send_signal(signal.SIGINT)
         assert running.end() == 0, "".join(running.said)
@@ -177,7 +177,7 @@ def test_a_changed_file_takes_effect_and_a_bad_one_does_not(tmp_path: Path):
     assert "250" in (tmp_path / ".ballast" / "worker.yaml").read_text()
 
 
-def test_a_broken_model_is_told_with_the_workers_own_words(tmp_path: Path):
+def test_the_error_of_a_broken_model_quotes_the_worker(tmp_path: Path):
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("{}")
     running = start(tmp_path, "--model", "broken")
@@ -185,5 +185,5 @@ def test_a_broken_model_is_told_with_the_workers_own_words(tmp_path: Path):
     assert running.end() == 1
     said = "".join(running.said)
     assert "The worker ended with exit code" in said
-    assert "broken" in said.split("Its last lines")[1]
+    assert "broken" in said.split("Its last log lines")[1]
     running.process.stderr.close()

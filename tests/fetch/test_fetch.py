@@ -23,7 +23,7 @@ from ballast_cli.__main__ import main
 from ballast_cli.errors import CliError
 from ballast_cli.fetch import store
 from ballast_cli.fetch.location import Scheme, parse
-from ballast_cli.fetch.snapshot import File, Snapshot
+from ballast_cli.fetch.model_files import File, ModelFiles
 from ballast_cli.fetch.source import Unavailable
 
 FROM_HUB = "hf://org/name"
@@ -41,7 +41,7 @@ def holds(directory: Path, files: dict[str, bytes], needed: set[str]) -> bool:
 NEEDED = {"config.json", "tokenizer.json", "model.safetensors"}
 
 
-def test_hub_gives_only_what_an_engine_needs(hub: Any, tmp_path: Path) -> None:
+def test_only_files_that_an_engine_needs_come_from_a_hub(hub: Any, tmp_path: Path) -> None:
     assert fetch(FROM_HUB, tmp_path / "model") == 0
     assert holds(tmp_path / "model", hub.files, NEEDED)
 
@@ -53,7 +53,7 @@ def test_a_second_fetch_downloads_nothing(hub: Any, tmp_path: Path) -> None:
     assert [path for path, _ in hub.requests if "/resolve/" in path] == []
 
 
-def test_a_log_shows_how_far_it_is(
+def test_a_log_shows_progress(
     hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("ballast_cli.watch._PLAIN_SECONDS", 0.0)
@@ -61,7 +61,7 @@ def test_a_log_shows_how_far_it_is(
     assert f"Fetching {FROM_HUB}@main, MB: 3 of 3" in capsys.readouterr().err
 
 
-def test_a_broken_stream_goes_on_where_it_stopped(hub: Any, tmp_path: Path) -> None:
+def test_a_broken_stream_is_resumed(hub: Any, tmp_path: Path) -> None:
     hub.cut_after = 1_000_000
     assert fetch(FROM_HUB, tmp_path / "model") == 0
     assert holds(tmp_path / "model", hub.files, NEEDED)
@@ -69,7 +69,7 @@ def test_a_broken_stream_goes_on_where_it_stopped(hub: Any, tmp_path: Path) -> N
     assert len(starts) >= 2, "three megabytes in pieces of one"
 
 
-def test_a_server_without_ranges_costs_time_and_breaks_nothing(hub: Any, tmp_path: Path) -> None:
+def test_a_server_without_ranges_works(hub: Any, tmp_path: Path) -> None:
     hub.knows_ranges = False
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "model.safetensors.part").write_bytes(hub.files["model.safetensors"][:1000])
@@ -77,15 +77,15 @@ def test_a_server_without_ranges_costs_time_and_breaks_nothing(hub: Any, tmp_pat
     assert holds(tmp_path / "model", hub.files, NEEDED)
 
 
-def test_damage_on_the_way_is_found(hub: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damage_on_the_way_is_detected(hub: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hub.damage = True
     assert fetch(FROM_HUB, tmp_path / "model") == 1
     said = capsys.readouterr().err
-    assert "is not what the source says" in said
+    assert "differed twice from the checksum" in said
     assert not (tmp_path / "model" / store.MANIFEST).exists()
 
 
-def test_damage_at_home_is_mended(hub: Any, tmp_path: Path) -> None:
+def test_a_damaged_file_is_downloaded_again(hub: Any, tmp_path: Path) -> None:
     model = tmp_path / "model"
     fetch(FROM_HUB, model)
     (model / store.MANIFEST).unlink()
@@ -102,16 +102,16 @@ def test_damage_at_home_is_mended(hub: Any, tmp_path: Path) -> None:
         ("hf://org/other", 3, "shows no repository org/other"),
         ("hf://org/name --revision nowhere", 3, "has no revision nowhere"),
         ("hf://org/a..b", 2, "does not name a repository"),
-        ("hf://org", 2, "wanted hf://ORG/NAME"),
-        ("ftp://host/model", 2, "is not a place of a model"),
-        ("hf://org/name@a --revision b", 2, "give one"),
+        ("hf://org", 2, "Use hf://ORG/NAME"),
+        ("ftp://host/model", 2, "is not the location of a model"),
+        ("hf://org/name@a --revision b", 2, "Use one of them"),
         ("pvc://claim/model", 3, "no claim is mounted"),
         ("file://host/model", 2, "three slashes"),
         ("/nowhere/at/all", 3, "is no directory"),
     ],
 )
 @pytest.mark.usefixtures("hub")
-def test_a_wrong_place_is_said(
+def test_a_wrong_location_is_reported(
     asked: str, code: int, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     uri, *options = asked.split()
@@ -119,7 +119,7 @@ def test_a_wrong_place_is_said(
     assert words in capsys.readouterr().err
 
 
-def test_a_private_repository_wants_the_token(
+def test_a_private_repository_needs_the_token(
     hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hub.token = "secret"
@@ -129,7 +129,7 @@ def test_a_private_repository_wants_the_token(
     assert fetch(FROM_HUB, tmp_path / "model") == 0
 
 
-def test_a_place_without_weights_says_what_it_found(
+def test_the_error_of_a_location_without_weights_lists_its_files(
     hub: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     del hub.files["model.safetensors"], hub.files["consolidated.safetensors"]
@@ -138,14 +138,14 @@ def test_a_place_without_weights_says_what_it_found(
     assert "pytorch_model.bin" in said
 
 
-def test_without_network_a_whole_copy_serves(
+def test_without_network_a_complete_copy_is_used(
     hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cache = tmp_path / "cache"
     fetch(FROM_HUB, tmp_path / "a", "--cache", cache)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     assert fetch(FROM_HUB, tmp_path / "b", "--cache", cache) == 0
-    assert "Going on with the copy" in capsys.readouterr().err
+    assert "Using the copy" in capsys.readouterr().err
     assert holds(tmp_path / "b", hub.files, NEEDED)
     assert fetch("hf://org/other", tmp_path / "c", "--cache", cache) == 4
 
@@ -159,11 +159,11 @@ def test_a_cache_holds_each_version_once_and_the_name_is_a_link(hub: Any, tmp_pa
     assert holds(name, hub.files, NEEDED)
 
 
-def test_a_name_that_is_taken_is_left_alone(hub: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_with_content_is_not_replaced(hub: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "name").mkdir()
     (tmp_path / "name" / "mine").write_text("precious")
     assert fetch(FROM_HUB, tmp_path / "name", "--cache", tmp_path / "cache") == 2
-    assert "something in it" in capsys.readouterr().err
+    assert "not empty" in capsys.readouterr().err
     assert (tmp_path / "name" / "mine").read_text() == "precious"
     assert hub.requests
 
@@ -180,13 +180,13 @@ def test_a_moved_branch_replaces_what_was_there(hub: Any, tmp_path: Path) -> Non
     assert holds(model, hub.files, NEEDED)
 
 
-def test_bucket_gives_only_what_an_engine_needs(bucket: Any, tmp_path: Path) -> None:
+def test_only_files_that_an_engine_needs_come_from_a_bucket(bucket: Any, tmp_path: Path) -> None:
     assert fetch(f"s3://{bucket.name}/models/llama", tmp_path / "model") == 0
     assert holds(tmp_path / "model", bucket.files, NEEDED)
     assert "/" not in json.loads((tmp_path / "model" / store.MANIFEST).read_text())["files"]
 
 
-def test_a_bucket_that_is_written_anew_is_another_version(bucket: Any, tmp_path: Path) -> None:
+def test_a_changed_bucket_is_another_version(bucket: Any, tmp_path: Path) -> None:
     place, cache = f"s3://{bucket.name}/models/llama", tmp_path / "cache"
     fetch(place, tmp_path / "model", "--cache", cache)
     bucket.put_object(Bucket=bucket.name, Key="models/llama/config.json", Body=b'{"new": 1}')
@@ -195,7 +195,7 @@ def test_a_bucket_that_is_written_anew_is_another_version(bucket: Any, tmp_path:
     assert (tmp_path / "model" / "config.json").read_bytes() == b'{"new": 1}'
 
 
-def test_a_part_of_an_object_is_gone_on_with(bucket: Any, tmp_path: Path) -> None:
+def test_a_part_of_an_object_is_resumed(bucket: Any, tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
     (model / "model.safetensors.part").write_bytes(bucket.files["model.safetensors"][:1_000_000])
@@ -215,14 +215,14 @@ def test_an_object_that_is_not_what_its_tag_says_is_fetched_again(bucket: Any, t
     ("place", "words"),
     [("s3://nobody/models", "no such bucket"), ("s3://{name}/models/other", "no object under this prefix")],
 )
-def test_a_wrong_bucket_is_said(
+def test_a_wrong_bucket_is_reported(
     bucket: Any, place: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert fetch(place.format(name=bucket.name), tmp_path / "model") == 3
     assert words in capsys.readouterr().err
 
 
-def test_a_bucket_without_credentials_is_said(
+def test_a_bucket_without_credentials_is_reported(
     bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
@@ -234,7 +234,7 @@ def test_a_bucket_without_credentials_is_said(
     assert "no credentials found" in capsys.readouterr().err
 
 
-def test_claims_and_files_stay_in_place(hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claims_and_files_are_linked_and_not_copied(hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = tmp_path / "claims" / "weights" / "llama"
     checkpoint.mkdir(parents=True)
     (checkpoint / "config.json").write_bytes(hub.files["config.json"])
@@ -263,7 +263,7 @@ def _until(condition: Any) -> None:
         time.sleep(0.01)
 
 
-def test_a_killed_fetch_leaves_parts_that_the_next_one_goes_on_with(hub: Any, tmp_path: Path) -> None:
+def test_the_next_fetch_resumes_the_parts_of_a_killed_one(hub: Any, tmp_path: Path) -> None:
     hub.stall_after = 1_500_000
     model = tmp_path / "model"
     part = model / "model.safetensors.part"
@@ -302,13 +302,13 @@ def test_two_pods_that_start_at_once_download_once(hub: Any, tmp_path: Path, is_
 
 
 class _Source:
-    """Gives bytes from memory, with trouble on order."""
+    """Returns bytes from memory, and raises the given errors first."""
 
     def __init__(self, content: bytes, errors: list[Exception]) -> None:
         self.content, self.errors = content, errors
 
-    def resolve(self) -> Snapshot:
-        return Snapshot("here", "1", (File("config.json", len(self.content)),))
+    def resolve(self) -> ModelFiles:
+        return ModelFiles("here", "1", (File("config.json", len(self.content)),))
 
     @contextmanager
     def read(self, _: File, start: int) -> Iterator[Iterator[bytes]]:
@@ -317,38 +317,38 @@ class _Source:
         yield iter([self.content[start:]])
 
 
-def _bring(source: _Source, directory: Path) -> bool:
-    return store.bring(source, source.resolve(), directory, tell=lambda _: None, advance=lambda _: None)
+def _download(source: _Source, directory: Path) -> bool:
+    return store.download(source, source.resolve(), directory, notify=lambda _: None, advance=lambda _: None)
 
 
-def test_a_full_disk_is_said_and_keeps_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(CliError, match="is full: free some"):
-        _bring(_Source(b"x" * 10, [OSError(errno.ENOSPC, "No space left on device")]), tmp_path)
+def test_a_full_disk_is_reported_and_keeps_the_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CliError, match=r"is full\. Free some"):
+        _download(_Source(b"x" * 10, [OSError(errno.ENOSPC, "No space left on device")]), tmp_path)
     monkeypatch.setattr(store.shutil, "disk_usage", lambda _: SimpleNamespace(free=3))
-    with pytest.raises(CliError, match="the model needs"):
-        _bring(_Source(b"x" * 10, []), tmp_path)
+    with pytest.raises(CliError, match="but the model needs"):
+        _download(_Source(b"x" * 10, []), tmp_path)
 
 
-def test_a_source_that_never_answers_ends_in_its_own_words(tmp_path: Path) -> None:
+def test_the_error_of_a_source_that_never_answers_is_its_own(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="gone away"):
-        _bring(_Source(b"x" * 10, [Unavailable("gone away")] * 9), tmp_path)
-    assert _bring(_Source(b"x" * 10, [Unavailable("gone away")] * 2), tmp_path), "twice is forgiven"
-    assert not _bring(_Source(b"x" * 10, []), tmp_path), "whole"
+        _download(_Source(b"x" * 10, [Unavailable("gone away")] * 9), tmp_path)
+    assert _download(_Source(b"x" * 10, [Unavailable("gone away")] * 2), tmp_path), "twice is forgiven"
+    assert not _download(_Source(b"x" * 10, []), tmp_path), "whole"
 
 
 @given(st.text(max_size=40))
-def test_any_text_is_a_place_or_a_clear_refusal(text: str) -> None:
+def test_any_text_is_a_location_or_a_clear_error(text: str) -> None:
     for uri in (text, f"hf://{text}", f"s3://{text}", f"pvc://{text}", f"file://{text}"):
         try:
             location = parse(uri)
         except CliError as error:
-            assert "wanted" in str(error) or "write file:///" in str(error) or "give one" in str(error)  # noqa: PT017
+            assert "Use " in str(error)  # noqa: PT017
         else:
             assert location.scheme in Scheme
             assert ".." not in location.path.split("/") or location.scheme != Scheme.CLAIM
 
 
-def test_a_worker_is_handed_the_copy_under_the_name_of_the_original(
+def test_a_worker_serves_the_copy_under_the_name_of_the_original(
     hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

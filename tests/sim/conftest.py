@@ -8,11 +8,11 @@ import pytest
 
 from ballast_policy.learning.cost import CostModel
 from ballast_policy.snapshot import PolicyConfig
-from ballast_sim.deployment import Ballast
-from ballast_sim.pool import Job
-from ballast_sim.simulation import Run, Scenario, simulate
-from ballast_sim.step_model import Linear
-from ballast_sim.traffic import Arrival
+from ballast_sim.replay.jobs import SimulatedJob
+from ballast_sim.replay.policies import Ballast
+from ballast_sim.replay.simulation import Run, Scenario, simulate
+from ballast_sim.replay.step_model import Linear
+from ballast_sim.replay.traffic import Arrival
 
 COST = CostModel(0.010, 1e-4, 1e-8, 2e-4, 1e-7, is_trusted=True)
 """A small engine: 10 ms a step, 0.1 ms a prefill token."""
@@ -30,7 +30,7 @@ def make_scenario():
             "model": Linear(COST),
             "policy": Ballast,
             "online": online,
-            "offline": lambda: [Job.of("job", offline)] if offline else [],
+            "offline": lambda: [SimulatedJob.of("job", offline)] if offline else [],
             "cost": COST,
             "is_guaranteed": fields.get("policy", Ballast) is Ballast,
         }

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from ballast_policy.snapshot import PolicyConfig
-from ballast_sim.arrivals import bursts, generate
-from ballast_sim.deployment import Ballast
-from ballast_sim.pool import Job
-from ballast_sim.report import report
-from ballast_sim.simulation import Scenario, simulate
-from ballast_sim.step_model import REFIT_A100, profile
-from ballast_sim.traffic import Arrival
+from ballast_sim.replay.arrivals import bursts, generate
+from ballast_sim.replay.jobs import SimulatedJob
+from ballast_sim.replay.policies import Ballast
+from ballast_sim.replay.report import report
+from ballast_sim.replay.simulation import Scenario, simulate
+from ballast_sim.replay.step_model import REFIT_A100, profile
+from ballast_sim.replay.traffic import Arrival
 
 CONFIG = PolicyConfig(slots=256, num_blocks=27_500, ttft=1.0, tpot=0.05, offline_share=0.0, objective=0.99)
 PROMPTS = (200, 700, 1100, 1900, 2600)
@@ -27,7 +27,7 @@ def in_bursts(num_output: int) -> list[Arrival]:
 
 def run(online: Sequence[Arrival], *, is_alone: bool, cap: float | None = None):
     config = replace(CONFIG, max_interference=cap)
-    jobs = [] if is_alone else [Job.endless("offline", [Arrival(0.0, 3000, 100)])]
+    jobs = [] if is_alone else [SimulatedJob.endless("offline", [Arrival(0.0, 3000, 100)])]
     scenario = Scenario(
         config=config,
         model=REFIT_A100,

@@ -6,13 +6,14 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+from ceilings import measured
 
-from ballast_sim.ceiling import Case, drawn, largest, measured
 from ballast_sim.errors import BadInput, Impossible
-from ballast_sim.inputs import CEILINGS, PlanInputs
-from ballast_sim.step_model import BatchWork
+from ballast_sim.planner.batch_ceiling import CeilingCase, drawn, largest
+from ballast_sim.planner.inputs import CEILINGS, PlanInputs
+from ballast_sim.replay.step_model import BatchWork
 
-BIG, PUBLISHED, ENCODER = (Case.of(PlanInputs(), asked) for asked in CEILINGS)
+BIG, PUBLISHED, ENCODER = (CeilingCase.of(PlanInputs(), asked) for asked in CEILINGS)
 
 
 def test_the_ceiling_of_a_7b_model_on_an_a100_with_50_ms_is_near_what_operators_report():
@@ -98,7 +99,7 @@ def test_where_steps_bring_more_newcomers_than_the_batch_there_is_no_ceiling(cas
     ("change", "found"),
     [
         ({"milliseconds": 20}, "20 ms is below the fastest answer. A step takes 13.0 ms .* and needs the other"),
-        ({"requests_per_second": 9000}, "9000 requests/s come, but a batch of .* within 50 ms, serves"),
+        ({"requests_per_second": 9000}, "9000 requests/s arrive, but a batch of .* within 50 ms, serves"),
         ({"model": "bge-base"}, "bge-base is an encoder: outputTokens is 0"),
         ({"output_tokens": 0}, "llama-2-7b generates: outputTokens is 1 or more"),
         ({"prompt_tokens": 4000}, "4150 tokens of prompt and answer, but llama-2-7b takes at most 4096"),
@@ -110,4 +111,4 @@ def test_a_ceiling_that_cannot_be_is_refused_with_its_figure(change, found):
     asked = CEILINGS[0].model_copy(update=change)
 
     with pytest.raises((BadInput, Impossible), match=found):
-        Case.of(PlanInputs(), asked).ceiling()
+        CeilingCase.of(PlanInputs(), asked).ceiling()

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from ballast_policy.jobs.deadline import JobWork, Rates, Verdict, feasible
-from ballast_sim.pool import Job
-from ballast_sim.simulation import Run, simulate
-from ballast_sim.traffic import Arrival
+from ballast_sim.replay.jobs import SimulatedJob
+from ballast_sim.replay.simulation import Run, simulate
+from ballast_sim.replay.traffic import Arrival
 
 BURSTS = [Arrival(8.0 * burst + 0.02 * i, 60, 30) for burst in range(5) for i in range(30)]
 """Thirty conversations within 0.6 s, every 8 s, on eight slots."""
@@ -19,10 +19,10 @@ NUM_TIGHT, NUM_OTHERS = 240, 240
 ASKED_AT = 5.0
 
 
-def make_jobs(*, has_deadlines: bool) -> list[Job]:
+def make_jobs(*, has_deadlines: bool) -> list[SimulatedJob]:
     """Three jobs that came before the tight one; all are of one tenant."""
-    others = [Job.of(f"earlier {i}", [ITEM] * NUM_OTHERS, deadline=3600.0 * (i + 1)) for i in range(3)]
-    jobs = [*others, Job.of("tight", [ITEM] * NUM_TIGHT, deadline=DEADLINE)]
+    others = [SimulatedJob.of(f"earlier {i}", [ITEM] * NUM_OTHERS, deadline=3600.0 * (i + 1)) for i in range(3)]
+    jobs = [*others, SimulatedJob.of("tight", [ITEM] * NUM_TIGHT, deadline=DEADLINE)]
     for job in jobs:
         job.deadline = job.deadline if has_deadlines else None
     return jobs
@@ -30,7 +30,7 @@ def make_jobs(*, has_deadlines: bool) -> list[Job]:
 
 @pytest.fixture
 def run_jobs(make_scenario):
-    def run_jobs(jobs: list[Job], seconds: float) -> Run:
+    def run_jobs(jobs: list[SimulatedJob], seconds: float) -> Run:
         return simulate(replace(make_scenario(online=BURSTS, seconds=seconds), offline=lambda: jobs))
 
     return run_jobs

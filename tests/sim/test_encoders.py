@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from ceilings import highest_rate, serve
 
-from ballast_sim.encoder import MOST_BATCH, Promise, batch_seconds, encoder_limit, highest_rate, serve
 from ballast_sim.errors import Impossible
-from ballast_sim.hardware import GPUS
-from ballast_sim.shape import SHAPES
-from ballast_sim.step_model import Roofline
+from ballast_sim.planner.encoder import MOST_BATCH, EncoderSlo, batch_seconds, encoder_limit
+from ballast_sim.replay.hardware import GPUS
+from ballast_sim.replay.model_shape import SHAPES
+from ballast_sim.replay.step_model import Roofline
 
 MODEL = Roofline(SHAPES["bge-base"], GPUS["a100"])
-PROMISE = Promise(latency=0.030)
+PROMISE = EncoderSlo(latency=0.030)
 
 
 def slowest(batch, promise):
@@ -19,7 +20,9 @@ def slowest(batch, promise):
     return promise.share * max(promise.window, step) + step
 
 
-@pytest.mark.parametrize("promise", [PROMISE, Promise(0.030, window=0.02), Promise(0.030, 0.99), Promise(0.100)])
+@pytest.mark.parametrize(
+    "promise", [PROMISE, EncoderSlo(0.030, window=0.02), EncoderSlo(0.030, 0.99), EncoderSlo(0.100)]
+)
 def test_an_encoder_batch_is_the_largest_whose_wait_and_step_fit(promise):
     limit = encoder_limit(MODEL, 256, promise)
 
@@ -31,8 +34,8 @@ def test_an_encoder_batch_is_the_largest_whose_wait_and_step_fit(promise):
 @pytest.mark.parametrize(
     ("promise", "found"),
     [
-        (Promise(0.001), "a latency of 1 ms is below the fastest answer: bge-base takes .* one such step first"),
-        (Promise(0.010, window=0.010), "may wait for the batch window of 10 ms first: 11.9 ms for 95%"),
+        (EncoderSlo(0.001), "a latency of 1 ms is below the fastest answer: bge-base takes .* one such step first"),
+        (EncoderSlo(0.010, window=0.010), "may wait for the batch window of 10 ms first: 11.9 ms for 95%"),
     ],
 )
 def test_a_latency_below_the_fastest_answer_is_refused_with_its_figure(promise, found):
@@ -53,7 +56,7 @@ def test_one_gpu_serves_the_rate_that_the_batch_promises_within_a_tenth():
 
 def test_a_batch_window_collects_more_for_each_step_and_keeps_the_latency():
     def run(window):
-        promise = Promise(0.030, window=window)
+        promise = EncoderSlo(0.030, window=window)
         limit = encoder_limit(MODEL, 256, promise)
         return serve(MODEL, 256, promise, rate=500, most=limit.batch, requests=1500)
 
@@ -66,7 +69,7 @@ def test_a_batch_window_collects_more_for_each_step_and_keeps_the_latency():
 
 
 def test_a_full_batch_does_not_wait_for_its_window():
-    served = serve(MODEL, 256, Promise(5.0, window=1.0), rate=2000, most=8, requests=400)
+    served = serve(MODEL, 256, EncoderSlo(5.0, window=1.0), rate=2000, most=8, requests=400)
 
     assert served.mean_batch > 7
     assert served.latency < 1.0

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from llm_d.experts import GPT_OSS_120B, GPT_OSS_A100
 
 from ballast_policy.learning.cost import attended
 from ballast_sim.errors import BadInput
-from ballast_sim.experts import GPT_OSS_120B, GPT_OSS_A100
-from ballast_sim.step_model import BatchWork
+from ballast_sim.replay.step_model import BatchWork
 
 INDEPENDENT = replace(GPT_OSS_A100, diversity=1.0)
 """Every token chooses its experts by itself."""
@@ -98,7 +98,7 @@ def test_windowed_layers_read_only_their_window():
         {"diversity": 0.0},
         {"diversity": 1.5},
         {"efficiency": replace(GPT_OSS_A100.efficiency, compute=0.0)},
-        {"efficiency": replace(GPT_OSS_A100.efficiency, overlap=0.5)},
+        {"overlap": 0.5},
     ],
 )
 def test_values_out_of_range_are_refused(broken):

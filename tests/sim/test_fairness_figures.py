@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ballast_sim.answers import Percentiles
-from ballast_sim.fairness import jain, service_gap
+from ballast_sim.replay.attainment import Percentiles
+from ballast_sim.replay.fairness import jain, service_gap
 
 
 def test_the_gap_is_the_largest_difference_over_a_span_in_which_both_waited():

@@ -5,40 +5,33 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
 from pathlib import Path
 
 import pytest
+from llm_d import protocol
+from llm_d.first_come import FirstCome
+from llm_d.protocol import Case, Outcome, Protocol, kv_tokens, linear, run, scenario
+from llm_d.published import deciled
+from llm_d.table import missed, pooled
 
+from ballast_policy.plan import StepPlan
 from ballast_policy.snapshot import EngineSnapshot
-from ballast_sim.baselines import Fill
-from ballast_sim.simulation import simulate
-from ballast_sim.step_model import Linear
-from ballast_sim.traffic import Arrival
+from ballast_sim.replay.policies import Fill
+from ballast_sim.replay.simulation import simulate
+from ballast_sim.replay.step_model import Linear
+from ballast_sim.replay.traffic import Arrival
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
-@pytest.fixture(autouse=True)
-def on_path(monkeypatch) -> Iterator[None]:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    yield
-    for name in [name for name in sys.modules if name.partition(".")[0] == "llm_d"]:
-        del sys.modules[name]
-
-
 def make_case(scenario: str, **fields):
-    from llm_d.protocol import Case, Protocol
-
     protocol = Protocol(phase_seconds=4.0, cycles=2, warmup_cycles=1, items=10, burst_rate=8.0)
     return Case(scenario, 1, protocol, **fields)
 
 
 def test_traffic_is_idle_for_a_phase_and_then_bursts():
-    from llm_d.protocol import Protocol
-
     traffic = Protocol().traffic(2)
     by_phase = [sum(1 for arrival in traffic if arrival.seconds // 90 == phase) for phase in range(4)]
 
@@ -47,8 +40,6 @@ def test_traffic_is_idle_for_a_phase_and_then_bursts():
 
 
 def test_poisson_traffic_has_the_same_rates_and_more_cycles_continue_it():
-    from llm_d.protocol import Protocol
-
     protocol = Protocol(is_poisson=True)
     traffic = protocol.traffic(4)
     in_bursts = sum(1 for arrival in traffic if protocol.is_burst(arrival.seconds))
@@ -58,8 +49,6 @@ def test_poisson_traffic_has_the_same_rates_and_more_cycles_continue_it():
 
 
 def test_jobs_have_the_published_windows_and_lengths():
-    from llm_d.protocol import Protocol
-
     jobs = Protocol().jobs()
     items = [item for job in jobs for item in job.items]
     answers = [item.num_output for item in items]
@@ -72,14 +61,10 @@ def test_jobs_have_the_published_windows_and_lengths():
 
 
 def test_percentiles_are_interpolated_between_the_90th_and_the_largest_as_published():
-    from llm_d.published import deciled
-
     assert deciled([*range(100), 200]) == (50, 90 + 0.5 * 110, 90 + 0.9 * 110)
 
 
 def test_a_first_come_queue_serves_batch_requests_that_came_before_online_ones(make_scenario):
-    from llm_d.first_come import FirstCome
-
     def num_before(policy) -> int:
         offline = [Arrival(0.0, 100, 5) for _ in range(20)]
         found = simulate(make_scenario(online=[Arrival(0.05, 100, 5)], offline=offline, policy=policy))
@@ -95,8 +80,6 @@ def test_a_first_come_queue_serves_batch_requests_that_came_before_online_ones(m
 
 @pytest.mark.parametrize(("limits", "most"), [({}, 8), ({"concurrency": 3}, 3)])
 def test_a_gateway_keeps_a_fixed_number_of_batch_requests_in_flight(make_scenario, limits, most):
-    from llm_d.first_come import FirstCome
-
     offline = [Arrival(0.0, 100, 20) for _ in range(20)]
     found = simulate(make_scenario(offline=offline, policy=lambda: FirstCome(**limits)))
 
@@ -105,8 +88,6 @@ def test_a_gateway_keeps_a_fixed_number_of_batch_requests_in_flight(make_scenari
 
 
 def test_batch_requests_come_at_the_rate_of_their_client(make_scenario):
-    from llm_d.first_come import FirstCome
-
     offline = [Arrival(0.0, 20, 2) for _ in range(20)]
     found = simulate(make_scenario(offline=offline, policy=lambda: FirstCome(rate=2.0)))
 
@@ -116,8 +97,6 @@ def test_batch_requests_come_at_the_rate_of_their_client(make_scenario):
 
 
 def test_the_request_that_came_last_is_preempted_if_kv_is_short(make_scenario):
-    from llm_d.first_come import FirstCome
-
     class Watched(FirstCome):
         def plan(self, snapshot: EngineSnapshot):
             plan = super().plan(snapshot)
@@ -137,8 +116,6 @@ def test_the_request_that_came_last_is_preempted_if_kv_is_short(make_scenario):
 
 @pytest.mark.parametrize("scenario", ["S0", "S1", "S6", "priorities", "ballast-alone", "ballast"])
 def test_every_scenario_answers_all_requests_and_finishes_its_jobs(scenario):
-    from llm_d.protocol import run
-
     outcome = run(make_case(scenario, ttft=0.2, tpot=0.06, concurrency=8))
 
     assert not outcome.failure
@@ -151,8 +128,6 @@ def test_every_scenario_answers_all_requests_and_finishes_its_jobs(scenario):
 
 
 def test_a_run_goes_on_in_more_cycles_until_the_jobs_are_done():
-    from llm_d.protocol import run
-
     case = make_case("S6", concurrency=2)
     short = run(replace(case, protocol=replace(case.protocol, most_cycles=2)))
     whole = run(replace(case, protocol=replace(case.protocol, most_cycles=30)))
@@ -163,15 +138,11 @@ def test_a_run_goes_on_in_more_cycles_until_the_jobs_are_done():
 
 
 def test_a_goal_is_missed_by_the_bursts_beside_batch_work_too():
-    from llm_d.table import missed, pooled
-
     def outcome(scenario: str, itl: float, itl_beside: float, done: float = 60.0) -> Outcome:
         base = run(make_case("S0"))
         return replace(
             base, case=replace(base.case, scenario=scenario), itl=[itl], itl_beside=[itl_beside], finished=(done,)
         )
-
-    from llm_d.protocol import Outcome, run
 
     s0 = pooled([outcome("S0", 0.01, 0.01)])
 
@@ -182,25 +153,18 @@ def test_a_goal_is_missed_by_the_bursts_beside_batch_work_too():
 
 
 def test_a_plan_that_cannot_be_carried_out_is_a_failed_row(monkeypatch):
-    from llm_d import protocol
-    from llm_d.table import missed, pooled
-
     class Idle:
         def plan(self, snapshot: EngineSnapshot):
-            from ballast_policy.plan import StepPlan
-
             return StepPlan()
 
     monkeypatch.setattr(protocol, "policy", lambda case: Idle)
     row = pooled([protocol.run(make_case("ballast"))])
 
-    assert "IllegalPlan" in row.failure
+    assert "PolicyDefect" in row.failure
     assert missed(row, row) == ("failed",)
 
 
 def test_ballast_is_told_the_slo_and_nobody_else():
-    from llm_d.protocol import scenario
-
     told = {
         name: scenario(make_case(name, ttft=0.1, tpot=0.03, reservation=0.1), 1).config
         for name in ("S1", "priorities", "ballast")
@@ -211,8 +175,6 @@ def test_ballast_is_told_the_slo_and_nobody_else():
 
 
 def test_unsuspended_steps_run_to_their_end():
-    from llm_d.protocol import scenario
-
     def num_suspended(*, is_suspending: bool) -> int:
         case = make_case("ballast", ttft=0.2, tpot=0.06, is_suspending=is_suspending, is_fitted=False)
         return sum(replica.num_suspended for replica in simulate(scenario(case, 2)).replicas)
@@ -223,8 +185,6 @@ def test_unsuspended_steps_run_to_their_end():
 
 @pytest.mark.parametrize(("replicas", "itl"), [(1, 24.0), (2, 12.0)])
 def test_inter_token_latencies_of_interactive_traffic_alone_are_near_the_published_ones(replicas, itl):
-    from llm_d.protocol import Case, Protocol, run
-
     protocol = Protocol(phase_seconds=15.0, cycles=1, warmup_cycles=0)
     found = sorted(run(Case("S0", replicas, protocol)).itl)
 
@@ -232,15 +192,11 @@ def test_inter_token_latencies_of_interactive_traffic_alone_are_near_the_publish
 
 
 def test_linear_step_times_are_the_form_that_the_policy_fits():
-    from llm_d.protocol import linear
-
     assert isinstance(linear(), Linear)
     assert linear().cost.is_trusted
 
 
 def test_kv_of_uniform_layers_is_what_is_left_beside_the_weights():
-    from llm_d.protocol import kv_tokens
-
     left = 80 * 2**30 * 0.9 - 2e9 - 65.2e9
 
     assert kv_tokens("uniform") == pytest.approx(left / (36 * 2 * 8 * 64 * 2), rel=0.01)

@@ -8,12 +8,12 @@ import pytest
 
 from ballast_policy.learning.cost import CostModel
 from ballast_policy.snapshot import PolicyConfig
-from ballast_sim.crew import run_table
+from ballast_sim.comparison.bench import POLICIES, STATIC_BUDGET, Bench
+from ballast_sim.comparison.json_rows import as_json
+from ballast_sim.comparison.table import run_table
 from ballast_sim.errors import BadInput
-from ballast_sim.evidence import as_json
-from ballast_sim.mixed import POLICIES, STATIC_BUDGET, Bench
-from ballast_sim.step_model import Linear
-from ballast_sim.traffic import Arrival
+from ballast_sim.replay.step_model import Linear
+from ballast_sim.replay.traffic import Arrival
 
 MODEL = Linear(CostModel(0.010, 1e-4, 1e-8, 2e-4, 1e-7, is_trusted=True))
 TRACE = [Arrival(0.4 * i, 40 + 37 * i % 200, 10 + 7 * i % 40, tenant="ab"[i % 2]) for i in range(400)]
@@ -89,7 +89,7 @@ def test_only_ballast_keeps_the_reservation(table):
 
 def test_a_knob_turned_by_hand_is_the_policy_at_that_value(make_bench):
     bench = make_bench()
-    budgets = [bench.rows(f"static-budget={ms}", 0.4, (0.0,))[0].result.mean_step for ms in (11, 13, 15)]
+    budgets = [bench.rows(f"static-budget={ms}", 0.4, (0.0,))[0].result.tpot.p50 for ms in (11, 13, 15)]
     rates = [bench.rows(f"qps-cap={rate}", 0.4, (0.0,))[0].offline_tokens for rate in (0.5, 5)]
     caps = [bench.rows(f"ballast={percent}", 0.4, (0.0,))[0].offline_tokens for percent in (1, 200)]
 
@@ -102,15 +102,15 @@ def test_a_knob_turned_by_hand_is_the_policy_at_that_value(make_bench):
     ("asked", "found"),
     [
         ({"policies": ("ballast", "magic")}, "unknown policy 'magic'; known are all, online-only"),
-        ({"policies": ("ballast", "ballast")}, "a policy is named twice"),
+        ({"policies": ("ballast", "ballast")}, "a policy is given twice"),
         ({"policies": ()}, "no policy given"),
-        ({"policies": ("greedy=3",)}, "policy 'greedy=3': wanted a number above 0 for one of static-budget"),
-        ({"policies": ("qps-cap=-1",)}, "policy 'qps-cap=-1': wanted a number above 0"),
-        ({"loads": (0.0,)}, "a load of 0 % was asked for; wanted 0.1 to 2000 %"),
-        ({"loads": (float("nan"),)}, "a load of nan % was asked for"),
+        ({"policies": ("greedy=3",)}, "policy 'greedy=3': expected a number above 0 for one of static-budget"),
+        ({"policies": ("qps-cap=-1",)}, "policy 'qps-cap=-1': expected a number above 0"),
+        ({"loads": (0.0,)}, "a load of 0 % was given; expected 0.1 to 2000 %"),
+        ({"loads": (float("nan"),)}, "a load of nan % was given"),
         ({"loads": ()}, "no load given"),
-        ({"reservations": (-0.1,)}, "a reservation of -10 % was asked for; wanted 0 to 100 %"),
-        ({"reservations": (0.1, 0.1)}, "a reservation is named twice"),
+        ({"reservations": (-0.1,)}, "a reservation of -10 % was given; expected 0 to 100 %"),
+        ({"reservations": (0.1, 0.1)}, "a reservation is given twice"),
     ],
 )
 def test_a_table_that_cannot_be_is_refused_before_anything_runs(make_bench, asked, found):

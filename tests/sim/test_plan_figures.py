@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ballast_sim.ceiling import Case
-from ballast_sim.deployment import Deployment
-from ballast_sim.forecast import plan_ahead
-from ballast_sim.hardware import GPUS
-from ballast_sim.inputs import (
+from ballast_sim.planner.batch_ceiling import CeilingCase
+from ballast_sim.planner.costs import GpuPrice, buy_or_rent, is_bought
+from ballast_sim.planner.deployment import Deployment
+from ballast_sim.planner.forecast import plan_ahead
+from ballast_sim.planner.inputs import (
     SERVICES,
     AheadInput,
     CeilingInput,
@@ -22,10 +22,9 @@ from ballast_sim.inputs import (
     MoneyInput,
     PlanInputs,
 )
-from ballast_sim.payment import is_bought, pay
-from ballast_sim.price import Price
-from ballast_sim.shape import SHAPES, Quantization
-from ballast_sim.traffic import Arrival
+from ballast_sim.replay.hardware import GPUS
+from ballast_sim.replay.model_shape import SHAPES, Quantization
+from ballast_sim.replay.traffic import Arrival
 
 EMBEDDINGS = SERVICES[0]
 
@@ -53,7 +52,7 @@ def test_int4_weights_of_llama_3_8b_are_6_gigabytes():
 
 
 def test_a_bought_a100_costs_69_cents_an_hour_and_7_of_electricity():
-    price = Price(GPUS["a100"], EnergyInput(), MoneyInput(way="buy"))
+    price = GpuPrice(GPUS["a100"], EnergyInput(), MoneyInput(way="buy"))
 
     kilowatts = (60 + (400 - 60) * 0.5) / 1000 * 1.4 * 1.3
     assert price.kilowatts(0.5) == pytest.approx(kilowatts) == pytest.approx(0.4186)
@@ -61,7 +60,7 @@ def test_a_bought_a100_costs_69_cents_an_hour_and_7_of_electricity():
 
 
 def test_renting_is_dearer_from_the_eighth_month_on():
-    price = Price(GPUS["a100"], EnergyInput(), MoneyInput(way="cheapest"))
+    price = GpuPrice(GPUS["a100"], EnergyInput(), MoneyInput(way="cheapest"))
 
     def buys(months):
         return is_bought(price, num_needed=months, num_held=months)
@@ -80,7 +79,7 @@ def test_renting_is_dearer_from_the_eighth_month_on():
     months=st.integers(1, 60),
 )
 def test_gpus_decided_together_are_paid_for_as_if_each_were_decided_alone(counts, way, months):
-    price = Price(GPUS["a100"], EnergyInput(), MoneyInput(way=way, amortization_months=months))
+    price = GpuPrice(GPUS["a100"], EnergyInput(), MoneyInput(way=way, amortization_months=months))
     owned, rented, dollars = [0] * len(counts), [0] * len(counts), 0.0
     for index in range(max(counts)):
         needed = [month for month, count in enumerate(counts) if count > index]
@@ -90,7 +89,7 @@ def test_gpus_decided_together_are_paid_for_as_if_each_were_decided_alone(counts
             (owned if bought else rented)[month] += 1
         dollars += price.purchase_for(len(held)) if bought else len(needed) * 730 * 1.8
 
-    paid = pay(counts, price)
+    paid = buy_or_rent(counts, price)
 
     assert (list(paid.owned), list(paid.rented)) == (owned, rented)
     assert sum(paid.dollars) == pytest.approx(dollars)
@@ -98,9 +97,9 @@ def test_gpus_decided_together_are_paid_for_as_if_each_were_decided_alone(counts
 
 
 def test_a_billion_gpus_are_paid_for_at_once():
-    price = Price(GPUS["a100"], EnergyInput(), MoneyInput())
+    price = GpuPrice(GPUS["a100"], EnergyInput(), MoneyInput())
 
-    assert pay([10**9, 2 * 10**9], price).rented == (10**9, 2 * 10**9)
+    assert buy_or_rent([10**9, 2 * 10**9], price).rented == (10**9, 2 * 10**9)
 
 
 def test_gpus_and_cost_of_embeddings_in_the_first_month_by_hand():
@@ -163,6 +162,6 @@ def test_a_ceiling_without_overheads_is_what_arithmetic_says():
     weights = 12 * (4 * 768 * 768 + 2 * 768 * 3072)
     each = (2 * weights * 100 + 4 * 12 * 768 * 100 * 50.5) / 312e12
 
-    ceiling = Case.of(bare, asked).ceiling()
+    ceiling = CeilingCase.of(bare, asked).ceiling()
 
     assert ceiling.batch == int((0.020 / 1.5 - 2 * weights / 2.039e12) / each)

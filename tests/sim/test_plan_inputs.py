@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ballast_api.errors import InvalidConfig
 from ballast_sim.errors import BadInput
-from ballast_sim.inputs import PlanInputs
+from ballast_sim.planner.inputs import PlanInputs
 
 NAMES = st.sampled_from(["a100", "h100", "mine", "llama-3-8b", "bge-base", "fp8", "cheapest", "", "no", "1e3", "# a"])
 NUMBERS = st.one_of(st.integers(-3, 300), st.floats(allow_nan=True, allow_infinity=True), st.just(10**400))

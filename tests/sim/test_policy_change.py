@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ballast_sim.errors import IllegalPlan
-from ballast_sim.simulation import simulate
+from ballast_sim.errors import PolicyDefect
+from ballast_sim.replay.simulation import simulate
 
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "policy_change.py"
 
@@ -134,7 +134,7 @@ def test_a_simulation_that_fails_is_a_row_without_figures(change):
 
     class Lost:
         def plan(self, snapshot):
-            raise IllegalPlan("no plan runs any of them")
+            raise PolicyDefect("no plan runs any of them")
 
     failed = change.run(bench, online, change.SPARSE[0], Lost)
     _, row = change.rows([change.Turn("sparse-2s", 0, bench.config, 5000.0, (alone, failed))])

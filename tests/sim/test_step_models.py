@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from ballast_policy.learning.cost import CostModel
 from ballast_sim.errors import BadInput
-from ballast_sim.hardware import GPUS, gpu
-from ballast_sim.shape import SHAPES, Quantization, from_config, shape
-from ballast_sim.step_model import (
+from ballast_sim.replay.hardware import GPUS, gpu
+from ballast_sim.replay.model_shape import SHAPES, Quantization, from_config, shape
+from ballast_sim.replay.step_model import (
     REFIT_A100,
     BatchWork,
     Efficiency,
@@ -131,7 +131,7 @@ def test_the_model_that_ships_is_read_from_its_own_configuration(tmp_path):
         (lambda: gpu("b9000"), "unknown GPU 'b9000'; known are a100, h100, h200, l4"),
         (lambda: shape("gpt-9"), "unknown model 'gpt-9'; known are llama-3-8b"),
         (lambda: from_config({"model_type": "mixtral"}, "m"), "model_type is 'mixtral'"),
-        (lambda: from_config({"model_type": "llama"}, "m"), "num_attention_heads is None; wanted"),
+        (lambda: from_config({"model_type": "llama"}, "m"), "num_attention_heads is None; expected"),
         (lambda: Roofline(SHAPES["mistral-7b"], GPUS["l4"], efficiency=Efficiency(compute=0)), "above 0"),
     ],
 )

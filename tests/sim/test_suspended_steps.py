@@ -1,4 +1,4 @@
-"""Steps that stand still for newcomers, in virtual time."""
+"""Steps that are suspended for newcomers, in virtual time."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 from ballast_policy.learning.cost import CostModel
 from ballast_policy.plan import StepPlan
 from ballast_policy.snapshot import PolicyConfig
-from ballast_sim.deployment import Ballast
-from ballast_sim.flight import Flight
-from ballast_sim.pool import Job
-from ballast_sim.report import report
-from ballast_sim.simulation import Scenario, simulate
-from ballast_sim.step_model import BatchWork, Linear
-from ballast_sim.traffic import Arrival
+from ballast_sim.replay.jobs import SimulatedJob
+from ballast_sim.replay.policies import Ballast
+from ballast_sim.replay.report import report
+from ballast_sim.replay.simulated_step import SimulatedStep
+from ballast_sim.replay.simulation import Scenario, simulate
+from ballast_sim.replay.step_model import BatchWork, Linear
+from ballast_sim.replay.traffic import Arrival
 
 COST = CostModel(0.010, 1e-4, 1e-8, 2e-4, 1e-7, is_trusted=True)
 POOL = [Arrival(0.0, 60 + 29 * i % 300, 40 + 11 * i % 50) for i in range(30)]
@@ -25,7 +25,7 @@ SCENARIO = Scenario(
     model=Linear(COST),
     policy=Ballast,
     online=ONLINE,
-    offline=lambda: [Job.endless("offline", POOL)],
+    offline=lambda: [SimulatedJob.endless("offline", POOL)],
     seconds=90.0,
     warmup_seconds=30.0,
     cost=COST,
@@ -33,24 +33,24 @@ SCENARIO = Scenario(
 )
 
 
-def make_flight(**fields) -> Flight:
+def make_step(**fields) -> SimulatedStep:
     usual = {"plan": StepPlan(), "items": [], "work": BatchWork(), "seconds": 0.4, "num_layers": 4}
-    return Flight(**{**usual, **fields})
+    return SimulatedStep(**{**usual, **fields})
 
 
-def test_a_step_stands_still_at_the_end_of_a_layer_only():
-    flight = make_flight(run_from=1.0)
+def test_a_step_is_suspended_at_the_end_of_a_layer_only():
+    step = make_step(run_from=1.0)
 
-    assert flight.next_boundary(1.05) == pytest.approx(1.1)
-    assert flight.next_boundary(1.1) == pytest.approx(1.1)
-    assert flight.next_boundary(1.35) is None  # the last layer ends with the step
+    assert step.next_boundary(1.05) == pytest.approx(1.1)
+    assert step.next_boundary(1.1) == pytest.approx(1.1)
+    assert step.next_boundary(1.35) is None  # the last layer ends with the step
 
-    flight.stand(1.1)
+    step.suspend(1.1)
 
-    assert flight.left == pytest.approx(0.3)
-    assert flight.next_boundary(1.2) is None
-    flight.run_from = 2.0
-    assert flight.next_boundary(2.05) == pytest.approx(2.1)
+    assert step.left == pytest.approx(0.3)
+    assert step.next_boundary(1.2) is None
+    step.run_from = 2.0
+    assert step.next_boundary(2.05) == pytest.approx(2.1)
 
 
 def test_newcomers_have_their_first_token_sooner_and_nothing_is_computed_twice():

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from ballast_policy.snapshot import TenantShare
-from ballast_sim.fairness import jain
-from ballast_sim.pool import Job
-from ballast_sim.simulation import simulate
-from ballast_sim.traffic import Arrival, read
+from ballast_sim.replay.fairness import jain
+from ballast_sim.replay.jobs import SimulatedJob
+from ballast_sim.replay.simulation import simulate
+from ballast_sim.replay.traffic import Arrival, read
 
 TRACE = Path(__file__).parents[2] / "worker" / "ballast_cli" / "demo" / "traces" / "vtc_arena.csv"
 WARMUP = 10.0
@@ -28,7 +28,7 @@ def serve(make_scenario):
         names = sorted(lengths, key=lambda name: (-len(lengths[name]), name))[:num_tenants]
         config = {"slots": 12, "num_blocks": 2000, "tenants": {names[i]: share for i, share in shares.items()}}
         scenario = make_scenario(config=config, seconds=seconds, online=[Arrival(0.0, 10, 2)])
-        jobs = [Job.endless(name, lengths[name], tenant=name) for name in names]
+        jobs = [SimulatedJob.endless(name, lengths[name], tenant=name) for name in names]
         samples = simulate(replace(scenario, offline=lambda: jobs)).service.after(WARMUP)
         always = set(samples[0]).intersection(*samples)
         assert always == set(names), "somebody ran out of work"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ballast_sim.arrivals import ClosedLoop, bursts, constant, generate, ramp
 from ballast_sim.errors import BadInput, BadTrace
-from ballast_sim.traffic import Arrival, at_rate, excerpt, read, read_lengths, repeated, tokens_per_second
+from ballast_sim.replay.arrivals import bursts, constant, generate
+from ballast_sim.replay.traffic import Arrival, at_rate, excerpt, read, read_lengths, repeated, tokens_per_second
 
 
 @pytest.fixture
@@ -72,15 +72,18 @@ def test_mooncake_requests_share_the_blocks_that_all_of_their_group_start_with(w
         ("arrival_seconds,prompt_tokens,output_tokens\n", "holds no request"),
         ("when,prompt_tokens,output_tokens\n0,1,1\n", "found the columns when, prompt_tokens, output_tokens; missing:"),
         ("arrival_seconds,in,output_tokens\n0,1,1\n", "missing: prompt_tokens or context_tokens or ContextTokens"),
-        ("arrival_seconds,prompt_tokens,output_tokens\n0,1,1\n0.5,-3,1\n", "line 3: prompt_tokens is '-3'; wanted"),
-        ("arrival_seconds,prompt_tokens,output_tokens\n0,1,0\n", "line 2: output_tokens is '0'; wanted"),
-        ("arrival_seconds,prompt_tokens,output_tokens\n0,1.5,1\n", "line 2: prompt_tokens is '1.5'; wanted"),
-        ("arrival_seconds,prompt_tokens,output_tokens\n0,1\n", "line 2: output_tokens is None; wanted"),
-        ("arrival_seconds,prompt_tokens,output_tokens\nnan,1,1\n", "line 2: arrival_seconds is 'nan'; wanted"),
+        ("arrival_seconds,prompt_tokens,output_tokens\n0,1,1\n0.5,-3,1\n", "line 3: prompt_tokens is '-3'; expected"),
+        ("arrival_seconds,prompt_tokens,output_tokens\n0,1,0\n", "line 2: output_tokens is '0'; expected"),
+        ("arrival_seconds,prompt_tokens,output_tokens\n0,1.5,1\n", "line 2: prompt_tokens is '1.5'; expected"),
+        ("arrival_seconds,prompt_tokens,output_tokens\n0,1\n", "line 2: output_tokens is None; expected"),
+        ("arrival_seconds,prompt_tokens,output_tokens\nnan,1,1\n", "line 2: arrival_seconds is 'nan'; expected"),
         ("arrival_seconds,prompt_tokens,output_tokens\n5,1,1\n3,1,1\n", "line 3: the request arrives 2 s before"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,1\n", "line 2: TIMESTAMP is 'yesterday'; wanted a date"),
+        (
+            "TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,1\n",
+            "line 2: TIMESTAMP is 'yesterday'; expected a date",
+        ),
         ('{"arrival_seconds": 0, "prompt_tokens": 1,\n', "line 1: is not JSON"),
-        ('{"arrival_seconds": 0, "prompt_tokens": 1, "output_tokens": 1}\n[1]\n', "line 2: found list, wanted"),
+        ('{"arrival_seconds": 0, "prompt_tokens": 1, "output_tokens": 1}\n[1]\n', "line 2: found list, expected"),
     ],
 )
 def test_a_bad_trace_is_refused_with_its_line(write, text, found):
@@ -131,7 +134,7 @@ POOL = [Arrival(0.0, 100, 10), Arrival(0.0, 200, 20)]
 
 @pytest.mark.parametrize(
     ("rate", "expected"),
-    [(constant(5.0), 5.0), (ramp(0.0, 10.0, 1000.0), 5.0), (bursts(1.0, 9.0, every=10.0, lasting=5.0), 5.0)],
+    [(constant(5.0), 5.0), (bursts(1.0, 9.0, every=10.0, lasting=5.0), 5.0)],
 )
 def test_generated_arrivals_follow_their_rate_and_seed(rate, expected):
     arrivals = generate(rate, peak=10.0, seconds=1000.0, lengths=POOL, seed=3)
@@ -165,11 +168,3 @@ def test_impossible_generators_are_refused(arguments, found):
 
     with pytest.raises(BadInput, match=found):
         generate(**{**usual, **arguments})
-
-
-def test_a_closed_loop_sends_the_next_request_after_the_answer():
-    loop = ClosedLoop(users=3, think_seconds=2.0, lengths=POOL, seed=0, until=100.0)
-
-    assert len(loop.start()) == 3
-    assert loop.after(50.0).seconds > 50.0
-    assert loop.after(200.0) is None

@@ -12,14 +12,14 @@ import ballast_cli
 from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
 from ballast_policy.learning.cost import CostModel
 from ballast_policy.snapshot import PolicyConfig
-from ballast_sim.deployment import Ballast
 from ballast_sim.errors import BadInput
-from ballast_sim.measured import Bed, Replay, Ticks, Timed
-from ballast_sim.pool import Job
-from ballast_sim.simulation import Scenario, simulate
-from ballast_sim.step_model import BatchWork, Linear
-from ballast_sim.traffic import excerpt, read, read_lengths
-from ballast_sim.validation import fit, kinds, noise
+from ballast_sim.replay.jobs import SimulatedJob
+from ballast_sim.replay.policies import Ballast
+from ballast_sim.replay.simulation import Scenario, simulate
+from ballast_sim.replay.step_model import BatchWork, Linear
+from ballast_sim.replay.traffic import excerpt, read, read_lengths
+from ballast_sim.validation.engine_replay import EngineReplay, EngineUnderTest, MeasuredStep, ReplayClock
+from ballast_sim.validation.validator import fit_steps, kinds, noise
 
 COST = CostModel(2e-3, 6e-5, 2.5e-8, 6e-5, 2e-7, is_trusted=True)
 CONFIG = PolicyConfig(slots=8, num_blocks=8 * 64, chunk_tokens=128, ttft=0.15, tpot=0.02)
@@ -41,13 +41,13 @@ def offline():
 
 
 @pytest.fixture(scope="module")
-def bed():
-    return Bed(DIRECTORY, CONFIG)
+def engine():
+    return EngineUnderTest(DIRECTORY, CONFIG)
 
 
 @pytest.fixture(scope="module")
-def replays(bed, online, offline):
-    return [bed.replay(online, offline, Ticks("model", Linear(COST))) for _ in range(2)]
+def replays(engine, online, offline):
+    return [engine.replay(online, offline, ReplayClock("model", Linear(COST))) for _ in range(2)]
 
 
 def test_by_the_clock_of_a_step_model_every_replay_computes_the_same_steps(replays, online):
@@ -65,7 +65,7 @@ def test_by_one_clock_simulator_and_engine_hand_out_first_tokens_at_the_same_mom
         model=Linear(COST),
         policy=Ballast,
         online=online,
-        offline=lambda: [Job.endless("offline", offline)],
+        offline=lambda: [SimulatedJob.endless("offline", offline)],
         seconds=online[-1].seconds + 5.0,
         cost=COST,
     )
@@ -75,17 +75,17 @@ def test_by_one_clock_simulator_and_engine_hand_out_first_tokens_at_the_same_mom
     assert waits == pytest.approx(replays[0].waits, abs=1e-9)
 
 
-def make_steps(model: CostModel, factor: float = 1.0) -> list[Timed]:
+def make_steps(model: CostModel, factor: float = 1.0) -> list[MeasuredStep]:
     works = [BatchWork(16 * i % 200, 1000.0 * i % 7000, 0, 1 + i % 8, 300 * (1 + i % 8), 1) for i in range(80)]
     works += [BatchWork(0, 0.0, 0, 1 + i % 8, (200 + i) * (1 + i % 8), 0) for i in range(40)]
-    return [Timed(work, seconds := factor * Linear(model).seconds(work), seconds / 2) for work in works]
+    return [MeasuredStep(work, seconds := factor * Linear(model).seconds(work), seconds / 2) for work in works]
 
 
 def test_coefficients_are_found_again_on_the_chosen_clock():
     steps = make_steps(COST)
 
-    assert kinds(fit(steps, "wall"), steps, "wall")[0].error < 0.01
-    assert fit(steps, "cpu").k0 == pytest.approx(COST.k0 / 2, rel=0.05)
+    assert kinds(fit_steps(steps, "wall"), steps, "wall")[0].error < 0.01
+    assert fit_steps(steps, "cpu").k0 == pytest.approx(COST.k0 / 2, rel=0.05)
 
 
 def test_errors_are_told_by_kind_of_step_with_their_bias():
@@ -100,6 +100,6 @@ def test_errors_are_told_by_kind_of_step_with_their_bias():
 def test_noise_is_the_mean_difference_of_the_same_steps_and_of_no_others():
     one, two = make_steps(COST), make_steps(COST, factor=1.1)
 
-    assert noise([Replay(one, []), Replay(two, [])], "wall") == pytest.approx(0.1 / 1.05)
+    assert noise([EngineReplay(one, []), EngineReplay(two, [])], "wall") == pytest.approx(0.1 / 1.05)
     with pytest.raises(BadInput, match="computed different steps"):
-        noise([Replay(one, []), Replay(two[1:], [])], "wall")
+        noise([EngineReplay(one, []), EngineReplay(two[1:], [])], "wall")

@@ -1,5 +1,6 @@
-"""The `ballast` command: one module per verb.
+"""The `ballast` command: one module per subcommand.
 
-Law: a verb reads, asks the queue or a worker, and prints; what it explains was computed there. Heavy imports (torch,
-uvicorn, matplotlib) stay inside the verb that needs them, so that `ballast submit` works on the light install.
+Law: a subcommand reads its input, asks the queue, a worker, or the API server, and prints the answer. It computes no
+condition or reason of its own. Heavy imports (torch, uvicorn, matplotlib) stay inside the subcommand that needs them,
+so `ballast submit` works on the light install.
 """

@@ -14,7 +14,7 @@ from ballast_cli.errors import CliError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a verb; give its exit code. A user's mistake is a sentence on stderr, never a traceback."""
+    """Run a subcommand and return its exit code. A user's mistake is a message on stderr, never a traceback."""
     try:
         code = app(
             args=list(sys.argv[1:] if arguments is None else arguments), prog_name="ballast", standalone_mode=False
@@ -24,13 +24,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(f"ballast: {error}")
         return error.exit_code
     except typer.TyperException as error:
-        if message := error.format_message():  # none where the help was printed instead
-            say(f"ballast: {message.rstrip('.')}. `ballast --help` and `ballast VERB --help` say what there is.")
+        if message := error.format_message():  # empty if the help was printed
+            say(f"ballast: {message.rstrip('.')}. See `ballast --help` and `ballast COMMAND --help`.")
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except BrokenPipeError:
-        # The reader (`head`) has what it wants; the interpreter's own flush at exit must not complain.
+        # The reader (such as `head`) closed the pipe. Without this, the interpreter's flush at exit reports an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return code if isinstance(code, int) else 0

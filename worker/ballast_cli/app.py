@@ -1,4 +1,4 @@
-"""The verbs, in the order in which a person meets them."""
+"""The subcommands, in the order in which a new user needs them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ballast_cli.fetch import verb as fetch
 
 app = typer.Typer(
     name="ballast",
-    help="Serve online requests and offline jobs on one machine: offline fills the slots that online leaves empty.",
+    help="Serve online requests and offline jobs on the same GPUs. Offline jobs fill the slots that online leaves.",
     epilog=examples(
         "ballast up                          # Valkey and a worker on this machine",
         "ballast submit items.jsonl --watch  # offline work, in the OpenAI batch format",
@@ -52,10 +52,10 @@ def ballast(
         bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=version.print_and_exit)
     ] = False,
 ) -> None:
-    """Serve online requests and offline jobs on the same machine."""
+    """Serve online requests and offline jobs on the same GPUs."""
 
 
-_LOCAL, _WORK, _LOOK, _CLUSTER = "On this machine", "Offline work", "Look", "In a cluster"
+_LOCAL, _WORK, _STATE, _CLUSTER = "On this machine", "Offline work", "State and figures", "In a cluster"
 for _name, _run, _panel, _examples in (
     ("up", up.up, _LOCAL, up.EXAMPLES),
     ("serve", serve.serve, _LOCAL, serve.EXAMPLES),
@@ -67,14 +67,14 @@ for _name, _run, _panel, _examples in (
     ("pause", pause.pause, _WORK, pause.EXAMPLES),
     ("resume", resume.resume, _WORK, resume.EXAMPLES),
     ("redrive", redrive.redrive, _WORK, redrive.EXAMPLES),
-    ("jobs", jobs.jobs, _LOOK, jobs.EXAMPLES),
-    ("job", job.job, _LOOK, job.EXAMPLES),
-    ("top", top.top, _LOOK, top.EXAMPLES),
-    ("plan", plan.plan, _LOOK, plan.EXAMPLES),
+    ("jobs", jobs.jobs, _STATE, jobs.EXAMPLES),
+    ("job", job.job, _STATE, job.EXAMPLES),
+    ("top", top.top, _STATE, top.EXAMPLES),
+    ("plan", plan.plan, _STATE, plan.EXAMPLES),
     ("get", get.get, _CLUSTER, get.EXAMPLES),
     ("explain", explain.explain, _CLUSTER, explain.EXAMPLES),
     ("alerts", alerts.alerts, _CLUSTER, alerts.EXAMPLES),
-    ("version", version.version, _LOOK, version.EXAMPLES),
+    ("version", version.version, _STATE, version.EXAMPLES),
 ):
     app.command(_name, rich_help_panel=_panel, epilog=_examples)(_run)
-app.add_typer(bench.bench, name="bench", rich_help_panel=_LOOK)
+app.add_typer(bench.bench, name="bench", rich_help_panel=_STATE)

@@ -1,4 +1,4 @@
-"""`ballast bench`: what the policy is worth, in virtual time; anyone can run it."""
+"""`ballast bench`: compare the policy with baselines, validate the simulator, and check guarantees."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ballast_cli.errors import CliError, Usage
 from ballast_cli.refusals import refusals
 
 if TYPE_CHECKING:
-    from ballast_cli.bench_setting import Asked
-    from ballast_sim.crew import Table
+    from ballast_cli.bench_workload import WorkloadOptions
+    from ballast_sim.comparison.table import Table
 
 TRACE = "trace"
-"""The setting that replays a trace at several loads."""
-_WHY_NOT = {
-    "--load": "its requests come at times of their own",
+"""The `--setting` that replays a trace at several loads."""
+_TRACE_ONLY = {
+    "--load": "its requests have their own times",
     "--online": "it makes its own requests",
     "--plot": "the pictures show loads of a trace",
 }
@@ -32,124 +32,127 @@ EXAMPLES = examples(
     "ballast bench mixed --policy ballast,greedy --load 40 --minutes 3",
     "ballast bench mixed --gpu h100 --model qwen2.5-7b --tpot-ms 25 --json rows.json --plot pictures",
     "ballast bench mixed --online mooncake.jsonl --offline lengths.csv",
-    "ballast bench mixed --setting sparse --every 0.5,2,10     # where idle GPUs are: a request every few seconds",
+    "ballast bench mixed --setting sparse --every 0.5,2,10     # idle GPUs: a request every few seconds",
     "ballast bench mixed --setting long-prompts                # attainment by prompt length",
 )
 VALIDATE_EXAMPLES = examples(
-    "ballast bench validate                     # five minutes on a calm machine",
-    "ballast bench validate --clock cpu         # beside other work: the engine's own processor time",
+    "ballast bench validate                     # five minutes on an idle machine",
+    "ballast bench validate --clock cpu         # on a busy machine: processor time of the engine",
 )
-CASES_EXAMPLES = examples("ballast bench guarantees", "ballast bench guarantees --tenants mine.csv --minutes 2")
+GUARANTEES_EXAMPLES = examples("ballast bench guarantees", "ballast bench guarantees --tenants mine.csv --minutes 2")
 bench = typer.Typer(
     name="bench",
-    help="Compare the policy with others on the same traffic, in virtual time.",
+    help="Compare the policy with other policies on the same traffic, in virtual time.",
     no_args_is_help=True,
     epilog=EXAMPLES,
 )
 
-_Trace = Annotated[
-    Path,
-    typer.Option(metavar="TRACE", help="Online traffic: CSV or JSONL with times.", show_default="Azure conversations"),
-]
-_Lengths = Annotated[
-    Path,
-    typer.Option(metavar="LENGTHS", help="Offline work: CSV or JSONL.", show_default="arXiv summaries"),
-]
+_TRACE_HELP = "Online traffic: a CSV or JSONL file with times."
+_LENGTHS_HELP = "Offline work: a CSV or JSONL file with lengths."
+_TTFT_HELP = "SLO of the time to the first token, in milliseconds."
+_TPOT_HELP = "SLO of the mean time per token after the first, in milliseconds."
+_SLOTS_HELP = "Number of slots of the engine."
+_MINUTES_HELP = "Length of the traffic in each run. The first quarter (at most 1 minute) does not count."
+_Trace = Annotated[Path, typer.Option(metavar="TRACE", help=_TRACE_HELP, show_default="Azure conversations")]
+_Lengths = Annotated[Path, typer.Option(metavar="LENGTHS", help=_LENGTHS_HELP, show_default="arXiv summaries")]
 _MixedTrace = Annotated[
-    Path | None,
-    typer.Option(metavar="TRACE", help="Online traffic: CSV or JSONL with times.", show_default="Azure conversations"),
+    Path | None, typer.Option(metavar="TRACE", help=_TRACE_HELP, show_default="Azure conversations")
 ]
 _MixedLengths = Annotated[
     Path | None,
-    typer.Option(
-        metavar="LENGTHS", help="Offline work: CSV or JSONL.", show_default="arXiv summaries, or the setting's"
-    ),
+    typer.Option(metavar="LENGTHS", help=_LENGTHS_HELP, show_default="arXiv summaries, or the setting's"),
 ]
 _Setting = Annotated[
     str,
     typer.Option(
-        "--setting", metavar="NAME", help="trace (--online at loads), sparse, long-prompts or bursts-from-silence."
+        "--setting",
+        metavar="NAME",
+        help="Workload: trace (replays --online at each --load), sparse, long-prompts or bursts-from-silence.",
     ),
 ]
 _Every = Annotated[
-    str | None, typer.Option(metavar="SECONDS,...", help="Spacing of sparse requests.", show_default="0.5,2,10")
+    str | None,
+    typer.Option(
+        metavar="SECONDS,...", help="Seconds between two requests of the sparse setting.", show_default="0.5,2,10"
+    ),
 ]
-_Model = Annotated[str, typer.Option(help="A known name, or a model's config.json.")]
-_Gpu = Annotated[str, typer.Option(help="a100, h100, h200 or l4.")]
+_Model = Annotated[str, typer.Option(help="Name of a known model, or path of a model's config.json.")]
+_Gpu = Annotated[str, typer.Option(help="GPU: a100, h100, h200 or l4.")]
 _Load = Annotated[
     str | None,
-    typer.Option(metavar="PERCENT,...", help="Online tokens/s, of the SLO-bound ceiling.", show_default="20,40,60"),
+    typer.Option(
+        metavar="PERCENT,...",
+        help="Online load: tokens per second, in percent of the SLO-bound ceiling.",
+        show_default="20,40,60",
+    ),
 ]
 _Reservation = Annotated[
     str | None,
     typer.Option(
         metavar="PERCENT,...",
-        help="Of slots, KV and prefill, kept for offline.",
-        show_default="0,10; 0 with another setting",
+        help="Share of slots, KV blocks and prefill that is reserved for offline.",
+        show_default="0,10; 0 with another setting than trace",
     ),
 ]
-_Ttft = Annotated[float, typer.Option("--ttft-ms", min=0.001, max=1e9, help="SLO: first token.")]
-_Tpot = Annotated[float, typer.Option("--tpot-ms", min=0.001, max=1e9, help="SLO: each token after it, on average.")]
+_Ttft = Annotated[float, typer.Option("--ttft-ms", min=0.001, max=1e9, help=_TTFT_HELP)]
+_Tpot = Annotated[float, typer.Option("--tpot-ms", min=0.001, max=1e9, help=_TPOT_HELP)]
 _MixedTtft = Annotated[
     float | None,
-    typer.Option("--ttft-ms", min=0.001, max=1e9, help="SLO: first token.", show_default="1000, or the setting's"),
+    typer.Option("--ttft-ms", min=0.001, max=1e9, help=_TTFT_HELP, show_default="1000, or the setting's"),
 ]
 _MixedTpot = Annotated[
-    float | None,
-    typer.Option(
-        "--tpot-ms",
-        min=0.001,
-        max=1e9,
-        help="SLO: each token after it, on average.",
-        show_default="50, or the setting's",
-    ),
+    float | None, typer.Option("--tpot-ms", min=0.001, max=1e9, help=_TPOT_HELP, show_default="50, or the setting's")
 ]
 _Policy = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME,...", help="all, or some of the names in the table.", show_default="all, or the setting's"
+        metavar="NAME,...", help="Policies to run, or all of them: all.", show_default="all, or the setting's"
     ),
 ]
-_Seed = Annotated[int, typer.Option(min=0, help="Of the noise.")]
-_Minutes = Annotated[
-    float, typer.Option(min=0.1, max=10_000, help="Traffic of each run; a quarter, at most 1, warms up.")
-]
+_Seed = Annotated[int, typer.Option(min=0, help="Random seed for the step-time noise and for generated traffic.")]
+_Minutes = Annotated[float, typer.Option(min=0.1, max=10_000, help=_MINUTES_HELP)]
 _MixedMinutes = Annotated[
-    float | None,
-    typer.Option(
-        min=0.1,
-        max=10_000,
-        help="Traffic of each run; a quarter, at most 1, warms up.",
-        show_default="10, or the setting's",
-    ),
+    float | None, typer.Option(min=0.1, max=10_000, help=_MINUTES_HELP, show_default="10, or the setting's")
 ]
 _MixedSlots = Annotated[
-    int | None,
-    typer.Option(min=1, max=4096, help="Places in the running batch.", show_default="256, or the setting's"),
+    int | None, typer.Option(min=1, max=4096, help=_SLOTS_HELP, show_default="256, or the setting's")
 ]
-_Slots = Annotated[int, typer.Option(min=1, max=4096, help="Places in the running batch.")]
+_Slots = Annotated[int, typer.Option(min=1, max=4096, help=_SLOTS_HELP)]
 _Chunk = Annotated[int, typer.Option(min=16, max=1_000_000, help="Most prefill tokens in a step.")]
-_StepModel = Annotated[str, typer.Option(help="auto, refit, published or roofline.")]
-_Noise = Annotated[float, typer.Option(min=0, max=1, help="Spread of step times (deviation of the logarithm).")]
-_Fitted = Annotated[bool, typer.Option("--fitted", help="Ballast learns the step times during the run.")]
-_Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Processes.", show_default="one per core")]
-_Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the rows.", show_default=False)]
+_StepModel = Annotated[
+    str, typer.Option(help="Step times: refit or published (llama-3-8b on a100 only), roofline, or auto.")
+]
+_Noise = Annotated[
+    float, typer.Option(min=0, max=1, help="Noise of step times: standard deviation of their logarithm.")
+]
+_Fitted = Annotated[bool, typer.Option("--fitted", help="Let Ballast learn the step times during the run.")]
+_Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Number of processes.", show_default="one per core")]
+_Json = Annotated[
+    Path | None,
+    typer.Option("--json", metavar="FILE", help="Write the rows as JSON to FILE; - is stdout.", show_default=False),
+]
 _Plot = Annotated[Path | None, typer.Option(metavar="DIR", help="Draw pictures into DIR.", show_default=False)]
 _Checkpoint = Annotated[
-    Path | None, typer.Option("--model", help="Checkpoint directory.", show_default="the small model that ships")
+    Path | None,
+    typer.Option("--model", help="Directory of a checkpoint.", show_default="the small model that ships with Ballast"),
 ]
-_Clock = Annotated[str, typer.Option(help="wall, or cpu: the engine's own processor time.")]
-_Share = Annotated[float, typer.Option("--load", min=1, max=100, help="Percent of what offline alone does.")]
-_Seconds = Annotated[float, typer.Option(min=2, help="Of each slice.")]
+_Clock = Annotated[str, typer.Option(help="Clock: wall, or cpu (the processor time of the engine).")]
+_Share = Annotated[
+    float,
+    typer.Option(
+        "--load", min=1, max=100, help="Online load, in percent of the maximum throughput of offline work alone."
+    ),
+]
+_Seconds = Annotated[float, typer.Option(min=2, help="Length of each slice of the trace, in seconds.")]
 _Tenants = Annotated[
-    Path, typer.Option(metavar="TRACE", help="Traffic with tenants.", show_default="27 tenants of the arena")
+    Path, typer.Option(metavar="TRACE", help="Traffic with tenants.", show_default="27 tenants of the arena trace")
 ]
-_Turns = Annotated[int, typer.Option(min=1, help="Replays of each slice.")]
+_Turns = Annotated[int, typer.Option(min=1, help="Number of replays of each slice.")]
 
 
 @bench.callback()
 def _bench() -> None:
-    """Compare the policy with others on the same traffic, in virtual time."""
+    """Compare the policy with other policies on the same traffic, in virtual time."""
 
 
 @bench.command("mixed", epilog=EXAMPLES)
@@ -177,10 +180,11 @@ def mixed(
     json_file: _Json = None,
     plot: _Plot = None,
 ) -> None:
-    """Put Ballast beside online alone, GPUs apart, priorities, chunks, a rate limit, AIMD and filled steps.
+    """Compare Ballast with other policies: online alone, GPUs apart, priorities, chunks, a rate limit and AIMD.
 
-    Every row replays the same traffic from the same seed. A load is a share of what one GPU does with offline work
-    alone when every step keeps the TPOT. A setting other than trace has requests at times of their own, and an SLO.
+    Every row replays the same traffic from the same seed. A load is a share of the SLO-bound ceiling: the throughput
+    of one GPU with offline work alone and every step within the TPOT. With --setting, a workload other than trace
+    brings its own requests and its own SLO.
     """
     _need("numpy", "worker")
     _check_json(json_file)
@@ -188,12 +192,13 @@ def mixed(
     if setting_name != TRACE:
         for option, value in (("--load", load), ("--online", online), ("--plot", plot)):
             if value is not None:
-                raise Usage(f"{option} does not apply to the setting {setting_name}: {_WHY_NOT[option]}. Leave it out.")
+                reason = _TRACE_ONLY[option]
+                raise Usage(f"{option} does not apply to the setting {setting_name}: {reason}. Leave it out.")
         with refusals():
-            from ballast_cli.bench_setting import Asked, spacings  # noqa: PLC0415
-            from ballast_sim.traffic import read_lengths  # noqa: PLC0415
+            from ballast_cli.bench_workload import WorkloadOptions, spacings  # noqa: PLC0415
+            from ballast_sim.replay.traffic import read_lengths  # noqa: PLC0415
 
-            asked = Asked(
+            options = WorkloadOptions(
                 setting_name,
                 every=spacings(every) if every is not None else None,
                 policies=names(policy) if policy is not None else None,
@@ -211,25 +216,25 @@ def mixed(
                 noise=noise,
                 is_fitted=fitted,
             )
-            _run_setting(asked, processes, json_file)
+            _run_workload(options, processes, json_file)
         return
     if every is not None:
-        raise Usage("--every sets the spacing of sparse requests: add --setting sparse.")
+        raise Usage("--every sets the spacing of sparse requests. Add --setting sparse.")
     if plot:
         _need("matplotlib", "local")
     if plot is not None and plot.exists() and not plot.is_dir():
-        raise Usage(f"--plot: {plot} is a file, wanted a directory for several pictures.")
+        raise Usage(f"--plot: {plot} is a file, expected a directory for several pictures.")
     minutes = 10.0 if minutes is None else minutes
     with refusals():
         from ballast_cli.bench_table import print_table_of  # noqa: PLC0415  numpy, for this verb only
-        from ballast_sim.crew import run_table  # noqa: PLC0415
-        from ballast_sim.evidence import as_json  # noqa: PLC0415
-        from ballast_sim.mixed import POLICIES, Bench  # noqa: PLC0415
-        from ballast_sim.setting import setting  # noqa: PLC0415
-        from ballast_sim.traffic import read, read_lengths  # noqa: PLC0415
+        from ballast_sim.comparison.bench import POLICIES, Bench  # noqa: PLC0415
+        from ballast_sim.comparison.engine import BenchEngine  # noqa: PLC0415
+        from ballast_sim.comparison.json_rows import as_json  # noqa: PLC0415
+        from ballast_sim.comparison.table import run_table  # noqa: PLC0415
+        from ballast_sim.replay.traffic import read, read_lengths  # noqa: PLC0415
 
         trace, lengths = read(online or ONLINE_TRACE), read_lengths(offline or OFFLINE_TRACE)
-        engine = setting(
+        engine = BenchEngine.of(
             model=model,
             gpu=gpu,
             ttft=1.0 if ttft is None else ttft / 1e3,
@@ -268,11 +273,11 @@ def mixed(
         _draw(table, plot)
 
 
-def _run_setting(asked: Asked, processes: int, json_file: Path | None) -> None:
-    from ballast_cli.bench_setting import print_engine, print_point, rows_of, run_setting  # noqa: PLC0415
+def _run_workload(options: WorkloadOptions, processes: int, json_file: Path | None) -> None:
+    from ballast_cli.bench_workload import print_engine, print_point, rows_of, run_workload  # noqa: PLC0415
 
     rows: list[dict[str, Any]] = []
-    for found in run_setting(asked, processes=processes, progress=progress):
+    for found in run_workload(options, processes=processes, progress=progress):
         if str(json_file) != "-":
             if not rows:
                 print_engine(found)
@@ -295,21 +300,21 @@ def validate(
     slots: _Slots = 16,
     json_file: _Json = None,
 ) -> None:
-    """Compare the simulator with the real engine on this machine; exit code 1 where it is off.
+    """Compare the simulator with the engine on this machine. The exit code is 1 if the simulator is not valid.
 
-    The engine replays two slices of the trace; the step times of the first give the coefficients by which the second
-    is simulated. Lengths are a sixteenth of the traces'.
+    The engine replays two slices of the trace. The step times of the first slice give the coefficients for the
+    simulation of the second slice. Lengths are one sixteenth of those in the trace.
     """
     for module in ("numpy", "torch"):
         _need(module, "worker")
     if clock not in {"wall", "cpu"}:
-        raise Usage(f"--clock is {clock!r}; wanted wall or cpu.")
+        raise Usage(f"--clock is {clock!r}; expected wall or cpu.")
     _check_json(json_file)
     from ballast_cli import bench_validate  # noqa: PLC0415
 
-    bench_validate.require_calm(clock)
+    bench_validate.require_idle(clock)
     with refusals():
-        from ballast_sim.traffic import read, read_lengths  # noqa: PLC0415
+        from ballast_sim.replay.traffic import read, read_lengths  # noqa: PLC0415
 
         found = bench_validate.validate(
             bench_validate.shortened(read(online)),
@@ -328,7 +333,7 @@ def validate(
         raise typer.Exit(1)
 
 
-@bench.command("guarantees", epilog=CASES_EXAMPLES)
+@bench.command("guarantees", epilog=GUARANTEES_EXAMPLES)
 def guarantees(
     *,
     online: _Trace = ONLINE_TRACE,
@@ -344,17 +349,17 @@ def guarantees(
     chunk: _Chunk = 512,
     json_file: _Json = None,
 ) -> None:
-    """Try to break reservation, tenant fairness and a deadline; exit code 1 where one of them breaks."""
+    """Stress the reservation, the fairness of tenants, and a deadline. The exit code is 1 if a guarantee is broken."""
     _need("numpy", "worker")
     _check_json(json_file)
     with refusals():
-        from ballast_cli.bench_cases import print_case, write_cases  # noqa: PLC0415
-        from ballast_sim.cases import Court  # noqa: PLC0415
-        from ballast_sim.setting import setting  # noqa: PLC0415
-        from ballast_sim.traffic import read, read_lengths  # noqa: PLC0415
+        from ballast_cli.bench_guarantees import print_result, write_results  # noqa: PLC0415
+        from ballast_sim.comparison.engine import BenchEngine  # noqa: PLC0415
+        from ballast_sim.comparison.guarantee_runs import GuaranteeRuns  # noqa: PLC0415
+        from ballast_sim.replay.traffic import read, read_lengths  # noqa: PLC0415
 
         trace, lengths = read(online), read_lengths(offline)
-        engine = setting(
+        engine = BenchEngine.of(
             model=model,
             gpu=gpu,
             ttft=ttft / 1e3,
@@ -364,19 +369,19 @@ def guarantees(
             online=trace,
             offline=lengths,
         )
-        court = Court(engine.config, engine.model, trace, read(tenants), lengths, 60 * minutes, seed)
+        runs = GuaranteeRuns(engine.config, engine.model, trace, read(tenants), lengths, 60 * minutes, seed)
         found = []
-        for case in court.cases():
-            found.append(case())
-            print_case(found[-1])
+        for run in runs.all():
+            found.append(run())
+            print_result(found[-1])
     if json_file:
-        write_cases(found, json_file)
-    if not all(case.is_kept for case in found):
+        write_results(found, json_file)
+    if not all(result.is_kept for result in found):
         raise typer.Exit(1)
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Split names at commas."""
+    """Split a text at its commas."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
@@ -385,11 +390,11 @@ def fractions(option: str, text: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) / 100 for part in names(text))
     except ValueError:
-        raise Usage(f"{option} is {text!r}; wanted percentages, separated by commas, such as 20,40,60.") from None
+        raise Usage(f"{option} is {text!r}; expected percentages, separated by commas, such as 20,40,60.") from None
 
 
 def progress(done: int, number: int, what: str) -> None:
-    """Say on a terminal how far it is."""
+    """Print the progress on a terminal."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{done} of {number}: {what}" if done < number else "\r\x1b[K")
         sys.stderr.flush()
@@ -402,9 +407,9 @@ def _need(module: str, extra: str) -> None:
 
 def _check_json(path: Path | None) -> None:
     if path is not None and path.is_dir():
-        raise Usage(f"--json: {path} is a directory, wanted a file.")
+        raise Usage(f"--json: {path} is a directory, expected a file.")
     if path is not None and not path.parent.is_dir():
-        raise Usage(f"--json: there is no directory {path.parent}: make it first.")
+        raise Usage(f"--json: there is no directory {path.parent}. Create it first.")
 
 
 def _write(rows: list[dict[str, Any]], path: Path) -> None:
@@ -418,7 +423,7 @@ def _write(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def _draw(table: Table, directory: Path) -> None:
-    from ballast_cli.bench_pictures import draw  # noqa: PLC0415  a second of import, where a picture is asked for
+    from ballast_cli.bench_pictures import draw  # noqa: PLC0415  its import takes a second
 
     directory.mkdir(parents=True, exist_ok=True)
     for path in draw(table, directory):

@@ -7,17 +7,17 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ballast_sim.crew import Table
-from ballast_sim.mixed import Row
+from ballast_sim.comparison.bench import Row
+from ballast_sim.comparison.table import Table
 
 _SIZE = (9.0, 4.0)
 _ONLINE, _OFFLINE = "#1f77b4", "#ff9f40"
 _OURS = {"color": "black", "linewidth": 2.5, "zorder": 3}
-"""How the line of Ballast is drawn."""
+"""Style of Ballast's line."""
 
 
 def draw(table: Table, directory: Path) -> list[Path]:
-    """Draw one picture of harvest, and two for each load and reservation; give where they lie."""
+    """Draw one picture of harvest, and two for each load and reservation; return their paths."""
     drawn = [_harvest(table, directory / "harvest.png")]
     for load in dict.fromkeys(row.load for row in table.rows):
         for reservation in dict.fromkeys(row.reservation for row in table.rows):
@@ -29,7 +29,7 @@ def draw(table: Table, directory: Path) -> list[Path]:
 
 
 def _slots(rows: list[Row], table: Table, path: Path) -> Path:
-    """Slots by class over time: Ballast above, or the first policy that was run, and online alone below."""
+    """Draw slots by class over time: Ballast (or the first policy) above, and online alone below."""
     chosen = [row for row in rows if row.policy == "ballast"] or rows[:1]
     alone = table.bench.alone(chosen[0].load)
     figure = Figure(figsize=(9, 5), layout="constrained")
@@ -46,7 +46,7 @@ def _slots(rows: list[Row], table: Table, path: Path) -> Path:
 
 
 def _ttft(rows: list[Row], table: Table, path: Path) -> Path:
-    """Share of requests whose first token came within a time."""
+    """Draw the share of requests whose first token came within a time."""
     figure = Figure(figsize=_SIZE, layout="constrained")
     axes: Axes = figure.subplots()
     for row in rows:
@@ -63,10 +63,9 @@ def _ttft(rows: list[Row], table: Table, path: Path) -> Path:
 
 
 def _harvest(table: Table, path: Path) -> Path:
-    """Offline tokens over the unbounded ceiling, by load; reservations beside one another.
+    """Draw the harvest by load, with one plot for each reservation.
 
-    Points are hollow where online loses more than the point of attainment that `Bench.keeps` allows: tokens taken from
-    its SLO are no harvest.
+    Points are hollow if online loses more attainment than `Bench.keeps` allows.
     """
     reservations = list(dict.fromkeys(row.reservation for row in table.rows))
     figure = Figure(figsize=_SIZE, layout="constrained")

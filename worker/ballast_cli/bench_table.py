@@ -7,11 +7,11 @@ from math import isfinite
 from random import Random
 
 from ballast_cli.console import print_table
-from ballast_sim.answers import worst_lost
-from ballast_sim.crew import Table
-from ballast_sim.mixed import Row
-from ballast_sim.setting import Setting
-from ballast_sim.step_model import REFIT_A100, PublishedA100, relative_errors, sample_steps
+from ballast_sim.comparison.bench import Row
+from ballast_sim.comparison.engine import BenchEngine
+from ballast_sim.comparison.table import Table
+from ballast_sim.replay.attainment import worst_lost
+from ballast_sim.replay.step_model import REFIT_A100, PublishedA100, relative_errors, sample_steps
 
 _LATENCY = (
     *("policy", "TTFT ms p50", "p95", "p99", "p50 rise", "p99 rise", "met", "lost"),
@@ -23,8 +23,8 @@ _WORK = (
 )
 
 
-def print_table_of(table: Table, engine: Setting) -> None:
-    """Print everything that the command computed."""
+def print_table_of(table: Table, engine: BenchEngine) -> None:
+    """Print the ceilings and all rows."""
     _print_ceilings(table, engine)
     for load in dict.fromkeys(row.load for row in table.rows):
         for reservation in dict.fromkeys(row.reservation for row in table.rows):
@@ -36,14 +36,14 @@ def print_table_of(table: Table, engine: Setting) -> None:
             print_table(_WORK, [_work(table, row) for row in rows], right=_WORK[1:-1], is_wide=True)
 
 
-def _print_ceilings(table: Table, engine: Setting) -> None:
+def _print_ceilings(table: Table, engine: BenchEngine) -> None:
     bench, config = table.bench, table.bench.config
     slo = f"TTFT {1e3 * config.ttft:g} ms and TPOT {1e3 * config.tpot:g} ms"
     sys.stdout.write(
         f"{engine.name}, {engine.step_model} step times, {config.slots} slots, "
         f"{config.num_blocks * config.block_tokens:,} tokens of KV, chunks of {config.chunk_tokens}; {slo}\n"
         f"{_refit_error() if engine.step_model == 'refit' else ''}"
-        f"Each run replays {bench.seconds / 60:g} minutes, the first {bench.warmup_seconds:g} s left out; seed "
+        f"Each run replays {bench.seconds / 60:g} minutes without the first {bench.warmup_seconds:g} s; seed "
         f"{bench.seed}\n\n"
         f"Ceilings, tokens/s of one GPU\n"
         f"  offline alone, unbounded           {bench.unbounded:8,.0f}\n"
@@ -51,7 +51,7 @@ def _print_ceilings(table: Table, engine: Setting) -> None:
         "the SLO-bound ceiling\n"
     )
     for load, row in table.budgets.items():
-        kept = "" if bench.keeps(row) else " (none keeps the attainment; the smallest tried)"
+        kept = "" if bench.keeps(row) else " (no budget keeps the attainment; this is the smallest)"
         sys.stdout.write(
             f"  best static budget at {100 * load:3.4g} % load {row.total_tokens:8,.0f}   "
             f"{row.total_tokens / bench.bound:.1%} of the bound, steps of {row.note}{kept}\n"
@@ -62,10 +62,10 @@ def _print_ceilings(table: Table, engine: Setting) -> None:
 
 
 def _refit_error() -> str:
-    """Say how far the monotone refit is from the two published pieces."""
+    """Return the error of the monotone refit against the two published pieces."""
     found = relative_errors(REFIT_A100, PublishedA100(), sample_steps(Random(1), 4000))
     mean, p95 = sum(found) / len(found), found[int(0.95 * len(found))]
-    return f"The refit is off by {mean:.1%} on average from the published pieces, which do not meet; p95 {p95:.1%}\n"
+    return f"Error of the refit against the two published pieces, which do not meet: mean {mean:.1%}, p95 {p95:.1%}\n"
 
 
 def _latency(table: Table, row: Row) -> tuple[str, ...]:

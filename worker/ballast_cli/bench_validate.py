@@ -1,4 +1,4 @@
-"""`ballast bench validate`: the simulator's step times and TTFT against the real engine, on this machine."""
+"""`ballast bench validate`: compare the simulator's step times and TTFT with the engine on this machine."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from ballast_cli.errors import CliError
 from ballast_cli.worker_file import DEMO_MODEL
 
 if TYPE_CHECKING:
-    from ballast_sim.traffic import Arrival
-    from ballast_sim.validation import Validation
+    from ballast_sim.replay.traffic import Arrival
+    from ballast_sim.validation.validator import Validation
 
 LENGTH_FACTOR = 1 / 16
-"""Of the traces' lengths: the small model has a context of 2,048 tokens and this is a CPU."""
+"""Factor of the lengths in the traces, because the small model has a context of 2,048 tokens and runs on a CPU."""
 
 
-def require_calm(clock: str) -> None:
-    """Refuse to measure wall time beside others.
+def require_idle(clock: str) -> None:
+    """Check that the machine is idle enough to measure wall time.
 
     Raises:
-        CliError: says what to do instead.
+        CliError: the machine is busy.
     """
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
     if clock == "wall" and load > cores / 2:
         raise CliError(
-            f"the machine is busy: {load:.1f} processes want its {cores} cores, and wall times would measure them. "
-            "Wait until it is calm, or take --clock cpu, which counts the engine's own processor time alone."
+            f"The machine is busy: {load:.1f} processes share its {cores} cores, and would distort wall times. "
+            "Wait until it is idle, or use --clock cpu, which counts only the processor time of the engine."
         )
 
 
 def shortened(lengths: list[Arrival]) -> list[Arrival]:
-    """Scale prompts and answers to what the small model can do."""
+    """Scale prompts and answers to the small model."""
     return [
         replace(
             arrival,
@@ -59,29 +59,29 @@ def validate(
     turns: int,
     slots: int,
 ) -> Validation:
-    """Build the engine and run the comparison."""
+    """Load the engine, and compare the simulator with it."""
     from ballast_policy.snapshot import PolicyConfig  # noqa: PLC0415  with torch, for this verb only
-    from ballast_sim.measured import BLOCK_TOKENS, Bed  # noqa: PLC0415
-    from ballast_sim.validation import Validator  # noqa: PLC0415
+    from ballast_sim.validation.engine_replay import BLOCK_TOKENS, EngineUnderTest  # noqa: PLC0415
+    from ballast_sim.validation.validator import Validator  # noqa: PLC0415
 
     longest = max(arrival.num_tokens for arrival in (*online, *offline))
     config = PolicyConfig(
         slots=slots, num_blocks=slots * -(-longest // BLOCK_TOKENS), block_tokens=BLOCK_TOKENS, ttft=0.15, tpot=0.02
     )
-    bed = Bed(model or DEMO_MODEL, config)
+    bed = EngineUnderTest(model or DEMO_MODEL, config)
     return Validator(
         bed, online, offline, clock=clock, load=load, seconds=seconds, turns=turns, progress=_progress
     ).run()
 
 
 def print_validation(found: Validation, clock: str) -> None:
-    """Print what was found, what is allowed, and whether it holds."""
+    """Print the errors, their limits, and whether the simulator is valid."""
     cost = found.model
     sys.stdout.write(
         f"Fitted to the first slice: {1e3 * cost.k0:.3f} ms + {1e6 * cost.k1:.1f} us per prefill token + "
         f"{1e9 * cost.k2:.1f} ns per token and context + {1e6 * cost.k3:.1f} us per decode + "
         f"{1e9 * cost.k4:.1f} ns per token of their context\n"
-        f"Compared on the second, which nothing was fitted to; {clock} time, engine and policy without HTTP, "
+        f"Compared on the second slice, which was not fitted; {clock} time, engine and policy without HTTP, "
         f"{found.num_requests} online requests, {len(found.measured)} replays; wall time was "
         f"{found.wall_over_cpu:.2f} times the engine's processor time\n\n"
     )
@@ -99,16 +99,16 @@ def print_validation(found: Validation, clock: str) -> None:
     ]
     print_table(("TTFT", "p50", "p95", "p99"), waits, right=("p50", "p95", "p99"))
     sys.stdout.write(
-        f"\nMean step error {found.step_error:.1%}; allowed {found.most_step_error:.1%} (10 %, or 1.5 times the "
-        f"{found.noise:.1%} that two replays of the same steps differ by)\n"
-        f"TTFT p95 error {found.ttft_error:.1%}; allowed 20 % (by one clock, engine and simulator differ by "
-        f"{found.structure:.2%})\n"
-        f"{'The simulator is valid.' if found.is_valid else 'The simulator is NOT valid here.'}\n"
+        f"\nMean step error {found.step_error:.1%}; allowed {found.most_step_error:.1%} (10 %, or 1.5 times the noise "
+        f"of {found.noise:.1%} between two replays of the same steps)\n"
+        f"TTFT p95 error {found.ttft_error:.1%}; allowed 20 % (with the same step times, engine and simulator differ "
+        f"by {found.structure:.2%})\n"
+        f"{'The simulator is valid.' if found.is_valid else 'The simulator is NOT valid on this machine.'}\n"
     )
 
 
 def write_validation(found: Validation, path: Path) -> None:
-    """Write the figures as JSON."""
+    """Write the validation as JSON."""
     figures = {
         **asdict(found),
         "step_error": found.step_error,

@@ -1,4 +1,4 @@
-"""`ballast cancel`: end a job early."""
+"""`ballast cancel`: cancel a job."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ EXAMPLES = examples("ballast cancel job-1f3a")
 cancel = transition(
     lambda queue, job_id: queue.jobs.cancel(job_id),
     lambda job: f"{job.counts.done:,} of {job.counts.total:,} items are over, {job.counts.leased:,} still run",
-    purpose="Cancel a job: nothing more of it starts, what is done is kept.",
+    purpose="Cancel a job.\n\nNo further item starts. Results are kept.",
 )

@@ -1,4 +1,4 @@
-"""Which Redis, which queue: options, environment, or what a running `ballast up` in this directory wrote."""
+"""Finds Redis and the queue: from options, the environment, or a running `ballast up` in this directory."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ RedisUrl = Annotated[
     typer.Option(
         "--redis-url",
         envvar="BALLAST_REDIS_URL",
-        help="Redis or Valkey, redis://, rediss:// or unix://. By default that of a running `ballast up` in this "
-        f"directory, else {DEFAULT_REDIS_URL}.",
+        help="URL of Redis or Valkey (redis://, rediss://, or unix://). By default, the one of a running `ballast up` "
+        f"in this directory, otherwise {DEFAULT_REDIS_URL}.",
         show_default=False,
     ),
 ]
@@ -45,7 +45,7 @@ QueueName = Annotated[
     typer.Option(
         "--queue",
         envvar="BALLAST_QUEUE",
-        help=f"Queue, namespace/name. By default that of a running `ballast up`, else {DEFAULT_QUEUE}.",
+        help=f"Queue (namespace/name). By default, the one of a running `ballast up`, otherwise {DEFAULT_QUEUE}.",
         show_default=False,
     ),
 ]
@@ -54,17 +54,17 @@ PasswordFile = Annotated[
     typer.Option(
         "--redis-password-file",
         envvar="BALLAST_REDIS_PASSWORD_FILE",
-        help="File with the Redis password; or set BALLAST_REDIS_PASSWORD.",
+        help="File with the Redis password. You can also set BALLAST_REDIS_PASSWORD.",
         show_default=False,
     ),
 ]
-JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, as `ballast submit` printed it.")]
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="ID of the job, as `ballast submit` prints it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON instead of a table.")]
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What a running `ballast up` says about itself, in `.ballast/up.json`."""
+    """The content of `.ballast/up.json`, which a running `ballast up` writes."""
 
     redis_url: str
     queue: str
@@ -75,7 +75,7 @@ class Running:
 
     @classmethod
     def read(cls, data_dir: Path = DATA_DIR) -> Self | None:
-        """Read the file; None where there is none or the process that wrote it is gone."""
+        """Read the file. Return None if it is missing, or if the process that wrote it has ended."""
         try:
             data = json.loads((data_dir / "up.json").read_text(encoding="utf-8"))
             running = cls(**data)
@@ -84,14 +84,14 @@ class Running:
         return running if is_alive(running.pid) else None
 
     def write(self, data_dir: Path) -> None:
-        """Write the file in one piece."""
+        """Write the file atomically."""
         part = data_dir / "up.json.part"
         part.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
         part.replace(data_dir / "up.json")
 
 
 def is_alive(pid: int) -> bool:
-    """Say whether a process of this id exists."""
+    """Return whether a process with this ID exists."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -111,7 +111,7 @@ class Place:
 
     @property
     def shown_url(self) -> str:
-        """The URL without its password."""
+        """Return the URL without its password."""
         parts = urlsplit(self.url)
         if parts.password is None:
             return self.url
@@ -120,13 +120,17 @@ class Place:
 
     @classmethod
     def of(cls, redis_url: str | None, queue: str | None, password_file: Path | None) -> Self:
-        """Put options, environment, a running `ballast up` and the defaults in their order."""
+        """Return the first value of: option or environment, a running `ballast up`, default.
+
+        Raises:
+            Usage: the URL has an unknown scheme, or the password file cannot be read.
+        """
         running = None if redis_url and queue else Running.read()
         url = redis_url or (running.redis_url if running else DEFAULT_REDIS_URL)
         if urlsplit(url).scheme not in {"redis", "rediss", "unix"}:
             found = url.partition("://")[0] if "://" in url else url.rpartition("@")[2]  # the rest may hold a password
             raise Usage(
-                f"--redis-url: found {found[:80]!r}, wanted redis://host:port, rediss://host:port or unix:///path."
+                f"--redis-url: found {found[:80]!r}. Use redis://host:port, rediss://host:port, or unix:///path."
             )
         at_home = running is not None and url == running.redis_url
         name = queue or (running.queue if running and at_home else DEFAULT_QUEUE)
@@ -135,14 +139,14 @@ class Place:
             try:
                 password = password_file.read_text(encoding="utf-8").strip()
             except (OSError, UnicodeDecodeError) as error:
-                raise Usage(f"--redis-password-file: {password_file} cannot be read ({error}).") from None
+                raise Usage(f"--redis-password-file: cannot read {password_file} ({error}).") from None
         return cls(url, name, password)
 
 
 @contextmanager
 def open_queue(place: Place) -> Iterator[Queue]:
-    """Connect; what goes wrong inside becomes one of this package's errors, with its exit code."""
-    from ballast_queue.redis_store import Queue  # noqa: PLC0415  `ballast --help` does without redis
+    """Connect to the queue. Errors of the queue become errors of this package, each with its exit code."""
+    from ballast_queue.redis_store import Queue  # noqa: PLC0415  `ballast --help` works without redis
 
     try:
         connected = Queue.connect(place.url, place.queue, password=place.password)
@@ -155,11 +159,11 @@ def open_queue(place: Place) -> Iterator[Queue]:
     except JobStateConflict as error:
         raise NotNow(_sentence(error)) from error
     except InvalidSubmission as error:
-        raise Usage(f"{error}.") from error  # it opens with the name of what is wrong
+        raise Usage(f"{error}.") from error  # the message opens with the name of the field
     except (QueueUnavailable, QueueForbidden) as error:
         raise Unreachable(
-            f"{_sentence(error)} Asked: {place.shown_url}; `ballast up` starts one here, --redis-url or "
-            "BALLAST_REDIS_URL names another."
+            f"{_sentence(error)} The address was {place.shown_url}. Start a Redis with `ballast up`, or name another "
+            "one with --redis-url or BALLAST_REDIS_URL."
         ) from error
     except QueueError as error:
         raise CliError(_sentence(error)) from error

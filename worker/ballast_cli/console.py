@@ -1,4 +1,4 @@
-"""What is printed: data on stdout, progress and errors on stderr, colour and bars only on a terminal."""
+"""Writes data to stdout, and progress and errors to stderr. Colors and bars appear on a terminal only."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from rich.table import Table
 
 
 def stdout() -> Console:
-    """Console for data."""
+    """Return the console for data."""
     return Console(file=sys.stdout, highlight=False)
 
 
 def stderr() -> Console:
-    """Console for progress; a pipe gets plain lines that are never wrapped."""
+    """Return the console for progress. A pipe gets plain lines that are never wrapped."""
     return Console(file=sys.stderr, highlight=False, soft_wrap=True)
 
 
 def say(sentence: str) -> None:
-    """Tell the person at the terminal something that is not data."""
+    """Write a message, which is not data, to stderr."""
     sys.stderr.write(f"{sentence}\n")
     sys.stderr.flush()
 
@@ -35,9 +35,9 @@ def print_json(value: Any) -> None:
 def print_table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = (), is_wide: bool = False
 ) -> None:
-    """Write a table: drawn on a terminal, aligned plain text (nothing cut off) elsewhere and where it is wide.
+    """Write a table. In a pipe, or if it is wide, the table is aligned plain text and nothing is cut off.
 
-    Columns named in `right` hold numbers.
+    The columns in `right` are aligned to the right.
     """
     console = stdout()
     if console.is_terminal and not is_wide:
@@ -58,5 +58,5 @@ def print_table(
 
 
 def examples(*lines: str) -> str:
-    """Format the examples at the end of a verb's help."""
+    """Format the examples at the end of a command's help."""
     return "\n".join(("Examples:", *(f"  {line}" for line in lines)))

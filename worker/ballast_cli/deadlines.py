@@ -1,4 +1,4 @@
-"""Read a deadline as people write it: a span from now, or a moment."""
+"""Parses a deadline: a time span from now, or a point in time."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ballast_worker.forecast import duration
 
 _UNITS = {"w": 604800, "d": 86400, "h": 3600, "m": 60, "s": 1}
 _SPAN = re.compile(r"\+?((?:\d+(?:\.\d+)?[wdhms])+)")
-_WANTED = "wanted a span such as 24h, 1h30m or +30m, or a moment such as 2030-01-31T18:00Z"
+_EXPECTED = "Use a time span such as 24h, 1h30m, or +30m, or a point in time such as 2030-01-31T18:00Z"
 
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """A moment, and the sentence that says how it was understood."""
+    """A point in time, and its text for the user."""
 
     at: float
     """Unix seconds."""
@@ -24,10 +24,10 @@ class Deadline:
 
 
 def parse_deadline(text: str, now: datetime) -> Deadline:
-    """Read `24h`, `+1h30m`, `2030-01-31`, `2030-01-31T18:00` (local time) or with an offset (`Z`, `+02:00`).
+    """Parse `24h`, `+1h30m`, `2030-01-31`, or `2030-01-31T18:00`. Without an offset (`Z`, `+02:00`), times are local.
 
     Raises:
-        Usage: the text is neither, or the moment has passed.
+        Usage: the text has another form, or the time has passed.
     """
     cleaned = text.strip()
     if span := _SPAN.fullmatch(cleaned.lower()):
@@ -38,11 +38,11 @@ def parse_deadline(text: str, now: datetime) -> Deadline:
             # Without an offset: local time, summer time included.
             at = datetime.fromisoformat(cleaned).timestamp()
         except (ValueError, OverflowError):
-            raise Usage(f"--deadline: found {text!r}, {_WANTED}.") from None
+            raise Usage(f"--deadline: found {text!r}. {_EXPECTED}.") from None
     try:
         shown = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (OSError, OverflowError, ValueError):
-        raise Usage(f"--deadline: {text!r} lies outside the years 1 to 9999; {_WANTED}.") from None
+        raise Usage(f"--deadline: {text!r} is outside the years 1 to 9999. {_EXPECTED}.") from None
     if at <= now.timestamp():
-        raise Usage(f"--deadline: {text!r} is {shown}, which has passed; {_WANTED} in the future.")
+        raise Usage(f"--deadline: {text!r} is {shown}, which has passed. {_EXPECTED} in the future.")
     return Deadline(at, f"{shown} (in {duration(at - now.timestamp())})")

@@ -18,7 +18,7 @@ from ballast_cli.get import condition
 from ballast_queue.errors import JobNotFound
 from ballast_queue.job import Job
 from ballast_worker.forecast import duration
-from ballast_worker.waiting import Scene, why
+from ballast_worker.waiting_reasons import Scene, why
 
 if TYPE_CHECKING:
     from ballast_queue.redis_store import Queue

@@ -1,4 +1,4 @@
-"""`ballast job`: one job in full."""
+"""`ballast job`: show one job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def job(
     password_file: PasswordFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show one job: its state, its items by state, its tokens."""
+    """Show the state, items, and tokens of one job."""
     place = Place.of(redis_url, queue, password_file)
     with open_queue(place) as connected:
         found = connected.jobs.get(job_id)

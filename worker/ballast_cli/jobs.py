@@ -1,4 +1,4 @@
-"""`ballast jobs`: the jobs of a queue."""
+"""`ballast jobs`: list the jobs of a queue."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def jobs(
     redis_url: RedisUrl = None,
     queue: QueueName = None,
     password_file: PasswordFile = None,
-    tenant: Annotated[str | None, typer.Option(help="Only the jobs of this tenant.", show_default=False)] = None,
-    active: Annotated[bool, typer.Option("--active", help="Only jobs that are not over.")] = False,
+    tenant: Annotated[str | None, typer.Option(help="List the jobs of this tenant only.", show_default=False)] = None,
+    active: Annotated[bool, typer.Option("--active", help="List only jobs that are not over.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List the jobs of a queue, newest first."""
@@ -41,7 +41,7 @@ def jobs(
 
 
 def row(one: Job, now: float) -> tuple[str, ...]:
-    """A job as a line of the table."""
+    """Return a job as a row of the table."""
     return (
         one.id,
         one.tenant,
@@ -56,7 +56,7 @@ def row(one: Job, now: float) -> tuple[str, ...]:
 
 
 def deadline(one: Job, now: float) -> str:
-    """Say how far away the deadline is."""
+    """Return the time until the deadline."""
     if one.deadline is None:
         return "-"
     if one.state.is_over:

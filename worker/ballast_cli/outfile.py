@@ -1,4 +1,4 @@
-"""A file of results that appears whole: written beside its place, moved there at the end, continued after a break."""
+"""Writes a file of results that appears when it is complete, and continues an interrupted one."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from ballast_cli.errors import Usage
 
 
 class OutFile:
-    """Collects lines in `NAME.part` and moves it to `NAME` at the end.
+    """Collects lines in `NAME.part` and renames it to `NAME` at the end.
 
-    A `NAME.part` that an interrupted call left behind is gone on with: its whole lines count as written, a torn last
-    line is dropped.
+    If an interrupted call left a `NAME.part`, writing continues there. Its complete lines count as written, and an
+    incomplete last line is dropped.
     """
 
     def __init__(self, path: Path) -> None:
         if path.is_dir():
-            raise Usage(f"--output: {path} is a directory, wanted a file such as {path / 'out.jsonl'}.")
+            raise Usage(f"--output: {path} is a directory. Name a file, such as {path / 'out.jsonl'}.")
         self.path = path
         self.part = path.with_name(f"{path.name}.part")
 
     def write(self, lines: Iterable[dict[str, Any]], *, job_id: str) -> int:
-        """Append the lines whose `id` is not there yet, then move the file to its place; give the number in it."""
+        """Append the lines whose `id` is missing, rename the file, and return the number of its lines."""
         try:
             seen, whole = self._recover(job_id)
             with self.part.open("r+b" if self.part.exists() else "wb") as file:
@@ -40,11 +40,11 @@ class OutFile:
                 os.fsync(file.fileno())
             self.part.replace(self.path)
         except OSError as error:
-            raise Usage(f"--output: {self.path} cannot be written ({error.strerror}).") from None
+            raise Usage(f"--output: cannot write {self.path} ({error.strerror}). Choose another file.") from None
         return len(seen)
 
     def _recover(self, job_id: str) -> tuple[set[str], int]:
-        """Read what is there: the ids, and the length up to the last whole line.
+        """Return the ids in the part, and its length up to the last complete line.
 
         Raises:
             Usage: the part belongs to another job.
@@ -62,7 +62,7 @@ class OutFile:
                     break
                 if not one.startswith(f"batch_req_{job_id}_"):
                     raise Usage(
-                        f"--output: {self.part} is the unfinished output of another job ({one!r}): remove it, or "
+                        f"--output: {self.part} is the unfinished output of another job ({one!r}). Remove it, or "
                         "choose another file."
                     )
                 seen.add(one)

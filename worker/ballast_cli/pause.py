@@ -1,4 +1,4 @@
-"""`ballast pause`: hold a job."""
+"""`ballast pause`: pause a job."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ EXAMPLES = examples("ballast pause job-1f3a")
 pause = transition(
     lambda queue, job_id: queue.jobs.pause(job_id),
     lambda job: f"{job.counts.waiting:,} items wait for `ballast resume`, {job.counts.leased:,} still run",
-    purpose="Pause a job: nothing more of it starts until `ballast resume`; items under way finish.",
+    purpose="Pause a job.\n\nNo further item starts until `ballast resume`. Running items finish.",
 )

@@ -1,4 +1,4 @@
-"""`ballast plan`: how many GPUs the traffic needs, apart and mixed, today and over months, and what tokens cost."""
+"""`ballast plan`: compute the GPUs that the traffic needs, apart and mixed, today and over months, and their cost."""
 
 from __future__ import annotations
 
@@ -16,42 +16,68 @@ from ballast_cli.errors import CliError, Usage
 from ballast_cli.refusals import refusals
 
 if TYPE_CHECKING:
-    from ballast_sim.inputs import PlanInputs
+    from ballast_sim.planner.inputs import PlanInputs
 
 EXAMPLES = examples(
     "ballast plan                                  # 8 online GPUs at 20 % and 4 offline at 30 %, mixed",
     "ballast plan --model qwen2.5-7b --gpu h100 --tpot-ms 30 --plot plan.png",
-    "ballast plan --show-inputs > plan.yaml        # every figure it computes from, to be changed",
+    "ballast plan --show-inputs > plan.yaml        # all inputs of a plan, to change them",
     "ballast plan --inputs plan.yaml --ahead       # services that grow over months",
     "ballast plan --ceilings                       # the batch that a latency SLO allows",
 )
 _Trace = Annotated[
     Path,
-    typer.Option(metavar="TRACE", help="Online traffic: CSV or JSONL with times.", show_default="Azure conversations"),
+    typer.Option(
+        metavar="TRACE", help="Online traffic: a CSV or JSONL file with times.", show_default="Azure conversations"
+    ),
 ]
 _Lengths = Annotated[
     Path,
-    typer.Option(metavar="LENGTHS", help="Offline work: CSV or JSONL.", show_default="arXiv summaries"),
+    typer.Option(
+        metavar="LENGTHS", help="Offline work: a CSV or JSONL file with lengths.", show_default="arXiv summaries"
+    ),
 ]
 _Inputs = Annotated[
     Path | None,
-    typer.Option("--inputs", metavar="YAML", help="Figures that differ from the defaults.", show_default=False),
+    typer.Option("--inputs", metavar="YAML", help="Inputs that differ from the defaults.", show_default=False),
 ]
-_Model = Annotated[str | None, typer.Option(help="A known name, or a model's config.json.", show_default="llama-3-8b")]
-_Gpu = Annotated[str | None, typer.Option(help="a100, h100, h200, l4, or one of --inputs.", show_default="a100")]
+_Model = Annotated[
+    str | None,
+    typer.Option(help="Name of a known model, or path of a model's config.json.", show_default="llama-3-8b"),
+]
+_Gpu = Annotated[str | None, typer.Option(help="GPU: a100, h100, h200, l4, or one of --inputs.", show_default="a100")]
 _Weights = Annotated[
-    str | None, typer.Option("--quantization", help="Weights: none, fp8, int8, int4.", show_default="none")
+    str | None,
+    typer.Option("--quantization", help="Quantization of the weights: none, fp8, int8 or int4.", show_default="none"),
 ]
-_Ttft = Annotated[float | None, typer.Option("--ttft-ms", min=0.001, help="SLO: first token.", show_default="1000")]
-_Tpot = Annotated[float | None, typer.Option("--tpot-ms", min=0.001, help="SLO: each token.", show_default="50")]
-_Price = Annotated[float | None, typer.Option(min=0, help="Dollars for a GPU and hour.", show_default="by GPU")]
-_Ahead = Annotated[bool, typer.Option("--ahead", help="Plan the services of --inputs over months.")]
-_Ceilings = Annotated[bool, typer.Option("--ceilings", help="Compute the batch that each of `ceilings` allows.")]
-_Show = Annotated[bool, typer.Option("--show-inputs", help="Print all inputs as YAML and stop.")]
-_Tries = Annotated[bool, typer.Option(help="Also try other weights, GPUs and SLOs.")]
-_Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures.", show_default=False)]
+_Ttft = Annotated[
+    float | None,
+    typer.Option(
+        "--ttft-ms", min=0.001, help="SLO of the time to the first token, in milliseconds.", show_default="1000"
+    ),
+]
+_Tpot = Annotated[
+    float | None,
+    typer.Option(
+        "--tpot-ms",
+        min=0.001,
+        help="SLO of the mean time per token after the first, in milliseconds.",
+        show_default="50",
+    ),
+]
+_Price = Annotated[float | None, typer.Option(min=0, help="Rent of a GPU, in dollars per hour.", show_default="by GPU")]
+_Ahead = Annotated[bool, typer.Option("--ahead", help="Plan the services of the inputs over months.")]
+_Ceilings = Annotated[
+    bool, typer.Option("--ceilings", help="Compute the batch ceilings of the inputs: the batches that an SLO allows.")
+]
+_Show = Annotated[bool, typer.Option("--show-inputs", help="Print all inputs as YAML, and compute nothing.")]
+_Tries = Annotated[bool, typer.Option(help="Also try other weights, GPUs, SLOs and chunks.")]
+_Json = Annotated[
+    Path | None,
+    typer.Option("--json", metavar="FILE", help="Write the figures as JSON to FILE; - is stdout.", show_default=False),
+]
 _Plot = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Draw a picture: PNG, SVG or PDF.", show_default=False)
+    Path | None, typer.Option(metavar="FILE", help="Draw a picture into a PNG, SVG or PDF file.", show_default=False)
 ]
 
 
@@ -73,19 +99,19 @@ def plan(
     json_file: _Json = None,
     plot: _Plot = None,
 ) -> None:
-    """Compute from a trace how many GPUs it needs, online and offline apart or mixed, and what a million tokens costs.
+    """Compute the GPUs that a trace needs, with online and offline apart or mixed, and the cost of a million tokens.
 
-    Every figure comes from a simulation of this traffic with the policy that Ballast runs, on a roofline of the GPU.
+    Every figure comes from a simulation of this traffic with Ballast's policy, on a roofline model of the GPU.
     """
     for module, extra in (("numpy", "worker"), *((("matplotlib", "local"),) if plot else ())):
         if find_spec(module) is None:
             raise CliError(f"`ballast plan` needs {module}: pip install 'ballast[{extra}]'")
     for option, file in (("--json", json_file), ("--plot", plot)):
         if file is not None and not file.parent.is_dir():
-            raise Usage(f"{option}: there is no directory {file.parent}: make it first.")
+            raise Usage(f"{option}: there is no directory {file.parent}. Create it first.")
     _check_kind(ahead=ahead, ceilings=ceilings, has_traffic=(online, offline) != (ONLINE_TRACE, OFFLINE_TRACE))
     if ceilings and plot:
-        raise Usage("--plot draws a plan, and --ceilings has no picture: use --json")
+        raise Usage("--plot draws a plan, and --ceilings has no picture. Use --json.")
     with refusals():
         figures = _inputs(inputs, model=model, gpu=gpu, quantization=quantization)
         figures = _with_options(figures, ttft=ttft, tpot=tpot, price=price)
@@ -100,17 +126,17 @@ def plan(
 
 
 def _check_kind(*, ahead: bool, ceilings: bool, has_traffic: bool) -> None:
-    """Refuse options that the asked kind of plan would ignore."""
+    """Refuse options that do not apply to this kind of plan."""
     if ahead and ceilings:
-        raise Usage("--ahead and --ceilings are plans of their own: give one of them")
+        raise Usage("--ahead and --ceilings are different plans. Use one of them.")
     if has_traffic and (ahead or ceilings):
         kind = "--ahead" if ahead else "--ceilings"
-        raise Usage(f"--online and --offline are for a plan of today; {kind} takes its requests from --inputs")
+        raise Usage(f"--online and --offline are for a plan of today. {kind} takes its requests from --inputs.")
 
 
 def _inputs(path: Path | None, *, model: str | None, gpu: str | None, quantization: str | None) -> PlanInputs:
-    from ballast_sim.inputs import PlanInputs  # noqa: PLC0415
-    from ballast_sim.shape import Quantization  # noqa: PLC0415
+    from ballast_sim.planner.inputs import PlanInputs  # noqa: PLC0415
+    from ballast_sim.replay.model_shape import Quantization  # noqa: PLC0415
 
     found = PlanInputs() if path is None else PlanInputs.load(path)
     names = [kind.value for kind in Quantization]
@@ -121,7 +147,7 @@ def _inputs(path: Path | None, *, model: str | None, gpu: str | None, quantizati
 
 
 def _with_options(found: PlanInputs, *, ttft: float | None, tpot: float | None, price: float | None) -> PlanInputs:
-    from ballast_sim.inputs import GpuInput  # noqa: PLC0415
+    from ballast_sim.planner.inputs import GpuInput  # noqa: PLC0415
 
     given = {"ttft_milliseconds": ttft, "tpot_milliseconds": tpot}
     slo = found.slo.model_copy(update={key: value for key, value in given.items() if value is not None})
@@ -136,9 +162,9 @@ def _fleet(
 ) -> None:
     from ballast_cli.plan_pictures import draw_fleet  # noqa: PLC0415
     from ballast_cli.plan_tables import fleet_figures, print_alternatives, print_options, print_premises  # noqa: PLC0415
-    from ballast_sim.alternatives import advice, alternatives, chunks  # noqa: PLC0415
-    from ballast_sim.capacity import plan_fleet  # noqa: PLC0415
-    from ballast_sim.traffic import read, read_lengths  # noqa: PLC0415
+    from ballast_sim.planner.alternatives import advice, alternatives, chunks  # noqa: PLC0415
+    from ballast_sim.planner.fleet import plan_fleet  # noqa: PLC0415
+    from ballast_sim.replay.traffic import read, read_lengths  # noqa: PLC0415
 
     trace, lengths = read(online), read_lengths(offline)
     found = plan_fleet(inputs, trace, lengths, _progress)
@@ -161,28 +187,28 @@ def _fleet(
 
 def _ahead(inputs: PlanInputs, json_file: Path | None, plot: Path | None) -> None:
     from ballast_cli.plan_pictures import draw_ahead  # noqa: PLC0415
-    from ballast_cli.plan_tables import outlook_figures, print_ways  # noqa: PLC0415
-    from ballast_sim.forecast import plan_ahead  # noqa: PLC0415
+    from ballast_cli.plan_tables import growth_figures, print_growth  # noqa: PLC0415
+    from ballast_sim.planner.forecast import plan_ahead  # noqa: PLC0415
 
-    outlooks = plan_ahead(inputs, _progress)
+    plans = plan_ahead(inputs, _progress)
     budget = inputs.energy.budget_kilowatts
-    print_ways(outlooks, budget)
+    print_growth(plans, budget)
     if json_file:
-        _write_json(json_file, [outlook_figures(outlook) for outlook in outlooks])
+        _write_json(json_file, [growth_figures(plan) for plan in plans])
     if plot:
-        draw_ahead(outlooks, budget, plot)
+        draw_ahead(plans, budget, plot)
         say(f"Picture: {plot}")
 
 
 def _ceilings(inputs: PlanInputs, json_file: Path | None) -> None:
     from ballast_cli.plan_tables import ceiling_figures, print_ceiling  # noqa: PLC0415
-    from ballast_sim.ceiling import Case, drawn, largest  # noqa: PLC0415
     from ballast_sim.errors import Impossible  # noqa: PLC0415
+    from ballast_sim.planner.batch_ceiling import CeilingCase, drawn, largest  # noqa: PLC0415
 
     figures, refused = [], None
     for asked in inputs.ceilings:
         try:
-            ceiling = Case.of(inputs, asked).ceiling()
+            ceiling = CeilingCase.of(inputs, asked).ceiling()
         except Impossible as error:
             refused = error
             sys.stdout.write(f"{error}.\n")
@@ -192,7 +218,7 @@ def _ceilings(inputs: PlanInputs, json_file: Path | None) -> None:
         print_ceiling(ceiling, tried)
         figures.append(ceiling_figures(ceiling, tried))
     if not figures:
-        raise refused or Usage("there is no ceiling to compute: name at least one under `ceilings`")
+        raise refused or Usage("There is no ceiling to compute. Add at least one under `ceilings` in the inputs.")
     if json_file:
         _write_json(json_file, figures)
 

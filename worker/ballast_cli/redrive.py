@@ -1,4 +1,4 @@
-"""`ballast redrive`: give the dead letters of a job another round of attempts."""
+"""`ballast redrive`: retry the dead letters of a job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ballast_cli.connection import AsJson, JobId, PasswordFile, Place, QueueName
 from ballast_cli.console import examples, print_json, print_table, say
 
 EXAMPLES = examples(
-    "ballast redrive job-1f3a --dry-run   # the dead letters and their reasons", "ballast redrive job-1f3a"
+    "ballast redrive job-1f3a --dry-run   # lists the dead letters and their reasons", "ballast redrive job-1f3a"
 )
 COLUMNS = ("ITEM", "ATTEMPTS", "CODE", "REASON")
 
@@ -18,18 +18,22 @@ COLUMNS = ("ITEM", "ATTEMPTS", "CODE", "REASON")
 def redrive(
     *,
     job_id: JobId,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the dead letters.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the dead letters, and change nothing.")] = False,
     takes_all: Annotated[
-        bool, typer.Option("--all", help="Also those that no attempt can serve: for where the worker has changed.")
+        bool,
+        typer.Option(
+            "--all", help="Also retry items that no attempt could serve, for example after a change of the worker."
+        ),
     ] = False,
     redis_url: RedisUrl = None,
     queue: QueueName = None,
     password_file: PasswordFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put the items of a job whose attempts are spent back into the queue; their error results go away.
+    """Retry the dead letters of a job.
 
-    An item whose request is wrong stays a dead letter.
+    The items return to the queue with new attempts, and their error results are removed. An item whose request is
+    invalid stays a dead letter, unless --all is set.
     """
     place = Place.of(redis_url, queue, password_file)
     with open_queue(place) as connected:
@@ -51,9 +55,9 @@ def redrive(
     elif not done.returned and not done.left:
         say(f"{job_id} has no dead letters.")
     else:
-        say(f"{done.returned:,} items of {job_id} are back in the queue.")
+        say(f"{done.returned:,} items of {job_id} returned to the queue.")
         if done.left:
             say(
-                f"{done.left:,} stay dead letters, as no attempt can serve them: `ballast redrive {job_id} --dry-run` "
-                "says why of each. --all tries them nevertheless."
+                f"{done.left:,} items stay dead letters, because no attempt can serve them. "
+                f"`ballast redrive {job_id} --dry-run` shows the reason of each. --all retries them too."
             )

@@ -1,4 +1,4 @@
-"""What the simulator refuses, as the errors of the command."""
+"""Turns errors of the simulator into errors of the command."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ballast_cli.errors import CliError, Usage
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Turn what simulator and planner refuse into a sentence and an exit code."""
+    """Turn an error of the simulator or the planner into a message and an exit code."""
     from ballast_api.errors import InvalidConfig  # noqa: PLC0415  numpy, for this verb only
-    from ballast_sim.errors import IllegalPlan, Impossible, SimError  # noqa: PLC0415
+    from ballast_sim.errors import Impossible, PolicyDefect, SimError  # noqa: PLC0415
 
     try:
         yield
     except Impossible as error:
         raise CliError(f"{error}.") from error
-    except IllegalPlan as error:
-        raise CliError(f"the policy broke its contract, which is a bug of Ballast: {error}") from error
+    except PolicyDefect as error:
+        raise CliError(f"The policy broke its contract, which is a bug in Ballast: {error}") from error
     except (SimError, InvalidConfig) as error:
         raise Usage(str(error)) from error

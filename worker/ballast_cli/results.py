@@ -1,4 +1,4 @@
-"""`ballast results`: the results of a job, as lines of OpenAI's batch output file."""
+"""`ballast results`: write the results of a job in the format of OpenAI's batch output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ballast_cli.outfile import OutFile
 
 EXAMPLES = examples(
     "ballast results job-1f3a -o out.jsonl",
-    "ballast results job-1f3a -o out.jsonl --follow   # waits for the end; Ctrl-C and again goes on",
+    "ballast results job-1f3a -o out.jsonl --follow   # waits for the end of the job; continues if run again",
     "ballast results job-1f3a | jq -r .custom_id",
 )
 
@@ -26,16 +26,21 @@ def results(
     job_id: JobId,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="File to write; it appears when it is complete.", show_default=False),
+        typer.Option("--output", "-o", help="File to write. It appears when it is complete.", show_default=False),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is over.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Wait for more results until the job is over.")
+    ] = False,
     redis_url: RedisUrl = None,
     queue: QueueName = None,
     password_file: PasswordFile = None,
 ) -> None:
-    """Write the results of a job: one JSON line for each item that is over, in the order they ended."""
+    """Write the results of a job.
+
+    Each item that is over has one line of JSON. The lines are in the order of completion.
+    """
     if output is not None and not output.parent.is_dir():
-        raise Usage(f"--output: there is no directory {output.parent}: make it first.")
+        raise Usage(f"--output: no directory {output.parent}. Create it first.")
     file = OutFile(output) if output is not None else None
     with open_queue(Place.of(redis_url, queue, password_file)) as connected:
         before = connected.jobs.get(job_id)
@@ -47,6 +52,6 @@ def results(
             return
         written = file.write(lines, job_id=before.id)
         after = connected.jobs.get(job_id)
-    say(f"{written:,} results in {output}.")
+    say(f"Wrote {written:,} results to {output}.")
     if written < after.counts.total:
-        say(f"The job has {after.counts.total:,} items: the same command with --follow waits for the rest.")
+        say(f"The job has {after.counts.total:,} items. Run the command again with --follow to wait for the rest.")

@@ -1,4 +1,4 @@
-"""`ballast resume`: let a paused job go on."""
+"""`ballast resume`: resume a paused job."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ EXAMPLES = examples("ballast resume job-1f3a")
 resume = transition(
     lambda queue, job_id: queue.jobs.resume(job_id),
     lambda job: f"{job.counts.waiting:,} of {job.counts.total:,} items wait for a slot",
-    purpose="Let a paused job go on.",
+    purpose="Resume a paused job.",
 )

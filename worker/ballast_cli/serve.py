@@ -1,4 +1,4 @@
-"""`ballast serve`: a worker alone, in this process."""
+"""`ballast serve`: run a worker in this process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ballast_cli.worker_file import Flags, compose, serves, write
 EXAMPLES = examples(
     "ballast serve --config worker.yaml",
     "ballast serve --model ~/models/llama-3.2-1b --port 8000    # online requests only",
-    "ballast serve --model hf://Qwen/Qwen3-0.6B                 # fetched first, kept in ~/.cache/ballast",
+    "ballast serve --model hf://Qwen/Qwen3-0.6B                 # downloaded to ~/.cache/ballast first",
     "ballast serve --redis-url redis://10.0.0.5:6379 --queue research/llama",
 )
 
@@ -34,14 +34,17 @@ def serve(
         typer.Option(
             "--redis-url",
             envvar="BALLAST_REDIS_URL",
-            help="Redis to take offline work from; without it the worker serves online requests only.",
+            help="Redis of the offline queue. Without it, the worker serves online requests only.",
             show_default=False,
         ),
     ] = None,
     queue: QueueName = None,
     password_file: PasswordFile = None,
 ) -> None:
-    """Run a worker alone, its log on this terminal, from a file or from options."""
+    """Run a worker in the foreground.
+
+    The worker writes its log to this terminal. A file, options, or both configure it.
+    """
     require_worker_parts()
     flags = Flags(model, host, port, slots, redis_url, password_file, queue)
     composed = compose(config, flags)
@@ -49,11 +52,11 @@ def serve(
     file = config
     if file is None or flags != Flags() or not serves(file, composed):
         DATA_DIR.mkdir(exist_ok=True)
-        # With the port it got in its name and inside, so that two that take free ones share no file.
+        # The port is in the name and in the file, so two workers with free ports never share a file.
         file = DATA_DIR / f"serve-{free_port}.yaml"
         write(compose(config, replace(flags, port=free_port)), file)
         if config is not None:
-            say(f"The worker reads {file}, made from {config}: it is the one to change while it runs.")
+            say(f"The worker reads {file}, which was made from {config}. Change {file} while the worker runs.")
     command = worker_command(file)
-    # This process becomes the worker: signals, exit code and log are its own.
-    os.execv(command[0], command)  # noqa: S606  no shell is what is wanted
+    # The worker replaces this process and has its signals, exit code, and log.
+    os.execv(command[0], command)  # noqa: S606  no shell is needed

@@ -1,4 +1,4 @@
-"""`ballast top`: what the workers of a queue are doing now."""
+"""`ballast top`: show the load of the workers of a queue."""
 
 from __future__ import annotations
 
@@ -23,29 +23,31 @@ from ballast_worker.forecast import duration
 if TYPE_CHECKING:
     from ballast_queue.redis_store import Queue
 
-EXAMPLES = examples("ballast top", "ballast top --once", "ballast top --json | jq '.workers[].offline.running'")
+EXAMPLES = examples(
+    "ballast top", "ballast top --once   # once, as plain text", "ballast top --json | jq '.workers[].offline.running'"
+)
 _MOST_JOBS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Everything that is shown, read at one moment."""
+    """The data of one screen, read at one moment."""
 
     queue: str
     stats: QueueStats
     workers: tuple[WorkerStatus, ...]
     jobs: tuple[Job, ...]
-    """Those that are not over; first those that will miss their deadline, then in the order of submission."""
+    """Jobs that are not over. Jobs that will miss their deadline come first, then the order is that of submission."""
 
     @classmethod
     def read(cls, queue: Queue, name: str) -> View:
-        """Ask Redis once."""
+        """Read the view from Redis."""
         active = sorted(queue.jobs.active(), key=lambda job: (not job.is_at_risk, job.created, job.id))
         workers = tuple(sorted(queue.workers.statuses(), key=lambda worker: worker.worker_id))
         return cls(name, queue.stats(), workers, tuple(active))
 
     def as_json(self) -> dict[str, Any]:
-        """The stable form."""
+        """Return the view as JSON. This form is stable."""
         return {
             "version": 1,
             "queue": self.queue,
@@ -58,14 +60,17 @@ class View:
 
 def top(
     *,
-    once: Annotated[bool, typer.Option("--once", help="Print once and end; so does a pipe.")] = False,
-    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit. In a pipe, this is the default.")] = False,
+    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between two refreshes.")] = 1.0,
     redis_url: RedisUrl = None,
     queue: QueueName = None,
     password_file: PasswordFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show slots by class, rates, latencies and the queue; live on a terminal."""
+    """Show slots by class, rates, and the queue.
+
+    On a terminal, the view refreshes until Ctrl-C.
+    """
     place = Place.of(redis_url, queue, password_file)
     console = stdout()
     with open_queue(place) as connected:
@@ -83,7 +88,7 @@ def top(
 
 
 def plain(view: View) -> list[str]:
-    """The view as lines without colour."""
+    """Return the view as lines without color."""
     lines = [_queue_line(view)]
     if not view.workers:
         lines.append(_NO_WORKERS)
@@ -101,7 +106,7 @@ def plain(view: View) -> list[str]:
 
 
 def rendered(view: View) -> RenderableType:
-    """The view for a terminal."""
+    """Return the view for a terminal."""
     parts: list[RenderableType] = [Text(_queue_line(view), style="bold")]
     if not view.workers:
         parts.append(Text(_NO_WORKERS, style="yellow"))
@@ -117,11 +122,11 @@ def rendered(view: View) -> RenderableType:
         for job in view.jobs[:_MOST_JOBS]:
             table.add_row(*row(job, view.stats.at))
         parts += [Text(""), table]
-    parts.append(Text("\nCtrl-C ends.", style="dim"))
+    parts.append(Text("\nCtrl-C exits.", style="dim"))
     return Group(*parts)
 
 
-_NO_WORKERS = "No worker has published its status to this queue: what they do is unknown (not idle)."
+_NO_WORKERS = "No worker has published its status to this queue. The state of its workers is unknown (not idle)."
 
 
 def bar(worker: WorkerStatus, width: int) -> str:

@@ -1,4 +1,4 @@
-"""What `ballast cancel`, `pause` and `resume` share: one job, one call, one sentence."""
+"""Makes the subcommands that change the state of one job: `cancel`, `pause`, and `resume`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def transition(
     move: Callable[[Queue, str], Job], sentence: Callable[[Job], str], *, purpose: str
 ) -> Callable[..., None]:
-    """Give the verb that moves a job; `purpose` is its help, `sentence` says where the job stands then."""
+    """Return a subcommand. `purpose` is its help, `sentence` describes the job after the change."""
 
     def verb(
         *,

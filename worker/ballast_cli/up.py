@@ -1,4 +1,4 @@
-"""`ballast up`: Valkey, a worker and a queue on this machine, until Ctrl-C."""
+"""`ballast up`: run Valkey and a worker on this machine until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from ballast_api.worker_config import WorkerConfig
 from ballast_cli.connection import DATA_DIR, PasswordFile, QueueName, Running
 from ballast_cli.console import examples, say
 from ballast_cli.errors import CliError, NotNow, Usage
-from ballast_cli.processes import Signals, Valkey, Worker, require_worker_parts, take_port
+from ballast_cli.processes import Signals, Valkey, WorkerProcess, require_worker_parts, take_port
 from ballast_cli.worker_file import Flags, compose, write
 
 EXAMPLES = examples(
     "ballast up",
     "ballast up --model ~/models/qwen3-0.6b --slots 16 --port 8080",
-    "ballast up --config worker.yaml             # its hot sections take effect when the file changes",
-    "ballast up --redis-url redis://10.0.0.5:6379",
+    "ballast up --config worker.yaml                # applies changes of hot fields while it runs",
+    "ballast up --redis-url redis://10.0.0.5:6379   # your own Redis instead of the embedded Valkey",
 )
 _START_SECONDS = 600
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 _GRACE_SECONDS = 15
-"""Beyond the worker's own drain time before it is killed."""
+"""Seconds after the worker's drain time until it is killed."""
 
 ModelDir = Annotated[
     str | None,
     typer.Option(
         "--model",
-        help="Checkpoint directory, hf:// or s3://; by default the small model that ships.",
+        help="Checkpoint directory, hf:// or s3:// URI. By default, the small model that ships with Ballast.",
         show_default=False,
     ),
 ]
 ConfigFile = Annotated[
-    Path | None, typer.Option("--config", help="WorkerConfig in YAML; options beat it.", show_default=False)
+    Path | None, typer.Option("--config", help="WorkerConfig in YAML. Options override it.", show_default=False)
 ]
 Port = Annotated[
-    int | None, typer.Option("--port", min=0, max=65535, help="HTTP port, 0 takes a free one. [default: 8000]")
+    int | None, typer.Option("--port", min=0, max=65535, help="HTTP port. 0 picks a free one. [default: 8000]")
 ]
 Host = Annotated[str | None, typer.Option("--host", help="HTTP address. [default: 127.0.0.1]")]
 Slots = Annotated[
     int | None,
     typer.Option(
-        "--slots", min=1, help="Places in the running batch; by default what memory allows.", show_default=False
+        "--slots", min=1, help="Slots of the running batch. By default, as many as memory allows.", show_default=False
     ),
 ]
 OwnRedis = Annotated[
@@ -56,30 +56,30 @@ OwnRedis = Annotated[
         "--redis-url", envvar="BALLAST_REDIS_URL", help="Use this Redis instead of an embedded one.", show_default=False
     ),
 ]
-DataDir = Annotated[Path, typer.Option("--data", help="Where Valkey's data, the logs and up.json lie.")]
+DataDir = Annotated[Path, typer.Option("--data", help="Directory of Valkey's data, the logs, and up.json.")]
 
 
 @dataclass(frozen=True, slots=True)
 class _Watched:
-    """A user's file, whose changes are passed on to the worker's."""
+    """The user's configuration file. Its changes are applied to the worker's file."""
 
     file: Path | None
     flags: Flags
     target: Path
     seen: int
-    """When the file last changed before it was first read."""
+    """Modification time before the first read."""
 
-    def changed(self) -> int:
-        """When it last changed; 0 without one, or while an editor swaps it."""
-        return _changed(self.file)
+    def modified(self) -> int:
+        """Return the modification time, or 0 if there is no file (an editor may be replacing it)."""
+        return _modified(self.file)
 
-    def pass_on(self) -> None:
-        """Write the worker's file again; a file that cannot be taken changes nothing."""
+    def apply(self) -> None:
+        """Write the worker's file again. An invalid file changes nothing."""
         try:
             write(compose(self.file, self.flags), self.target)
-            say(f"{self.file} changed: passed on to the worker.")
+            say(f"{self.file} changed. The new configuration was passed to the worker.")
         except Usage as error:
-            say(f"{error} The worker keeps the configuration it has.")
+            say(f"{error} The worker keeps its current configuration.")
 
 
 def up(
@@ -94,12 +94,15 @@ def up(
     password_file: PasswordFile = None,
     data_dir: DataDir = DATA_DIR,
 ) -> None:
-    """Start Valkey and a worker on this machine; Ctrl-C drains the worker, then stops Valkey."""
+    """Start Valkey and a worker on this machine.
+
+    Ctrl-C drains the worker, then stops Valkey. Jobs and results are kept.
+    """
     require_worker_parts()
     if running := Running.read(data_dir):
         raise NotNow(
-            f"`ballast up` is already running in {data_dir.resolve()} (process {running.pid}, {running.address}): "
-            "stop it with Ctrl-C there, or choose another --data directory."
+            f"`ballast up` is already running in {data_dir.resolve()} (process {running.pid}, {running.address}). "
+            "Stop it with Ctrl-C, or choose another directory with --data."
         )
     flags = Flags(model, host, port, slots, redis_url, password_file, queue)
     composed = compose(config, flags)
@@ -111,7 +114,7 @@ def up(
         valkey = None if has_own else Valkey.start(data_dir.resolve() / "valkey")
         try:
             settled = Flags(model, host, free_port, slots, valkey.url if valkey else redis_url, password_file, queue)
-            watched = _Watched(config, settled, data_dir / "worker.yaml", _changed(config))
+            watched = _Watched(config, settled, data_dir / "worker.yaml", _modified(config))
             final = compose(config, settled)
             write(final, watched.target)
             _serve(final, watched, data_dir=data_dir, valkey=valkey, signals=signals)
@@ -123,10 +126,10 @@ def up(
 
 
 def _serve(config: WorkerConfig, watched: _Watched, *, data_dir: Path, valkey: Valkey | None, signals: Signals) -> None:
-    """Run the worker until a signal or a death."""
+    """Run the worker until a signal arrives or a process ends."""
     runtime = config.runtime
     say(f"Starting the worker with {config.model.uri} ...")
-    worker = Worker.start(watched.target, log=data_dir / "worker.log", host=runtime.host, port=runtime.port)
+    worker = WorkerProcess.start(watched.target, log=data_dir / "worker.log", host=runtime.host, port=runtime.port)
     try:
         if not worker.wait_until_ready(seconds=_START_SECONDS, is_stopped=lambda: signals.received > 0):
             return
@@ -148,36 +151,36 @@ def _redis_url(config: WorkerConfig) -> str:
         raise Usage(f"{error}.") from None
 
 
-def _changed(file: Path | None) -> int:
+def _modified(file: Path | None) -> int:
     try:
         return file.stat().st_mtime_ns if file else 0
     except OSError:
         return 0
 
 
-def _watch(worker: Worker, watched: _Watched, *, valkey: Valkey | None, signals: Signals) -> None:
-    """Look after both processes until there is a reason to stop."""
+def _watch(worker: WorkerProcess, watched: _Watched, *, valkey: Valkey | None, signals: Signals) -> None:
+    """Watch both processes and the file until there is a reason to stop."""
     seen = watched.seen
     while not signals.received:
         if not worker.is_running:
-            raise CliError(worker.obituary())
+            raise CliError(worker.exit_message())
         if valkey and not valkey.is_running:
-            raise CliError("Valkey ended unasked (its log is valkey/valkey.log in the data directory): stopping.")
-        if (now := watched.changed()) not in {seen, 0}:
+            raise CliError("Valkey stopped unexpectedly. Its log is valkey/valkey.log in the data directory.")
+        if (now := watched.modified()) not in {seen, 0}:
             seen = now
-            watched.pass_on()
-        time.sleep(_LOOK_SECONDS)
+            watched.apply()
+        time.sleep(_POLL_SECONDS)
 
 
-def _stop(worker: Worker, *, drain: float, is_hurried: Callable[[], bool]) -> None:
+def _stop(worker: WorkerProcess, *, drain: float, is_hurried: Callable[[], bool]) -> None:
     if not worker.is_running:
         return
-    say(f"Stopping: the worker gives offline items back and finishes online requests (at most {drain:g} s) ...")
+    say(f"Stopping. The worker gives offline items back and finishes online requests (at most {drain:g} s) ...")
     if not worker.stop(seconds=drain + _GRACE_SECONDS, is_hurried=is_hurried):
-        say("The worker did not end by itself and was killed; its leases expire and nothing is lost.")
+        say("The worker did not stop in time and was killed. Its leases expire, and no item is lost.")
 
 
-def _greet(config: WorkerConfig, worker: Worker, *, url: str, data_dir: Path) -> None:
+def _greet(config: WorkerConfig, worker: WorkerProcess, *, url: str, data_dir: Path) -> None:
     model = config.model.served_name or Path(config.model.uri).name
     where = "" if data_dir == DATA_DIR else f" --redis-url {url} --queue {config.queue_name}"
     body = f'{{"model": "{model}", "prompt": "Once", "max_tokens": 16}}'
@@ -190,5 +193,5 @@ def _greet(config: WorkerConfig, worker: Worker, *, url: str, data_dir: Path) ->
         f"  curl {worker.address}/v1/completions -H 'Content-Type: application/json' -d '{body}'\n"
         f"  ballast submit items.jsonl --watch{where}\n"
         f"  ballast top{where}\n\n"
-        "Ctrl-C stops all of it; jobs and results are kept."
+        "Ctrl-C stops everything. Jobs and results are kept."
     )

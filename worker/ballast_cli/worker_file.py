@@ -1,4 +1,4 @@
-"""The configuration that `up`, `serve` and `demo` hand to a worker: a file, or flags over the defaults."""
+"""Makes the configuration of a worker for `up`, `serve`, and `demo` from a file and options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ballast_api.errors import InvalidConfig
 from ballast_api.worker_config import WorkerConfig
 from ballast_cli.errors import Usage
 from ballast_cli.fetch.location import Location, parse
-from ballast_cli.fetch.verb import bring_model
+from ballast_cli.fetch.verb import fetch_model
 
 DEMO_MODEL = Path(__file__).parent / "demo" / "model"
 DEMO_MODEL_NAME = "ballast-tiny"
@@ -24,7 +24,7 @@ DEMO_MODEL_NAME = "ballast-tiny"
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """What the command line says; None leaves what the file or the default says."""
+    """Options of the command line. None keeps the value of the file, or the default."""
 
     model: str | None = None
     host: str | None = None
@@ -36,10 +36,10 @@ class Flags:
 
 
 def compose(file: Path | None, flags: Flags) -> WorkerConfig:
-    """Read the file, if any, and put the flags over it; without a model the small one that ships is served.
+    """Return the configuration of the file, overridden by the flags. Without a model, use the one that ships.
 
     Raises:
-        Usage: the file or the result cannot be taken; the message has one line per field.
+        Usage: the file or the result is invalid. The message has one line per field.
     """
     try:
         base = _read(file, flags) if file else WorkerConfig.model_validate({"model": _model(flags)})
@@ -53,17 +53,19 @@ def compose(file: Path | None, flags: Flags) -> WorkerConfig:
         _put(data, "runtime", runtime | {"redisPasswordFile": flags.redis_password_file})
         if flags.slots is not None:
             data["slots"] = flags.slots
-        composed = _at_hand(WorkerConfig.model_validate(data))
+        composed = _with_local_model(WorkerConfig.model_validate(data))
     except InvalidConfig as error:
         raise Usage(str(error)) from None
     except ValidationError as error:
-        raise Usage(str(InvalidConfig("What the options make", InvalidConfig.sentences(error)))) from None
+        raise Usage(
+            str(InvalidConfig("The configuration with these options", InvalidConfig.sentences(error)))
+        ) from None
     _check_model(composed.model.uri)
     return composed
 
 
 def serves(file: Path, config: WorkerConfig) -> bool:
-    """Tell whether a file by itself has a worker serve what `config` says."""
+    """Return whether a file on its own names the same model as `config`."""
     try:
         return WorkerConfig.load(file).model == config.model
     except InvalidConfig:
@@ -71,11 +73,11 @@ def serves(file: Path, config: WorkerConfig) -> bool:
 
 
 def _read(file: Path, flags: Flags) -> WorkerConfig:
-    """Read a file that need not name a model."""
+    """Read a file that may leave out the model."""
     try:
         data = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return WorkerConfig.load(file)  # says what is wrong
+        return WorkerConfig.load(file)  # raises an error with the reason
     if data is None:
         data = {}
     if isinstance(data, dict) and "model" not in data:
@@ -89,7 +91,7 @@ def _model(flags: Flags) -> dict[str, str]:
 
 
 def write(config: WorkerConfig, file: Path) -> None:
-    """Write the file in one piece: a worker that watches it never reads half of it."""
+    """Write the file atomically, so that a worker that watches it never reads half of it."""
     part = file.with_name(f"{file.name}.part")
     part.write_text(config.dump(), encoding="utf-8")
     part.replace(file)
@@ -101,8 +103,8 @@ def _put(data: dict[str, Any], section: str, values: dict[str, Any]) -> None:
         data[section] = data.get(section, {}) | given
 
 
-def _at_hand(config: WorkerConfig) -> WorkerConfig:
-    """Fetch a model that lies elsewhere, and serve the copy under the name it has there."""
+def _with_local_model(config: WorkerConfig) -> WorkerConfig:
+    """Download a remote model, and return a configuration that serves the copy under the name of the original."""
     location = parse(config.model.uri, config.model.revision if config.model.uri.startswith("hf://") else "")
     if not location.is_remote:
         return config
@@ -114,16 +116,16 @@ def _at_hand(config: WorkerConfig) -> WorkerConfig:
 
 @cache
 def _fetched(location: Location) -> Path:
-    """Bring a model to this user's cache; asked once, so that a moved branch changes nothing while a worker runs."""
+    """Download a model to the user's cache, once per process: a branch that moves has no effect on a running worker."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return bring_model(location, Path(), base / "ballast" / "models")
+    return fetch_model(location, Path(), base / "ballast" / "models")
 
 
 def _check_model(uri: str) -> None:
-    """Catch a mistyped path before anything is started; what is inside is the loader's to judge."""
+    """Raise `Usage` for a wrong path before a process starts. The loader checks the content."""
     path = Path(unquote(uri.removeprefix("file://")) if uri.startswith("file://") else uri).expanduser()
     if not (path / "config.json").is_file():
-        found = "a directory without config.json" if path.is_dir() else "no such directory"
+        found = "is a directory without config.json" if path.is_dir() else "is no directory"
         raise Usage(
-            f"--model: {path} is {found}, wanted a checkpoint directory: config.json, *.safetensors, tokenizer.json."
+            f"--model: {path} {found}. Name a checkpoint directory with config.json, *.safetensors, and tokenizer.json."
         )

@@ -1,5 +1,12 @@
-"""Replay traffic against a model of the hardware in virtual time, running `ballast_policy` itself.
+"""Run the shipped policy in virtual time, compare it with other policies, and plan GPUs with it.
 
-Law: deterministic. Time is the simulated clock, randomness comes from a seed, and what is measured is what the real
-policy decided; a replica executes plans exactly as an engine does and asserts that each one keeps the contract.
+Law: deterministic. Time is the simulated clock, and randomness comes from a seed. Only `validation` measures real time.
+
+- `replay` runs traffic through simulated replicas and reports what happened.
+- `comparison` runs the policy and its baselines on the same traffic (`ballast bench mixed`, `ballast bench
+  guarantees`).
+- `validation` compares the simulator with the engine (`ballast bench validate`).
+- `planner` computes GPUs, costs and batch ceilings (`ballast plan`).
+
+`comparison`, `validation` and `planner` use `replay` and do not import each other.
 """

@@ -1,10 +1,10 @@
 """Errors of this package.
 
 SimError
-├── BadTrace        a trace that cannot be replayed: where, what was found, what was wanted
-├── BadInput        an unknown GPU or model, a figure out of range
-├── Impossible      a question physics answers with no; the message has the figure
-└── IllegalPlan     a policy broke the contract of `Plan` or a guarantee (always a bug in the policy)
+├── BadTrace        a trace that cannot be replayed: the line, the value found, and the value expected
+├── BadInput        an unknown GPU or model, or a figure out of range
+├── Impossible      a question that physics answers with no; the message has the figure
+└── PolicyDefect    a policy broke the contract of `StepPlan` or a guarantee (always a bug in the policy)
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class BadTrace(SimError):
 
 
 class BadInput(SimError):
-    """An input that names nothing known or is out of range."""
+    """An input with an unknown name or a figure out of range."""
 
 
 class Impossible(SimError):
-    """What was asked for cannot be done by any policy; the message says which figure forbids it."""
+    """A demand that no policy can meet. The message has the figure that forbids it."""
 
 
-class IllegalPlan(SimError):
-    """A plan that an engine could not carry out, or that breaks a guarantee."""
+class PolicyDefect(SimError):
+    """A plan that an engine could not execute, or that breaks a guarantee."""

@@ -137,7 +137,7 @@ def _change(name: str, one: Attainment) -> str:
 
 def _require_same_segments(base: Sequence[object], other: Sequence[object]) -> None:
     if len(base) != len(other):
-        raise ValueError(f"found {len(base)} and {len(other)} segments, wanted the same on both sides")
+        raise ValueError(f"found {len(base)} and {len(other)} segments, expected the same on both sides")
 
 
 def _draws(segments: int, *, seed: int, rounds: int) -> Iterator[NDArray[np.intp]]:

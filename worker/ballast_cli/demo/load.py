@@ -1,7 +1,7 @@
-"""The client: an open-loop load generator over HTTP, light enough to share two cores with the worker.
+"""An open-loop load generator over HTTP that is light enough to share two cores with the worker.
 
-Raw asyncio transports and a C parser, bodies built beforehand, one buffer per answer. Every time is measured from the
-moment the trace says the request is sent, so that a late client shows as latency and hides none.
+It uses raw asyncio transports, a C parser, prepared bodies, and one buffer per answer. Every time counts from the send
+time in the trace. So a late client adds to the latency, and hides none.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from typing import Any
 
 import httptools
 
-from ballast_cli.demo.traffic import Arrival
+from ballast_sim.replay.traffic import Arrival
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """One request, ready to send."""
+class HttpCall:
+    """One request that is ready to send."""
 
     arrival: Arrival
     data: bytes
-    """Head and body as they go over the wire."""
+    """HTTP head and body."""
 
 
 @dataclass(slots=True)
 class Sample:
-    """What became of one call; times are seconds after its scheduled send time."""
+    """The result of one call. Times are seconds after its scheduled send time."""
 
     at: float
-    """Scheduled send time, seconds after the block began."""
+    """Scheduled send time in seconds after the block began."""
     late: float = 0.0
-    """How much later the client sent it."""
+    """Seconds by which the client sent the request late."""
     first: float | None = None
     last: float | None = None
     prompt_tokens: int = 0
@@ -42,30 +42,30 @@ class Sample:
     """Prompt tokens that the worker found in its prefix cache."""
     output_tokens: int = 0
     failure: str = ""
-    """Empty where it succeeded."""
+    """Reason of a failure; empty if the call succeeded."""
 
     @property
     def ttft(self) -> float | None:
-        """Seconds to the first token."""
+        """Seconds to the first token; None if the call failed."""
         return self.first if not self.failure else None
 
     @property
     def tpot(self) -> float | None:
-        """Seconds for each token after the first; None where there is one token."""
+        """Seconds for each token after the first; None if the call failed, or if the answer has one token."""
         if self.failure or self.first is None or self.last is None or self.output_tokens < 2:
             return None
         return (self.last - self.first) / (self.output_tokens - 1)
 
 
-def call(arrival: Arrival, body: dict[str, Any], *, path: str = "/v1/completions") -> Call:
-    """Build the bytes of a POST once, before the clock runs."""
+def call(arrival: Arrival, body: dict[str, Any], *, path: str = "/v1/completions") -> HttpCall:
+    """Build the bytes of a POST before the measurement starts."""
     content = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: ballast\r\nContent-Type: application/json\r\n"
-    return Call(arrival, f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+    return HttpCall(arrival, f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
 
 
 class Client:
-    """Keeps connections to one worker alive between calls."""
+    """An HTTP client that keeps its connections to one worker alive."""
 
     def __init__(self, host: str, port: int) -> None:
         self._host = host
@@ -73,19 +73,19 @@ class Client:
         self._idle: list[_Connection] = []
         self._open: set[_Connection] = set()
 
-    async def replay(self, calls: Sequence[Call], *, grace: float = 30.0) -> list[Sample]:
-        """Send every call at its time whatever became of the others; wait for all answers, `grace` seconds at most."""
+    async def replay(self, calls: Sequence[HttpCall], *, grace: float = 30.0) -> list[Sample]:
+        """Send every call at its time, independent of the others, and wait at most `grace` seconds for the answers."""
         began = time.perf_counter()
         tasks = []
         for one in calls:
-            due = began + one.arrival.at
+            due = began + one.arrival.seconds
             if (wait := due - time.perf_counter()) > 0:
                 await asyncio.sleep(wait)
             tasks.append(asyncio.ensure_future(self.send(one, due)))
         return await self._gather(tasks, grace)
 
-    async def saturate(self, calls: Iterator[Call], *, width: int, seconds: float) -> list[Sample]:
-        """Keep `width` calls under way for `seconds`: what the worker can take at most."""
+    async def saturate(self, calls: Iterator[HttpCall], *, width: int, seconds: float) -> list[Sample]:
+        """Keep `width` calls in flight for `seconds`, to measure the capacity of the worker."""
         began = time.perf_counter()
         samples: list[Sample] = []
 
@@ -95,14 +95,14 @@ class Client:
                 sample.at = now - began
                 samples.append(sample)
                 if sample.failure:
-                    await asyncio.sleep(0.1)  # a worker that refuses is not asked a thousand times a second
+                    await asyncio.sleep(0.1)  # do not flood a worker that refuses requests
 
         await asyncio.gather(*(lane() for _ in range(width)))
         return samples
 
-    async def send(self, one: Call, due: float) -> Sample:
+    async def send(self, one: HttpCall, due: float) -> Sample:
         """Send one call and read its answer to the end."""
-        sample = Sample(at=one.arrival.at)
+        sample = Sample(at=one.arrival.seconds)
         try:
             connection = await self._connection()
             await connection.exchange(one.data, sample, due)
@@ -110,7 +110,7 @@ class Client:
             sample.failure = f"{type(error).__name__}: {error}"
             return sample
         except asyncio.CancelledError:
-            sample.failure = "no answer within the time to wait"
+            sample.failure = "the answer did not come in time"
             return sample
         self._free(connection)
         if not sample.failure:
@@ -118,10 +118,10 @@ class Client:
         return sample
 
     async def get(self, path: str) -> bytes:
-        """Fetch a page of the worker's own.
+        """Fetch a page from the worker.
 
         Raises:
-            OSError: it did not answer, or not with 200.
+            OSError: the worker did not answer with status 200.
         """
         connection = await self._connection()
         sample = Sample(0.0)
@@ -165,11 +165,11 @@ class Client:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection, one answer at a time."""
+    """A connection that reads one answer at a time."""
 
     def __init__(self) -> None:
         self.status = 0
-        """Of the last answer."""
+        """Status of the last answer."""
         self._transport: asyncio.Transport | None = None
         self._done: asyncio.Future[None] | None = None
         self._sample = Sample(0)
@@ -179,16 +179,16 @@ class _Connection(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """True while another call can be sent."""
+        """Whether another call can be sent."""
         return self._transport is not None and not self._transport.is_closing()
 
     @property
     def body(self) -> bytes:
-        """Of the last answer."""
+        """Body of the last answer."""
         return b"".join(self._body)
 
     async def exchange(self, data: bytes, sample: Sample, due: float) -> None:
-        """Send a request; return when its answer has ended or the connection has."""
+        """Send a request, and return when its answer or the connection has ended."""
         assert self._transport is not None
         self._sample, self._due, self._body = sample, due, []
         self._parser = httptools.HttpResponseParser(self)
@@ -205,7 +205,7 @@ class _Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
-    # What asyncio calls.
+    # Called by asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -221,10 +221,10 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._finish(f"connection lost: {exc or 'closed by the worker'}")
 
-    # What the parser calls.
+    # Called by the parser.
 
     def on_body(self, body: bytes) -> None:
-        if self._sample.first is None and b"data:" in body:  # a comment that keeps the connection alive is no token
+        if self._sample.first is None and b"data:" in body:  # a keep-alive comment is not a token
             self._sample.first = time.perf_counter() - self._due
         self._body.append(body)
 
@@ -243,7 +243,7 @@ class _Connection(asyncio.Protocol):
 
 
 def _read_stream(connection: _Connection, sample: Sample) -> str:
-    """Take the token counts from the last event; say what is wrong where there are none."""
+    """Read the token counts from the last event into the sample; return the reason if there are none."""
     body = connection.body
     shown = body[:200].decode(errors="replace")
     if connection.status != 200:

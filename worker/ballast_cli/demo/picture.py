@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from ballast_cli.demo.report import COLUMNS
-from ballast_cli.demo.run import Record
+from ballast_cli.demo.run import DemoRecord
 
 ONLINE, OFFLINE, ALONE = "#1f6feb", "#2da44e", "#8250df"
 
 
-def draw(record: Record, found: dict[str, Any], path: Path) -> None:
-    """Write the PNG."""
-    import matplotlib as mpl  # noqa: PLC0415  a second of import, for the demo only
+def draw(record: DemoRecord, found: dict[str, Any], path: Path) -> None:
+    """Draw the picture, and write it as PNG."""
+    import matplotlib as mpl  # noqa: PLC0415  its import takes a second
 
     mpl.use("Agg")
     from matplotlib.figure import Figure  # noqa: PLC0415
@@ -29,9 +29,9 @@ def draw(record: Record, found: dict[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
-def _slots(axes: Any, record: Record) -> None:
-    moments = np.array(record.looks, dtype=float)
-    # Half-second means: single looks are too fine to see.
+def _slots(axes: Any, record: DemoRecord) -> None:
+    moments = np.array(record.polls, dtype=float)
+    # Half-second means: single polls are too fine to see.
     bins = np.floor(moments[:, 0] * 2).astype(int)
     times = np.unique(bins)
     means = np.array([moments[bins == one, 1:].mean(axis=0) for one in times])
@@ -57,7 +57,7 @@ def _slots(axes: Any, record: Record) -> None:
         middle = (block.began + block.ended) / 2
         axes.text(middle, record.plan.slots * 1.03, label, ha="center", va="bottom", fontsize=8)
     axes.set_ylim(0, record.plan.slots * 1.15)
-    axes.set_xlim(0, record.looks[-1][0])
+    axes.set_xlim(0, record.polls[-1][0])
     axes.set_ylabel(f"slots in use, of {record.plan.slots}")
     axes.set_xlabel("seconds")
     axes.legend(loc="upper left", ncols=2, frameon=True, fontsize=8)

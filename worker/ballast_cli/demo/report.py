@@ -1,4 +1,4 @@
-"""Turn what was measured into one JSON document, and into the lines that a person reads. PURE."""
+"""Turn the measurements of a demo into one JSON document, and into the lines on the terminal. PURE."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ballast_cli.demo.figures import (
     verdict,
 )
 from ballast_cli.demo.load import Sample
-from ballast_cli.demo.record import Block, Second, by_second
-from ballast_cli.demo.run import Record
+from ballast_cli.demo.polling import Block, Second, by_second
+from ballast_cli.demo.run import DemoRecord
 
 MOST_LOST = 1.0
 """Points of attainment that offline work may cost online. `ballast bench` judges by the same bound."""
@@ -30,7 +30,7 @@ Row = Sequence[float | None]
 """One request in the document: its segment, TTFT and TPOT (ms). A request that failed has neither."""
 COLUMNS = {"ttft": 1, "tpot": 2}
 _PAIR = 1000
-"""Numbers of segments that each pair of blocks has for itself."""
+"""Segment numbers that are reserved for each pair of blocks."""
 T = TypeVar("T")
 
 
@@ -42,7 +42,7 @@ def _tpot(sample: Sample) -> float | None:
     return None if sample.tpot is None else sample.tpot * 1000
 
 
-def figures(record: Record, versions: dict[str, str | None]) -> dict[str, Any]:
+def figures(record: DemoRecord, versions: dict[str, str | None]) -> dict[str, Any]:
     """Return all figures for JSON: `online_only`, `mixed`, `offline`, `prefix_hit_rate`, `slot_utilization` first."""
     alone, mixed = record.of("online_only"), record.of("mixed")
     ratios = {
@@ -96,7 +96,7 @@ def figures(record: Record, versions: dict[str, str | None]) -> dict[str, Any]:
         "client": client(record),
         "versions": versions,
         "per_second": [
-            _second(second, block) for block in record.blocks for second in by_second(block.looks, block.counts)
+            _second(second, block) for block in record.blocks for second in by_second(block.polls, block.counts)
         ],
         "requests": requests,
     }
@@ -202,27 +202,27 @@ def hit_rate(blocks: Sequence[Block]) -> float:
 
 def occupancy(blocks: Sequence[Block]) -> dict[str, float]:
     """Return the mean number of slots held, by class."""
-    looks = [look for block in blocks for look in block.looks]
-    number = max(1, len(looks))
+    polls = [poll for block in blocks for poll in block.polls]
+    number = max(1, len(polls))
     return {
-        "online": round(sum(look.online for look in looks) / number, 3),
-        "offline": round(sum(look.offline for look in looks) / number, 3),
-        "free": round(sum(look.free for look in looks) / number, 3),
+        "online": round(sum(poll.online for poll in polls) / number, 3),
+        "offline": round(sum(poll.offline for poll in polls) / number, 3),
+        "free": round(sum(poll.free for poll in polls) / number, 3),
     }
 
 
 def utilization(blocks: Sequence[Block]) -> float:
     """Return the mean share of slots that a request holds."""
-    looks = [look for block in blocks for look in block.looks]
-    return round(sum((look.slots - look.free) / look.slots for look in looks) / max(1, len(looks)), 4)
+    polls = [poll for block in blocks for poll in block.polls]
+    return round(sum((poll.slots - poll.free) / poll.slots for poll in polls) / max(1, len(polls)), 4)
 
 
 def work_conservation(mixed: Sequence[Block]) -> dict[str, int]:
-    """Count the seconds in which a look saw a free slot, and those of them without an offline token.
+    """Count the seconds in which a poll saw a free slot, and those of them without an offline token.
 
     The job always has a backlog, so a free slot can always be used.
     """
-    seconds = [second for block in mixed for second in by_second(block.looks, block.counts)]
+    seconds = [second for block in mixed for second in by_second(block.polls, block.counts)]
     free = [second for second in seconds if second.most_free > 0]
     return {
         "seconds": len(seconds),
@@ -232,24 +232,24 @@ def work_conservation(mixed: Sequence[Block]) -> dict[str, int]:
     }
 
 
-def flood(record: Record) -> dict[str, Any] | None:
+def flood(record: DemoRecord) -> dict[str, Any] | None:
     """Return what offline kept while online asked for more than the worker can do."""
     block = record.flood
     if block is None:
         return None
-    seconds = [s for s in by_second(block.looks, block.counts) if s.at >= block.began + _SETTLED_SECONDS]
-    looks = [look for look in block.looks if look.at >= block.began + _SETTLED_SECONDS]
+    seconds = [s for s in by_second(block.polls, block.counts) if s.at >= block.began + _SETTLED_SECONDS]
+    polls = [poll for poll in block.polls if poll.at >= block.began + _SETTLED_SECONDS]
     return {
         "seconds": round(block.seconds, 1),
-        "online_waiting_mean": round(sum(look.waiting for look in looks) / max(1, len(looks)), 1),
-        "online_slots_mean": round(sum(look.online for look in looks) / max(1, len(looks)), 2),
-        "offline_slots_mean": round(sum(look.offline for look in looks) / max(1, len(looks)), 2),
+        "online_waiting_mean": round(sum(poll.waiting for poll in polls) / max(1, len(polls)), 1),
+        "online_slots_mean": round(sum(poll.online for poll in polls) / max(1, len(polls)), 2),
+        "offline_slots_mean": round(sum(poll.offline for poll in polls) / max(1, len(polls)), 2),
         "offline_slots_reserved": record.reserved,
         "seconds_counted": len(seconds),
         "readings": len(block.counts),
         "readings_with_reservation_met": sum(count.is_reservation_met for count in block.counts),
-        "looks": len(looks),
-        "looks_at_or_above_reservation": sum(1 for look in looks if look.offline >= record.reserved),
+        "polls": len(polls),
+        "polls_at_or_above_reservation": sum(1 for poll in polls if poll.offline >= record.reserved),
         "seconds_without_offline_tokens": sum(1 for second in seconds if second.offline_tokens <= 0),
         "offline_tokens_per_second": round(block.gained("offline_tokens") / block.seconds, 1),
         "online_requests_per_second": round(len(block.samples) / max(block.seconds, 1e-9), 1),
@@ -257,7 +257,7 @@ def flood(record: Record) -> dict[str, Any] | None:
     }
 
 
-def client(record: Record) -> dict[str, Any]:
+def client(record: DemoRecord) -> dict[str, Any]:
     """Return what the load generator cost, and how late it sent."""
     late = [sample.late * 1000 for block in record.blocks for sample in block.samples]
     return {"cpu_share_of_a_core": round(record.client_cpu, 4), "late_ms": percentiles(late)}

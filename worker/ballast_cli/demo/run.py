@@ -1,4 +1,4 @@
-"""The order of events: warm-up, the SLO from it, online alone and mixed in turn, then a flood of online."""
+"""Run the demo: warm-up, an SLO from the warm-up, online alone and mixed in turn, and a flood of online requests."""
 
 from __future__ import annotations
 
@@ -13,94 +13,95 @@ from dataclasses import dataclass, field
 from random import Random
 
 from ballast_cli.demo.figures import percentiles
-from ballast_cli.demo.load import Call, Client, Sample, call
-from ballast_cli.demo.record import Block, Watcher
-from ballast_cli.demo.stage import TENANT, Stage, status
-from ballast_cli.demo.traffic import Arrival, Words, completion, cut, read_offline, read_online, scale
+from ballast_cli.demo.load import Client, HttpCall, Sample, call
+from ballast_cli.demo.polling import Block, WorkerPoller
+from ballast_cli.demo.stack import TENANT, DemoStack, status
+from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE, Words, completion, cut, scale
 from ballast_cli.errors import CliError
 from ballast_cli.worker_file import DEMO_MODEL_NAME
+from ballast_sim.replay.traffic import Arrival, read, read_lengths
 
 SLO_FACTOR = 1.25
 _SETTLE_SECONDS = 15.0
 _MOST_RATE = 60.0
-"""Online requests/s that the client is asked for at most: it shares the cores with the worker."""
+"""Most online requests per second of the client, because it shares the cores with the worker."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """How long and how much."""
+class DemoPlan:
+    """The lengths of the demo's parts, and the size of its load."""
 
     seed: int = 0
     pairs: int = 4
     block_seconds: float = 18.0
     warmup_seconds: float = 20.0
     calibration_seconds: float = 8.0
-    floor_seconds: float = 15.0
+    flood_seconds: float = 15.0
     min_requests: int = 300
-    """Online requests a side; blocks grow where the machine is too slow for them."""
+    """Least number of online requests on each side. On a slow machine, blocks are longer."""
     online_load: float = 0.45
     """Share of the measured capacity that the online traffic takes."""
     length_factor: float = 1 / 16
-    """Lengths of both traces are multiplied by it, so that they fit the small model."""
+    """Factor of the lengths in both traces, so that they fit the small model."""
     slots: int = 16
     threads: int = 1
 
     @property
     def total_seconds(self) -> float:
-        """About how long it takes, starts and pauses included."""
+        """Expected length of the demo, with starts and pauses."""
         blocks = 2 * self.pairs * (self.block_seconds + 2.5)
-        return 20 + 2 * self.calibration_seconds + self.warmup_seconds + blocks + self.floor_seconds
+        return 20 + 2 * self.calibration_seconds + self.warmup_seconds + blocks + self.flood_seconds
 
 
 @dataclass(slots=True)
-class Record:
-    """Everything that was measured."""
+class DemoRecord:
+    """All measurements of the demo."""
 
-    plan: Plan
+    plan: DemoPlan
     capacity: float = 0.0
-    """Online requests/s that the worker can take of this traffic."""
+    """Online requests per second of this traffic that the worker can serve."""
     ceiling: float = 0.0
-    """Offline output tokens/s of the same engine with no online request."""
+    """Offline output tokens per second of the same engine without online requests."""
     speed: float = 1.0
-    """Times of the online trace are divided by it."""
+    """Divisor of the times in the online trace."""
     trace_start: float = 0.0
-    """Where in the trace the slice begins, seconds."""
+    """Start of the slice in the trace, in seconds."""
     block_seconds: float = 0.0
     slo: dict[str, float] = field(default_factory=dict)
     warmup: Block | None = None
     blocks: list[Block] = field(default_factory=list)
     flood: Block | None = None
     reserved: int = 0
-    """Slots that the worker says offline keeps."""
-    looks: list[tuple[float, int, int]] = field(default_factory=list)
-    """Moment, online slots, offline slots: the whole demo."""
+    """Reserved slots of offline, as the worker reports them."""
+    polls: list[tuple[float, int, int]] = field(default_factory=list)
+    """Time, online slots and offline slots of each poll of the demo."""
     client_cpu: float = 0.0
-    """Share of a core that the load generator took while blocks ran."""
+    """Share of a core that the load generator used while blocks ran."""
 
     def of(self, side: str) -> list[Block]:
-        """The blocks of a side, in order."""
+        """Return the blocks of a side in order."""
         return [block for block in self.blocks if block.side == side]
 
 
-class Show:
-    """Runs the demo on a stage that is up."""
+class Demo:
+    """Runs the demo on a running stack."""
 
-    def __init__(self, stage: Stage, plan: Plan, words: Words, tell: Callable[[str], None]) -> None:
-        self._stage = stage
+    def __init__(self, stack: DemoStack, plan: DemoPlan, words: Words, tell: Callable[[str], None]) -> None:
+        self._stack = stack
         self._plan = plan
         self._words = words
         self._tell = tell
         self._random = Random(plan.seed)
-        self._online = scale(read_online(), length=plan.length_factor)
-        self._client: Client = stage.client()
-        self._watcher = Watcher(stage.client(), time.perf_counter())
-        self._record = Record(plan)
+        self._online = scale(read(ONLINE_TRACE), length=plan.length_factor)
+        self._client: Client = stack.client()
+        self._poller = WorkerPoller(stack.client(), time.perf_counter())
+        self._record = DemoRecord(plan)
         self._job = ""
 
-    async def run(self) -> Record:
-        """Do all of it."""
-        watcher = self._watcher
-        watcher.start()
+    async def run(self) -> DemoRecord:
+        """Run all parts of the demo."""
+        poller = self._poller
+        poller.start()
         try:
             await self._measure_ceiling()
             await self._measure_capacity()
@@ -108,29 +109,29 @@ class Show:
             await self._alternate()
             await self._flood()
         finally:
-            await watcher.stop()
+            await poller.stop()
             self._client.close()
-        self._record.looks = [(look.at, look.online, look.offline) for look in watcher.all_looks]
+        self._record.polls = [(poll.at, poll.online, poll.offline) for poll in poller.all_polls]
         return self._record
 
     # The steps, in order.
 
     async def _measure_ceiling(self) -> None:
-        plan, queue = self._plan, self._stage.queue
+        plan, queue = self._plan, self._stack.queue
         self._tell("Offline alone: measuring the highest offline rate")
         self._job = self._submit(int(_FIRST_ITEMS_PER_SECOND * plan.calibration_seconds), "warm-up")
         await self._resume()
         await asyncio.sleep(1.5)
-        before = self._stage.counts(self._job).counts.succeeded
-        block = await self._watcher.open("offline_only")
+        before = self._stack.counts(self._job).counts.succeeded
+        block = await self._poller.open("offline_only")
         await asyncio.sleep(plan.calibration_seconds - 2)
-        await self._watcher.close(block)
+        await self._poller.close(block)
         self._record.ceiling = block.gained("offline_tokens") / block.seconds
-        rate = (self._stage.counts(self._job).counts.succeeded - before) / block.seconds
+        rate = (self._stack.counts(self._job).counts.succeeded - before) / block.seconds
         await self._pause()
         queue.jobs.cancel(self._job)
-        # Twice what it could do with no online request beside it: the job never runs out.
-        count = int(2 * rate * (plan.total_seconds / 2 + plan.floor_seconds)) + 500
+        # Twice the items that the engine can compute without online requests: the job never runs out.
+        count = int(2 * rate * (plan.total_seconds / 2 + plan.flood_seconds)) + 500
         self._tell(f"Submitting the offline job of {count:,} items")
         self._job = self._submit(count, "item")
 
@@ -144,7 +145,7 @@ class Show:
         half = plan.calibration_seconds / 2
         ended = [s for s in good if s.last is not None and half <= s.at + s.last < plan.calibration_seconds]
         self._record.capacity = len(ended) / half
-        trace_seconds = self._online[-1].at
+        trace_seconds = self._online[-1].seconds
         rate = min(plan.online_load * self._record.capacity, _MOST_RATE)
         self._record.speed = rate / (len(self._online) / trace_seconds)
         self._record.block_seconds = max(plan.block_seconds, math.ceil(1.1 * plan.min_requests / plan.pairs / rate))
@@ -164,11 +165,11 @@ class Show:
         if ttft is None or tpot is None:
             raise CliError(f"No warm-up request succeeded: {_first_failure(block.samples)}")
         record.slo = {"ttft_ms": round(SLO_FACTOR * ttft, 3), "tpot_ms": round(SLO_FACTOR * tpot, 3)}
-        wanted = self._stage.set_slo(**record.slo)
+        wanted = self._stack.set_slo(**record.slo)
         began = time.monotonic()
         while (await status(self._client)).config_hash != wanted:
             if time.monotonic() - began > _SETTLE_SECONDS:
-                raise CliError(f"The worker did not apply the SLO in time. {self._stage.worker.last_words()}")
+                raise CliError(f"The worker did not apply the SLO in time. {self._stack.worker.last_lines()}")
             await asyncio.sleep(0.2)
 
     async def _alternate(self) -> None:
@@ -176,15 +177,15 @@ class Show:
         for pair in range(plan.pairs):
             offset = plan.warmup_seconds + pair * record.block_seconds
             for side in ("online_only", "mixed"):
-                self._stage.require_alive()
+                self._stack.require_alive()
                 self._tell(f"Pair {pair + 1} of {plan.pairs}: {_SIDES[side]}")
                 if side == "mixed":
                     await self._resume()
-                before = self._stage.counts(self._job).counts.succeeded
+                before = self._stack.counts(self._job).counts.succeeded
                 cpu = time.process_time()
                 block = await self._online_block(side, pair, record.block_seconds, offset)
                 record.client_cpu += (time.process_time() - cpu) / block.seconds / (2 * plan.pairs)
-                block.items_completed = self._stage.counts(self._job).counts.succeeded - before
+                block.items_completed = self._stack.counts(self._job).counts.succeeded - before
                 record.blocks.append(block)
                 if side == "mixed":
                     await self._pause()
@@ -194,19 +195,19 @@ class Show:
         self._tell("Flood of online requests: offline keeps its reservation")
         await self._resume()
         flood = asyncio.ensure_future(
-            self._client.saturate(self._endless(), width=3 * plan.slots, seconds=plan.floor_seconds + 1)
+            self._client.saturate(self._endless(), width=3 * plan.slots, seconds=plan.flood_seconds + 1)
         )
         await asyncio.sleep(1)
-        before = self._stage.counts(self._job).counts.succeeded
+        before = self._stack.counts(self._job).counts.succeeded
         self._record.reserved = (await status(self._client)).offline.reserved
-        block = await self._watcher.open("flood")
-        await asyncio.sleep(plan.floor_seconds)
-        await self._watcher.close(block)
-        block.items_completed = self._stage.counts(self._job).counts.succeeded - before
+        block = await self._poller.open("flood")
+        await asyncio.sleep(plan.flood_seconds)
+        await self._poller.close(block)
+        block.items_completed = self._stack.counts(self._job).counts.succeeded - before
         block.samples = await flood
         self._record.flood = block
 
-    # What the steps are made of.
+    # Parts of the steps.
 
     async def _online_block(self, side: str, pair: int, seconds: float, offset: float) -> Block:
         speed = self._record.speed
@@ -216,26 +217,26 @@ class Show:
         gc.freeze()
         gc.disable()
         try:
-            block = await self._watcher.open(side, pair)
+            block = await self._poller.open(side, pair)
             block.samples = await self._client.replay(calls)
-            await self._watcher.close(block)
+            await self._poller.close(block)
         finally:
             gc.enable()
             gc.unfreeze()
         return block
 
-    def _call(self, arrival: Arrival) -> Call:
+    def _call(self, arrival: Arrival) -> HttpCall:
         return call(arrival, completion(arrival, self._words, self._random, model=DEMO_MODEL_NAME, stream=True))
 
-    def _endless(self) -> Iterator[Call]:
+    def _endless(self) -> Iterator[HttpCall]:
         start = self._random.randrange(len(self._online))
         for arrival in itertools.cycle(self._online[start:] + self._online[:start]):
             yield self._call(arrival)
 
     def _submit(self, count: int, name: str) -> str:
-        """Submit an offline job of so many items, and hold it."""
+        """Submit an offline job with a number of items, and pause it."""
         plan = self._plan
-        lengths = scale(read_offline(), length=plan.length_factor)
+        lengths = scale(read_lengths(OFFLINE_TRACE), length=plan.length_factor)
         first = self._random.randrange(len(lengths))
 
         def lines() -> Iterator[str]:
@@ -246,38 +247,38 @@ class Show:
                     {"custom_id": f"{name}-{index}", "method": "POST", "url": "/v1/completions", "body": body}
                 )
 
-        job_id = self._stage.queue.submissions.submit(lines(), tenant=TENANT).job_id
-        self._stage.queue.jobs.pause(job_id)
+        job_id = self._stack.queue.submissions.submit(lines(), tenant=TENANT).job_id
+        self._stack.queue.jobs.pause(job_id)
         return job_id
 
     async def _pause(self) -> None:
-        """Hold the offline job and wait until it holds no slot."""
-        self._stage.pause(self._job)
+        """Pause the offline job, and wait until no request holds a slot."""
+        self._stack.pause(self._job)
         await self._settle()
 
     async def _settle(self) -> None:
         began = time.monotonic()
-        while (look := await self._watcher.look()).offline or look.parked or look.online:
+        while (poll := await self._poller.poll()).offline or poll.parked or poll.online:
             if time.monotonic() - began > _SETTLE_SECONDS:
                 raise CliError(
-                    f"{look.offline} offline items (and {look.parked} parked, {look.online} online requests) still run "
-                    f"{_SETTLE_SECONDS:.0f} s after the job was paused. {self._stage.worker.last_words()}"
+                    f"{poll.offline} offline items (and {poll.parked} parked, {poll.online} online requests) still run "
+                    f"{_SETTLE_SECONDS:.0f} s after the job was paused. {self._stack.worker.last_lines()}"
                 )
             await asyncio.sleep(0.1)
 
     async def _resume(self) -> None:
-        """Let the offline job go on and wait until it holds slots."""
-        self._stage.queue.jobs.resume(self._job)
+        """Resume the offline job, and wait until it holds slots."""
+        self._stack.queue.jobs.resume(self._job)
         began = time.monotonic()
-        while not (await self._watcher.look()).offline:
+        while not (await self._poller.poll()).offline:
             if time.monotonic() - began > _SETTLE_SECONDS:
-                raise CliError(f"The worker claimed no offline item in time. {self._stage.worker.last_words()}")
+                raise CliError(f"The worker claimed no offline item in time. {self._stack.worker.last_lines()}")
             await asyncio.sleep(0.1)
         await asyncio.sleep(0.5)
 
 
 _FIRST_ITEMS_PER_SECOND = 400
-"""More than the small model can do on a few cores; what it does is then measured."""
+"""Offline items per second that are submitted to measure the offline ceiling: more than a few cores can compute."""
 _SIDES = {"online_only": "online alone", "mixed": "online with the offline job"}
 
 

@@ -27,11 +27,11 @@ from ballast_worker.forecast import duration
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ballast_cli.demo.run import Plan, Record
+    from ballast_cli.demo.run import DemoPlan, DemoRecord
 
 EXAMPLES = examples(
     "ballast demo",
-    "ballast demo --quick                 # a minute and a half; few requests, wide intervals",
+    "ballast demo --quick                 # a minute and a half, with few requests and wide intervals",
     "ballast demo --json figures.json --seed 7",
 )
 DEFAULT_OUT = Path("ballast-demo")
@@ -62,9 +62,9 @@ def demo(
         raise CliError(f"The demo needs {', '.join(missing)}: {LOCAL_INSTALL}.")
     if json_file is not None and not json_file.parent.is_dir():
         raise Usage(f"--json: there is no directory {json_file.parent}: make it first.")
-    from ballast_cli.demo.run import Plan  # noqa: PLC0415  numpy and httptools, for this verb only
+    from ballast_cli.demo.run import DemoPlan  # noqa: PLC0415  numpy and httptools, for this verb only
 
-    plan = Plan(seed=seed, slots=slots, min_requests=requests, threads=max(1, min(4, _cores() - 1)))
+    plan = DemoPlan(seed=seed, slots=slots, min_requests=requests, threads=max(1, min(4, _cores() - 1)))
     if quick:
         plan = replace(
             plan,
@@ -72,7 +72,7 @@ def demo(
             block_seconds=9.0,
             warmup_seconds=8.0,
             calibration_seconds=5.0,
-            floor_seconds=6.0,
+            flood_seconds=6.0,
             min_requests=min(requests, 60),
         )
     if seconds is not None:
@@ -92,7 +92,7 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def play(plan: Plan, out: Path, *, keep: bool) -> dict[str, Any]:
+def play(plan: DemoPlan, out: Path, *, keep: bool) -> dict[str, Any]:
     """Run a demo, write `figures.json` and `slots.png` to `out`, and return the figures."""
     from ballast_cli.demo.picture import draw  # noqa: PLC0415
     from ballast_cli.demo.report import figures  # noqa: PLC0415
@@ -110,21 +110,21 @@ def play(plan: Plan, out: Path, *, keep: bool) -> dict[str, Any]:
     return found
 
 
-def _perform(plan: Plan, work: Path, tell: Callable[[str], None]) -> Record:
-    from ballast_cli.demo.run import Show  # noqa: PLC0415
-    from ballast_cli.demo.stage import Stage  # noqa: PLC0415
+def _perform(plan: DemoPlan, work: Path, tell: Callable[[str], None]) -> DemoRecord:
+    from ballast_cli.demo.run import Demo  # noqa: PLC0415
+    from ballast_cli.demo.stack import DemoStack  # noqa: PLC0415
     from ballast_cli.demo.traffic import Words  # noqa: PLC0415
     from ballast_cli.worker_file import DEMO_MODEL  # noqa: PLC0415
 
     words = Words.of_tokenizer(DEMO_MODEL / "tokenizer.json")
     tell("Starting Valkey and a worker")
-    with Stage.up(work, slots=plan.slots, threads=plan.threads) as stage:
-        return asyncio.run(Show(stage, plan, words, tell).run())
+    with DemoStack.up(work, slots=plan.slots, threads=plan.threads) as stack:
+        return asyncio.run(Demo(stack, plan, words, tell).run())
 
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Let SIGTERM do what Ctrl-C does: stop everything in order."""
+    """Handle SIGTERM as Ctrl-C, so that all processes stop in order."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -138,7 +138,7 @@ def _interruptible() -> Iterator[None]:
 
 @contextmanager
 def _telling(expected: float) -> Iterator[Callable[[str], None]]:
-    """Show what is going on: a bar over the expected time on a terminal, a line for each step elsewhere."""
+    """Show the progress: a bar over the expected time on a terminal, and a line for each step elsewhere."""
     console = stderr()
     began = time.monotonic()
     if not console.is_terminal:

@@ -1,5 +1,5 @@
-"""Bring the files of a model to a directory: `ballast fetch`, in an init container or on a laptop.
+"""`ballast fetch`: download the files of a model to a directory, in an init container or on a laptop.
 
-location -> source (hub, bucket) -> snapshot -> store. A source lists files and reads one from an offset; the store
-resumes, verifies, and publishes a directory only once it is whole.
+location -> source (hub, bucket) -> model_files -> store. A source lists the files and reads a file from an offset. The
+store resumes and verifies, and marks a directory as complete when it has all files.
 """

@@ -1,4 +1,4 @@
-"""`s3://`: objects under a prefix, through boto3 and its usual sources of credentials and of the endpoint."""
+"""`s3://`: reads the objects under a prefix with boto3, which finds the credentials and the endpoint."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, 
 
 from ballast_cli.errors import NotFound
 from ballast_cli.fetch.location import Location
-from ballast_cli.fetch.snapshot import File, Snapshot, choose, version_of
+from ballast_cli.fetch.model_files import File, ModelFiles, select, version_of
 from ballast_cli.fetch.source import Denied, Unavailable
 
 _PIECE = 1 << 17
 _CREDENTIALS = (
-    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or a role (in a cluster: the Secret or service account of the "
-    "model), or --anonymous for a public bucket"
+    "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or use a role (in a cluster, the Secret or the service account "
+    "of the model). For a public bucket, use --anonymous"
 )
 _MD5_LENGTH = 32
 
@@ -34,10 +34,10 @@ class Bucket:
         self._config = Config(retries={"mode": "standard", "max_attempts": 5}, **signature)
         self._made: Any = None
         self._tags: dict[str, str] = {}
-        """ETags of the listing."""
+        """ETag of each listed object."""
 
-    def resolve(self) -> Snapshot:
-        """List the prefix, and ask for the checksum of each file that is wanted."""
+    def resolve(self) -> ModelFiles:
+        """List the prefix, and read the checksum of each file that an engine needs."""
         place = self._location
         with self._sentences():
             pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=place.root, Prefix=self._key(""))
@@ -47,23 +47,23 @@ class Bucket:
                 for found in page.get("Contents", ())
             ]
             if not listed:
-                raise NotFound(f"{place}: no object under this prefix; name the one that holds config.json.")
-            files = tuple(self._asked(file) for file in choose(listed, str(place)))
+                raise NotFound(f"{place}: no object under this prefix. Name the prefix that contains config.json.")
+            files = tuple(self._with_digest(file) for file in select(listed, str(place)))
         tagged = (File(file.name, file.size, self._tags[file.name]) for file in files)
-        return Snapshot(str(place), version_of(tagged), files)
+        return ModelFiles(str(place), version_of(tagged), files)
 
-    def _asked(self, file: File) -> File:
+    def _with_digest(self, file: File) -> File:
         head = self._client.head_object(Bucket=self._location.root, Key=self._key(file.name), ChecksumMode="ENABLED")
         self._tags[file.name] = head["ETag"]
         return File(file.name, file.size, _digest(head))
 
     @contextmanager
     def read(self, file: File, start: int) -> Iterator[Iterator[bytes]]:
-        """Stream an object of the snapshot that was listed, from an offset."""
-        asked = {"Range": f"bytes={start}-"} if start else {}
-        asked |= {"IfMatch": self._tags[file.name]}
+        """Stream a listed object from an offset."""
+        options = {"Range": f"bytes={start}-"} if start else {}
+        options |= {"IfMatch": self._tags[file.name]}
         with self._sentences():
-            body = self._client.get_object(Bucket=self._location.root, Key=self._key(file.name), **asked)["Body"]
+            body = self._client.get_object(Bucket=self._location.root, Key=self._key(file.name), **options)["Body"]
             with body:
                 yield body.iter_chunks(_PIECE)
 
@@ -78,31 +78,31 @@ class Bucket:
 
     @contextmanager
     def _sentences(self) -> Iterator[None]:
-        """Say what is wrong as a sentence."""
+        """Turn errors of boto3 into errors of this package."""
         place = self._location
         try:
             yield
         except (NoCredentialsError, PartialCredentialsError):
-            raise Denied(f"{place}: no credentials found; {_CREDENTIALS}.") from None
+            raise Denied(f"{place}: no credentials found. {_CREDENTIALS}.") from None
         except ClientError as error:
             code = error.response.get("Error", {}).get("Code", "")
             if code in {"NoSuchBucket", "NoSuchKey", "404"}:
                 raise NotFound(
-                    f"{place}: there is no such {'bucket' if code == 'NoSuchBucket' else 'object'}."
+                    f"{place}: there is no such {'bucket' if code == 'NoSuchBucket' else 'object'}. Check the URI."
                 ) from None
             if code in {"PreconditionFailed", "412"}:
-                raise Unavailable(f"{place} was written to while it was fetched: run this again.") from None
+                raise Unavailable(f"{place} changed during the download. Run the command again.") from None
             if code in {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "403", "401"}:
-                raise Denied(f"{place}: access is refused ({code}); {_CREDENTIALS}.") from None
-            raise Unavailable(f"{place}: the store answers {code or error}; try again later.") from None
+                raise Denied(f"{place}: access denied ({code}). {_CREDENTIALS}.") from None
+            raise Unavailable(f"{place}: the object store answered {code or error}. Try again later.") from None
         except BotoCoreError as error:
             raise Unavailable(f"{place}: {error} Check the network, the region and AWS_ENDPOINT_URL.") from None
 
 
 def _digest(head: Mapping[str, Any]) -> str:
-    """Give the checksum of a whole object: its SHA-256, or the ETag where that is an MD5 of the content.
+    """Return the checksum of an object: its SHA-256, or its ETag if that is an MD5 of the content.
 
-    It is not for objects that were uploaded in parts, or that are encrypted with a key of their own.
+    The ETag is no MD5 if the object was uploaded in parts, or is encrypted with the user's key.
     """
     if head.get("ChecksumSHA256") and head.get("ChecksumType") == "FULL_OBJECT":
         return f"sha256:{b64decode(head['ChecksumSHA256']).hex()}"

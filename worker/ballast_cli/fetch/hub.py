@@ -1,4 +1,4 @@
-"""`hf://`: a hub's repositories, through huggingface_hub. `HF_ENDPOINT` names another hub, `HF_TOKEN` the token."""
+"""`hf://`: reads repositories of a hub with huggingface_hub. `HF_ENDPOINT` names another hub, `HF_TOKEN` a token."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from huggingface_hub.utils._http import get_session
 
 from ballast_cli.errors import CliError, NotFound, Usage
 from ballast_cli.fetch.location import Location
-from ballast_cli.fetch.snapshot import File, Snapshot, choose
+from ballast_cli.fetch.model_files import File, ModelFiles, select
 from ballast_cli.fetch.source import Denied, Unavailable
 
-_TOKEN = "set HF_TOKEN (in a cluster: the Secret that the model's credentials name)"  # noqa: S105  a sentence
+_TOKEN = "Set HF_TOKEN (in a cluster, in the Secret that model.credentialsSecret names)"  # noqa: S105  a sentence
 
 
 class Hub:
-    """One repository at one revision."""
+    """A repository at one revision."""
 
     def __init__(self, location: Location) -> None:
         self._location = location
@@ -35,8 +35,8 @@ class Hub:
         self._token = os.environ.get("HF_TOKEN")
         self._commit = ""
 
-    def resolve(self) -> Snapshot:
-        """Ask which commit the revision is, and for its files."""
+    def resolve(self) -> ModelFiles:
+        """Return the commit of the revision and its files."""
         place = self._location
         api = HfApi(endpoint=self._endpoint, token=self._token)
         with self._sentences():
@@ -50,13 +50,13 @@ class Hub:
             for sibling in info.siblings or ()
         ]
         if not info.sha:
-            raise CliError(f"{place}: the hub named no commit, so nothing can be kept apart; try again.")
+            raise CliError(f"{place}: the hub named no commit, so versions cannot be told apart. Try again later.")
         self._commit = info.sha
-        return Snapshot(str(place), info.sha, choose(listed, str(place)))
+        return ModelFiles(str(place), info.sha, select(listed, str(place)))
 
     @contextmanager
     def read(self, file: File, start: int) -> Iterator[Iterator[bytes]]:
-        """Stream a file of the commit that was found, from an offset."""
+        """Stream a file of the resolved commit from an offset."""
         url = hf_hub_url(self._location.root, file.name, revision=self._commit, endpoint=self._endpoint)
         headers = build_hf_headers(token=self._token) | {"Accept-Encoding": "identity"}
         if start:
@@ -65,42 +65,50 @@ class Hub:
             stream = get_session().stream("GET", url, headers=headers, follow_redirects=True, timeout=30)
             with stream as answer:
                 if answer.status_code in {401, 403}:
-                    raise Denied(f"{self._location}: the hub refuses {file.name} ({answer.status_code}); {_TOKEN}.")
+                    raise Denied(
+                        f"{self._location}: the hub denied access to {file.name} ({answer.status_code}). {_TOKEN}."
+                    )
                 if answer.status_code not in {200, 206}:
-                    raise Unavailable(f"{self._location}: the hub answers {answer.status_code} for {file.name}.")
-                pieces = answer.iter_raw()  # as they come: what a broken stream gave is kept
+                    raise Unavailable(f"{self._location}: the hub answered {answer.status_code} for {file.name}.")
+                pieces = answer.iter_raw()  # raw: the bytes of a broken stream are kept
                 yield _skip(pieces, start) if start and answer.status_code == 200 else pieces
 
     @contextmanager
     def _sentences(self) -> Iterator[None]:
-        """Say what is wrong as a sentence."""
+        """Turn errors of the hub into errors of this package."""
         place = self._location
         hub = self._endpoint or "the hub"
         try:
             yield
         except HFValidationError as error:
-            raise Usage(f"{place} does not name a repository: {error}") from None
+            raise Usage(f"{place} does not name a repository: {error}. Use hf://ORG/NAME.") from None
         except GatedRepoError:
-            raise Denied(f"{place} is gated: accept its terms on {hub}, then {_TOKEN}.") from None
+            raise Denied(f"{place} is gated. Accept its terms on {hub}. {_TOKEN}.") from None
         except RevisionNotFoundError:
-            raise NotFound(f"{place.root} has no revision {place.revision}: name a branch, tag or commit.") from None
+            raise NotFound(f"{place.root} has no revision {place.revision}. Name a branch, tag, or commit.") from None
         except RepositoryNotFoundError:
-            which = "with the token in HF_TOKEN" if self._token else f"without a token; if it is private, {_TOKEN}"
-            raise NotFound(f"{hub} shows no repository {place.root} {which}.") from None
+            advice = (
+                "Check the name, and the access of the token in HF_TOKEN"
+                if self._token
+                else f"If it is private: {_TOKEN}"
+            )
+            raise NotFound(f"{hub} shows no repository {place.root}. {advice}.") from None
         except HfHubHTTPError as error:
             status = error.response.status_code
             if status in {401, 403}:
-                raise Denied(f"{hub} refuses {place} ({status}): {_TOKEN}, with access to it.") from None
-            raise Unavailable(f"{hub} answers {status} for {place}; try again later.") from None
+                raise Denied(
+                    f"{hub} denied access to {place} ({status}). {_TOKEN}. The token needs access to the repository."
+                ) from None
+            raise Unavailable(f"{hub} answered {status} for {place}. Try again later.") from None
         except httpx2.HTTPError as error:
             reason = f"{type(error).__name__}: {error}"
             raise Unavailable(
-                f"{hub} does not answer for {place} ({reason}): check the network and HF_ENDPOINT."
+                f"{hub} does not answer for {place} ({reason}). Check the network and HF_ENDPOINT."
             ) from None
 
 
 def _skip(pieces: Iterator[bytes], count: int) -> Iterator[bytes]:
-    """Drop what is at hand already, from a server that knows no ranges."""
+    """Skip the first `count` bytes: a server without range support sends the whole file."""
     for piece in pieces:
         yield piece[count:]
         count = max(0, count - len(piece))

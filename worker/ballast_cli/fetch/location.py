@@ -1,4 +1,4 @@
-"""Where a model lies: `hf://`, `s3://`, `pvc://`, `file://`, or a plain path."""
+"""Parses the location of a model: `hf://`, `s3://`, `pvc://`, `file://`, or a path."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ballast_cli.errors import Usage
 
 
 class Scheme(StrEnum):
-    """Kinds of places."""
+    """Kinds of locations."""
 
     HUB = "hf"
     BUCKET = "s3"
@@ -20,7 +20,7 @@ class Scheme(StrEnum):
     FILE = "file"
 
 
-FORMS = "hf://ORG/NAME[@REVISION], s3://BUCKET/PREFIX, pvc://CLAIM[/PATH], file:///PATH or a path"
+FORMS = "hf://ORG/NAME[@REVISION], s3://BUCKET/PREFIX, pvc://CLAIM[/PATH], file:///PATH, or a path"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +29,13 @@ class Location:
 
     scheme: Scheme
     root: str
-    """`org/name`, bucket, claim; empty for files."""
+    """`org/name`, the bucket, or the claim. Empty for files."""
     path: str = ""
-    """Prefix in the bucket, path in the claim, path of the file."""
+    """Prefix in the bucket, path in the claim, or path of the directory."""
     revision: str = ""
 
     def __str__(self) -> str:
-        """Give the URI back, the revision with it."""
+        """Return the URI with the revision."""
         at = f"@{self.revision}" if self.revision else ""
         if self.scheme is Scheme.FILE:
             return self.path
@@ -43,15 +43,15 @@ class Location:
 
     @property
     def is_remote(self) -> bool:
-        """Whether its files have to be downloaded."""
+        """Return whether the files must be downloaded."""
         return self.scheme in {Scheme.HUB, Scheme.BUCKET}
 
 
 def parse(uri: str, revision: str = "") -> Location:
-    """Read a URI; `revision` may stand behind `@` too.
+    """Parse a URI. The revision is `revision`, or follows `@` in the URI.
 
     Raises:
-        Usage: it has another form, or two different revisions are asked for.
+        Usage: the URI has another form, or names a revision that differs from `revision`.
     """
     if "://" not in uri:
         return Location(Scheme.FILE, "", os.path.expanduser(uri))  # noqa: PTH111  Path's fails on an unknown user
@@ -61,20 +61,20 @@ def parse(uri: str, revision: str = "") -> Location:
         case Scheme.FILE if root in {"", "localhost"}:
             return Location(Scheme.FILE, "", unquote(f"/{path}"))
         case Scheme.FILE:
-            raise Usage(f"{uri} names the host {root}: write file:///path with three slashes.")
+            raise Usage(f"{uri} names the host {root}. Use file:///path with three slashes.")
         case Scheme.HUB:
             return _hub(uri, rest.strip("/"), revision)
         case Scheme.BUCKET if root:
             return Location(Scheme.BUCKET, root, path.strip("/"))
         case Scheme.CLAIM if root not in {"", ".", ".."} and ".." not in path.split("/"):
             return Location(Scheme.CLAIM, root, path.strip("/"))
-    raise Usage(f"{uri} is not a place of a model: wanted {FORMS}.")
+    raise Usage(f"{uri} is not the location of a model. Use {FORMS}.")
 
 
 def _hub(uri: str, name: str, revision: str) -> Location:
     repository, _, at = name.partition("@")
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
-        raise Usage(f"{uri}: wanted hf://ORG/NAME or hf://ORG/NAME@REVISION, found the repository {repository!r}.")
+        raise Usage(f"{uri}: found the repository {repository!r}. Use hf://ORG/NAME or hf://ORG/NAME@REVISION.")
     if at and revision and at != revision:
-        raise Usage(f"{uri} asks for the revision {at}, --revision for {revision}: give one.")
+        raise Usage(f"{uri} names the revision {at}, but --revision is {revision}. Use one of them.")
     return Location(Scheme.HUB, repository, revision=at or revision or "main")

@@ -1,4 +1,4 @@
-"""What the store asks of a place that has to be downloaded from."""
+"""The protocol of a source from which models are downloaded."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from ballast_cli.errors import CliError
-from ballast_cli.fetch.snapshot import File, Snapshot
+from ballast_cli.fetch.model_files import File, ModelFiles
 
 
 class Unavailable(CliError):
-    """The source does not answer now; trying again may help."""
+    """The source does not answer. A retry may help."""
 
     exit_code = 4
 
 
 class Denied(CliError):
-    """The source wants credentials, or others."""
+    """The source needs credentials, or other ones."""
 
     exit_code = 4
 
 
 class Source(Protocol):
-    """A place with files of a model."""
+    """A location with the files of a model."""
 
-    def resolve(self) -> Snapshot:
-        """List what an engine needs.
+    def resolve(self) -> ModelFiles:
+        """Return the files that an engine needs.
 
         Raises:
-            NotFound: there is no such place.
-            Denied: it wants credentials.
-            Unavailable: it does not answer.
+            NotFound: the location does not exist.
+            Denied: the source needs credentials.
+            Unavailable: the source does not answer.
         """
 
     def read(self, file: File, start: int) -> AbstractContextManager[Iterator[bytes]]:
-        """Give the bytes of a file of the snapshot that `resolve` gave, from `start` on, in pieces."""
+        """Yield the bytes of a file that `resolve` returned, from `start` on, in pieces."""

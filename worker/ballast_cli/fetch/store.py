@@ -1,7 +1,7 @@
-"""Bring a snapshot to a directory: one process at a time, resumed where it broke off, verified, then named whole.
+"""Downloads the files of a model to a directory. One process at a time downloads, resumes, and verifies.
 
-A directory is whole once `.ballast-fetch.json` stands in it; a process that dies before leaves parts behind that the
-next one goes on with.
+A directory is complete when it contains `.ballast-fetch.json`. If a process dies before that, the next one continues
+with the parts that it left.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from pathlib import Path
 from threading import Lock
 
 from ballast_cli.errors import CliError, Usage
-from ballast_cli.fetch.snapshot import File, Snapshot, is_intact
+from ballast_cli.fetch.model_files import File, ModelFiles, is_intact
 from ballast_cli.fetch.source import Source, Unavailable
 
 MANIFEST = ".ballast-fetch.json"
 _LOCK = ".ballast-fetch.lock"
 _PART = ".part"
-_AT_A_TIME = 4
-_TRIES = 5
-"""Times in a row that a broken stream is taken up again without a byte gained."""
+_NUM_THREADS = 4
+_MOST_FAILURES = 5
+"""Times in a row that a broken stream is resumed without receiving a byte."""
 
-Told = Callable[[str], None]
+Notify = Callable[[str], None]
 Advance = Callable[[int], None]
 
 
 class Corrupt(CliError):
-    """What arrived is not what the source says it holds."""
+    """A downloaded file differs from the checksum of the source."""
 
 
 def manifest_of(directory: Path) -> dict[str, object]:
-    """Read what a directory holds; empty where it is not whole."""
+    """Return the manifest of a directory, or an empty one if the directory is not complete."""
     try:
         found = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -45,32 +45,32 @@ def manifest_of(directory: Path) -> dict[str, object]:
     return found if isinstance(found, dict) else {}
 
 
-def is_whole(directory: Path, snapshot: Snapshot) -> bool:
-    """Tell whether a directory holds this snapshot: by its manifest and the sizes of its files."""
-    if manifest_of(directory).get("version") != snapshot.version:
+def is_complete(directory: Path, model: ModelFiles) -> bool:
+    """Return whether a directory has these files, by its manifest and the sizes of the files."""
+    if manifest_of(directory).get("version") != model.version:
         return False
-    paths = ((directory / file.name, file.size) for file in snapshot.files)
+    paths = ((directory / file.name, file.size) for file in model.files)
     return all(path.is_file() and path.stat().st_size == size for path, size in paths)
 
 
-def bring(source: Source, snapshot: Snapshot, directory: Path, *, tell: Told, advance: Advance) -> bool:
-    """Have the snapshot whole in a directory; False where it was there already.
+def download(source: Source, model: ModelFiles, directory: Path, *, notify: Notify, advance: Advance) -> bool:
+    """Download the missing files to a directory. Return False if it was complete already.
 
     Raises:
-        Corrupt: a file differs from its checksum, twice.
-        CliError: the disk is full or not writable, or the source fails.
+        Corrupt: a file differed from its checksum twice.
+        CliError: the disk is full or not writable, or the source failed.
     """
-    with _clear_errors(directory):
+    with _disk_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
-        with _alone(directory, tell):
-            if is_whole(directory, snapshot):
+        with _locked(directory, notify):
+            if is_complete(directory, model):
                 return False
-            _make_way(directory, snapshot)
-            missing = [file for file in snapshot.files if not is_intact(file, directory / file.name)]
-            _check_room(directory, missing)
-            counter = _Counter(snapshot.size - sum(file.size for file in missing), advance)
-            with ThreadPoolExecutor(_AT_A_TIME) as threads:
-                waiting = [threads.submit(_load, source, snapshot, file, directory, counter) for file in missing]
+            _remove_old_files(directory, model)
+            missing = [file for file in model.files if not is_intact(file, directory / file.name)]
+            _check_disk_space(directory, missing)
+            counter = _Counter(model.size - sum(file.size for file in missing), advance)
+            with ThreadPoolExecutor(_NUM_THREADS) as threads:
+                waiting = [threads.submit(_load, source, model, file, directory, counter) for file in missing]
                 try:
                     for done in waiting:
                         done.result()
@@ -78,35 +78,35 @@ def bring(source: Source, snapshot: Snapshot, directory: Path, *, tell: Told, ad
                     counter.is_stopped = True
                     threads.shutdown(cancel_futures=True)
                     raise
-            _write_manifest(directory, snapshot)
+            _write_manifest(directory, model)
             return True
 
 
 def link(name: Path, target: Path) -> None:
-    """Point a name at a directory, in one step; an empty directory of that name gives way.
+    """Link a name to a directory atomically. An empty directory of that name is removed first.
 
     Raises:
-        Usage: something else stands there.
+        Usage: a file or a directory with content has the name.
     """
-    with _clear_errors(name):
+    with _disk_errors(name):
         name.parent.mkdir(parents=True, exist_ok=True)
         if name.is_dir() and not name.is_symlink():
             try:
                 name.rmdir()
             except OSError:
                 raise Usage(
-                    f"{name} is a directory with something in it, or a mount: name a path that is free (below it, for "
-                    f"example {name / target.name}), it becomes a link to {target}."
+                    f"{name} is a mount, or a directory that is not empty. Name a path that does not exist, for "
+                    f"example {name / target.name}. The path becomes a link to {target}."
                 ) from None
         elif name.exists() and not name.is_symlink():
-            raise Usage(f"{name} is a file: name a path that is free, it becomes a link to {target}.")
+            raise Usage(f"{name} is a file. Name a path that does not exist. The path becomes a link to {target}.")
         fresh = name.with_name(f".{name.name}.{os.getpid()}")
         fresh.symlink_to(target)
         fresh.replace(name)
 
 
 class _Counter:
-    """Bytes at hand, over all threads."""
+    """Counts the received bytes of all threads."""
 
     def __init__(self, start: int, advance: Advance) -> None:
         self.is_stopped = False
@@ -123,45 +123,45 @@ class _Counter:
 
 
 @contextmanager
-def _alone(directory: Path, tell: Told) -> Iterator[None]:
-    """Hold the directory's lock; the kernel frees it with the process."""
+def _locked(directory: Path, notify: Notify) -> Iterator[None]:
+    """Hold the lock of the directory. The kernel releases it when the process ends."""
     with (directory / _LOCK).open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            tell(f"Another process fetches to {directory}; waiting for it.")
+            notify(f"Another process is downloading to {directory}. Waiting for it.")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def _make_way(directory: Path, snapshot: Snapshot) -> None:
-    """Take back the word that the directory is whole, and what only the former snapshot had."""
+def _remove_old_files(directory: Path, model: ModelFiles) -> None:
+    """Remove the manifest, and the files that only the previous version has."""
     before = manifest_of(directory).get("files")
     (directory / MANIFEST).unlink(missing_ok=True)
-    wanted = {file.name for file in snapshot.files}
+    wanted = {file.name for file in model.files}
     for name in before if isinstance(before, dict) else ():
         if name not in wanted and "/" not in name:
             (directory / name).unlink(missing_ok=True)
 
 
-def _check_room(directory: Path, missing: list[File]) -> None:
+def _check_disk_space(directory: Path, missing: list[File]) -> None:
     parts = (directory / f"{file.name}{_PART}" for file in missing)
     needed = sum(file.size for file in missing) - sum(part.stat().st_size for part in parts if part.exists())
     free = shutil.disk_usage(directory).free
     if needed > free:
         raise CliError(
-            f"{directory} has {_size(free)} free, the model needs {_size(needed)} more: free some, or fetch to a "
-            "larger volume. What is there already is kept."
+            f"{directory} has {_size(free)} free, but the model needs {_size(needed)} more. Free some space, or use a "
+            "larger volume. Downloaded parts are kept."
         )
 
 
-def _load(source: Source, snapshot: Snapshot, file: File, directory: Path, counter: _Counter) -> None:
+def _load(source: Source, model: ModelFiles, file: File, directory: Path, counter: _Counter) -> None:
     part, path = directory / f"{file.name}{_PART}", directory / file.name
     path.unlink(missing_ok=True)
     if part.exists():
         counter.add(part.stat().st_size)
     for is_last in (False, True):
-        _stream(source, snapshot, file, part, counter)
+        _stream(source, model, file, part, counter)
         if is_intact(file, part):
             with part.open("rb") as opened:
                 os.fsync(opened.fileno())
@@ -172,13 +172,13 @@ def _load(source: Source, snapshot: Snapshot, file: File, directory: Path, count
         if is_last:
             break
     raise Corrupt(
-        f"{file.name} of {snapshot.source} is not what the source says ({file.size:,} bytes, {file.digest}), twice: "
-        "the copy there is damaged, or something on the way changes it."
+        f"{file.name} of {model.source} differed twice from the checksum of the source ({file.size:,} bytes, "
+        f"{file.digest}). The file is damaged in the source or by a proxy. Check both."
     )
 
 
-def _stream(source: Source, snapshot: Snapshot, file: File, part: Path, counter: _Counter) -> None:
-    """Append to the part until it has its size; take a broken stream up again."""
+def _stream(source: Source, model: ModelFiles, file: File, part: Path, counter: _Counter) -> None:
+    """Append to the part until it has its size. Resume a broken stream."""
     failures = 0
     while (start := part.stat().st_size if part.exists() else 0) < file.size or not part.exists():
         try:
@@ -186,35 +186,38 @@ def _stream(source: Source, snapshot: Snapshot, file: File, part: Path, counter:
                 for piece in pieces:
                     opened.write(piece)
                     counter.add(len(piece))
-            why = Unavailable(f"{snapshot.source}: {file.name} ends after {start:,} of {file.size:,} bytes.")
+            why = Unavailable(f"{model.source}: {file.name} ends after {start:,} of {file.size:,} bytes.")
         except Unavailable as error:
             why = error
         failures = 0 if part.exists() and part.stat().st_size > start else failures + 1
-        if failures >= _TRIES:
+        if failures >= _MOST_FAILURES:
             raise why
 
 
-def _write_manifest(directory: Path, snapshot: Snapshot) -> None:
-    files = {file.name: {"size": file.size, "digest": file.digest} for file in snapshot.files}
+def _write_manifest(directory: Path, model: ModelFiles) -> None:
+    files = {file.name: {"size": file.size, "digest": file.digest} for file in model.files}
     fresh = directory / f"{MANIFEST}{_PART}"
     fresh.write_text(
-        json.dumps({"source": snapshot.source, "version": snapshot.version, "files": files}, indent=1) + "\n",
+        json.dumps({"source": model.source, "version": model.version, "files": files}, indent=1) + "\n",
         encoding="utf-8",
     )
     fresh.replace(directory / MANIFEST)
 
 
 @contextmanager
-def _clear_errors(directory: Path) -> Iterator[None]:
+def _disk_errors(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise CliError(
-                f"The disk of {directory} is full: free some or name a larger one; a new run goes on."
+                f"The disk of {directory} is full. Free some space, or use a larger volume. Then run the command again "
+                "to resume."
             ) from None
         if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
-            raise Usage(f"{directory} cannot be written to ({error.strerror}): name a directory of yours.") from None
+            raise Usage(
+                f"Cannot write to {directory} ({error.strerror}). Name a directory that you can write to."
+            ) from None
         raise
 
 

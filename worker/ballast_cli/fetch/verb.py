@@ -1,4 +1,4 @@
-"""`ballast fetch`: bring a model's files to a directory."""
+"""`ballast fetch`: download the files of a model to a directory."""
 
 from __future__ import annotations
 
@@ -13,65 +13,75 @@ from ballast_cli.console import examples, say
 from ballast_cli.errors import CliError, NotFound
 from ballast_cli.fetch.location import FORMS, Location, Scheme, parse
 from ballast_cli.fetch.source import Source, Unavailable
-from ballast_cli.fetch.store import bring, is_whole, link, manifest_of
+from ballast_cli.fetch.store import download, is_complete, link, manifest_of
 from ballast_cli.watch import progress
 
 EXAMPLES = examples(
     "ballast fetch hf://Qwen/Qwen3-0.6B /models/qwen",
-    "ballast fetch hf://org/name@v2 /work/model --cache /var/cache/models   # shared by the pods of a node",
+    "ballast fetch hf://org/name@v2 /work/model --cache /var/cache/models   # the pods of a node share the cache",
     "ballast fetch s3://weights/llama-3-8b /models/llama",
 )
 _HASH = 16
 CLAIMS = Path("/pvc")
-"""Where volume claims are mounted, each under its name."""
+"""Directory where volume claims are mounted, each under its name."""
 
 
 def fetch(
     *,
     uri: Annotated[str, typer.Argument(metavar="URI", help=f"{escape(FORMS)}.")],
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the model shall be found.")],
-    revision: Annotated[str, typer.Option(help="Branch, tag or commit of a hub repository; default main.")] = "",
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Directory of the files. With --cache, it becomes a link.")
+    ],
+    revision: Annotated[
+        str, typer.Option(help="Branch, tag, or commit of a hub repository. The default is main.")
+    ] = "",
     cache: Annotated[
         Path | None,
-        typer.Option(help="Keep files here, one directory for each version, and make DIR a link.", show_default=False),
+        typer.Option(
+            help="Keep the files here, one directory for each version, and make DIR a link.", show_default=False
+        ),
     ] = None,
     is_anonymous: Annotated[
         bool, typer.Option("--anonymous", help="Read a public bucket without credentials.")
     ] = False,
     claims: Annotated[
-        Path, typer.Option("--claims", envvar="BALLAST_CLAIMS", help="Directory with the mounted claims of pvc://.")
+        Path,
+        typer.Option("--claims", envvar="BALLAST_CLAIMS", help="Directory where the claims of pvc:// are mounted."),
     ] = CLAIMS,
 ) -> None:
-    """Bring the files of a model that an engine needs to DIR and check them; run again, it goes on where it stopped."""
+    """Download a model to DIR and verify it.
+
+    Only files that an engine needs are downloaded. An interrupted download resumes when the command runs again.
+    """
     location = parse(uri, revision)
     if not location.is_remote:
         link(directory, _in_place(location, claims))
         say(f"{directory} is a link to {directory.resolve()}.")
         return
     directory = directory.absolute()
-    found = bring_model(location, directory, cache, is_anonymous=is_anonymous)
+    found = fetch_model(location, directory, cache, is_anonymous=is_anonymous)
     if cache:
         link(directory, found)
-    say(f"{directory} holds {location}.")
+    say(f"{directory} contains {location}.")
 
 
-def bring_model(location: Location, directory: Path, cache: Path | None, *, is_anonymous: bool = False) -> Path:
-    """Download to `directory`, or to the version's own under `cache`; give where the files lie."""
+def fetch_model(location: Location, directory: Path, cache: Path | None, *, is_anonymous: bool = False) -> Path:
+    """Download to `directory`, or to a directory for the version under `cache`. Return the directory of the files."""
     source = _source(location, is_anonymous=is_anonymous)
     try:
-        snapshot = source.resolve()
+        model = source.resolve()
     except Unavailable as error:
         kept = _kept(location, directory, cache)
         if kept is None:
             raise
-        say(f"{error} Going on with the copy of it in {kept}.")
+        say(f"{error} Using the copy in {kept}.")
         return kept
-    target = cache / f"{_slug(location)}-{snapshot.version[:_HASH]}" if cache else directory
-    if is_whole(target, snapshot):
+    target = cache / f"{_slug(location)}-{model.version[:_HASH]}" if cache else directory
+    if is_complete(target, model):
         return target
-    megabytes = round(snapshot.size / 1e6)
+    megabytes = round(model.size / 1e6)
     with progress(f"Fetching {location}, MB", megabytes) as advance:
-        bring(source, snapshot, target, tell=say, advance=lambda count: advance(round(count / 1e6)))
+        download(source, model, target, notify=say, advance=lambda count: advance(round(count / 1e6)))
     return target
 
 
@@ -85,7 +95,9 @@ def _source(location: Location, *, is_anonymous: bool) -> Source:
 
         return Bucket(location, is_anonymous=is_anonymous)
     except ImportError as error:
-        raise CliError(f"{location} needs {error.name}: pip install 'ballast[fetch]'.") from None
+        raise CliError(
+            f"{location} needs {error.name}, which is not installed. Install it with pip install 'ballast[fetch]'."
+        ) from None
 
 
 def _in_place(location: Location, claims: Path) -> Path:
@@ -94,18 +106,20 @@ def _in_place(location: Location, claims: Path) -> Path:
         mounted = claims / location.root
         if not mounted.is_dir():
             raise NotFound(
-                f"{location}: no claim is mounted at {mounted}. In a cluster the operator mounts it there; elsewhere "
-                "give the model's own path, or --claims."
+                f"{location}: no claim is mounted at {mounted}. In a cluster, the operator mounts it. Elsewhere, name "
+                "the path of the model, or set --claims."
             )
         path = mounted / location.path
     if not (path / "config.json").is_file():
-        found = "holds no config.json" if path.is_dir() else "is no directory"
-        raise NotFound(f"{location}: {path} {found}; wanted config.json, *.safetensors and tokenizer.json.")
+        found = "has no config.json" if path.is_dir() else "is no directory"
+        raise NotFound(
+            f"{location}: {path} {found}. Name a directory with config.json, *.safetensors, and tokenizer.json."
+        )
     return path.absolute()
 
 
 def _kept(location: Location, directory: Path, cache: Path | None) -> Path | None:
-    """Find the newest whole copy of the same place."""
+    """Return the newest complete copy of the location."""
     asked = [directory] if cache is None else sorted(cache.glob(f"{_slug(location)}-*"), key=os.path.getmtime)
     whole = [path for path in asked if manifest_of(path).get("source") == str(location)]
     return whole[-1].absolute() if whole else None

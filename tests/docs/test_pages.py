@@ -1,0 +1,150 @@
+"""Checks that the pages name files, commands, options, metrics, and fields that exist."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from ballast_api.inference_deployment import InferenceDeployment
+from ballast_api.worker_config import WorkerConfig
+from ballast_cli.app import app
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "e2e" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+CHART = (ROOT / "docs" / "reference" / "chart.md").read_text()
+METRICS = "\n".join((ROOT / "docs" / "reference" / name).read_text() for name in ("metrics.md", "operator.md"))
+SUFFIXES = ("_bucket", "_sum", "_count")
+NO_METRIC = {"ballast_api", "ballast_cli", "ballast_engine", "ballast_log", "ballast_openai", "ballast_operator"} | {
+    *("ballast_policy", "ballast_queue", "ballast_sim", "ballast_worker")
+}
+SECTIONS = ("model", "engine", "gpu", "slo", "offline", "limits", "cost", "scaling", "rollout", "disruption", "redis")
+FIELD = re.compile(rf"`(?:spec\.)?((?:{'|'.join((*SECTIONS, 'monitoring', 'template', 'runtime'))})\.[\w.\[\]]+)`")
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def broken_links(page: Path, text: str) -> list[str]:
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if link.startswith(("http://", "https://")):
+            continue
+        file, _, anchor = link.partition("#")
+        target = (page.parent / file).resolve() if file else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    return broken
+
+
+def unknown_metrics(text: str) -> set[str]:
+    named = set(re.findall(r"\b(ballast_[a-z_]+|vllm:[a-z_]+)\b", text)) - NO_METRIC
+    named -= {name for name in named if re.search(rf"{name}[./]", text)}  # a module or a folder
+    return {name for name in named if f"`{base(name)}`" not in METRICS}
+
+
+def base(metric: str) -> str:
+    return next((metric.removesuffix(suffix) for suffix in SUFFIXES if metric.endswith(suffix)), metric)
+
+
+def commands(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield each `ballast` command of the code of a page: its subcommand, and its long options."""
+    code = "\n".join(re.findall(r"```(?:sh)?\n(.*?)```", text, re.DOTALL) + re.findall(r"`(ballast [^`]+)`", text))
+    code += "\n" + "\n".join(re.findall(r"^    (ballast .*)$", text, re.MULTILINE))
+    for line in code.replace("\\\n", " ").splitlines():
+        for name, rest in re.findall(r"(?:^|[;|($] *)ballast ([a-z]+)([^|;$)#>]*)", line.strip()):
+            yield name, re.findall(r"--[a-z][a-z-]*", rest)
+
+
+def unknown_commands(text: str) -> list[str]:
+    known = {
+        name: {option for parameter in each.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        | {"--help"}
+        | {
+            option
+            for inner in getattr(each, "commands", {}).values()
+            for parameter in inner.params
+            for option in parameter.opts
+        }
+        for name, each in typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]
+    }
+    return [
+        f"{name} {' '.join(options)}"
+        for name, options in commands(text)
+        if name not in known or not set(options) <= known[name]
+    ]
+
+
+def unknown_fields(text: str) -> list[str]:
+    unknown = [path for path in FIELD.findall(text) if not any(has(model, path) for model in roots())]
+    return [path for path in unknown if f"`{path}`" not in CHART]
+
+
+def roots() -> tuple[dict, ...]:
+    return tuple(
+        schema | schema.get("$defs", {}).get(inner, {}) | {"$defs": schema["$defs"]}
+        for schema, inner in ((InferenceDeployment.model_json_schema(), "Spec"), (WorkerConfig.model_json_schema(), ""))
+    )
+
+
+def has(schema: dict, path: str) -> bool:
+    found = schema
+    for name in re.sub(r"\[\]", "", path).split("."):
+        properties = found.get("properties")
+        if properties is None:
+            return found is not schema  # a free mapping: the API server's own fields follow
+        if name not in properties:
+            return False
+        found = resolved(properties[name], schema["$defs"])
+    return True
+
+
+def resolved(schema: dict, definitions: dict) -> dict:
+    if "$ref" in schema:
+        return resolved(definitions[schema["$ref"].rsplit("/", 1)[1]], definitions)
+    for option in schema.get("anyOf", []):
+        if option.get("type") != "null":
+            return resolved(option, definitions)
+    return resolved(schema["items"], definitions) if "items" in schema else schema
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_names_only_what_exists(page: Path):
+    text = page.read_text()
+
+    assert not broken_links(page, text)
+    assert not unknown_metrics(text)
+    assert not unknown_commands(text)
+    assert not unknown_fields(text)
+
+
+def test_a_wrong_name_would_be_found():
+    page = ROOT / "README.md"
+
+    assert broken_links(page, "[a](docs/none.md) [b](docs/conditions.md#none)") == [
+        "docs/none.md",
+        "docs/conditions.md#none",
+    ]
+    assert unknown_metrics("`ballast_none_total` and `ballast_redis_up`") == {"ballast_none_total"}
+    assert unknown_commands("`ballast none` `ballast top --once --none`") == ["none ", "top --once --none"]
+    assert unknown_fields("`offline.none` `spec.slo.ttftMilliseconds` `runtime.port`") == ["offline.none"]
+
+
+def test_every_page_can_be_reached_from_the_readme():
+    reached, todo = set(), [ROOT / "README.md"]
+    while todo:
+        page = todo.pop()
+        if page in reached or page.suffix != ".md":
+            continue
+        reached.add(page)
+        for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
+            target = (page.parent / link).resolve()
+            todo += sorted(target.glob("*.md")) if target.is_dir() else [target] if target.exists() else []
+
+    assert not {str(page.relative_to(ROOT)) for page in PAGES} - {str(page.relative_to(ROOT)) for page in reached}

@@ -1,0 +1,115 @@
+"""How tenants stand with each other, as workers find it in a real queue."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ballast_queue.claimable import Demand, Group
+from ballast_queue.redis_store import Queue
+from ballast_worker.shared_ledger import SharedLedger
+
+
+@pytest.fixture
+def queue(valkey, queue_name):
+    queue = Queue.connect(valkey.url, queue_name)
+    yield queue
+    queue.close()
+
+
+def demand(*waiting: str, **held: int) -> Demand:
+    return Demand(tuple(Group(0, tenant) for tenant in waiting), held)
+
+
+def stand(ledger: SharedLedger, *tenants: str) -> list[float]:
+    return [ledger.service.of(tenant) for tenant in tenants]
+
+
+def test_who_returns_is_lifted_to_the_least_served_of_those_that_stayed(queue) -> None:
+    ledger = SharedLedger()
+    ledger.post(queue, {"a": 10, "b": 20, "away": 1})
+    ledger.lift_returning(queue, demand("a", "b"))
+    ledger.lift_returning(queue, demand("a", "b", "away", "new"))
+
+    assert stand(ledger, "a", "b", "away", "new") == [10, 20, 10, 10]
+
+
+def test_who_comes_to_an_idle_queue_has_no_claim_on_those_that_left(queue) -> None:
+    ledger = SharedLedger()
+    ledger.post(queue, {"a": 1000})
+    ledger.lift_returning(queue, demand("a"))
+    ledger.lift_returning(queue, demand())
+    ledger.lift_returning(queue, demand("new"))
+    ledger.lift_returning(queue, demand("a", "new"))
+
+    assert stand(ledger, "a", "new") == [1000, 1000]
+
+
+@pytest.mark.parametrize(("working", "new"), [(["a"], 1000), (["a", "b"], 500), ([], 500)])
+def test_a_worker_that_starts_takes_the_ledger_for_those_that_stayed(queue, working, new) -> None:
+    queue.ledger.charge({"a": 1000, "b": 500})
+    ledger = SharedLedger()
+    ledger.post(queue, {})
+    ledger.lift_returning(queue, demand(*working, "new"))
+
+    assert stand(ledger, "new") == [new]
+
+
+def test_who_holds_items_has_not_been_away(queue) -> None:
+    ledger = SharedLedger()
+    ledger.post(queue, {"a": 10, "b": 1})
+    ledger.lift_returning(queue, demand("a", "b"))
+    ledger.lift_returning(queue, demand("a", b=1))
+    ledger.lift_returning(queue, demand("a", "b"))
+
+    assert stand(ledger, "b") == [1]
+
+
+def test_names_do_not_pile_up_in_the_ledger(queue) -> None:
+    ledger = SharedLedger()
+    for i in range(30):
+        ledger.lift_returning(queue, demand("steady", f"once-{i}"))
+        ledger.post(queue, {"steady": 5, f"once-{i}": 1})
+        ledger.lift_returning(queue, demand("steady"))
+        ledger.forget(queue)
+
+    assert set(queue.ledger.read().tenants) <= {"steady", *(f"once-{i}" for i in range(20, 30))}
+    assert queue.ledger.read().of("once-3") <= queue.ledger.read().of("steady")
+
+
+def given(slots, tenant: str) -> int:
+    """Count the slots in a row that a tenant gets until it has its reservation."""
+    number = 0
+    while slots.below({tenant}):
+        slots.count(tenant)
+        number += 1
+    return number
+
+
+def test_a_reservation_is_counted_over_all_workers() -> None:
+    ledger = SharedLedger()
+    ledger.reserve({"small": 0.25, "none": 0.0})
+
+    assert ledger.reserved == {"small"}
+    assert given(ledger.slots(demand("small", "big", big=8)), "small") == 3, "3 of 11 slots, 2 of 10 before"
+    assert SharedLedger().slots(demand("a")) is None
+
+
+def test_every_worker_finds_the_same_reservation_in_the_queue(queue) -> None:
+    lines = [
+        json.dumps(
+            {"custom_id": f"r{i}", "method": "POST", "url": "/v1/completions", "body": {"model": "m", "prompt": "p"}}
+        )
+        for i in range(8)
+    ]
+    for tenant in ("big", "small"):
+        queue.submissions.submit(lines, tenant=tenant)
+    big, small = (head.job_id for head in queue.claimable.heads())
+    queue.leases.claim(big, 6, "w1")
+    queue.leases.claim(small, 1, "w2")
+    ledger = SharedLedger()
+    ledger.reserve({"small": 0.5})
+    slots = ledger.slots(queue.claimable.demand())
+
+    assert given(slots, "small") == 6, "7 of 13 slots, 1 of 7 before"

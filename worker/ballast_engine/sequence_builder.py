@@ -1,0 +1,168 @@
+"""Build the engine's record of a request: check it, and compute its tokens, block digests and place in the order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from itertools import count
+from math import inf
+from typing import Protocol
+
+import numpy as np
+
+from ballast_engine.batch import Ints
+from ballast_engine.detokenizer import Detokenizer
+from ballast_engine.errors import InvalidRequest, RequestTooLong
+from ballast_engine.request import GenerationRequest, SamplingParams
+from ballast_engine.sequence import Sequence
+from ballast_engine.token_bytes import TokenBytes
+from ballast_policy.request import Request, RequestClass
+from ballast_policy.snapshot import PolicyConfig
+
+GROUP = 64
+"""Requests of one prefix group that go together before the group opens again."""
+MOST_GROUPS = 1000
+
+
+class Vocabulary(Protocol):
+    """The part of a tokenizer that the engine needs."""
+
+    @property
+    def token_bytes(self) -> TokenBytes: ...
+    @property
+    def eos_ids(self) -> frozenset[int]: ...
+
+
+class SequenceBuilder:
+    """Turn requests into sequences, on the callers' threads."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        *,
+        vocab_size: int,
+        max_tokens: int,
+        block_tokens: int,
+        has_prefix_cache: bool,
+        isolates_tenants: bool,
+    ) -> None:
+        self.max_tokens = max_tokens
+        """The largest number of tokens of prompt and answer together."""
+        self._vocabulary = vocabulary
+        self._vocab_size = vocab_size
+        self._block_tokens = block_tokens
+        self._has_prefix_cache = has_prefix_cache
+        self._isolates_tenants = isolates_tenants
+        self._numbers = count(1)
+        self._groups: dict[int, tuple[int, int]] = {}
+        """By prefix key: the `seq` of the request that opened the group, and the requests since."""
+
+    def make(self, generation: GenerationRequest, policy: PolicyConfig, now: float) -> Sequence:
+        """Check a request and return its sequence.
+
+        Raises:
+            InvalidRequest: the engine can never serve the request. The message is for the user.
+        """
+        _check_sampling(generation.sampling)
+        num_prompt = len(generation.prompt)
+        if not num_prompt:
+            raise InvalidRequest("The prompt has no tokens: send at least one.")
+        if num_prompt >= self.max_tokens:
+            raise RequestTooLong(num_prompt, self.max_tokens)
+        max_output = min(generation.sampling.max_tokens, self.max_tokens - num_prompt)
+        generated = generation.generated[:max_output]
+        tokens = np.array([*generation.prompt, *generated], np.int64)
+        self._check_tokens(tokens)
+        num_tokens = len(tokens)
+        seq = next(self._numbers)
+        request = Request(
+            seq=seq,
+            request_class=generation.request_class,
+            arrival=now if generation.arrival is None else generation.arrival,
+            num_prompt=num_prompt,
+            max_output=max_output,
+            tenant=generation.tenant,
+            priority=_priority(generation, policy),
+            slack=generation.slack,
+            prefix_key=generation.prefix_key,
+            prefix_seq=self._prefix_seq(generation.prefix_key, seq),
+            num_tokens=num_tokens,
+            num_output=len(generated),
+            most_computed=max(generation.num_computed, num_tokens - 1 if generated else 0),
+        )
+        set_slo(request, generation, policy)
+        sampling = generation.sampling
+        sequence = Sequence(
+            generation=generation,
+            request=request,
+            text=Detokenizer(
+                self._vocabulary.token_bytes,
+                prompt=generation.prompt,
+                stop=sampling.stop,
+                keep_stop=sampling.include_stop,
+            ),
+            tokens=tokens,
+            block_tokens=self._block_tokens,
+            ends=self._ends(sampling),
+            salt=f"{generation.tenant}\0{generation.cache_salt}" if self._isolates_tenants else generation.cache_salt,
+        )
+        if generated:
+            sequence.last_token = generated[-1]
+            sequence.num_reported = len(generated)
+            sequence.end = sequence.find_end()
+        if self._has_prefix_cache:
+            sequence.hash_blocks(num_tokens)
+        return sequence
+
+    def _prefix_seq(self, group: int | None, seq: int) -> int:
+        """Return the `seq` of the request that opened a prefix group: its place among requests of equal slack.
+
+        After every `GROUP` requests the group opens again, so that it does not overtake the others indefinitely.
+        """
+        if group is None:
+            return seq
+        first, num = self._groups.get(group, (seq, 0))
+        if num >= GROUP:
+            first, num = seq, 0
+        elif not num and len(self._groups) >= MOST_GROUPS:
+            self._groups.clear()
+        self._groups[group] = first, num + 1
+        return first
+
+    def _ends(self, sampling: SamplingParams) -> frozenset[int]:
+        ends = frozenset() if sampling.ignore_eos else self._vocabulary.eos_ids
+        return ends.union(sampling.stop_token_ids) if sampling.stop_token_ids else ends
+
+    def _check_tokens(self, tokens: Ints) -> None:
+        wrong = tokens[(tokens < 0) | (tokens >= self._vocab_size)]
+        if len(wrong):
+            raise InvalidRequest(
+                f"Token id {wrong[0]} is outside this model's vocabulary of {self._vocab_size} tokens: encode the "
+                "prompt with this model's tokenizer."
+            )
+
+
+def set_slo(request: Request, generation: GenerationRequest, policy: PolicyConfig) -> None:
+    """Set the SLO of a request: its own, else that of its class."""
+    is_online = request.request_class is RequestClass.ONLINE
+    ttft, tpot = generation.ttft_seconds, generation.tpot_seconds
+    request.ttft = ttft if ttft is not None else policy.ttft if is_online else inf
+    request.tpot = tpot if tpot is not None else policy.tpot if is_online else inf
+
+
+def _priority(generation: GenerationRequest, policy: PolicyConfig) -> int:
+    share = policy.tenants.get(generation.tenant)
+    return generation.priority if share is None else min(generation.priority, share.max_priority)
+
+
+def _check_sampling(sampling: SamplingParams) -> None:
+    checks: Items[tuple[bool, str, object, str]] = (
+        (sampling.max_tokens >= 1, "max_tokens", sampling.max_tokens, "1 or more"),
+        (0 <= sampling.temperature < inf, "temperature", sampling.temperature, "0 or more"),
+        (0 < sampling.top_p <= 1, "top_p", sampling.top_p, "above 0, at most 1"),
+        (0 <= sampling.top_k < 2**31, "top_k", sampling.top_k, "0 (every token) to 2147483647"),
+        (0 <= sampling.min_p <= 1, "min_p", sampling.min_p, "from 0 to 1"),
+        (all(sampling.stop), "stop", "", "strings with at least one character"),
+    )
+    for is_right, name, found, wanted in checks:
+        if not is_right:
+            raise InvalidRequest(f"{name} is {found!r}; wanted {wanted}.")

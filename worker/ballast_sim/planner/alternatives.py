@@ -1,0 +1,155 @@
+"""Alternatives to a plan, with figures: other weights, GPUs, SLOs and chunks for the same traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import ceil, inf
+
+from ballast_sim.errors import Impossible
+from ballast_sim.planner.costs import GpuPrice
+from ballast_sim.planner.deployment import Deployment
+from ballast_sim.planner.fleet import FleetPlan, Option, Progress, per_million
+from ballast_sim.planner.inputs import PlanInputs
+from ballast_sim.replay.hardware import GPUS
+from ballast_sim.replay.model_shape import Quantization
+from ballast_sim.replay.policies import Ballast
+from ballast_sim.replay.traffic import Arrival, Trace, at_rate, excerpt
+
+CHUNKS = (256, 512, 1024, 2048)
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """One alternative: the throughput of one GPU, and an estimate of the GPUs for the same work."""
+
+    name: str
+    bound: float
+    """SLO-bound tokens per second of offline lengths on one GPU."""
+    full: float
+    """Tokens per second of offline lengths in full batches on one GPU."""
+    dollars: float
+    """Dollars per million tokens at the SLO-bound ceiling."""
+    gpus: int = 0
+    """Mixed GPUs for the same work, if they are as near to their SLO-bound ceiling as those of the plan; 0 if the plan
+    has no mixed GPUs."""
+    dollars_per_hour: float = 0.0
+    """Cost of these GPUs."""
+    problem: str = ""
+    """Reason why the alternative is impossible; empty if it is possible."""
+
+
+def alternatives(
+    inputs: PlanInputs, found: FleetPlan, offline: Sequence[Arrival], online: Trace, progress: Progress
+) -> list[Alternative]:
+    """Compute other weights, GPUs and SLOs as the plan is computed. The first alternative is the plan itself."""
+    half = inputs.slo.model_copy(update={"tpot_milliseconds": inputs.slo.tpot_milliseconds / 2})
+    double = inputs.slo.model_copy(update={"tpot_milliseconds": inputs.slo.tpot_milliseconds * 2})
+    changes: list[tuple[str, dict[str, object]]] = [("as given", {})]
+    changes += [
+        (f"{kind.value} weights", {"quantization": kind}) for kind in Quantization if kind is not inputs.quantization
+    ]
+    names = dict.fromkeys((*GPUS, *(name.lower() for name in inputs.gpus)))
+    changes += [(f"{name} instead", {"gpu": name}) for name in names if name != inputs.gpu.lower()]
+    changes += [(f"TPOT {slo.tpot_milliseconds:g} ms", {"slo": slo}) for slo in (half, double)]
+    tried = []
+    for name, change in changes:
+        progress(f"trying {name}")
+        tried.append(_try(name, inputs.model_copy(update=change), found, online, offline))
+    return tried
+
+
+def _try(name: str, inputs: PlanInputs, found: FleetPlan, online: Trace, offline: Sequence[Arrival]) -> Alternative:
+    try:
+        deployment = Deployment.of(inputs, online, offline)
+    except Impossible as error:
+        return Alternative(name, 0.0, 0.0, inf, problem=str(error))
+    bound, full = deployment.slo_bound(offline), deployment.unbounded(offline)
+    price = GpuPrice(deployment.gpu, inputs.energy, inputs.money)
+    gpus = _about(found, bound / full, full)
+    dollars = price.per_hour(bound / full)
+    return Alternative(name, bound, full, per_million(dollars, bound), gpus, gpus * dollars)
+
+
+def _about(found: FleetPlan, kept: float, full: float) -> int:
+    """Estimate the GPUs as `ceil(work / utilization)`.
+
+    The work scales with the throughput of full batches, and the utilization with the SLO-bound ceiling.
+    """
+    if not found.mixed:
+        return 0
+    work = found.work * found.ceilings.offline_full / full
+    return ceil(work / (found.mixed.utilization * kept / found.ceilings.bound_share) - 1e-9)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The figures of one mixed GPU with another prefill chunk."""
+
+    tokens: int
+    offline_tokens: float
+    """Tokens per second over all GPUs."""
+    ttft_p50: float
+    ttft_attainment: float
+    tpot_attainment: float
+
+
+def chunks(found: FleetPlan, mixed: Option, online: Trace, offline: Sequence[Arrival]) -> list[Chunk]:
+    """Simulate one of the mixed GPUs with smaller and larger prefill chunks."""
+    deployment = found.deployment
+    seconds = 60 * deployment.inputs.traffic_minutes
+    traffic = excerpt(online, found.online_tokens, seconds)[:: mixed.gpus]
+    traffic = at_rate(traffic, found.online_tokens / mixed.gpus)
+    tried = []
+    for tokens in sorted({*CHUNKS, deployment.config.chunk_tokens}):
+        result = deployment.run(
+            Ballast,
+            online=traffic,
+            offline=offline,
+            seconds=min(seconds, traffic[-1].seconds),
+            config=replace(deployment.config, tpot_share=mixed.step_share, chunk_tokens=tokens),
+        )
+        tried.append(
+            Chunk(
+                tokens=tokens,
+                offline_tokens=result.offline.total * mixed.gpus,
+                ttft_p50=result.ttft.p50,
+                ttft_attainment=result.ttft_attainment,
+                tpot_attainment=result.tpot_attainment,
+            )
+        )
+    return tried
+
+
+def advice(found: FleetPlan, tried: Sequence[Alternative], sizes: Sequence[Chunk]) -> list[str]:
+    """Return sentences about alternatives that do the same work for less; empty if there is none."""
+    if not tried or not found.mixed:
+        return []
+    given, mixed = tried[0], found.mixed
+    lines = []
+    for what, named in (
+        ("Quantize", [one for one in tried if one.name.endswith("weights")]),
+        ("Right-size the GPU", [one for one in tried if one.name.endswith("instead")]),
+    ):
+        usable = [one for one in named if not one.problem]
+        best = min(usable, key=lambda one: (one.dollars_per_hour, one.dollars), default=None)
+        if best and best.dollars_per_hour < mixed.dollars_per_hour:
+            lines.append(
+                f"{what} ({best.name}): {best.bound / best.full:.0%} of full batches within the TPOT instead of "
+                f"{given.bound / given.full:.0%}, about {best.gpus} mixed GPUs at ${best.dollars_per_hour:.2f} an hour "
+                f"instead of {mixed.gpus} at ${mixed.dollars_per_hour:.2f}."
+            )
+    return lines + _chunk_advice(found, sizes)
+
+
+def _chunk_advice(found: FleetPlan, sizes: Sequence[Chunk]) -> list[str]:
+    wanted = found.deployment.inputs.slo.attainment_percent / 100
+    kept = [one for one in sizes if min(one.ttft_attainment, one.tpot_attainment) >= wanted]
+    now = next((one for one in sizes if one.tokens == found.deployment.config.chunk_tokens), None)
+    best = max(kept, key=lambda one: one.offline_tokens, default=None)
+    if not now or not best:
+        return []
+    if best.offline_tokens < 1.02 * now.offline_tokens:
+        return [f"Chunk size: none of {', '.join(str(one.tokens) for one in sizes)} does 2 % more than {now.tokens}."]
+    more = best.offline_tokens / now.offline_tokens - 1
+    return [f"Chunk size: {best.tokens} tokens instead of {now.tokens} do {more:.0%} more offline work within the SLO."]

@@ -1,0 +1,251 @@
+"""The largest batch that one latency SLO allows: computed from step times, and verified by trying batch sizes.
+
+The batch is always full, because offline work fills the free slots. A newcomer waits for the rest of the current step
+and then for its own step, which it shares with the newcomers that arrived in the same wait. That step gives the answer
+of an encoder, or the first token of a model that generates.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import exp
+from random import Random
+
+from ballast_policy.learning.cost import attended
+from ballast_sim.errors import BadInput, Impossible
+from ballast_sim.planner.inputs import CeilingInput, PlanInputs
+from ballast_sim.replay.step_model import REFIT_A100, BatchWork, Roofline, StepModel
+
+MOST_BATCH = 512
+MOST_USED = 0.9
+"""Most requests that may arrive, as a share of those that full batches serve. Beyond it, newcomers queue."""
+MOST_CROWDED = 0.5
+"""Most steps with more newcomers than slots, as a share of the requests that may be late."""
+_TAIL = 1e-6
+"""Probability below which a number of newcomers in one step is left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class CeilingCase:
+    """A model that computes full batches while requests arrive."""
+
+    name: str
+    step_model: StepModel
+    prompt: int
+    context: int
+    """Mean context of the decodes; 0 for an encoder."""
+    seconds: float
+    """SLO to the first token, or to the answer of an encoder."""
+    share: float
+    """Share of the requests that must meet the SLO."""
+    rate: float
+    """Newcomers per second."""
+
+    @classmethod
+    def of(cls, inputs: PlanInputs, asked: CeilingInput) -> CeilingCase:
+        """Resolve the names.
+
+        Raises:
+            BadInput: a name is unknown, or the prompt is too long for the model.
+            Impossible: published step times are asked for where none are published.
+        """
+        gpu, shape = inputs.find_gpu(inputs.gpu), inputs.find_shape(asked.model)
+        if asked.prompt_tokens + asked.output_tokens > shape.max_context:
+            raise BadInput(
+                f"ceilings.{asked.name}: {asked.prompt_tokens + asked.output_tokens} tokens of prompt and answer, but "
+                f"{shape.name} takes at most {shape.max_context}"
+            )
+        if shape.is_encoder == bool(asked.output_tokens):
+            wanted = "is an encoder: outputTokens is 0" if shape.is_encoder else "generates: outputTokens is 1 or more"
+            raise BadInput(f"ceilings.{asked.name}: {shape.name} {wanted}")
+        model: StepModel = Roofline(shape, gpu, inputs.quantization, inputs.efficiency.value())
+        if asked.steps == "published":
+            if (shape.name, gpu.name, inputs.quantization.value) != ("llama-3-8b", "a100", "none"):
+                raise Impossible(f"{asked.name}: published are the steps of llama-3-8b on a100, without quantization")
+            model = REFIT_A100
+        context = 0 if shape.is_encoder else asked.prompt_tokens + asked.output_tokens // 2
+        seconds, share = asked.milliseconds / 1e3, asked.percentile / 100
+        return cls(asked.name, model, asked.prompt_tokens, context, seconds, share, asked.requests_per_second)
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether a request ends with its prefill."""
+        return not self.context
+
+    def step(self, batch: int, newcomers: int) -> float:
+        """Return the seconds of a step with a number of newcomers in a full batch."""
+        prompts = batch if self.is_encoder else newcomers
+        decodes = batch - prompts
+        work = BatchWork(
+            num_prefill=prompts * self.prompt,
+            prefill_context=prompts * attended(0, self.prompt),
+            num_decode=decodes,
+            decode_context=decodes * self.context,
+            num_chunks=prompts,
+        )
+        return self.step_model.seconds(work)
+
+    def slowest(self, batch: int) -> float:
+        """Compute the seconds within which the wanted share of newcomers is answered.
+
+        The number of newcomers in a step depends on the time of the step before, so the steps are a Markov chain. A
+        newcomer arrives at any moment of a step. Steps with more newcomers than slots are left out: `ceiling` allows
+        only a rate at which they are rare.
+        """
+        steps = [self.step(batch, newcomers) for newcomers in range(self._most_newcomers(batch) + 1)]
+        arrivals = [_poisson(self.rate * seconds, len(steps)) for seconds in steps]
+        often, before = arrivals[0], [1.0] + [0.0] * (len(steps) - 1)
+        while max(abs(now - then) for now, then in zip(often, before, strict=True)) > _TAIL:
+            often, before = (
+                [sum(often[k] * arrivals[k][j] for k in range(len(steps))) for j in range(len(steps))],
+                often,
+            )
+        total = sum(often[k] * steps[k] for k in range(len(steps)))
+        met = [often[k] * steps[k] / total for k in range(len(steps))]
+
+        def within(limit: float) -> float:
+            return sum(
+                met[k] * arrivals[k][j] * min(1.0, max(0.0, (limit - steps[min(j + 1, len(steps) - 1)]) / steps[k]))
+                for k in range(len(steps))
+                for j in range(len(steps))
+            )
+
+        low, high = 0.0, 2 * steps[-1]
+        for _ in range(30):
+            middle = (low + high) / 2
+            low, high = (low, middle) if within(middle) >= self.share else (middle, high)
+        return high
+
+    def _most_newcomers(self, batch: int) -> int:
+        """Return a number of newcomers that one step exceeds with a probability of at most `_TAIL`."""
+        most = 1
+        while most < batch:
+            mean = self.rate * self.step(batch, most)
+            if most >= mean and _poisson(mean, most + 2)[most] <= _TAIL:
+                break
+            most += 1
+        return most
+
+    def ceiling(self) -> BatchCeiling:
+        """Compute the largest batch that meets the SLO.
+
+        Raises:
+            Impossible: a batch of one misses the SLO, or too many requests arrive.
+        """
+        if self.slowest(1) > self.seconds:
+            raise Impossible(
+                f"{self.name}: {1e3 * self.seconds:g} ms is below the fastest answer. A step takes "
+                f"{1e3 * self.step(1, 0):.1f} ms with one in it and {1e3 * self.step(1, 1):.1f} ms with a prompt of "
+                f"{self.prompt} tokens; a newcomer waits for one and needs the other, "
+                f"{1e3 * self.slowest(1):.1f} ms for {self.share:.0%} of them"
+            )
+        low, high = 1, MOST_BATCH
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.slowest(middle) <= self.seconds else (low, middle - 1)
+        served = low / self.step(low, low)
+        if self.rate > MOST_USED * served:
+            raise Impossible(
+                f"{self.name}: {self.rate:g} requests/s arrive, but a batch of {low}, the largest within "
+                f"{1e3 * self.seconds:g} ms, serves {served:,.1f}"
+            )
+        crowds = _poisson(self.rate * self.step(low, low), low + 2)[-1]
+        if crowds > MOST_CROWDED * (1 - self.share):
+            raise Impossible(
+                f"{self.name}: at {self.rate:g} requests/s {crowds:.1%} of the steps bring more newcomers than a batch "
+                f"of {low}, the largest within {1e3 * self.seconds:g} ms, holds; they would queue for another step"
+            )
+        return BatchCeiling(self, low)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCeiling:
+    """The largest batch that meets the SLO of a case."""
+
+    case: CeilingCase
+    batch: int
+
+    @property
+    def because(self) -> tuple[str, ...]:
+        """Return the reasons for this batch, with their figures."""
+        case, batch = self.case, self.batch
+        full, mixed = case.step(batch, 0), case.step(batch, 1)
+        if case.is_encoder:
+            each = case.step(batch, 0) - case.step(batch - 1, 0) if batch > 1 else 0.0
+            first = (
+                f"a step over {batch} prompts of {case.prompt} tokens takes {1e3 * full:.1f} ms, {1e6 * each:.0f} us "
+                "of it for the last"
+            )
+        else:
+            each = case.step(2, 0) - case.step(1, 0)
+            first = (
+                f"a step takes {1e3 * (case.step(1, 0) - each):.1f} ms for the weights and {1e6 * each:.0f} us for "
+                f"each decode of {case.context} tokens: {1e3 * full:.1f} ms with {batch}, {1e3 * mixed:.1f} ms with a "
+                f"prompt of {case.prompt} tokens in place of one"
+            )
+        second = (
+            f"a newcomer waits for the rest of the current step and then for its own step: at {case.rate:g} requests/s "
+            f"{case.share:.0%} are answered within {1e3 * case.slowest(batch):.1f} ms of {1e3 * case.seconds:g} ms, "
+            f"and within {1e3 * case.slowest(batch + 1):.1f} ms with a batch of {batch + 1}"
+        )
+        return first, second
+
+
+def drawn(case: CeilingCase, batch: int, requests: int = 1_000_000, seed: int = 0) -> float:
+    """Draw newcomers one by one at random moments, and return the seconds within which the wanted share is answered.
+
+    This does not use the Markov chain. A step admits the newcomers that arrived during the step before, in order of
+    arrival, up to the batch. A million requests measure 99 % to a hundredth of a point. In the planner's own cases, a
+    batch that is larger by one changes the share by 0.04 to 0.15 points.
+    """
+    random = Random(seed)
+    steps = [case.step(batch, newcomers) for newcomers in range(batch + 1)]
+    waits: list[float] = []
+    waiting: deque[float] = deque()
+    now, arrival = 0.0, random.expovariate(case.rate)
+    while len(waits) < requests:
+        if not waiting and arrival >= now:  # the request arrives in a step without newcomers: count from its start
+            arrival, now = (arrival - now) % steps[0], steps[0]
+        while arrival < now:
+            waiting.append(arrival)
+            arrival += random.expovariate(case.rate)
+        taken = [waiting.popleft() for _ in range(min(batch, len(waiting)))]
+        now += steps[len(taken)]
+        waits += [now - one for one in taken]
+    waits.sort()
+    return waits[int(len(waits) * case.share)]
+
+
+def largest(case: CeilingCase, measure: Callable[[int], float], near: int, most: int = MOST_BATCH) -> int:
+    """Search around `near` for the largest batch that meets the SLO by `measure`; return 0 if none does.
+
+    Larger batches are slower, but small batches can be too small for the rate. So the search moves away from `near` in
+    growing strides, and then bisects.
+    """
+
+    def keeps(batch: int) -> bool:
+        return measure(batch) <= case.seconds
+
+    low, high, stride = (near, near + 1, 1) if keeps(near) else (near - 1, near, 1)
+    if low == near:
+        while high <= most and keeps(high):
+            low, high, stride = high, high + 2 * stride, 2 * stride
+        high = min(high, most + 1)
+    else:
+        while low > 0 and not keeps(low):
+            low, high, stride = max(0, low - 2 * stride), low, 2 * stride
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if keeps(middle) else (low, middle)
+    return low
+
+
+def _poisson(mean: float, number: int) -> list[float]:
+    """Return the probabilities of 0, 1, ... arrivals. The last one is that of all larger numbers."""
+    found, chance = [], exp(-mean)
+    for k in range(number - 1):
+        found.append(chance)
+        chance *= mean / (k + 1)
+    return [*found, max(0.0, 1.0 - sum(found))]

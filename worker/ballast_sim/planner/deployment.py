@@ -1,0 +1,150 @@
+"""A model on a GPU, as the inputs of a plan describe it, and what simulations of it find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+from ballast_policy.learning.cost import CostModel, attended
+from ballast_policy.snapshot import PolicyConfig
+from ballast_sim.errors import Impossible
+from ballast_sim.planner.inputs import PlanInputs
+from ballast_sim.replay.feasibility import check_slo
+from ballast_sim.replay.hardware import Accelerator
+from ballast_sim.replay.jobs import SimulatedJob
+from ballast_sim.replay.model_shape import ModelShape
+from ballast_sim.replay.policies import held_to, unbounded
+from ballast_sim.replay.replica import Policy
+from ballast_sim.replay.report import Report, report
+from ballast_sim.replay.simulation import Scenario, simulate
+from ballast_sim.replay.step_model import BatchWork, Roofline, profile
+from ballast_sim.replay.traffic import Arrival
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A model that fits on a GPU and can meet the SLO."""
+
+    inputs: PlanInputs
+    gpu: Accelerator
+    shape: ModelShape
+    model: Roofline
+    cost: CostModel
+    kv_tokens: int
+
+    @classmethod
+    def of(cls, inputs: PlanInputs, online: Sequence[Arrival], offline: Sequence[Arrival] = ()) -> Deployment:
+        """Resolve the names, and check that the model fits and can meet the SLO.
+
+        Raises:
+            BadInput: a GPU or a model is unknown.
+            Impossible: the model does not fit, or the SLO is below the fastest step.
+        """
+        gpu, model = inputs.find_gpu(inputs.gpu), inputs.find_shape(inputs.model)
+        if model.is_encoder:
+            raise Impossible(f"{model.name} is an encoder: it generates nothing. Plan it as a service under `ahead`")
+        roofline = Roofline(model, gpu, inputs.quantization, inputs.efficiency.value())
+        longest = max((arrival.num_tokens for arrival in (*online, *offline)), default=1)
+        tokens = inputs.kv_tokens(gpu, model, longest)
+        deployment = cls(inputs, gpu, model, roofline, profile(roofline), tokens)
+        check_slo(roofline, online, ttft=deployment.ttft, tpot=deployment.tpot)
+        return deployment
+
+    @property
+    def tpot(self) -> float:
+        """SLO of the TPOT, in seconds."""
+        return self.inputs.slo.tpot_milliseconds / 1e3
+
+    @property
+    def ttft(self) -> float:
+        """SLO of the TTFT, in seconds."""
+        return self.inputs.slo.ttft_milliseconds / 1e3
+
+    @cached_property
+    def config(self) -> PolicyConfig:
+        """Configuration of the policy."""
+        engine = self.inputs.engine
+        return PolicyConfig(
+            slots=engine.slots,
+            num_blocks=self.kv_tokens // engine.block_tokens,
+            block_tokens=engine.block_tokens,
+            chunk_tokens=engine.chunk_tokens,
+            offline_share=engine.reserved_percent / 100,
+            ttft=self.ttft,
+            tpot=self.tpot,
+            objective=self.inputs.slo.attainment_percent / 100,
+        )
+
+    def batch_ceiling(self, online: Sequence[Arrival]) -> tuple[int, str]:
+        """Return the largest decode batch that the SLO allows, and the reason."""
+        context = sum(a.num_prompt + a.num_output / 2 for a in online) / len(online)
+        prompt = round(sum(a.num_prompt for a in online) / len(online))
+        cost, slots = self.cost, self.config.slots
+        by_tpot = cost.batch_ceiling(slots=slots, mean_context=context, tpot=self.tpot)
+        both = cost.batch_ceiling(slots=slots, mean_context=context, tpot=self.tpot, ttft=self.ttft, prompt=prompt)
+        each = cost.k3 + cost.k4 * context
+        parts = (
+            f"{1e3 * cost.k0:.1f} ms for the weights and {1e6 * each:.0f} us for each decode of {context:.0f} tokens"
+        )
+        bound = "TTFT" if both < by_tpot else "TPOT" if by_tpot < slots else "slots"
+        return both, f"a step takes {parts}; bound by {bound}"
+
+    def run(
+        self,
+        policy: Callable[[], Policy],
+        *,
+        online: Sequence[Arrival] = (),
+        offline: Sequence[Arrival] = (),
+        seconds: float,
+        warmup: float | None = None,
+        replicas: int = 1,
+        config: PolicyConfig | None = None,
+    ) -> Report:
+        """Simulate replicas with this traffic. Offline work never runs out."""
+        scenario = Scenario(
+            config=config or self.config,
+            model=self.model,
+            policy=policy,
+            online=online,
+            offline=(lambda: [SimulatedJob.endless("offline", offline)]) if offline else list,
+            seconds=seconds,
+            warmup_seconds=min(60.0, seconds / 4) if warmup is None else warmup,
+            replicas=replicas,
+            seed=self.inputs.seed,
+            cost=self.cost,
+        )
+        return report(simulate(scenario))
+
+    def alone(self, online: Sequence[Arrival], seconds: float) -> Report:
+        """Simulate one replica that serves online traffic alone."""
+        return self.run(partial(unbounded, self.config.chunk_tokens), online=online, seconds=seconds)
+
+    def unbounded(self, lengths: Sequence[Arrival]) -> float:
+        """Return the tokens per second of these lengths alone, without a bound on the step time."""
+        return self._ceiling(unbounded, lengths)
+
+    def slo_bound(self, lengths: Sequence[Arrival]) -> float:
+        """Return the tokens per second of these lengths alone, with every step within the TPOT.
+
+        No policy that keeps online decodes resident and within their TPOT computes more.
+        """
+        return self._ceiling(lambda: held_to(self.tpot), lengths)
+
+    def _ceiling(self, policy: Callable[[], Policy], lengths: Sequence[Arrival]) -> float:
+        seconds = 60 * self.inputs.ceiling_minutes
+        return self.run(policy, offline=lengths, seconds=seconds, warmup=seconds / 3).total_tokens
+
+    def operations_per_token(self, lengths: Sequence[Arrival]) -> float:
+        """Return the floating-point operations per token of these lengths, as MFU counts them."""
+        work = BatchWork(
+            num_prefill=sum(a.num_prompt for a in lengths),
+            prefill_context=sum(attended(0, a.num_tokens) for a in lengths),
+            num_decode=sum(a.num_output for a in lengths),
+        )
+        return self.model.operations(work) / sum(a.num_tokens for a in lengths)
+
+    def fits(self, result: Report) -> bool:
+        """Return whether enough requests met both parts of the SLO."""
+        wanted = self.inputs.slo.attainment_percent / 100
+        return result.ttft_attainment >= wanted and result.tpot_attainment >= wanted

@@ -1,0 +1,77 @@
+"""An encoder on one GPU: the batch that a latency SLO and a batch window allow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ballast_policy.learning.cost import attended
+from ballast_sim.errors import Impossible
+from ballast_sim.replay.step_model import BatchWork, Roofline
+
+MOST_BATCH = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderLimit:
+    """The largest batch within the latency."""
+
+    batch: int
+    seconds: float
+    """Time of one step with that batch."""
+    because: str
+
+    @property
+    def requests_per_second(self) -> float:
+        """Rate with batches that are always full."""
+        return self.batch / self.seconds
+
+
+def batch_seconds(model: Roofline, batch: int, prompt: int) -> float:
+    """Return the time of one step over a batch of prompts."""
+    return model.seconds(BatchWork(batch * prompt, batch * attended(0, prompt), 0, 0, 0, batch))
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderSlo:
+    """The latency that an encoder's requests are promised, and the batch window."""
+
+    latency: float
+    """Seconds from arrival to answer."""
+    share: float = 0.95
+    """Share of the requests that must meet the latency."""
+    window: float = 0.0
+    """Seconds that the first request of a batch waits for others, unless the batch is full."""
+
+
+def encoder_limit(model: Roofline, prompt: int, slo: EncoderSlo, most: int = MOST_BATCH) -> EncoderLimit:
+    """Compute the largest batch that the latency allows: `share * max(window, step) + step <= latency`.
+
+    A request arrives at any moment of a step or of a window. It waits for the end of it, and then for its own step.
+
+    Raises:
+        Impossible: a batch of one misses the latency.
+    """
+
+    def slowest(batch: int) -> float:
+        step = batch_seconds(model, batch, prompt)
+        return slo.share * max(slo.window, step) + step
+
+    one = batch_seconds(model, 1, prompt)
+    if slowest(1) > slo.latency:
+        waits = "one such step" if one >= slo.window else f"the batch window of {1e3 * slo.window:g} ms"
+        raise Impossible(
+            f"a latency of {1e3 * slo.latency:g} ms is below the fastest answer: {model.shape.name} takes "
+            f"{1e3 * one:.1f} ms for one prompt of {prompt} tokens on one {model.gpu.name}, and a request may wait for "
+            f"{waits} first: {1e3 * slowest(1):.1f} ms for {slo.share:.0%} of them"
+        )
+    low, high = 1, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if slowest(middle) <= slo.latency else (low, middle - 1)
+    seconds = batch_seconds(model, low, prompt)
+    return EncoderLimit(
+        low,
+        seconds,
+        f"a batch of {low} prompts of {prompt} tokens takes {1e3 * seconds:.1f} ms; a newcomer waits for one batch and "
+        f"is in the next, {1e3 * slowest(low):.1f} ms of {1e3 * slo.latency:g} ms for {slo.share:.0%}",
+    )

@@ -1,0 +1,401 @@
+"""Compute the GPUs that the traffic needs, apart and mixed, the cost of a million tokens, and whether mixing pays.
+
+Utilization means work: the tokens that a GPU serves over those that it serves with full batches of the same lengths.
+One GPU of work is a GPU at 100 %.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from math import ceil
+
+from ballast_policy.learning.cost import attended
+from ballast_sim.errors import BadInput, Impossible
+from ballast_sim.planner.costs import GpuPrice
+from ballast_sim.planner.deployment import Deployment
+from ballast_sim.planner.inputs import PlanInputs
+from ballast_sim.replay.policies import Ballast
+from ballast_sim.replay.report import Report
+from ballast_sim.replay.step_model import BatchWork
+from ballast_sim.replay.traffic import Arrival, Trace, at_rate, excerpt, tokens_per_second
+
+STEP_SHARES = (0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
+"""Shares of the TPOT to which steps may be filled. The planner takes the largest one that meets the SLO."""
+MOST_SIMULATED = 16
+"""Most GPUs of a fleet that are simulated, with their part of the traffic."""
+
+FEWEST_MIXED = "mixed, fewest GPUs"
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """The maximum throughput of one GPU with one kind of lengths, in tokens per second."""
+
+    online_full: float
+    """Online lengths in full batches without an SLO: a utilization of 100 % for online."""
+    offline_full: float
+    """Offline lengths in full batches."""
+    offline_bound: float
+    """Offline lengths with every step within the TPOT: the maximum while online decodes are resident."""
+
+    @property
+    def bound_share(self) -> float:
+        """Share of a GPU's throughput that remains with steps within the TPOT."""
+        return self.offline_bound / self.offline_full
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One fleet that serves the traffic."""
+
+    name: str
+    gpus: int
+    utilization: float
+    mfu: float
+    ttft_attainment: float
+    tpot_attainment: float
+    online_tokens: float
+    """Tokens per second over all GPUs."""
+    offline_tokens: float
+    dollars_per_hour: float
+    online_dollars: float
+    """Dollars per million tokens."""
+    offline_dollars: float
+    kilowatts: float
+    note: str = ""
+    step_share: float = 0.0
+    """Share of the TPOT to which mixed steps are filled."""
+
+    @property
+    def kilowatt_hours(self) -> float:
+        """Kilowatt hours per million tokens of both classes."""
+        return per_million(self.kilowatts, self.online_tokens + self.offline_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetPlan:
+    """The plan of a fleet, with its premises and reasons."""
+
+    deployment: Deployment
+    ceilings: Ceilings
+    online_tokens: float
+    """Tokens per second of the online traffic."""
+    offline_tokens: float
+    work: float
+    """Work of both classes, in GPUs."""
+    batch_ceiling: int
+    batch_ceiling_because: str
+    options: tuple[Option, ...]
+    because: tuple[str, ...]
+
+    @property
+    def mixed(self) -> Option | None:
+        """The option with the fewest mixed GPUs that do the work; None without one."""
+        return next((option for option in self.options if option.name == FEWEST_MIXED), None)
+
+
+def plan_fleet(
+    inputs: PlanInputs, online: Trace, offline: Sequence[Arrival], progress: Progress = lambda _: None
+) -> FleetPlan:
+    """Compute today's fleet of the inputs, the fewest GPUs with classes apart, and mixed GPUs.
+
+    Raises:
+        BadInput: a name is unknown, or a trace is too short.
+        Impossible: this GPU cannot serve the model within the SLO.
+    """
+    if not online or not offline:
+        raise BadInput("a plan needs an online trace and offline lengths with at least one request each")
+    tokens_per_second(online)  # a bad trace is refused before minutes are spent on the ceilings
+    deployment = Deployment.of(inputs, online, offline)
+    _check_prefill(deployment, online)
+    return _Planner(inputs, deployment, online, offline, progress).plan()
+
+
+def _check_prefill(deployment: Deployment, online: Trace) -> None:
+    """Check that an idle GPU prefills enough of the prompts within the TTFT."""
+    wanted = deployment.inputs.slo.attainment_percent / 100
+    prompts = sorted(arrival.num_prompt for arrival in online)
+    prompt = prompts[ceil(wanted * len(prompts) - 1e-9) - 1]
+    seconds = deployment.model.seconds(BatchWork(prompt, attended(0, prompt), num_chunks=1))
+    if seconds > deployment.ttft:
+        raise Impossible(
+            f"TTFT of {1e3 * deployment.ttft:g} ms is below the fastest prefill for {wanted:.0%} of requests: their "
+            f"prompts have up to {prompt:,} tokens, which take {1e3 * seconds:.1f} ms on an idle {deployment.gpu.name}"
+        )
+
+
+@dataclass
+class _Planner:
+    inputs: PlanInputs
+    deployment: Deployment
+    trace: Trace
+    offline: Sequence[Arrival]
+    progress: Progress
+    _ones: dict[tuple[int, int], Report] = field(default_factory=dict)
+
+    def plan(self) -> FleetPlan:
+        fleet = self.inputs.fleet
+        self.progress("measuring the ceilings of one GPU")
+        full = self.deployment.unbounded
+        bound = self.deployment.slo_bound(self.offline)
+        self.ceilings = ceilings = Ceilings(full(self.trace), full(self.offline), bound)
+        if min(ceilings.online_full, ceilings.offline_full, ceilings.offline_bound) <= 0:
+            raise BadInput(f"ceilingMinutes is {self.inputs.ceiling_minutes:g}: no request ends in this time")
+        self.online_tokens = fleet.online_gpus * fleet.online_utilization_percent / 100 * ceilings.online_full
+        self.offline_tokens = fleet.offline_gpus * fleet.offline_utilization_percent / 100 * ceilings.offline_full
+        seconds = self.inputs.traffic_minutes * 60
+        self.part = min(1.0, MOST_SIMULATED / fleet.online_gpus)
+        if self.trace[0].num_tokens >= self.part * self.online_tokens * seconds:
+            raise BadInput(f"trafficMinutes is {self.inputs.traffic_minutes:g}: only one request arrives in this time")
+        self.online = excerpt(self.trace, self.part * self.online_tokens, seconds)
+        self.seconds = min(seconds, self.online[-1].seconds)
+        options = [self._given(), self._right_sized()]
+        mixed = self._fewest_mixed(most=fleet.online_gpus + fleet.offline_gpus)
+        options += [mixed] if mixed else []
+        same = self._mixed(fleet.online_gpus, f"mixed on the same {fleet.online_gpus}")
+        options += [same] if same else []
+        ceiling, why = self.deployment.batch_ceiling(self.trace)
+        return FleetPlan(
+            deployment=self.deployment,
+            ceilings=ceilings,
+            online_tokens=self.online_tokens,
+            offline_tokens=self.offline_tokens,
+            work=self.online_tokens / ceilings.online_full + self.offline_tokens / ceilings.offline_full,
+            batch_ceiling=ceiling,
+            batch_ceiling_because=why,
+            options=tuple(options),
+            because=tuple(self._reasons(options[1], mixed, same)),
+        )
+
+    def _given(self) -> Option:
+        """Return today's fleet, with each class on its own GPUs."""
+        fleet = self.inputs.fleet
+        self.progress(f"simulating {fleet.online_gpus} online GPUs apart")
+        result = self._online_alone(fleet.online_gpus)
+        return self._apart("apart, as it is", fleet.online_gpus, fleet.offline_gpus, result)
+
+    def _right_sized(self) -> Option:
+        """Return the fewest GPUs that meet the SLO and do the offline work with classes apart."""
+        offline = ceil(self.offline_tokens / self.ceilings.offline_full - 1e-9)
+        most = self.inputs.fleet.online_gpus
+        self.progress("searching for the fewest online GPUs apart")
+        least = _fewest(lambda gpus: self.deployment.fits(self._online_alone(gpus)), most)
+        if least is None:
+            note = f"no number of GPUs up to {most} meets the SLO even without offline work"
+            return replace(self._given(), name="apart, fewest GPUs", note=note)
+        return self._apart("apart, fewest GPUs", least, offline, self._online_alone(least))
+
+    def _online_alone(self, gpus: int) -> Report:
+        """Simulate one of `gpus` GPUs that serve online alone."""
+        return self.deployment.alone(self._traffic(1, gpus), self.seconds)
+
+    def _traffic(self, simulated: int, gpus: int) -> list[Arrival]:
+        """Return the online traffic of `simulated` of `gpus` GPUs: an evenly spaced part of the requests."""
+        kept = simulated / gpus / self.part
+        if kept > 1:
+            return at_rate(self.online, self.online_tokens * simulated / gpus)
+        return [a for i, a in enumerate(self.online) if int((i + 1) * kept) > int(i * kept)]
+
+    def _fewest_mixed(self, most: int) -> Option | None:
+        """Return the fewest GPUs that serve both classes; None if no number does."""
+        needed = self.offline_tokens
+        work = self.online_tokens / self.ceilings.online_full + needed / self.ceilings.offline_full
+        least = _fewest(lambda gpus: self._step_share(gpus, needed) is not None, most, low=ceil(work))
+        for gpus in range(least or most + 1, most + 1):
+            option = self._mixed(gpus, FEWEST_MIXED, needed)
+            if option:
+                return option
+        return None
+
+    def _step_share(self, gpus: int, needed: float) -> int | None:
+        """Return the index of the largest step share with which one of `gpus` meets the SLO and does its part of
+        `needed`.
+
+        Latency and offline work fall with the share, so this bisects. Return None if no share does both.
+        """
+        self.progress(f"simulating one of {gpus} mixed GPUs")
+        if self._one(gpus, 0).offline.total * gpus < needed:
+            return None
+        low, high = 0, len(STEP_SHARES)
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.deployment.fits(self._one(gpus, middle)) else (middle + 1, high)
+        if low == len(STEP_SHARES) or self._one(gpus, low).offline.total * gpus < needed:
+            return None
+        return low
+
+    def _one(self, gpus: int, share: int) -> Report:
+        """Simulate one of `gpus` mixed GPUs, with its steps filled to a share of the TPOT."""
+        if (gpus, share) not in self._ones:
+            self._ones[gpus, share] = self.deployment.run(
+                Ballast,
+                online=self._traffic(1, gpus),
+                offline=self.offline,
+                seconds=self.seconds,
+                config=replace(self.deployment.config, tpot_share=STEP_SHARES[share]),
+            )
+        return self._ones[gpus, share]
+
+    def _mixed(self, gpus: int, name: str, needed: float = 0.0) -> Option | None:
+        """Simulate all GPUs behind a router, with the largest step share that meets the SLO; None if no share does."""
+        start = self._step_share(gpus, needed)
+        for share in STEP_SHARES[start:] if start is not None else ():
+            simulated = min(gpus, MOST_SIMULATED)
+            self.progress(f"simulating {simulated} mixed GPUs behind a router")
+            whole = self._routed(simulated, gpus, share)
+            if self.deployment.fits(whole):
+                offline = whole.offline.total * gpus / simulated
+                return self._shared(name, gpus, whole, offline, share) if offline >= needed else None
+        return None
+
+    def _routed(self, simulated: int, gpus: int, share: float) -> Report:
+        """Simulate `simulated` of the mixed GPUs behind a router."""
+        return self.deployment.run(
+            Ballast,
+            online=self._traffic(simulated, gpus),
+            offline=self.offline,
+            seconds=self.seconds,
+            replicas=simulated,
+            config=replace(self.deployment.config, tpot_share=share),
+        )
+
+    def _apart(self, name: str, online_gpus: int, offline_gpus: int, result: Report) -> Option:
+        work = self.online_tokens / self.ceilings.online_full, self.offline_tokens / self.ceilings.offline_full
+        gpus = online_gpus, offline_gpus
+        each = [one / number if number else 0.0 for one, number in zip(work, gpus, strict=True)]
+        costs = [number * self._price.per_hour(one) for one, number in zip(each, gpus, strict=True)]
+        return Option(
+            name=name,
+            gpus=sum(gpus),
+            utilization=sum(work) / sum(gpus),
+            mfu=self._mfu(self.online_tokens, self.offline_tokens, sum(gpus)),
+            ttft_attainment=result.ttft_attainment,
+            tpot_attainment=result.tpot_attainment,
+            online_tokens=self.online_tokens,
+            offline_tokens=self.offline_tokens,
+            dollars_per_hour=sum(costs),
+            online_dollars=per_million(costs[0], self.online_tokens),
+            offline_dollars=per_million(costs[1], self.offline_tokens),
+            kilowatts=sum(number * self._price.kilowatts(one) for one, number in zip(each, gpus, strict=True)),
+            note=f"{online_gpus} online + {offline_gpus} offline",
+        )
+
+    def _shared(self, name: str, gpus: int, result: Report, offline: float, step_share: float) -> Option:
+        online_work = self.online_tokens / self.ceilings.online_full
+        work = online_work + offline / self.ceilings.offline_full
+        cost = gpus * self._price.per_hour(work / gpus)
+        online_cost = cost * online_work / work
+        return Option(
+            name=name,
+            gpus=gpus,
+            utilization=work / gpus,
+            mfu=self._mfu(self.online_tokens, offline, gpus),
+            ttft_attainment=result.ttft_attainment,
+            tpot_attainment=result.tpot_attainment,
+            online_tokens=self.online_tokens,
+            offline_tokens=offline,
+            dollars_per_hour=cost,
+            online_dollars=per_million(online_cost, self.online_tokens),
+            offline_dollars=per_million(cost * (offline / self.ceilings.offline_full) / work, offline),
+            kilowatts=gpus * self._price.kilowatts(work / gpus),
+            note=f"steps filled to {step_share:.0%} of the TPOT"
+            + (f", {MOST_SIMULATED} of them simulated" if gpus > MOST_SIMULATED else ""),
+            step_share=step_share,
+        )
+
+    @property
+    def _price(self) -> GpuPrice:
+        return GpuPrice(self.deployment.gpu, self.inputs.energy, self.inputs.money)
+
+    def _mfu(self, online: float, offline: float, gpus: int) -> float:
+        deployment = self.deployment
+        operations = online * deployment.operations_per_token(self.trace)
+        operations += offline * deployment.operations_per_token(self.offline)
+        return operations / (gpus * deployment.gpu.flops)
+
+    def _reasons(self, apart: Option, mixed: Option | None, same: Option | None) -> list[str]:
+        """Return the reasons for the figures."""
+        fleet, ceilings, tpot = self.inputs.fleet, self.ceilings, self.inputs.slo.tpot_milliseconds
+        work = self.online_tokens / ceilings.online_full + self.offline_tokens / ceilings.offline_full
+        lines = [
+            (
+                f"{fleet.online_gpus} GPUs at {fleet.online_utilization_percent:g} % and {fleet.offline_gpus} at "
+                f"{fleet.offline_utilization_percent:g} % are {work:.1f} GPUs of work: {ceil(work / 0.7 - 1e-9)} GPUs "
+                "at 70 % by arithmetic alone."
+            ),
+            (
+                f"Full batches without an SLO do {ceilings.offline_full:,.0f} offline tokens/s on one GPU. With every "
+                f"step within {tpot:g} ms they do {ceilings.offline_bound:,.0f} ({ceilings.bound_share:.0%}), because "
+                "every step reads all weights once. This is the highest utilization of a mixed GPU."
+            ),
+        ]
+        lines.append(self._verdict(apart, mixed))
+        lines += self._why_not_fewer(mixed) if mixed else []
+        if same and self.offline_tokens:
+            more = same.offline_tokens / self.offline_tokens
+            lines.append(
+                f"The same {fleet.online_gpus} GPUs, mixed, do {more:.1f} times the offline work of today's "
+                f"{fleet.offline_gpus} offline GPUs in addition to their online work, at {same.utilization:.0%}."
+            )
+        return lines
+
+    def _why_not_fewer(self, mixed: Option) -> list[str]:
+        """Return the reason why one GPU fewer is not enough."""
+        gpus = mixed.gpus - 1
+        if gpus < 1:
+            return []
+        fits = [share for share in range(len(STEP_SHARES)) if self.deployment.fits(self._one(gpus, share))][:1]
+        if not fits:
+            found = self._one(gpus, len(STEP_SHARES) - 1)
+            missed = f"TTFT met by {found.ttft_attainment:.2%}, TPOT by {found.tpot_attainment:.2%}"
+            return [f"{gpus} mixed GPUs miss the SLO even with steps filled to {STEP_SHARES[-1]:.0%}: {missed}."]
+        done = self._one(gpus, fits[0]).offline.total * gpus
+        if done < self.offline_tokens:
+            steps = f"within the SLO (steps filled to {STEP_SHARES[fits[0]]:.0%})"
+            return [f"{gpus} mixed GPUs do {done:,.0f} of the {self.offline_tokens:,.0f} offline tokens/s {steps}."]
+        return [f"{gpus} mixed GPUs are enough one by one, but not behind a router, which spreads requests unevenly."]
+
+    def _verdict(self, apart: Option, mixed: Option | None) -> str:
+        """Return whether mixing pays."""
+        given = self.inputs.fleet.online_gpus + self.inputs.fleet.offline_gpus
+        if mixed is None:
+            last = self._one(given, len(STEP_SHARES) - 1)
+            return (
+                f"No number of mixed GPUs up to {given} meets the SLO and does the offline work: mixing does not pay. "
+                f"With steps filled to {STEP_SHARES[-1]:.0%}, {given} do {last.offline.total * given:,.0f} of the "
+                f"{self.offline_tokens:,.0f} offline tokens/s, and TTFT is met by {last.ttft_attainment:.2%}, TPOT by "
+                f"{last.tpot_attainment:.2%}."
+            )
+        more = mixed.offline_tokens / apart.offline_tokens if apart.offline_tokens else 1.0
+        if mixed.gpus < apart.gpus:
+            return (
+                f"Mixing needs {mixed.gpus} GPUs. Classes apart need at least {apart.gpus} ({apart.note}), and today's "
+                f"fleet has {given}: {1 - mixed.gpus / given:.0%} fewer."
+            )
+        if mixed.gpus == apart.gpus and more > 1:
+            return (
+                f"Mixing saves no GPU: classes apart need {apart.gpus}, too ({apart.note}; today's fleet has {given}). "
+                f"But it does {more:.1f} times the offline work on them, and online bursts can use all of them."
+            )
+        return (
+            f"Mixing does not pay here: it needs {mixed.gpus} GPUs, and classes apart need {apart.gpus} "
+            f"({apart.note}). With every step within the TPOT, an offline token costs "
+            f"{1 / self.ceilings.bound_share - 1:.0%} more."
+        )
+
+
+def _fewest(works: Callable[[int], bool], most: int, low: int = 1) -> int | None:
+    """Bisect for the smallest number from `low` to `most` that works; None if none does. All larger numbers work."""
+    high = most + 1
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if works(middle) else (middle + 1, high)
+    return low if low <= most else None
+
+
+def per_million(per_hour: float, tokens_per_second: float) -> float:
+    """Convert an amount per hour into the amount per million tokens."""
+    return per_hour / 3600 / tokens_per_second * 1e6 if tokens_per_second else 0.0

@@ -1,0 +1,380 @@
+"""Plan months ahead: services that grow, the GPUs that they need, bought or rented, and the power that they draw.
+
+The plan compares four ways to run the same services. Each way adds one thing: one request at a time, dynamic batching,
+quantized weights, and offline work on the GPUs of the online service with the same model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from random import Random
+
+from ballast_policy.learning.cost import attended
+from ballast_sim.errors import BadInput, Impossible
+from ballast_sim.planner.costs import HOURS_PER_MONTH, GpuPrice, Purchases, buy_or_rent
+from ballast_sim.planner.deployment import Deployment
+from ballast_sim.planner.encoder import EncoderSlo, batch_seconds, encoder_limit
+from ballast_sim.planner.fleet import STEP_SHARES
+from ballast_sim.planner.inputs import PlanInputs, ServiceInput
+from ballast_sim.replay.model_shape import ModelShape, Quantization, shape
+from ballast_sim.replay.policies import Ballast
+from ballast_sim.replay.step_model import BatchWork, Roofline
+from ballast_sim.replay.traffic import Arrival
+
+FULL_BATCH = 1024
+"""Prompts in an encoder's step if only throughput counts."""
+LENGTHS = 512
+"""Requests that are drawn to represent a service."""
+SEARCH_REQUESTS = 800
+"""Requests of one simulation in the search for the highest rate of a service."""
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way to run services."""
+
+    name: str
+    is_batching: bool
+    quantization: Quantization
+    is_mixing: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """The requests per second that one GPU serves of one service."""
+
+    peak: float
+    """Rate within the SLO."""
+    full: float
+    """Rate with full batches and no SLO: a utilization of 100 %."""
+    mixed: float = 0.0
+    """Utilization that a GPU reaches with offline work of the same model."""
+    because: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Month:
+    """One month of a growth plan."""
+
+    number: int
+    gpus: int
+    owned: int
+    rented: int
+    utilization: float
+    kilowatts: float
+    hardware_dollars: float
+    """Rent, and the loss in value of bought GPUs."""
+    power_dollars: float
+    """Electricity of bought GPUs. The rent of the others includes theirs."""
+
+    @property
+    def dollars(self) -> float:
+        """Hardware and electricity."""
+        return self.hardware_dollars + self.power_dollars
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceCost:
+    """The cost of one service over the whole plan, per million units."""
+
+    name: str
+    unit: str
+    hardware_dollars: float
+    power_dollars: float
+    kilowatt_hours: float
+
+    @property
+    def dollars(self) -> float:
+        """Hardware and electricity per million units."""
+        return self.hardware_dollars + self.power_dollars
+
+
+@dataclass(frozen=True, slots=True)
+class GrowthPlan:
+    """The plan of one way over all months."""
+
+    way: Way
+    months: tuple[Month, ...]
+    services: tuple[ServiceCost, ...]
+    because: tuple[str, ...]
+
+    @property
+    def dollars(self) -> float:
+        """Cost of the whole plan."""
+        return sum(month.dollars for month in self.months)
+
+    def over_budget(self, kilowatts: float | None) -> Month | None:
+        """Return the first month that draws more power than the budget; None without one."""
+        return next((m for m in self.months if kilowatts is not None and m.kilowatts > kilowatts), None)
+
+
+def plan_ahead(inputs: PlanInputs, progress: Progress = lambda _: None) -> list[GrowthPlan]:
+    """Plan all ways. A way that cannot meet an SLO is left out.
+
+    Raises:
+        BadInput: there is no service, or a name is unknown.
+        Impossible: no way meets the SLO of every service.
+    """
+    if not inputs.ahead.services:
+        raise BadInput("there is nothing to plan ahead: name at least one service under `ahead.services`")
+    gpu = inputs.find_gpu(inputs.gpu)
+    quantized = inputs.quantization
+    if quantized is Quantization.NONE:
+        quantized = Quantization.FP8 if gpu.fp8_flops > gpu.flops else Quantization.INT8
+    ways = (
+        Way("one request at a time", is_batching=False, quantization=Quantization.NONE, is_mixing=False),
+        Way("dynamic batching", is_batching=True, quantization=Quantization.NONE, is_mixing=False),
+        Way(f"and {quantized.value} weights", is_batching=True, quantization=quantized, is_mixing=False),
+        Way("and mixing", is_batching=True, quantization=quantized, is_mixing=True),
+    )
+    plans, impossible = [], None
+    for way in ways:
+        progress(way.name)
+        try:
+            plans.append(_Ahead(inputs, way).plan())
+        except Impossible as error:
+            impossible = error
+    if not plans and impossible:
+        raise impossible
+    return plans
+
+
+@dataclass
+class _Ahead:
+    inputs: PlanInputs
+    way: Way
+
+    def plan(self) -> GrowthPlan:
+        inputs = self.inputs
+        services = inputs.ahead.services
+        capacities = [self._capacity(service) for service in services]
+        months = range(inputs.ahead.months)
+        needs = [self._gpus(services, capacities, month) for month in months]
+        counts = [sum(need) for need in needs]
+        price, rows = GpuPrice(inputs.find_gpu(inputs.gpu), inputs.energy, inputs.money), []
+        paid = buy_or_rent(counts, price)
+        for month in months:
+            work = sum(s.rate(month, len(months)) / c.full for s, c in zip(services, capacities, strict=True))
+            used = work / counts[month] if counts[month] else 0.0
+            rows.append(
+                Month(
+                    number=month + 1,
+                    gpus=counts[month],
+                    owned=paid.owned[month],
+                    rented=paid.rented[month],
+                    utilization=used,
+                    kilowatts=counts[month] * price.kilowatts(used),
+                    hardware_dollars=paid.dollars[month],
+                    power_dollars=paid.owned[month] * price.power_per_hour(used) * HOURS_PER_MONTH,
+                )
+            )
+        because = [self._reason(s, c) for s, c in zip(services, capacities, strict=True)]
+        online_models = {service.model for service in services if service.kind != "offline"}
+        if self.way.is_mixing and not any(s.kind == "offline" and s.model in online_models for s in services):
+            because.append("nothing to mix: no offline service has the model of an online service or an encoder")
+        because += [_purchases(paid), *self._power(rows)]
+        return GrowthPlan(self.way, tuple(rows), self._costs(services, capacities, rows), tuple(because))
+
+    def _capacity(self, service: ServiceInput) -> Capacity:
+        update = {"model": service.model, "quantization": self.way.quantization}
+        inputs = self.inputs.model_copy(update=update)
+        model = inputs.find_shape(service.model)
+        _check(service, model)
+        if model.is_encoder:
+            return self._encoder(inputs, service, model)
+        lengths = draw_lengths(service, self.inputs.seed)
+        deployment = Deployment.of(inputs, lengths)
+        mean = sum(a.num_tokens for a in lengths) / len(lengths)
+        full = deployment.unbounded(lengths) / mean
+        if not self.way.is_batching:
+            return Capacity(self._alone(deployment, service), full)
+        if service.kind == "offline":
+            return Capacity(full, full)
+        peak = self._highest_rate(deployment, lengths, full)
+        average = peak * self._most_used / service.peak_factor
+        return Capacity(peak, full, self._mixed(deployment, lengths, average, full) if self.way.is_mixing else 0.0)
+
+    @property
+    def _most_used(self) -> float:
+        return self.inputs.ahead.most_used_percent / 100
+
+    def _encoder(self, inputs: PlanInputs, service: ServiceInput, model: ModelShape) -> Capacity:
+        gpu = inputs.find_gpu(inputs.gpu)
+        inputs.kv_tokens(gpu, model, service.prompt_tokens)
+        roofline = Roofline(model, gpu, inputs.quantization, inputs.efficiency.value())
+        prompt = service.prompt_tokens
+        full = FULL_BATCH / batch_seconds(roofline, FULL_BATCH, prompt)
+        if service.kind == "offline":
+            return Capacity(full if self.way.is_batching else 1 / batch_seconds(roofline, 1, prompt), full)
+        slo = EncoderSlo(
+            latency=service.latency_milliseconds / 1e3,
+            share=service.latency_percentile / 100,
+            window=service.batch_window_milliseconds / 1e3 if self.way.is_batching else 0.0,
+        )
+        if not self.way.is_batching:
+            return Capacity(encoder_limit(roofline, prompt, slo, most=1).requests_per_second, full)
+        limit = encoder_limit(roofline, prompt, slo)
+        peak = limit.requests_per_second
+        full = max(full, peak)
+        return Capacity(peak, full, peak / full if self.way.is_mixing else 0.0, limit.because)
+
+    def _alone(self, deployment: Deployment, service: ServiceInput) -> float:
+        """Return the requests per second if one is served after the other."""
+        prompt, output = service.prompt_tokens, service.output_tokens
+        first = deployment.model.seconds(BatchWork(prompt, attended(0, prompt), num_chunks=1))
+        each = deployment.model.seconds(BatchWork(num_decode=1, decode_context=prompt + output // 2))
+        return 1 / (first + (output - 1) * each)
+
+    def _highest_rate(self, deployment: Deployment, lengths: Sequence[Arrival], full: float) -> float:
+        """Search for the highest rate of Poisson arrivals that one GPU serves within the SLO, to 3 %."""
+        low, high = 0.0, full
+        while high - low > 0.03 * full:
+            middle = (low + high) / 2
+            online = self._poisson(middle, lengths)
+            result = deployment.alone(online, online[-1].seconds)
+            low, high = (middle, high) if deployment.fits(result) else (low, middle)
+        if not low:
+            slo = deployment.inputs.slo
+            raise Impossible(
+                f"{deployment.shape.name} on one {deployment.gpu.name} does not meet {slo.ttft_milliseconds:g} ms TTFT "
+                f"and {slo.tpot_milliseconds:g} ms TPOT even at {high:.2f} requests/s"
+            )
+        return low
+
+    def _mixed(self, deployment: Deployment, lengths: Sequence[Arrival], rate: float, full: float) -> float:
+        """Return the utilization of a GPU at the mean online rate, with offline work and within the SLO."""
+        online = self._poisson(rate, lengths)
+        mean = sum(a.num_tokens for a in lengths) / len(lengths)
+        for share in STEP_SHARES:
+            config = replace(deployment.config, tpot_share=share)
+            result = deployment.run(Ballast, online=online, offline=lengths, seconds=online[-1].seconds, config=config)
+            if deployment.fits(result):
+                return result.total_tokens / mean / full
+        return 0.0
+
+    def _poisson(self, rate: float, lengths: Sequence[Arrival]) -> list[Arrival]:
+        """Draw the same arrivals for every rate, only closer together, so that waits never fall with the rate by
+        chance.
+        """
+        random = Random(self.inputs.seed)
+        seconds, arrivals = 0.0, []
+        for _ in range(SEARCH_REQUESTS):
+            arrivals.append(replace(random.choice(lengths), seconds=seconds))
+            seconds += random.expovariate(rate)
+        return arrivals
+
+    def _gpus(self, services: Sequence[ServiceInput], capacities: Sequence[Capacity], month: int) -> list[int]:
+        """Return the GPUs of each service in a month.
+
+        Online services and encoders have GPUs for their peak within the SLO. Offline services first use the capacity
+        that mixing leaves free on these, and then have GPUs for the rest of their mean rate.
+        """
+        months = self.inputs.ahead.months
+        needs = []
+        left: dict[str, float] = {}
+        for service, capacity in zip(services, capacities, strict=True):
+            if service.kind == "offline":
+                needs.append(0)
+                continue
+            rate = service.rate(month, months)
+            gpus = ceil(rate * service.peak_factor / (capacity.peak * self._most_used) - 1e-9)
+            free = gpus * capacity.mixed - rate / capacity.full
+            left[service.model] = left.get(service.model, 0.0) + max(0.0, free)
+            needs.append(gpus)
+        for index, (service, capacity) in enumerate(zip(services, capacities, strict=True)):
+            if service.kind == "offline":
+                work = service.rate(month, months) / capacity.peak
+                taken = min(work, left.get(service.model, 0.0))
+                left[service.model] = left.get(service.model, 0.0) - taken
+                needs[index] = ceil(work - taken - 1e-9)
+        return needs
+
+    def _costs(
+        self, services: Sequence[ServiceInput], capacities: Sequence[Capacity], months: Sequence[Month]
+    ) -> tuple[ServiceCost, ...]:
+        """Split the cost and energy of each month by the work of each service."""
+        num = len(months)
+        works = [[s.rate(m, num) / c.full for s, c in zip(services, capacities, strict=True)] for m in range(num)]
+
+        def cost(index: int, service: ServiceInput) -> ServiceCost:
+            is_encoder = not service.output_tokens
+            each = 1 if is_encoder else service.prompt_tokens + service.output_tokens
+            units = sum(service.rate(m, num) * each for m in range(num)) * HOURS_PER_MONTH * 3600 / 1e6
+            shares = [work[index] / sum(work) for work in works]
+
+            def share_of(figure: str) -> float:
+                found: float = sum(s * getattr(m, figure) for s, m in zip(shares, months, strict=True))
+                return found
+
+            return ServiceCost(
+                name=service.name,
+                unit="embeddings" if is_encoder else "tokens",
+                hardware_dollars=share_of("hardware_dollars") / units,
+                power_dollars=share_of("power_dollars") / units,
+                kilowatt_hours=share_of("kilowatts") * HOURS_PER_MONTH / units,
+            )
+
+        return tuple(cost(index, service) for index, service in enumerate(services))
+
+    def _power(self, months: Sequence[Month]) -> list[str]:
+        """Return how many GPUs the power budget feeds, if it does not feed all."""
+        budget = self.inputs.energy.budget_kilowatts
+        over = next((month for month in months if budget is not None and month.kilowatts > budget), None)
+        if over is None or budget is None:
+            return []
+        fed = int(budget / (over.kilowatts / over.gpus) + 1e-9)
+        needs = (
+            f"{over.gpus} ({over.kilowatts:,.1f} kW, with the server's share and a PUE of {self.inputs.energy.pue:g})"
+        )
+        return [f"{budget:g} kW feed {fed} GPUs as busy as those of month {over.number}, which needs {needs}"]
+
+    def _reason(self, service: ServiceInput, capacity: Capacity) -> str:
+        """Return the figures of one GPU for a service."""
+        line = f"{service.name}: one GPU serves {capacity.peak:,.1f} requests/s"
+        if not self.way.is_batching:
+            line += " one after the other, without waiting"
+        elif service.kind != "offline":
+            line += " within the SLO"
+        line += f", {capacity.full:,.1f} in full batches"
+        line += f"; mixed, its utilization is {capacity.mixed:.0%}" if capacity.mixed else ""
+        return line + (f" ({capacity.because})" if capacity.because else "")
+
+
+def _check(service: ServiceInput, model: ModelShape) -> None:
+    """Check that the kind and the lengths of the service fit the model."""
+    if model.is_encoder == bool(service.output_tokens):
+        wanted = "is an encoder: outputTokens is 0" if model.is_encoder else "generates text: outputTokens is 1 or more"
+        raise BadInput(f"service {service.name}: {model.name} {wanted}")
+    tokens = service.prompt_tokens + service.output_tokens
+    if tokens > model.max_context:
+        raise BadInput(
+            f"service {service.name}: prompt and answer have {tokens:,} tokens on average, but {model.name} takes at "
+            f"most {model.max_context:,}"
+        )
+
+
+def _purchases(paid: Purchases) -> str:
+    """Return a sentence with the GPUs that are bought and rented by month."""
+    buys = [f"{gpus} in month {month}" for month, gpus in enumerate(paid.bought, start=1) if gpus]
+    first = next((month for month, gpus in enumerate(paid.rented, start=1) if gpus), None)
+    bought = f"buy {', '.join(buys)}" if buys else "buy none"
+    return bought + (f"; rent from month {first} on, {max(paid.rented)} at most" if first else "; rent none")
+
+
+def draw_lengths(service: ServiceInput, seed: int) -> list[Arrival]:
+    """Draw lengths around the means of a service, exponential as in real conversations, and cut at six means."""
+    random = Random(seed)
+    most = shape(service.model).max_context
+
+    def draw(mean: int) -> int:
+        return max(1, round(min(random.expovariate(1 / mean), 6 * mean)))
+
+    lengths = []
+    for _ in range(LENGTHS):
+        output = min(draw(service.output_tokens), most // 2)
+        lengths.append(Arrival(0.0, min(draw(service.prompt_tokens), most - output), output))
+    return lengths

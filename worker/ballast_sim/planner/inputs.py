@@ -1,0 +1,362 @@
+"""The inputs of a plan: one YAML file. Every figure has a default, which `ballast plan --show-inputs` prints."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from ballast_api.base import ApiModel
+from ballast_api.errors import InvalidConfig
+from ballast_sim.errors import BadInput
+from ballast_sim.planner.commented_yaml import commented_yaml
+from ballast_sim.replay.feasibility import MEMORY_PERCENT, kv_tokens
+from ballast_sim.replay.hardware import GPUS, Accelerator
+from ballast_sim.replay.model_shape import KV_BYTES, ModelShape, Quantization, shape
+from ballast_sim.replay.step_model import Efficiency
+
+_EFFICIENCY = Efficiency()
+MOST_TOKENS = 10_000_000
+MOST_GPUS = 100_000
+MOST_RATE = 1e9
+Rate = Annotated[float, Field(ge=1e-6, le=MOST_RATE)]
+"""Requests per second."""
+
+
+class GpuInput(ApiModel):
+    """A known GPU with other figures, or a new GPU with all figures."""
+
+    teraflops: float | None = Field(default=None, gt=0)
+    """Dense bfloat16."""
+    fp8_teraflops: float | None = Field(default=None, gt=0)
+    terabytes_per_second: float | None = Field(default=None, gt=0)
+    memory_gigabytes: float | None = Field(default=None, gt=0)
+    watts: float | None = Field(default=None, gt=0)
+    """At full load."""
+    idle_watts: float | None = Field(default=None, ge=0)
+    dollars_per_hour: float | None = Field(default=None, ge=0)
+    """Rented."""
+    purchase_dollars: float | None = Field(default=None, ge=0)
+    """Bought, its share of the server included."""
+
+    def onto(self, name: str, known: Accelerator | None) -> Accelerator:
+        """Return the known GPU with these figures in place of its own.
+
+        Raises:
+            BadInput: the GPU is new, and a figure is missing.
+        """
+        fp8 = self.fp8_teraflops or (self.teraflops if known is None else None)
+        given = self.model_copy(update={"fp8_teraflops": fp8})
+        found = {field: getattr(given, name) for name, (field, _) in _FIGURES.items()}
+        figures = {field: found[field] * unit for field, unit in _FIGURES.values() if found[field] is not None}
+        if known is not None:
+            return replace(known, **figures)
+        if len(figures) < len(found):
+            missing = ", ".join(field for field in found if field not in figures)
+            raise BadInput(f"gpus.{name} is not a known GPU, so it needs all figures; missing: {missing}")
+        return Accelerator(name, **figures)
+
+    @classmethod
+    def describing(cls, gpu: Accelerator) -> Self:
+        """Return all figures of a GPU."""
+        figures = {name: getattr(gpu, field) / unit for name, (field, unit) in _FIGURES.items()}
+        return cls(**{name: float(f"{value:.12g}") for name, value in figures.items()})  # 0.1 + 0.2 is 0.3
+
+
+_FIGURES = {
+    "teraflops": ("flops", 1e12),
+    "fp8_teraflops": ("fp8_flops", 1e12),
+    "terabytes_per_second": ("bandwidth", 1e12),
+    "memory_gigabytes": ("memory", 1e9),
+    "watts": ("watts", 1.0),
+    "idle_watts": ("idle_watts", 1.0),
+    "dollars_per_hour": ("dollars_per_hour", 1.0),
+    "purchase_dollars": ("purchase_dollars", 1.0),
+}
+"""For each field of `GpuInput`, the field of `Accelerator` and the factor between their units."""
+
+
+class EfficiencyInput(ApiModel):
+    """Share of the data sheet's rates that a step reaches. The defaults match published step times of an A100."""
+
+    compute: float = Field(default=_EFFICIENCY.compute, gt=0, le=1)
+    bandwidth: float = Field(default=_EFFICIENCY.bandwidth, gt=0, le=1)
+    kv_bandwidth: float = Field(default=_EFFICIENCY.kv_bandwidth, gt=0, le=1)
+    step_milliseconds: float = Field(default=1000 * _EFFICIENCY.step_seconds, ge=0)
+    sequence_microseconds: float = Field(default=1e6 * _EFFICIENCY.sequence_seconds, ge=0)
+
+    def value(self) -> Efficiency:
+        """Return the efficiency in the units of the step model."""
+        return Efficiency(
+            self.compute,
+            self.bandwidth,
+            self.kv_bandwidth,
+            self.step_milliseconds / 1e3,
+            self.sequence_microseconds / 1e6,
+        )
+
+
+class SloInput(ApiModel):
+    """Latencies that online requests are promised, and the share of them that must meet both."""
+
+    ttft_milliseconds: float = Field(default=1000, gt=0)
+    tpot_milliseconds: float = Field(default=50, gt=0)
+    attainment_percent: float = Field(default=99, gt=0, le=100)
+
+
+class EngineInput(ApiModel):
+    """One replica: one engine on one GPU."""
+
+    slots: int = Field(default=256, ge=1, le=4096)
+    chunk_tokens: int = Field(default=512, ge=16, le=MOST_TOKENS)
+    """Most prefill tokens in a step."""
+    memory_percent: float = Field(default=MEMORY_PERCENT, gt=0, le=100)
+    """Share of the GPU's memory for weights and KV."""
+    block_tokens: int = Field(default=16, ge=1, le=4096)
+    kv_dtype: Literal["bfloat16", "fp8", "int8"] = "bfloat16"
+    """Number format of the KV cache."""
+    reserved_percent: float = Field(default=10, ge=0, le=100)
+    """Reservation of offline."""
+
+
+class FleetInput(ApiModel):
+    """Today's GPUs, with classes apart: the number of each class, and their utilization.
+
+    A utilization is the work done over the work that the same GPUs do with full batches of the same lengths.
+    """
+
+    online_gpus: int = Field(default=8, ge=1, le=MOST_GPUS)
+    online_utilization_percent: float = Field(default=20, gt=0, le=100)
+    offline_gpus: int = Field(default=4, ge=0, le=MOST_GPUS)
+    offline_utilization_percent: float = Field(default=30, ge=0, le=100)
+
+
+class EnergyInput(ApiModel):
+    """Electricity, with the overhead of server and building."""
+
+    dollars_per_kilowatt_hour: float = Field(default=0.12, ge=0)
+    pue: float = Field(default=1.3, ge=1)
+    """Power drawn by the building over power drawn by the machines."""
+    server_percent: float = Field(default=40, ge=0)
+    """Power of CPU, memory, network and fans, relative to the GPU."""
+    budget_kilowatts: float | None = Field(default=None, gt=0)
+    """Most power that the site may draw, with PUE."""
+
+
+class MoneyInput(ApiModel):
+    """Renting or buying GPUs."""
+
+    way: Literal["rent", "buy", "cheapest"] = "rent"
+    """`cheapest` decides for each GPU in a plan ahead, and takes the lower price per hour in a plan for today."""
+    amortization_months: int = Field(default=36, ge=1, le=1200)
+    """Months over which a bought GPU is written off evenly."""
+    resale_percent: float = Field(default=50, ge=0, le=100)
+    """Resale value of a new GPU, in percent of its price; falls evenly to 0 over the amortization."""
+
+
+class ServiceInput(ApiModel):
+    """One service that grows: an online LLM, an encoder, or offline work."""
+
+    name: str = Field(min_length=1)
+    kind: Literal["online", "encoder", "offline"] = "online"
+    """Offline work can have any model, and has no SLO."""
+    model: str
+    requests_per_second: tuple[Rate, Rate]
+    """Rates of the first and the last month; the rate grows by an equal factor each month."""
+    prompt_tokens: int = Field(ge=1, le=MOST_TOKENS)
+    """Mean."""
+    output_tokens: int = Field(default=0, ge=0, le=MOST_TOKENS)
+    """Mean; 0 for an encoder."""
+    latency_milliseconds: float = Field(default=30, gt=0)
+    """Encoders: SLO from arrival to answer."""
+    latency_percentile: float = Field(default=95, gt=0, lt=100)
+    """Encoders: share of the requests that must meet the latency."""
+    batch_window_milliseconds: float = Field(default=10, ge=0, le=1000)
+    """Encoders: time that the first request of a batch waits for others."""
+    peak_factor: float = Field(default=2.0, ge=1, le=1000)
+    """Rate of the busiest minute over the mean; GPUs are counted for the peak, offline work for the mean."""
+
+    def rate(self, month: int, months: int) -> float:
+        """Return the mean requests per second in a month. Months are counted from 0."""
+        first, last = self.requests_per_second
+        growth: float = (last / first) ** (month / max(months - 1, 1))
+        return first * growth
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.kind == "online" and self.output_tokens < 1:
+            raise ValueError(f"outputTokens is {self.output_tokens}: an online service needs 1 or more")
+        if self.kind == "encoder" and self.output_tokens:
+            raise ValueError(f"outputTokens is {self.output_tokens}: an encoder generates nothing. Leave it out")
+        return self
+
+
+class CeilingInput(ApiModel):
+    """One batch ceiling to compute: the largest batch that meets one latency SLO."""
+
+    name: str = Field(min_length=1)
+    model: str
+    prompt_tokens: int = Field(ge=1, le=MOST_TOKENS)
+    output_tokens: int = Field(default=0, ge=0, le=MOST_TOKENS)
+    """0 for an encoder."""
+    milliseconds: float = Field(gt=0)
+    """SLO from arrival to the first token; for an encoder to the answer."""
+    percentile: float = Field(default=95, gt=0, lt=100)
+    """Share of the requests that must meet the SLO."""
+    requests_per_second: Rate
+    """Rate of arrivals while the batch is full."""
+    steps: Literal["roofline", "published"] = "roofline"
+    """Source of the step times; `published` are measurements of llama-3-8b on an A100."""
+
+
+SERVICES = (
+    ServiceInput(
+        name="embeddings", kind="encoder", model="bge-large", requests_per_second=(8000, 20000), prompt_tokens=128
+    ),
+    ServiceInput(name="chat", model="llama-3-8b", requests_per_second=(20, 60), prompt_tokens=1155, output_tokens=211),
+    ServiceInput(
+        name="summaries",
+        kind="offline",
+        model="llama-3-8b",
+        requests_per_second=(5, 20),
+        prompt_tokens=2588,
+        output_tokens=291,
+    ),
+)
+
+
+class AheadInput(ApiModel):
+    """A plan over months."""
+
+    months: int = Field(default=18, ge=1, le=120)
+    most_used_percent: float = Field(default=90, gt=0, le=100)
+    """Load of a GPU at the peak, in percent of the highest rate that meets the SLO."""
+    services: tuple[ServiceInput, ...] = SERVICES
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        names = [service.name for service in self.services]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"several services have the same name: {', '.join(twice)}. Give each its own name")
+        return self
+
+
+CEILINGS = (
+    CeilingInput(
+        name="7B model",
+        model="llama-2-7b",
+        prompt_tokens=150,
+        output_tokens=150,
+        milliseconds=50,
+        percentile=99,
+        requests_per_second=2,
+    ),
+    CeilingInput(
+        name="8B model by published steps",
+        model="llama-3-8b",
+        prompt_tokens=128,
+        output_tokens=128,
+        milliseconds=50,
+        percentile=99,
+        requests_per_second=1,
+        steps="published",
+    ),
+    CeilingInput(name="small encoder", model="bge-base", prompt_tokens=256, milliseconds=30, requests_per_second=1000),
+)
+
+
+class PlanInputs(ApiModel):
+    """Everything that a plan depends on, except the traces."""
+
+    model: str = "llama-3-8b"
+    gpu: str = "a100"
+    quantization: Quantization = Quantization.NONE
+    slo: SloInput = SloInput()
+    engine: EngineInput = EngineInput()
+    fleet: FleetInput = FleetInput()
+    energy: EnergyInput = EnergyInput()
+    money: MoneyInput = MoneyInput()
+    efficiency: EfficiencyInput = EfficiencyInput()
+    gpus: dict[str, GpuInput] = Field(default_factory=dict)
+    """Figures that differ from the defaults, and new GPUs."""
+    ahead: AheadInput = AheadInput()
+    ceilings: tuple[CeilingInput, ...] = CEILINGS
+    """Batch ceilings that `ballast plan --ceilings` computes."""
+    traffic_minutes: float = Field(default=5, gt=0, le=240)
+    """Length of the traffic that each simulation replays."""
+    ceiling_minutes: float = Field(default=9, gt=0, le=240)
+    """Length of a simulation of full batches; the first third, in which they fill, does not count."""
+    seed: int = 0
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a YAML file. A missing field has its default.
+
+        Raises:
+            InvalidConfig: a field is invalid; the message names every invalid field.
+        """
+        data = _read(path)
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            raise InvalidConfig(str(path), InvalidConfig.sentences(error)) from error
+
+    def dump(self) -> str:
+        """Return all figures as YAML, with those of every GPU. `load` reads them back."""
+        names = (*GPUS, *sorted(set(self.gpus) - set(GPUS)))
+        gpus = {name: GpuInput.describing(self.find_gpu(name)) for name in names}
+        return commented_yaml(self.model_copy(update={"gpus": gpus}))
+
+    def find_shape(self, name: str) -> ModelShape:
+        """Find a model by name or by the path of its config.json, with the KV format of these inputs.
+
+        Raises:
+            BadInput: the model is unknown.
+        """
+        return replace(shape(name), kv_bytes=KV_BYTES[self.engine.kv_dtype])
+
+    def kv_tokens(self, gpu: Accelerator, model: ModelShape, longest: int) -> int:
+        """Return the tokens of KV cache beside the weights of a model.
+
+        Raises:
+            Impossible: the weights and one request of `longest` tokens do not fit.
+        """
+        slots, percent = self.engine.slots, self.engine.memory_percent
+        weights = self.quantization
+        return kv_tokens(model, gpu, longest=longest, slots=slots, quantization=weights, memory_percent=percent)
+
+    def find_gpu(self, name: str) -> Accelerator:
+        """Find a GPU by name, with the figures of these inputs.
+
+        Raises:
+            BadInput: the GPU is unknown, or a new GPU has not all figures.
+        """
+        key = name.lower()
+        given = {other.lower(): changed for other, changed in self.gpus.items()}.get(key)
+        known = GPUS.get(key)
+        if given:
+            return given.onto(key, known)
+        if known is None:
+            names = ", ".join(dict.fromkeys((*GPUS, *self.gpus)))
+            raise BadInput(f"unknown GPU {name!r}; known are {names}. Describe another under `gpus` in the input file")
+        return known
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise InvalidConfig(str(path), [str(error)]) from error
+    except ValueError as error:  # not UTF-8, or a date that no calendar has
+        raise InvalidConfig(str(path), [f"is not YAML in UTF-8: {error}"]) from error
+    except RecursionError as error:
+        raise InvalidConfig(str(path), ["is nested too deeply"]) from error
+    if data is None:
+        return {}
+    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+        raise InvalidConfig(str(path), [f"found {type(data).__name__}, expected a mapping with names as keys"])
+    return data

@@ -1,0 +1,92 @@
+"""Check what one GPU allows: the memory of a model, and the SLO that its step times can meet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ballast_policy.learning.cost import attended
+from ballast_sim.errors import Impossible
+from ballast_sim.replay.hardware import GPUS, Accelerator
+from ballast_sim.replay.model_shape import ModelShape, Quantization
+from ballast_sim.replay.step_model import BatchWork, Roofline, StepModel
+from ballast_sim.replay.traffic import Arrival
+
+MEMORY_PERCENT = 92.0
+"""Share of the GPU's memory for weights and KV cache, if nothing else is given."""
+
+
+def kv_tokens(
+    shape: ModelShape,
+    gpu: Accelerator,
+    *,
+    longest: int,
+    slots: int,
+    quantization: Quantization = Quantization.NONE,
+    memory_percent: float = MEMORY_PERCENT,
+) -> int:
+    """Return the tokens of KV cache that fit beside the weights; 0 for an encoder, which keeps none.
+
+    Raises:
+        Impossible: the weights and one request of `longest` tokens need more memory than the GPU has.
+    """
+    usable = gpu.memory * memory_percent / 100
+    weights = shape.weight_bytes(quantization)
+    needed = longest * shape.kv_bytes_per_token
+    if weights + needed <= usable:
+        each = shape.kv_bytes_per_token
+        return min(int((usable - weights) / each), slots * shape.max_context) if each else 0
+    found = f"{weights / 1e9:.1f} GB of weights"
+    found += f" and {needed / 1e9:.1f} GB of KV for {longest} tokens" if needed else ""
+    options = [
+        f"{kind.value} weights take {shape.weight_bytes(kind) / 1e9:.1f} GB"
+        for kind in Quantization
+        if shape.weight_bytes(kind) + needed <= usable
+    ]
+    options += [
+        f"one {other.name} has {other.memory / 1e9:.0f} GB"
+        for other in GPUS.values()
+        if weights + needed <= other.memory * memory_percent / 100
+    ]
+    hint = "; ".join(options) or "no known single GPU holds it, and a replica has one GPU"
+    raise Impossible(
+        f"{shape.name} does not fit: {found}, but one {gpu.name} has {usable / 1e9:.1f} GB of "
+        f"{gpu.memory / 1e9:.0f} GB for them ({memory_percent:g} %). {hint[0].upper()}{hint[1:]}"
+    )
+
+
+def check_slo(
+    roofline: Roofline, online: Sequence[Arrival], *, ttft: float, tpot: float, step_model: StepModel | None = None
+) -> None:
+    """Check that one decode and the shortest prompt of the trace meet the SLO on an idle GPU.
+
+    Step times are those of `step_model`, or of the roofline without one.
+
+    Raises:
+        Impossible: the SLO is below the fastest step.
+    """
+    shortest = min(arrival.num_prompt for arrival in online)
+    fastest = (
+        ("TPOT", tpot, "one decode", BatchWork(num_decode=1, decode_context=1)),
+        ("TTFT", ttft, f"a prompt of {shortest} tokens", BatchWork(shortest, attended(0, shortest), num_chunks=1)),
+    )
+    for name, seconds, what, work in fastest:
+        found = (step_model or roofline).seconds(work)
+        if found > seconds:
+            raise Impossible(
+                f"{name} of {1e3 * seconds:g} ms is below the fastest step: {what} of {roofline.shape.name} takes "
+                f"{1e3 * found:.1f} ms on one {roofline.gpu.name}. {_faster(roofline, found)}"
+            )
+
+
+def _faster(model: Roofline, found: float) -> str:
+    """Name the weights and GPUs on which one decode takes less than `found` seconds."""
+    one = BatchWork(num_decode=1, decode_context=1)
+    times = {
+        f"{kind.value} weights": replace(model, quantization=kind).seconds(one)
+        for kind in (Quantization.FP8, Quantization.INT4)
+    }
+    times |= {f"one {name}": replace(model, gpu=gpu).seconds(one) for name, gpu in GPUS.items()}
+    faster = {name: seconds for name, seconds in times.items() if seconds < found}
+    listed = ", ".join(f"{1e3 * seconds:.1f} ms with {name}" for name, seconds in faster.items())
+    return f"One decode would take {listed}" if faster else "No known GPU is faster: relax the SLO"

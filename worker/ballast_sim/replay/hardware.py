@@ -1,0 +1,56 @@
+"""GPUs by name: rates from data sheets, and list prices.
+
+Rates are dense (no structured sparsity). Prices are of the order seen in 2025, and differ by region and contract. A
+plan takes other figures from its YAML file (`ballast plan --inputs`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ballast_sim.errors import BadInput
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """One GPU. Rates are per second, memory is in bytes, power in watts, and money in dollars."""
+
+    name: str
+    flops: float
+    """Dense bfloat16 operations per second."""
+    fp8_flops: float
+    """Dense fp8 operations per second. A chip without fp8 has the value of `flops` here."""
+    bandwidth: float
+    """Bytes per second from memory."""
+    memory: float
+    watts: float
+    """Power at full load."""
+    idle_watts: float
+    dollars_per_hour: float
+    """Price of a rented GPU."""
+    purchase_dollars: float
+    """Price of a bought GPU, with its share of the server."""
+
+
+GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        Accelerator("a100", 312e12, 312e12, 2.039e12, 80e9, 400, 60, 1.8, 18_000),
+        Accelerator("h100", 989e12, 1979e12, 3.35e12, 80e9, 700, 75, 3.0, 32_000),
+        Accelerator("h200", 989e12, 1979e12, 4.8e12, 141e9, 700, 80, 3.8, 38_000),
+        Accelerator("l4", 121e12, 242e12, 0.3e12, 24e9, 72, 15, 0.7, 3_200),
+    )
+}
+"""A100-80GB SXM, H100 SXM, H200 SXM and L4."""
+
+
+def gpu(name: str) -> Accelerator:
+    """Find a GPU by name. Case does not matter.
+
+    Raises:
+        BadInput: the GPU is unknown.
+    """
+    try:
+        return GPUS[name.lower()]
+    except KeyError:
+        raise BadInput(f"unknown GPU {name!r}; known are {', '.join(GPUS)}") from None

@@ -1,0 +1,162 @@
+"""KV blocks of a simulated replica (`host.Kv`): counts instead of memory, with prefix reuse and LRU eviction."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from ballast_policy.request import Request
+from ballast_sim.errors import PolicyDefect
+from ballast_sim.replay.simulated_request import SimulatedRequest
+
+
+@dataclass(slots=True)
+class _Entry:
+    blocks: int
+    users: int = 0
+
+
+@dataclass
+class SimulatedKv:
+    """Counts the blocks of one replica."""
+
+    num_blocks: int
+    block_tokens: int
+    items: Mapping[int, SimulatedRequest]
+    """Every request of the replica, by `seq`."""
+    has_prefix_cache: bool = False
+    num_free: int = field(init=False)
+    """Blocks that no request uses. Cached blocks are among them."""
+    _groups: dict[int | None, _Entry] = field(init=False, default_factory=dict)
+    _idle: OrderedDict[tuple[str, int | None], _Entry] = field(init=False, default_factory=OrderedDict)
+    """Cached blocks that no request uses, the oldest first: shared prefixes, and the KV of preempted requests."""
+    _num_idle: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self.num_free = self.num_blocks
+
+    def blocks_for(self, tokens: int) -> int:
+        """Return the number of blocks for a number of tokens."""
+        return -(-tokens // self.block_tokens)
+
+    def hint(self, request: Request) -> None:
+        """Set the number of tokens that the cache holds for a waiting request."""
+        if not self.has_prefix_cache:
+            return
+        shared, own = self._hit(self.items[request.seq])
+        request.num_cached = (shared + own) * self.block_tokens
+        is_idle = shared > 0 and self._groups[request.prefix_key].users == 0
+        request.num_cached_idle = (shared if is_idle else 0) + own
+
+    def admit(self, request: Request) -> None:
+        """Assign to a waiting request the blocks that the cache holds for it."""
+        item = self.items[request.seq]
+        shared, own = self._hit(item)
+        if shared:
+            self._share(item, shared)
+        if own:
+            self._num_idle -= self._idle.pop(("own", request.seq)).blocks
+            self.num_free -= own
+        request.num_blocks = shared + own
+        request.num_private_blocks = own
+        request.num_computed = (shared + own) * self.block_tokens
+
+    def extend(self, request: Request, num_tokens: int) -> bool:
+        """Allocate the blocks for computing `num_tokens` more; return False if there are not enough."""
+        needed = self.blocks_for(request.num_computed + num_tokens) - request.num_blocks
+        if needed > self.num_free:
+            return False
+        if needed > 0:
+            self._take(needed)
+            request.num_blocks += needed
+            request.num_private_blocks += needed
+        return True
+
+    def publish(self, item: SimulatedRequest) -> None:
+        """Add the prefix of a request to the cache, if the last step completed it."""
+        request = item.request
+        blocks = item.prefix_tokens // self.block_tokens
+        if not self.has_prefix_cache or item.shared_blocks or not blocks or request.prefix_key in self._groups:
+            return
+        if request.num_computed >= blocks * self.block_tokens:
+            self._groups[request.prefix_key] = _Entry(blocks, users=1)
+            item.shared_blocks = blocks
+            request.num_private_blocks -= blocks
+
+    def release(self, request: Request) -> None:
+        """Free all blocks of a preempted request. Its content stays cached until the blocks are needed."""
+        self._release(self.items[request.seq], is_kept=self.has_prefix_cache)
+
+    def free(self, item: SimulatedRequest) -> None:
+        """Free all blocks of a request that ended, and drop what the cache holds for this request alone."""
+        self._release(item, is_kept=False)
+        entry = self._idle.pop(("own", item.request.seq), None)
+        if entry:
+            self._num_idle -= entry.blocks
+
+    def _release(self, item: SimulatedRequest, *, is_kept: bool) -> None:
+        request = item.request
+        if item.shared_blocks:
+            self._unshare(item)
+        self.num_free += request.num_private_blocks
+        kept = request.num_computed // self.block_tokens - (request.num_blocks - request.num_private_blocks)
+        if is_kept and kept > 0:
+            self._idle[("own", request.seq)] = _Entry(kept)
+            self._num_idle += kept
+        request.num_blocks = request.num_private_blocks = request.num_computed = 0
+
+    def check(self, residents: Iterable[SimulatedRequest]) -> None:
+        """Check that every block is counted once (G8); raise PolicyDefect if it is not."""
+        private = sum(item.request.num_private_blocks for item in residents)
+        shared = sum(entry.blocks for entry in self._groups.values() if entry.users)
+        if private + shared + self.num_free != self.num_blocks:
+            found = f"{private} private, {shared} shared and {self.num_free} free"
+            raise PolicyDefect(f"{found} KV blocks of {self.num_blocks}")
+        if self._num_idle != sum(entry.blocks for entry in self._idle.values()) or self._num_idle > self.num_free:
+            raise PolicyDefect(f"{self._num_idle} cached KV blocks counted, {self.num_free} free")
+
+    def _hit(self, item: SimulatedRequest) -> tuple[int, int]:
+        if not self.has_prefix_cache:
+            return 0, 0
+        request = item.request
+        most = (request.num_tokens - 1) // self.block_tokens
+        prefix = item.prefix_tokens // self.block_tokens
+        entry = self._groups.get(request.prefix_key) if prefix else None
+        shared = entry.blocks if entry and entry.blocks <= most else 0
+        left = self._idle.get(("own", request.seq))
+        own = min(left.blocks, most - shared) if left and shared == min(prefix, most) else 0
+        return shared, own
+
+    def _share(self, item: SimulatedRequest, blocks: int) -> None:
+        group = item.request.prefix_key
+        entry = self._groups[group]
+        if entry.users == 0:
+            self._num_idle -= self._idle.pop(("group", group)).blocks
+            self.num_free -= entry.blocks
+        entry.users += 1
+        item.shared_blocks = blocks
+
+    def _unshare(self, item: SimulatedRequest) -> None:
+        group = item.request.prefix_key
+        entry = self._groups[group]
+        entry.users -= 1
+        item.shared_blocks = 0
+        if entry.users == 0:
+            self.num_free += entry.blocks
+            self._idle[("group", group)] = entry
+            self._num_idle += entry.blocks
+
+    def _take(self, blocks: int) -> None:
+        missing = blocks - (self.num_free - self._num_idle)
+        while missing > 0:
+            (kind, key), entry = next(iter(self._idle.items()))
+            taken = min(missing, entry.blocks)
+            entry.blocks -= taken
+            self._num_idle -= taken
+            missing -= taken
+            if entry.blocks == 0:
+                del self._idle[(kind, key)]
+                if kind == "group":
+                    del self._groups[key]
+        self.num_free -= blocks

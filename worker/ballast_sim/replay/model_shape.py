@@ -1,0 +1,157 @@
+"""The shape of a model, from its Hugging Face `config.json`: the bytes of its weights, and the cost of a token."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from ballast_sim.errors import BadInput
+
+_DECODERS = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+_ENCODERS = frozenset({"bert", "roberta", "xlm-roberta"})
+
+
+class Quantization(StrEnum):
+    """The storage of weights. int8 and int4 are weight-only (computed in bfloat16), and fp8 is computed in fp8."""
+
+    NONE = "none"
+    FP8 = "fp8"
+    INT8 = "int8"
+    INT4 = "int4"
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of one weight. int4 has a 16-bit scale and zero for each group of 64 weights."""
+        return {"none": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5 + 4 / 64}[self.value]
+
+
+KV_BYTES = {"bfloat16": 2.0, "fp8": 1.0, "int8": 1.0 + 2 / 128}
+"""Bytes of one number in the KV cache. int8 has a 16-bit scale for each token and head of 128 numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A dense transformer: a decoder (grouped-query attention, gated MLP) or a BERT-style encoder."""
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocabulary: int
+    max_context: int
+    is_tied: bool = False
+    """Whether the output projection is the embedding table."""
+    is_encoder: bool = False
+    kv_bytes: float = 2.0
+    """Bytes of one number in the KV cache."""
+
+    @property
+    def layer_parameters(self) -> int:
+        """Weights of all layers. Every token passes them."""
+        attention = 2 * self.hidden * self.heads * self.head_dim + 2 * self.hidden * self.kv_heads * self.head_dim
+        mlp = (2 if self.is_encoder else 3) * self.hidden * self.intermediate
+        return self.layers * (attention + mlp)
+
+    @property
+    def head_parameters(self) -> int:
+        """Weights of the output projection. A step reads them once, and uses them for each sampled token."""
+        return 0 if self.is_encoder else self.vocabulary * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """All weights, without norms and biases (well under 0.1 %)."""
+        embedding = self.vocabulary * self.hidden
+        return self.layer_parameters + embedding + (0 if self.is_tied or self.is_encoder else self.head_parameters)
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """Bytes of KV cache of one token. An encoder has none."""
+        return 0.0 if self.is_encoder else 2 * self.layers * self.kv_heads * self.head_dim * self.kv_bytes
+
+    @property
+    def attention_flops_per_pair(self) -> float:
+        """Operations for one token that attends to one token: scores and weighted sum, in every layer and head."""
+        return 4.0 * self.layers * self.heads * self.head_dim
+
+    def weight_bytes(self, quantization: Quantization = Quantization.NONE) -> float:
+        """Return the bytes of the weights in memory. Embedding and output projection stay in 16 bits."""
+        kept = (self.parameters - self.layer_parameters) * 2.0
+        return self.layer_parameters * quantization.weight_bytes + kept
+
+
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        ModelShape("llama-3-8b", 32, 4096, 32, 8, 128, 14336, 128256, 8192),
+        ModelShape("llama-3-70b", 80, 8192, 64, 8, 128, 28672, 128256, 8192),
+        ModelShape("llama-2-7b", 32, 4096, 32, 32, 128, 11008, 32000, 4096),
+        ModelShape("mistral-7b", 32, 4096, 32, 8, 128, 14336, 32000, 32768),
+        ModelShape("qwen2.5-7b", 28, 3584, 28, 4, 128, 18944, 152064, 32768),
+        ModelShape("qwen3-8b", 36, 4096, 32, 8, 128, 12288, 151936, 40960),
+        ModelShape("bge-base", 12, 768, 12, 12, 64, 3072, 30522, 512, is_encoder=True),
+        ModelShape("bge-large", 24, 1024, 16, 16, 64, 4096, 30522, 512, is_encoder=True),
+    )
+}
+
+
+def shape(name: str) -> ModelShape:
+    """Find a model by name, or read its shape from the path of a `config.json` or of its directory.
+
+    Raises:
+        BadInput: the name is unknown and no such file exists, or the file is not a supported configuration.
+    """
+    if name.lower() in SHAPES:
+        return SHAPES[name.lower()]
+    path = Path(name)
+    path = path / "config.json" if path.is_dir() else path
+    if not path.is_file():
+        known = ", ".join(SHAPES)
+        raise BadInput(f"unknown model {name!r}; known are {known}. The path of a model's config.json works, too")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path} cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise BadInput(f"{path}: found {type(config).__name__}, expected the JSON object of a Hugging Face config")
+    return from_config(config, path.parent.name or str(path))
+
+
+def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
+    """Read the shape from a Hugging Face configuration.
+
+    Raises:
+        BadInput: the architecture is not supported, or a size is missing.
+    """
+    kind = config.get("model_type")
+    if kind not in _DECODERS | _ENCODERS:
+        known = ", ".join(sorted(_DECODERS | _ENCODERS))
+        raise BadInput(f"model {name}: model_type is {kind!r}; supported are {known} (dense models)")
+
+    def size(key: str, default: int | None = None) -> int:
+        value = config.get(key)
+        value = default if value is None else value
+        if not isinstance(value, int) or value < 1:
+            raise BadInput(f"model {name}: {key} is {value!r}; expected a whole number, 1 or more")
+        return value
+
+    heads, hidden = size("num_attention_heads"), size("hidden_size")
+    return ModelShape(
+        name=name,
+        layers=size("num_hidden_layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=size("num_key_value_heads", heads),
+        head_dim=size("head_dim", hidden // heads),
+        intermediate=size("intermediate_size"),
+        vocabulary=size("vocab_size"),
+        max_context=size("max_position_embeddings", 2048),
+        is_tied=bool(config.get("tie_word_embeddings", False)),
+        is_encoder=kind in _ENCODERS,
+    )

@@ -1,0 +1,160 @@
+"""The figures of a run, for comparison and planner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from math import inf, isnan, nan
+
+from ballast_policy.snapshot import PolicyConfig
+from ballast_sim.replay.attainment import (
+    Percentiles,
+    RequestLatency,
+    Third,
+    share,
+    thirds,
+    tpot_attainment,
+    ttft_attainment,
+)
+from ballast_sim.replay.fairness import jain, service_gap
+from ballast_sim.replay.replica import StepRecord
+from ballast_sim.replay.simulated_request import SimulatedRequest
+from ballast_sim.replay.simulation import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Tokens per second of requests that were completed in the run. Recomputed and cached tokens do not count."""
+
+    prefill: float = 0.0
+    decode: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Prefill and decode tokens per second."""
+        return self.prefill + self.decode
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The figures of a run. Shares are fractions of 1."""
+
+    seconds: float
+    """Length of the measured part."""
+    num_online: int
+    ttft: Percentiles
+    tpot: Percentiles
+    """TPOT of a request is its mean time per output token."""
+    ttft_attainment: float
+    tpot_attainment: float
+    envelope_attainment: float
+    """Share of the requests whose every token came by `arrival + ttft + j * tpot`."""
+    goodput: float
+    """Online requests per second that met TTFT and TPOT."""
+    online: Tokens
+    offline: Tokens
+    wasted_tokens: int
+    """Tokens computed again after a preemption."""
+    online_slots: float
+    """Share of the slots that online held, over time."""
+    offline_slots: float
+    jain: float
+    service_gap: float
+    reservation_shortfall: float
+    """Share of the reserved slot-seconds that offline work did not get while it waited.
+
+    A step that computes all prefill tokens of the reservation fills the reserved slots, and is not short of them. Steps
+    that are nested in it are not short, either.
+    """
+    deadline_hits: float
+    """Share of the jobs with a deadline that met it; nan without such jobs."""
+    thirds: tuple[Third, ...] = ()
+    """Attainment by prompt length, from the shortest prompts to the longest."""
+    answers: tuple[RequestLatency, ...] = field(default=(), repr=False)
+    """The online requests of the measured part, to pool several runs."""
+
+    @property
+    def total_tokens(self) -> float:
+        """Tokens per second of both classes."""
+        return self.online.total + self.offline.total
+
+
+def report(run: Run, judged_by: PolicyConfig | None = None) -> Report:
+    """Compute the figures of `[warmup, end]`, by the SLO and the reservation of the run or of another configuration.
+
+    `envelope_attainment` always uses the SLO of the run, and is nan if the run has none.
+    """
+    start, end = run.scenario.warmup_seconds, run.seconds
+    seconds = max(end - start, 1e-9)
+
+    config = judged_by or run.scenario.config
+    online = _measured(run.online, start, end, config.ttft)
+    answered = [item for item in online if item.last_token <= end and item.num_output > 1]
+    answers = tuple(_answer(item, end) for item in online)
+    steps = [step for replica in run.replicas for step in replica.steps if step.start >= start]
+
+    slot_seconds = seconds * len(run.replicas) * config.slots
+    samples = [each.after(start) for each in (*(replica.samples for replica in run.replicas), run.service)]
+    return Report(
+        seconds=seconds,
+        num_online=len(online),
+        ttft=Percentiles.of(answer.ttft for answer in answers),
+        tpot=Percentiles.of(answer.tpot for answer in answers if not isnan(answer.tpot)),
+        ttft_attainment=ttft_attainment(answers, config.ttft),
+        tpot_attainment=tpot_attainment(answers, config.tpot),
+        envelope_attainment=share([item.num_late == 0 for item in answered if item.request.ttft < inf]),
+        goodput=sum(1 for item in answered if _met_both(item, config.ttft, config.tpot)) / seconds,
+        online=_tokens(run.online, start, end),
+        offline=_tokens(run.offline, start, end),
+        wasted_tokens=sum(item.num_recomputed for item in (*run.online, *run.offline)),
+        online_slots=sum(s.online_slots * s.seconds for s in steps) / slot_seconds,
+        offline_slots=sum(s.offline_slots * s.seconds for s in steps) / slot_seconds,
+        jain=min((jain(sample) for sample in samples), default=1.0),
+        service_gap=max((service_gap(sample) for sample in samples), default=0.0),
+        reservation_shortfall=_shortfall(steps, config) if run.jobs else 0.0,
+        deadline_hits=share([job.finished_at <= job.deadline for job in run.jobs if job.deadline is not None]),
+        thirds=thirds(answers, ttft=config.ttft, tpot=config.tpot),
+        answers=answers,
+    )
+
+
+def _measured(items: Sequence[SimulatedRequest], start: float, end: float, ttft: float) -> list[SimulatedRequest]:
+    """Return the online requests of the measured part whose first token came, or was due, within it."""
+    return [
+        item
+        for item in items
+        if item.request.arrival >= start and (item.first_token <= end or item.request.arrival + ttft < end)
+    ]
+
+
+def _answer(item: SimulatedRequest, end: float) -> RequestLatency:
+    """Return the latencies of a request, as far as its tokens came in the run."""
+    is_whole = item.last_token <= end and item.num_output > 1
+    tpot = (item.last_token - item.first_token) / (item.num_output - 1) if is_whole else nan
+    return RequestLatency(item.request.num_prompt, min(item.first_token, end) - item.request.arrival, tpot)
+
+
+def _met_both(item: SimulatedRequest, ttft: float, tpot: float) -> bool:
+    took = (item.last_token - item.first_token) / (item.num_output - 1)
+    return item.first_token - item.request.arrival <= ttft and took <= tpot
+
+
+def _tokens(items: Iterable[SimulatedRequest], start: float, end: float) -> Tokens:
+    done = [item for item in items if start <= item.last_token <= end]
+    prefill = sum(item.request.num_prompt - item.request.num_prompt_cached for item in done)
+    return Tokens(prefill / max(end - start, 1e-9), sum(item.num_output for item in done) / max(end - start, 1e-9))
+
+
+def _shortfall(steps: Sequence[StepRecord], config: PolicyConfig) -> float:
+    reserved = cache(config.reservation)
+    owed = missing = 0.0
+    prefill = 0
+    for step in steps:
+        reservation = reserved(step.ceiling)
+        due = min(reservation.slots, step.offline_present)
+        owed += due * step.seconds
+        prefill = prefill if step.is_nested else step.offline_prefill
+        if prefill < reservation.chunk:
+            missing += max(0, due - step.offline_slots) * step.seconds
+    return missing / owed if owed else 0.0

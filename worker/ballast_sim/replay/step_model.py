@@ -1,0 +1,187 @@
+"""Step times of models on hardware that is not here.
+
+There are three forms: the policy's own cost model with measured coefficients, the published step times of Llama-3-8B on
+an A100 (two pieces that do not meet, and a monotone refit of both), and a roofline for any dense model on any GPU.
+`benchmarks/step_model.py` prints how much they differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import NamedTuple, Protocol
+
+from ballast_policy.learning.cost import CostModel, Fit, StepWork, attended
+from ballast_sim.errors import BadInput
+from ballast_sim.replay.hardware import Accelerator
+from ballast_sim.replay.model_shape import ModelShape, Quantization
+
+
+class BatchWork(NamedTuple):
+    """The work of one step."""
+
+    num_prefill: int = 0
+    """Tokens of prefill chunks."""
+    prefill_context: float = 0.0
+    """Sum over chunks of tokens times the mean context each attends to (`ballast_policy.learning.cost.attended`)."""
+    prefill_before: int = 0
+    """Sum over chunks of the tokens computed before this step."""
+    num_decode: int = 0
+    decode_context: int = 0
+    """Sum over decodes of the tokens that each attends to, with the new token."""
+    num_chunks: int = 0
+
+    @property
+    def for_policy(self) -> StepWork:
+        """The same work in the form of the policy's cost model."""
+        return StepWork(self.num_prefill, self.prefill_context, self.num_decode, self.decode_context)
+
+
+class StepModel(Protocol):
+    """Computes the time of a step."""
+
+    def seconds(self, work: BatchWork) -> float:
+        """Return the time of one step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """The form of the policy's cost model."""
+
+    cost: CostModel
+
+    def seconds(self, work: BatchWork) -> float:
+        """Return the time of one step."""
+        cost = self.cost
+        return (
+            cost.k0
+            + cost.k1 * work.num_prefill
+            + cost.k2 * work.prefill_context
+            + cost.k3 * work.num_decode
+            + cost.k4 * work.decode_context
+        )
+
+
+class PublishedA100:
+    """Llama-3-8B on an A100 as published with QoServe (branch `niyama_asplos2026` of microsoft/sarathi-serve).
+
+    The time falls at 512 tokens, where the second piece begins, and the second piece falls with every decode. A policy
+    that optimizes against these times exploits both. `REFIT_A100` has neither property.
+    """
+
+    def seconds(self, work: BatchWork) -> float:
+        """Return the time of one step."""
+        prefill, decode = work.num_prefill, work.num_decode
+        tokens = prefill + decode
+        if tokens <= 512:
+            linear = 0.014936 + 5.882e-5 * tokens + 2.248e-5 * prefill + 3.635e-5 * decode
+            return linear + 1.111e-7 * work.decode_context + 7.555e-7 * work.prefill_before
+        linear = 0.005004 + 2.719e-5 * tokens + 6.863e-5 * prefill - 4.144e-5 * decode
+        return linear + 1.663e-7 * work.decode_context + 2.727e-6 * work.prefill_before
+
+
+REFIT_A100 = Linear(CostModel(1.542e-2, 7.759e-5, 3.896e-9, 8.397e-5, 1.167e-7, is_trusted=True))
+"""Fit of the published pieces by least squares of the relative error. Coefficients are not negative, so the time grows
+in every argument. `benchmarks/step_model.py` repeats the fit and prints its error.
+"""
+
+
+def profile(model: StepModel, seed: int = 0, num_steps: int = 512) -> CostModel:
+    """Fit the policy's cost model to a step model, as a profiling sweep does for an engine."""
+    return fit((work, model.seconds(work)) for work in sample_steps(Random(seed), num_steps))
+
+
+def fit(steps: Iterable[tuple[BatchWork, float]]) -> CostModel:
+    """Fit the policy's cost model to steps and their times."""
+    steps = list(steps)
+    ring = Fit(capacity=len(steps))
+    for work, seconds in steps:
+        ring.add(work.for_policy, seconds)
+    return replace(ring.refit(), is_trusted=True)
+
+
+def sample_steps(random: Random, number: int) -> list[BatchWork]:
+    """Draw steps with all mixes of prefill and decodes.
+
+    Each step has up to 256 decodes with contexts of 200 to 3,000 tokens. Two thirds of the steps have a prefill chunk
+    of 16 to 2,048 tokens, and half of these chunks continue a prompt of which up to 4,000 tokens are computed.
+    """
+    steps: list[BatchWork] = []
+    while len(steps) < number:
+        decodes = random.randint(0, 256)
+        tokens = 0 if random.random() < 1 / 3 else int(16 * 128 ** random.random())
+        before = random.randint(0, 4000) if tokens and random.random() < 0.5 else 0
+        context = int(decodes * random.uniform(200, 3000))
+        if decodes + tokens:
+            steps.append(BatchWork(tokens, attended(before, tokens), before, decodes, context, 1 if tokens else 0))
+    return steps
+
+
+def relative_errors(model: StepModel, reference: StepModel, steps: Sequence[BatchWork]) -> list[float]:
+    """Return the relative errors of a model against a reference, in ascending order."""
+    return sorted(abs(model.seconds(work) / reference.seconds(work) - 1) for work in steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """The share of the data sheet's rates that a step reaches, and its constant costs.
+
+    The defaults fit the published step times of an A100 best (`benchmarks/step_model.py`), and are similar to xLLM's.
+    """
+
+    compute: float = 0.60
+    bandwidth: float = 0.60
+    """Share of the memory bandwidth for reading weights."""
+    kv_bandwidth: float = 0.60
+    """Share of the memory bandwidth for reading the KV cache."""
+    step_seconds: float = 0.002
+    """Launches and scheduling in every step."""
+    sequence_seconds: float = 3e-5
+    """Sampling and bookkeeping for each request of the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """The step times of a dense transformer on one GPU, computed from operations and bytes."""
+
+    shape: ModelShape
+    gpu: Accelerator
+    quantization: Quantization = Quantization.NONE
+    efficiency: Efficiency = Efficiency()
+
+    def __post_init__(self) -> None:
+        e = self.efficiency
+        if min(e.compute, e.bandwidth, e.kv_bandwidth) <= 0:
+            raise BadInput(f"efficiencies must be above 0, found {e}")
+
+    @property
+    def flops(self) -> float:
+        """Operations per second that a step reaches."""
+        rate = self.gpu.fp8_flops if self.quantization is Quantization.FP8 else self.gpu.flops
+        return rate * self.efficiency.compute
+
+    def operations(self, work: BatchWork) -> float:
+        """Return the floating-point operations of a step, as MFU counts them."""
+        shape = self.shape
+        tokens = work.num_prefill + work.num_decode
+        sampled = work.num_decode + work.num_chunks
+        pairs = work.prefill_context + work.decode_context
+        linear = 2.0 * shape.layer_parameters * tokens + 2.0 * shape.head_parameters * sampled
+        return linear + shape.attention_flops_per_pair * pairs
+
+    def seconds(self, work: BatchWork) -> float:
+        """Return the time of one step."""
+        shape, e = self.shape, self.efficiency
+        tokens = work.num_prefill + work.num_decode
+        sampled = work.num_decode + work.num_chunks
+        linear = 2.0 * (shape.layer_parameters * tokens + shape.head_parameters * sampled) / self.flops
+        weights = shape.layer_parameters * self.quantization.weight_bytes + shape.head_parameters * 2.0
+        read = weights / (self.gpu.bandwidth * e.bandwidth)
+        gathered = shape.kv_bytes_per_token / (self.gpu.bandwidth * e.kv_bandwidth)
+        prefill = max(
+            shape.attention_flops_per_pair * work.prefill_context / (self.gpu.flops * e.compute),
+            gathered * (work.prefill_before + work.num_prefill),
+        )
+        decode = gathered * (work.decode_context + work.num_decode)
+        return linear + read + prefill + decode + e.step_seconds + e.sequence_seconds * sampled

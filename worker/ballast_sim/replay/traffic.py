@@ -1,0 +1,243 @@
+"""Read traffic: times and lengths from the common formats of traces.
+
+The columns determine the format: the Azure LLM inference traces (`TIMESTAMP,ContextTokens,GeneratedTokens`), the arena
+trace of VTC (`req_time_s,client,prompt_len,output_len`), Vidur's length tables (`num_prefill_tokens,num_decode_tokens`,
+without times), and Mooncake's JSONL (`timestamp` in milliseconds, `input_length`, `output_length`, `hash_ids`). Any
+other CSV or JSONL needs the columns `arrival_seconds`, `prompt_tokens`, `output_tokens`, and `tenant` if there are
+tenants.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any
+
+from ballast_sim.errors import BadInput, BadTrace
+
+MOONCAKE_BLOCK_TOKENS = 512
+"""Tokens of one entry in Mooncake's `hash_ids`."""
+
+_PROMPT = ("prompt_tokens", "context_tokens", "ContextTokens", "prompt_len", "num_prefill_tokens", "input_length")
+_OUTPUT = ("output_tokens", "generated_tokens", "GeneratedTokens", "output_len", "num_decode_tokens", "output_length")
+_TENANT = ("tenant", "client")
+_SECONDS = ("arrival_seconds", "req_time_s")
+_MILLISECONDS = ("timestamp",)
+_DATES = ("TIMESTAMP",)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One request of a trace. `seconds` counts from the first request of the trace."""
+
+    seconds: float
+    num_prompt: int
+    num_output: int
+    tenant: str = "default"
+    prefix_key: int = 0
+    """Requests with the same value share `prefix_tokens` of prompt; 0 is no group."""
+    prefix_tokens: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of prompt and answer."""
+        return self.num_prompt + self.num_output
+
+
+Trace = Sequence[Arrival]
+"""Sorted by `seconds`, never empty."""
+
+
+def read(path: Path) -> list[Arrival]:
+    """Read traffic with times.
+
+    Raises:
+        BadTrace: the file has no times, is empty, is not sorted, or has an invalid line.
+    """
+    arrivals = []
+    last = 0.0
+    for line, arrival in _records(path, needs_times=True):
+        if arrival.seconds < last:
+            earlier = f"{last - arrival.seconds:g} s before the line above it"
+            raise BadTrace(str(path), line, f"the request arrives {earlier}. Sort the file by time")
+        last = arrival.seconds
+        arrivals.append(arrival)
+    return at_zero(arrivals)
+
+
+def at_zero(trace: Trace) -> list[Arrival]:
+    """Return the trace with times that count from its first request."""
+    first = trace[0].seconds
+    return [replace(arrival, seconds=arrival.seconds - first) for arrival in trace]
+
+
+def read_lengths(path: Path) -> list[Arrival]:
+    """Read lengths for an offline pool from any format. Times are ignored.
+
+    Raises:
+        BadTrace: the file is empty or has an invalid line.
+    """
+    return [replace(record, seconds=0.0) for _, record in _records(path, needs_times=False)]
+
+
+def tokens_per_second(trace: Trace) -> float:
+    """Return the prompt and answer tokens per second over the span of the trace.
+
+    Raises:
+        BadInput: the trace has no span.
+    """
+    if len(trace) < 2 or trace[-1].seconds <= 0:
+        raise BadInput(f"a rate needs two requests at different times, found {len(trace)} request(s)")
+    return sum(arrival.num_tokens for arrival in trace) / trace[-1].seconds
+
+
+def at_rate(trace: Trace, wanted: float) -> list[Arrival]:
+    """Scale the times so that the trace has `wanted` tokens per second. Order and lengths stay.
+
+    Raises:
+        BadInput: the rate is not above 0, or the trace has no span.
+    """
+    if not (isfinite(wanted) and wanted > 0):
+        raise BadInput(f"the load must be above 0 tokens/s, found {wanted:g}")
+    factor = tokens_per_second(trace) / wanted
+    return [replace(arrival, seconds=arrival.seconds * factor) for arrival in trace]
+
+
+def excerpt(trace: Trace, wanted: float, seconds: float) -> list[Arrival]:
+    """Return the first requests that have `wanted * seconds` tokens, at a rate of `wanted` tokens per second.
+
+    The first minutes of a trace can be quieter than the whole trace. A trace that is too short is returned whole.
+    """
+    tokens, number = 0, 0
+    while number < len(trace) and (tokens < wanted * seconds or number < 2):
+        tokens += trace[number].num_tokens
+        number += 1
+    return at_rate(trace[:number], wanted)
+
+
+def repeated(trace: Trace, tokens: float) -> Trace:
+    """Repeat a trace until it has at least `tokens` tokens. The gap between two repetitions is the mean gap."""
+    total = sum(arrival.num_tokens for arrival in trace)
+    rounds = int(-(-tokens // total))
+    span = trace[-1].seconds * len(trace) / max(len(trace) - 1, 1)
+    if rounds < 2:
+        return trace
+    return [replace(arrival, seconds=arrival.seconds + turn * span) for turn in range(rounds) for arrival in trace]
+
+
+def _records(path: Path, *, needs_times: bool) -> Iterator[tuple[int, Arrival]]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadTrace(str(path), None, f"cannot be read: {error}") from error
+    rows = list(_json_rows(path, text) if text.lstrip().startswith("{") else _csv_rows(text))
+    if not rows:
+        raise BadTrace(str(path), None, "holds no request; a trace needs a header and at least one line")
+    columns = _Columns.of(path, rows[0][1], needs_times=needs_times)
+    shared = _shared_blocks(row for _, row in rows)
+    for line, row in rows:
+        yield line, columns.arrival(path, line, row, shared)
+
+
+def _csv_rows(text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    reader = csv.DictReader(text.splitlines(), skipinitialspace=True)
+    for row in reader:
+        yield reader.line_num, row
+
+
+def _json_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    for line, content in enumerate(text.splitlines(), start=1):
+        if not content.strip():
+            continue
+        try:
+            row = json.loads(content)
+        except ValueError as error:
+            raise BadTrace(str(path), line, f"is not JSON ({error})") from error
+        if not isinstance(row, dict):
+            raise BadTrace(str(path), line, f"found {type(row).__name__}, expected a JSON object")
+        yield line, row
+
+
+def _shared_blocks(rows: Iterable[Mapping[str, Any]]) -> dict[int, int]:
+    """Return for each first hash the number of leading blocks that all its requests share."""
+    chains: dict[int, list[int]] = {}
+    counts: dict[int, int] = {}
+    for row in rows:
+        ids = row.get("hash_ids")
+        if not isinstance(ids, list) or not ids:
+            continue
+        known = chains.setdefault(ids[0], ids)
+        counts[ids[0]] = counts.get(ids[0], 0) + 1
+        common = next(
+            (i for i, (a, b) in enumerate(zip(known, ids, strict=False)) if a != b), min(len(known), len(ids))
+        )
+        chains[ids[0]] = known[:common]
+    return {first: len(chain) for first, chain in chains.items() if counts[first] > 1}
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    time: str | None
+    prompt: str
+    output: str
+    tenant: str | None
+
+    @classmethod
+    def of(cls, path: Path, row: Mapping[str, Any], *, needs_times: bool) -> _Columns:
+        def find(names: Sequence[str]) -> str | None:
+            return next((name for name in names if name in row), None)
+
+        time = find((*_SECONDS, *_MILLISECONDS, *_DATES))
+        prompt, output = find(_PROMPT), find(_OUTPUT)
+        missing = [
+            " or ".join(names)
+            for names, found in (((*_SECONDS, *_DATES), time), (_PROMPT, prompt), (_OUTPUT, output))
+            if found is None and (needs_times or names is _PROMPT or names is _OUTPUT)
+        ]
+        if prompt is None or output is None or missing:
+            found = ", ".join(str(name) for name in row) or "none"
+            raise BadTrace(str(path), None, f"found the columns {found}; missing: {'; '.join(missing)}")
+        return cls(time, prompt, output, find(_TENANT))
+
+    def arrival(self, path: Path, line: int, row: Mapping[str, Any], shared: Mapping[int, int]) -> Arrival:
+        num_prompt = _count(path, line, self.prompt, row.get(self.prompt))
+        num_output = _count(path, line, self.output, row.get(self.output))
+        ids = row.get("hash_ids") or [-1]
+        prefix = min(shared.get(ids[0], 0) * MOONCAKE_BLOCK_TOKENS, num_prompt - 1)
+        return Arrival(
+            seconds=0.0 if self.time is None else _seconds(path, line, self.time, row.get(self.time)),
+            num_prompt=num_prompt,
+            num_output=num_output,
+            tenant="default" if self.tenant is None else str(row[self.tenant]),
+            prefix_key=ids[0] + 1 if prefix > 0 else 0,
+            prefix_tokens=max(prefix, 0),
+        )
+
+
+def _count(path: Path, line: int, column: str, found: object) -> int:
+    try:
+        number = float(found)  # type: ignore[arg-type]  # what float() does not take is the error below
+    except (TypeError, ValueError):
+        number = -1.0
+    if not (1 <= number < inf) or number != int(number):
+        raise BadTrace(str(path), line, f"{column} is {found!r}; expected a whole number of tokens, 1 or more")
+    return int(number)
+
+
+def _seconds(path: Path, line: int, column: str, found: object) -> float:
+    try:
+        if column in _DATES:
+            when = datetime.fromisoformat(str(found))
+            return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+        seconds = float(found) * (0.001 if column in _MILLISECONDS else 1.0)  # type: ignore[arg-type]  # likewise
+    except (TypeError, ValueError):
+        seconds = float("nan")
+    if not isfinite(seconds) or seconds < 0:
+        wanted = "a date and time" if column in _DATES else "a number, 0 or more"
+        raise BadTrace(str(path), line, f"{column} is {found!r}; expected {wanted}")
+    return seconds

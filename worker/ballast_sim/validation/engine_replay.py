@@ -1,0 +1,217 @@
+"""Replay a trace on the engine in one thread without HTTP, and record the work and the time of each step.
+
+The engine uses one of three clocks:
+
+- `wall` is the time of the machine.
+- `cpu` is the processor time of the engine, without idle time. Other processes on the machine do not count.
+- `model` is the time of a step model. Two replays then compute the same steps, and the difference of their real times
+  is the noise.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count, cycle
+from math import inf
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from ballast_engine.batch import Batch
+from ballast_engine.build import warm_up
+from ballast_engine.engine import BallastEngine
+from ballast_engine.executor import Executor
+from ballast_engine.loader import LoadedModel, load
+from ballast_engine.options import EngineOptions
+from ballast_engine.request import GenerationRequest, SamplingParams
+from ballast_engine.tokenizer import Tokenizer
+from ballast_policy.learning.cost import attended
+from ballast_policy.request import RequestClass
+from ballast_policy.snapshot import PolicyConfig
+from ballast_sim.replay.step_model import BatchWork, StepModel
+from ballast_sim.replay.traffic import Arrival
+
+BLOCK_TOKENS = 16
+WARM_UPS = 3
+"""Rounds of the engine's own warm-up. After them, the engine trusts its step times even on a busy machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredStep:
+    """One step of the engine, with planning and bookkeeping."""
+
+    work: BatchWork
+    wall: float
+    cpu: float
+
+    def seconds(self, clock: str) -> float:
+        """Return the time of the step on a clock."""
+        return self.cpu if clock == "cpu" else self.wall
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReplay:
+    """The steps and latencies of one replay, without the warm-up."""
+
+    steps: list[MeasuredStep]
+    waits: list[float]
+    """TTFT of each online request in order of arrival, on the engine's clock."""
+
+
+class ReplayClock:
+    """The engine's clock."""
+
+    def __init__(self, kind: str, model: StepModel | None = None) -> None:
+        source: dict[str, Callable[[], float]] = {
+            "wall": time.perf_counter,
+            "cpu": time.process_time,
+            "model": lambda: 0.0,
+        }
+        self.kind = kind
+        self._source = source[kind]
+        self._model = model
+        self._skipped = 0.0
+
+    def now(self) -> float:
+        """Return the time in seconds."""
+        return self._source() + self._skipped
+
+    def computed(self, work: BatchWork) -> None:
+        """Advance the clock of a step model by the time of a step."""
+        if self._model is not None:
+            self._skipped += self._model.seconds(work)
+
+    def wait_until(self, moment: float) -> None:
+        """Wait without computing. Only the wall clock takes real time."""
+        if self.kind == "wall":
+            time.sleep(max(0.0, moment - self.now()))
+        else:
+            self._skipped += max(0.0, moment - self.now())
+
+
+class _RecordingExecutor(Executor):
+    """An executor that records the work of each step."""
+
+    def __init__(self, loaded: LoadedModel, *, num_blocks: int, ticks: ReplayClock) -> None:
+        super().__init__(loaded, num_blocks=num_blocks, block_tokens=BLOCK_TOKENS)
+        self.ticks = ticks
+        self.work = BatchWork()
+
+    def run(self, batch: Batch, *rest: Any) -> Any:
+        """Compute a batch, and record its work."""
+        self.work = work_of(batch)
+        drawn = super().run(batch, *rest)
+        self.ticks.computed(self.work)
+        return drawn
+
+
+def work_of(batch: Batch) -> BatchWork:
+    """Return the work of a batch in the form of the step models."""
+    decodes = batch.num_decodes
+    after = batch.context_lens[decodes:].tolist()
+    new = (batch.query_start[decodes + 1 :] - batch.query_start[decodes:-1]).tolist()
+    before = [end - tokens for end, tokens in zip(after, new, strict=True)]
+    return BatchWork(
+        num_prefill=sum(new),
+        prefill_context=sum(attended(start, tokens) for start, tokens in zip(before, new, strict=True)),
+        prefill_before=sum(before),
+        num_decode=decodes,
+        decode_context=int(batch.context_lens[:decodes].sum()),
+        num_chunks=len(new),
+    )
+
+
+@dataclass
+class EngineUnderTest:
+    """An engine with a loaded model. Each replay starts with an idle engine that trusts its step times."""
+
+    directory: Path
+    config: PolicyConfig
+    """`num_blocks` is enough for the longest context in every slot."""
+    threads: int = 1
+    _loaded: LoadedModel = field(init=False)
+    _tokenizer: Tokenizer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._tokenizer = Tokenizer(self.directory)
+        self._loaded = load(
+            self.directory, device="cpu", dtype="auto", load_format="auto", attention="auto", threads=self.threads
+        )
+
+    def replay(
+        self, online: Sequence[Arrival], offline: Sequence[Arrival], ticks: ReplayClock, *, seed: int = 0
+    ) -> EngineReplay:
+        """Serve online requests at their times, and offline work with the remaining capacity."""
+        executor = _RecordingExecutor(self._loaded, num_blocks=self.config.num_blocks, ticks=ticks)
+        engine = BallastEngine(
+            executor=executor,
+            tokenizer=self._tokenizer,
+            policy=self.config,
+            options=EngineOptions(self.directory, prefix_cache=False),
+            clock=ticks.now,
+        )
+        for _ in range(WARM_UPS):
+            warm_up(engine, seconds=inf)
+        return _Session(engine, executor, ticks, online, offline, Random(seed)).run()
+
+
+@dataclass
+class _Session:
+    engine: BallastEngine
+    executor: _RecordingExecutor
+    ticks: ReplayClock
+    online: Sequence[Arrival]
+    offline: Sequence[Arrival]
+    random: Random
+    _due: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """Index and arrival of each online request that waits for its first token."""
+    _num_offline: int = 0
+    """Offline requests that are not finished."""
+
+    def run(self) -> EngineReplay:
+        """Compute steps until every online request has arrived and has its first token."""
+        steps: list[MeasuredStep] = []
+        waits = [inf] * len(self.online)
+        pool, names = cycle(self.offline), count()
+        prefetched = 2 * self.engine.policy.slots + 1
+        begin = self.ticks.now()
+        index = 0
+        while index < len(self.online) or self._due:
+            now = self.ticks.now() - begin
+            while index < len(self.online) and self.online[index].seconds <= now:
+                due = begin + self.online[index].seconds
+                self._due[f"on-{index}"] = (index, due)
+                self._submit(f"on-{index}", self.online[index], RequestClass.ONLINE, due)
+                index += 1
+            while self.offline and self._num_offline < prefetched:
+                self._submit(f"off-{next(names)}", next(pool), RequestClass.OFFLINE, None)
+                self._num_offline += 1
+            step = self._step(waits)
+            if step is not None:
+                steps.append(step)
+            elif index < len(self.online):
+                self.ticks.wait_until(begin + self.online[index].seconds)
+        return EngineReplay(steps, waits)
+
+    def _step(self, waits: list[float]) -> MeasuredStep | None:
+        """Compute one step; return None if nothing could run."""
+        self.executor.work = BatchWork()
+        wall, cpu = time.perf_counter(), time.process_time()
+        outputs = self.engine.step()
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        for output in outputs:
+            if output.request_id in self._due:
+                place, due = self._due.pop(output.request_id)
+                waits[place] = self.ticks.now() - due
+            elif output.finish_reason is not None and output.request_id.startswith("off-"):
+                self._num_offline -= 1
+        work = self.executor.work
+        return MeasuredStep(work, wall, cpu) if work.num_prefill or work.num_decode else None
+
+    def _submit(self, name: str, lengths: Arrival, request_class: RequestClass, arrival: float | None) -> None:
+        vocabulary = self.executor.vocab_size
+        prompt = tuple(self.random.randrange(8, vocabulary) for _ in range(lengths.num_prompt))
+        sampling = SamplingParams(temperature=0.0, max_tokens=lengths.num_output, ignore_eos=True)
+        self.engine.submit(GenerationRequest(name, prompt, sampling, request_class, arrival=arrival, stream=False))

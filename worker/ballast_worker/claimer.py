@@ -1,0 +1,219 @@
+"""Claim items from the queue, and submit them to the engine."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
+
+from ballast_engine.errors import InvalidRequest
+from ballast_log import Log
+from ballast_policy.fairness.ledger import token_cost
+from ballast_policy.jobs.choice import Candidate, in_submission_order, job_slack, share_out
+from ballast_policy.jobs.deadline import Rates
+from ballast_policy.request import RequestClass
+from ballast_policy.reservation import most_slots
+from ballast_queue.job import Claimed, JobHead, Prefix
+from ballast_queue.redis_store import Queue
+from ballast_queue.status import WorkerStatus
+from ballast_worker.errors import Refused
+from ballast_worker.forecast import rates_of, work_of
+from ballast_worker.in_flight import InFlightItem, InFlightItems, ItemFailure
+from ballast_worker.loop import EngineLoop
+from ballast_worker.openai import Caller, ServedModel, of_job
+from ballast_worker.prefetch import LEAST_AHEAD, OfflineSlots, Prefetch, groups_to_read, num_to_claim
+from ballast_worker.requests import RequestTiming
+from ballast_worker.responses import ResponseFormat
+from ballast_worker.shared_ledger import SharedLedger
+
+log = Log(__name__)
+
+EMPTY_SECONDS = 0.1
+"""How soon an empty queue is read again while slots are free."""
+SHORT_SECONDS = 0.02
+"""How soon the queue is read again after a claim that returned fewer items than wanted."""
+FIRST_COST = 256.0
+"""The expected cost of an item before any item has ended, in tokens as `token_cost` counts them."""
+
+
+class Claimer:
+    """Claim as many items as the engine can use soon. Only the feeder's thread uses it."""
+
+    def __init__(self, worker: str, loop: EngineLoop, served: ServedModel, in_flight: InFlightItems) -> None:
+        self.read_at = 0.0
+        """When to read the queue again without being woken; inf while no item is wanted."""
+        self.weights: Mapping[str, float] = {}
+        self._worker = worker
+        self._loop = loop
+        self._served = served
+        self._in_flight = in_flight
+        self._appetite = Prefetch()
+        self._cost = FIRST_COST
+        self._rates = Rates()
+        """Offline rates of all workers."""
+        self._tenants = SharedLedger()
+        self._seen_started = 0
+        self._seen_at = time.monotonic()
+        self._jobs: dict[str, Candidate] = {}
+        """The jobs at the last read of the queue."""
+
+    def update(self, queue: Queue, workers: Sequence[WorkerStatus], gained: Mapping[str, float]) -> None:
+        """Update rates, reservations and the ledger. `gained` is the service of tenants here since the last call.
+
+        Raises:
+            QueueError: the ledger may include `gained`.
+        """
+        self._rates = rates_of(workers)
+        shares = self._loop.engine.policy.tenants
+        self._tenants.reserve({name: share.reserved for name, share in shares.items()})
+        self._tenants.post(queue, gained)
+        self._tenants.lift_returning(queue, queue.claimable.demand())
+        self._tenants.forget(queue)
+
+    def add_end(self, item: InFlightItem) -> None:
+        """Learn the cost of an item."""
+        answer = item.answer
+        cost = token_cost(max(0, answer.num_prompt - answer.num_cached), answer.num_output)
+        self._cost += 0.05 * (cost - self._cost)
+
+    def refill(self, queue: Queue) -> None:
+        """Claim items that the engine can use, and submit them.
+
+        Raises:
+            QueueError: items that were claimed before are submitted. The next call claims the rest.
+        """
+        now = time.monotonic()
+        count = self._wanted(now)
+        if not count:
+            self.read_at = inf  # the next free slot wakes the feeder
+            return
+        if now < self.read_at < inf:
+            return
+        chosen = self._choose(queue, count)
+        if not chosen:
+            self.read_at = now + EMPTY_SECONDS
+            return
+        num_claimed = 0
+        for job_id, num in chosen.items():
+            claimed = queue.leases.claim(job_id, num, self._worker)
+            num_claimed += len(claimed)
+            for item in claimed:
+                self._enter(item)
+        done = time.monotonic()
+        self._appetite.add_round_trip(done - now)
+        self.read_at = inf if num_claimed >= count else done + SHORT_SECONDS
+
+    def _choose(self, queue: Queue, count: int) -> dict[str, int]:
+        """Return how many items to claim of each job."""
+        demand = queue.claimable.demand()
+        tenants = self._tenants
+        tenants.lift_returning(queue, demand)
+        services = self._expected_services(demand.tenants)
+        rooms = self._rooms()
+        groups = groups_to_read(demand.groups, services, count=count, rooms=rooms, reserved=tenants.reserved)
+        return share_out(
+            self._candidates(queue.claimable.heads(groups)),
+            services,
+            self.weights,
+            count=count,
+            cost=self._cost,
+            rooms=rooms,
+            slots=tenants.slots(demand),
+        )
+
+    def _wanted(self, now: float) -> int:
+        started = self._loop.num_started
+        self._appetite.add_starts(started - self._seen_started, now - self._seen_at)
+        self._seen_started, self._seen_at = started, now
+        engine = self._loop.engine
+        stats = engine.stats()
+        online, offline = stats.online, stats.offline
+        is_online_here = online.running + online.waiting > 0
+        slots = OfflineSlots(
+            slots=min(stats.slots, stats.batch_ceiling) if is_online_here else stats.slots,
+            maximum=most_slots(engine.policy.offline_max_share, stats.slots),
+            reserved=offline.reserved,
+            online=online.running + online.waiting,
+            offline=offline.running + offline.parked,
+        )
+        # Items that wait for the cap of their tenant fill no free slot.
+        num_stuck = sum(max(0, LEAST_AHEAD - room) for room in self._rooms().values())
+        prefetched = max(0, len(self._in_flight.held) - num_stuck - offline.running - offline.parked)
+        return num_to_claim(slots, self._appetite.ahead(), prefetched)
+
+    def _rooms(self) -> dict[str, int]:
+        """Return how many items may still be claimed of each capped tenant: slots and `LEAST_AHEAD`, less its items."""
+        caps = {name: share.max_slots for name, share in self._loop.engine.policy.tenants.items() if share.max_slots}
+        if not caps:
+            return {}
+        held = Counter(item.claimed.tenant for item in self._in_flight.held.values())
+        return {name: most + LEAST_AHEAD - held[name] for name, most in caps.items()}
+
+    def _candidates(self, heads: Sequence[JobHead]) -> list[Candidate]:
+        now = time.time()
+        candidates = in_submission_order(
+            [
+                Candidate(
+                    job_id=head.job_id,
+                    tenant=head.tenant,
+                    priority=head.priority,
+                    slack=job_slack(work_of(head), self._rates, now),
+                    prefix_key=head.prefix_key or None,
+                    seq=head.created,
+                    waiting=head.waiting,
+                )
+                for head in heads
+            ]
+        )
+        self._jobs = {candidate.job_id: candidate for candidate in candidates}
+        return candidates
+
+    def _expected_services(self, tenants: Iterable[str]) -> dict[str, float]:
+        """Return the service of tenants, with the expected cost of their items on this worker."""
+        services = {tenant: self._tenants.service.of(tenant) for tenant in tenants}
+        for item in self._in_flight.held.values():
+            if item.claimed.tenant in services:
+                services[item.claimed.tenant] += self._cost / self.weights.get(item.claimed.tenant, 1.0)
+        return services
+
+    def _enter(self, claimed: Claimed) -> None:
+        request_id = f"{claimed.job_id}:{claimed.index}:{claimed.token}"
+        try:
+            body = self._served.read(claimed.url, claimed.body)
+            prompt = self._served.tokens(body)
+            caller = Caller(claimed.tenant, RequestClass.OFFLINE, claimed.priority)
+            request = self._served.request(request_id, body, prompt, caller, seed=claimed.seed)
+            earlier = claimed.prefix or Prefix()
+            request = of_job(
+                request,
+                generated=earlier.token_ids if self._can_continue(earlier, request.sampling.seed) else (),
+                num_computed=earlier.num_computed,
+                slack=self._jobs[claimed.job_id].slack,
+            )
+        except Refused as refused:
+            self._refuse(claimed, refused.code or "invalid_request", refused.message, refused.status)
+            return
+        now = time.monotonic()
+        is_chat = claimed.url.endswith("/chat/completions")
+        shape = ResponseFormat(
+            is_chat=is_chat,
+            id=f"{'chatcmpl' if is_chat else 'cmpl'}-{claimed.job_id}-{claimed.index}",
+            created=int(time.time()),
+            model=self._served.name,
+        )
+        item = InFlightItem(claimed, RequestTiming(RequestClass.OFFLINE, now), shape, request.sampling.seed)
+        self._in_flight.held[request_id] = item
+        try:
+            self._loop.submit(request)
+        except InvalidRequest as error:
+            del self._in_flight.held[request_id]
+            self._refuse(claimed, "invalid_request", str(error), 400)
+
+    def _can_continue(self, earlier: Prefix, seed: int) -> bool:
+        """Return whether the same weights generated the prefix from the same seed."""
+        return earlier.model_revision == self._served.revision and earlier.seed == seed
+
+    def _refuse(self, claimed: Claimed, code: str, message: str, status: int) -> None:
+        log.debug("item refused", job=claimed.job_id, item=claimed.custom_id, because=message)
+        self._in_flight.failures.append(ItemFailure(claimed, code, message, is_retryable=False, status_code=status))

@@ -1,0 +1,152 @@
+"""One HTTP request and its response on plain ASGI: limited body, JSON, server-sent events, disconnects.
+
+Starlette's responses start a task group for every stream, which costs more than the tokens of a step.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import NoReturn
+from uuid import uuid4
+
+from starlette.types import Receive, Scope, Send
+
+from ballast_openai.errors import describe
+from ballast_worker.errors import Refused
+
+JSON = (b"content-type", b"application/json")
+EVENT_STREAM = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would buffer the tokens
+)
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+
+
+class ClientGone(Exception):
+    """The client closed the connection."""
+
+
+class HttpExchange:
+    """One request and its response."""
+
+    __slots__ = ("_receive", "_send", "headers", "is_last", "is_started", "method", "request_id")
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, *, is_last: bool = False) -> None:
+        """Read the head of a request. With `is_last`, the response closes the connection."""
+        self._receive = receive
+        self._send = send
+        self.method: str = scope["method"]
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        found = self.headers.get(b"x-request-id", b"")
+        self.request_id = found if _REQUEST_ID.fullmatch(found) else uuid4().hex.encode()
+        self.is_last = is_last
+        self.is_started = False
+
+    async def body(self, limit: int) -> bytes:
+        """Return the whole body.
+
+        Raises:
+            Refused: 413 as soon as the body exceeds `limit` bytes.
+            ClientGone: the client closed the connection before the end of the body.
+        """
+        length = self.headers.get(b"content-length", b"")
+        if length.isdigit() and int(length) > limit:
+            _too_large(limit, f"{int(length)} bytes")
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            part: bytes = message.get("body", b"")
+            size += len(part)
+            if size > limit:
+                _too_large(limit, f"more than {limit} bytes")
+            parts.append(part)
+            if not message.get("more_body", False):
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def json(self, limit: int) -> dict[str, object]:
+        """Return the body as a JSON object; see `body`."""
+        raw = await self.body(limit)
+        try:
+            text = raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise Refused(
+                400,
+                f"The body is not UTF-8: byte {error.start} is 0x{raw[error.start]:02x}. Send JSON encoded as UTF-8.",
+                code="invalid_utf8",
+            ) from None
+        try:
+            value = json.loads(text, parse_constant=_no_constant)
+        except RecursionError:
+            raise Refused(400, "The body is nested too deeply.", code="invalid_json") from None
+        except ValueError as error:
+            found = f"{text[:40]!r}" if text.strip() else "an empty body"
+            raise Refused(
+                400, f"The body is not JSON ({error}): found {found}. Send one JSON object.", code="invalid_json"
+            ) from None
+        if not isinstance(value, dict):
+            raise Refused(400, f"The body is {describe(value)}, expected a JSON object: {{...}}.", code="invalid_json")
+        return value
+
+    async def gone(self) -> None:
+        """Wait until the client closes the connection. Call it after the body is read."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def answer(self, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = (JSON,)) -> None:
+        """Send a whole response."""
+        length = (b"content-length", b"%d" % len(body))
+        await self._start(status, [*headers, length])
+        await self._send({"type": "http.response.body", "body": b"" if self.method == "HEAD" else body})
+
+    async def refuse(self, refused: Refused) -> None:
+        """Send an error in OpenAI's format."""
+        extra = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in refused.headers.items()]
+        await self.answer(refused.status, refused.as_openai(), [JSON, *extra])
+
+    async def start_events(self) -> None:
+        """Start a stream of server-sent events."""
+        await self._start(200, list(EVENT_STREAM))
+
+    async def event(self, data: bytes, *, is_last: bool = False) -> None:
+        """Send whole events of the stream at once."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
+
+    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.is_started = True
+        headers.append((b"x-request-id", self.request_id))
+        if self.is_last:
+            headers.append((b"connection", b"close"))
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+def event(data: Mapping[str, object]) -> bytes:
+    """Return a server-sent event."""
+    return b"data: " + compact(data) + b"\n\n"
+
+
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+
+
+def compact(value: object) -> bytes:
+    """Return JSON without blanks."""
+    return _encode(value).encode()
+
+
+def _too_large(limit: int, found: str) -> NoReturn:
+    raise Refused(
+        413,
+        f"The body has {found}, the limit is {limit} bytes (limits.maxBodyKibibytes). Send a smaller body, "
+        "or submit the work as a job.",
+        code="request_too_large",
+        headers={"connection": "close"},  # the rest of the body is not read
+    )
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")

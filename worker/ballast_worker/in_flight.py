@@ -1,0 +1,144 @@
+"""Items under lease in this worker, and the reports about them that Redis does not have yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ballast_engine.request import FinishReason, Output
+from ballast_queue.job import Claimed, Lease, Prefix, Result
+from ballast_queue.outcome import Outcome
+from ballast_queue.redis_store import Queue
+from ballast_worker.requests import RequestTiming
+from ballast_worker.responses import AnswerBuffer, ResponseFormat
+
+
+@dataclass(slots=True)
+class InFlightItem:
+    """An item in the engine."""
+
+    claimed: Claimed
+    timing: RequestTiming
+    shape: ResponseFormat
+    seed: int
+    answer: AnswerBuffer = field(default_factory=AnswerBuffer)
+    is_lost: bool = False
+    """Whether the lease is lost. Its result is discarded."""
+
+
+@dataclass(frozen=True, slots=True)
+class ItemFailure:
+    """An item without an answer."""
+
+    claimed: Claimed
+    code: str
+    message: str
+    is_retryable: bool
+    status_code: int
+
+
+@dataclass(slots=True)
+class InFlightItems:
+    """Every claimed item is either in the engine or in one of the reports to Redis.
+
+    While Redis is unavailable, no item is claimed, so the reports need no bound of their own.
+    """
+
+    worker: str
+    revision: str
+    held: dict[str, InFlightItem] = field(default_factory=dict)
+    """Items in the engine, by request id."""
+    results: list[tuple[Claimed, Result]] = field(default_factory=list)
+    failures: list[ItemFailure] = field(default_factory=list)
+    returns: list[tuple[Claimed, Prefix | None]] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.held) + len(self.results) + len(self.failures) + len(self.returns)
+
+    @property
+    def has_reports(self) -> bool:
+        """Whether there is something to report to Redis."""
+        return bool(self.results or self.failures or self.returns)
+
+    def leases(self) -> list[Lease]:
+        """Return every lease that this worker wants to keep."""
+        kept = [item.claimed.lease for item in self.held.values() if not item.is_lost]
+        kept += [claimed.lease for claimed, _ in self.results]
+        kept += [failure.claimed.lease for failure in self.failures]
+        kept += [claimed.lease for claimed, _ in self.returns]
+        return kept
+
+    def progress(self, num_computed: Callable[[str], int]) -> dict[Lease, int]:
+        """Return the tokens computed of each item in the engine, if there are any."""
+        found = {item.claimed.lease: num_computed(request_id) for request_id, item in self.held.items()}
+        return {lease: count for lease, count in found.items() if count}
+
+    def lose(self, lost: list[Lease]) -> list[str]:
+        """Forget lost leases, and return the requests to abort in the engine."""
+        lost_leases = set(lost)
+        self.results = [pair for pair in self.results if pair[0].lease not in lost_leases]
+        self.failures = [failure for failure in self.failures if failure.claimed.lease not in lost_leases]
+        self.returns = [pair for pair in self.returns if pair[0].lease not in lost_leases]
+        to_abort: list[str] = []
+        for request_id, item in self.held.items():
+            if item.claimed.lease in lost_leases and not item.is_lost:
+                item.is_lost = True
+                to_abort.append(request_id)
+        return to_abort
+
+    def settle(self, output: Output, *, num_cached: int) -> InFlightItem | None:
+        """Record the last output of a request. Return its item, or None if the request has none."""
+        item = self.held.pop(output.request_id, None)
+        if item is None or item.is_lost:
+            return item
+        answer = item.answer
+        answer.add(output)
+        answer.num_cached = num_cached
+        claimed = item.claimed
+        match output.finish_reason:
+            case FinishReason.STOP | FinishReason.LENGTH:
+                result = Result(
+                    custom_id=claimed.custom_id,
+                    status_code=200,
+                    body=item.shape.whole(answer),
+                    tokens_in=answer.num_prompt,
+                    tokens_out=answer.num_output,
+                    worker=self.worker,
+                )
+                self.results.append((claimed, result))
+            case FinishReason.FAILED:
+                self.failures.append(ItemFailure(claimed, "engine_failed", output.error, True, 500))  # noqa: FBT003
+            case _:
+                earlier = claimed.prefix or Prefix()
+                if output.generated:
+                    earlier = Prefix(token_ids=output.generated, seed=item.seed, model_revision=self.revision)
+                computed = max(output.num_computed, earlier.num_computed)
+                prefix = earlier.model_copy(update={"num_computed": computed}) if computed else None
+                self.returns.append((claimed, prefix))
+        return item
+
+    def report(self, queue: Queue, count: Callable[[Outcome], None]) -> None:
+        """Report everything to Redis. A report that succeeded is forgotten even if a later one fails.
+
+        Raises:
+            QueueError: the other reports stay. A repeated report changes nothing in Redis.
+        """
+        if self.results:
+            for outcome in queue.leases.finish_many(self.worker, self.results):
+                count(outcome)
+            self.results = []
+        while self.failures:
+            failure = self.failures[-1]
+            outcome = queue.leases.retry(
+                failure.claimed,
+                failure.code,
+                failure.message,
+                is_retryable=failure.is_retryable,
+                status_code=failure.status_code,
+            )
+            count(outcome)
+            self.failures.pop()
+        if self.returns:
+            for outcome in queue.leases.give_back_many(self.returns):
+                count(outcome)
+            self.returns = []

@@ -1,0 +1,67 @@
+"""The service and the reservations of offline tenants over all workers of a queue.
+
+Each worker computes the same figures, from the tenants that wait and from their items under lease. The queue adds up
+the service.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from ballast_policy.fairness.tenant_slots import TenantSlots
+from ballast_queue.claimable import Demand
+from ballast_queue.ledger import Service
+from ballast_queue.redis_store import Queue
+
+
+class SharedLedger:
+    """The shared ledger and the reservations, as one worker knows them. Only the feeder's thread uses it."""
+
+    def __init__(self) -> None:
+        self.service = Service()
+        """The shared ledger at the last tick."""
+        self._reserved: dict[str, float] = {}
+        self._working: set[str] | None = None
+        """Tenants with waiting or leased items when there last were any; None before the first read."""
+
+    @property
+    def reserved(self) -> Collection[str]:
+        """Tenants with a reservation."""
+        return self._reserved.keys()
+
+    def reserve(self, shares: Mapping[str, float]) -> None:
+        """Set the reservations, as shares of the slots of offline work."""
+        self._reserved = {tenant: share for tenant, share in shares.items() if share > 0}
+
+    def slots(self, demand: Demand) -> TenantSlots | None:
+        """Return the items in flight by tenant over all workers; None if no tenant has a reservation."""
+        return TenantSlots(self._reserved, demand.held) if self._reserved else None
+
+    def post(self, queue: Queue, gained: Mapping[str, float]) -> None:
+        """Add the service of tenants on this worker, divided by their weights, to the ledger."""
+        self.service = queue.ledger.charge(gained)
+
+    def lift_returning(self, queue: Queue, demand: Demand) -> None:
+        """Raise the service of tenants that return from idle to that of the least served tenant that stayed."""
+        working = demand.tenants | demand.held.keys()
+        if not working:
+            return
+        before, known = self._working, self.service.tenants.keys()
+        self._working = working
+        if before is None:  # tenants in the ledger may have been active all the time
+            before = working & known or set(known)
+        returning = working - before
+        # If no tenant stayed, use those that left last: no tenant keeps an advantage from before.
+        stayed = before & working or before
+        if not returning or not stayed:
+            return
+        level = min(self.service.of(tenant) for tenant in stayed)
+        behind = [tenant for tenant in returning if self.service.of(tenant) < level]
+        if behind:
+            self.service = queue.ledger.lift(level, behind)
+
+    def forget(self, queue: Queue) -> None:
+        """Drop idle tenants that the ledger does not need, so that it does not grow."""
+        needless = self.service.needless(self._working or set())
+        if needless:
+            self.service = queue.ledger.forget(self.service, needless)

@@ -1,0 +1,180 @@
+"""State why a job waits, in sentences with figures from the queue and its workers. PURE."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ballast_policy.jobs.choice import job_slack
+from ballast_queue.job import Job, JobState
+from ballast_queue.settings import QueueSettings
+from ballast_queue.status import QueueStats, WorkerStatus
+from ballast_worker.forecast import Forecast, duration, rates_of, work_of
+
+_CLAIMED_FROM = {JobState.VALIDATING, JobState.IN_PROGRESS}
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A queue and its workers at one moment."""
+
+    stats: QueueStats
+    workers: Sequence[WorkerStatus] = ()
+    active: Sequence[Job] = ()
+    """Jobs that are not over."""
+    held: Mapping[str, int] = field(default_factory=dict)
+    """Items under lease by tenant."""
+    settings: QueueSettings = field(default_factory=QueueSettings)
+
+    @property
+    def ready(self) -> list[WorkerStatus]:
+        """Workers that accept work."""
+        return [worker for worker in self.workers if worker.is_ready and not worker.is_draining]
+
+
+def why(job: Job, scene: Scene) -> list[str]:
+    """Return why `job` makes no progress, the main reason first. Its failures and its deadline come last."""
+    return [*_standing(job, scene), *_failures(job), *_deadline(job, scene)]
+
+
+def _standing(job: Job, scene: Scene) -> Iterator[str]:
+    counts, state = job.counts, job.state
+    if state.is_over:
+        ended = f" {duration(max(0.0, scene.stats.at - job.finished))} ago" if job.finished is not None else ""
+        yield f"It is over: {state.value}{ended}" + (f", {job.reason}" if job.reason else "")
+    elif state is JobState.PAUSED:
+        yield f"It is paused with {_items(counts.waiting)} waiting: `ballast resume {job.id}` resumes it"
+    elif state not in _CLAIMED_FROM:
+        yield f"It is {state.value}: workers claim no more of its items, {counts.leased:,} are still with workers"
+    elif not counts.waiting:
+        yield f"No item of it waits: {_items(counts.leased)} with workers"
+        if state is JobState.VALIDATING:
+            yield "It has no end mark yet: the submitter must add an inbox entry with `end 1`"
+    else:
+        yield from _waiting(job, scene)
+
+
+def _waiting(job: Job, scene: Scene) -> Iterator[str]:
+    claimable = job.counts.waiting - job.delayed
+    if job.delayed:
+        yield f"{_items(job.delayed)} failed and will be retried after a backoff, {claimable:,} can be claimed now"
+    if not claimable:
+        return
+    reasons = [*_no_worker(scene)] or [*_no_slot(scene), *_own_cap(job, scene), *_before(job, scene)]
+    yield from reasons or [f"Nothing blocks it: a worker can claim {_items(claimable)} at any time"]
+
+
+def _no_worker(scene: Scene) -> Iterator[str]:
+    if not scene.workers:
+        yield "No worker serves this queue: no worker has published its status in the last seconds"
+    elif not scene.ready:
+        draining = sum(worker.is_draining for worker in scene.workers)
+        yield f"0 of {_workers(scene.workers)} accept work ({draining} draining, the others not ready)"
+
+
+def _no_slot(scene: Scene) -> Iterator[str]:
+    """Report that offline work has every slot that it may have now."""
+    ready = scene.ready
+    if any(_free_slots(worker) > 0 for worker in ready):
+        return
+    slots = sum(worker.slots for worker in ready)
+    online, offline = [worker.online for worker in ready], [worker.offline for worker in ready]
+    running, reserved = sum(load.running for load in offline), sum(load.reserved for load in offline)
+    ahead = sum(load.waiting for load in offline)
+    yield (
+        f"No slot is free for it: of {slots} slots of {_workers(ready)} online holds {sum(o.running for o in online)} "
+        f"with {sum(o.waiting for o in online)} waiting, offline {running} ({reserved} reserved), and {ahead} items "
+        "are prefetched for the next slots"
+    )
+    parked = sum(load.parked for load in offline)
+    if parked:
+        yield f"{parked} items are parked: they keep their KV and wait until the SLO of online requests leaves time"
+    capped = [worker for worker in ready if _most(worker) < worker.slots]
+    if capped and all(worker.offline.running >= _most(worker) for worker in capped):
+        most = sum(_most(worker) for worker in ready)
+        yield f"Offline may hold {most} of {slots} slots now: the SLO (batch ceiling) or offline.maxPercent limits it"
+
+
+def _free_slots(worker: WorkerStatus) -> int:
+    """Return the slots that offline could use now, less the prefetched items."""
+    offline = worker.offline
+    free = min(worker.slots - worker.online.running, _most(worker)) - offline.running - offline.parked
+    return free - offline.waiting
+
+
+def _most(worker: WorkerStatus) -> int:
+    """Return the slots that offline may hold. Beside online work: the rest of the ceiling, or the reservation."""
+    most = worker.slots if worker.offline_most is None else worker.offline_most
+    if worker.online.running + worker.online.waiting:
+        most = min(most, max(worker.offline.reserved, worker.batch_ceiling - worker.online.running))
+    return most
+
+
+def _own_cap(job: Job, scene: Scene) -> Iterator[str]:
+    """Report the slot cap of the tenant. Workers publish the caps of tenants that they served."""
+    ready, held = scene.ready, scene.held.get(job.tenant, 0)
+    cap = max((worker.tenant_slots.get(job.tenant, 0) for worker in ready), default=0)
+    if cap and held >= cap * len(ready):
+        yield (
+            f"Tenant {job.tenant} is at its cap: {_items(held)} under lease, at most {cap * len(ready)} slots "
+            f"(maxSlots) on {_workers(ready)}"
+        )
+
+
+def _before(job: Job, scene: Scene) -> Iterator[str]:
+    """Report the work that is claimed before it: by priority, then by tenant, then by slack."""
+    others = [
+        other
+        for other in scene.active
+        if other.id != job.id and other.state in _CLAIMED_FROM and other.counts.waiting > other.delayed
+    ]
+    higher = [other for other in others if other.priority > job.priority]
+    if higher:
+        most = max(higher, key=lambda other: other.priority)
+        named = f"such as {most.id} with {most.priority}; this job has {job.priority}"
+        yield f"Higher priority goes first: {_of_jobs(higher)}, {named}"
+    peers = [other for other in others if other.priority == job.priority]
+    rates = rates_of(scene.workers)
+
+    def rank(one: Job) -> tuple[float, float, str]:
+        return (job_slack(work_of(one), rates, scene.stats.at), one.created, one.id)
+
+    earlier = [other for other in peers if other.tenant == job.tenant and rank(other) < rank(job)]
+    if earlier:
+        first = min(earlier, key=rank).id
+        yield f"Before it in tenant {job.tenant}, by deadline or submission: {_of_jobs(earlier)}, such as {first}"
+    tenants = sorted({other.tenant for other in peers if other.tenant != job.tenant})
+    if tenants:
+        held = scene.held
+        shares = ", ".join(f"{name} holds {held.get(name, 0):,}" for name in (job.tenant, *tenants[:3]))
+        more = f" and {len(tenants) - 3} more" if len(tenants) > 3 else ""
+        yield f"It shares the slots, by weight, with the tenants of its priority: {shares}{more}"
+
+
+def _failures(job: Job) -> Iterator[str]:
+    if job.counts.failed:
+        yield (
+            f"{_items(job.counts.failed)} failed for good: `ballast results {job.id}` shows why, "
+            f"`ballast redrive {job.id}` retries the items that may succeed"
+        )
+
+
+def _deadline(job: Job, scene: Scene) -> Iterator[str]:
+    if job.deadline is None or job.state.is_over:
+        return
+    weights = {tenant.name: tenant.weight for tenant in scene.settings.tenants}
+    outlook, because = Forecast(scene.active, scene.workers, scene.stats.at, weights).of(job)
+    yield f"Its deadline: {outlook.value.replace('_', ' ')}, {because}"
+
+
+def _of_jobs(jobs: Sequence[Job]) -> str:
+    number = sum(job.counts.waiting - job.delayed for job in jobs)
+    return f"{_items(number)} of {len(jobs)} job{'s' if len(jobs) != 1 else ''}"
+
+
+def _items(number: int) -> str:
+    return f"{number:,} item{'s' if number != 1 else ''}"
+
+
+def _workers(workers: Sequence[WorkerStatus]) -> str:
+    return f"{len(workers)} worker{'s' if len(workers) != 1 else ''}"
