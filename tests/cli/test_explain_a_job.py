@@ -134,7 +134,7 @@ def test_a_name_that_is_neither_says_so(queued: Any, tmp_path: Path, monkeypatch
     ran = queued("explain", "nobody")
 
     assert ran.code == 3
-    assert "nor is there such a job in queue" in ran.err
+    assert "has no such job either" in ran.err
 
 
 def test_a_redis_that_is_away_is_the_answer_where_there_is_no_cluster_either(

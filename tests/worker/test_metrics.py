@@ -14,7 +14,7 @@ from ballast_policy.learning.cost import CostModel
 from ballast_policy.learning.interference import Allowance
 from ballast_policy.request import RequestClass
 from ballast_policy.reservation import Reservation
-from ballast_queue.status import ReservationStatus
+from ballast_queue.status import ReservationStatus, SloStatus
 from ballast_worker.histogram import Histogram
 from ballast_worker.metrics import MOST_TENANTS, ScrapeData, Spending, StepMetrics, WorkerMetrics
 from ballast_worker.requests import Recorder, RequestOutcome, RequestTiming
@@ -130,6 +130,18 @@ def test_a_request_that_gives_up_after_its_promise_was_broken_counts_as_broken()
 
     assert recorder.slo[ONLINE, "ttft", False] == 1
     assert sum(recorder.slo.values()) == 1
+
+
+def test_the_status_counts_the_online_requests_of_the_last_minute_that_met_the_slo() -> None:
+    recorder = Recorder()
+    for first_at, end in ((0.5, 1.5), (2.0, 3.0), (0.5, 90.0)):
+        recorder.ended(RequestTiming(ONLINE, 0.0, 1.0, 0.1, first_at=first_at), FinishReason.STOP, 5, 11, end)
+    recorder.ended(RequestTiming(ONLINE, 0.0, 1.0), FinishReason.ABORTED, 0, 0, 2.0)
+    recorder.ended(RequestTiming(OFFLINE, 0.0, 1.0, 0.1, first_at=0.5), FinishReason.STOP, 5, 11, 3.5)
+
+    assert recorder.slo_status(10.0) == SloStatus(ttft_judged=4, ttft_met=2, tpot_judged=3, tpot_met=2)
+    assert recorder.slo_status(100.0) == SloStatus(ttft_judged=1, ttft_met=1, tpot_judged=1, tpot_met=0)
+    assert recorder.slo_status(200.0) == SloStatus()
 
 
 def test_percentiles_cover_the_last_minute() -> None:

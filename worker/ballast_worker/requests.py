@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil
 
 from ballast_engine.request import FinishReason
 from ballast_policy.request import RequestClass
+from ballast_queue.status import SloStatus
 from ballast_worker.histogram import Histogram
 
 WINDOW_SECONDS = 60.0
@@ -55,6 +56,8 @@ class Recorder:
         self.slo = {(c, slo, met): 0 for c in RequestClass for slo in ("ttft", "tpot") for met in (True, False)}
         self.recent: deque[tuple[float, float, float | None]] = deque(maxlen=8192)
         """End, TTFT and TPOT of online requests, for the percentiles."""
+        self.judged: deque[tuple[float, str, bool]] = deque(maxlen=16384)
+        """End, `ttft` or `tpot`, and whether the SLO was met, of online requests, for the shares."""
 
     def refused(self, request_class: RequestClass, outcome: RequestOutcome) -> None:
         """Count a request that never reached the engine."""
@@ -68,18 +71,18 @@ class Recorder:
         if timing.first_at is None:
             waited = at - timing.arrival
             if timing.ttft_slo is not None and waited > timing.ttft_slo:
-                self._judge(request_class, "ttft", waited, timing.ttft_slo)  # the client gave up too late
+                self._judge(request_class, "ttft", waited, timing.ttft_slo, at=at)  # the client gave up too late
             return
         ttft = timing.first_at - timing.arrival
         self.ttft[request_class].observe(ttft)
-        self._judge(request_class, "ttft", ttft, timing.ttft_slo)
+        self._judge(request_class, "ttft", ttft, timing.ttft_slo, at=at)
         if reason not in {FinishReason.STOP, FinishReason.LENGTH}:
             return
         self.latency[request_class].observe(at - timing.arrival)
         tpot = (at - timing.first_at) / (num_output - 1) if num_output > 1 else None
         if tpot is not None:
             self.tpot[request_class].observe(tpot)
-            self._judge(request_class, "tpot", tpot, timing.tpot_slo)
+            self._judge(request_class, "tpot", tpot, timing.tpot_slo, at=at)
         if request_class is RequestClass.ONLINE:
             self.recent.append((at, ttft, tpot))
 
@@ -93,9 +96,18 @@ class Recorder:
         rows = [row for row in list(self.recent) if row[0] >= now - WINDOW_SECONDS]
         return _p99([row[1] for row in rows]), _p99([row[2] for row in rows if row[2] is not None])
 
-    def _judge(self, request_class: RequestClass, slo: str, value: float, limit: float | None) -> None:
-        if limit is not None:
-            self.slo[request_class, slo, value <= limit] += 1
+    def slo_status(self, now: float) -> SloStatus:
+        """Return how many online requests were judged by the SLO in the last minute, and how many met it."""
+        counts = Counter((slo, met) for at, slo, met in list(self.judged) if at >= now - WINDOW_SECONDS)
+        ttft, tpot = ((counts[slo, True] + counts[slo, False], counts[slo, True]) for slo in ("ttft", "tpot"))
+        return SloStatus(ttft_judged=ttft[0], ttft_met=ttft[1], tpot_judged=tpot[0], tpot_met=tpot[1])
+
+    def _judge(self, request_class: RequestClass, slo: str, value: float, limit: float | None, *, at: float) -> None:
+        if limit is None:
+            return
+        self.slo[request_class, slo, value <= limit] += 1
+        if request_class is RequestClass.ONLINE:
+            self.judged.append((at, slo, value <= limit))
 
 
 def _p99(values: list[float]) -> float | None:

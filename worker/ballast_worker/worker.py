@@ -223,6 +223,7 @@ class Worker:
             cost_model=coefficients(stats),
             ttft_p99_seconds=ttft,
             tpot_p99_seconds=tpot,
+            slo=self.recorder.slo_status(time.monotonic()),
             generation=self.config.runtime.generation,
             config_hash=self._loaded.content_hash,
             is_ready=self.is_ready,
