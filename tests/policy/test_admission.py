@@ -178,7 +178,7 @@ def is_admitted(snapshot: EngineSnapshot) -> bool:
 
 
 @pytest.mark.parametrize(("free", "is_in"), [(10 + 10 + 11 * 5, True), (10 + 10 + 11 * 5 - 1, False)])
-def test_a_newcomer_gets_in_if_the_peak_of_everybody_fits(free, is_in):
+def test_a_newcomer_is_admitted_if_the_peak_of_all_requests_fits(free, is_in):
     assert is_admitted(look(free, Expectation({OFFLINE: (5,)}))) is is_in
 
 
@@ -225,7 +225,7 @@ def test_while_lengths_are_unknown_online_gets_in_where_its_prompt_fits():
     assert is_admitted(online_of(30, UNKNOWN))
 
 
-def test_nobody_is_preempted_where_lengths_are_as_expected():
+def test_no_request_is_preempted_if_lengths_are_as_expected():
     """Growth is what was predicted, so nothing is computed twice."""
     config = PolicyConfig(slots=30, num_blocks=160, block_tokens=1, offline_share=0.0)
     host = Host(config, cost=COST)

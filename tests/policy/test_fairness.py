@@ -46,7 +46,7 @@ def test_lifting_never_takes_service_away():
     assert ledger.service("rich") == 500
 
 
-def test_with_nobody_active_a_newcomer_starts_where_the_last_one_stood():
+def test_without_active_tenants_a_newcomer_starts_at_the_tenant_charged_last():
     ledger = Ledger()
     ledger.charge("old", 1000)
 
@@ -64,7 +64,7 @@ def test_new_weights_leave_the_past_alone():
     assert ledger.service("a") == 60
 
 
-def test_forgetting_idle_tenants_changes_nobody_s_standing():
+def test_forgetting_idle_tenants_changes_no_service_that_counts():
     ledger = Ledger()
     for tenant, cost in {"gone": 10, "ahead": 400, "here": 100}.items():
         ledger.charge(tenant, cost)
@@ -97,7 +97,7 @@ weights = st.sampled_from([0.5, 1.0, 3.0])
     late=st.booleans(),
     shared=st.integers(0, 20),
 )
-def test_nobody_gets_further_ahead_of_who_waits_than_the_bound(tenants, slots, chunk, late, shared):
+def test_no_tenant_exceeds_a_waiting_tenant_by_more_than_the_bound(tenants, slots, chunk, late, shared):
     """Tenants differ in weight and lengths, one may come late, and prompts may share a prefix, which costs nothing."""
     config = PolicyConfig(
         slots=slots,

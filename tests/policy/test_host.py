@@ -152,7 +152,7 @@ def test_a_resident_that_finds_no_block_keeps_its_slot():
     assert resident.phase is RUNNING
 
 
-def test_an_admission_tells_how_long_the_request_waited_and_what_the_cache_gave():
+def test_an_admitted_request_records_its_wait_and_its_cached_tokens():
     second, third = (Arrival(at, ONLINE, 8, 2, prefix_key=1, shared=8) for at in (0.001, 9.0))
     engine = FakeEngine(make_host(slots=1), [Arrival(0.0, ONLINE, 8, 12), second, third])
     begun, admissions = [], []
@@ -302,7 +302,7 @@ def test_latencies_from_before_the_cost_model_is_trusted_do_not_count():
     assert host.interference.inflation == 0
 
 
-def test_only_answers_that_came_to_their_end_tell_how_long_answers_are():
+def test_only_complete_answers_count_for_the_lengths_of_answers():
     host = make_host()
     for seq in range(64):
         request = make_request(seq, num_output=3 if seq % 2 else 1)

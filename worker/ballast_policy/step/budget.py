@@ -88,7 +88,7 @@ def idle_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
     return max(bound, _IDLE_STEP * cost.k0, cost.k0 + token, part.seconds)
 
 
-def prefill_room(snapshot: EngineSnapshot, part: OnlineStep) -> tuple[float, float]:
+def prefill_limits(snapshot: EngineSnapshot, part: OnlineStep) -> tuple[float, float]:
     """Return the seconds to which online prefill may extend this step, and the seconds of a usual step with prefill.
 
     This step may last until the first decode would fall behind its mean TPOT. In the first tokens, which nearly all

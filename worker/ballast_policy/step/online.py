@@ -9,7 +9,7 @@ from math import inf
 
 from ballast_policy.plan import Reason
 from ballast_policy.request import ONLINE, PARKED, RUNNING, WAITING, Request, computed
-from ballast_policy.step.budget import OnlineStep, most_prefill, prefill_room
+from ballast_policy.step.budget import OnlineStep, most_prefill, prefill_limits
 from ballast_policy.step.draft import StepDraft
 from ballast_policy.step.gate import AdmissionGate
 from ballast_policy.step.kv_peak import KvPeak
@@ -96,7 +96,7 @@ class _Service:
     def triage(self, part: OnlineStep) -> None:
         """Set the end of prefill by the decodes beside it, and defer requests that are late in any case."""
         snapshot, online, cost = self.step.snapshot, self.step.online, self.step.cost
-        until, pace = prefill_room(snapshot, part)
+        until, pace = prefill_limits(snapshot, part)
         self.until = until - (part.seconds - self.step.time.seconds)
         speed = 1 - part.fixed / pace
         start = snapshot.now - (until - pace if pace < inf else 0.0)
