@@ -242,17 +242,18 @@ def test_no_request_is_preempted_if_lengths_are_as_expected():
 
 def test_online_is_expected_for_ten_mean_gaps_of_the_last_minute():
     learner = ExpectationLearner(10_000)
-    learner.arrived(make_request(), 0.0)
+    learner.arrived(make_request(), 1000.0)
     assert learner.expectation.online_until == -inf, "offline requests do not count"
 
+    learner.arrived(make_request(request_class=ONLINE), 1000.0)
+    assert learner.expectation.online_until == 1010.0
+
     for second in range(300):
-        learner.arrived(make_request(request_class=ONLINE), float(second // 2))
+        learner.arrived(make_request(request_class=ONLINE), 1000.0 + second // 2)
+    assert learner.expectation.online_until == pytest.approx(1149.0 + 10 / 2.0, abs=0.3)
 
-    assert learner.expectation.online_until == pytest.approx(149.0 + 10 / 2.0, abs=0.3)
-
-    learner.arrived(make_request(request_class=ONLINE), 149.0 + 600.0)
-
-    assert learner.expectation.online_until > 749.0 + 1000.0
+    learner.arrived(make_request(request_class=ONLINE), 1149.0 + 600.0)
+    assert learner.expectation.online_until > 1749.0 + 1000.0
 
 
 def test_the_mean_online_answer_is_published_once_some_have_ended():

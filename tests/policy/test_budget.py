@@ -93,6 +93,8 @@ def test_where_the_lending_ratio_backs_off_less_risk_is_taken_and_less_of_the_ti
 
     assert backed_off - ONLINE_ALONE == pytest.approx(0.5 * 0.5 * (0.11 + 0.05 * log(risk)))
     assert none == ONLINE_ALONE
+    without_slo = replace(make_snapshot(allowance=Allowance(lending_ratio=0.0)), config=PolicyConfig(8, 64))
+    assert step_budget(without_slo, OnlineStep((), (), ONLINE_ALONE, ONLINE_ALONE)) == inf
 
 
 def test_a_late_decode_that_can_catch_up_gets_all_the_time_there_is():

@@ -224,8 +224,10 @@ def test_a_tenant_pays_for_its_prompt_once_and_for_each_new_token_twice():
     request.num_tokens, request.num_output = 9, 1
     host.preempt(request)
     host.admit(request)
+    request.num_computed = 7
+    assert host.computed(request, 7, 3.0) == (0, 7), "what is computed again is not charged again"
     request.num_computed = 9
-    assert host.computed(request, 9, 3.0) == (0, 8), "what is computed again is not charged again"
+    assert host.computed(request, 2, 3.0) == (0, 1)
     assert charges(host) == {"default": 2}
     assert charges(host) == {}
     assert host.ledgers[OFFLINE].service("default") == 12
@@ -280,6 +282,14 @@ def test_the_cost_model_is_fitted_on_the_way_and_the_ceiling_follows():
     assert host.cost.predict(StepWork(100, 5050.0)) == pytest.approx(EXACT.predict(StepWork(100, 5050.0)), rel=0.02)
     assert host.ceiling == pytest.approx((0.02 - 0.005) / EXACT.decode(105), abs=2)
     assert host.reservation.slots == -(-host.ceiling // 2)
+
+
+def test_the_ceiling_follows_the_mean_context_slowly():
+    host = Host(PolicyConfig(slots=512, num_blocks=64, tpot=0.02), cost=EXACT)
+    for context in [1000] * (REFIT_STEPS - 1) + [9000]:
+        host.observed(StepWork(num_decode=1, decode_context=context), 0.01)
+
+    assert host.ceiling == EXACT.batch_ceiling(slots=512, mean_context=1000 + 0.05 * 8000, tpot=0.02)
 
 
 def test_latencies_from_before_the_cost_model_is_trusted_do_not_count():

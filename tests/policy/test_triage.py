@@ -44,7 +44,11 @@ def test_a_prompt_that_is_too_long_for_its_own_ttft_is_deferred():
 
 
 def test_an_overdue_request_takes_no_time_from_the_others():
-    assert late(make(1, 4, 1.0), make(2, 4, 6.0), now=2.0, start=2.0) == {1}
+    assert late(make(1, 4, 1.0), make(2, 4, 6.0), make(3, 4, 6.0), now=2.0, start=2.0) == {1, 3}
+
+
+def test_a_single_token_takes_no_time_and_is_never_deferred():
+    assert late(make(1, 1, 0.5), make(2, 8, 5.0)) == {2}
 
 
 def test_what_decodes_take_makes_prefill_slower():

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ballast_policy.request import Phase, Request, RequestClass
-from ballast_policy.step.accounts import choose_victims, unrecoverable
+from ballast_policy.step.accounts import Blocks, choose_victims, unrecoverable
 
 
 def make_resident(seq: int, *, blocks: int, private: int | None = None, priority: int = 0) -> Request:
@@ -67,3 +67,9 @@ def test_the_victims_suffice_and_none_could_be_spared(sizes: list[tuple[int, int
     freed = sum(request.num_private_blocks for request in chosen)
     assert freed >= needed
     assert all(freed - request.num_private_blocks < needed for request in chosen)
+
+
+def test_a_request_fills_the_block_that_it_began_in_this_step_and_the_free_blocks():
+    request = Request(0, RequestClass.OFFLINE, 0.0, 40, 10, num_tokens=40)
+
+    assert Blocks(free=1, block_tokens=4).capacity(request, granted=5) == 3 + 4

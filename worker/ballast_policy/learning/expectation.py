@@ -106,10 +106,9 @@ class ExpectationLearner:
             self.typical_prompt += (num_new - self.typical_prompt) * (0.1 if self.typical_prompt else 1.0)
 
     def _update_rate(self, now: float) -> None:
-        keep = exp((self._last - now) / RATE_SECONDS) if self._count else 0.0
-        self._count = keep * self._count + 1
-        self._seconds = keep * self._seconds + (now - self._last if keep else 0.0)
-        self._last = now
+        gap = now - self._last if self._count else 0.0
+        keep = exp(-gap / RATE_SECONDS)
+        self._count, self._seconds, self._last = keep * self._count + 1, keep * self._seconds + gap, now
         rate = self._count / max(self._seconds, BURST_SECONDS)
         until = now + max(BURST_SECONDS, SILENT_GAPS / rate)
         self.expectation = replace(self.expectation, online_until=until)
