@@ -405,9 +405,9 @@ def test_blocks_shared_with_a_newcomer_stay_taken_through_every_preemption_of_th
 
 
 def test_the_last_request_is_preempted_if_only_shared_blocks_are_held_and_no_request_continues():
-    """Neither alone would free a block, so no preemption suffices."""
-    engine = Engine(num_blocks=20, offline_share=0.0)
-    first, last = (engine.decoding(OFFLINE, tokens=41, num_private_blocks=0) for _ in range(2))
+    """No request alone would free a block, so no preemption suffices."""
+    engine = Engine(num_blocks=30, offline_share=0.0)
+    first, _, last = (engine.decoding(OFFLINE, tokens=41, num_private_blocks=0) for _ in range(3))
     engine.extra["free_blocks"] = 0
 
     decided = engine.plan()
