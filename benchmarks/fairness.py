@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ballast_policy.fairness.ledger import most_ahead
 from ballast_policy.snapshot import PolicyConfig, TenantShare
-from ballast_sim.replay.fairness import jain, service_gap
+from ballast_sim.replay.fairness import jain, most_ahead, service_gap
 from ballast_sim.replay.jobs import SimulatedJob
 from ballast_sim.replay.policies import Ballast
 from ballast_sim.replay.simulation import Run, Scenario, simulate

@@ -44,7 +44,7 @@ EARLIER = 3.0
 """Seconds by which each round withholds lending sooner."""
 ENOUGH = 0.001
 """Attainment that may be lost."""
-NOTHING = Allowance(harvest=0.0)
+NOTHING = Allowance(lending_ratio=0.0)
 
 Span = tuple[float, float]
 ALWAYS: Sequence[Span] = ((-inf, inf),)

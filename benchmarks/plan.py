@@ -38,7 +38,7 @@ VARIANTS = {
     "2 reserve": (make_shares(2, reserved=0.25), UNKNOWN),
     "27 reserve": (make_shares(TENANTS, reserved=0.5 / TENANTS), UNKNOWN),
     "27 capped": (make_shares(TENANTS, max_slots=5), UNKNOWN),
-    "lengths": (NOBODY, Expectation(ANSWERS, guard_share=0.05)),
+    "lengths": (NOBODY, Expectation(ANSWERS, watermark_share=0.05)),
 }
 
 
@@ -90,8 +90,8 @@ def make_snapshot(
         host.enter(request, 100.0)
     for seq in range(tenants):
         host.ledgers[OFFLINE].charge(f"tenant-{seq}", seq * 100.0)
-    host.experience.typical_prompt = 200
-    host.experience.expectation = expectation
+    host.expectations.typical_prompt = 200
+    host.expectations.expectation = expectation
     kv = SimulatedKv(config.num_blocks, config.block_tokens, {})
     kv.num_free = residents * 20
     return lambda: host.snapshot(kv, 100.1)

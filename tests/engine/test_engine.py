@@ -410,14 +410,14 @@ def test_an_idle_engine_may_forget_what_it_saw(bench_of: Make, generation: Make)
 
 def test_answers_of_the_warm_up_are_no_experience(bench_of: Make, generation: Make) -> None:
     bench = bench_of()
-    before = bench.engine.host.experience.expectation
+    before = bench.engine.host.expectations.expectation
     for i in range(40):
         bench.engine.submit(generation(str(i), online=False, max_tokens=2))
     bench.run()
-    assert bench.engine.host.experience.expectation != before
+    assert bench.engine.host.expectations.expectation != before
     bench.engine.reset()
 
-    assert bench.engine.host.experience.expectation == before
+    assert bench.engine.host.expectations.expectation == before
 
 
 def test_a_broken_book_is_reported(bench_of: Make, generation: Make) -> None:

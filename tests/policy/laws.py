@@ -299,14 +299,14 @@ def _check_reason(after: After, request: Request, reason: Reason) -> None:
         assert begun + added > plan.budget_seconds - 1e-9, "time is left"
     elif reason is Reason.NO_KV:
         everyone = [*after.snapshot.residents, *plan.admit]
-        guard = floor((after.snapshot.expectation.guard_share or config.guard_share) * config.num_blocks)
+        watermark = floor(after.snapshot.expectation.watermark_share * config.num_blocks)
         tails = sum(ceil(config.tail_tokens / config.block_tokens) for _ in [*everyone, request])
         tails += _growth(after, [*everyone, request])
         rest = sum(blocks(after, r.num_tokens) for r in after.holders if left(r) > 1)
         firsts = {r.request_class: r for r in reversed(after.waiting)}  # online's, and the one the reservation is for
         rest += sum(blocks(after, r.num_tokens) for r in firsts.values())
         cached = sum(r.num_cached for r in [request, *plan.admit]) // config.block_tokens
-        needed = blocks(after, request.num_tokens) + cached + guard + tails + rest + len(everyone)
+        needed = blocks(after, request.num_tokens) + cached + watermark + tails + rest + len(everyone)
         assert after.free < needed, "KV is left"
     elif reason is Reason.NO_SLOT:
         taken = len(after.online) + max(len(after.offline), 0)

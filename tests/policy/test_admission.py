@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 from fake_engine import FakeEngine
@@ -13,8 +14,8 @@ from workloads import Arrival, make_snapshot
 from ballast_policy.host import Host
 from ballast_policy.learning.cost import CostModel
 from ballast_policy.learning.expectation import (
-    LEAST_GUARD,
-    MOST_GUARD,
+    LEAST_WATERMARK,
+    MOST_WATERMARK,
     NUM_LENGTHS,
     REFRESH,
     UNKNOWN,
@@ -124,48 +125,47 @@ def test_what_remains_is_never_more_than_allowed_nor_negative(seen, generated, l
 
 
 def test_lengths_are_known_once_some_answers_have_ended():
-    experience = ExpectationLearner(10_000)
+    learner = ExpectationLearner(10_000)
     request = make_request(max_output=400)
-    assert experience.expectation.remaining(request, 64) == UNKNOWN_SHARE * 400
+    assert learner.expectation.remaining(request, 64) == UNKNOWN_SHARE * 400
     for _ in range(REFRESH):
-        experience.finished(make_request(num_output=7))
+        learner.finished(make_request(num_output=7))
 
-    assert experience.expectation.remaining(request, 64) == 7
-    assert experience.expectation.remaining(make_request(request_class=ONLINE), 64) == 64, "a class learns for itself"
+    assert learner.expectation.remaining(request, 64) == 7
+    assert learner.expectation.remaining(make_request(request_class=ONLINE), 64) == 64, "a class learns for itself"
 
 
 def test_old_answers_are_forgotten():
-    experience = ExpectationLearner(10_000)
+    learner = ExpectationLearner(10_000)
     for length in [5] * NUM_LENGTHS + [300] * NUM_LENGTHS:
-        experience.finished(make_request(num_output=length))
+        learner.finished(make_request(num_output=length))
 
-    assert experience.expectation.outputs[OFFLINE] == (300,) * NUM_LENGTHS
+    assert learner.expectation.outputs[OFFLINE] == (300,) * NUM_LENGTHS
 
 
-def surges(experience: ExpectationLearner, tokens: int, seconds: range) -> float | None:
+def bursts(learner: ExpectationLearner, tokens: int, seconds: range) -> float | None:
     for second in seconds:
-        experience.arrived(make_request(request_class=ONLINE, num_tokens=tokens), second * 1.01)
-    return experience.expectation.guard_share
+        learner.arrived(make_request(request_class=ONLINE, num_tokens=tokens), second * 1.01)
+    return learner.expectation.watermark_share
 
 
-def test_the_guard_follows_what_online_asks_for_within_a_second():
-    experience = ExpectationLearner(10_000)
-    assert experience.expectation.guard_share is None
+def test_the_watermark_follows_what_online_asks_for_within_a_second():
+    learner = ExpectationLearner(10_000)
 
-    assert surges(experience, 100, range(1, 20)) == LEAST_GUARD
-    assert surges(experience, 1200, range(20, 40)) == 0.12
-    assert surges(experience, 9000, range(40, 60)) == MOST_GUARD
-    later = surges(experience, 100, range(60, 400))
+    assert bursts(learner, 100, range(1, 20)) == LEAST_WATERMARK
+    assert bursts(learner, 1200, range(20, 40)) == 0.12
+    assert bursts(learner, 9000, range(40, 60)) == MOST_WATERMARK
+    later = bursts(learner, 100, range(60, 400))
     assert later is not None
-    assert LEAST_GUARD <= later < 0.06, "it falls slowly, once the surges are forgotten"
+    assert LEAST_WATERMARK <= later < 0.06, "it falls slowly, once the bursts are forgotten"
 
 
-def test_offline_does_not_count_as_a_surge():
-    experience = ExpectationLearner(10_000)
+def test_offline_does_not_count_as_a_burst():
+    learner = ExpectationLearner(10_000)
     for second in range(10):
-        experience.arrived(make_request(num_tokens=9000), second * 1.01)
+        learner.arrived(make_request(num_tokens=9000), second * 1.01)
 
-    assert experience.expectation.guard_share is None
+    assert learner.expectation.watermark_share == LEAST_WATERMARK
 
 
 def look(free: int, expectation: Expectation, *, has_online: bool = False) -> EngineSnapshot:
@@ -175,7 +175,7 @@ def look(free: int, expectation: Expectation, *, has_online: bool = False) -> En
         resident.num_tokens += 1
     if has_online:
         residents[0].request_class = ONLINE
-    config = PolicyConfig(slots=20, num_blocks=100 + free, block_tokens=1, offline_share=0.0, guard_share=0.0)
+    config = PolicyConfig(slots=20, num_blocks=100 + free, block_tokens=1, offline_share=0.0)
     return make_state(config, [*residents, make_request(20, num_tokens=10)], free, expectation)
 
 
@@ -195,8 +195,8 @@ def test_a_newcomer_gets_in_if_the_peak_of_everybody_fits(free, is_in):
     assert is_admitted(look(free, Expectation({OFFLINE: (5,)}))) is is_in
 
 
-def test_a_measured_guard_is_left_to_online():
-    expectation = Expectation({ONLINE: (5,), OFFLINE: (5,)}, guard_share=0.3)
+def test_a_measured_watermark_is_left_to_online():
+    expectation = Expectation({ONLINE: (5,), OFFLINE: (5,)}, watermark_share=0.3)
 
     assert is_admitted(look(200, expectation))
     assert is_admitted(look(110, expectation))
@@ -242,7 +242,7 @@ def test_nobody_is_preempted_where_lengths_are_as_expected():
     """Growth is what was predicted, so nothing is computed twice."""
     config = PolicyConfig(slots=30, num_blocks=160, block_tokens=1, offline_share=0.0)
     host = Host(config, cost=COST)
-    host.experience.expectation = Expectation({OFFLINE: (30,)})
+    host.expectations.expectation = Expectation({OFFLINE: (30,)})
     engine = FakeEngine(host, [Arrival(0.0, OFFLINE, 1 + seq * 7 % 13, 30) for seq in range(60)])
     held = 0
     while engine.has_work:
@@ -253,27 +253,24 @@ def test_nobody_is_preempted_where_lengths_are_as_expected():
     assert held > 0.9 * config.num_blocks
 
 
-def test_the_rate_of_online_requests_follows_what_came_in_the_last_minute():
-    experience = ExpectationLearner(10_000)
+def test_online_is_expected_for_ten_mean_gaps_of_the_last_minute():
+    learner = ExpectationLearner(10_000)
+    learner.arrived(make_request(), 0.0)
+    assert learner.expectation.online_until == -inf, "offline requests do not count"
+
     for second in range(300):
-        experience.arrived(make_request(request_class=ONLINE), float(second // 2))
-    busy = experience.expectation.online_rate
-    experience.arrived(make_request(request_class=ONLINE), 149.0 + 600.0)
+        learner.arrived(make_request(request_class=ONLINE), float(second // 2))
 
-    assert busy == pytest.approx(2.0, rel=0.05)
-    assert experience.expectation.online_rate < 0.01
+    assert learner.expectation.online_until == pytest.approx(149.0 + 10 / 2.0, abs=0.3)
 
+    learner.arrived(make_request(request_class=ONLINE), 149.0 + 600.0)
 
-def test_offline_requests_do_not_count_into_the_online_rate():
-    experience = ExpectationLearner(10_000)
-    experience.arrived(make_request(), 1.0)
-
-    assert experience.expectation.online_rate == 0.0
+    assert learner.expectation.online_until > 749.0 + 1000.0
 
 
 def test_the_mean_online_answer_is_published_once_some_have_ended():
-    experience = ExpectationLearner(10_000)
+    learner = ExpectationLearner(10_000)
     for length in [10] * 8 + [30] * 8:
-        experience.finished(make_request(request_class=ONLINE, num_output=length))
+        learner.finished(make_request(request_class=ONLINE, num_output=length))
 
-    assert experience.expectation.online_answer == 20.0
+    assert learner.expectation.online_answer == 20.0

@@ -66,12 +66,12 @@ def test_tenants_take_turns_by_what_each_admission_would_cost():
     assert seqs(backlog.head(10)) == [0, 3, 4, 5, 6, 1, 7, 8, 2]
 
 
-def test_a_capped_tenant_lists_one_request_more_than_it_may_start_and_leaves_the_room_to_others():
+def test_a_capped_tenant_lists_one_request_more_than_it_may_start_and_leaves_the_slots_to_others():
     backlog = filled(
         *(make_request(seq, tenant="capped") for seq in range(50)), *(make_request(seq) for seq in range(50, 60))
     )
 
-    head = backlog.head(4, room={"capped": 1})
+    head = backlog.head(4, free_slots={"capped": 1})
 
     assert seqs(head) == [0, 50, 1, 51, 52]
 
@@ -88,7 +88,7 @@ def test_removing_what_does_not_wait_is_an_error():
 
     with pytest.raises(KeyError, match="request 2 does not wait"):
         backlog.remove(make_request(2))
-    with pytest.raises(KeyError, match="nothing of its tenant and priority"):
+    with pytest.raises(KeyError, match="no request of its tenant and priority"):
         backlog.remove(make_request(1, tenant="other"))
 
     assert len(backlog) == 1
@@ -136,22 +136,22 @@ class TestOverdue:
     def test_an_overdue_request_waits_behind_those_in_time(self):
         backlog = filled(*(self.make(seq, 0.1 * seq) for seq in range(4)))
 
-        backlog.put_off(1.15)
+        backlog.defer(1.15)
 
         assert seqs(backlog.head(10)) == [2, 3, 0, 1]
-        backlog.put_off(5.0)
+        backlog.defer(5.0)
         assert seqs(backlog.head(10)) == [0, 1, 2, 3], "in order among themselves"
 
     def test_it_can_still_be_taken_out_and_comes_back_in_time(self):
         first = self.make(1, 0.0)
         backlog = filled(first, self.make(2, 1.0))
-        backlog.put_off(1.5)
+        backlog.defer(1.5)
 
         backlog.remove(first)
         assert seqs(backlog.head(10)) == [2]
         first.num_output = 1  # its first token is there, then it was preempted
         backlog.add(first)
-        backlog.put_off(1.6)
+        backlog.defer(1.6)
         assert seqs(backlog.head(10)) == [1, 2]
 
     def test_priorities_and_tenants_keep_their_turns(self):
@@ -159,7 +159,7 @@ class TestOverdue:
             self.make(1, 0.0, priority=1), self.make(2, 2.0), self.make(3, 0.0, tenant="b"), self.make(4, 2.0)
         )
 
-        backlog.put_off(2.0)
+        backlog.defer(2.0)
 
         assert seqs(backlog.head(10))[0] == 1
         assert set(seqs(backlog.head(3))[1:]) == {2, 3}
@@ -168,7 +168,7 @@ class TestOverdue:
         job = make_request(1)
         backlog = filled(job, self.make(2, 0.0))
 
-        backlog.put_off(100.0)
+        backlog.defer(100.0)
 
         assert seqs(backlog.head(10)) == [2, 1]
         assert [request.seq for request in backlog] == [2, 1]

@@ -84,12 +84,12 @@ def test_the_slack_that_is_kept_grows_with_the_bursts_of_prefill():
     assert kept(5000.0) == ONLINE_ALONE
 
 
-def test_where_harvest_backs_off_less_risk_is_taken_and_less_of_the_time():
+def test_where_the_lending_ratio_backs_off_less_risk_is_taken_and_less_of_the_time():
     request = make_decode(num_output=6, first_token=9.82, arrival=9.5, max_output=100)
     risk = 0.5 * CONFIG.most_risk
 
-    backed_off = budget(request, snapshot=make_snapshot(allowance=Allowance(harvest=0.5)))
-    none = budget(request, snapshot=make_snapshot(allowance=Allowance(harvest=0.0)))
+    backed_off = budget(request, snapshot=make_snapshot(allowance=Allowance(lending_ratio=0.5)))
+    none = budget(request, snapshot=make_snapshot(allowance=Allowance(lending_ratio=0.0)))
 
     assert backed_off - ONLINE_ALONE == pytest.approx(0.5 * 0.5 * (0.11 + 0.05 * log(risk)))
     assert none == ONLINE_ALONE
@@ -242,7 +242,7 @@ def test_an_idle_step_has_the_time_for_the_longest_next_token(cost: CostModel):
 
 
 def test_less_is_lent_while_more_requests_miss_their_slo_than_may():
-    half = make_snapshot(allowance=Allowance(harvest=0.5))
+    half = make_snapshot(allowance=Allowance(lending_ratio=0.5))
 
     assert budget(make_decode(), snapshot=half) == pytest.approx((ONLINE_ALONE + 0.05) / 2)
 

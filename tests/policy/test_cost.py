@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ballast_policy.learning.cost import CostModel, Fit, StepWork, attended
-from ballast_policy.learning.least_squares import non_negative_least_squares
+from ballast_policy.learning.cost import CostModel, Fit, StepWork, attended, non_negative_least_squares
 
 MODEL = CostModel(0.01, 6e-5, 2e-8, 4e-5, 1e-7, is_trusted=True)
 coefficients = st.floats(0, 1e-3) | st.just(0.0)

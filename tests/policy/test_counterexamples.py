@@ -24,8 +24,14 @@ def offline(prompt: int, output: int = 1, **fields) -> Arrival:
 
 
 def make_config(slots: int, num_blocks: int, **fields) -> PolicyConfig:
-    usual = {"block_tokens": 1, "chunk_tokens": 4, "offline_share": 0.1, "tail_tokens": 0, "guard_share": 0.0}
+    usual = {"block_tokens": 1, "chunk_tokens": 4, "offline_share": 0.1, "tail_tokens": 0}
     return PolicyConfig(slots=slots, num_blocks=num_blocks, **{**usual, **fields})
+
+
+def make_host(config: PolicyConfig, cost: CostModel = EXACT, watermark_share: float = 0.0) -> Host:
+    host = Host(config, cost=cost, planner=lawful)
+    host.expectations.expectation = replace(host.expectations.expectation, watermark_share=watermark_share)
+    return host
 
 
 CASES = {
@@ -94,7 +100,7 @@ CASES = {
         [offline(20)],
     ),
     "the reservation's prefill was left out of the budget": (
-        make_config(5, 48, block_tokens=4, tpot=0.02, tail_tokens=64, guard_share=0.05, tenants={"a": TenantShare()}),
+        make_config(5, 48, block_tokens=4, tpot=0.02, tail_tokens=64, tenants={"a": TenantShare()}),
         [
             offline(37, 22, tenant="a", abort_after=14),
             online(20, 8, tenant="c", priority=-1, ttft=0.05, tpot=0.007, prefix_key=1, shared=9),
@@ -112,17 +118,18 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("watermark_share", [0.0, 0.05])
 @pytest.mark.parametrize("name", CASES)
-def test_what_once_broke_a_law_obeys_all(name: str):
+def test_what_once_broke_a_law_obeys_all(name: str, watermark_share: float):
     config, arrivals = CASES[name]
 
-    FakeEngine(Host(config, cost=EXACT, planner=lawful), arrivals).run(max_steps=500)
+    FakeEngine(make_host(config, watermark_share=watermark_share), arrivals).run(max_steps=500)
 
 
 def test_a_single_slot_is_lent_while_the_cost_model_is_untrusted():
     config = make_config(1, 32, offline_share=0.0, tpot=0.02)
 
-    FakeEngine(Host(config, cost=UNTRUSTED, planner=lawful), [offline(1), online(1)]).run(max_steps=10)
+    FakeEngine(make_host(config, UNTRUSTED), [offline(1), online(1)]).run(max_steps=10)
 
 
 IDLE = {
@@ -138,14 +145,14 @@ IDLE = {
 @pytest.mark.parametrize("name", IDLE)
 def test_what_once_left_an_engine_idle_beside_offline_work_leaves_none(name: str, cost: CostModel):
     config = make_config(2, 32, offline_share=0.0, **IDLE[name])
-    engine = FakeEngine(Host(config, cost=cost, planner=lawful), [online(4, 2), offline(6, 3), offline(6, 3)])
+    engine = FakeEngine(make_host(config, cost), [online(4, 2), offline(6, 3), offline(6, 3)])
 
     engine.run(max_steps=20)
 
 
 def test_a_cap_that_gave_nothing_more_left_no_engine_idle():
     config = make_config(2, 32, offline_share=0.0, max_interference=0.1, tpot=0.006)
-    host = Host(config, cost=EXACT, planner=lawful)
-    host.interference.allowance = replace(host.interference.allowance, share=0.0, harvest=0.1, typical=0.005)
+    host = make_host(config)
+    host.interference.allowance = replace(host.interference.allowance, share=0.0, lending_ratio=0.1, typical=0.005)
 
     FakeEngine(host, [online(4, 2), offline(6, 3)]).run(max_steps=20)

@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from workloads import EXACT, Arrival
 
-from ballast_policy.fairness.ledger import Ledger, most_ahead, token_cost
+from ballast_policy.fairness.ledger import Ledger, token_cost
 from ballast_policy.host import Host
 from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import PolicyConfig, TenantShare
+from ballast_sim.replay.fairness import most_ahead
 
 
 def test_output_costs_twice_what_input_costs():

@@ -158,13 +158,13 @@ def test_an_admission_tells_how_long_the_request_waited_and_what_the_cache_gave(
     begun, admissions = [], []
     while engine.has_work:
         dispatch = engine.begin()
+        admissions += [(r.admitted - r.arrival, r.steps_waited, r.num_computed) for r in dispatch.admissions]
         begun += [engine.now for _ in dispatch.admissions]
-        admissions += dispatch.admissions
         engine.compute(dispatch)
 
-    assert [a.queued_seconds for a in admissions] == pytest.approx([0.0, begun[1] - 0.001, 0.0])
-    assert [a.steps_waited for a in admissions] == [0, 11, 0]
-    assert [(a.num_tokens, a.num_cached) for a in admissions] == [(8, 0), (8, 0), (8, 4)]
+    queued, waited, cached = zip(*admissions, strict=True)
+    assert queued == pytest.approx((0.0, begun[1] - 0.001, 0.0))
+    assert (waited, cached) == ((0, 11, 0), (0, 0, 4))
 
 
 def test_a_batch_window_is_no_step_that_a_request_waits():
@@ -183,7 +183,7 @@ def test_a_request_is_admitted_for_the_first_time_once():
     admitted, num_preempted = [], 0
     while engine.has_work:
         dispatch = engine.begin()
-        admitted += [admission.request.seq for admission in dispatch.admissions]
+        admitted += [request.seq for request in dispatch.admissions]
         num_preempted += len(dispatch.plan.preempt)
         engine.compute(dispatch)
 
@@ -309,7 +309,7 @@ def test_only_answers_that_came_to_their_end_tell_how_long_answers_are():
         enter(host, request)
         host.leave(request, 0.0, is_complete=bool(seq % 2))
 
-    assert host.experience.expectation.outputs == {OFFLINE: (3,) * 32}
+    assert host.expectations.expectation.outputs == {OFFLINE: (3,) * 32}
 
 
 def test_the_usual_prompt_is_what_online_has_to_compute_behind_the_cache():
@@ -318,8 +318,8 @@ def test_the_usual_prompt_is_what_online_has_to_compute_behind_the_cache():
 
     engine.run()
 
-    assert engine.host.experience.typical_prompt == pytest.approx(4, abs=0.5)
-    assert engine.host.experience.expectation.online_rate == pytest.approx(1.0, rel=0.1)
+    assert engine.host.expectations.typical_prompt == pytest.approx(4, abs=0.5)
+    assert engine.host.expectations.expectation.online_until == pytest.approx(59.0 + 10.0, rel=0.1)
 
 
 def test_a_host_that_forgets_keeps_its_cost_model_and_its_configuration():
@@ -335,7 +335,7 @@ def test_a_host_that_forgets_keeps_its_cost_model_and_its_configuration():
     assert host.cost.is_trusted
     assert host.ledgers[ONLINE].service("a") == 0
     assert host.ledgers[OFFLINE].reserved == {"a": 0.5}
-    assert host.experience.expectation == fresh.experience.expectation
+    assert host.expectations.expectation == fresh.expectations.expectation
     assert host.interference.allowance == fresh.interference.allowance
 
 

@@ -116,27 +116,27 @@ def test_another_cap_begins_anew_and_no_cap_has_no_share():
     assert state.allowance.share is None
 
 
-def test_harvest_backs_off_while_offline_makes_requests_miss_their_slo_and_recovers():
+def test_the_lending_ratio_backs_off_while_offline_makes_requests_miss_their_slo_and_recovers():
     traffic = Traffic(objective=0.99)
     traffic.serve(14, tpot=0.025)
-    assert traffic.allowance.harvest == pytest.approx(0.6)
+    assert traffic.allowance.lending_ratio == pytest.approx(0.6)
     traffic.serve(26, tpot=0.025)
-    backed_off = traffic.allowance.harvest
+    backed_off = traffic.allowance.lending_ratio
     traffic.serve(400, tpot=0.05)
-    recovering = traffic.allowance.harvest
+    recovering = traffic.allowance.lending_ratio
     traffic.serve(800, tpot=0.05)
 
     assert backed_off == pytest.approx(0.6**3)
     assert recovering == pytest.approx(backed_off + 400 * 11 * STEP / 300, rel=0.02)
-    assert traffic.allowance.harvest == 1
+    assert traffic.allowance.lending_ratio == 1
 
 
-def test_harvest_never_ends():
+def test_lending_never_ends():
     traffic = Traffic(objective=0.99)
 
     traffic.serve(200, tpot=0.025)
 
-    assert traffic.allowance.harvest == pytest.approx(0.1)
+    assert traffic.allowance.lending_ratio == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_a_few_that_are_lost_among_few_are_chance(num_lost: int, backs_off: bool
     traffic.serve(num_lost, tpot=0.025)
     traffic.serve(40 - num_lost, tpot=0.05)
 
-    assert (traffic.allowance.harvest < 1) is backs_off
+    assert (traffic.allowance.lending_ratio < 1) is backs_off
 
 
 def test_what_online_alone_would_miss_as_well_costs_offline_nothing():
@@ -155,7 +155,7 @@ def test_what_online_alone_would_miss_as_well_costs_offline_nothing():
 
     traffic.serve(80, tpot=0.015)
 
-    assert traffic.allowance.harvest == 1
+    assert traffic.allowance.lending_ratio == 1
 
 
 def test_a_request_that_leaves_without_an_answer_costs_nothing():
@@ -168,7 +168,7 @@ def test_a_request_that_leaves_without_an_answer_costs_nothing():
         traffic.state.finished(request, traffic.now)
     traffic.serve(20, ttft=1.0)
 
-    assert traffic.allowance.harvest == 1
+    assert traffic.allowance.lending_ratio == 1
 
 
 def test_the_typical_step_of_online_is_the_middle_one_of_all_it_had_a_part_in():
@@ -213,12 +213,12 @@ def test_what_ran_under_other_conditions_is_not_counted():
     assert traffic.state.inflation == pytest.approx(0.0)
 
 
-def test_answers_of_one_token_make_harvest_back_off_too():
+def test_answers_of_one_token_make_the_lending_ratio_back_off_too():
     traffic = Traffic(objective=0.99)
 
     traffic.serve(300, num_output=1, ttft=0.025)
 
-    assert traffic.allowance.harvest < 1
+    assert traffic.allowance.lending_ratio < 1
 
 
 def test_the_typical_step_follows_a_load_that_falls():

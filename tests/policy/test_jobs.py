@@ -65,8 +65,8 @@ def test_a_tenant_at_its_cap_leaves_the_claim_to_the_others():
         make_candidate("b1", tenant="b"),
     ]
 
-    assert share_out(candidates, {"b": 1e9}, {}, count=8, cost=100, rooms={"a": 2}) == {"a2": 2, "b1": 6}
-    assert share_out(candidates[:2], {}, {}, count=8, cost=100, rooms={"a": -1}) == {}
+    assert share_out(candidates, {"b": 1e9}, {}, count=8, cost=100, free_slots={"a": 2}) == {"a2": 2, "b1": 6}
+    assert share_out(candidates[:2], {}, {}, count=8, cost=100, free_slots={"a": -1}) == {}
 
 
 def test_higher_priority_goes_first_whatever_was_served():

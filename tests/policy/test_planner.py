@@ -26,14 +26,14 @@ class Engine:
     """A snapshot in the making: residents and waiting requests, numbered as they are added."""
 
     def __init__(self, *, slots: int = 8, num_blocks: int = 1000, now: float = 10.0, **config):
-        usual = {"offline_share": 0.25, "chunk_tokens": 64, "tail_tokens": 0, "guard_share": 0.0}
+        usual = {"offline_share": 0.25, "chunk_tokens": 64, "tail_tokens": 0}
         self.config = PolicyConfig(slots=slots, num_blocks=num_blocks, block_tokens=BLOCK, **{**usual, **config})
         self.now = now
         self.cost = EXACT
         self.residents: list[Request] = []
         self.waiting: list[Request] = []
         self.ledgers = {request_class: Ledger() for request_class in RequestClass}
-        self.extra: dict[str, object] = {}
+        self.extra: dict[str, object] = {"expectation": Expectation(watermark_share=0.0)}
 
     def add(self, request_class: RequestClass, tokens: int, **fields) -> Request:
         usual = {"arrival": self.now, "num_prompt": tokens, "max_output": 100, "num_tokens": tokens}
@@ -327,14 +327,15 @@ def test_offline_is_admitted_only_with_blocks_for_the_whole_prompt_and_some_to_g
     assert engine.plan().admit == (fits,)
 
 
-def test_lent_admissions_leave_a_guard_for_online_only_while_online_is_about():
-    engine = Engine(num_blocks=40, offline_share=0.0, guard_share=0.5)
+def test_lent_admissions_leave_a_watermark_for_online_only_while_online_is_expected():
+    engine = Engine(num_blocks=40, offline_share=0.0)
+    engine.extra["expectation"] = Expectation(watermark_share=0.5)
     engine.decoding(OFFLINE, tokens=30)
     item = engine.add(OFFLINE, 60)
 
     assert item in engine.plan().admit
 
-    engine.extra["expectation"] = Expectation(online_until=engine.now + 1)
+    engine.extra["expectation"] = Expectation(watermark_share=0.5, online_until=engine.now + 1)
 
     assert item not in engine.plan().admit
 

@@ -72,7 +72,7 @@ class Workload:
     def host(self, planner: Planner, cost: CostModel | None) -> Host:
         """Return a host that knows `cost` (None: it learns it) and begins with what was drawn as learned."""
         host = Host(self.config, cost=cost, planner=planner)
-        host.experience.expectation, host.interference.allowance = self.expectation, self.allowance
+        host.expectations.expectation, host.interference.allowance = self.expectation, self.allowance
         return host
 
 
@@ -129,8 +129,6 @@ def configs(draw: st.DrawFn, *, least_max_share: float = 0.1) -> PolicyConfig:
         tenants=tenants,
         batch_window=draw(st.sampled_from([0.0, 0.0, 0.004, 0.02])),
         tail_tokens=draw(st.sampled_from([0, 8, 64])),
-        guard_share=draw(st.sampled_from([0.0, 0.05, 0.2, 1.0])),
-        static_share=draw(st.sampled_from([0.25, 0.25, 0.01, 1.0])),
         can_suspend=draw(st.sampled_from([True, True, False])),
         max_interference=draw(st.sampled_from([None, None, 0.1, 1.0, 0.001, 0.0])),
     )
@@ -152,8 +150,7 @@ lengths = st.lists(st.integers(1, 24), min_size=1, max_size=4).map(lambda drawn:
 expectations = st.just(UNKNOWN) | st.builds(
     Expectation,
     outputs=st.dictionaries(st.sampled_from(RequestClass), lengths),
-    guard_share=st.sampled_from([None, 0.05, 0.3, 1.0]),
-    online_rate=st.sampled_from([0.0, 5.0]),
+    watermark_share=st.sampled_from([0.0, 0.05, 0.3, 1.0]),
     online_until=st.sampled_from([-inf, 0.2, inf]),
     online_spread=st.sampled_from([0.0, 100.0]),
     online_answer=st.sampled_from([0.0, 12.0]),
@@ -164,7 +161,7 @@ allowances = st.just(UNCHECKED) | st.builds(
     share=st.sampled_from([None, 0.0, 0.1, 1.0]),
     crowding=st.sampled_from([0.0, 0.5, 2.0]),
     typical=st.sampled_from([0.0, 0.008]),
-    harvest=st.sampled_from([0.1, 0.6, 1.0]),
+    lending_ratio=st.sampled_from([0.1, 0.6, 1.0]),
 )
 
 

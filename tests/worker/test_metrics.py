@@ -225,7 +225,7 @@ def test_the_metric_and_the_status_show_the_engines_reservation() -> None:
 def test_what_measured_latencies_leave_to_offline_is_shown_and_interference_only_under_a_cap() -> None:
     nothing = frozenset()
     free = scrape(make_figures())
-    capped = make_stats(allowance=Allowance(harvest=0.6), interference=0.08)
+    capped = make_stats(allowance=Allowance(lending_ratio=0.6), interference=0.08)
     held = scrape(make_figures(stats=capped))
 
     assert free["ballast_lending_ratio", nothing] == 1

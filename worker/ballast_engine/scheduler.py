@@ -90,14 +90,14 @@ class Scheduler:
         chunks = [(live[request.seq], num_tokens) for request, num_tokens in dispatch.grants if num_tokens > 1]
         admissions = tuple(
             AdmissionRecord(
-                request_id=live[found.request.seq].request_id,
-                request_class=found.request.request_class,
-                queued_seconds=found.queued_seconds,
-                steps_waited=found.steps_waited,
-                num_tokens=found.num_tokens,
-                num_cached=found.num_cached,
+                request_id=live[request.seq].request_id,
+                request_class=request.request_class,
+                queued_seconds=max(0.0, request.admitted - request.arrival),
+                steps_waited=request.steps_waited,
+                num_tokens=request.num_tokens,
+                num_cached=request.num_computed,
             )
-            for found in dispatch.admissions
+            for request in dispatch.admissions
         )
         return DispatchedStep(dispatch, decodes, chunks, admissions)
 

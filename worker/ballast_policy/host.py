@@ -21,14 +21,14 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Protocol
 
-from ballast_policy.backlog import Backlog, Ledgers
+from ballast_policy.backlog import Backlog
 from ballast_policy.fairness.ledger import INPUT_COST, OUTPUT_COST, Ledger
 from ballast_policy.fairness.tenant_slots import slots_by_class
 from ballast_policy.learning.cost import CostModel, Fit, StepWork
 from ballast_policy.learning.expectation import ExpectationLearner
 from ballast_policy.learning.interference import Interference
 from ballast_policy.plan import StepPlan
-from ballast_policy.request import OFFLINE, ONLINE, PARKED, RUNNING, WAITING, Phase, Request, RequestClass
+from ballast_policy.request import OFFLINE, PARKED, RUNNING, WAITING, Phase, Request, RequestClass
 from ballast_policy.reservation import entitled
 from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
 from ballast_policy.step.planner import plan as plan_step
@@ -71,25 +71,14 @@ class Kv(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
-    """A request got its first slot."""
-
-    request: Request
-    queued_seconds: float
-    steps_waited: int
-    num_tokens: int
-    num_cached: int
-    """Tokens that the prefix cache gave."""
-
-
-@dataclass(frozen=True, slots=True)
 class Dispatch:
     """A plan as it was carried out: the work of one step."""
 
     plan: StepPlan
     grants: list[tuple[Request, int]]
     """Requests that compute, with their tokens; decodes first. Their blocks are allocated."""
-    admissions: list[Admission] = field(default_factory=list)
+    admissions: list[Request] = field(default_factory=list)
+    """Requests that got their first slot."""
     num_deferred: int = 0
     """Grants of the plan whose blocks were not free."""
     is_nested: bool = False
@@ -109,27 +98,23 @@ class Host:
         """`cost` is a known cost model; without it the host fits one to the steps it observes."""
         self.config = config
         self.backlog = Backlog()
-        self.ledgers = {request_class: Ledger() for request_class in RequestClass}
         self.residents: dict[int, Request] = {}
         """By `seq`, in the order of admission."""
-        self.held = {request_class: {RUNNING: 0, PARKED: 0} for request_class in RequestClass}
-        """Residents by class and phase."""
+        self.held = _no_slots()
         self.reservation = config.reservation()
         self.ceiling: int | None = None
         """Largest decode batch that the SLO allows; None until the cost model is trusted."""
         self.fit = None if cost else Fit()
         self.cost = cost or CostModel()
-        self.experience = ExpectationLearner(config.num_blocks * config.block_tokens)
-        self.interference = Interference()
         self.planner = planner
         self.nested_planner = nested_planner
-        self._present: dict[RequestClass, dict[str, int]] = {request_class: {} for request_class in RequestClass}
+        self._present: dict[RequestClass, dict[str, int]] = {c: {} for c in RequestClass}
         """Requests by tenant, from `enter` to `leave`."""
-        self._bills: dict[RequestClass, dict[str, float]] = {request_class: {} for request_class in RequestClass}
-        self._caps: dict[str, int] = {}
+        self._bills: dict[RequestClass, dict[str, float]] = {c: {} for c in RequestClass}
+        """What the step computed for each tenant and is not charged yet."""
         self._mean_context = 0.0
         self._num_observed = 0
-        self.configure(config)
+        self.forget()
 
     # Requests
 
@@ -141,7 +126,7 @@ class Host:
             self.ledgers[request_class].lift(tenant, present)
         present[tenant] = present.get(tenant, 0) + 1
         self.backlog.add(request)
-        self.experience.arrived(request, now)
+        self.expectations.arrived(request, now)
         self.interference.arrived(request, now)
 
     def leave(self, request: Request, now: float, *, is_complete: bool) -> None:
@@ -162,7 +147,7 @@ class Host:
             self.reservation = self.reservation.used_by(0, 0)  # no step follows that would say so
         self.interference.finished(request, now)
         if is_complete:
-            self.experience.finished(request)
+            self.expectations.finished(request)
 
     def count(self, request_class: RequestClass) -> int:
         """Return the requests of a class that wait or are resident."""
@@ -178,14 +163,13 @@ class Host:
         for ledger in self.ledgers.values():
             ledger.reweigh(weights)
             ledger.reserve(reserved)
-        self._caps = {name: t.max_slots for name, t in config.tenants.items() if t.max_slots is not None}
         self.interference.configure(config.max_interference, config.objective)
         self._refit()
 
     def forget(self) -> None:
-        """Forget who was served, what came in and how long it took. The cost model stays."""
-        self.ledgers = {request_class: Ledger() for request_class in RequestClass}
-        self.experience = ExpectationLearner(self.config.num_blocks * self.config.block_tokens)
+        """Forget the service of tenants and everything learned but the cost model."""
+        self.ledgers = {c: Ledger() for c in RequestClass}
+        self.expectations = ExpectationLearner(self.config.num_blocks * self.config.block_tokens)
         self.interference = Interference()
         self.configure(self.config)
 
@@ -205,26 +189,36 @@ class Host:
     def snapshot(self, kv: Kv, now: float) -> EngineSnapshot:
         """Return everything that a plan may depend on. The private blocks of residents must be up to date."""
         residents = list(self.residents.values())
-        self.backlog.put_off(now)
+        self.backlog.defer(now)
+        waiting = self._first_waiting(residents) if len(self.backlog) else []
         snapshot = EngineSnapshot(
             now=now,
             residents=residents,
-            waiting=_first_waiting(residents, self.backlog, self.config, self.ledgers),
+            waiting=waiting,
             free_blocks=kv.num_free,
             config=self.config,
             cost=self.cost,
             reservation=self.reservation,
             ledgers=self.ledgers,
-            typical_prompt=int(self.experience.typical_prompt),
+            typical_prompt=int(self.expectations.typical_prompt),
             allowance=self.interference.allowance,
-            expectation=self.experience.expectation,
+            expectation=self.expectations.expectation,
         )
         hinted = dict.fromkeys(RequestClass, HINTED)
-        for request in snapshot.waiting:
+        for request in waiting:
             hinted[request.request_class] -= 1
             if hinted[request.request_class] >= 0:
                 kv.hint(request)
         return snapshot
+
+    def _first_waiting(self, residents: Sequence[Request]) -> list[Request]:
+        """Return the waiting requests that a step could admit, in order, and the next one of each class."""
+        config, backlog = self.config, self.backlog
+        running = [request for request in residents if request.phase is RUNNING]
+        free = config.tenant_slots_left(request for request in running if request.request_class is OFFLINE)
+        held = min(self.held[c][RUNNING] for c in RequestClass if backlog.count(c))
+        slots = slots_by_class(self.ledgers, running)
+        return backlog.head(config.slots - held + 1, self.ledgers, free, config.chunk_tokens, slots)
 
     def dispatch(self, snapshot: EngineSnapshot, plan: StepPlan, kv: Kv) -> Dispatch:
         """Carry out the plan of a step that begins now."""
@@ -239,8 +233,8 @@ class Host:
     def dispatched(self) -> None:
         """Note how much of the reservation offline has, now that a plan was carried out."""
         demand = self.count(OFFLINE)
-        if self._caps:
-            demand = entitled(self._present[OFFLINE].items(), self._caps)
+        if caps := self.config.tenant_caps:
+            demand = entitled(self._present[OFFLINE].items(), caps)
         self.reservation = self.reservation.used_by(self.held[OFFLINE][RUNNING], demand)
 
     def _carry_out(self, plan: StepPlan, kv: Kv, now: float) -> Dispatch:
@@ -269,30 +263,29 @@ class Host:
             if request in plan.admit:
                 kv.release(request)
                 self.preempt(request)
-        admissions = [self._first_slot(r, now) for r in plan.admit if r.phase is RUNNING and r.admitted == inf]
+        admissions = [r for r in plan.admit if r.phase is RUNNING and r.admitted == inf]
+        for request in admissions:
+            request.admitted = now
+            request.num_prompt_cached = min(request.num_computed, request.num_prompt)
+            self.expectations.admitted(request, request.num_tokens - request.num_computed)
         return Dispatch(plan, grants, admissions, num_deferred)
 
     def admit(self, request: Request) -> None:
-        """Note that a waiting request got a slot."""
         self._move(request, RUNNING, WAITING)
         self.backlog.remove(request)
         self.residents[request.seq] = request
 
     def preempt(self, request: Request) -> None:
-        """Note that a resident gave up its slot and its KV; it waits again."""
         self._move(request, WAITING, RUNNING, PARKED)
         del self.residents[request.seq]
         request.steps_waited = 0
         self.backlog.add(request)
 
     def park(self, request: Request) -> None:
-        """Note that a running request gave up its slot and keeps its KV."""
         self._move(request, PARKED, RUNNING)
 
     def resume(self, request: Request) -> None:
-        """Note that a parked request got a slot."""
         self._move(request, RUNNING, PARKED)
-        request.steps_waited = 0
 
     def _move(self, request: Request, phase: Phase, *before: Phase) -> None:
         if request.phase not in before:
@@ -304,14 +297,6 @@ class Host:
             held[phase] += 1
         request.phase = phase
 
-    def _first_slot(self, request: Request, now: float) -> Admission:
-        request.admitted = now
-        request.num_prompt_cached = min(request.num_computed, request.num_prompt)
-        waited, request.steps_waited = request.steps_waited, 0
-        num_new = request.num_tokens - request.num_computed
-        self.experience.admitted(request, num_new)
-        return Admission(request, max(0.0, now - request.arrival), waited, request.num_tokens, request.num_computed)
-
     # What came of it
 
     def began(self, plan: StepPlan, now: float) -> None:
@@ -319,7 +304,6 @@ class Host:
         self.interference.began(plan, now)
 
     def ended(self, now: float) -> None:
-        """Note that no step is computing any more."""
         self.interference.ended(now)
 
     def computed(self, request: Request, num_tokens: int, now: float) -> tuple[int, int]:
@@ -385,7 +369,7 @@ class Host:
                 mean_context=self._mean_context,
                 tpot=self.config.tpot,
                 ttft=self.config.ttft,
-                prompt=int(self.experience.typical_prompt),
+                prompt=int(self.expectations.typical_prompt),
             )
         sizes = self.config.reservation(self.ceiling)
         self.reservation = replace(sizes, in_use=self.reservation.in_use, is_met=self.reservation.is_met)
@@ -397,29 +381,15 @@ class Host:
         waiting = {request.seq for request in self.backlog}
         if len(self.backlog) != len(waiting) or waiting & self.residents.keys():
             return f"{len(self.backlog)} requests are counted as waiting, {sorted(waiting)} wait"
-        held = {request_class: {RUNNING: 0, PARKED: 0} for request_class in RequestClass}
+        held = _no_slots()
         for request in self.residents.values():
             held[request.request_class][request.phase] += 1
         if held != self.held:
             return f"slots {self.held} are counted, {held} found"
         present = {c: sum(tenants.values()) for c, tenants in self._present.items()}
-        counted = {request_class: self.count(request_class) for request_class in RequestClass}
+        counted = {c: self.count(c) for c in RequestClass}
         return "" if present == counted else f"{present} requests entered, {counted} wait or are resident"
 
 
-def _first_waiting(
-    residents: Sequence[Request], backlog: Backlog, config: PolicyConfig, ledgers: Ledgers
-) -> list[Request]:
-    """Return the waiting requests that a step could admit, in their order, and the next one of each class."""
-    if not len(backlog):
-        return []
-    running = [request for request in residents if request.phase is RUNNING]
-    offline = [request for request in running if request.request_class is OFFLINE]
-    free = {name: share.max_slots for name, share in config.tenants.items() if share.max_slots is not None}
-    if free:
-        for request in offline:
-            if request.tenant in free:
-                free[request.tenant] -= 1
-    held = {ONLINE: len(running) - len(offline), OFFLINE: len(offline)}
-    limit = config.slots - min(held[request_class] for request_class in RequestClass if backlog.count(request_class))
-    return backlog.head(limit + 1, ledgers, free, config.chunk_tokens, slots_by_class(ledgers, running))
+def _no_slots() -> dict[RequestClass, dict[Phase, int]]:
+    return {c: {RUNNING: 0, PARKED: 0} for c in RequestClass}

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import repeat
 from typing import NamedTuple
 
 from ballast_policy.request import Request
 
 
 class Reason(StrEnum):
-    """Why a request was treated as it was in one step; the metric label and the answer of `ballast explain`."""
+    """Why a request was treated as it was in one step: a metric label, and the answer of `ballast explain`."""
 
     ONLINE_FIRST = "online_first"
     OFFLINE_RESERVATION = "offline_reservation"
     LENT = "lent"
-    """Took capacity that another class reserves and does not use."""
+    """It took capacity that another class reserves and does not use."""
     NO_SLOT = "no_slot"
     NO_KV = "no_kv"
     STEP_BUDGET = "step_budget"
@@ -27,31 +25,23 @@ class Reason(StrEnum):
     PRIORITY = "priority"
     TENANT_CAP = "tenant_cap"
     BATCH_WINDOW = "batch_window"
-    """The idle engine waits a moment for others to come."""
+    """The idle engine waits for more requests."""
 
 
 class Because(NamedTuple):
-    """One request and the reason for what the plan does with it."""
-
     request: Request
     reason: Reason
-
-    @classmethod
-    def all_of(cls, requests: Iterable[Request], reason: Reason) -> Iterator[Because]:
-        """Say the same of many, in half the time that the constructor takes."""
-        return map(tuple.__new__, repeat(cls), zip(requests, repeat(reason), strict=False))
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What the engine does next, in this order: preempt, park, resume, admit, then compute `grants`.
+    """The actions of the engine, in this order: preempt, park, resume, admit, then compute `grants`.
 
-    Every request in `admit` or `resume`, and every resident that takes part, stands in `grants` exactly once with the
-    tokens it may compute (at least one). The KV blocks that `grants` need are free once `preempt` is carried out, if
-    the engine takes the cached blocks of everybody in `admit` before it allocates any other.
+    Each request that computes is in `grants` once, with its tokens, at least one. Those of `admit` and `resume` do.
+    The KV blocks that `grants` need are free once `preempt` is carried out, if the engine takes the cached blocks of
+    all requests in `admit` before it allocates any other. A preempted request waits again, with the same `seq`.
 
-    A RUNNING request without a grant keeps its slot: it waits for prefill tokens or blocks. Whoever else takes no
-    part is in `park`. What is preempted waits again, under the `seq` it had.
+    A RUNNING request that is neither in `grants` nor in `park` keeps its slot: it waits for prefill tokens or blocks.
     """
 
     grants: tuple[tuple[Request, int], ...] = ()
@@ -61,13 +51,12 @@ class StepPlan:
     preempt: tuple[Request, ...] = ()
     because: tuple[Because, ...] = ()
     predicted_seconds: float = 0.0
-    """What the cost model expects the step to take."""
     budget_seconds: float = float("inf")
-    """What offline work might bring the step to; inf while online is neither here nor expected, or the cost model is
-    not trusted. Online and the reservation of offline may exceed it by themselves."""
+    """The time to which offline work may extend the step; inf while the cost model is not trusted. Online and the
+    reservation of offline may exceed it by themselves."""
     wait_until: float = float("-inf")
-    """When an empty plan is worth another look, if nobody comes before; -inf where that is not known."""
+    """Time of the next plan after an empty one, unless a request arrives earlier; -inf if unknown."""
     online_seconds: float = 0.0
-    """What online alone would take for its part of the step, as far as the cost model can tell."""
+    """Predicted time that online alone would take for its part of the step."""
     suspendable_seconds: float = 0.0
-    """How long the step may stand still at layer boundaries for online newcomers (`plan_nested`); 0 is not at all."""
+    """Time for which the step may be suspended for new online requests (`plan_nested`)."""

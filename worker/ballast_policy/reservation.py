@@ -1,6 +1,6 @@
 """The reservation of offline: slots, KV blocks and prefill tokens that no online load takes away.
 
-Each formula appears once, here. Policy, engine, simulator, metrics, conditions and alerts read `Reservation`.
+Policy, engine, simulator, metrics, conditions and alerts all read `Reservation`.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import ceil, floor
 
-_ROUNDING = 1e-9
+ROUNDING = 1e-9
 """`0.1 * 30` is 3.0000000000000004 in floating point, and its ceiling must be 3."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What is reserved, and whether offline has it."""
+    """The reserved capacity, and whether offline has it."""
 
     slots: int = 0
     """`min(ceil(share * min(slots, ceiling)), slots - 1, maximum of the class)`."""
@@ -57,7 +57,7 @@ def reserve(
 
 def most_slots(max_share: float, slots: int) -> int:
     """Return the most slots that a class may hold: `floor(max_share * slots)`, at least one unless the share is 0."""
-    return max(1, floor(max_share * slots + _ROUNDING)) if max_share > 0 else 0
+    return max(1, floor(max_share * slots + ROUNDING)) if max_share > 0 else 0
 
 
 def entitled(demand: Iterable[tuple[str, int]], caps: dict[str, int]) -> int:
@@ -66,4 +66,4 @@ def entitled(demand: Iterable[tuple[str, int]], caps: dict[str, int]) -> int:
 
 
 def _ceil(value: float) -> int:
-    return ceil(value - _ROUNDING)
+    return ceil(value - ROUNDING)

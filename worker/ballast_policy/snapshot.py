@@ -1,8 +1,8 @@
-"""Everything a plan may depend on."""
+"""The input of a plan."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -16,32 +16,29 @@ from ballast_policy.reservation import Reservation, reserve
 
 @dataclass(frozen=True, slots=True)
 class TenantShare:
-    """What a tenant is entitled to."""
-
     weight: float = 1.0
     max_priority: int = 100
     max_slots: int | None = None
-    """Most slots its offline requests hold at a time."""
+    """Most slots that its offline requests hold at a time."""
     reserved: float = 0.0
-    """Share of the slots that its class holds which this tenant gets first, see `tenant_slots`."""
+    """Share of the slots of its class that this tenant gets first, see `tenant_slots`."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyConfig:
-    """What the policy is told. Shares are fractions of 1, times seconds, sizes tokens or blocks."""
+    """The configuration of the policy. Shares are fractions of 1, times are seconds, sizes are tokens or blocks."""
 
     slots: int
     num_blocks: int
     block_tokens: int = 16
     chunk_tokens: int = 512
-    """Most prefill tokens of a step that offline takes part in or whose time nobody can tell; online alone may take
-    as many as the decodes beside it can wait for (`budget.prefill_room`)."""
+    """Most prefill tokens of a step with offline work, or of unknown time. Online alone may take as many as the decodes
+    beside it can wait for (`budget.prefill_room`)."""
     offline_share: float = 0.1
     """Reservation of offline in slots, KV blocks and prefill chunk."""
     offline_max_share: float = 1.0
-    """Most slots that offline may hold."""
     ttft: float = inf
-    """SLO of online requests that bring none of their own."""
+    """SLO of online requests without their own, and of the next request."""
     tpot: float = inf
     tenants: Mapping[str, TenantShare] = field(default_factory=dict)
     most_risk: float = 0.4
@@ -49,21 +46,29 @@ class PolicyConfig:
     tpot_share: float = 1.0
     """A step with online decodes takes at most this share of their TPOT because of offline work."""
     batch_window: float = 0.0
-    """Seconds that an idle engine waits after the first arrival to begin with a whole batch."""
+    """Seconds that an idle engine waits after the first arrival for a whole batch."""
     max_interference: float | None = None
-    """Most that offline work may add to TTFT and TPOT of online, median and 99th percentile; a fraction of what they
-    are without it. None: the SLO alone bounds what it adds."""
+    """Most that offline work may add to TTFT and TPOT of online, median and 99th percentile, as a fraction of their
+    values without it; None if only the SLO limits it."""
     objective: float = 0.0
-    """Share of online requests that must keep the SLO they would keep alone; where fewer do, harvest backs off."""
+    """Share of online requests that must keep the SLO they would keep alone; if fewer do, less is lent."""
     can_suspend: bool = True
     """Whether the engine can suspend a step at a layer boundary."""
-    static_share: float = 0.25
-    """Share of slots and of the prefill chunk lent to offline beside online while the cost model is untrusted."""
-    guard_share: float = 0.05
-    """Share of KV blocks that lent offline admissions leave free for online, while online is present or recent and
-    what it asks for at once is not known yet."""
     tail_tokens: int = 64
     """Tokens that a request is expected to generate while the lengths of answers are not known yet."""
+
+    @property
+    def tenant_caps(self) -> dict[str, int]:
+        """Return the most slots that offline requests may hold, of the tenants with a cap."""
+        return {name: share.max_slots for name, share in self.tenants.items() if share.max_slots is not None}
+
+    def tenant_slots_left(self, running: Iterable[Request]) -> dict[str, int]:
+        """Return the slots that tenants with a cap may still take beside `running`; negative if a cap was lowered."""
+        left = self.tenant_caps
+        for request in running if left else ():
+            if request.tenant in left:
+                left[request.tenant] -= 1
+        return left
 
     def reservation(self, ceiling: int | None = None) -> Reservation:
         """Return what offline reserves if the SLO allows decode batches of `ceiling` (None: not known)."""
@@ -79,24 +84,23 @@ class PolicyConfig:
 
 @dataclass(frozen=True, slots=True)
 class EngineSnapshot:
-    """One moment of an engine. The records are the engine's own: nothing is copied, `plan` writes to none of them."""
+    """The state of an engine. The records are those of the engine, and `plan` writes to none of them."""
 
     now: float
     residents: Sequence[Request]
     """RUNNING and PARKED requests, in any order."""
     waiting: Sequence[Request]
-    """The first that wait, in the order of `Backlog`: of each class as many as a step could admit, and one more."""
+    """The first waiting requests, in the order of `Backlog`: of each class one more than a step could admit."""
     free_blocks: int
-    """Blocks that nobody uses, cached ones among them."""
+    """Blocks that no request uses, including cached blocks."""
     config: PolicyConfig
     cost: CostModel
     reservation: Reservation
-    """What is reserved for offline, see `PolicyConfig.reservation`."""
     ledgers: Ledgers = field(default_factory=dict)
     """Service of the tenants of each class; a class without one treats its tenants as equal."""
     typical_prompt: int = 0
-    """Tokens that an online prompt usually has to compute; 0 while nothing is known."""
+    """Tokens that an online prompt usually has to compute; 0 while unknown."""
     allowance: Allowance = UNCHECKED
-    """What measured latencies leave to offline, see `Interference`."""
+    """Limits that follow from measured latencies, see `Interference`."""
     expectation: Expectation = UNKNOWN
-    """How long answers are and how much KV online asks for, see `ExpectationLearner`."""
+    """Lengths of answers and demand of online, see `ExpectationLearner`."""

@@ -118,7 +118,7 @@ class Claimer:
             self.weights,
             count=count,
             cost=self._cost,
-            rooms=rooms,
+            free_slots=rooms,
             slots=tenants.slots(demand),
         )
 

@@ -259,7 +259,7 @@ def _engine(figures: ScrapeData) -> Iterator[Metric]:
         "Share of the time left by the SLO that offline may use. It falls below 1 after offline work made too many "
         "requests miss their SLO.",
         (),
-        [((), stats.allowance.harvest)],
+        [((), stats.allowance.lending_ratio)],
     )
     yield _gauge(
         "ballast_interference_ratio",

@@ -1,4 +1,4 @@
-"""The one order in which work goes, for requests in an engine and jobs in the queue alike.
+"""The order of work, for requests in an engine and for jobs in the queue.
 
 class > priority > tenant (least service first) > order (slack, then the submission of its prefix group, then its own).
 """
@@ -13,7 +13,7 @@ from ballast_policy.fairness.ledger import Ledger
 
 
 class Ordered(Protocol):
-    """What the order reads of a request or of a job."""
+    """A request or a job, as far as the order depends on it."""
 
     @property
     def tenant(self) -> str: ...
@@ -29,23 +29,16 @@ class Ordered(Protocol):
 
 OrderedT = TypeVar("OrderedT", bound=Ordered)
 Place = tuple[float, int, float]
-Turn = tuple[int, float]
 Rank = tuple[int, float, float, int, float]
 
 
 def place(item: Ordered) -> Place:
-    """Give its place among the work of one tenant and priority; smaller goes first."""
+    """Return the sort key of an item among those of its tenant and priority."""
     return (item.slack, item.prefix_seq, item.seq)
 
 
-def turning(ledger: Ledger) -> Callable[[Ordered], Turn]:
-    """Give the function that says when the turn of an item's tenant comes: how its rank begins."""
-    service = ledger.services.get
-    return lambda item: (-item.priority, service(item.tenant, 0.0))
-
-
 def ranking(ledger: Ledger) -> Callable[[Ordered], Rank]:
-    """Give the function that says an item's place among the work of one class; smaller goes first."""
+    """Return the function that computes the sort key of an item among those of its class."""
     service = ledger.services.get
     return lambda item: (-item.priority, service(item.tenant, 0.0), item.slack, item.prefix_seq, item.seq)
 
@@ -54,7 +47,7 @@ _PRIORITY, _SLACK, _PREFIX_SEQ, _SEQ = map(attrgetter, ("priority", "slack", "pr
 
 
 def ranked(items: Iterable[OrderedT], ledger: Ledger) -> list[OrderedT]:
-    """Give `sorted(items, key=ranking(ledger))` in half the time: sorted part by part, the last first."""
+    """Return `sorted(items, key=ranking(ledger))` in half the time: sorted by each part of the key, the last first."""
     ordered = sorted(items, key=_SEQ)
     if len(ordered) > 1:
         service = ledger.services.get

@@ -1,8 +1,8 @@
 """Reservations of tenants: the share of the slots of their class that they get first.
 
-A tenant is *below its reservation* while it has work for a slot and holds fewer than `reserved * (n + 1)` slots, where
-`n` is the number of slots that its class holds. The next free slot then goes to it, before the other tenants of its
-priority. No request is stopped in the middle of an answer for it, and a higher priority still goes first.
+A tenant is *below its reservation* while it has work for a slot and holds fewer than `reserved * (n + 1)` slots, if its
+class holds `n` slots. It then gets the next free slot before the other tenants of its priority. A higher priority still
+goes first, and no running request is interrupted.
 """
 
 from __future__ import annotations
@@ -16,48 +16,37 @@ from operator import attrgetter, itemgetter
 
 from ballast_policy.fairness.ledger import Ledger
 from ballast_policy.request import Request, RequestClass
-
-_ROUNDING = 1e-9
-"""`0.1 * 30` is 3.0000000000000004 in floating point, and three slots are enough for it."""
+from ballast_policy.reservation import ROUNDING
 
 
 class TenantSlots:
-    """The slots of one class by tenant, counted while they are given out."""
-
     __slots__ = ("_held", "num_held", "reserved")
 
     def __init__(self, reserved: Mapping[str, float], held: Mapping[str, int]) -> None:
         self.num_held = sum(held.values())
-        """Slots given out."""
         self.reserved = reserved
         """Shares by tenant, for tenants with a reservation."""
         self._held = {tenant: held.get(tenant, 0) for tenant in reserved}
 
     def due(self, tenant: str) -> float:
-        """Return the number of slots given out from which on a tenant is below its reservation; inf without one."""
+        """Return the number of held slots at which a tenant falls below its reservation; inf without a reservation."""
         held = self._held.get(tenant)
-        return inf if held is None else floor(held / self.reserved[tenant] + _ROUNDING)
+        return inf if held is None else floor(held / self.reserved[tenant] + ROUNDING)
 
     def below(self, tenants: Container[str]) -> str | None:
         """Return the tenant that has been below its reservation longest; None if no tenant is."""
         return BelowReservation(self, tenants).first(tenants)
 
     def count(self, tenant: str) -> None:
-        """Count a slot that was given out."""
         self.num_held += 1
         if tenant in self._held:
             self._held[tenant] += 1
 
-    def count_all(self, tenants: Collection[str]) -> None:
-        """Count one slot for each entry of `tenants`."""
-        for tenant in tenants:
-            self.count(tenant)
-
     def dues(self, requests: Sequence[Request]) -> list[tuple[str, int, int]]:
         """Return (tenant, due, index of the request) for requests of tenants with a reservation, earliest due first.
 
-        The k-th request of a tenant is due when the tenant holds k slots more than now. A request that is not due even
-        after all others got a slot is left out.
+        Each request counts the tenant's slots with all earlier requests. A request that is not due after all others got
+        a slot is left out.
         """
         reserved, held = self.reserved, self._held.copy()
         end = self.num_held + len(requests)
@@ -67,7 +56,7 @@ class TenantSlots:
             num = held.get(tenant)
             if num is None:
                 continue
-            due = floor(num / reserved[tenant] + _ROUNDING)
+            due = floor(num / reserved[tenant] + ROUNDING)
             if due < end:
                 held[tenant] = num + 1
                 dues.append((tenant, due, index))
@@ -79,17 +68,17 @@ class TenantSlots:
 
 
 class BelowReservation:
-    """Finds the tenant that has been below its reservation longest, repeatedly while slots are given out."""
+    """Finds the tenant that has been below its reservation longest, repeatedly while slots are counted."""
 
     __slots__ = ("_heap", "slots", "soonest")
 
     def __init__(self, slots: TenantSlots, tenants: Container[str]) -> None:
         self.slots = slots
         self._heap = [(slots.due(tenant), tenant) for tenant in slots.reserved if tenant in tenants]
-        """Dues as of now. A tenant that gets a slot is due later; `first` looks that up."""
+        """Dues as of now. A tenant that gets a slot is due later, which `first` looks up."""
         heapify(self._heap)
         self.soonest = self._heap[0][0] if self._heap else inf
-        """No tenant is below its reservation while fewer slots are given out."""
+        """No tenant is below its reservation while the class holds fewer slots."""
 
     def first(self, tenants: Container[str]) -> str | None:
         """Return the tenant; None if none is below. A tenant that is not in `tenants` has no more work."""
@@ -109,7 +98,7 @@ class BelowReservation:
 def reserved_first(requests: Iterable[Request], slots: TenantSlots) -> list[Request]:
     """Move requests of tenants below their reservation forward, among requests of one class in policy order.
 
-    The reservations hold for every prefix of the result, as far as the tenants have work.
+    In each prefix of the result, each tenant with enough requests has its reservation.
     """
     order = list(requests)
     if not order or order[0].priority == order[-1].priority:
@@ -124,7 +113,7 @@ def reserved_first(requests: Iterable[Request], slots: TenantSlots) -> list[Requ
 
 
 def _reserved_first(order: Sequence[Request], slots: TenantSlots) -> list[Request]:
-    """Do it within one priority: a request goes as soon as it is due, and the others fill the gaps in their order."""
+    """Order one priority: a request goes as soon as it is due, and the others fill the gaps in their order."""
     num_held = slots.num_held
     out: list[Request] = []
     left: list[Request | None] = [*order]  # None: moved forward

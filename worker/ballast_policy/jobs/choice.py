@@ -1,4 +1,4 @@
-"""Which job the next items come from. Workers and the simulator choose alike, in the order of requests in an engine."""
+"""The choice of the jobs that the next items come from, in the order of requests in an engine."""
 
 from __future__ import annotations
 
@@ -14,19 +14,15 @@ from ballast_policy.jobs.deadline import JobWork, Rates, seconds_of
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A job from which items can be claimed."""
-
     job_id: str
     tenant: str
     priority: int
     slack: float
-    """`slack`, as of now."""
     prefix_key: int | None
     """Groups jobs of one tenant whose first items have the same prompt prefix; None if no group is known."""
     seq: float
     """Unix seconds of its submission; the earlier job goes first."""
     waiting: int
-    """Items that can be claimed now."""
     prefix_seq: int = 0
     """Submission of the first job of its prefix group, in microseconds; see `in_submission_order`."""
 
@@ -65,13 +61,13 @@ def share_out(
     *,
     count: int,
     cost: float,
-    rooms: Mapping[str, int] | None = None,
+    free_slots: Mapping[str, int] | None = None,
     slots: TenantSlots | None = None,
 ) -> dict[str, int]:
-    """Return how many items to claim of each job, `count` in all, and of a tenant in `rooms` at most that many.
+    """Return how many items to claim of each job: `count` in total, and of each tenant at most its `free_slots`.
 
-    Each pick is charged `cost`, the expected cost of an item, before the next pick, so that tenants take turns within
-    one claim as if each item were claimed alone. A tenant below its reservation goes first in its priority.
+    Each pick is charged `cost`, the expected cost of an item, before the next pick, so that tenants take turns. A
+    tenant below its reservation goes first in its priority.
     """
     ledger = Ledger(weights)
     ledger.absorb(services)
@@ -80,7 +76,7 @@ def share_out(
         if job.waiting > 0:
             queues.setdefault((job.priority, job.tenant), []).append(job)
     taken: dict[str, int] = {}
-    left = dict(rooms or {})
+    left = dict(free_slots or {})
     for _ in range(count):
         heads = [queue[-1] for queue in queues.values() if left.get(queue[-1].tenant, 1) > 0]
         if not heads:

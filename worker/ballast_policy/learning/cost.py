@@ -1,4 +1,4 @@
-"""How long a step takes, from few coefficients, fitted to an engine's own step times; and what follows from it."""
+"""The cost model: the time of a step from five coefficients, fitted to the step times of an engine."""
 
 from __future__ import annotations
 
@@ -8,34 +8,31 @@ from math import inf, isfinite, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from ballast_policy.learning.least_squares import non_negative_least_squares
+Floats = NDArray[np.float64]
 
 
 def attended(num_computed: int, num_tokens: int) -> float:
-    """Give `n * context` of one prefill chunk: its tokens times the mean context that each of them attends to."""
+    """Return `n * context` of a prefill chunk: its tokens times the mean context that they attend to."""
     return num_tokens * (num_computed + (num_tokens + 1) / 2)
 
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What a step computes, as far as its time depends on it."""
+    """The work of a step, as far as its time depends on it."""
 
     num_prefill: int = 0
-    """Tokens of all prefill chunks."""
     prefill_context: float = 0.0
     """Sum of `attended` over the chunks."""
     num_decode: int = 0
-    """Requests with one token each."""
     decode_context: int = 0
-    """Sum of their contexts, the new token counted."""
+    """Sum of the contexts of decodes, including their new tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """`t = k0 + k1 * n_prefill + k2 * n_prefill * context + k3 * n_decode + k4 * sum_context`, in seconds.
+    """`t = k0 + k1 * num_prefill + k2 * prefill_context + k3 * num_decode + k4 * decode_context`, in seconds.
 
-    `n_prefill * context` is summed over prefill chunks with the mean context each of its tokens attends to;
-    `sum_context` is over decodes.
+    The terms are those of `StepWork`.
     """
 
     k0: float = 0.0
@@ -44,10 +41,10 @@ class CostModel:
     k3: float = 0.0
     k4: float = 0.0
     is_trusted: bool = False
-    """False: a static fallback, too rough to hold an SLO by."""
+    """False if it is too rough to keep an SLO."""
 
     def predict(self, work: StepWork) -> float:
-        """Give the seconds a step takes; 0 for an empty one."""
+        """Return the seconds of a step; 0 if it is empty."""
         if not work.num_prefill and not work.num_decode:
             return 0.0
         return (
@@ -59,17 +56,17 @@ class CostModel:
         )
 
     def prefill(self, num_computed: int, num_tokens: int) -> float:
-        """Give the seconds a prefill chunk adds to a step."""
+        """Return the seconds that a prefill chunk adds to a step."""
         return self.k1 * num_tokens + self.k2 * attended(num_computed, num_tokens)
 
     def decode(self, context: int) -> float:
-        """Give the seconds a decode adds to a step."""
+        """Return the seconds that a decode adds to a step."""
         return self.k3 + self.k4 * context
 
     def largest_chunk(self, seconds: float, num_computed: int, limit: int) -> int:
-        """Give the largest prefill chunk, `limit` at most, that adds at most `seconds`; `prefill` inverted.
+        """Return the largest prefill chunk, `limit` at most, that adds at most `seconds`.
 
-        The positive root of `k2/2 x^2 + (k1 + k2 (c + 1/2)) x - seconds = 0`, in the form that needs no k2.
+        It is the positive root of `k2/2 x^2 + (k1 + k2 (c + 1/2)) x - seconds = 0`, in the form that allows k2 = 0.
         """
         if limit <= 0 or seconds < 0:
             return 0
@@ -85,10 +82,10 @@ class CostModel:
     def batch_ceiling(
         self, *, slots: int, mean_context: float, tpot: float = inf, ttft: float = inf, prompt: int = 0
     ) -> int:
-        """Give the largest decode batch, 1 to `slots`, that the SLO allows by this model.
+        """Return the largest decode batch, 1 to `slots`, that the SLO allows; `slots` if the model is not trusted.
 
-        A step of n decodes takes at most `tpot`, and a newcomer that just missed one and then prefills its prompt
-        beside n - 1 decodes has its first token within `ttft`. While the model is untrusted: `slots`.
+        A step of n decodes takes at most `tpot`. A request that arrives as a step starts and prefills in the next one,
+        beside n - 1 decodes, has its first token within `ttft`.
         """
         if not self.is_trusted:
             return slots
@@ -101,10 +98,10 @@ class CostModel:
 class Fit:
     """Recent step times, and the model that explains them best.
 
-    Steps with prefill and steps of decodes alone have a ring each, so that an hour of one kind does not displace the
-    other. Errors are relative to the time of the step. The model is trusted while it predicts half of the steps within
-    `trusted_error`, once steps of different sizes tell its coefficients apart: steps of decodes alone beside others, or
-    steps with decodes whose prefill differs by half. An untrusted model is replaced by static shares in the policy.
+    Steps with prefill and steps of decodes alone have a ring each, so that no kind displaces the other. Errors are
+    relative to the time of the step. The model is trusted while it predicts half of the steps within `trusted_error`,
+    and if there are steps of different sizes: steps with and without prefill, or steps with decodes whose prefill
+    differs by half.
     """
 
     def __init__(self, *, capacity: int = 256, least: int = 16, trusted_error: float = 0.25) -> None:
@@ -113,23 +110,22 @@ class Fit:
         self._rings = (_Ring(capacity), _Ring(capacity))
         self.model = CostModel()
         self.error = inf
-        """Median relative error of `model` over the steps at hand."""
+        """Median relative error of `model` over the recent steps."""
 
     def add(self, work: StepWork, seconds: float) -> None:
-        """Take in one step's measured time; an empty step says nothing."""
         if seconds > 0 and (work.num_prefill or work.num_decode):
             self._rings[work.num_prefill == 0].add(work, seconds)
 
     @property
     def num_steps(self) -> int:
-        """Steps taken in so far, those already overwritten counted."""
+        """Return the number of all steps so far."""
         return sum(ring.num_added for ring in self._rings)
 
     def refit(self) -> CostModel:
-        """Fit the model anew and return it; some hundred microseconds, for every 32nd step or so.
+        """Fit the model and return it. This takes some hundred microseconds.
 
-        Fits twice: the second time without steps that took twice what the first fit expects (another process had
-        the core), as long as they are few.
+        The second fit leaves out steps that took twice their prediction (another process had the core), if they are
+        few.
         """
         features = np.concatenate([ring.features[: len(ring)] for ring in self._rings])
         seconds = np.concatenate([ring.seconds[: len(ring)] for ring in self._rings])
@@ -146,7 +142,7 @@ class Fit:
         self.model = CostModel(k0, k1, k2, k3, k4, is_trusted=seen and self.error <= self._trusted_error)
         return self.model
 
-    def _is_varied(self, features: NDArray[np.float64]) -> bool:
+    def _is_varied(self, features: Floats) -> bool:
         """Return whether enough steps with decodes have less than half of the largest prefill."""
         prefill, decodes = features[:, 1], features[:, 3]
         small = (decodes > 0) & (prefill < 0.5 * prefill.max())
@@ -157,8 +153,8 @@ class _Ring:
     """The last steps of one kind: features and seconds."""
 
     def __init__(self, capacity: int) -> None:
-        self.features: NDArray[np.float64] = np.zeros((capacity, 5))
-        self.seconds: NDArray[np.float64] = np.zeros(capacity)
+        self.features: Floats = np.zeros((capacity, 5))
+        self.seconds: Floats = np.zeros(capacity)
         self.num_added = 0
 
     def __len__(self) -> int:
@@ -172,9 +168,52 @@ class _Ring:
 
 
 def _most(seconds: float, each: float, limit: int) -> int:
-    """Give how many of `each` fit into `seconds`, `limit` at most."""
+    """Return how many times `each` fits into `seconds`, `limit` at most."""
     if seconds < 0:
         return 0
     if not isfinite(seconds) or each * limit <= seconds:
         return limit
     return int(seconds / each * (1 + 1e-12))
+
+
+def non_negative_least_squares(rows: Floats) -> Floats:
+    """Return the x >= 0 that brings `rows @ x` closest to 1, by the active-set method of Lawson and Hanson.
+
+    Columns are scaled to unit length first: features differ by six orders of magnitude.
+    """
+    scale = np.sqrt(np.einsum("ij,ij->j", rows, rows))
+    scale[scale == 0] = 1.0
+    scaled = rows / scale
+    gram, target = scaled.T @ scaled, scaled.sum(axis=0)
+    size = rows.shape[1]
+    x = np.zeros(size)
+    active: list[int] = []
+    for _ in range(3 * size):
+        gradient = target - gram @ x
+        entering = [i for i in range(size) if i not in active and gradient[i] > 1e-9 * len(rows)]
+        if not entering:
+            break
+        active.append(max(entering, key=lambda i: float(gradient[i])))
+        x = _settle(gram, target, x, active)
+    return np.asarray(x / scale, dtype=np.float64)
+
+
+def _settle(gram: Floats, target: Floats, x: Floats, active: list[int]) -> Floats:
+    """Solve for the active variables, and deactivate those that would become negative."""
+    while active:
+        solution = np.zeros_like(x)
+        solution[active] = _solve(gram, target, active)
+        negative = [i for i in active if solution[i] <= 0]
+        if not negative:
+            return solution
+        step = min(x[i] / (x[i] - solution[i]) for i in negative if x[i] > solution[i])
+        x = x + step * (solution - x)
+        active[:] = [i for i in active if x[i] > 1e-15]
+    return np.zeros_like(x)
+
+
+def _solve(gram: Floats, target: Floats, active: list[int]) -> Floats:
+    part = gram[np.ix_(active, active)]
+    # Features that always change together make it singular: the ridge shares the time among them.
+    ridge = np.eye(len(active)) * 1e-10 * np.trace(part)
+    return np.asarray(np.linalg.solve(part + ridge, target[active]), dtype=np.float64)

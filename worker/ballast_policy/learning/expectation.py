@@ -1,4 +1,4 @@
-"""What an engine has seen, for what it expects: how long answers are, how often and for how much KV online asks."""
+"""Expectations from recent requests: the lengths of answers, and the rate and the KV demand of online."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ NUM_LENGTHS = 256
 """Answers of a class that are remembered."""
 REFRESH = 16
 """Answers between two looks at all of them."""
-SURGE_SECONDS = 1.0
+BURST_SECONDS = 1.0
 """Online prompts that come within it come at once: what offline decodes began by then stays for a moment longer."""
-NUM_SURGES = 100
+NUM_BURSTS = 100
 RATE_SECONDS = 60.0
 """What came longer ago counts for less than a third in the rate of online requests."""
 SILENT_GAPS = 10
@@ -24,9 +24,9 @@ SILENT_GAPS = 10
 than 1 in 20,000 gaps are longer."""
 UNKNOWN_SHARE = 0.25
 """Answers are expected to come to this share of the most they may, until some have ended."""
-LEAST_GUARD, MOST_GUARD = 0.05, 0.30
+LEAST_WATERMARK, MOST_WATERMARK = 0.05, 0.30
 KEEP = 0.9
-"""Weight of the past in the guard when it falls; it rises at once."""
+"""Weight of the past in the watermark when it falls; it rises at once."""
 
 
 QUANTILES = {RequestClass.ONLINE: 0.5, RequestClass.OFFLINE: 0.3}
@@ -40,12 +40,10 @@ class Expectation:
 
     outputs: Mapping[RequestClass, tuple[int, ...]] = field(default_factory=dict)
     """Lengths of answers by class, sorted; a class is absent while they are unknown."""
-    guard_share: float | None = None
-    """Share of the KV that online may need at once; None while it is unknown."""
+    watermark_share: float = LEAST_WATERMARK
+    """Share of the KV that lent admissions leave free while online is expected."""
     unknown_share: float = 0.0
     """Share of `max_output` that a request is expected to generate while the lengths of its class are unknown."""
-    online_rate: float = 0.0
-    """Online requests that arrive per second."""
     online_until: float = -inf
     """Time until which the next online request is expected; -inf if no request has arrived."""
     online_spread: float = 0.0
@@ -76,7 +74,7 @@ UNKNOWN = Expectation()
 
 
 class ExpectationLearner:
-    """Belongs to one engine. `expectation` is what a snapshot carries."""
+    """Learns the expectation of one engine."""
 
     def __init__(self, num_tokens: int) -> None:
         self.expectation = Expectation(unknown_share=UNKNOWN_SHARE)
@@ -84,26 +82,25 @@ class ExpectationLearner:
         """Tokens that the KV holds."""
         self._lengths: dict[RequestClass, deque[int]] = {c: deque(maxlen=NUM_LENGTHS) for c in RequestClass}
         self._num_new = 0
-        self._surges: deque[int] = deque(maxlen=NUM_SURGES)
-        self._surge = 0
+        self._bursts: deque[int] = deque(maxlen=NUM_BURSTS)
+        self._burst = 0
         self._since = 0.0
-        self._guard: float | None = None
+        self._watermark = LEAST_WATERMARK
         self.typical_prompt = 0.0
         """Moving average of the tokens that an online prompt has to compute."""
         self._count = self._seconds = self._last = 0.0
-        """Online requests and the time they came in, both fading, and when the last one came."""
+        """Online requests, the time in which they arrived, both with exponential decay, and the last arrival."""
 
     def arrived(self, request: Request, now: float) -> None:
-        """A request came in: what online brings within a second is a surge."""
         if request.request_class is not ONLINE:
             return
         self._tick(now)
-        if now - self._since > SURGE_SECONDS:
+        if now - self._since > BURST_SECONDS:
             self._close(now)
-        self._surge += request.num_tokens
+        self._burst += request.num_tokens
 
     def admitted(self, request: Request, num_new: int) -> None:
-        """Note that a request got its first slot, with `num_new` tokens to compute."""
+        """Learn from a request that got its first slot, with `num_new` tokens to compute."""
         if request.request_class is ONLINE:
             self.typical_prompt += (num_new - self.typical_prompt) * (0.1 if self.typical_prompt else 1.0)
 
@@ -113,12 +110,11 @@ class ExpectationLearner:
         self._count = keep * self._count + 1
         self._seconds = keep * self._seconds + (now - self._last if keep else 0.0)
         self._last = now
-        rate = self._count / max(self._seconds, SURGE_SECONDS)
-        until = now + max(SURGE_SECONDS, SILENT_GAPS / rate)
-        self.expectation = replace(self.expectation, online_rate=rate, online_until=until)
+        rate = self._count / max(self._seconds, BURST_SECONDS)
+        until = now + max(BURST_SECONDS, SILENT_GAPS / rate)
+        self.expectation = replace(self.expectation, online_until=until)
 
     def finished(self, request: Request) -> None:
-        """An answer came to its own end."""
         self._lengths[request.request_class].append(request.num_output)
         self._num_new += 1
         if self._num_new >= REFRESH:
@@ -126,18 +122,18 @@ class ExpectationLearner:
             self._publish()
 
     def _close(self, now: float) -> None:
-        """End a surge; seconds in which nothing came are surges of nothing."""
-        quiet = min(NUM_SURGES, int((now - self._since) / SURGE_SECONDS) - 1) if self._surges else 0
-        self._surges.append(self._surge)
-        self._surges.extend([0] * quiet)
-        self._surge, self._since = 0, now
-        ordered = sorted(self._surges)
+        """End a burst. Seconds without arrivals are bursts without tokens."""
+        quiet = min(NUM_BURSTS, int((now - self._since) / BURST_SECONDS) - 1) if self._bursts else 0
+        self._bursts.append(self._burst)
+        self._bursts.extend([0] * quiet)
+        self._burst, self._since = 0, now
+        ordered = sorted(self._bursts)
         mean = sum(ordered) / len(ordered)
-        variance = sum((tokens - mean) ** 2 for tokens in ordered) / len(ordered) / SURGE_SECONDS
+        variance = sum((tokens - mean) ** 2 for tokens in ordered) / len(ordered) / BURST_SECONDS
         self.expectation = replace(self.expectation, online_spread=sqrt(variance))
         share = ordered[int(0.99 * (len(ordered) - 1))] / self._num_tokens
-        wanted = min(max(share, LEAST_GUARD), MOST_GUARD)
-        self._guard = wanted if self._guard is None else max(wanted, KEEP * self._guard + (1 - KEEP) * wanted)
+        wanted = min(max(share, LEAST_WATERMARK), MOST_WATERMARK)
+        self._watermark = max(wanted, KEEP * self._watermark + (1 - KEEP) * wanted)
         self._publish()
 
     def _publish(self) -> None:
@@ -146,7 +142,7 @@ class ExpectationLearner:
         self.expectation = replace(
             self.expectation,
             outputs=outputs,
-            guard_share=self._guard,
+            watermark_share=self._watermark,
             online_answer=sum(answers) / len(answers) if answers else 0.0,
             online_short=answers[len(answers) // 100] if answers else 0,
         )

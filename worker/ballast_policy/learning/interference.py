@@ -1,8 +1,8 @@
-"""What offline work costs online, measured: how much later tokens come than they would alone, and what follows.
+"""The interference of offline work: how much later online tokens come than they would without it.
 
-A step that takes `seconds` of which online alone would have needed `alone` makes whoever waits or decodes in it
-`seconds - alone` later. The sum over all steps is a clock of delay; a request's own delay is what this clock advanced
-between its arrival and its tokens. What it would have measured alone is what it measured, less its delay.
+A step of `seconds` delays the online requests that wait or decode by `seconds - alone`, if online alone would take
+`alone`. The sum over all steps is a clock of delay. The delay of a request is the advance of this clock between its
+arrival and its tokens. Its latency alone is its measured latency minus its delay.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BACK_OFF = 0.6
 """Factor of the lending ratio when too many requests are lost."""
 _RECOVERY_SECONDS = 300.0
 """Time in which the lending ratio recovers from 0 to 1."""
-_LEAST_HARVEST = 0.1
+_LEAST_RATIO = 0.1
 """Least lending ratio. Requests that are lost to the reservation must not end lending for good."""
 _LEAST_LOST = 2
 _FEW = 256
@@ -46,20 +46,20 @@ _FEW = 256
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What measured latencies leave to offline. Fractions."""
+    """The limits of offline work that follow from measured latencies. Shares are fractions."""
 
     share: float | None = None
-    """A step may take so much longer than a typical one of online alone would; None is the cap itself."""
+    """Share by which a step may exceed a typical step of online alone; None is the cap itself."""
     crowding: float = 0.0
-    """How much longer requests stay than alone, and so how many more of them decode at a time (Little's law)."""
+    """Share by which requests stay longer than alone, and so by which more of them decode at a time (Little's law)."""
     typical: float = 0.0
-    """What online alone takes in the middle one of the steps it has a part in, seconds; 0 while nobody knows."""
-    harvest: float = 1.0
-    """Part of the budget beside online, and of the risk, that offline may use."""
+    """Median time of a step of online alone, in seconds; 0 while unknown."""
+    lending_ratio: float = 1.0
+    """Part of the remaining budget, and of the risk, that offline may use."""
 
 
 UNCHECKED = Allowance()
-"""While nothing has been measured."""
+"""Before the first measurement."""
 
 
 class _Latency(NamedTuple):
@@ -67,15 +67,12 @@ class _Latency(NamedTuple):
     alone: float
 
     def is_lost(self, slo: float) -> bool:
-        """Whether offline work made it miss the SLO: what online alone would miss as well is not offline's doing."""
+        """Return whether the request misses an SLO that it would meet without offline work."""
         return self.measured > slo >= self.alone
 
 
 class Interference:
-    """The clock of delay, and the allowance that keeps latencies within the cap and losses within the objective. Pure.
-
-    Call `began` when a step begins or resumes and `ended` when it ends, and for each online request `arrived`,
-    `answered` at its first token, and `finished`.
+    """The clock of delay, and the allowance that keeps latencies within the cap and losses within the objective.
 
     Under a cap, `share` moves until the inflation of TTFT and TPOT over the last minute (median and 99th percentile) is
     a little less than the cap. If more requests lose their SLO to offline work than the objective allows, the lending
@@ -90,23 +87,22 @@ class Interference:
         """Under a cap, the largest inflation of TTFT and TPOT, median and 99th percentile, at the last adjustment."""
         self._delay = self._since = self._rate = 0.0
         self._open: dict[int, tuple[float, _Latency | None]] = {}
-        """By request: the clock of delay at its arrival; from its first token on, the clock then, and its TTFT."""
+        """By request: the clock of delay at its arrival, or the clock at its first token and its TTFT."""
         self._ttft: deque[tuple[float, _Latency]] = deque(maxlen=_LATENCIES)
-        """With the time at which each was measured; so the next."""
+        """Latencies with the time of their measurement."""
         self._tpot: deque[tuple[float, _Latency]] = deque(maxlen=_LATENCIES)
         self._lost: deque[bool] = deque(maxlen=_LOST)
         self._adjusted = 0.0
         self._typical, self._num_steps = 0.0, 0
 
     def configure(self, cap: float | None, objective: float) -> None:
-        """Use another cap or objective from now on."""
         if cap != self.cap:
             self.allowance = replace(self.allowance, share=None if cap is None else _TARGET * cap)
             self.restart()
         self.cap, self.objective = cap, objective
 
     def restart(self) -> None:
-        """Forget all latencies, those of running requests too: they were made under other conditions."""
+        """Forget all latencies, including those of running requests, after a change of conditions."""
         self.inflation = 0.0
         self._open.clear()
         self._ttft.clear()
@@ -114,7 +110,7 @@ class Interference:
         self._lost.clear()
 
     def began(self, plan: StepPlan, now: float) -> None:
-        """Note that a step begins or resumes: all but online's own part of it is delay."""
+        """Advance the clock in this step by all but the part of online."""
         self.ended(now)
         if plan.predicted_seconds > 0:
             self._rate = 1.0 - min(1.0, plan.online_seconds / plan.predicted_seconds)
@@ -122,14 +118,12 @@ class Interference:
                 self._note_step(plan.online_seconds)
 
     def _note_step(self, seconds: float) -> None:
-        """Move the median towards one more step."""
         self._num_steps += 1
         drift = max(_DRIFT, 1 / (1 + self._num_steps))
         typical = self._typical or seconds
         self._typical = typical * (1 + drift if seconds > typical else 1 - drift)
 
     def ended(self, now: float) -> None:
-        """Note that no step is computing any more."""
         self._delay = self._at(now)
         self._since, self._rate = now, 0.0
 
@@ -137,12 +131,10 @@ class Interference:
         return self._delay + (now - self._since) * self._rate
 
     def arrived(self, request: Request, now: float) -> None:
-        """Note that a request came in."""
         if request.request_class is RequestClass.ONLINE:
             self._open[request.seq] = self._at(now), None
 
     def answered(self, request: Request, now: float) -> None:
-        """Note that a request has its first token."""
         begun = self._open.get(request.seq)
         if begun is not None:
             taken, delay = now - request.arrival, self._at(now)
@@ -151,7 +143,6 @@ class Interference:
             self._open[request.seq] = delay, ttft
 
     def finished(self, request: Request, now: float) -> None:
-        """Note that a request left, with all its tokens or without."""
         begun, ttft = self._open.pop(request.seq, (0.0, None))
         if ttft is None:
             return
@@ -167,7 +158,7 @@ class Interference:
             self._adjusted = now
 
     def _adjust(self, now: float, seconds: float) -> None:
-        """Adjust the allowance, `seconds` after the last time."""
+        """Adjust the allowance, `seconds` after the last adjustment."""
         for latencies in (self._ttft, self._tpot):
             while latencies and latencies[0][0] < now - _LATENCY_SECONDS:
                 latencies.popleft()
@@ -184,12 +175,12 @@ class Interference:
                 self.inflation = 0.0
                 share += (target - share) * moved
             share = min(max(0.0, share), 4 * self.cap)
-        harvest = min(1.0, self.allowance.harvest + seconds / _RECOVERY_SECONDS)
+        ratio = min(1.0, self.allowance.lending_ratio + seconds / _RECOVERY_SECONDS)
         num_lost, may_lose = sum(self._lost), (1 - self.objective) * max(len(self._lost), _FEW)
         if num_lost >= _LEAST_LOST and num_lost > may_lose:
             self._lost.clear()
-            harvest = max(_LEAST_HARVEST, self.allowance.harvest * _BACK_OFF)
-        self.allowance = Allowance(share, crowding, self._typical, harvest)
+            ratio = max(_LEAST_RATIO, self.allowance.lending_ratio * _BACK_OFF)
+        self.allowance = Allowance(share, crowding, self._typical, ratio)
 
 
 def _inflation(latencies: Collection[tuple[float, _Latency]]) -> float:

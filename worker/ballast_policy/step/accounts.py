@@ -1,8 +1,8 @@
-"""The accounts of one step: KV blocks, and predicted time."""
+"""The accounts of one step, KV blocks and predicted time, and the requests whose preemption frees blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from ballast_policy.learning.cost import CostModel
@@ -18,7 +18,6 @@ class Blocks:
     promised: dict[Request, int] = field(default_factory=dict)
     """Free blocks that the rest of a prompt will take."""
     num_promised: int = 0
-    """The sum of `promised`."""
     _shared: int = 0
     """Cached blocks in use that admissions of this step share. A later preemption does not free these blocks."""
     _has_victims: bool = False
@@ -26,7 +25,7 @@ class Blocks:
     def needed(self, request: Request, num_tokens: int) -> int:
         """Return the free blocks that a request takes until its first `num_tokens` tokens are computed.
 
-        After a preemption in this step, all cached blocks of a request count: they may be among the freed blocks.
+        After a preemption in this step, all its cached blocks count: the freed blocks may include them.
         """
         blocks = -(-num_tokens // self.block_tokens)
         if request.phase is not WAITING:
@@ -110,6 +109,39 @@ class StepTime:
         self.fixed_seconds += seconds
 
     def add_prefill(self, num_computed: int, num_tokens: int) -> None:
-        """Add prefill of `num_tokens` behind `num_computed` tokens."""
         self.chunk -= num_tokens
         self.seconds += self.cost.prefill(num_computed, num_tokens)
+
+
+def unrecoverable(request: Request, block_tokens: int) -> int:
+    """Return the tokens to compute again after a preemption: those whose KV is in no shared block."""
+    shared = (request.num_blocks - request.num_private_blocks) * block_tokens
+    return max(0, request.num_computed - shared)
+
+
+def choose_victims(
+    candidates: Iterable[Request], num_blocks: int, block_tokens: int, growing: Collection[Request] = ()
+) -> list[Request] | None:
+    """Return requests whose preemption frees at least `num_blocks`; None if all candidates free fewer.
+
+    Lower priorities go first, then the least unrecoverable work. If a later and larger request makes earlier ones
+    unnecessary, these are spared, the most expensive first. Each request of `growing` needs one of the `num_blocks`,
+    which its preemption saves.
+    """
+    gains = {request: request.num_private_blocks + (request in growing) for request in candidates}
+    if sum(gains.values()) < num_blocks:
+        return None
+    usable = [request for request, gain in gains.items() if gain]
+    usable.sort(key=lambda request: (request.priority, unrecoverable(request, block_tokens), -request.seq))
+    chosen: list[Request] = []
+    surplus = -num_blocks
+    for request in usable:
+        if surplus >= 0:
+            break
+        chosen.append(request)
+        surplus += gains[request]
+    for request in reversed(chosen.copy()):
+        if gains[request] <= surplus:
+            chosen.remove(request)
+            surplus -= gains[request]
+    return chosen

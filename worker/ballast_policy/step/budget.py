@@ -60,7 +60,7 @@ def step_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
     - The prompts: at most half of the least slack among online requests that prefill or wait.
     - The cap on interference, if there is one.
 
-    While more requests lose their SLO than the objective allows, the lending ratio (`Allowance.harvest`) reduces both
+    While more requests lose their SLO than the objective allows, the lending ratio of the allowance reduces both
     the risk and what the bounds leave beside online's part.
     """
     tpot, slack = _decode_slack(snapshot, part)
@@ -71,7 +71,7 @@ def step_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
         part.seconds + _SPENT * max(0.0, slack),
         _cap_bound(snapshot, part.alone),
     )
-    ratio = snapshot.allowance.harvest
+    ratio = snapshot.allowance.lending_ratio
     return part.seconds + (bound - part.seconds) * ratio if ratio < 1 and part.seconds < bound < inf else bound
 
 
@@ -176,7 +176,7 @@ def _decode_slack(snapshot: EngineSnapshot, part: OnlineStep) -> tuple[float, fl
 
 
 def _most_risk(snapshot: EngineSnapshot) -> float:
-    return snapshot.config.most_risk * snapshot.allowance.harvest
+    return snapshot.config.most_risk * snapshot.allowance.lending_ratio
 
 
 def _burst(snapshot: EngineSnapshot, tpot: float) -> float:

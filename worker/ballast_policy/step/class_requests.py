@@ -1,22 +1,25 @@
-"""The requests of one class in one step: residents by what they compute, and the requests that wait."""
+"""The requests of one class in one step, and the offline requests that the reservation covers."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain, islice
 
 from ballast_policy.backlog import Ledgers
 from ballast_policy.fairness.ledger import EMPTY, Ledger
 from ballast_policy.fairness.order import ranked
 from ballast_policy.fairness.tenant_slots import TenantSlots, reserved_first
 from ballast_policy.request import OFFLINE, ONLINE, PARKED, Request
+from ballast_policy.snapshot import EngineSnapshot
 
 
 @dataclass(slots=True)
 class ClassRequests:
-    """The requests of one class, and sums over them. `Step` moves requests when it starts, parks or preempts them."""
+    """The requests of one class, and sums over them. `StepDraft` starts, parks and preempts them."""
 
     ledger: Ledger
     waiting: Sequence[Request]
@@ -31,7 +34,7 @@ class ClassRequests:
     context: int
     """Sum of the contexts of `decodes`, including their next tokens."""
     num_blocks: int
-    """KV blocks of the class. A block that two requests share counts twice."""
+    """KV blocks of the residents. A block that two of them share counts twice."""
     leaving: list[Request] = field(default_factory=list)
     """Parked in this step. Their KV can still be reclaimed."""
     started: list[Request] = field(default_factory=list)
@@ -40,8 +43,12 @@ class ClassRequests:
     """True once the step has taken the blocks and the time of `decodes`."""
 
     @property
+    def running(self) -> list[Request]:
+        """Return the requests that held a slot before this step and still do."""
+        return self.decodes + self.prefills
+
+    @property
     def num_running(self) -> int:
-        """Return the slots that the class held before this step, without those it has given up."""
         return len(self.decodes) + len(self.prefills)
 
     @property
@@ -50,21 +57,14 @@ class ClassRequests:
         return len(self.decodes) + len(self.prefills) + len(self.started)
 
     @property
-    def running(self) -> list[Request]:
-        """Return the residents that hold a slot."""
-        return self.decodes + self.prefills
-
-    @property
     def residents(self) -> list[Request]:
         """Return the requests that held KV before this step and still do."""
         return self.decodes + self.prefills + self.parked + self.leaving
 
     def below(self, request: Request) -> list[Request]:
-        """Return the residents of lower priority than a request."""
         return [other for other in self.residents if other.priority < request.priority]
 
     def ranked(self, requests: Iterable[Request]) -> list[Request]:
-        """Return requests of this class in policy order."""
         listed = list(requests)
         if len(listed) < 2:
             return listed
@@ -77,7 +77,6 @@ class ClassRequests:
         return TenantSlots(reserved, Counter([request.tenant for request in holders])) if reserved else None
 
     def remove(self, gone: set[Request]) -> None:
-        """Remove residents that were parked or preempted."""
         self.parked = [request for request in self.parked if request not in gone]
         self.prefills = [request for request in self.prefills if request not in gone]
         self.leaving = [request for request in self.leaving if request not in gone]
@@ -119,3 +118,65 @@ def _sort(residents: list[Request], waiting: Sequence[Request], ledger: Ledger, 
                 growing.append(request)
     context += len(decodes)
     return ClassRequests(ledger, waiting, decodes, prefills, parked, growing, context, held)
+
+
+@dataclass
+class Coverage:
+    """The offline residents that the reservation covers. Each set is computed when a phase first needs it."""
+
+    snapshot: EngineSnapshot
+    online: ClassRequests
+    offline: ClassRequests
+    gone: Collection[Request]
+    """Residents that the step has parked or preempted so far."""
+    slots: int
+    """Reserved slots that offline has work for."""
+
+    @property
+    def slots_in_use(self) -> int:
+        return min(self.slots, self.offline.num_held)
+
+    @cached_property
+    def blocks(self) -> int:
+        """Reserved KV blocks, without those that the largest online request needs beside them."""
+        config, online = self.snapshot.config, self.online
+        largest = max([request.num_tokens for request in (*online.residents, *online.waiting[:1])], default=0)
+        left = config.num_blocks - -(-(largest + 1) // config.block_tokens)
+        return max(0, min(self.snapshot.reservation.blocks, left))
+
+    @cached_property
+    def _ranked(self) -> list[Request]:
+        return self.offline.ranked(self.offline.running)
+
+    @cached_property
+    def residents(self) -> set[Request]:
+        """Offline residents whose KV fits into the reserved blocks: running requests first, then parked requests."""
+        parked = [request for request in self.offline.parked if request.num_blocks <= self.blocks]
+        return set(_fitting(chain(self._ranked, self.offline.ranked(parked)), self.blocks))
+
+    @cached_property
+    def _order(self) -> list[Request]:
+        first = self._ranked[: self.slots]
+        if len(first) == len(self._ranked) or sum([request.num_blocks for request in first]) <= self.blocks:
+            return self._ranked
+        covered = dict.fromkeys(islice(_fitting(self._ranked, self.blocks), self.slots))
+        return [*covered, *(request for request in self._ranked if request not in covered)]
+
+    @property
+    def running(self) -> list[Request]:
+        """Return the running offline requests, first those that reserved slots and blocks cover."""
+        return [request for request in self._order if request not in self.gone] if self.gone else self._order
+
+    @property
+    def reclaimable(self) -> list[Request]:
+        """Return the offline residents beyond the reserved blocks: online may reclaim their KV."""
+        covered = self.residents
+        return [request for request in self.offline.residents if request not in covered]
+
+
+def _fitting(requests: Iterable[Request], num_blocks: int) -> Iterator[Request]:
+    """Yield the requests whose KV fits into `num_blocks` beside that of the requests before them."""
+    for request in requests:
+        if request.num_blocks <= num_blocks:
+            num_blocks -= request.num_blocks
+            yield request

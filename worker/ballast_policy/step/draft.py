@@ -1,4 +1,4 @@
-"""One plan in the making: the requests, the accounts of blocks and time, and the decisions so far."""
+"""A plan in the making: the requests, the accounts of blocks and time, and the decisions so far."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from ballast_policy.plan import Because, Reason, StepPlan
 from ballast_policy.request import ONLINE, WAITING, Request, computed
 from ballast_policy.reservation import most_slots
 from ballast_policy.snapshot import EngineSnapshot
-from ballast_policy.step.accounts import Blocks, StepTime
+from ballast_policy.step.accounts import Blocks, StepTime, choose_victims
 from ballast_policy.step.budget import most_prefill
-from ballast_policy.step.class_requests import ClassRequests, by_class
-from ballast_policy.step.coverage import Coverage
-from ballast_policy.step.victims import choose
+from ballast_policy.step.class_requests import ClassRequests, Coverage, by_class
 
 
 @dataclass(slots=True)
 class Decisions:
-    """The decisions so far, except the decodes that run already. Lists have the names of `StepPlan`."""
+    """The decisions so far, in the terms of `StepPlan`, except the decodes that run already."""
 
     decodes: list[Request] = field(default_factory=list)
     """Requests of `admit` and `resume` that compute one token."""
@@ -34,12 +32,11 @@ class Decisions:
     """Residents that this step parks or preempts."""
 
     def explain(self, request: Request, reason: Reason) -> None:
-        """Record why a request does not get what it waits for."""
         self.because.append(Because(request, reason))
 
 
 class StepDraft:
-    """Keeps requests, accounts and decisions consistent: its methods change all of them together."""
+    """Requests, accounts and decisions. Each method keeps them consistent."""
 
     def __init__(self, snapshot: EngineSnapshot) -> None:
         config, cost = snapshot.config, snapshot.cost
@@ -56,15 +53,11 @@ class StepDraft:
     @cached_property
     def tenant_slots_left(self) -> dict[str, int]:
         """Slots that tenants with a cap may still take for offline requests; negative if a cap was lowered."""
-        left = {name: share.max_slots for name, share in self.config.tenants.items() if share.max_slots is not None}
-        for request in self.offline.running if left else ():
-            if request.tenant in left:
-                left[request.tenant] -= 1
-        return left
+        return self.config.tenant_slots_left(self.offline.running)
 
     @property
     def num_free_online_slots(self) -> int:
-        """Return the slots that online may still take: all but the reserved slots that offline holds."""
+        """Return the slots that online may still take: all free or lent slots."""
         return self.config.slots - self.coverage.slots_in_use - self.online.num_held
 
     @property
@@ -75,7 +68,6 @@ class StepDraft:
 
     @property
     def has_online(self) -> bool:
-        """Return whether an online request waits or is resident."""
         return bool(self.online.waiting or self.online.num_blocks or self.online.started)
 
     def start(self, request: Request, num_tokens: int, reason: Reason) -> None:
@@ -117,10 +109,9 @@ class StepDraft:
             self._remove(requests)
             self._group(requests[0]).leaving += requests
             self.draft.park += requests
-            self.draft.because += Because.all_of(requests, reason)
+            self.draft.because += map(Because, requests, repeat(reason))
 
     def preempt(self, request: Request, reason: Reason) -> None:
-        """Take the KV of a resident."""
         draft = self.draft
         self.blocks.release(request)
         self._remove([request])
@@ -135,13 +126,12 @@ class StepDraft:
 
         Each request of `growing` stands for one of these blocks.
         """
-        victims = choose(candidates, missing, self.config.block_tokens, growing) if missing > 0 else []
+        victims = choose_victims(candidates, missing, self.config.block_tokens, growing) if missing > 0 else []
         for request in victims or ():
             self.preempt(request, Reason.KV_RECLAIMED)
         return victims is not None
 
     def as_plan(self, budget_seconds: float, *, online_seconds: float, suspendable_seconds: float = 0.0) -> StepPlan:
-        """Return the plan of all decisions."""
         draft = self.draft
         counted = [group.decodes for group in (self.online, self.offline) if group.is_counted]
         grants = (*zip(chain(*counted, draft.decodes), repeat(1)), *draft.prefill_grants.items())

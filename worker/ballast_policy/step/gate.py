@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from ballast_policy.fairness.order import ranked, turning
+from ballast_policy.fairness.order import ranked
 from ballast_policy.fairness.tenant_slots import reserved_first
 from ballast_policy.plan import Reason
 from ballast_policy.request import PARKED, WAITING, Request, computed
@@ -30,7 +30,6 @@ class AdmissionGate:
     count_free: Callable[[], int]
     """Returns the free slots of the class."""
     is_closed: bool = False
-    """True once all requests are stopped."""
     _reason: Reason | None = None
     """Why the first request did not pass."""
     _stops_prefill: bool = False
@@ -42,7 +41,6 @@ class AdmissionGate:
     _holders: list[Request] | None = None
 
     def has_free_slot(self) -> bool:
-        """Return whether a slot is free."""
         if self._num_free < 1:
             self._num_free = self.count_free()
         return self._num_free > 0
@@ -112,24 +110,23 @@ def candidates(group: ClassRequests, waiting: Sequence[Request]) -> Iterable[Req
 
     Within a priority, tenants below their reservation go first.
     """
-    ordered = _merge(group, waiting)
+    ordered = _merge(group, waiting) if group.parked else waiting
     slots = group.tenant_slots()
     return ordered if slots is None else reserved_first(ordered, slots)
 
 
 def _merge(group: ClassRequests, waiting: Sequence[Request]) -> Iterator[Request]:
-    if not group.parked:
-        yield from waiting
-        return
-    left, turn = deque(ranked(group.parked, group.ledger)), turning(group.ledger)
-    first, service = turn(left[0]), group.ledger.services.get
-    for index, request in enumerate(waiting):
-        until = (-request.priority, service(request.tenant, 0.0))  # `turn` inlined: the list of waiting is long
-        while first <= until:
-            yield left.popleft()
-            if not left:
-                yield from islice(waiting, index, None)
+    service = group.ledger.services.get
+    parked = ranked(group.parked, group.ledger)
+    turns = [(-request.priority, service(request.tenant, 0.0)) for request in parked]
+    index = 0
+    for position, request in enumerate(waiting):
+        turn = (-request.priority, service(request.tenant, 0.0))
+        while turns[index] <= turn:
+            yield parked[index]
+            index += 1
+            if index == len(parked):
+                yield from islice(waiting, position, None)
                 return
-            first = turn(left[0])
         yield request
-    yield from left
+    yield from islice(parked, index, None)

@@ -1,13 +1,12 @@
-"""The peak of KV that the residents will come to, which decides whether one more request fits.
+"""The peak of KV that the residents will reach, which decides whether one more request fits.
 
-Sort `n` residents by how long they last: the k-th longest ends after `b_k` more tokens. By then, the k longest have
-grown by `b_k` tokens each, and the others have freed their blocks. So the most blocks that are missing beside those in
-use is
+Sort the residents by their remaining answers: the k-th longest ends after `b_k` more tokens. By then, the k longest
+have grown by `b_k` tokens each, and the others have freed their blocks. So the most blocks that will be missing are
 
     max over k of  k * blocks(b_k) - (private blocks of the residents that end before)
 
-which must be free (Past-Future, arXiv 2507.10150). The length of an answer is not known. It is estimated from recent
-answers of the class that are longer than what the request has generated so far.
+and must be free (Past-Future, arXiv 2507.10150). The length of an answer is estimated from recent answers of the class
+(`Expectation.remaining`).
 """
 
 from __future__ import annotations
@@ -22,20 +21,18 @@ from ballast_policy.request import Request
 
 @dataclass(slots=True)
 class KvPeak:
-    """The requests that will hold KV, by how long they last."""
-
     expectation: Expectation
     block_tokens: int
     unknown: int
     """Tokens that a request is expected to generate while lengths are unknown."""
     _new: list[tuple[Request, int]] = field(default_factory=list)
-    """Requests that only `_most` counts. Their expected lengths are computed once that bound is too high."""
+    """Requests that only `_most` counts. Their lengths are estimated once that bound is too high."""
     _most: int = 0
-    """Blocks that all requests would begin if each answer were as long as it may be."""
+    """Blocks that all requests would begin with the longest answers."""
     _ends: list[tuple[int, int]] = field(default_factory=list)
-    """For each request the blocks that it will begin, and those that it frees when it ends."""
+    """For each request the blocks that it will begin, and the blocks that it frees when it ends."""
     _bound: int = 0
-    """The blocks that `_ends` will begin; the peak is lower by what becomes free in the meantime."""
+    """The blocks that `_ends` will begin. The peak is lower, as blocks become free in the meantime."""
 
     def add_all(self, requests: Iterable[Request], promised: Mapping[Request, int]) -> None:
         """Count residents, with their private blocks and the blocks promised to them."""

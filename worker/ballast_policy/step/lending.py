@@ -15,6 +15,9 @@ from ballast_policy.step.gate import AdmissionGate, candidates
 from ballast_policy.step.kv_peak import KvPeak
 from ballast_policy.step.reserved import Reserved
 
+STATIC_SHARE = 0.25
+"""Share of slots and of the prefill chunk that is lent beside online while the cost model is not trusted."""
+
 
 def lend(step: StepDraft, reserved: Reserved, *, growth_blocks: int, budget: float, expects_online: bool) -> None:
     """Grant offline what is left while the budget allows: decodes, parked decodes, prefill, then admissions.
@@ -25,8 +28,8 @@ def lend(step: StepDraft, reserved: Reserved, *, growth_blocks: int, budget: flo
     config, coverage, offline = step.config, step.coverage, step.offline
     chunk, most, held_blocks = config.chunk_tokens, step.most_offline_slots, reserved.held_blocks
     if expects_online and not step.cost.is_trusted and min(config.ttft, config.tpot) < inf:
-        most = min(most, coverage.slots_in_use + most_slots(config.static_share, config.slots))
-        chunk = min(chunk, ceil(config.static_share * chunk))
+        most = min(most, coverage.slots_in_use + most_slots(STATIC_SHARE, config.slots))
+        chunk = min(chunk, ceil(STATIC_SHARE * chunk))
     num_covered = coverage.slots_in_use - len(offline.started)
     seconds = budget - step.time.seconds - reserved.seconds(step)
     _park_above_limits(step, most)
@@ -35,8 +38,7 @@ def lend(step: StepDraft, reserved: Reserved, *, growth_blocks: int, budget: flo
     _grow(step)
     step.count_decodes(offline)
     if expects_online:
-        share = step.snapshot.expectation.guard_share
-        held_blocks += floor((config.guard_share if share is None else share) * config.num_blocks)
+        held_blocks += floor(step.snapshot.expectation.watermark_share * config.num_blocks)
     left = step.time.chunk - most_prefill(config, step.cost) + config.chunk_tokens
     chunk = max(0, min(chunk, left - reserved.tokens_without(step.draft.gone)))
     gate = AdmissionGate(offline, step.draft, lambda: most - offline.num_held)

@@ -8,12 +8,11 @@
    Requests that do not fit are parked.
 
 A running request keeps its slot against requests of its own priority. A free slot goes to the first request in order,
-parked or waiting, and a request of a higher priority takes the slot of the lowest. The first request that does not fit
-ends the admissions of its class. Only an offline request larger than the reserved KV does not stop others from filling
-the reservation.
+parked or waiting. A request of a higher priority takes the slot of the lowest. The first request that does not fit ends
+the admissions of its class, except that an offline request larger than the reserved KV does not end phase 2.
 
-A RUNNING request without a grant keeps its slot if it waits for prefill tokens and is online or within the
-reservation. All others are parked. Before all this, an idle engine may wait for a batch (`window`).
+A RUNNING request without a grant keeps its slot if it waits for prefill tokens and is online or within the reservation.
+All others are parked. Before all this, an idle engine may wait for a batch (`starts_at`).
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from math import inf
 
 from ballast_policy.plan import Because, Reason, StepPlan
 from ballast_policy.snapshot import EngineSnapshot
-from ballast_policy.step.batch_window import begins_at
 from ballast_policy.step.budget import idle_budget, step_budget
 from ballast_policy.step.decode_growth import grow
 from ballast_policy.step.draft import StepDraft
@@ -31,10 +29,14 @@ from ballast_policy.step.online import online_seconds, online_step, serve_online
 from ballast_policy.step.reserved import fill_reservation
 from ballast_policy.step.suspension import suspendable_seconds
 
+_MOST_WAIT = 0.5
+"""Share of a TTFT for which an idle engine waits at most. The other half is for the queue and the first step. No
+benchmark depends on it: windows are 0 by default, and short (`docs/how-to/configure-a-worker.md`)."""
+
 
 def plan(snapshot: EngineSnapshot) -> StepPlan:
     """Return the plan of the next step. The same snapshot gives the same plan; nothing in the snapshot changes."""
-    wait_until = begins_at(snapshot)
+    wait_until = starts_at(snapshot)
     if snapshot.now < wait_until:
         return StepPlan(because=tuple(Because(r, Reason.BATCH_WINDOW) for r in snapshot.waiting), wait_until=wait_until)
     step = StepDraft(snapshot)
@@ -50,6 +52,23 @@ def plan(snapshot: EngineSnapshot) -> StepPlan:
     lend(step, reserved, growth_blocks=growth_blocks, budget=budget, expects_online=expects_online)
     _break_deadlock(step)
     return step.as_plan(budget, online_seconds=alone, suspendable_seconds=suspendable_seconds(step))
+
+
+def starts_at(snapshot: EngineSnapshot) -> float:
+    """Return when an idle engine starts a step: `first arrival + window`, or -inf if it does not wait for a batch.
+
+    It does not wait if the requests fill a step (slots, prefill tokens), nor so long that a first token is late.
+    """
+    config, waiting, cost = snapshot.config, snapshot.waiting, snapshot.cost
+    if not config.batch_window or snapshot.residents or not waiting:
+        return -inf
+    sizes = [request.num_tokens - request.num_cached for request in waiting]
+    if len(waiting) >= config.slots or sum(sizes) >= config.chunk_tokens:
+        return -inf
+    takes = cost.k0 + sum(cost.prefill(0, size) for size in sizes) if cost.is_trusted else 0.0
+    first = min(request.arrival for request in waiting)
+    soon = min(request.arrival + _MOST_WAIT * request.ttft for request in waiting)
+    return min(first + config.batch_window, soon - takes)
 
 
 def _break_deadlock(step: StepDraft) -> None:

@@ -1,4 +1,4 @@
-"""The step nested in a suspended one: new online requests prefill at once, and the step in flight stays as it is."""
+"""The step that is nested in a suspended step: new online requests prefill at once."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ have no time left."""
 
 
 def suspendable_seconds(step: StepDraft) -> float:
-    """Return how long the step may be suspended: until its first online token would be late.
+    """Return how long the step may be suspended: until the first of its online tokens would be late.
 
-    Tokens that are late in any case do not count: prefill of newcomers takes the slack of decodes sooner or later.
-    With online decodes in it, a step of at most twice the fixed cost of a nested step is not suspended: it is cheaper
-    to wait for its end.
+    Tokens that are late in any case do not count. A step with online decodes of at most twice the fixed cost of a
+    nested step is not suspended: it is cheaper to wait for its end.
     """
     seconds, online, draft = step.time.seconds, step.online, step.draft
     if not (step.cost.is_trusted and step.config.can_suspend) or step.config.ttft == inf:
@@ -49,10 +48,10 @@ def suspendable_seconds(step: StepDraft) -> float:
 
 
 def plan_nested(snapshot: EngineSnapshot, in_flight: Collection[Request], seconds: float) -> StepPlan:
-    """Return a plan that admits new online requests which have their first token within `seconds`.
+    """Return a plan that admits new online requests whose first token takes at most `seconds`.
 
-    The KV of `in_flight`, the requests of the suspended step, is being written: none of them is preempted or gets a
-    grant. An offline request that borrows its slot may be parked; its token in flight still counts when its step ends.
+    The suspended step writes the KV of `in_flight`: none of these requests is preempted or gets a grant. An offline
+    request that borrows its slot may be parked. Its token in flight still counts when its step ends.
     """
     step = StepDraft(snapshot)
     online, offline, blocks, cost = step.online, step.offline, step.blocks, step.cost

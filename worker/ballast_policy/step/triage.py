@@ -1,12 +1,12 @@
 """The order of online prefill when not all requests can have their first token in time.
 
-Prefill is one machine: each prompt takes some time and is due at its TTFT. In order of arrival, every request behind a
-burst is a little late. Moore and Hodgson (Management Science 15, 1968) make the fewest requests late: go through the
-requests in order, and whenever one would be late, defer the longest one so far.
+In order of arrival, every request behind a burst would be a little late. Moore and Hodgson (Management Science 15,
+1968) make the fewest requests late: go through the requests in order, and whenever a request would be late, defer the
+longest request so far.
 
-A deferred request goes behind the others of its tenant and priority. Tenants and priorities keep their places; only
-which request of a tenant takes a place changes. Answers that have begun are never deferred. The first deferred request
-gets a part of each step (`online`), so that a long prompt is finished even under a lasting overload.
+A deferred request goes behind the others of its tenant and priority. Tenants and priorities keep their places. Answers
+that have begun are never deferred. The first deferred request gets a part of each step (`online`), so that even under a
+lasting overload a long prompt is finished.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def all_in_time(requests: Iterable[Request], cost: CostModel, *, speed: float, s
 
 
 def find_late(order: Iterable[Request], cost: CostModel, now: float, *, speed: float, start: float) -> set[Request]:
-    """Return requests that cannot have their first token in time: the fewest of each tenant and priority.
+    """Return the requests that cannot have their first token in time: the fewest of each tenant and priority.
 
     `order`: online requests that prefill or wait, in policy order. `speed`: share of the time for prefill, above 0 to
     1; decodes take the rest. `start`: when prefill begins to count, which is `now`, or earlier if time was saved up.

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from ballast_policy.fairness.ledger import most_ahead
 from ballast_policy.snapshot import PolicyConfig, TenantShare
 from ballast_sim.errors import BadInput
 from ballast_sim.replay.arrivals import bursts, generate
+from ballast_sim.replay.fairness import most_ahead
 from ballast_sim.replay.jobs import SimulatedJob
 from ballast_sim.replay.policies import Ballast
 from ballast_sim.replay.report import report

@@ -168,7 +168,7 @@ class JobPool:
             weights,
             count=wanted,
             cost=cost,
-            rooms={name: most + 1 - held.get(name, 0) for name, most in caps.items()},
+            free_slots={name: most + 1 - held.get(name, 0) for name, most in caps.items()},
             slots=TenantSlots(reserved, self._held) if reserved else None,
         )
 

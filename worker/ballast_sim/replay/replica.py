@@ -224,9 +224,9 @@ class Replica:
             raise PolicyDefect(f"{num_running} requests hold a slot, there are {self.config.slots}")
         if dispatch.num_deferred and not self.has_prefix_cache:
             raise PolicyDefect(f"{dispatch.num_deferred} grants found no block, {self.kv.num_free} KV blocks are free")
-        for admission in dispatch.admissions:
-            if admission.request.request_class is OFFLINE:
-                self.on_admit(self.items[admission.request.seq])
+        for request in dispatch.admissions:
+            if request.request_class is OFFLINE:
+                self.on_admit(self.items[request.seq])
         items, work, tokens = self._sum_up(dispatch)
         seconds = self.model.seconds(work)
         if self.noise:
