@@ -23,7 +23,7 @@ from ballast_queue.status import QueueStats, WorkerStatus
 from ballast_worker.claimer import Claimer
 from ballast_worker.in_flight import InFlightItems
 from ballast_worker.loop import Ended, EngineLoop
-from ballast_worker.openai import ServedModel
+from ballast_worker.openai import PublishedModel
 from ballast_worker.outlooks import update_outlooks
 from ballast_worker.requests import Recorder
 
@@ -50,7 +50,7 @@ class Feeder:
         connect: Callable[[], Queue],
         worker: str,
         loop: EngineLoop,
-        served: ServedModel,
+        served: PublishedModel,
         status: Callable[[], WorkerStatus],
         settings: QueueSettings,
     ) -> None:

@@ -31,8 +31,8 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
-    """The model that this worker serves, as far as requests need it."""
+class PublishedModel:
+    """The model that this worker publishes to clients: its name and its limits for requests."""
 
     name: str
     revision: str

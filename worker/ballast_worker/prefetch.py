@@ -86,7 +86,7 @@ def groups_to_read(
     services: Mapping[str, float],
     *,
     count: int,
-    rooms: Mapping[str, int],
+    limits: Mapping[str, int],
     reserved: Collection[str],
 ) -> list[Group]:
     """Return the groups from which `share_out` could pick `count` items: the first in order, and tenants that reserve.
@@ -94,7 +94,7 @@ def groups_to_read(
     Each group has at least one item, so `count` groups suffice if no other worker claims. Twice as many leave few
     claims short.
     """
-    claimable = [group for group in groups if rooms.get(group.tenant, 1) > 0]
+    claimable = [group for group in groups if limits.get(group.tenant, 1) > 0]
     first = nsmallest(
         2 * count + LEAST_AHEAD,
         (group for group in claimable if group.tenant not in reserved),

@@ -66,8 +66,8 @@ def figures(record: DemoRecord, versions: dict[str, str | None]) -> dict[str, An
             "items_completed": sum(block.items_completed for block in mixed),
             "tokens": round(tokens),
             "tokens_per_second": round(tokens / seconds, 1),
-            "ceiling_tokens_per_second": round(record.ceiling, 1),
-            "harvest": round(tokens / seconds / record.ceiling, 4),
+            "maximum_tokens_per_second": round(record.maximum, 1),
+            "harvest": round(tokens / seconds / record.maximum, 4),
         },
         "prefix_hit_rate": hit_rate((*alone, *mixed)),
         "slot_utilization": {"online_only": utilization(alone), "mixed": utilization(mixed)},
@@ -321,7 +321,7 @@ def _harvest(offline: dict[str, Any]) -> str:
     return (
         f"Offline: {offline['items_completed']:,} items completed and {offline['tokens']:,} tokens computed, at "
         f"{offline['harvest']:.0%} of the rate without online requests "
-        f"({offline['ceiling_tokens_per_second']:,.0f} tokens/s)."
+        f"({offline['maximum_tokens_per_second']:,.0f} tokens/s)."
     )
 
 
