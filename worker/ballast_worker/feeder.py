@@ -194,7 +194,7 @@ class Feeder:
             self.is_up = True
             self._complaint = ""
             self._backoff = FIRST_BACKOFF
-            log.info("queue is up", redis=queue.where, queue=queue.name)
+            log.info("queue is up", queue=queue.name)
 
     def _attach(self) -> Queue:
         """The queue, connected and configured; before it is up, with a server that was found fit."""
@@ -237,7 +237,7 @@ class Feeder:
         old.close()
         self._complaint = ""
         self._is_configured = False
-        log.info("new Redis address or password taken up", redis=fresh.where)
+        log.info("new Redis address or password taken up")
 
     def _speak(self, queue: Queue) -> None:
         """One turn with Redis: results first, then leases, then upkeep, then new items."""
