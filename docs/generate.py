@@ -38,7 +38,7 @@ from ballast_policy.request import RequestClass
 from ballast_policy.reservation import Reservation
 from ballast_queue.job import RequestCounts
 from ballast_queue.status import QueueStats
-from ballast_worker.metrics import Figures, Metrics, QueueView, Spending, StepMeter
+from ballast_worker.metrics import QueueView, ScrapeData, Spending, StepMetrics, WorkerMetrics
 from ballast_worker.requests import Recorder
 from ballast_worker.utilization import Utilization
 
@@ -176,8 +176,8 @@ def commands() -> str:
     return "# The ballast command\n\n" + NOTE + text.lstrip()
 
 
-def nothing_yet() -> Figures:
-    """Return the figures of a worker that has served no request."""
+def nothing_yet() -> ScrapeData:
+    """Return the metrics of a worker that has served no request."""
     counted = ClassStats()
     stats = EngineStats(
         slots=1, online=counted, offline=counted, kv_used=0, kv_cached=0, kv_free=0, kv_waste_ratio=0,
@@ -186,8 +186,8 @@ def nothing_yet() -> Figures:
         service={(RequestClass.ONLINE, "default"): 0.0},
     )  # fmt: skip
     items = QueueStats(at=0, items=RequestCounts(), inbox=0, oldest_waiting_seconds=0, dead_letters=0, jobs={})
-    return Figures(
-        model="model", stats=stats, steps=StepMeter(), recorders=(Recorder(),), spending=Spending(),
+    return ScrapeData(
+        model="model", stats=stats, steps=StepMetrics(), recorders=(Recorder(),), spending=Spending(),
         utilization=Utilization(Footprint(*[1.0] * 7)),
         queue=QueueView("queue", is_up=True, stats=items, jobs_at_risk=0, held=0), block_tokens=16, generation=0,
         restart_required=0, config_invalid=False, is_draining=False, is_healthy=True,
@@ -208,7 +208,7 @@ def metric_row(metric: Metric) -> str:
 
 def metrics() -> str:
     """Return the reference of `/metrics`, from the collector itself."""
-    rows = "\n".join(metric_row(metric) for metric in Metrics(nothing_yet).collect())
+    rows = "\n".join(metric_row(metric) for metric in WorkerMetrics(nothing_yet).collect())
     head = "| name | kind | labels | meaning |\n|---|---|---|---|\n"
     intro = (
         "The metrics that `GET /metrics` of a worker exports. The metrics `vllm:*` repeat those that Gateway API "

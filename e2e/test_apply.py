@@ -118,7 +118,7 @@ def test_one_gpu_too_many_is_degraded_in_the_schedulers_words_and_recovers(
         found = until(degraded(cluster, first, namespace), seconds=60, said="Degraded")
         assert found["reason"] == "Unschedulable"
         assert "Insufficient nvidia.com/gpu" in found["message"]
-        assert "2 of 3 workers serve" in cluster.condition(first, "Ready", namespace=namespace)["message"]
+        assert "2 of 3 workers are ready" in cluster.condition(first, "Ready", namespace=namespace)["message"]
 
         cluster.provider.offer_gpus(3)
         cluster.wait_pods(first, 3, namespace=namespace)

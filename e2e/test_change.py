@@ -95,7 +95,7 @@ def test_a_bad_change_halts_says_why_and_the_fix_recovers(
 
         assert found["reason"] == reason
         assert words in found["message"]
-        assert f"{REPLICAS} workers of the old version serve on" in found["message"]
+        assert f"{REPLICAS} workers of the old version remain ready" in found["message"]
         assert conditions(cluster, first, namespace)["Ready"] == "True"
         assert serving(cluster, first, namespace) == before
 

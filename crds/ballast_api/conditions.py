@@ -22,7 +22,7 @@ class ConditionType(StrEnum):
     OFFLINE_RESERVATION_SATISFIED = "OfflineReservationSatisfied"
     """While offline work waits, it runs in its reserved slots, or in as many as its maximum and tenant limits allow."""
     SLO_MET = "SLOMet"
-    """Enough online requests meet `spec.slo`, by the count of the workers."""
+    """At least `slo.objectivePercent` of the online requests meet `spec.slo`, by the workers' counts."""
     DEADLINE_AT_RISK = "DeadlineAtRisk"
     """A job will miss its deadline at the current rate."""
 

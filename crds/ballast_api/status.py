@@ -49,11 +49,22 @@ class ScalingStatus(ApiModel):
     """Reason, with numbers."""
 
 
-class Status(ApiModel):
-    """The observed state."""
+class ResourceStatus(ApiModel):
+    """The part of the status that every kind of resource has."""
 
     observed_generation: int = Field(default=0, ge=0)
     """Generation of the spec that the status describes."""
+    conditions: tuple[Condition, ...] = Field(default=(), max_length=16, json_schema_extra=keyed_by("type"))
+    """Conditions of the resource; docs/conditions.md describes them."""
+
+    def condition(self, kind: ConditionType) -> Condition | None:
+        """Return the condition of that type, or None if it was not reported."""
+        return next((condition for condition in self.conditions if condition.type == kind), None)
+
+
+class Status(ResourceStatus):
+    """The observed state."""
+
     replicas: int = Field(default=0, ge=0)
     """Worker pods that exist."""
     ready_replicas: int = Field(default=0, ge=0)
@@ -72,9 +83,3 @@ class Status(ApiModel):
     """Slots of all workers; absent until a worker reports."""
     scaling: ScalingStatus | None = None
     """Set if `spec.scaling` is set."""
-    conditions: tuple[Condition, ...] = Field(default=(), max_length=16, json_schema_extra=keyed_by("type"))
-    """Conditions of the resource; docs/conditions.md describes them."""
-
-    def condition(self, kind: ConditionType) -> Condition | None:
-        """Return the condition of that type, or None if it was not reported."""
-        return next((condition for condition in self.conditions if condition.type == kind), None)

@@ -1,5 +1,5 @@
-"""The operator: one process that makes the cluster what each InferenceDeployment says, and keeps it so.
+"""The operator: one process that makes the cluster match each custom resource.
 
-Law: every event calls the same `reconcile(name)`: observe (caches) -> plan (pure) -> apply -> report. Only `cluster`
-writes to Kubernetes. A signal that is missing never reads as idle. Nothing here holds state that a restart would lose.
+Law: every event leads to the same `reconcile(key)`: read the caches -> plan (pure) -> apply -> report. Only `cluster`
+writes to Kubernetes. A missing signal never counts as idle. A restart loses no state.
 """

@@ -12,47 +12,46 @@ import sys
 import ballast_log
 from ballast_operator.errors import BadSetting, MissingExtra
 
-NEEDED = ("kopf", "aiohttp", "prometheus_client")
+NEEDED = ("kopf", "kubernetes", "aiohttp", "prometheus_client")
 BAD_SETTING = 78
 MISSING = 69
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run until a signal; gives the exit code."""
+    """Run until a signal. Return the exit code."""
     options = _parse(arguments)
     ballast_log.configure(options.log_level, options.log_format)
-    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # a line for each event that it heard
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # it logs a line for each event
     try:
         check_installed()
-        # These need the `operator` extra, which was checked just now.
+        # These modules need the `operator` extra, which `check_installed` found.
         from ballast_operator.process import run  # noqa: PLC0415
         from ballast_operator.settings import OperatorSettings  # noqa: PLC0415
 
         return asyncio.run(run(OperatorSettings.read(os.environ)))
     except MissingExtra as error:
-        return _say(str(error), MISSING)
+        return _fail(str(error), MISSING)
     except BadSetting as error:
-        return _say(str(error), BAD_SETTING)
+        return _fail(str(error), BAD_SETTING)
 
 
 def check_installed() -> None:
-    """Raise `MissingExtra` where a package of the `operator` extra is missing."""
+    """Raise `MissingExtra` if a package of the `operator` extra is missing."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise MissingExtra(
-            f"The operator needs {', '.join(missing)}, which this installation lacks: run "
-            "`pip install 'ballast[operator]'`"
-        )
+        raise MissingExtra(f"The operator needs {', '.join(missing)}. Run `pip install 'ballast[operator]'`")
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="ballast-operator", description="Keep InferenceDeployments as they say.")
+    parser = argparse.ArgumentParser(
+        prog="ballast-operator", description="Make the cluster match its InferenceDeployments."
+    )
     parser.add_argument("--log-format", choices=("text", "json"), default="text")
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     return parser.parse_args(arguments)
 
 
-def _say(message: str, exit_code: int) -> int:
+def _fail(message: str, exit_code: int) -> int:
     sys.stderr.write(f"ballast-operator: {message}\n")
     return exit_code
 

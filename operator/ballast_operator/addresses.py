@@ -1,6 +1,6 @@
-"""Where each Redis is, by the Secret that leads there.
+"""The address of each Redis, read from Secrets.
 
-A Secret is read once for all resources that name it, and again only where it may have changed.
+Resources that name the same Secret share one read. The Secret is read again only if it may have changed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ballast_operator.kinds import SECRET, Key
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a Redis is, and how it is opened. Holds the password: never logged."""
+    """URL and password of a Redis. Never log an address: the URL may hold a password, too."""
 
     url: str
     password: str | None
@@ -30,7 +30,7 @@ class Address:
 
     @classmethod
     def of(cls, data: Mapping[str, str], redis: Redis) -> Self | None:
-        """Take it from the data of a Secret as the API gives them; None where the URL is not there."""
+        """Read the address from the base64 data of a Secret; None if the URL is missing."""
         if redis.url_key not in data:
             return None
         password = _text(data, redis.password_key).rstrip("\r\n") if redis.password_key in data else None
@@ -42,28 +42,30 @@ def _text(data: Mapping[str, str], key: str | None) -> str:
 
 
 class Addresses:
-    """Secrets as they were last read. Belongs to one event loop."""
+    """The Secrets as they were last read. Belongs to one event loop."""
 
-    def __init__(self, cluster: Cluster, *, again_seconds: float) -> None:
-        """`again_seconds`: how soon a Secret is read again at the earliest."""
+    def __init__(self, cluster: Cluster, *, least_seconds: float) -> None:
+        """Prepare an empty store. A Secret is read at most once in `least_seconds`."""
         self._cluster = cluster
-        self._again = again_seconds
+        self._least_seconds = least_seconds
         self._read: dict[Key, tuple[float, Mapping[str, str]]] = {}
         self._locks: defaultdict[Key, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def of(self, namespace: str, redis: Redis, *, is_doubted: bool) -> Address | None:
-        """The address in a Secret, read anew where there was none or it is doubted; None where it is not there.
+    async def of(self, namespace: str, redis: Redis, *, may_be_outdated: bool) -> Address | None:
+        """Return the address in a Secret; None if the Secret or its URL is missing.
+
+        Reads the Secret again if the address was missing or `may_be_outdated`.
 
         Raises:
-            ClusterUnavailable, ClusterRefused: it could not be read.
+            ClusterUnavailable, ClusterRefused: the Secret cannot be read.
         """
-        key = Key(namespace, redis.secret_name)
+        key = Key(SECRET, namespace, redis.secret_name)
         async with self._locks[key]:
             known = self._read.get(key)
             found = Address.of(known[1], redis) if known is not None else None
-            is_old = known is None or time.monotonic() - known[0] >= self._again
-            if is_old and (found is None or is_doubted):
-                body = await self._cluster.get(SECRET, key)
+            is_old = known is None or time.monotonic() - known[0] >= self._least_seconds
+            if is_old and (found is None or may_be_outdated):
+                body = await self._cluster.get(key)
                 data = (body or {}).get("data") or {}
                 self._read[key] = time.monotonic(), data
                 found = Address.of(data, redis)

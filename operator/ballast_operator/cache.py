@@ -1,7 +1,8 @@
-"""What the watches showed of the cluster: the one place that reads of a turn come from.
+"""The watched objects of one resource type. A reconciliation reads objects only from here.
 
-Kopf keeps the streams; a stream that was cut off for long is listed anew, which shows no deletion. So an audit compares
-what is here with what is there, rarely and after each new listing, and forgets what is gone.
+Kopf keeps the watches. A watch that was interrupted for long lists its objects again, and a list does not show
+deletions. An audit therefore compares the cache with the cluster, rarely and after each new list, and removes the
+objects that are gone.
 """
 
 from __future__ import annotations
@@ -9,97 +10,104 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from ballast_api.names import INSTANCE_LABEL
-from ballast_operator.kinds import INFERENCE_DEPLOYMENT, POD, Body, Key, Kind, key_of
-from ballast_operator.plan import ChildName
+from ballast_api.names import INSTANCE_LABEL, NAME_LABEL
+from ballast_operator.kinds import POD, Body, Key, Kind, key_of
 
 
 class Cache:
-    """Objects by kind and name, and the children of each resource."""
+    """Resources of one kind, and the children and pods of each."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: Kind, label: str) -> None:
+        """Prepare a cache. Children and pods carry `label` as their `app.kubernetes.io/name`."""
         self.resources: dict[Key, Body] = {}
-        self._children: dict[Key, dict[ChildName, Body]] = defaultdict(dict)
-        self._pods: dict[Key, dict[ChildName, Body]] = defaultdict(dict)
+        self._kind = kind
+        self._label = label
+        self._children: dict[Key, dict[Key, Body]] = defaultdict(dict)
+        self._pods: dict[Key, dict[Key, Body]] = defaultdict(dict)
         self._revisions: dict[Key, int] = defaultdict(int)
 
+    def owner(self, kind: Kind, body: Body) -> Key | None:
+        """Return the resource that an object is or belongs to by its labels; None if it belongs to another type."""
+        if kind == self._kind:
+            return key_of(kind, body)
+        labels = body["metadata"].get("labels") or {}
+        name = labels.get(INSTANCE_LABEL)
+        if not name or labels.get(NAME_LABEL) != self._label:
+            return None
+        return Key(self._kind, body["metadata"]["namespace"], name)
+
     def put(self, kind: Kind, body: Body) -> Key | None:
-        """Take in an object; give the resource whose turn it is, None where nothing is new or it is nobody's."""
+        """Store an object. Return the resource to reconcile, or None if nothing is new or the object is not ours."""
         body = trimmed(kind, body)
-        key = key_of(body)
-        if kind == INFERENCE_DEPLOYMENT:
-            known = self.resources.get(key)
-            self.resources[key] = body
-            return None if _is_same(known, body) else key
-        owner = owner_of(body)
+        owner = self.owner(kind, body)
         if owner is None:
             return None
-        place, name = self._place(kind, owner), (kind.name, key.name)
-        if _is_same(place.get(name), body) or _is_older(body, place.get(name)):
+        if kind == self._kind:
+            known = self.resources.get(owner)
+            self.resources[owner] = body
+            return None if _is_same(known, body) else owner
+        objects, key = self._objects(kind, owner), key_of(kind, body)
+        if _is_same(objects.get(key), body) or _is_older(body, objects.get(key)):
             return None
-        place[name] = body
+        objects[key] = body
         self._revisions[owner] += 1
         return owner
 
     def drop(self, kind: Kind, body: Body) -> Key | None:
-        """Forget an object that was deleted; give the resource whose turn it is."""
-        key = key_of(body)
-        if kind == INFERENCE_DEPLOYMENT:
-            self.resources.pop(key, None)
-            self._revisions.pop(key, None)
-            return key
-        owner = owner_of(body)
+        """Remove an object that was deleted. Return the resource to reconcile, or None if the object is not ours."""
+        owner = self.owner(kind, body)
         if owner is None:
             return None
-        place, name = self._place(kind, owner), (kind.name, key.name)
-        if place.get(name, body)["metadata"]["uid"] == body["metadata"]["uid"]:
-            place.pop(name, None)
+        if kind == self._kind:
+            self.resources.pop(owner, None)
+            self._revisions.pop(owner, None)
+            return owner
+        objects, key = self._objects(kind, owner), key_of(kind, body)
+        if objects.get(key, body)["metadata"]["uid"] == body["metadata"]["uid"]:
+            objects.pop(key, None)
         self._revisions[owner] += 1
-        if not place:
+        if not objects:
             (self._pods if kind == POD else self._children).pop(owner, None)
         return owner
 
-    def children(self, key: Key) -> Mapping[ChildName, Body]:
-        """Children of a resource, by kind and name."""
+    def children(self, key: Key) -> Mapping[Key, Body]:
+        """Return the children of a resource."""
         return self._children.get(key, {})
 
     def pods(self, key: Key) -> tuple[Body, ...]:
-        """Pods of a resource, in the order of their names."""
+        """Return the pods of a resource, ordered by name."""
         return tuple(body for _, body in sorted(self._pods.get(key, {}).items()))
 
     def revision(self, key: Key) -> int:
-        """Grows with each change of a resource's children and pods."""
+        """Return a number that grows with each change of the children and pods of a resource."""
         return self._revisions.get(key, 0)
 
     def uids(self, kind: Kind) -> dict[Key, str]:
-        """What is here of a kind, to be compared with a list that is asked for after this."""
-        return {key_of(body): body["metadata"]["uid"] for body in self._all(kind)}
+        """Return the uid of each stored object of a kind, for a comparison with a list requested after this call."""
+        return {key_of(kind, body): body["metadata"]["uid"] for body in self._all(kind)}
 
     def forget_missing(self, kind: Kind, before: Mapping[Key, str], present: Mapping[Key, str]) -> list[Key]:
-        """Drop what was here before the cluster was asked and is not there; give the resources whose turn it is."""
+        """Remove objects that are in `before` and not in `present`. Return the resources to reconcile."""
         gone = [
             body
             for body in self._all(kind)
-            if (uid := body["metadata"]["uid"]) == before.get(key_of(body)) and present.get(key_of(body)) != uid
+            if (uid := body["metadata"]["uid"]) == before.get(key := key_of(kind, body)) and present.get(key) != uid
         ]
         return [owner for body in gone if (owner := self.drop(kind, body)) is not None]
 
     def _all(self, kind: Kind) -> Iterator[Body]:
-        if kind == INFERENCE_DEPLOYMENT:
+        if kind == self._kind:
             yield from self.resources.values()
-        elif kind == POD:
-            for pods in self._pods.values():
-                yield from pods.values()
-        else:
-            for children in self._children.values():
-                yield from (body for (name, _), body in children.items() if name == kind.name)
+            return
+        for objects in (self._pods if kind == POD else self._children).values():
+            yield from (body for key, body in objects.items() if key.kind == kind)
 
-    def _place(self, kind: Kind, owner: Key) -> dict[ChildName, Body]:
+    def _objects(self, kind: Kind, owner: Key) -> dict[Key, Body]:
         return (self._pods if kind == POD else self._children)[owner]
 
 
 def trimmed(kind: Kind, body: Body) -> Body:
-    """What the operator reads of an object: a pod's spec and the records of field managers take most of the memory."""
+    """Return the parts that the operator reads: pod specs and the field managers' records take most of the memory."""
     metadata = dict(body["metadata"])
     if "managedFields" in metadata:
         metadata["managedFields"] = [
@@ -109,18 +117,12 @@ def trimmed(kind: Kind, body: Body) -> Body:
     return kept | {"metadata": metadata}
 
 
-def owner_of(body: Body) -> Key | None:
-    """The resource that a child or a pod belongs to, by its label."""
-    name = (body["metadata"].get("labels") or {}).get(INSTANCE_LABEL)
-    return Key(body["metadata"]["namespace"], name) if name else None
-
-
 def _is_same(known: Body | None, body: Body) -> bool:
     return known is not None and known["metadata"].get("resourceVersion") == body["metadata"].get("resourceVersion")
 
 
 def _is_older(body: Body, known: Body | None) -> bool:
-    """An answer to our own write may overtake the watch; versions of one object grow."""
+    """The answer to a write may arrive before an older watch event. The versions of one object grow."""
     if known is None or known["metadata"]["uid"] != body["metadata"]["uid"]:
         return False
     return int(body["metadata"]["resourceVersion"]) < int(known["metadata"]["resourceVersion"])

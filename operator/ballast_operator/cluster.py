@@ -1,21 +1,23 @@
-"""The Kubernetes API as the operator uses it: few calls, each counted, no retry.
+"""The Kubernetes API as the operator uses it: few calls, each counted, without retries.
 
-The one writer to Kubernetes. A call that fails raises, and the turn that made it is tried again by `turns`, so that a
-busy API server meets one patience and not two.
+This module is the only writer to Kubernetes. A call that fails raises an error, and the work queue tries the whole
+reconciliation again later. `kubernetes.aio` sends the calls and reads rotated tokens.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from http import HTTPStatus
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import aiohttp
-import kopf
+from kubernetes.aio.client import ApiClient, ApiException, Configuration
+from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
 
 from ballast_api.names import FIELD_MANAGER, SCALING_MANAGER
 from ballast_log import Log
@@ -28,15 +30,19 @@ from ballast_operator.errors import (
     Invalid,
     NotFound,
 )
-from ballast_operator.kinds import EVENT, INFERENCE_DEPLOYMENT, POD, Body, Key, Kind, key_of
+from ballast_operator.kinds import EVENT, Body, Key, Kind, key_of
 
 log = Log(__name__)
 
 TIMEOUT_SECONDS = 30.0
+MOST_CONNECTIONS = 20
+KUBECONFIG = "~/.kube/config"
 APPLY = "application/apply-patch+yaml"  # JSON is YAML
 MERGE = "application/merge-patch+json"
 METADATA_ONLY = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
 PAGE = 500
+STRICT = {"fieldValidation": "Strict"}
+ANY_OBJECT = {HTTPStatus.OK: "object", HTTPStatus.CREATED: "object", HTTPStatus.ACCEPTED: "object"}
 _REFUSALS: Mapping[int, type[ClusterRefused]] = {
     400: Invalid,
     403: Forbidden,
@@ -45,145 +51,94 @@ _REFUSALS: Mapping[int, type[ClusterRefused]] = {
     422: Invalid,
 }
 _NOT_TYPED = "failed to create typed patch object"
-_PASSING = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.TOO_MANY_REQUESTS})
-
-
-def log_in() -> kopf.ConnectionInfo:
-    """Where the API server is and who we are: the pod's service account, else the kubeconfig.
-
-    Raises:
-        BadSetting: there is neither.
-    """
-    settings = kopf.OperatorSettings()
-    found = kopf.login_with_service_account(settings=settings) or kopf.login_with_kubeconfig(settings=settings)
-    if found is None:
-        raise BadSetting(
-            "found neither a service account nor a kubeconfig: run in a pod, or set KUBECONFIG to a file with a "
-            "current context"
-        )
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """One call."""
-
-    verb: str
-    method: str
-    kind: Kind
-    path: str
-    query: Mapping[str, str]
-    body: Body | None = None
-    content_type: str = "application/json"
-    accept: str = "application/json"
+_TRANSIENT = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.TOO_MANY_REQUESTS})
 
 
 class Cluster:
-    """A session with the API server. Belongs to one event loop; used as an async context manager."""
+    """A client of the API server. It belongs to one event loop and is used as an async context manager."""
 
     def __init__(self, *, observe_call: Callable[[str, str, int], None] | None = None) -> None:
-        """Prepare a session; `observe_call(verb, kind, status)` sees each answer, status 0 is none."""
+        """Prepare a client. `observe_call(verb, kind, status)` is called for each answer; status 0 means no answer."""
         self._observe_call = observe_call or (lambda _verb, _kind, _status: None)
-        self._session: aiohttp.ClientSession | None = None
-        self._server = ""
-        self._login = asyncio.Lock()
+        self._client: ApiClient | None = None
+        self._connecting = asyncio.Lock()
         self._posting: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        await self._open()
+        await self._connect()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await asyncio.gather(*self._posting, return_exceptions=True)
-        if self._session is not None:
-            await self._session.close()
+        if self._client is not None:
+            await self._client.close()
 
-    async def apply(self, kind: Kind, manifest: Body, *, force: bool) -> Body:
-        """Make the object what `manifest` says, by server-side apply; with `force`, take fields from others."""
-        key = key_of(manifest)
-        query = {"fieldManager": FIELD_MANAGER, "force": str(force).lower(), "fieldValidation": "Strict"}
-        return await self._call(
-            "apply", "PATCH", kind, kind.path(key.namespace, key.name), query, body=manifest, content_type=APPLY
-        )
+    async def apply(self, key: Key, manifest: Body, *, force: bool) -> Body:
+        """Make an object match `manifest` by server-side apply. `force` takes over fields that others own."""
+        return await self._patch("apply", key, manifest, APPLY, query={"force": str(force).lower()} | STRICT)
 
-    async def overwrite(self, kind: Kind, manifest: Body) -> Body:
-        """Make every list in the object exactly what `manifest` says, which apply cannot where others added to it."""
-        key = key_of(manifest)
+    async def overwrite(self, key: Key, manifest: Body) -> Body:
+        """Set the content of an object to `manifest`, lists included. Apply would keep the items that others added."""
         body = {name: value for name, value in manifest.items() if name not in {"apiVersion", "kind", "metadata"}}
-        query = {"fieldManager": FIELD_MANAGER}
-        path = kind.path(key.namespace, key.name)
-        return await self._call("overwrite", "PATCH", kind, path, query, body=body, content_type=MERGE)
+        return await self._patch("overwrite", key, body, MERGE)
 
-    async def apply_status(self, manifest: Body) -> Body:
-        """Make the status of an InferenceDeployment what `manifest` says."""
-        key, kind = key_of(manifest), INFERENCE_DEPLOYMENT
-        query = {"fieldManager": FIELD_MANAGER, "force": "true", "fieldValidation": "Strict"}
-        path = kind.path(key.namespace, key.name, "status")
-        return await self._call("apply_status", "PATCH", kind, path, query, body=manifest, content_type=APPLY)
+    async def apply_status(self, key: Key, manifest: Body) -> Body:
+        """Make the status of a resource match `manifest`."""
+        query = {"force": "true"} | STRICT
+        return await self._patch("apply_status", key, manifest, APPLY, query=query, subresource="status")
 
     async def scale(self, key: Key, replicas: int) -> None:
-        """Write `spec.replicas` of an InferenceDeployment through its scale subresource, as an HPA does."""
-        kind = INFERENCE_DEPLOYMENT
-        path = kind.path(key.namespace, key.name, "scale")
-        query = {"fieldManager": SCALING_MANAGER}
-        await self._call("scale", "PATCH", kind, path, query, body={"spec": {"replicas": replicas}}, content_type=MERGE)
+        """Write `spec.replicas` of a resource through its scale subresource, as an HPA does."""
+        body = {"spec": {"replicas": replicas}}
+        await self._patch("scale", key, body, MERGE, query={"fieldManager": SCALING_MANAGER}, subresource="scale")
 
-    async def annotate_pod(self, key: Key, annotations: Mapping[str, str | None]) -> None:
-        """Set annotations of a pod; None removes one. A pod that is gone needs none."""
-        body = {"metadata": {"annotations": dict(annotations)}}
-        query = {"fieldManager": FIELD_MANAGER}
-        try:
-            await self._call(
-                "annotate", "PATCH", POD, POD.path(key.namespace, key.name), query, body=body, content_type=MERGE
-            )
-        except NotFound:
-            return
+    async def annotate(self, key: Key, annotations: Mapping[str, str | None]) -> None:
+        """Set annotations; None removes an annotation. Does nothing if the object was deleted."""
+        with contextlib.suppress(NotFound):
+            await self._patch("annotate", key, {"metadata": {"annotations": dict(annotations)}}, MERGE)
 
-    async def delete(self, kind: Kind, key: Key, uid: str) -> None:
-        """Delete this very object, and what belongs to it in the background."""
+    async def delete(self, key: Key, uid: str) -> None:
+        """Delete the object with this uid. Kubernetes deletes its dependents in the background."""
         body = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
-        try:
-            await self._call("delete", "DELETE", kind, kind.path(key.namespace, key.name), {}, body=body)
-        except NotFound:
-            return
+        with contextlib.suppress(NotFound):
+            await self._call("delete", "DELETE", key.kind, key.path(), body=body)
 
-    async def get(self, kind: Kind, key: Key) -> Body | None:
-        """Read one object; None where there is none."""
+    async def get(self, key: Key) -> Body | None:
+        """Return an object, or None if it does not exist."""
         try:
-            return await self._call("get", "GET", kind, kind.path(key.namespace, key.name))
+            return await self._call("get", "GET", key.kind, key.path())
         except NotFound:
             return None
 
     async def create(self, kind: Kind, body: Body) -> Body:
         """Create an object."""
         path = kind.path(body["metadata"]["namespace"])
-        return await self._call("create", "POST", kind, path, {"fieldManager": FIELD_MANAGER}, body=body)
+        return await self._call("create", "POST", kind, path, query={"fieldManager": FIELD_MANAGER}, body=body)
 
-    async def replace(self, kind: Kind, body: Body) -> Body:
-        """Replace an object, if it still has the resourceVersion that `body` names."""
-        key = key_of(body)
+    async def replace(self, key: Key, body: Body) -> Body:
+        """Replace an object if its resourceVersion is still that of `body`."""
         query = {"fieldManager": FIELD_MANAGER}
-        return await self._call("update", "PUT", kind, kind.path(key.namespace, key.name), query, body=body)
+        return await self._call("update", "PUT", key.kind, key.path(), query=query, body=body)
 
-    async def uids(self, kind: Kind, selector: str, namespace: str | None = None) -> dict[Key, str] | None:
-        """Which objects of a kind there are; None where the kind itself is missing."""
+    async def uids(self, kind: Kind, selector: str) -> dict[Key, str]:
+        """Return the uid of each object of a kind. The result is empty if the cluster does not have the kind."""
         found: dict[Key, str] = {}
         query = {"labelSelector": selector, "limit": str(PAGE)}
         while True:
             try:
-                page = await self._call("list", "GET", kind, kind.path(namespace), query, accept=METADATA_ONLY)
+                page = await self._call("list", "GET", kind, kind.path(), query=query, accept=METADATA_ONLY)
             except NotFound:
-                return None
-            found |= {key_of(item): item["metadata"]["uid"] for item in page["items"] or ()}
+                return {}
+            found |= {key_of(kind, item): item["metadata"]["uid"] for item in page["items"] or ()}
             token = page["metadata"].get("continue")
             if not token:
                 return found
             query = query | {"continue": token}
 
     async def plurals(self, like: Kind) -> frozenset[str]:
-        """Which kinds the cluster knows in the group and version of `like`, by their plurals."""
+        """Return the plural names of the kinds that the cluster has in the group and version of `like`."""
         path = f"/apis/{like.group}/{like.version}" if like.group else f"/api/{like.version}"
         try:
             answer = await self._call("discover", "GET", like, path)
@@ -192,7 +147,7 @@ class Cluster:
         return frozenset(resource["name"] for resource in answer.get("resources") or ())
 
     def post_event(self, body: Body) -> None:
-        """Tell people what happened to an object, in the background: no turn waits, and a lost one harms none."""
+        """Create an Event in the background: no reconciliation waits for it, and a lost Event does no harm."""
         task = asyncio.create_task(self._post_event(body))
         self._posting.add(task)
         task.add_done_callback(self._posting.discard)
@@ -203,63 +158,105 @@ class Cluster:
         except (ClusterUnavailable, ClusterRefused) as error:
             log.info("event not posted", because=str(error))
 
-    async def _call(
-        self, verb: str, method: str, kind: Kind, path: str, query: Mapping[str, str] | None = None, **more: Any
+    async def _patch(
+        self,
+        verb: str,
+        key: Key,
+        body: Body,
+        content_type: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        subresource: str | None = None,
     ) -> Body:
-        request = _Request(verb, method, kind, path, query or {}, **more)
-        status, answer, headers = await self._send(request)
-        if status == HTTPStatus.UNAUTHORIZED:
-            await self._open()  # service account tokens are rotated: read the new one
-            status, answer, headers = await self._send(request)
-        if status < HTTPStatus.MULTIPLE_CHOICES:
-            return answer
-        what, message = f"{verb} {path}", str(answer.get("message", ""))[:1000]
-        if _NOT_TYPED in message:
-            status = HTTPStatus.UNPROCESSABLE_ENTITY  # server-side apply answers 500 where a field has no place
-        if status in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            after = headers.get("Retry-After", "")
-            said = f"{what}: the API server answered {status}: {message}"
-            seconds = float(after) if after.isdigit() else None
-            raise ClusterUnavailable(said, seconds, is_about_one=status not in _PASSING)
-        raise _REFUSALS.get(status, ClusterRefused)(what, status, message)
+        query = {"fieldManager": FIELD_MANAGER} | dict(query or {})
+        path = key.path(subresource)
+        return await self._call(verb, "PATCH", key.kind, path, query=query, body=body, content_type=content_type)
 
-    async def _send(self, request: _Request) -> tuple[int, Body, Mapping[str, str]]:
-        assert self._session is not None, "use as an async context manager"
+    async def _call(
+        self,
+        verb: str,
+        method: str,
+        kind: Kind,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Body | None = None,
+        content_type: str = "application/json",
+        accept: str = "application/json",
+    ) -> Body:
+        assert self._client is not None, "use as an async context manager"
         status = 0
         try:
-            async with self._session.request(
-                request.method,
-                self._server + request.path,
-                params=request.query,
-                data=None if request.body is None else json.dumps(request.body),
-                headers={"Content-Type": request.content_type, "Accept": request.accept},
-            ) as response:
-                text = await response.text()
-                status = response.status
-                return status, _parse(text), response.headers
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            said = f"no answer from {self._server} ({error or type(error).__name__})"
-            raise ClusterUnavailable(f"{request.verb} {request.path}: {said}") from error
-        finally:
-            self._observe_call(request.verb, request.kind.name, status)
-
-    async def _open(self) -> None:
-        async with self._login:
-            before = self._session
-            info = log_in()
-            self._server = info.server.rstrip("/")
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(ssl=info.as_ssl_context(), limit=20),
-                headers=info.as_http_headers() | {"User-Agent": FIELD_MANAGER},
-                timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS),
+            answer, status, _ = await self._client.call_api(
+                path,
+                method,
+                query_params=list((query or {}).items()),
+                header_params={"Content-Type": content_type, "Accept": accept},
+                body=body,
+                response_types_map=ANY_OBJECT,
+                auth_settings=["BearerToken"],
+                _request_timeout=TIMEOUT_SECONDS,
             )
+        except ApiException as error:
+            status = int(error.status or 0)
+            if status == HTTPStatus.UNAUTHORIZED:
+                await self._connect()  # the token or certificate may have been replaced, and the call is retried later
+            raise _failure(f"{verb} {path}", status, error) from error
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            reason = error or type(error).__name__
+            raise ClusterUnavailable(f"{verb} {path}: the API server does not answer ({reason})") from error
+        finally:
+            self._observe_call(verb, kind.name, status)
+        return answer if isinstance(answer, dict) else {}
+
+    async def _connect(self) -> None:
+        async with self._connecting:
+            before = self._client
+            configuration = await _configuration()
+            configuration.connection_pool_maxsize = MOST_CONNECTIONS
+            self._client = ApiClient(configuration)
+            self._client.user_agent = FIELD_MANAGER
             if before is not None:
                 await before.close()
 
 
-def _parse(text: str) -> dict[str, Any]:
+async def _configuration() -> Configuration:
+    """Return the configuration of the pod's service account, whose token is read again each minute, or the kubeconfig.
+
+    Raises:
+        BadSetting: neither exists.
+    """
+    found = Configuration()
     try:
-        answer = json.loads(text)
+        load_incluster_config(client_configuration=found)
+    except ConfigException:
+        file = os.environ.get("KUBECONFIG") or KUBECONFIG
+        try:
+            await load_kube_config(config_file=file, client_configuration=found, persist_config=False)
+        except (ConfigException, TypeError) as error:  # TypeError: the file is empty
+            raise BadSetting(
+                f"No service account and no usable kubeconfig found ({file}). Run the operator in a pod, or set "
+                "KUBECONFIG to a file with a current context"
+            ) from error
+    return found
+
+
+def _failure(call: str, status: int, error: ApiException) -> ClusterUnavailable | ClusterRefused:
+    message = _message(error)
+    if _NOT_TYPED in message:
+        status = HTTPStatus.UNPROCESSABLE_ENTITY  # server-side apply answers 500 to an unknown field
+    if status in _TRANSIENT or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        after = (error.headers or {}).get("Retry-After", "")
+        seconds = float(after) if after.isdigit() else None
+        sentence = f"{call}: the API server answered {status}: {message}"
+        return ClusterUnavailable(sentence, seconds, is_about_one=status not in _TRANSIENT)
+    return _REFUSALS.get(status, ClusterRefused)(call, status, message)
+
+
+def _message(error: ApiException) -> str:
+    """Return the API server's own sentence, which a `Status` object holds."""
+    try:
+        answer = json.loads(error.body or "")
     except ValueError:
-        return {"message": text}
-    return answer if isinstance(answer, dict) else {"message": text}
+        answer = error.body
+    return str(answer.get("message", "") if isinstance(answer, dict) else answer or error.reason)[:1000]

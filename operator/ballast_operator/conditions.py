@@ -1,253 +1,204 @@
-"""What `status.conditions` says, each the first check that finds something. PURE."""
+"""The conditions of an InferenceDeployment. Each is the first verdict of a chain of checks. PURE."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
 
 from ballast_api.conditions import ConditionType, Reason
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_operator.children.config import VERSION
 from ballast_operator.kinds import Body
-from ballast_operator.load import FRESH_SECONDS, Load, Trouble
-from ballast_operator.plan import is_live
-from ballast_operator.trouble import pod_trouble
-from ballast_queue.status import WorkerStatus
+from ballast_operator.pod_problem import pod_problem
+from ballast_operator.poll_result import FRESH_SECONDS, PollResult
+from ballast_operator.resource_type import Check, ConditionInput, Verdict, first
+from ballast_queue.status import SloStatus, WorkerStatus
 
-MOST_CHARACTERS = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Input:
-    """The world as the checks see it."""
-
-    resource: InferenceDeployment
-    deployment: Body | None
-    pods: tuple[Body, ...]
-    load: Load | None
-    now: float
-    files: Mapping[str, str] = field(default_factory=dict)
-    """Hash of the configuration file of each version."""
-    refused: Trouble | None = None
-    """What the API server would not take, in its words."""
-
-    @property
-    def live(self) -> tuple[Body, ...]:
-        """Pods that run or will."""
-        return tuple(pod for pod in self.pods if is_live(pod))
-
-    def count(self, name: str) -> int:
-        """A figure of the Deployment's status; zero while it has none."""
-        status = (self.deployment or {}).get("status") or {}
-        return int(status.get(name) or 0)
-
-    @property
-    def is_current(self) -> bool:
-        """The Deployment's status speaks of its present spec."""
-        found = self.deployment
-        return found is not None and self.count("observedGeneration") >= found["metadata"].get("generation", 0)
+Given = ConditionInput[InferenceDeployment]
 
 
-class Verdict(NamedTuple):
-    """What a condition says."""
-
-    status: Literal["True", "False", "Unknown"]
-    reason: Reason
-    message: str
-
-
-Check = Callable[[Input], Verdict | None]
-
-
-def conditions(world: Input) -> dict[ConditionType, Verdict]:
-    """Every condition of the resource."""
-    return {kind: _first(checks, world) for kind, checks in CHAINS.items()}
-
-
-def _first(checks: Iterable[Check], world: Input) -> Verdict:
-    for check in checks:
-        found = check(world)
-        if found is not None:
-            return found._replace(message=found.message[:MOST_CHARACTERS])
-    raise AssertionError("the last check of a chain always has an answer")
+def conditions(given: Given) -> dict[ConditionType, Verdict]:
+    """Return every condition of the resource."""
+    return {kind: first(checks, given) for kind, checks in CHAINS.items()}
 
 
 # Ready
 
 
-def _asked_for_none(world: Input) -> Verdict | None:
-    if world.resource.spec.replicas == 0 and world.deployment is not None:
-        return Verdict("True", Reason.SCALED_TO_ZERO, "0 replicas are asked for")
+def _is_scaled_to_zero(given: Given) -> Verdict | None:
+    if given.resource.spec.replicas == 0 and given.deployment is not None:
+        return Verdict("True", Reason.SCALED_TO_ZERO, "spec.replicas is 0")
     return None
 
 
-def _enough_serve(world: Input) -> Verdict | None:
-    wanted, serving = world.resource.spec.replicas, world.count("availableReplicas")
-    floor = max(1, wanted - world.resource.spec.rollout.max_unavailable)
-    if serving < floor:
+def _is_ready_enough(given: Given) -> Verdict | None:
+    wanted, ready = given.resource.spec.replicas, given.count("availableReplicas")
+    if ready < max(1, wanted - given.resource.spec.rollout.max_unavailable):
         return None
-    figures = f"{serving} of {wanted} workers serve"
-    if _finds_no_device(world):
+    figures = f"{ready} of {wanted} workers are ready"
+    if _found_no_gpu(given):
         return Verdict(
             "True",
             Reason.SERVING_ON_CPU,
-            f"{figures}, on the CPU: no device was found where spec.gpu asked for one. Check the driver, and that the "
-            "image's torch has CUDA, or set gpu.count to 0",
+            f"{figures} and run on the CPU: a worker found no GPU although spec.gpu requests one. Check the driver and "
+            "that the image's torch has CUDA, or set spec.gpu.count to 0",
         )
     return Verdict("True", Reason.SERVING, figures)
 
 
-def _finds_no_device(world: Input) -> bool:
-    if world.load is None or world.resource.spec.gpu.count == 0:
+def _found_no_gpu(given: Given) -> bool:
+    if given.poll is None or given.resource.spec.gpu.count == 0:
         return False
-    return any(status.device == "cpu" for status in world.load.of_pods(world.live).values())
+    return any(status.device == "cpu" for status in given.poll.by_pod(given.live).values())
 
 
-def _too_few_serve(world: Input) -> Verdict | None:
-    wanted, serving = world.resource.spec.replicas, world.count("availableReplicas")
-    if serving or world.count("updatedReplicas") > world.count("unavailableReplicas"):
-        return Verdict("False", Reason.NOT_ENOUGH_READY, f"{serving} of {wanted} workers serve")
-    return Verdict("False", Reason.STARTING, f"no worker serves yet, {wanted} are asked for")
+def _is_not_ready(given: Given) -> Verdict | None:
+    wanted, ready = given.resource.spec.replicas, given.count("availableReplicas")
+    is_starting = not ready and given.count("updatedReplicas") <= given.count("unavailableReplicas")
+    reason = Reason.STARTING if is_starting else Reason.NOT_ENOUGH_READY
+    return Verdict("False", reason, f"{ready} of {wanted} workers are ready")
 
 
 # Progressing
 
 
-def _is_complete(world: Input) -> Verdict | None:
-    wanted = world.resource.spec.replicas
-    figures = [world.count(name) for name in ("replicas", "updatedReplicas", "availableReplicas")]
-    if world.is_current and figures == [wanted] * 3:
-        return Verdict("False", Reason.COMPLETE, f"{wanted} workers of the newest version serve")
+def _is_complete(given: Given) -> Verdict | None:
+    wanted = given.resource.spec.replicas
+    figures = [given.count(name) for name in ("replicas", "updatedReplicas", "availableReplicas")]
+    if given.is_current and figures == [wanted] * 3:
+        return Verdict("False", Reason.COMPLETE, f"{wanted} workers of the newest version are ready")
     return None
 
 
-def _is_stuck(world: Input) -> Verdict | None:
-    if _deadline_passed(world) is not None:
-        return Verdict("False", Reason.ROLLOUT_STUCK, _rollout(world))
+def _is_stuck(given: Given) -> Verdict | None:
+    if _deadline_passed(given) is not None:
+        return Verdict("False", Reason.ROLLOUT_STUCK, _rollout(given))
     return None
 
 
-def _is_rolling(world: Input) -> Verdict | None:
-    if world.count("availableReplicas"):
-        return Verdict("True", Reason.ROLLING_OUT, _rollout(world))
-    return Verdict("True", Reason.STARTING, _rollout(world))
+def _is_rolling(given: Given) -> Verdict | None:
+    if given.count("availableReplicas"):
+        return Verdict("True", Reason.ROLLING_OUT, _rollout(given))
+    return Verdict("True", Reason.STARTING, _rollout(given))
 
 
-def _rollout(world: Input) -> str:
-    updated, serving = world.count("updatedReplicas"), world.count("availableReplicas")
-    return f"{updated} of {world.resource.spec.replicas} workers have the newest version, {serving} of all serve"
+def _rollout(given: Given) -> str:
+    updated, ready = given.count("updatedReplicas"), given.count("availableReplicas")
+    wanted = given.resource.spec.replicas
+    return f"{updated} of {wanted} workers have the newest version; {ready} workers are ready in all"
 
 
 # Degraded
 
 
-def _is_refused(world: Input) -> Verdict | None:
-    return Verdict("True", world.refused.reason, world.refused.message) if world.refused else None
+def _is_refused(given: Given) -> Verdict | None:
+    return Verdict("True", given.refused.reason, given.refused.message) if given.refused else None
 
 
-def _pod_is_unwell(world: Input) -> Verdict | None:
-    for pod in world.live:
-        found = pod_trouble(pod)
+def _pod_has_problem(given: Given) -> Verdict | None:
+    for pod in given.live:
+        found = pod_problem(pod)
         if found is not None:
-            return Verdict("True", found.reason, f"pod {pod['metadata']['name']}: {found.message}{_old_serves(world)}")
+            return Verdict("True", found.reason, f"pod {pod['metadata']['name']}: {found.message}{_old_version(given)}")
     return None
 
 
-def _pods_are_not_made(world: Input) -> Verdict | None:
-    found = _deployment_condition(world, "ReplicaFailure")
+def _pods_cannot_be_created(given: Given) -> Verdict | None:
+    found = _deployment_condition(given, "ReplicaFailure")
     if found is None or found.get("status") != "True":
         return None
     message = found.get("message", "")
     return Verdict("True", Reason.QUOTA if "quota" in message else Reason.INVALID_POD, message)
 
 
-def _secret_is_missing(world: Input) -> Verdict | None:
-    trouble = world.load.trouble if world.load else None
-    if trouble is not None and trouble.reason is Reason.NO_SECRET:
-        return Verdict("True", trouble.reason, trouble.message)
+def _secret_is_missing(given: Given) -> Verdict | None:
+    problem = given.poll.problem if given.poll else None
+    if problem is not None and problem.reason is Reason.NO_SECRET:
+        return Verdict("True", problem.reason, problem.message)
     return None
 
 
-def _takes_too_long(world: Input) -> Verdict | None:
-    found = _deadline_passed(world)
+def _exceeds_deadline(given: Given) -> Verdict | None:
+    found = _deadline_passed(given)
     if found is None:
         return None
-    seconds = world.resource.spec.rollout.startup_seconds
+    seconds = given.resource.spec.rollout.startup_seconds
     return Verdict(
-        "True", Reason.ROLLOUT_STUCK, f"no progress within {seconds} s (rollout.startupSeconds){_old_serves(world)}"
+        "True", Reason.ROLLOUT_STUCK, f"no progress within {seconds} s (rollout.startupSeconds){_old_version(given)}"
     )
 
 
-def _is_well(_: Input) -> Verdict:
-    return Verdict("False", Reason.HEALTHY, "nothing is wrong")
+def _is_healthy(_: Given) -> Verdict:
+    return Verdict("False", Reason.HEALTHY, "no problem found")
 
 
-def _old_serves(world: Input) -> str:
-    old = world.count("availableReplicas") - world.count("updatedReplicas")
-    return f"; {world.count('availableReplicas')} workers of the old version serve on" if old > 0 else ""
+def _old_version(given: Given) -> str:
+    old = given.count("availableReplicas") - given.count("updatedReplicas")
+    return f"; {given.count('availableReplicas')} workers of the old version remain ready" if old > 0 else ""
 
 
-def _deadline_passed(world: Input) -> Body | None:
-    found = _deployment_condition(world, "Progressing")
+def _deadline_passed(given: Given) -> Body | None:
+    found = _deployment_condition(given, "Progressing")
     return found if found is not None and found.get("reason") == "ProgressDeadlineExceeded" else None
 
 
-def _deployment_condition(world: Input, kind: str) -> Body | None:
-    entries = ((world.deployment or {}).get("status") or {}).get("conditions") or ()
+def _deployment_condition(given: Given, kind: str) -> Body | None:
+    entries = ((given.deployment or {}).get("status") or {}).get("conditions") or ()
     return next((entry for entry in entries if entry.get("type") == kind), None)
 
 
 # ConfigApplied, and what workers and queue say
 
 
-def _nothing_known(world: Input) -> Verdict | None:
-    load = world.load
-    if load is None:
-        return Verdict("Unknown", Reason.PENDING, "workers and queue have not been looked at yet")
-    if load.trouble is not None:
-        return Verdict("Unknown", load.trouble.reason, load.trouble.message)
-    if world.now - load.at > FRESH_SECONDS:
-        return Verdict("Unknown", Reason.STALE, f"the last look is older than {FRESH_SECONDS:g} s")
+def _is_unknown(given: Given) -> Verdict | None:
+    poll = given.poll
+    if poll is None:
+        return Verdict("Unknown", Reason.PENDING, "workers and queue have not been polled yet")
+    if poll.problem is not None:
+        return Verdict("Unknown", poll.problem.reason, poll.problem.message)
+    if given.now - poll.at > FRESH_SECONDS:
+        return Verdict("Unknown", Reason.STALE, f"the last poll of workers and queue is older than {FRESH_SECONDS:g} s")
     return None
 
 
-def _no_worker(world: Input) -> Verdict | None:
-    assert world.load is not None, "asked after _nothing_known"
-    if not world.load.workers:
+def _poll(given: Given) -> PollResult:
+    assert given.poll is not None, "_is_unknown precedes this check"
+    return given.poll
+
+
+def _no_worker(given: Given) -> Verdict | None:
+    if not _poll(given).workers:
         return Verdict("Unknown", Reason.NO_WORKERS, "no worker has reported")
     return None
 
 
-def _has_config(world: Input) -> Verdict:
-    assert world.load is not None, "asked after _nothing_known"
-    statuses = world.load.of_pods(world.live)
+def _has_config(given: Given) -> Verdict:
+    statuses = _poll(given).by_pod(given.live)
     behind = []
-    for pod in world.live:
+    for pod in given.live:
         name = pod["metadata"]["name"]
-        wanted = world.files.get((pod["metadata"].get("annotations") or {}).get(VERSION, ""))
+        wanted = given.plan.files.get((pod["metadata"].get("annotations") or {}).get(VERSION, ""))
         if name not in statuses or statuses[name].config_hash != wanted:
             behind.append(name)
-    total = len(world.live)
+    total = len(given.live)
     if behind:
-        return Verdict(
-            "False", Reason.PENDING, f"{total - len(behind)} of {total} workers have it; not yet: {behind[0]}"
-        )
-    return Verdict("True", Reason.APPLIED, f"all {total} workers have generation {world.resource.metadata.generation}")
+        message = f"{total - len(behind)} of {total} workers use the newest settings; {behind[0]} does not yet"
+        return Verdict("False", Reason.PENDING, message)
+    message = f"all {total} workers use the settings of generation {given.resource.metadata.generation}"
+    return Verdict("True", Reason.APPLIED, message)
 
 
-def _reservation_is_not_met(world: Input) -> Verdict | None:
-    short = [worker for worker in _serving_workers(world) if _is_short(worker)]
+def _reservation_is_not_met(given: Given) -> Verdict | None:
+    short = [worker for worker in _serving_workers(given) if _is_short(worker)]
     if not short:
         return None
     first = short[0]
     assert first.reservation is not None, "a worker that does not report is not short"
-    others = f"; so it is on {len(short)} workers" if len(short) > 1 else ""
+    others = f"; {len(short)} workers are in this state" if len(short) > 1 else ""
     return Verdict(
         "False",
         Reason.RESERVATION_NOT_MET,
         f"{first.worker_id} runs offline requests in {first.reservation.in_use} of {first.reservation.slots} reserved "
-        f"slots, while {first.offline.waiting + first.offline.parked} wait there and {_depth(world)} wait in the "
+        f"slots, while {first.offline.waiting + first.offline.parked} wait there and {_depth(given)} wait in the "
         f"queue{others}",
     )
 
@@ -261,25 +212,25 @@ def _is_short(worker: WorkerStatus) -> bool:
     return (waits_here and not found.is_met) or (worker.can_claim and found.in_use < found.slots)
 
 
-def _reservation_is_not_reported(world: Input) -> Verdict | None:
-    workers = _serving_workers(world)
-    known = world.load.of_pods(world.live) if world.load else {}
-    silent = [name for pod in world.live if _is_ready(pod) and (name := pod["metadata"]["name"]) not in known]
+def _reservation_is_not_reported(given: Given) -> Verdict | None:
+    workers = _serving_workers(given)
+    known = given.poll.by_pod(given.live) if given.poll else {}
+    silent = [name for pod in given.live if _is_ready(pod) and (name := pod["metadata"]["name"]) not in known]
     total = len(workers) + len(silent)
     silent += [worker.worker_id for worker in workers if worker.reservation is None]
     if silent:
         message = f"{len(silent)} of {total} workers did not report their reservation, such as {silent[0]}"
     elif not workers:
-        message = "no worker that reports takes offline work: each is on its way out or not ready"
+        message = "no reporting worker takes offline work: each one is draining or not ready"
     else:
         return None
-    return Verdict("Unknown", Reason.NOT_REPORTED, f"{message}; {_depth(world)} items wait in the queue")
+    return Verdict("Unknown", Reason.NOT_REPORTED, f"{message}; {_depth(given)} items wait in the queue")
 
 
-def _reservation_is_met(world: Input) -> Verdict:
-    found = [worker.reservation for worker in _serving_workers(world) if worker.reservation]
+def _reservation_is_met(given: Given) -> Verdict:
+    found = [worker.reservation for worker in _serving_workers(given) if worker.reservation]
     reserved, in_use = sum(each.slots for each in found), sum(each.in_use for each in found)
-    waiting = _depth(world) + sum(worker.offline.waiting + worker.offline.parked for worker in _serving_workers(world))
+    waiting = _depth(given) + sum(worker.offline.waiting + worker.offline.parked for worker in _serving_workers(given))
     if not waiting:
         message = f"no offline work waits; {reserved} slots are reserved"
     elif in_use < reserved:
@@ -292,14 +243,13 @@ def _reservation_is_met(world: Input) -> Verdict:
     return Verdict("True", Reason.SATISFIED, message)
 
 
-def _serving_workers(world: Input) -> list[WorkerStatus]:
+def _serving_workers(given: Given) -> list[WorkerStatus]:
     """Return the workers that take offline work."""
-    assert world.load is not None, "asked after _nothing_known"
-    return [worker for worker in world.load.workers if worker.is_ready and not worker.is_draining]
+    return [worker for worker in _poll(given).workers if worker.is_ready and not worker.is_draining]
 
 
-def _depth(world: Input) -> int:
-    return world.load.queue.depth if world.load and world.load.queue else 0
+def _depth(given: Given) -> int:
+    return given.poll.queue.depth if given.poll and given.poll.queue else 0
 
 
 def _is_ready(pod: Body) -> bool:
@@ -307,47 +257,67 @@ def _is_ready(pod: Body) -> bool:
     return any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions)
 
 
-def _slo(world: Input) -> Verdict:
-    load, slo = world.load, world.resource.spec.slo
-    assert load is not None, "asked after _nothing_known"
-    ttft = [w.ttft_p99_seconds for w in load.workers if w.ttft_p99_seconds is not None]
-    tpot = [w.tpot_p99_seconds for w in load.workers if w.tpot_p99_seconds is not None]
-    if not ttft and not tpot:
-        return Verdict("True", Reason.NO_TRAFFIC, "no online request was finished lately")
-    found = {
-        "TTFT": (1000 * max(ttft, default=0.0), slo.ttft_milliseconds),
-        "TPOT": (1000 * max(tpot, default=0.0), slo.tpot_milliseconds),
-    }
-    figures = ", ".join(f"{name} p99 {got:.0f} ms of {limit:g}" for name, (got, limit) in found.items())
-    missed = [name for name, (got, limit) in found.items() if got > limit]
-    if missed:
-        return Verdict(
-            "False", Reason.MISSED, f"{' and '.join(missed)} above the promise in the slowest worker: {figures}"
-        )
-    return Verdict("True", Reason.MET, figures)
+def _slo_is_missed(given: Given) -> Verdict | None:
+    objective = given.resource.spec.slo.objective_percent
+    missed = [name for name, met, judged in _slo_counts(given) if 100 * met < objective * judged]
+    if not missed:
+        return None
+    return Verdict("False", Reason.MISSED, f"too few requests meet {' and '.join(missed)}: {_slo_figures(given)}")
 
 
-def _deadlines(world: Input) -> Verdict:
-    queue = world.load.queue if world.load else None
+def _slo_is_not_reported(given: Given) -> Verdict | None:
+    workers = _poll(given).workers
+    silent = [worker.worker_id for worker in workers if worker.slo is None]
+    if not silent:
+        return None
+    message = (
+        f"{len(silent)} of {len(workers)} workers did not report how many requests met the SLO, such as {silent[0]}"
+    )
+    return Verdict("Unknown", Reason.NOT_REPORTED, message)
+
+
+def _slo_is_met(given: Given) -> Verdict:
+    if not _slo_counts(given):
+        return Verdict("True", Reason.NO_TRAFFIC, "no online request ended in the last minute")
+    return Verdict("True", Reason.MET, _slo_figures(given))
+
+
+def _slo_counts(given: Given) -> list[tuple[str, int, int]]:
+    """Return (TTFT or TPOT, requests that met it, judged requests) over all workers; nothing without requests."""
+    found = [worker.slo for worker in _poll(given).workers if worker.slo is not None]
+    total = SloStatus(**{name: sum(getattr(each, name) for each in found) for name in SloStatus.model_fields})
+    counts = (("TTFT", total.ttft_met, total.ttft_judged), ("TPOT", total.tpot_met, total.tpot_judged))
+    return [count for count in counts if count[2]]
+
+
+def _slo_figures(given: Given) -> str:
+    slo = given.resource.spec.slo
+    limits = {"TTFT": slo.ttft_milliseconds, "TPOT": slo.tpot_milliseconds}
+    shares = [f"{met} of {judged} requests met {name} {limits[name]:g} ms" for name, met, judged in _slo_counts(given)]
+    return f"{', '.join(shares)} in the last minute; the objective is {slo.objective_percent:g} %"
+
+
+def _deadlines(given: Given) -> Verdict:
+    queue = given.poll.queue if given.poll else None
     late = queue.jobs_at_risk if queue else 0
     if late:
         return Verdict("True", Reason.LATE, f"{late} jobs will miss their deadline at the present rate")
     return Verdict("False", Reason.ON_TIME, "no job is at risk")
 
 
-_UNWELL = (_is_refused, _pods_are_not_made, _pod_is_unwell, _secret_is_missing, _takes_too_long, _is_well)
-CHAINS: Mapping[ConditionType, tuple[Check, ...]] = {
-    ConditionType.READY: (_asked_for_none, _enough_serve, _too_few_serve),
+_DEGRADED = (_is_refused, _pods_cannot_be_created, _pod_has_problem, _secret_is_missing, _exceeds_deadline, _is_healthy)
+CHAINS: Mapping[ConditionType, tuple[Check[InferenceDeployment], ...]] = {
+    ConditionType.READY: (_is_scaled_to_zero, _is_ready_enough, _is_not_ready),
     ConditionType.PROGRESSING: (_is_complete, _is_stuck, _is_rolling),
-    ConditionType.DEGRADED: _UNWELL,
-    ConditionType.CONFIG_APPLIED: (_nothing_known, _no_worker, _has_config),
+    ConditionType.DEGRADED: _DEGRADED,
+    ConditionType.CONFIG_APPLIED: (_is_unknown, _no_worker, _has_config),
     ConditionType.OFFLINE_RESERVATION_SATISFIED: (
-        _nothing_known,
+        _is_unknown,
         _no_worker,
         _reservation_is_not_met,
         _reservation_is_not_reported,
         _reservation_is_met,
     ),
-    ConditionType.SLO_MET: (_nothing_known, _no_worker, _slo),
-    ConditionType.DEADLINE_AT_RISK: (_nothing_known, _deadlines),
+    ConditionType.SLO_MET: (_is_unknown, _no_worker, _slo_is_missed, _slo_is_not_reported, _slo_is_met),
+    ConditionType.DEADLINE_AT_RISK: (_is_unknown, _deadlines),
 }

@@ -1,7 +1,8 @@
-"""Where an object differs from what was applied: paths of fields that say something else, or are missing. PURE.
+"""Compares an object with the manifest that was applied. PURE.
 
-Fields that only the object has are not ours to judge: defaults, and what others added. Lists of named things are
-compared by name, as server-side apply merges them; other lists as a whole.
+A field of the manifest drifts if the object lacks it or has another value. Fields that only the object has do not
+count: they are defaults, or others added them. Lists of named items are compared by name, as server-side apply merges
+them, and other lists as a whole.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _SUFFIX = {
 
 
 def drift(wanted: Any, found: Any) -> tuple[str, ...]:
-    """Paths at which `found` is not what `wanted` says; empty where it is."""
+    """Return the paths at which `found` differs from `wanted`."""
     return tuple(_differences(wanted, found, ""))
 
 
@@ -56,7 +57,7 @@ def _list_differences(wanted: list[Any], found: list[Any], path: str) -> Iterato
 
 
 def _is_empty(value: Any) -> bool:
-    """The API server leaves out empty maps and lists."""
+    """The API server omits empty maps and lists."""
     return value is None or value in ({}, [])
 
 
@@ -72,7 +73,7 @@ def _is_equal(wanted: Any, found: Any) -> bool:
 
 
 def _quantity(value: str | float) -> Decimal | None:
-    """A Kubernetes quantity as a number: `1000m` is `1`."""
+    """Return a Kubernetes quantity as a number: `1000m` is `1`."""
     match = _QUANTITY.match(str(value))
     if match is None:
         return None

@@ -2,12 +2,12 @@
 
 OperatorError
 ├── MissingExtra          a package of the `operator` extra is not installed
-├── BadSetting            the operator's own settings cannot be taken
-├── ClusterUnavailable    no answer, a busy answer (429) or a failed one (5xx): the turn is tried again
-└── ClusterRefused        the API server understood and said no
+├── BadSetting            a setting of the operator is missing or invalid
+├── ClusterUnavailable    no answer, a busy answer (429) or a failed one (5xx): the reconciliation is retried
+└── ClusterRefused        the API server refused the call
     ├── NotFound
-    ├── Conflict          somebody else was faster, or owns what is to be written
-    ├── Invalid           the object itself is wrong, as where a template passes on what no pod can have
+    ├── Conflict          another writer changed the object, or owns the fields
+    ├── Invalid           the object is invalid, for example because of `spec.template`
     └── Forbidden         the operator's role lacks a verb
 """
 
@@ -23,13 +23,13 @@ class MissingExtra(OperatorError):
 
 
 class BadSetting(OperatorError):
-    """A setting of the operator cannot be taken."""
+    """A setting of the operator is missing or invalid."""
 
 
 class ClusterUnavailable(OperatorError):
-    """The API server cannot serve right now.
+    """The API server cannot serve the call now.
 
-    `retry_after` is what it asked for, in seconds; `is_about_one` where it failed at this call and may do others.
+    `retry_after` is the delay in seconds that it asked for. `is_about_one` is True if only this call is known to fail.
     """
 
     def __init__(self, message: str, retry_after: float | None = None, *, is_about_one: bool = False) -> None:
@@ -39,24 +39,24 @@ class ClusterUnavailable(OperatorError):
 
 
 class ClusterRefused(OperatorError):
-    """The API server refused a call; `message` is its own sentence."""
+    """The API server refused a call. `message` is its own sentence."""
 
-    def __init__(self, what: str, status: int, message: str) -> None:
-        super().__init__(f"{what}: the API server answered {status}: {message}")
+    def __init__(self, call: str, status: int, message: str) -> None:
+        super().__init__(f"{call}: the API server answered {status}: {message}")
         self.status = status
         self.message = message
 
 
 class NotFound(ClusterRefused):
-    """There is no such object, or no such kind."""
+    """The object or its kind does not exist."""
 
 
 class Conflict(ClusterRefused):
-    """The object changed meanwhile, exists already, or another manager owns its fields."""
+    """The object changed, exists already, or another manager owns its fields."""
 
 
 class Invalid(ClusterRefused):
-    """The object that was sent is wrong."""
+    """The object that was sent is invalid."""
 
 
 class Forbidden(ClusterRefused):

@@ -1,52 +1,83 @@
-"""What Kopf calls. Every event only says whose turn it is."""
+"""The handlers that Kopf calls. Each event only updates a cache and adds a resource to the work queue."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import kopf
 
 from ballast_api.names import MANAGED_BY_LABEL, OPERATOR
-from ballast_operator.cache import Cache, owner_of
-from ballast_operator.cluster import log_in
-from ballast_operator.kinds import INFERENCE_DEPLOYMENT, WATCHED, Body, Key, Kind, key_of
+from ballast_operator.cache import Cache
+from ballast_operator.errors import BadSetting
+from ballast_operator.kinds import CRD, POD, Body, Key, Kind
+from ballast_operator.resource_type import ResourceType
 
 SETTLE_SECONDS = 0.1
-"""Changes of children come in bursts: one turn serves them all."""
+"""Children change in bursts. The resource is reconciled once for all changes of a burst."""
 LOGIN_AGAIN_SECONDS = 2.0
 CHILDREN_SELECTOR = f"{MANAGED_BY_LABEL}={OPERATOR}"
 
 
-def registry(cache: Cache, add: Callable[[Key, float], None], relisted: Callable[[], None]) -> kopf.OperatorRegistry:
-    """Handlers that fill `cache` and `add` turns; `relisted` is called where a stream was listed anew."""
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """What the handlers call."""
+
+    add: Callable[[Key, float], None]
+    """Reconcile a resource in so many seconds."""
+    relisted: Callable[[], None]
+    """A watch listed its objects again, so deletions may have been missed."""
+    kinds_changed: Callable[[], None]
+    """A CRD of an optional kind was added, changed or deleted."""
+
+
+def watched(types: Sequence[ResourceType[Any]]) -> tuple[Kind, ...]:
+    """Return every kind to watch: the resources, their children and pods."""
+    kinds = [kind for found in types for kind in (found.kind, *found.children, POD)]
+    return tuple(dict.fromkeys(kinds))
+
+
+def registry(types: Sequence[ResourceType[Any]], caches: Sequence[Cache], listener: Listener) -> kopf.OperatorRegistry:
+    """Return the handlers that fill `caches` and call `listener`."""
     found = kopf.OperatorRegistry()
 
     @kopf.on.login(id="log-in", registry=found, backoff=LOGIN_AGAIN_SECONDS)
-    async def login(**_: Any) -> kopf.ConnectionInfo:
-        return log_in()
+    async def log_in(*, settings: kopf.OperatorSettings, **_: Any) -> kopf.ConnectionInfo:
+        login = kopf.login_with_service_account(settings=settings) or kopf.login_with_kubeconfig(settings=settings)
+        if login is None:
+            raise BadSetting("No service account and no usable kubeconfig found")
+        return login
 
-    for kind in WATCHED:
-        _register(found, kind, cache, add, relisted)
+    groups = {kind.group for kind in watched(types) if kind.is_optional}
+
+    @kopf.on.event(CRD.group, CRD.version, CRD.plural, id="see-kinds", registry=found)
+    async def see_kinds(spec: kopf.Spec, **_: Any) -> None:
+        if spec.get("group") in groups:
+            listener.kinds_changed()
+
+    for kind in watched(types):
+        _register(found, kind, caches, listener)
     return found
 
 
-def settings() -> kopf.OperatorSettings:
-    """Kopf as a source of events and nothing else: it writes nothing, neither annotations nor finalizers nor events."""
+def settings(types: Sequence[ResourceType[Any]]) -> kopf.OperatorSettings:
+    """Return settings for Kopf as a source of events only: it writes no annotations, finalizers or events."""
     found = kopf.OperatorSettings()
     found.posting.enabled = False
     found.queueing.idle_timeout = 1.0
     found.persistence.diffbase_storage = _NothingToCompare()
-    for kind in WATCHED:
-        if kind != INFERENCE_DEPLOYMENT:
+    resources = {each.kind for each in types}
+    for kind in watched(types):
+        if kind not in resources:
             found.watching.label_selectors[kind.group, kind.version, kind.plural] = CHILDREN_SELECTOR
     return found
 
 
 class _NothingToCompare(kopf.DiffBaseStorage):
-    """Spares each event a deep copy of its object: Kopf would compare it with the one before, for handlers of changes.
+    """Saves a deep copy of each object, which Kopf would compare with the next version for its change handlers.
 
-    That was half of the operator's CPU.
+    These copies took half of the operator's CPU time.
     """
 
     def build(self, *, body: kopf.Body, extra_fields: Any = None) -> kopf.BodyEssence:
@@ -58,36 +89,30 @@ class _NothingToCompare(kopf.DiffBaseStorage):
         return None
 
     def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
-        """Nothing is written to objects."""
+        """Write nothing to objects."""
 
 
-def _register(
-    found: kopf.OperatorRegistry,
-    kind: Kind,
-    cache: Cache,
-    add: Callable[[Key, float], None],
-    relisted: Callable[[], None],
-) -> None:
-    news: set[str] = set()
+def _register(found: kopf.OperatorRegistry, kind: Kind, caches: Sequence[Cache], listener: Listener) -> None:
+    changed: dict[str, Key] = {}
+    """Resources to reconcile, by the uid of the object that changed."""
 
-    # The index is Kopf's barrier: no event is handled before all kinds were listed once and passed through here.
+    # The index is Kopf's barrier: it handles no event before it has listed and indexed all kinds once.
     @kopf.index(kind.group, kind.version, kind.plural, id=f"see-{kind.plural}", registry=found)
     async def see(body: kopf.Body, **_: Any) -> None:
-        if cache.put(kind, dict(body)) is not None:
-            news.add(body["metadata"]["uid"])
+        for cache in caches:
+            key = cache.put(kind, dict(body))
+            if key is not None:
+                changed[body["metadata"]["uid"]] = key
 
     @kopf.on.event(kind.group, kind.version, kind.plural, id=f"hear-{kind.plural}", registry=found)
     async def hear(event: kopf.RawEvent, **_: Any) -> None:
         body: Body = dict(event["object"])
-        uid = body["metadata"]["uid"]
         if event["type"] is None:
-            relisted()
+            listener.relisted()
+        # An object that the cache already holds, such as the answer to the operator's own write, is not a change.
+        keys = [changed.pop(body["metadata"]["uid"], None)]
         if event["type"] == "DELETED":
-            key = cache.drop(kind, body)
-        elif uid in news:  # what came back of our own writes is none
-            key = key_of(body) if kind == INFERENCE_DEPLOYMENT else owner_of(body)
-        else:
-            key = None
-        news.discard(uid)
-        if key is not None:
-            add(key, 0.0 if kind == INFERENCE_DEPLOYMENT else SETTLE_SECONDS)
+            keys = [cache.drop(kind, body) for cache in caches]
+        for key in keys:
+            if key is not None:
+                listener.add(key, 0.0 if key.kind == kind else SETTLE_SECONDS)

@@ -1,4 +1,4 @@
-"""The kinds that the operator reads and writes."""
+"""The kinds of objects that the operator reads and writes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Body = dict[str, Any]
 """A Kubernetes object as JSON."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Kind:
     """One kind of namespaced object."""
 
@@ -18,15 +18,15 @@ class Kind:
     version: str
     plural: str
     is_optional: bool = False
-    """Its CRD may be missing; the operator does without."""
+    """The cluster may lack its CRD. The operator then works without this kind."""
 
     @property
     def api_version(self) -> str:
-        """`apps/v1`, or `v1` for the core group."""
+        """Return `apps/v1`, or `v1` for the core group."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
-        """The path of a collection, an object or a subresource."""
+        """Return the path of a collection, an object or a subresource."""
         path = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         if namespace is not None:
             path += f"/namespaces/{namespace}"
@@ -38,16 +38,22 @@ class Kind:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Key:
-    """Names one InferenceDeployment, or any namespaced object of a known kind."""
+    """The identity of one object: its kind, namespace and name."""
 
+    kind: Kind
     namespace: str
     name: str
 
     def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
+        return f"{self.kind.name} {self.namespace}/{self.name}"
+
+    def path(self, subresource: str | None = None) -> str:
+        """Return the path of the object or of its subresource."""
+        return self.kind.path(self.namespace, self.name, subresource)
 
 
 INFERENCE_DEPLOYMENT = Kind("InferenceDeployment", "ballast.dev", "v1alpha1", "inferencedeployments")
+CRD = Kind("CustomResourceDefinition", "apiextensions.k8s.io", "v1", "customresourcedefinitions")
 DEPLOYMENT = Kind("Deployment", "apps", "v1", "deployments")
 SERVICE = Kind("Service", "", "v1", "services")
 CONFIG_MAP = Kind("ConfigMap", "", "v1", "configmaps")
@@ -60,11 +66,7 @@ LEASE = Kind("Lease", "coordination.k8s.io", "v1", "leases")
 SERVICE_MONITOR = Kind("ServiceMonitor", "monitoring.coreos.com", "v1", "servicemonitors", is_optional=True)
 RULE = Kind("PrometheusRule", "monitoring.coreos.com", "v1", "prometheusrules", is_optional=True)
 
-CHILDREN = (CONFIG_MAP, NETWORK_POLICY, SERVICE, BUDGET, DEPLOYMENT, SERVICE_MONITOR, RULE)
-"""In the order in which they are applied: what a pod needs at its start stands before the Deployment."""
-WATCHED = (INFERENCE_DEPLOYMENT, *CHILDREN, POD)
 
-
-def key_of(body: Body) -> Key:
-    """The namespace and name of an object."""
-    return Key(body["metadata"]["namespace"], body["metadata"]["name"])
+def key_of(kind: Kind, body: Body) -> Key:
+    """Return the key of an object of this kind."""
+    return Key(kind, body["metadata"]["namespace"], body["metadata"]["name"])

@@ -1,7 +1,7 @@
-"""One active operator among several, by a Lease that the active one renews.
+"""Leader election: one operator is active, and renews a Lease.
 
-A replica that could not renew for `RENEW_WITHIN_SECONDS` stops, well before another may take over after
-`DURATION_SECONDS`; both intervals are measured with clocks of one process, never by comparing two machines' clocks.
+A replica that cannot renew the Lease for `RENEW_WITHIN_SECONDS` stops, well before another replica may take over after
+`DURATION_SECONDS`. Each process measures both intervals with its own clock. No clocks are compared.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ log = Log(__name__)
 DURATION_SECONDS = 15.0
 RENEW_WITHIN_SECONDS = 10.0
 RENEW_EVERY_SECONDS = 5.0
-LOOK_EVERY_SECONDS = 2.0
+POLL_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What the holder last wrote, and when this process first saw that."""
+    """The last version of the Lease, and when this process first read it."""
 
     version: str
     at: float
@@ -37,7 +37,7 @@ class Leadership:
     """This process's part in the election."""
 
     def __init__(self, cluster: Cluster, key: Key, identity: str, *, seconds: Callable[[], float]) -> None:
-        """Take part as `identity`; `seconds` is a clock that only goes forward."""
+        """Take part as `identity`. `seconds` returns the time of a monotonic clock."""
         self._cluster = cluster
         self._key = key
         self._identity = identity
@@ -46,7 +46,7 @@ class Leadership:
         self._lease: Body | None = None
 
     async def acquire(self) -> None:
-        """Return when this process is the active one."""
+        """Return when this process is the active operator."""
         log.info("waiting to be the active operator", lease=str(self._key), identity=self._identity)
         while True:
             try:
@@ -54,11 +54,11 @@ class Leadership:
                     log.info("active", lease=str(self._key), identity=self._identity)
                     return
             except (ClusterUnavailable, ClusterRefused) as error:
-                log.warning("lease not read or written, tried again", because=str(error))
-            await asyncio.sleep(LOOK_EVERY_SECONDS)
+                log.warning("cannot read or write the lease and will retry", error=str(error))
+            await asyncio.sleep(POLL_SECONDS)
 
     async def keep(self) -> None:
-        """Renew until that fails for too long, then return: this process must stop at once."""
+        """Renew the Lease. Return if that fails for too long: this process must then stop at once."""
         renewed = self._seconds()
         while True:
             await asyncio.sleep(RENEW_EVERY_SECONDS if self._seconds() - renewed < RENEW_EVERY_SECONDS else 1.0)
@@ -66,29 +66,29 @@ class Leadership:
             try:
                 async with asyncio.timeout(max(0.1, renewed + RENEW_WITHIN_SECONDS - before)):
                     if not await self._renew():
-                        log.error("another operator is active now, this one stops", lease=str(self._key))
+                        log.error("another operator is active, so this one stops", lease=str(self._key))
                         return
                 renewed = before
             except (ClusterUnavailable, ClusterRefused, TimeoutError) as error:
                 if self._seconds() - renewed >= RENEW_WITHIN_SECONDS - 1:
                     said = str(error) or "no answer"
-                    log.warning("lease not renewed in time, this operator stops", because=said)
+                    log.warning("lease not renewed in time, so this operator stops", error=said)
                     return
-                log.warning("lease not renewed, tried again", because=str(error) or "no answer")
+                log.warning("cannot renew the lease and will retry", error=str(error) or "no answer")
 
     async def release(self) -> None:
-        """Let another replica take over without waiting for the lease to end."""
+        """Give the Lease up, so that another replica takes over at once."""
         lease = self._lease
         if lease is None or lease["spec"].get("holderIdentity") != self._identity:
             return
         lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
         try:
-            await self._cluster.replace(LEASE, lease)
+            await self._cluster.replace(self._key, lease)
         except (ClusterUnavailable, ClusterRefused) as error:
-            log.info("lease not released, it ends by itself", because=str(error))
+            log.info("cannot release the lease, which expires by itself", error=str(error))
 
     async def _renew(self) -> bool:
-        """Renew with one call, which only works on the lease as this process left it."""
+        """Renew the Lease with one call, which fails if another process wrote the Lease."""
         if self._lease is not None:
             try:
                 self._lease = await self._write(self._lease)
@@ -99,13 +99,13 @@ class Leadership:
         return await self._try()
 
     async def _try(self) -> bool:
-        lease = await self._cluster.get(LEASE, self._key)
+        lease = await self._cluster.get(self._key)
         if lease is not None and not self._is_free(lease):
             return False
         try:
             self._lease = await self._write(lease)
         except Conflict:
-            return False  # somebody else was faster
+            return False  # another replica was faster
         self._seen = None
         return True
 
@@ -131,4 +131,4 @@ class Leadership:
         changed = before.get("holderIdentity") != self._identity
         if changed:
             mine |= {"acquireTime": now, "leaseTransitions": int(before.get("leaseTransitions") or 0) + 1}
-        return await self._cluster.replace(LEASE, lease | {"spec": before | mine})
+        return await self._cluster.replace(self._key, lease | {"spec": before | mine})

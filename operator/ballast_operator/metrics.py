@@ -1,4 +1,4 @@
-"""The operator's own metrics."""
+"""The operator's metrics."""
 
 from __future__ import annotations
 
@@ -11,31 +11,29 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 1
 
 
 class Metrics:
-    """Counts of one process."""
+    """The metrics of one process."""
 
     def __init__(self) -> None:
         registry = self._registry = CollectorRegistry()
-        self.turns = Histogram(
-            "ballast_operator_reconcile_seconds", "Time of one reconcile", buckets=SECONDS, registry=registry
+        self.reconciles = Histogram(
+            "ballast_operator_reconcile_seconds", "Duration of one reconciliation", buckets=SECONDS, registry=registry
         )
         self.errors = Counter(
-            "ballast_operator_reconcile_errors_total", "Reconciles that failed", ["error"], registry=registry
+            "ballast_operator_reconcile_errors_total", "Failed reconciliations", ["error"], registry=registry
         )
         self.calls = Counter(
             "ballast_operator_api_calls_total",
-            "Calls to the API server, watches excepted; code 0 is no answer",
+            "Calls to the API server without watches; code 0 means no answer",
             ["verb", "kind", "code"],
             registry=registry,
         )
-        self.resources = Gauge(
-            "ballast_operator_resources", "InferenceDeployments by phase", ["phase"], registry=registry
-        )
-        self.waiting = Gauge("ballast_operator_queue_length", "Resources that wait for their turn", registry=registry)
-        self.active = Gauge("ballast_operator_active", "1 in the replica that is active", registry=registry)
+        self.resources = Gauge("ballast_operator_resources", "Resources by phase", ["kind", "phase"], registry=registry)
+        self.waiting = Gauge("ballast_operator_queue_length", "Resources in the work queue", registry=registry)
+        self.active = Gauge("ballast_operator_active", "1 in the active replica, else 0", registry=registry)
         self.replicas = Gauge(
             "ballast_operator_replicas",
             "Worker pods of a resource",
-            ["namespace", "name", "state"],
+            ["kind", "namespace", "name", "state"],
             registry=registry,
         )
 
@@ -44,9 +42,9 @@ class Metrics:
         self.calls.labels(verb, kind, str(status)).inc()
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric, for the reference."""
+        """Return every metric, for the reference."""
         return iter(self._registry.collect())
 
     def text(self) -> bytes:
-        """Everything as Prometheus reads it."""
+        """Return all metrics in the text format of Prometheus."""
         return generate_latest(self._registry)

@@ -1,5 +1,6 @@
-"""What the operator may do, as least as it can be: the chart's roles are written from this, and a test compares it with
-every call that the operator makes. PURE.
+"""The permissions that the operator needs, and no others. PURE.
+
+The chart's roles are generated from this list. A test compares the list with every call that the operator makes.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ class Permission:
     verbs: tuple[str, ...]
 
     def rule(self) -> Body:
-        """As it stands in a Role."""
+        """Return the rule of a Role."""
         return {"apiGroups": [self.group], "resources": list(self.resources), "verbs": list(self.verbs)}
 
 
 READ = ("list", "watch")
-KEEP = (*READ, "create", "patch")  # server-side apply creates, too
+KEEP = (*READ, "create", "patch")  # server-side apply needs `create` as well
 
 CLUSTER = (
     Permission("ballast.dev", ("inferencedeployments",), READ),
@@ -34,16 +35,16 @@ CLUSTER = (
     Permission("networking.k8s.io", ("networkpolicies",), (*KEEP, "delete")),
     Permission("monitoring.coreos.com", ("servicemonitors", "prometheusrules"), (*KEEP, "delete")),
     Permission("", ("pods",), (*READ, "patch")),
-    # Never listed nor watched: single Secrets that resources name, and copies of the operator's own.
+    # Secrets are never listed or watched: the operator reads those that resources name, and writes copies of its own.
     Permission("", ("secrets",), ("get", "create", "patch")),
     Permission("", ("events",), ("create",)),
     Permission("apiextensions.k8s.io", ("customresourcedefinitions",), READ),
 )
-"""In every namespace: a ClusterRole."""
+"""Permissions in every namespace: a ClusterRole."""
 OWN_NAMESPACE = (Permission("coordination.k8s.io", ("leases",), ("get", "create", "update")),)
-"""In the operator's namespace: a Role."""
+"""Permissions in the operator's namespace: a Role."""
 
 
 def rules(permissions: tuple[Permission, ...]) -> list[Body]:
-    """As they stand in a Role."""
+    """Return the rules of a Role."""
     return [permission.rule() for permission in permissions]

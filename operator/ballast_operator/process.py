@@ -1,4 +1,4 @@
-"""The operator as a process: wait to be the active one, then watch, give turns, and end when that is over."""
+"""The operator as a process: become the active replica, watch, reconcile, and stop in order."""
 
 from __future__ import annotations
 
@@ -8,59 +8,57 @@ import signal
 import time
 import traceback
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
 import kopf
-from kopf._cogs.structs.references import Insights  # `kopf.operator` takes both, and Kopf exports no name for them
-from kopf._core.engines.peering import Identity
 
 from ballast_log import Log
-from ballast_operator import handlers
+from ballast_operator import handlers, inference_deployment
 from ballast_operator.cache import Cache
 from ballast_operator.cluster import Cluster
+from ballast_operator.context import OperatorContext
+from ballast_operator.controller import Controller
 from ballast_operator.errors import ClusterRefused, ClusterUnavailable
-from ballast_operator.kinds import INFERENCE_DEPLOYMENT, WATCHED, Key
+from ballast_operator.kinds import LEASE, SECRET, Key, Kind
 from ballast_operator.lease import Leadership
-from ballast_operator.loads import Loads
 from ballast_operator.metrics import Metrics
-from ballast_operator.plan import Surroundings
+from ballast_operator.poller import Poller
 from ballast_operator.reconcile import Reconciler
+from ballast_operator.resource_type import ResourceType
 from ballast_operator.settings import OperatorSettings
-from ballast_operator.streams import outlive_kinds
-from ballast_operator.surroundings import look, optional_kinds
-from ballast_operator.turns import Turns
+from ballast_operator.streams import survive_deleted_kinds
 from ballast_operator.web import Web
 
 log = Log(__name__)
 
+RESOURCE_TYPES: tuple[ResourceType[Any], ...] = (inference_deployment.RESOURCE_TYPE,)
 SECRET_EVERY_SECONDS = 60.0
-"""How soon a rotated Redis Secret of the operator's own is noticed while Redis still takes the old password."""
+"""Interval of reading the operator's own Redis Secret while Redis accepts its password."""
 SECRET_SOON_SECONDS = 5.0
-"""How soon where Redis refuses it."""
+"""The same interval while Redis refuses the password."""
 KINDS_AGAIN_SECONDS = 3.0
-"""Discovery may show a kind a little later than its CRD says it is there."""
+"""The API server may list a new kind a moment after its CRD changed."""
 AUDIT_SOON_SECONDS = 5.0
-TRY_AGAIN_SECONDS = 2.0
+RETRY_SECONDS = 2.0
 LEADERSHIP_LOST = 1
 PART_ENDED = 70
 
 
-async def run(settings: OperatorSettings) -> int:
-    """Run until a signal, or until another replica is active; gives the exit code."""
+async def run(settings: OperatorSettings, types: Sequence[ResourceType[Any]] = RESOURCE_TYPES) -> int:
+    """Run until a signal, or until another replica is active. Return the exit code."""
     metrics = Metrics()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with Cluster(observe_call=metrics.observe_call) as cluster:
-        operator = Operator(settings, cluster, metrics, stop)
+        operator = Operator(settings, types, cluster, metrics, stop)
         web = Web(metrics, is_alive=operator.is_alive, refresh=operator.refresh)
         await web.start(settings.host, settings.port)
-        leadership = Leadership(
-            cluster, Key(settings.namespace, settings.lease_name), settings.identity, seconds=time.monotonic
-        )
+        lease = Key(LEASE, settings.namespace, settings.lease_name)
+        leadership = Leadership(cluster, lease, settings.identity, seconds=time.monotonic)
         try:
             if not await _first(leadership.acquire(), stop.wait()):
                 return 0
@@ -74,104 +72,119 @@ async def run(settings: OperatorSettings) -> int:
 class Operator:
     """The active replica."""
 
-    def __init__(self, settings: OperatorSettings, cluster: Cluster, metrics: Metrics, stop: asyncio.Event) -> None:
+    def __init__(
+        self,
+        settings: OperatorSettings,
+        types: Sequence[ResourceType[Any]],
+        cluster: Cluster,
+        metrics: Metrics,
+        stop: asyncio.Event,
+    ) -> None:
         self._settings = settings
+        self._types = types
         self._cluster = cluster
         self._metrics = metrics
         self._stop = stop
-        self._cache = Cache()
         self._relisted = asyncio.Event()
-        self._insights = Insights()
-        """What Kopf's watch of the CRDs found."""
-        self._doubted = asyncio.Event()
-        """Redis refuses the operator's own Secret, or is not there."""
-        self._loads = Loads(
-            cluster, every_seconds=settings.look_seconds, looked=self._looked, doubted=self._doubted.set
+        self._kinds_changed = asyncio.Event()
+        self._secret_outdated = asyncio.Event()
+        """Redis refuses the operator's own Secret, or the Secret is missing."""
+        self._controller = Controller(
+            self._reconcile,
+            max_concurrent=settings.max_concurrent_reconciles,
+            failed=lambda error: metrics.errors.labels(type(error).__name__).inc(),
         )
-        self._reconciler = Reconciler(cluster, self._cache, self._loads, Surroundings(image=settings.worker_image))
-        self._turns = Turns(self._turn, at_a_time=settings.turns_at_a_time, failed=self._failed)
+        self._poller = Poller(
+            cluster,
+            every_seconds=settings.poll_seconds,
+            polled=self._controller.add,
+            outdated=self._secret_outdated.set,
+        )
+        self._context = OperatorContext(image=settings.worker_image, runbooks=settings.runbook_base_url or None)
+        self._caches = {found.kind: Cache(found.kind, found.label) for found in types}
+        self._reconcilers: dict[Kind, Reconciler[Any]] = {
+            found.kind: Reconciler(found, cluster, self._caches[found.kind], self._poller, self._context)
+            for found in types
+        }
         self._parts: list[asyncio.Task[object]] = []
 
     def is_alive(self) -> bool:
-        """Every part runs, or this replica stands by."""
+        """Return whether every part runs, or this replica is on standby."""
         return not any(part.done() for part in self._parts)
 
     def refresh(self) -> None:
-        """Bring the gauges up to date."""
-        found = self._reconciler.figures
-        phases = Counter(figures.phase for figures in found.values())
-        for phase in ("Ready", "Progressing", "NotReady", "Degraded"):
-            self._metrics.resources.labels(phase).set(phases[phase])
+        """Update the gauges."""
         self._metrics.replicas.clear()
-        for key, figures in found.items():
-            self._metrics.replicas.labels(key.namespace, key.name, "desired").set(figures.desired)
-            self._metrics.replicas.labels(key.namespace, key.name, "ready").set(figures.ready)
-        self._metrics.waiting.set(self._turns.agenda.num_waiting)
+        for kind, reconciler in self._reconcilers.items():
+            phases = Counter(figures.phase for figures in reconciler.figures.values())
+            for phase in ("Ready", "Progressing", "NotReady", "Degraded"):
+                self._metrics.resources.labels(kind.name, phase).set(phases[phase])
+            for key, figures in reconciler.figures.items():
+                if figures.desired is not None:
+                    labels = kind.name, key.namespace, key.name
+                    self._metrics.replicas.labels(*labels, "desired").set(figures.desired)
+                    self._metrics.replicas.labels(*labels, "ready").set(figures.ready)
+        self._metrics.waiting.set(self._controller.queue.num_waiting)
 
     async def work(self, leadership: Leadership) -> int:
-        """Do the work until a signal, a lost lease or the end of a part; gives the exit code."""
-        await self._look_around()
+        """Work until a signal, a lost lease or the end of a part. Return the exit code."""
+        await self._read_context()
         stop_kopf = asyncio.Event()
         watching = asyncio.create_task(self._watch(stop_kopf))
-        others = [
-            asyncio.create_task(self._turns.run()),
-            asyncio.create_task(leadership.keep()),
+        leading = asyncio.create_task(leadership.keep())
+        others: list[asyncio.Task[None]] = [
+            leading,
+            asyncio.create_task(self._controller.run()),
             asyncio.create_task(self._keep_auditing()),
-            asyncio.create_task(self._keep_looking_around()),
-            asyncio.create_task(self._keep_noticing_kinds()),
+            asyncio.create_task(self._follow_redis_secret()),
+            asyncio.create_task(self._follow_kinds()),
         ]
         stopping = asyncio.create_task(self._stop.wait())
         self._parts = [watching, *others]
         try:
             await asyncio.wait([*self._parts, stopping], return_when=asyncio.FIRST_COMPLETED)
-            # Kopf takes the signals over and ends in order; it ends by itself only with an error.
+            # Kopf takes over the signals. Without an error, it ends only on a signal.
             if self._stop.is_set() or (watching.done() and watching.exception() is None):
                 log.info("stopping on a signal")
                 return 0
-            if others[1].done():
+            if leading.done():
                 return LEADERSHIP_LOST
             for part in self._parts:
                 if part.done() and not part.cancelled() and (error := part.exception()) is not None:
                     trace = "".join(traceback.format_exception(error))
-                    log.error("a part of the operator failed, it ends", because=str(error), trace=trace)
+                    log.error("a part of the operator failed, so the process ends", error=str(error), trace=trace)
             return PART_ENDED
         finally:
-            for part in (*others, stopping):
-                part.cancel()
+            for other in (*others, stopping):
+                other.cancel()
             await asyncio.gather(*others, stopping, return_exceptions=True)
             stop_kopf.set()
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(5):
                     await watching
-            self._loads.close()
+            self._poller.close()
 
     async def _watch(self, stop: asyncio.Event) -> None:
-        outlive_kinds(self._relisted.set)
+        survive_deleted_kinds(self._relisted.set)
+        listener = handlers.Listener(
+            add=self._controller.add, relisted=self._relisted.set, kinds_changed=self._kinds_changed.set
+        )
         await kopf.operator(
-            registry=handlers.registry(
-                self._cache, lambda key, seconds: self._turns.add(key, seconds=seconds), self._relisted.set
-            ),
-            settings=handlers.settings(),
-            identity=Identity(self._settings.identity),  # its own would be a user's name, and a pod's may have none
+            registry=handlers.registry(self._types, list(self._caches.values()), listener),
+            settings=handlers.settings(self._types),
+            # Kopf's default contains a user name, which a pod may lack. The type has no public name.
+            identity=self._settings.identity,  # type: ignore[arg-type]
             clusterwide=True,
             standalone=True,
             stop_flag=stop,
-            insights=self._insights,
         )
 
-    async def _turn(self, key: Key) -> float | None:
-        with self._metrics.turns.time():
-            return await self._reconciler.turn(key)
-
-    def _looked(self, key: Key) -> None:
-        self._turns.add(key)
-
-    def _failed(self, key: Key, error: Exception) -> None:
-        del key
-        self._metrics.errors.labels(type(error).__name__).inc()
+    async def _reconcile(self, key: Key) -> float | None:
+        with self._metrics.reconciles.time():
+            return await self._reconcilers[key.kind].reconcile(key)
 
     async def _keep_auditing(self) -> None:
-        """Compare caches and cluster now and then, and soon after a stream was listed anew."""
+        """Compare caches and cluster at an interval, and soon after a watch listed its objects again."""
         self._relisted.clear()
         while True:
             with contextlib.suppress(TimeoutError):
@@ -182,82 +195,89 @@ class Operator:
             try:
                 await self._audit()
             except (ClusterUnavailable, ClusterRefused) as error:
-                log.warning("audit not finished", because=str(error))
+                log.warning("audit not finished", error=str(error))
 
     async def _audit(self) -> None:
-        for kind in WATCHED:
-            before = self._cache.uids(kind)
-            selector = "" if kind == INFERENCE_DEPLOYMENT else handlers.CHILDREN_SELECTOR
-            present = await self._cluster.uids(kind, selector)
-            for key in self._cache.forget_missing(kind, before, present or {}):
-                log.info("found gone by an audit", kind=kind.name, resource=str(key))
-                self._turns.add(key)
-        await self._look_for_kinds()
+        for kind in handlers.watched(self._types):
+            before = {cache: cache.uids(kind) for cache in self._caches.values()}
+            present = await self._cluster.uids(kind, "" if kind in self._caches else handlers.CHILDREN_SELECTOR)
+            for cache, uids in before.items():
+                for key in cache.forget_missing(kind, uids, present):
+                    log.info("an audit found a deletion", kind=kind.name, resource=str(key))
+                    self._controller.add(key)
+        await self._read_kinds()
 
-    async def _look_for_kinds(self) -> None:
-        kinds = await optional_kinds(self._cluster)
-        self._take(replace(self._reconciler.surroundings, kinds=kinds))
+    async def _read_kinds(self) -> None:
+        self._use(replace(self._context, kinds=await self._optional_kinds()))
 
-    async def _keep_noticing_kinds(self) -> None:
-        """Take up kinds of others as they are installed and removed."""
-        changed = asyncio.Event()
-        hearing = asyncio.create_task(self._hear_of_kinds(changed))
-        try:
-            while True:
-                await changed.wait()
-                changed.clear()
-                for seconds in (0.0, KINDS_AGAIN_SECONDS):
-                    await asyncio.sleep(seconds)
-                    try:
-                        await self._look_for_kinds()
-                    except (ClusterUnavailable, ClusterRefused) as error:
-                        log.warning("kinds of others not read, the next audit does", because=str(error))
-        finally:
-            hearing.cancel()
+    async def _follow_kinds(self) -> None:
+        """Read the optional kinds again when a CRD of theirs changes."""
+        while True:
+            await self._kinds_changed.wait()
+            self._kinds_changed.clear()
+            for seconds in (0.0, KINDS_AGAIN_SECONDS):
+                await asyncio.sleep(seconds)
+                try:
+                    await self._read_kinds()
+                except (ClusterUnavailable, ClusterRefused) as error:
+                    log.warning("cannot read the optional kinds, which the next audit retries", error=str(error))
 
-    async def _hear_of_kinds(self, changed: asyncio.Event) -> None:
-        async with self._insights.revised:
-            while True:
-                await self._insights.revised.wait()
-                changed.set()
-
-    async def _look_around(self) -> None:
-        """Learn the surroundings before the first turn."""
+    async def _read_context(self) -> None:
+        """Read the context before the first reconciliation."""
         while not self._stop.is_set():
             try:
-                kinds = await optional_kinds(self._cluster)
-                self._reconciler.surroundings = await look(self._cluster, self._settings, kinds)
+                self._use(replace(await self._with_secret(), kinds=await self._optional_kinds()))
             except (ClusterUnavailable, ClusterRefused) as error:
-                log.warning("surroundings not read, tried again", because=str(error))
-                await asyncio.sleep(TRY_AGAIN_SECONDS)
+                log.warning("cannot read the cluster and will retry", error=str(error))
+                await asyncio.sleep(RETRY_SECONDS)
             else:
                 return
 
-    async def _keep_looking_around(self) -> None:
+    async def _follow_redis_secret(self) -> None:
+        """Read the operator's own Redis Secret at an interval, and at once if it may have changed."""
         if not self._settings.redis_secret:
             await asyncio.Event().wait()
         while True:
             with contextlib.suppress(TimeoutError):
-                seconds = SECRET_SOON_SECONDS if self._reconciler.surroundings.lacks_redis else SECRET_EVERY_SECONDS
+                seconds = SECRET_SOON_SECONDS if self._context.lacks_redis else SECRET_EVERY_SECONDS
                 async with asyncio.timeout(min(seconds, self._settings.audit_seconds)):
-                    await self._doubted.wait()
+                    await self._secret_outdated.wait()
             try:
-                self._take(await look(self._cluster, self._settings, self._reconciler.surroundings.kinds))
+                self._use(await self._with_secret())
             except (ClusterUnavailable, ClusterRefused) as error:
-                log.warning("the operator's Redis Secret was not read", because=str(error))
-            if self._doubted.is_set():
+                log.warning("cannot read the operator's Redis Secret", error=str(error))
+            if self._secret_outdated.is_set():
                 await asyncio.sleep(SECRET_SOON_SECONDS)
-                self._doubted.clear()
+                self._secret_outdated.clear()
 
-    def _take(self, surroundings: Surroundings) -> None:
-        if surroundings != self._reconciler.surroundings:
-            self._reconciler.surroundings = surroundings
-            for key in self._cache.resources:
-                self._turns.add(key)
+    async def _with_secret(self) -> OperatorContext:
+        """Return the context with the present data of the operator's own Redis Secret."""
+        name = self._settings.redis_secret
+        key = Key(SECRET, self._settings.namespace, name) if name else None
+        body = await self._cluster.get(key) if key else None
+        redis = None if body is None else dict(body.get("data") or {})
+        return replace(self._context, redis=redis, redis_key=key)
+
+    async def _optional_kinds(self) -> frozenset[str]:
+        """Return the names of the optional kinds that the cluster has, with one call for each of their groups."""
+        optional = [kind for kind in handlers.watched(self._types) if kind.is_optional]
+        groups = {(kind.group, kind.version): kind for kind in optional}
+        plurals = {group: await self._cluster.plurals(kind) for group, kind in groups.items()}
+        return frozenset(kind.name for kind in optional if kind.plural in plurals[kind.group, kind.version])
+
+    def _use(self, context: OperatorContext) -> None:
+        """Use another context from now on, and reconcile every resource."""
+        if context == self._context:
+            return
+        self._context = context
+        for kind, reconciler in self._reconcilers.items():
+            reconciler.context = context
+            for key in self._caches[kind].resources:
+                self._controller.add(key)
 
 
 async def _first(wanted: Coroutine[Any, Any, object], stop: Coroutine[Any, Any, object]) -> bool:
-    """Wait for one of two; True where it was `wanted`."""
+    """Wait for the first of two coroutines. Return whether it was `wanted`."""
     tasks = [asyncio.create_task(wanted), asyncio.create_task(stop)]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

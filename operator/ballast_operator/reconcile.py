@@ -1,52 +1,53 @@
-"""One turn of one resource: observe -> plan -> apply -> report. Create, update, resume and repair differ in nothing."""
+"""The reconciliation of a resource: read -> plan -> apply -> report. Create, update, resume and repair are the same."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import Generic
 
 from ballast_api.conditions import ConditionType, Reason
 from ballast_api.errors import InvalidConfig
-from ballast_api.inference_deployment import InferenceDeployment, Metadata
+from ballast_api.inference_deployment import Metadata
 from ballast_api.names import SPEC_HASH
-from ballast_api.status import ScalingStatus, Status
+from ballast_api.status import ResourceStatus, ScalingStatus
 from ballast_log import Log
 from ballast_operator import report
 from ballast_operator.cache import Cache
-from ballast_operator.children.config import redis_of
 from ballast_operator.cluster import Cluster
-from ballast_operator.conditions import Input, Verdict, conditions
+from ballast_operator.context import OperatorContext
 from ballast_operator.drift import drift
 from ballast_operator.errors import ClusterUnavailable, Conflict, Invalid, NotFound, OperatorError
 from ballast_operator.events import event
-from ballast_operator.kinds import DEPLOYMENT, INFERENCE_DEPLOYMENT, SECRET, Body, Key
-from ballast_operator.load import Load, Trouble
-from ballast_operator.loads import Loads
-from ballast_operator.plan import Apply, Plan, Snapshot, Surroundings, plan
+from ballast_operator.kinds import DEPLOYMENT, SECRET, Body, Key
+from ballast_operator.plan import Apply, ChildrenPlan, ClusterSnapshot
+from ballast_operator.poll_result import PollResult, Problem
+from ballast_operator.poller import Poller
+from ballast_operator.resource_type import ConditionInput, R, ResourceType, Verdict
 from ballast_operator.scaling import History, scale
 
 log = Log(__name__)
 
 OWNED_BY_OTHERS = "Apply failed with"
-"""How the API server begins where other managers own fields; other conflicts pass."""
+"""How the API server's message begins if other managers own fields. Other conflicts are transient."""
 REFUSED_AGAIN_SECONDS = 300.0
-"""What the API server refused is not sent again before this, unless it changed."""
+"""A manifest that the API server refused is sent again after this time, or when it changes."""
 
 
 @dataclass(slots=True)
-class _Memory:
-    """What one process remembers of a resource; nothing breaks when it is lost."""
+class _Memory(Generic[R]):
+    """What one process remembers of a resource. Losing it does no harm."""
 
     uid: str
     history: History = field(default_factory=History)
     unsettled: report.Unsettled = field(default_factory=dict)
     tolerated: dict[str, frozenset[str]] = field(default_factory=dict)
-    refused: dict[str, tuple[float, Trouble]] = field(default_factory=dict)
-    """By the hash of a manifest: when, and why."""
-    parsed: tuple[str, InferenceDeployment] | None = None
+    refused: dict[str, tuple[float, Problem]] = field(default_factory=dict)
+    """By the hash of a manifest: time and problem."""
+    parsed: tuple[str, R] | None = None
     """The resource at a resourceVersion."""
-    settled: tuple[tuple[str, int, Surroundings], Plan] | None = None
-    """The last plan where it was empty, and what it was made from."""
+    settled: tuple[tuple[str, int, OperatorContext], ChildrenPlan] | None = None
+    """The last plan if it was empty, and the versions of its inputs."""
     since: float = field(default_factory=time.monotonic)
     """When this process first saw the resource."""
     written: float = 0.0
@@ -55,219 +56,225 @@ class _Memory:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What the metrics say of a resource."""
+    """The figures of a resource in the operator's metrics."""
 
     phase: str
-    desired: int
+    desired: int | None
+    """None: the resource has no replicas."""
     ready: int
 
 
-class Reconciler:
-    """Makes the cluster what each resource says."""
+class Reconciler(Generic[R]):
+    """Makes the cluster match the resources of one type."""
 
-    def __init__(self, cluster: Cluster, cache: Cache, loads: Loads, surroundings: Surroundings) -> None:
-        self.surroundings = surroundings
-        """Replaced as a whole when something of it changes; every resource then gets a turn."""
+    def __init__(
+        self, resource_type: ResourceType[R], cluster: Cluster, cache: Cache, poller: Poller, context: OperatorContext
+    ) -> None:
+        self.context = context
+        """It is replaced as a whole when something changes. Every resource is reconciled then."""
         self.figures: dict[Key, Figures] = {}
-        """For the metrics."""
+        self._type = resource_type
         self._cluster = cluster
         self._cache = cache
-        self._loads = loads
-        self._memories: dict[Key, _Memory] = {}
+        self._poller = poller
+        self._memories: dict[Key, _Memory[R]] = {}
 
-    async def turn(self, key: Key) -> float | None:
-        """Look at one resource and do what is to be done; looks at Redis bring further turns by themselves."""
+    async def reconcile(self, key: Key) -> float | None:
+        """Reconcile one resource. Return the seconds after which to do so again; None: each event or poll does."""
         body = self._cache.resources.get(key)
         if body is None:
             self._forget(key)
             return None
         if body["metadata"].get("deletionTimestamp"):
-            return None  # what it owns goes with it; nothing of ours holds it up
+            return None  # Kubernetes deletes its children, and the operator sets no finalizers
         memory = self._memory(key, body["metadata"]["uid"])
         try:
-            resource = _parse(body, memory)
+            resource = self._read(body, memory)
         except InvalidConfig as error:
-            await self._report_degraded(body, Reason.INVALID_SPEC, "; ".join(error.problems)[:1000])
+            message = "; ".join(error.problems)[:1000]
+            await self._report_degraded(key, body, Verdict("True", Reason.INVALID_SPEC, message))
             return None
-        if self.surroundings.lacks_redis and resource.spec.redis is None:
-            missing = f"the operator's own Redis Secret {self.surroundings.redis_key} with the key url is not there"
-            await self._report_degraded(body, Reason.NO_SECRET, f"{missing}: create it; until then nothing is changed")
+        blocked = self._type.blocked(resource, self.context)
+        if blocked is not None:
+            await self._report_degraded(key, body, blocked)
             return None
-        redis = redis_of(resource, own_keys=self.surroundings.redis_keys)
-        own = self.surroundings.redis if resource.spec.redis is None else None
-        load = self._loads.last(key, redis, resource.queue_name, own).own(self._cache.pods(key))
-        scaling = await self._scale(resource, load, memory)
-        wanted = self._plan(key, resource, load, memory)
-        refused = await self._execute(resource, wanted, memory)
-        world = self._world(resource, wanted, load, refused)
-        again = await self._report(world, wanted.files[wanted.version], scaling, memory)
+        source = self._type.source(resource, self.context)
+        poll = None
+        if source is not None:
+            poll = self._poller.last(key, source).only_workers_in(self._cache.pods(key))
+        scaling = await self._scale(key, body, resource, poll, memory)
+        wanted = self._plan(key, resource, poll, memory)
+        refused = await self._execute(key, resource.metadata, wanted, memory)
+        given = ConditionInput(resource, self._snapshot(key, memory), wanted, poll, time.monotonic(), refused)
+        again = await self._report(key, body, given, scaling, memory)
         return REFUSED_AGAIN_SECONDS if refused and again is None else again
 
-    def _plan(self, key: Key, resource: InferenceDeployment, load: Load, memory: _Memory) -> Plan:
-        """What is to be written. A plan that was empty is so while nothing changed that it was made from: with nothing
-        to write, the load has no say in it.
+    def _snapshot(self, key: Key, memory: _Memory[R]) -> ClusterSnapshot:
+        return ClusterSnapshot(memory.uid, self._cache.children(key), self._cache.pods(key), memory.tolerated)
+
+    def _plan(self, key: Key, resource: R, poll: PollResult | None, memory: _Memory[R]) -> ChildrenPlan:
+        """Return what must be written.
+
+        An empty plan stays valid until one of its inputs changes. The poll does not affect an empty plan.
         """
         version = memory.parsed[0] if memory.parsed is not None else ""
-        read = version, self._cache.revision(key), self.surroundings
+        read = version, self._cache.revision(key), self.context
         if memory.settled is not None and memory.settled[0] == read:
             return memory.settled[1]
-        snapshot = Snapshot(
-            uid=resource.metadata.uid,
-            children=self._cache.children(key),
-            pods=self._cache.pods(key),
-            tolerated=memory.tolerated,
-        )
-        wanted = plan(resource, snapshot, self.surroundings, load)
+        wanted = self._type.plan(resource, self._snapshot(key, memory), self.context, poll)
         memory.settled = None if wanted else (read, wanted)
         return wanted
 
-    async def _scale(self, resource: InferenceDeployment, load: Load, memory: _Memory) -> ScalingStatus | None:
-        """Write the replicas that scaling asks for; the change comes back as an event."""
-        scaling, replicas = resource.spec.scaling, resource.spec.replicas
+    async def _scale(
+        self, key: Key, body: Body, resource: R, poll: PollResult | None, memory: _Memory[R]
+    ) -> ScalingStatus | None:
+        """Write the replicas that scaling decides on. The change returns as an event."""
+        scaling = self._type.scaling(resource)
         if scaling is None:
             memory.history = History()
             return None
-        key = Key(resource.metadata.namespace, resource.metadata.name)
-        deployment = self._cache.children(key).get((DEPLOYMENT.name, key.name))
+        replicas = _replicas(body) or 0
+        deployment = self._cache.children(key).get(Key(DEPLOYMENT, key.namespace, key.name))
         ready = int(((deployment or {}).get("status") or {}).get("readyReplicas") or 0)
         decision = scale(
-            scaling, replicas=replicas, ready=ready, load=load, now=time.monotonic(), history=memory.history
+            scaling, replicas=replicas, ready=ready, poll=poll, now=time.monotonic(), history=memory.history
         )
         memory.history = decision.history
         if decision.replicas != replicas:
             log.info("scaled", resource=str(key), replicas=decision.replicas, before=replicas, because=decision.because)
             await self._cluster.scale(key, decision.replicas)
-            sentence = f"Scaled from {replicas} to {decision.replicas} replicas: {decision.because}"
-            self._cluster.post_event(event(resource.metadata, "Scaled", sentence, now=time.time()))
+            message = f"Scaled from {replicas} to {decision.replicas} replicas: {decision.because}"
+            self._post(resource.metadata, "Scaled", message)
         return ScalingStatus(replicas=decision.replicas, because=decision.because[:1024])
 
-    async def _execute(self, resource: InferenceDeployment, wanted: Plan, memory: _Memory) -> Trouble | None:
-        """Write what the plan says; give what the API server refused for good."""
-        for touch in wanted.costs:
-            await self._cluster.annotate_pod(touch.key, touch.annotations)
-        refused: Trouble | None = None
+    async def _execute(self, key: Key, metadata: Metadata, wanted: ChildrenPlan, memory: _Memory[R]) -> Problem | None:
+        """Write the plan. Return the first child that the API server refused."""
+        for step in wanted.costs:
+            await self._cluster.annotate(step.key, step.annotations)
+        refused: Problem | None = None
         failed: OperatorError | None = None
         done: list[str] = []
-        for step in wanted.apply:
+        for apply in wanted.apply:
             try:
-                trouble = await self._apply(step, memory)
+                problem = await self._apply(apply, memory)
             except (ClusterUnavailable, Conflict) as error:
                 if isinstance(error, ClusterUnavailable) and not error.is_about_one:
                     raise
-                failed = failed or error  # the other children need not wait for this one
+                failed = failed or error  # the other children do not depend on this one
                 continue
-            refused = refused or trouble
-            if trouble is None:
-                done.append(step.because)
+            refused = refused or problem
+            if problem is None:
+                done.append(apply.because)
         for gone in wanted.delete:
-            await self._cluster.delete(gone.kind, gone.key, gone.uid)
+            await self._cluster.delete(gone.key, gone.uid)
             done.append(gone.because)
-        for touch in wanted.touch:
-            await self._cluster.annotate_pod(touch.key, touch.annotations)
+        for step in wanted.annotate:
+            await self._cluster.annotate(step.key, step.annotations)
         if done:
-            log.info("applied", resource=f"{resource.metadata.namespace}/{resource.metadata.name}", because=done)
-            self._cluster.post_event(event(resource.metadata, "Applied", "; ".join(done), now=time.time()))
+            log.info("applied", resource=str(key), because=done)
+            self._post(metadata, "Applied", "; ".join(done))
         if failed is not None:
             raise failed
         return refused
 
-    async def _apply(self, step: Apply, memory: _Memory) -> Trouble | None:
+    async def _apply(self, step: Apply, memory: _Memory[R]) -> Problem | None:
         marker = step.manifest["metadata"]["annotations"][SPEC_HASH]
         known = memory.refused.get(marker)
         if known is not None and time.monotonic() - known[0] < REFUSED_AGAIN_SECONDS:
             return known[1]
-        name = step.manifest["metadata"]["name"]
+        kind, name = step.key.kind, step.key.name
         try:
             answer = await self._write_child(step)
         except Invalid as error:
-            trouble = Trouble(Reason.INVALID_POD, f"{step.kind.name} {name} was refused: {error.message}")
+            problem = Problem(Reason.INVALID_POD, f"the API server refused {kind.name} {name}: {error.message}")
         except NotFound:
-            if not step.kind.is_optional:
+            if not kind.is_optional:
                 raise
-            return None  # the kind went away; the next audit sees that
+            return None  # the kind was deleted, and the next audit finds that
         except Conflict as error:
             if step.force or OWNED_BY_OTHERS not in error.message:
                 raise
-            said = f"{step.kind.name} {name} exists and is not Ballast's: rename it or this resource ({error.message})"
-            trouble = Trouble(Reason.NAME_TAKEN, said)
+            message = (
+                f"{kind.name} {name} exists and Ballast does not own it; rename it or this resource ({error.message})"
+            )
+            problem = Problem(Reason.NAME_TAKEN, message)
         else:
             memory.refused.pop(marker, None)
-            if step.kind != SECRET:
-                self._cache.put(step.kind, answer)
+            if kind != SECRET:
+                self._cache.put(kind, answer)
                 self._tolerate(step, answer, marker, memory)
             return None
-        memory.refused[marker] = (time.monotonic(), trouble)
-        log.warning("refused by the API server", kind=step.kind.name, name=name, because=trouble.message)
-        return trouble
+        memory.refused[marker] = (time.monotonic(), problem)
+        log.warning("refused by the API server", kind=kind.name, name=name, because=problem.message)
+        return problem
 
     async def _write_child(self, step: Apply) -> Body:
         try:
-            return await self._cluster.apply(step.kind, step.manifest, force=step.force)
+            return await self._cluster.apply(step.key, step.manifest, force=step.force)
         except Invalid:
-            # A Service whose port somebody changed would have two ports of one name: the lists are set as a whole.
+            # A Service whose port was changed would get two ports of the same name, so its lists are replaced.
             if not step.is_repair:
                 raise
-        return await self._cluster.overwrite(step.kind, step.manifest)
+        return await self._cluster.overwrite(step.key, step.manifest)
 
     @staticmethod
-    def _tolerate(step: Apply, answer: Body, marker: str, memory: _Memory) -> None:
-        """Remember what the cluster makes of a manifest whatever is applied, so that nobody applies it for ever."""
+    def _tolerate(step: Apply, answer: Body, marker: str, memory: _Memory[R]) -> None:
+        """Remember which fields the cluster changes after an apply, so that they are not restored indefinitely."""
         paths = frozenset(drift(step.manifest, answer))
         if paths and memory.tolerated.get(marker) != paths:
-            log.warning("the cluster changes what is applied", kind=step.kind.name, fields=sorted(paths)[:8])
+            log.warning("the cluster changes applied fields", kind=step.key.kind.name, fields=sorted(paths)[:8])
             memory.tolerated[marker] = paths
 
-    def _world(self, resource: InferenceDeployment, wanted: Plan, load: Load, refused: Trouble | None) -> Input:
-        """What conditions are judged by: the caches as they are after the writes."""
-        key = Key(resource.metadata.namespace, resource.metadata.name)
-        deployment = self._cache.children(key).get((DEPLOYMENT.name, key.name))
-        now = time.monotonic()
-        return Input(resource, deployment, self._cache.pods(key), load, now, wanted.files, refused)
-
     async def _report(
-        self, world: Input, config_hash: str, scaling: ScalingStatus | None, memory: _Memory
+        self, key: Key, body: Body, given: ConditionInput[R], scaling: ScalingStatus | None, memory: _Memory[R]
     ) -> float | None:
-        """Write the status where it says something new; gives the seconds that something small may wait."""
-        resource = world.resource
-        verdicts, memory.unsettled = report.settle(conditions(world), resource.status, memory.unsettled, world.now)
-        status = report.status(world, verdicts, config_hash=config_hash, scaling=scaling, now=time.time())
-        key = Key(resource.metadata.namespace, resource.metadata.name)
-        self.figures[key] = Figures(phase(status), resource.spec.replicas, status.ready_replicas)
-        if status == resource.status:
+        """Write the status if it changed. Return the seconds that a small change may wait."""
+        metadata, before = given.resource.metadata, given.resource.status
+        verdicts, memory.unsettled = report.settle(self._type.conditions(given), before, memory.unsettled, given.now)
+        reported = report.conditions(verdicts, before, generation=metadata.generation, now=time.time())
+        status = self._type.status(given, reported, scaling)
+        self._count(key, body, status)
+        if status == before:
             return None
-        wait = report.patience(
-            resource.status, status, world.load, seen=world.now - memory.since, written=world.now - memory.written
+        wait = report.delay(
+            before, status, given.poll, seen=given.now - memory.since, written=given.now - memory.written
         )
         if wait > 0:
             return wait
-        memory.written = world.now
-        await self._write(resource.metadata, resource.status, status)
+        memory.written = given.now
+        await self._write(key, metadata, before, status)
         return None
 
-    async def _write(self, metadata: Metadata, before: Status, status: Status) -> None:
+    async def _write(self, key: Key, metadata: Metadata, before: ResourceStatus, status: ResourceStatus) -> None:
         try:
-            answer = await self._cluster.apply_status(report.status_manifest(metadata, status))
+            answer = await self._cluster.apply_status(key, report.status_manifest(key.kind, metadata, status))
         except NotFound:
-            return  # it was deleted meanwhile
-        self._cache.put(INFERENCE_DEPLOYMENT, answer)
+            return  # the resource was deleted
+        self._cache.put(key.kind, answer)
         for condition in report.news(before, status):
-            sentence = f"{condition.type} is {condition.status}: {condition.message}"
-            is_bad = report.is_bad(condition)
-            self._cluster.post_event(event(metadata, condition.reason, sentence, now=time.time(), is_bad=is_bad))
+            message = f"{condition.type} is {condition.status}: {condition.message}"
+            self._post(metadata, condition.reason, message, is_warning=report.is_bad(condition))
 
-    async def _report_degraded(self, body: Body, reason: Reason, message: str) -> None:
-        """Say why a resource cannot be worked on, as one that this version does not take, and leave its pods alone."""
-        verdict = Verdict("True", reason, message)
-        metadata, before = Metadata.model_validate(body["metadata"]), Status.model_validate(body.get("status") or {})
+    async def _report_degraded(self, key: Key, body: Body, verdict: Verdict) -> None:
+        """Report why a resource cannot be reconciled, and leave its children unchanged."""
+        metadata = Metadata.model_validate(body["metadata"])
+        before = self._type.read_status(body.get("status") or {})
         status = report.with_condition(
             before, ConditionType.DEGRADED, verdict, generation=metadata.generation, now=time.time()
         )
-        desired = int(body["spec"].get("replicas", 1))
-        self.figures[Key(metadata.namespace, metadata.name)] = Figures(phase(status), desired, status.ready_replicas)
+        self._count(key, body, status)
         if status != before:
-            await self._write(metadata, before, status)
+            await self._write(key, metadata, before, status)
 
-    def _memory(self, key: Key, uid: str) -> _Memory:
+    def _count(self, key: Key, body: Body, status: ResourceStatus) -> None:
+        self.figures[key] = Figures(phase(status), _replicas(body), getattr(status, "ready_replicas", 0))
+
+    def _post(self, metadata: Metadata, reason: str, message: str, *, is_warning: bool = False) -> None:
+        kind = self._type.kind
+        body = event(kind, metadata, reason=reason, message=message, now=time.time(), is_warning=is_warning)
+        self._cluster.post_event(body)
+
+    def _memory(self, key: Key, uid: str) -> _Memory[R]:
         memory = self._memories.get(key)
         if memory is None or memory.uid != uid:
             memory = self._memories[key] = _Memory(uid)
@@ -276,21 +283,25 @@ class Reconciler:
     def _forget(self, key: Key) -> None:
         self._memories.pop(key, None)
         self.figures.pop(key, None)
-        self._loads.forget(key)
+        self._poller.forget(key)
+
+    def _read(self, body: Body, memory: _Memory[R]) -> R:
+        version = body["metadata"]["resourceVersion"]
+        if memory.parsed is None or memory.parsed[0] != version:
+            memory.parsed = (version, self._type.read(body))
+        return memory.parsed[1]
 
 
-def _parse(body: Body, memory: _Memory) -> InferenceDeployment:
-    version = body["metadata"]["resourceVersion"]
-    if memory.parsed is None or memory.parsed[0] != version:
-        memory.parsed = (version, InferenceDeployment.read(body, body["metadata"]["name"]))
-    return memory.parsed[1]
+def _replicas(body: Body) -> int | None:
+    found = (body.get("spec") or {}).get("replicas")
+    return found if isinstance(found, int) else None
 
 
-def phase(status: Status) -> str:
-    """One word for the metrics."""
-    says = {ConditionType(condition.type): condition.status for condition in status.conditions}
-    if says.get(ConditionType.DEGRADED) == "True":
+def phase(status: ResourceStatus) -> str:
+    """Return one word for the metrics."""
+    found = {ConditionType(condition.type): condition.status for condition in status.conditions}
+    if found.get(ConditionType.DEGRADED) == "True":
         return "Degraded"
-    if says.get(ConditionType.READY) != "True":
+    if found.get(ConditionType.READY) != "True":
         return "NotReady"
-    return "Progressing" if says.get(ConditionType.PROGRESSING) == "True" else "Ready"
+    return "Progressing" if found.get(ConditionType.PROGRESSING) == "True" else "Ready"

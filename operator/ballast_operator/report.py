@@ -1,9 +1,8 @@
-"""From verdicts and figures to the status, changed as rarely as possible. PURE.
+"""From verdicts to the status that is reported, which changes as rarely as possible. PURE.
 
-A message changes only with its condition's status or reason, or with the generation; conditions that rest on figures of
-workers flip only after they have differed for `SETTLE_SECONDS`, except from Unknown to good; pods that come up one by
-one are written down every `STEP_SECONDS`. So a cluster in which nothing happens makes no calls, and one in which much
-happens few.
+A message changes only with the status or reason of its condition, or with the generation. A condition that depends on
+figures of workers changes only after `SETTLE_SECONDS`, except from Unknown to good. Pods that become ready one after
+another are reported every `STEP_SECONDS`. So an idle cluster causes no calls, and a busy one causes few.
 """
 
 from __future__ import annotations
@@ -11,26 +10,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import TypeVar
 
 from ballast_api.conditions import ConditionType, Reason
 from ballast_api.inference_deployment import Metadata
-from ballast_api.names import API_VERSION, HTTP_PORT, KIND, selector
-from ballast_api.status import ClassSlots, Condition, ScalingStatus, Status
-from ballast_operator.conditions import Input, Verdict
-from ballast_operator.kinds import Body
-from ballast_operator.load import Load
+from ballast_api.status import Condition, ResourceStatus
+from ballast_operator.kinds import Body, Kind
+from ballast_operator.poll_result import PollResult
+from ballast_operator.resource_type import Verdict
 
 SETTLE_SECONDS = 30.0
 STEP_SECONDS, FIRST_SECONDS = 5.0, 1.0
 MEASURED = frozenset(
     {ConditionType.OFFLINE_RESERVATION_SATISFIED, ConditionType.SLO_MET, ConditionType.DEADLINE_AT_RISK}
 )
-"""Conditions that rest on figures, which come and go."""
+"""Conditions that depend on figures, which fluctuate."""
+COUNTS = ("replicas", "ready_replicas", "updated_replicas", "conditions")
+"""Fields of a status that change while a rollout proceeds."""
+S = TypeVar("S", bound=ResourceStatus)
 
 
 @dataclass(frozen=True, slots=True)
 class Differing:
-    """A condition that says something else than what is reported, and since when."""
+    """A condition that differs from the reported one, and since when."""
 
     status: str
     since: float
@@ -40,9 +42,9 @@ Unsettled = Mapping[ConditionType, Differing]
 
 
 def settle(
-    verdicts: Mapping[ConditionType, Verdict], reported: Status, unsettled: Unsettled, now: float
+    verdicts: Mapping[ConditionType, Verdict], reported: ResourceStatus, unsettled: Unsettled, now: float
 ) -> tuple[dict[ConditionType, Verdict | None], Unsettled]:
-    """Hold back verdicts that may be noise: None keeps what is reported."""
+    """Replace verdicts that may be noise by None, which keeps the reported condition."""
     settled: dict[ConditionType, Verdict | None] = {}
     still: dict[ConditionType, Differing] = {}
     for kind, verdict in verdicts.items():
@@ -61,10 +63,10 @@ def settle(
 
 
 def _may_be_noise(kind: ConditionType, before: Condition | None, verdict: Verdict) -> bool:
-    """Return whether the status that a look found may be gone at the next look.
+    """Return whether the status of a verdict may be gone at the next poll.
 
-    A look that found nothing is reported at once. One silent worker of several may be noise: a new pod publishes its
-    first status a moment after it is ready, and its first claim comes a moment after that.
+    A poll without any worker is reported at once. One silent worker of several may be noise: a new pod publishes its
+    first status a moment after it is ready, and its first claim follows a moment later.
     """
     if before is None or before.status == verdict.status:
         return False
@@ -74,55 +76,35 @@ def _may_be_noise(kind: ConditionType, before: Condition | None, verdict: Verdic
     return before.status != "Unknown" or verdict.status == bad
 
 
-def status(
-    world: Input,
-    verdicts: Mapping[ConditionType, Verdict | None],
-    *,
-    config_hash: str,
-    scaling: ScalingStatus | None,
-    now: float,
-) -> Status:
-    """What to report, at `now` in Unix seconds; equal to the status of the resource where nothing is new."""
-    resource = world.resource
-    reported, metadata = resource.status, resource.metadata
-    return Status(
-        observed_generation=metadata.generation,
-        replicas=world.count("replicas"),
-        ready_replicas=world.count("readyReplicas"),
-        updated_replicas=world.count("updatedReplicas"),
-        selector=",".join(f"{name}={value}" for name, value in selector(metadata.name).items()),
-        served_name=resource.spec.served_name,
-        endpoint=f"http://{metadata.name}.{metadata.namespace}.svc:{HTTP_PORT}",
-        config_hash=config_hash,
-        slots=_slots(world.load) or reported.slots,
-        scaling=_scaling(scaling, reported.scaling),
-        conditions=tuple(
-            found
-            for kind, verdict in verdicts.items()
-            if (found := _condition(kind, verdict, reported, metadata.generation, now)) is not None
-        ),
-    )
+def conditions(
+    verdicts: Mapping[ConditionType, Verdict | None], reported: ResourceStatus, *, generation: int, now: float
+) -> tuple[Condition, ...]:
+    """Return the conditions to report, at `now` in Unix seconds. None as a verdict keeps the reported condition."""
+    found = (_condition(kind, verdict, reported, generation, now) for kind, verdict in verdicts.items())
+    return tuple(condition for condition in found if condition is not None)
 
 
-def patience(before: Status, after: Status, load: Load | None, *, seen: float, written: float) -> float:
-    """How long a status may wait for what is about to follow; 0: it may not.
+def delay(
+    before: ResourceStatus, after: ResourceStatus, poll: PollResult | None, *, seen: float, written: float
+) -> float:
+    """Return the seconds that a status may wait for changes that follow soon; 0 means that it must be written now.
 
     Args:
-        before: what is reported.
-        after: what is to be reported.
-        load: the last look; the first one takes a moment, and gives the first status most of its words.
+        before: the reported status.
+        after: the status to report.
+        poll: the last poll. The first poll takes a moment and determines most of the first status.
         seen: seconds since the resource was first seen.
         written: seconds since its status was last written.
     """
     if not before.conditions:
-        is_looking = load is not None and load.trouble is not None and load.trouble.reason is Reason.PENDING
-        return max(0.0, FIRST_SECONDS - seen) if is_looking else 0.0
+        is_polling = poll is not None and poll.problem is not None and poll.problem.reason is Reason.PENDING
+        return max(0.0, FIRST_SECONDS - seen) if is_polling else 0.0
     return max(0.0, STEP_SECONDS - written) if _is_step(before, after) else 0.0
 
 
-def _is_step(before: Status, after: Status) -> bool:
-    """True where a rollout only got on: other counts of pods, and no other answer to any question."""
-    counts = {name: getattr(after, name) for name in ("replicas", "ready_replicas", "updated_replicas", "conditions")}
+def _is_step(before: ResourceStatus, after: ResourceStatus) -> bool:
+    """Return whether only a rollout proceeded: the counts of pods differ, and no condition changed its status."""
+    counts = {name: getattr(after, name) for name in COUNTS if name in type(after).model_fields}
     return before.model_copy(update=counts) == after and all(
         (old := before.condition(ConditionType(new.type))) is not None
         and old.status == new.status
@@ -131,23 +113,23 @@ def _is_step(before: Status, after: Status) -> bool:
     )
 
 
-def with_condition(reported: Status, kind: ConditionType, verdict: Verdict, *, generation: int, now: float) -> Status:
-    """The reported status with one condition as `verdict` says."""
+def with_condition(reported: S, kind: ConditionType, verdict: Verdict, *, generation: int, now: float) -> S:
+    """Return the reported status with one condition replaced."""
     found = _condition(kind, verdict, reported, generation, now)
     others = [condition for condition in reported.conditions if condition.type != kind]
     kept = tuple(condition for condition in (*others, found) if condition is not None)
     return reported.model_copy(update={"conditions": kept, "observed_generation": generation})
 
 
-def status_manifest(about: Metadata, wanted: Status) -> Body:
-    """`wanted` as server-side apply takes it."""
+def status_manifest(kind: Kind, about: Metadata, wanted: ResourceStatus) -> Body:
+    """Return the manifest by which server-side apply writes a status."""
     metadata = {"name": about.name, "namespace": about.namespace}
     content = wanted.model_dump(mode="json", by_alias=True, exclude_none=True)
-    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": content}
+    return {"apiVersion": kind.api_version, "kind": kind.name, "metadata": metadata, "status": content}
 
 
-def news(before: Status, after: Status) -> list[Condition]:
-    """Conditions whose change people are told by an event: what went wrong, what is well again, and `Ready`."""
+def news(before: ResourceStatus, after: ResourceStatus) -> list[Condition]:
+    """Return the conditions whose change becomes an Event: those that became bad or good again, and `Ready`."""
     found = []
     for condition in after.conditions:
         old = before.condition(ConditionType(condition.type))
@@ -162,15 +144,15 @@ def news(before: Status, after: Status) -> list[Condition]:
 
 
 def is_bad(condition: Condition) -> bool:
-    """True for news that somebody should look at."""
-    kind, says = ConditionType(condition.type), condition.status == "True"
+    """Return whether somebody should look at a condition."""
+    kind = ConditionType(condition.type)
     if kind in {ConditionType.DEGRADED, ConditionType.DEADLINE_AT_RISK}:
-        return says
+        return condition.status == "True"
     return (kind in MEASURED and condition.status == "False") or condition.reason == Reason.ROLLOUT_STUCK
 
 
 def _condition(
-    kind: ConditionType, verdict: Verdict | None, reported: Status, generation: int, now: float
+    kind: ConditionType, verdict: Verdict | None, reported: ResourceStatus, generation: int, now: float
 ) -> Condition | None:
     before = reported.condition(kind)
     if verdict is None:
@@ -189,17 +171,3 @@ def _condition(
         last_transition_time=at if moved or before is None else before.last_transition_time,
         observed_generation=generation,
     )
-
-
-def _slots(load: Load | None) -> ClassSlots | None:
-    if load is None or not load.workers:
-        return None
-    offline = sum(worker.offline.reserved for worker in load.workers)
-    return ClassSlots(online=max(0, sum(worker.slots for worker in load.workers) - offline), offline=offline)
-
-
-def _scaling(wanted: ScalingStatus | None, reported: ScalingStatus | None) -> ScalingStatus | None:
-    """The sentence follows the figure: new words for the same replicas are no news."""
-    if wanted is not None and reported is not None and wanted.replicas == reported.replicas:
-        return reported
-    return wanted

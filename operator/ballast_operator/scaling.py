@@ -1,13 +1,13 @@
-"""How many replicas, and why, from (spec, load). PURE.
+"""The number of replicas and its reason, from the spec and the last poll. PURE.
 
     online need  = ceil(online requests in the system x (1 + headroom) / ceiling of one replica)
-    offline need = one more than now where a deadline is at risk; up to `offlineMaxReplicas` while work waits
+    offline need = one more than now if a deadline is at risk; up to `offlineMaxReplicas` while work waits
     need         = max(online need, offline need), within [minReplicas, maxReplicas]
 
-Requests in the system are arrival rate times time in the system (Little's law), measured and not modelled. Replicas
-rise to the smallest need of the last `scaleUpSeconds`, and fall to the largest need of the last `scaleDownSeconds`
-(`idleSeconds` for the last replica). A window that is not covered yet, or holds a look that told nothing, moves
-nothing. From zero, offline work that waits brings one replica at once.
+Requests in the system equal arrival rate times time in the system (Little's law). They are measured, not modelled.
+Replicas rise to the smallest need of the last `scaleUpSeconds`, and fall to the largest need of the last
+`scaleDownSeconds` (`idleSeconds` for the last replica). Nothing changes if a window is not covered yet or contains a
+poll that failed. At zero replicas, waiting offline work adds one replica at once.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import math
 from dataclasses import dataclass
 
 from ballast_api.inference_deployment import Scaling
-from ballast_operator.load import FRESH_SECONDS, Load
+from ballast_operator.poll_result import FRESH_SECONDS, PollResult
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one look asked for."""
+    """The replicas that one poll asked for."""
 
     at: float
     replicas: int
@@ -30,19 +30,19 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Needs in the order of time, as far back as any window asks."""
+    """The needs in the order of time, as far back as the longest window."""
 
     needs: tuple[Need, ...] = ()
 
     def after(self, need: Need, now: float, seconds: float) -> History:
-        """With one more look."""
+        """Return the history with one more need, without needs that no window of `seconds` contains."""
         kept = [known for known in self.needs if known.at < need.at]
-        # The last need before the window's begin still covers it.
+        # The last need before the start of the window still holds at its start.
         first = max((i for i, known in enumerate(kept) if known.at <= now - seconds), default=0)
         return History((*kept[first:], need))
 
     def window(self, now: float, seconds: float) -> tuple[Need, ...]:
-        """Needs that held at some time in the last so many seconds; empty where that is not known."""
+        """Return the needs that held at some time in the last `seconds`; nothing if the history is shorter."""
         begin = now - seconds
         if not self.needs or self.needs[0].at > begin:
             return ()
@@ -52,31 +52,31 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do now."""
+    """The replicas to set, and the history for the next decision."""
 
     replicas: int
     because: str
     history: History
 
 
-def scale(scaling: Scaling, *, replicas: int, ready: int, load: Load | None, now: float, history: History) -> Decision:
-    """Decide.
+def scale(
+    scaling: Scaling, *, replicas: int, ready: int, poll: PollResult | None, now: float, history: History
+) -> Decision:
+    """Decide on the number of replicas.
 
     Args:
         scaling: the bounds and windows.
-        replicas: how many are asked for now.
-        ready: how many of them serve.
-        load: the last look at workers and queue.
-        now: seconds, on the clock of `load.at`.
-        history: as the last decision left it.
+        replicas: the present `spec.replicas`.
+        ready: the number of ready replicas.
+        poll: the last poll of workers and queue.
+        now: seconds, on the clock of `poll.at`.
+        history: the history of the last decision.
     """
     bounded = min(max(replicas, scaling.min_replicas), scaling.max_replicas)
-    look = _fresh(load, now)
-    if look is None:
-        said = look_trouble(load)
-        because = f"{said}: replicas stay at {bounded}, for what is not known is not idle"
+    if poll is None or not _is_fresh(poll, now):
+        because = f"{_why_unknown(poll)}; an unknown load does not count as idle, so replicas stay at {bounded}"
         return Decision(bounded, because, History())
-    found = need(scaling, replicas, ready, look)
+    found = need(scaling, replicas, ready, poll)
     longest = max(scaling.scale_up_seconds, scaling.scale_down_seconds, scaling.idle_seconds)
     history = history.after(found, now, longest)
     if bounded != replicas:
@@ -89,74 +89,72 @@ def scale(scaling: Scaling, *, replicas: int, ready: int, load: Load | None, now
     fall = max(history.window(now, scaling.scale_down_seconds), key=lambda n: n.replicas, default=None)
     if fall is not None and fall.replicas == 0:
         idle = max(history.window(now, scaling.idle_seconds), key=lambda n: n.replicas, default=None)
-        fall = idle if idle is not None and idle.replicas == 0 else Need(now, 1, "idle, but not for long enough")
+        fall = idle if idle is not None and idle.replicas == 0 else Need(now, 1, "idle for less than idleSeconds")
     if fall is not None and fall.replicas < replicas:
         return Decision(fall.replicas, fall.because, history)
     return Decision(replicas, found.because, history)
 
 
-def need(scaling: Scaling, replicas: int, ready: int, load: Load) -> Need:
-    """What this look asks for, within the bounds; the parts of the deployment that are unknown count as full."""
-    online, because = _online(scaling, replicas, ready, load)
-    offline, offline_because = _offline(scaling, replicas, load)
+def need(scaling: Scaling, replicas: int, ready: int, poll: PollResult) -> Need:
+    """Return the replicas that a poll asks for, within the bounds. Workers that did not report count as full."""
+    online, because = _online(scaling, replicas, ready, poll)
+    offline, offline_because = _offline(scaling, replicas, poll)
     wanted, why = max((online, because), (offline, offline_because), key=lambda pair: pair[0])
     bounded = min(max(wanted, scaling.min_replicas), scaling.max_replicas)
     if bounded != wanted:
         why += f"; within {scaling.min_replicas} to {scaling.max_replicas}"
-    return Need(load.at, bounded, why)
+    return Need(poll.at, bounded, why)
 
 
-def look_trouble(load: Load | None) -> str:
-    """Why a look tells nothing."""
-    if load is None:
-        return "the queue has not been looked at yet"
-    return load.trouble.message if load.trouble else "the last look at the queue is too old"
+def _is_fresh(poll: PollResult, now: float) -> bool:
+    return poll.queue is not None and now - poll.at <= FRESH_SECONDS
 
 
-def _fresh(load: Load | None, now: float) -> Load | None:
-    if load is None or load.trouble is not None or load.queue is None or now - load.at > FRESH_SECONDS:
-        return None
-    return load
+def _why_unknown(poll: PollResult | None) -> str:
+    if poll is None:
+        return "the queue has not been polled yet"
+    return poll.problem.message if poll.problem else f"the last poll of the queue is older than {FRESH_SECONDS:g} s"
 
 
-def _online(scaling: Scaling, replicas: int, ready: int, load: Load) -> tuple[int, str]:
-    workers = [worker for worker in load.workers if not worker.is_draining]
+def _online(scaling: Scaling, replicas: int, ready: int, poll: PollResult) -> tuple[int, str]:
+    workers = [worker for worker in poll.workers if not worker.is_draining]
     silent = max(0, ready - len(workers))
     if not workers:
         if replicas == 0:
-            return 0, "no replica, and nothing waits"
-        # Pods that start have said nothing yet; those that fell silent are not idle either.
-        return replicas, f"no worker has reported, so {replicas} stay"
+            return 0, "no work waits"
+        # Starting pods have not reported yet, and silent ones need not be idle.
+        return replicas, f"no worker has reported, so replicas stay at {replicas}"
     ceiling = sum(max(1, min(w.slots, w.batch_ceiling)) for w in workers) / len(workers)
     requests = sum(w.online.running + w.online.parked + w.online.waiting for w in workers)
     rate = sum(w.online.requests_per_second for w in workers)
     wanted = math.ceil(requests * (1 + scaling.headroom_percent / 100) / ceiling)
     because = (
-        f"{requests} online requests at {rate:.3g}/s with {scaling.headroom_percent:g} % headroom, "
-        f"{ceiling:.3g} fit one replica"
+        f"{requests} online requests at {rate:.3g}/s with {scaling.headroom_percent:g} % headroom; "
+        f"one replica takes {ceiling:.3g}"
     )
     if silent:
         wanted = max(wanted + silent, min(replicas, wanted + replicas))
-        because += f"; {silent} that did not report count as full"
-    if wanted == 0 and _has_offline(load):
+        because += f"; {silent} workers did not report and count as full"
+    if wanted == 0 and _has_offline(poll):
         return 1, "offline work is left"
     return wanted, because
 
 
-def _offline(scaling: Scaling, replicas: int, load: Load) -> tuple[int, str]:
-    queue = load.queue
-    assert queue is not None, "only a fresh look is asked"
+def _offline(scaling: Scaling, replicas: int, poll: PollResult) -> tuple[int, str]:
+    queue = poll.queue
+    assert queue is not None, "only fresh polls have a need"
     if replicas == 0 and queue.depth > 0:
-        return 1, f"{queue.depth} items wait and no replica is there"
+        return 1, f"{queue.depth} items wait and there is no replica"
     if queue.jobs_at_risk > 0:
         return replicas + 1, f"{queue.jobs_at_risk} jobs would miss their deadline at the present rate"
     if scaling.offline_max_replicas and queue.depth > 0:
-        slots = max((worker.slots for worker in load.workers), default=1)
+        slots = max((worker.slots for worker in poll.workers), default=1)
         wanted = min(scaling.offline_max_replicas, math.ceil(queue.depth / slots))
-        return wanted, f"{queue.depth} items wait, {slots} slots to a replica, at most {scaling.offline_max_replicas}"
-    return (1, "offline work is left") if _has_offline(load) else (0, "no work")
+        because = f"{queue.depth} items wait; a replica has {slots} slots, offlineMaxReplicas is"
+        return wanted, f"{because} {scaling.offline_max_replicas}"
+    return (1, "offline work is left") if _has_offline(poll) else (0, "no work")
 
 
-def _has_offline(load: Load) -> bool:
-    queue = load.queue
+def _has_offline(poll: PollResult) -> bool:
+    queue = poll.queue
     return queue is not None and queue.depth + queue.items.leased > 0

@@ -1,4 +1,4 @@
-"""The operator's own settings, from the environment that the chart sets."""
+"""The operator's settings, from the environment that the chart sets."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ class OperatorSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     namespace: str = Field(min_length=1)
-    """Where the operator runs: its Lease and its own Redis Secret are there."""
+    """Namespace of the operator, with its Lease and its own Redis Secret."""
     worker_image: str = Field(min_length=1)
-    """Image of workers that name none."""
+    """Image of workers whose resource names none."""
     identity: str = Field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}", min_length=1)
-    """Names this replica in the Lease; by default host name and process id."""
+    """Name of this replica in the Lease. The default is host name and process id."""
     lease_name: str = Field(default="ballast-operator", min_length=1)
-    """Replicas with the same Lease are one operator."""
+    """Name of the Lease. Replicas that share a Lease form one operator."""
     redis_secret: str = ""
-    """Secret in its namespace with `url` and `password` of the Redis for resources that name none; empty: none. While
-    it is missing, those resources say so and nothing of them is changed."""
+    """Secret in the operator's namespace with `url` and `password` of the Redis for resources that name none. If it is
+    empty, there is no such Redis. While the Secret is missing, those resources are `Degraded` and do not change."""
     runbook_base_url: str = Field(default="", pattern="^(|https?://.+)$")
     """URL of the runbook pages. Alerts link to them; without it they have no `runbook_url`."""
-    turns_at_a_time: int = Field(default=16, ge=1, le=100)
-    """Resources that are worked on at the same time."""
-    look_seconds: float = Field(default=10, ge=1, le=60)
-    """How often workers and queue of a resource are looked at in Redis."""
+    max_concurrent_reconciles: int = Field(default=16, ge=1, le=100)
+    """Number of resources that are reconciled at the same time."""
+    poll_seconds: float = Field(default=10, ge=1, le=60)
+    """Interval between two polls of a resource's workers and queue in Redis."""
     audit_seconds: float = Field(default=600, ge=1)
-    """How often the caches are compared with the cluster: one list of names per kind."""
-    host: str = "0.0.0.0"  # noqa: S104 - a pod's probes come from outside
+    """Interval between two comparisons of the caches with the cluster, with one list of names per kind."""
+    host: str = "0.0.0.0"  # noqa: S104 - the kubelet probes a pod from outside
     """Address of metrics and probes."""
     port: int = Field(default=8080, ge=0, le=65535)
-    """Port of metrics and probes; 0 takes a free one and logs it."""
+    """Port of metrics and probes. 0 selects a free port and logs it."""
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> Self:
-        """Take the settings from environment variables.
+        """Read the settings from environment variables.
 
         Raises:
-            BadSetting: one is missing or wrong; the message names each.
+            BadSetting: a setting is missing or invalid. The message names each of them.
         """
         found = {
             name: environment[PREFIX + name.upper()]
@@ -62,4 +62,4 @@ class OperatorSettings(BaseModel):
             for problem in error.errors(include_url=False):
                 name = str(problem["loc"][0])
                 lines.append(f"  - {PREFIX}{name.upper()}: {problem['msg']} (found {found.get(name)!r})")
-            raise BadSetting("the operator's environment is not complete or not valid:\n" + "\n".join(lines)) from None
+            raise BadSetting("The operator's environment is incomplete or invalid:\n" + "\n".join(lines)) from None

@@ -1,7 +1,8 @@
-"""Kopf's streams, made to outlive the kind that they watch.
+"""Makes Kopf's watches survive the deletion of the kind that they watch.
 
-A kind's stream may find 404 before Kopf heard that the kind's CRD was removed, or between two of its stores; Kopf takes
-that for fatal and ends the operator. A kind that is not there has no objects, and may come back.
+A watch may get a 404 before Kopf learns that the CRD was deleted. Kopf treats that as fatal and ends. It has no setting
+and no public name for this, so this module replaces one private function of Kopf. Starting Kopf again is not enough:
+when Kopf ends, it cancels every task that began after it, those of the operator included.
 """
 
 from __future__ import annotations
@@ -10,23 +11,23 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from kopf._cogs.clients import watching  # Kopf has no public place for this
+from kopf._cogs.clients import watching
 from kopf._cogs.clients.errors import APINotFoundError
 
 from ballast_log import Log
 
 log = Log(__name__)
 
-GONE_SECONDS = 3.0
-"""How long a stream rests whose kind is not there. Kopf ends it when it hears that the CRD is gone."""
+RETRY_SECONDS = 3.0
+"""Delay before a watch without a kind is tried again. Kopf ends the watch when it learns that the CRD is gone."""
 
 _continuous_watch = watching.continuous_watch
 
 
-def outlive_kinds(relisted: Callable[[], None]) -> None:
-    """Let every stream of this process that finds its kind gone rest and try again.
+def survive_deleted_kinds(relisted: Callable[[], None]) -> None:
+    """Make every watch of this process that gets a 404 wait and try again.
 
-    `relisted` is called then: objects that went meanwhile are in no list, so nobody else would tell of them.
+    `relisted` is called then: the next list does not show the objects that were deleted in between.
     """
 
     async def patient_watch(*, resource: Any, **more: Any) -> AsyncIterator[Any]:
@@ -37,9 +38,9 @@ def outlive_kinds(relisted: Callable[[], None]) -> None:
         except APINotFoundError:
             is_gone = True
         if is_gone:
-            log.info("the kind is not there, its stream waits", kind=str(resource))
-            yield watching.Bookmark.LISTED  # else the whole operator would wait for its first list
-            await asyncio.sleep(GONE_SECONDS)
+            log.info("the kind does not exist, so its watch waits", kind=str(resource))
+            yield watching.Bookmark.LISTED  # Kopf waits for the first list of each kind
+            await asyncio.sleep(RETRY_SECONDS)
             relisted()
 
     watching.continuous_watch = patient_watch

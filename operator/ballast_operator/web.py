@@ -13,17 +13,17 @@ log = Log(__name__)
 
 
 class Web:
-    """A small server for kubelet and Prometheus."""
+    """An HTTP server for the kubelet and Prometheus."""
 
     def __init__(self, metrics: Metrics, *, is_alive: Callable[[], bool], refresh: Callable[[], None]) -> None:
-        """`refresh` brings gauges up to date before a scrape."""
+        """Prepare a server. It calls `refresh` before each scrape, to update the gauges."""
         self._metrics = metrics
         self._is_alive = is_alive
         self._refresh = refresh
         self._runner: web.AppRunner | None = None
 
     async def start(self, host: str, port: int) -> int:
-        """Listen; give the port."""
+        """Start to listen. Return the port."""
         app = web.Application()
         app.router.add_get("/metrics", self._scrape)
         app.router.add_get("/healthz", self._health)
@@ -48,4 +48,4 @@ class Web:
     async def _health(self, _: web.Request) -> web.Response:
         if self._is_alive():
             return web.Response(text="ok\n")
-        return web.Response(status=503, text="a part of the operator has ended\n")
+        return web.Response(status=503, text="a part of the operator has stopped\n")

@@ -31,7 +31,7 @@ def exported() -> dict[str, set[str]]:
         suffixes = ("_bucket", "_sum", "_count") if row[2] == "histogram" else ("",)
         found |= {row[1] + suffix: labels for suffix in suffixes}
     operator = OperatorMetrics()
-    operator.replicas.labels("n", "n", "ready").set(1)
+    operator.replicas.labels("InferenceDeployment", "n", "n", "ready").set(1)
     for family in text_string_to_metric_families(operator.text().decode()):
         for sample in family.samples:
             found.setdefault(sample.name, set()).update(sample.labels)

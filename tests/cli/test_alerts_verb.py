@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from typer.testing import CliRunner
 
 from ballast_cli.alerts import alerts
 from ballast_cli.app import app
-from ballast_cli.errors import NotFound, Unreachable, Usage
+from ballast_cli.errors import CliError, Unreachable, Usage
 from ballast_cli.manifests import from_cluster, from_file
 
 SAMPLES = Path(__file__).parents[2] / "docs" / "samples"
@@ -45,31 +46,32 @@ def test_a_file_without_a_valid_resource_says_what_it_holds(tmp_path: Path, cont
 
 @pytest.mark.parametrize(("name", "file"), [(None, None), ("chat", INVALID)])
 def test_either_a_name_or_a_file_is_wanted(name: str | None, file: Path | None) -> None:
-    with pytest.raises(Usage, match="wanted either the NAME"):
+    with pytest.raises(Usage, match="give the NAME of a resource"):
         alerts(name=name, file=file)
 
 
-@pytest.mark.parametrize(
-    ("script", "error", "said"),
-    [
-        pytest.param(None, Unreachable, "kubectl, through which Ballast reads clusters, is not on the PATH", id="none"),
-        pytest.param(
-            """echo 'Error from server (NotFound): inferencedeployments "chat" not found' >&2; exit 1""",
-            NotFound,
-            "`ballast get -A` lists",
-            id="not found",
-        ),
-        pytest.param("echo 'Unable to connect' >&2; exit 1", Unreachable, "Unable to connect", id="no server"),
-    ],
-)
-def test_a_cluster_that_gives_no_resource_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None, error: type[Exception], said: str
-) -> None:
-    if script is not None:
-        program = tmp_path / "kubectl"
-        program.write_text(f"#!/bin/sh\n{script}\n")
-        program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin" if script else str(tmp_path))
+def test_an_api_server_that_does_not_answer_is_unreachable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config = {
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}], "users": [{"name": "u", "user": {}}],
+    }  # fmt: skip
+    (tmp_path / "config").write_text(yaml.safe_dump(config))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
 
-    with pytest.raises(error, match=said):
+    with pytest.raises(Unreachable, match=r"http://127\.0\.0\.1:9 does not answer"):
+        from_cluster("chat", None)
+
+
+def test_a_missing_kubeconfig_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "nowhere"))
+
+    with pytest.raises(Unreachable, match=str(tmp_path / "nowhere")):
+        from_cluster("chat", None)
+
+
+def test_the_error_names_the_extra_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
+
+    with pytest.raises(CliError, match=r"pip install 'ballast\[cluster\]'"):
         from_cluster("chat", None)

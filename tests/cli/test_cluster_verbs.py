@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import yaml
-from control_plane import ControlPlane, assets
+from control_plane import ControlPlane
 from typer.testing import CliRunner
 
 from ballast_api.conditions import ConditionType
 from ballast_api.names import API_VERSION, KIND, PLURAL
 from ballast_cli.app import app
-from ballast_cli.explain import WISHED
+from ballast_cli.errors import NotFound
+from ballast_cli.explain import HEALTHY
 from ballast_queue.redis_store import Queue
 
 pytestmark = pytest.mark.envtest
@@ -22,9 +23,8 @@ LONG_AGO = "2026-01-01T00:00:00Z"
 
 
 @pytest.fixture(autouse=True)
-def kubectl(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a person has: kubectl on the PATH and a kubeconfig."""
-    monkeypatch.setenv("PATH", str(assets()), prepend=":")
+def kubeconfig(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a person has."""
     monkeypatch.setenv("KUBECONFIG", str(plane.kubeconfig))
 
 
@@ -54,7 +54,7 @@ def run(*arguments: str) -> str:
 
 
 def test_resources_are_listed_with_their_slots(plane: ControlPlane, namespace: str) -> None:
-    ready = condition(ConditionType.READY, "True", "Serving", "1 of 1 workers serve")
+    ready = condition(ConditionType.READY, "True", "Serving", "1 of 1 workers are ready")
     make(plane, namespace, {"conditions": [ready], "readyReplicas": 1, "slots": {"online": 14, "offline": 2}})
 
     listed = run("get", "-n", namespace)
@@ -63,14 +63,14 @@ def test_resources_are_listed_with_their_slots(plane: ControlPlane, namespace: s
     assert json.loads(run("get", "-A", "--json"))["version"] == 1
 
 
-def test_nothing_there_is_said(namespace: str) -> None:
+def test_an_empty_namespace_is_reported(namespace: str) -> None:
     done = CliRunner().invoke(app, ["get", "-n", namespace])
 
     assert (done.exit_code, done.stdout) == (0, "")
-    assert "No InferenceDeployments there" in done.stderr
+    assert "No InferenceDeployments found" in done.stderr
 
 
-def test_what_is_wrong_stands_first_with_the_operators_words(plane: ControlPlane, namespace: str) -> None:
+def test_problems_come_first_with_the_operators_messages(plane: ControlPlane, namespace: str) -> None:
     make(
         plane,
         namespace,
@@ -93,21 +93,17 @@ def test_what_is_wrong_stands_first_with_the_operators_words(plane: ControlPlane
     said = run("explain", "chat", "-n", namespace)
 
     assert said.index("! Degraded: True (Unschedulable)") < said.index("0/3 nodes") < said.index("  SLOMet: True (Met)")
-    assert "Scaling: 3 replicas, because 40 online requests" in said
+    assert "Scaling: 3 replicas: 40 online requests" in said
     assert "Applied: Created Deployment chat" in said
 
 
-def test_a_resource_that_nobody_looked_at_asks_for_the_operator(plane: ControlPlane, namespace: str) -> None:
+def test_a_resource_that_the_operator_has_not_observed_is_reported(plane: ControlPlane, namespace: str) -> None:
     make(plane, namespace)
 
-    assert "The operator has not taken up generation 1 (last: none). Does it run?" in run(
-        "explain", "chat", "-n", namespace
-    )
+    assert "The operator has not observed generation 1 yet (last: none)" in run("explain", "chat", "-n", namespace)
 
 
 def test_a_name_that_is_not_there_is_an_exit_code_of_its_own(namespace: str) -> None:
-    from ballast_cli.errors import NotFound
-
     done = CliRunner().invoke(app, ["explain", "nobody", "-n", namespace])
 
     assert isinstance(done.exception, NotFound)
@@ -122,8 +118,8 @@ def test_the_alerts_of_a_resource_are_a_rules_file(plane: ControlPlane, namespac
     assert "BallastTtftBudgetBurn" in {rule.get("alert") for group in groups for rule in group["rules"]}
 
 
-def test_every_condition_has_a_state_that_is_wished() -> None:
-    assert set(WISHED) == set(ConditionType)
+def test_every_condition_has_a_healthy_status() -> None:
+    assert set(HEALTHY) == set(ConditionType)
 
 
 def test_the_jobs_of_a_resource_are_explained_where_its_redis_is_named(
@@ -140,5 +136,5 @@ def test_the_jobs_of_a_resource_are_explained_where_its_redis_is_named(
     assert "No worker serves this queue" in said
     assert job_id not in run("explain", "chat", "-n", namespace)
     away = CliRunner().invoke(app, ["explain", "chat", "-n", namespace, "--redis-url", "redis://127.0.0.1:9"])
-    assert "has not taken up generation 1" in away.stdout
-    assert "its jobs are not explained" in away.stderr
+    assert "has not observed generation 1" in away.stdout
+    assert "cannot explain the jobs" in away.stderr

@@ -34,10 +34,10 @@ WORKERS: dict[str, tuple[list[WorkerStatus], str]] = {
     "none": ([], "No worker serves this queue"),
     "all on the way out": (
         [make_status(is_draining=True), make_status(worker_id="w2", is_ready=False)],
-        "None of 2 workers takes work: 1 on the way out",
+        "0 of 2 workers accept work (1 draining",
     ),
     "no slot": ([FULL], "of 8 slots of 1 worker online holds 6 with 2 waiting, offline 1 (1 reserved), and 4 items"),
-    "parked": ([FULL], "3 items keep their KV without a slot"),
+    "parked": ([FULL], "3 items are parked: they keep their KV"),
     "the SLO's ceiling": (
         [make_status(batch_ceiling=4, online=ClassLoad(running=3), offline=ClassLoad(running=1, reserved=1))],
         "Offline may hold 1 of 8 slots now",
@@ -46,7 +46,7 @@ WORKERS: dict[str, tuple[list[WorkerStatus], str]] = {
         [make_status(offline_most=2, offline=ClassLoad(running=2))],
         "Offline may hold 2 of 8 slots now",
     ),
-    "nothing": ([make_status()], "Nothing holds it up: 3 items can be taken"),
+    "nothing": ([make_status()], "Nothing blocks it: a worker can claim 3 items"),
 }
 
 
@@ -72,9 +72,9 @@ def test_priority_order_and_turns_are_why_a_job_waits(queued: Any, queue: Any, m
     queue.leases.claim(other, 2, "w1")
     said = queued("explain", late).out
 
-    assert f"Higher priority goes first: 5 items of 1 job, such as {above} with 7, where this one has 0" in said
+    assert f"Higher priority goes first: 5 items of 1 job, such as {above} with 7; this job has 0" in said
     assert f"Before it in tenant default, by deadline or submission: 2 items of 1 job, such as {first}" in said
-    assert "It takes turns, by weight, with the tenants of its priority: default holds 0, blue holds 2" in said
+    assert "It shares the slots, by weight, with the tenants of its priority: default holds 0, blue holds 2" in said
     assert "Before it" not in queued("explain", first).out
 
 
@@ -85,7 +85,7 @@ def test_a_tenants_cap_is_why_a_job_waits(queued: Any, queue: Any, make_line: An
     job_id = submit(queue, make_line, count=5, tenant="blue")
     queue.leases.claim(job_id, 3, "w1")
 
-    assert "Tenant blue has all that it may: 3 items under lease, 2 slots at most" in queued("explain", job_id).out
+    assert "Tenant blue is at its cap: 3 items under lease, at most 2 slots" in queued("explain", job_id).out
 
 
 def test_pauses_attempts_and_failures_are_told(queued: Any, queue: Any, make_line: Any) -> None:
@@ -95,7 +95,7 @@ def test_pauses_attempts_and_failures_are_told(queued: Any, queue: Any, make_lin
     queue.leases.retry(again, "oops", "x")
     queue.leases.retry(wrong, "invalid_request", "x", is_retryable=False)
     said = queued("explain", job_id).out
-    assert "1 item failed and will be tried again after a pause, 1 could be taken now" in said
+    assert "1 item failed and will be retried after a backoff, 1 can be claimed now" in said
     assert "1 item failed for good" in said
 
     queue.jobs.pause(job_id)
@@ -111,8 +111,8 @@ def test_what_runs_and_what_was_not_closed_is_told(queued: Any, queue: Any, make
     [claimed] = queue.leases.claim("open", 1, "w1")
     said = queued("explain", "open").out
 
-    assert "Nothing of it waits: 1 item with workers" in said
-    assert "Its end was not announced: the submitter adds an inbox entry with `end 1`" in said
+    assert "No item of it waits: 1 item with workers" in said
+    assert "It has no end mark yet: the submitter must add an inbox entry with `end 1`" in said
     queue.leases.finish("w1", claimed, done(claimed))
 
 
@@ -126,7 +126,7 @@ def test_a_deadline_is_judged_by_what_workers_do_now(queued: Any, queue: Any, ma
     answer = queued("explain", job_id, "--json").json
 
     assert answer["job"]["id"] == job_id
-    assert answer["because"][-1].startswith("Its deadline: no, at 0.01 items/s of 1 worker it needs 5m")
+    assert answer["because"][-1].startswith("Its deadline: no, it needs 5m at 0.01 items/s of 1 worker")
 
 
 def test_a_name_that_is_neither_says_so(queued: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ def test_a_name_that_is_neither_says_so(queued: Any, tmp_path: Path, monkeypatch
     ran = queued("explain", "nobody")
 
     assert ran.code == 3
-    assert "nor is there such a job in queue" in ran.err
+    assert "has no such job either" in ran.err
 
 
 def test_a_redis_that_is_away_is_the_answer_where_there_is_no_cluster_either(
@@ -152,4 +152,4 @@ def test_the_answer_is_stable_json(queued: Any, queue: Any, make_line: Any) -> N
     answer = json.loads(queued("explain", job_id, "--json").out)
 
     assert (answer["version"], answer["queue"]) == (1, queue.name)
-    assert answer["because"] == ["No worker serves this queue: none has published its status in the last seconds"]
+    assert answer["because"] == ["No worker serves this queue: no worker has published its status in the last seconds"]

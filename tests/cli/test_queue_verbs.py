@@ -135,8 +135,8 @@ def test_a_deadline_that_cannot_be_met_is_told_at_submission(queued, items: Path
     fine = queued("submit", items, "--deadline", "1h", "--json").json["deadline"]
 
     assert missed["feasible"] == "no"
-    assert missed["because"].startswith("at 1 output tokens/s of 1 worker it needs 12s, ")
-    assert "It is AT RISK: at 1 output tokens/s of 1 worker it needs 12s and 12s for what goes before it" in at_risk
+    assert missed["because"].startswith("it needs 12s at 1 output tokens/s of 1 worker, ")
+    assert "It is AT RISK: it needs 12s at 1 output tokens/s of 1 worker after 12s of work before it" in at_risk
     assert "`ballast cancel job-" in at_risk
     assert fine["feasible"] == "yes"
 
@@ -152,7 +152,7 @@ def test_a_job_at_risk_says_so_wherever_it_is_shown(queued, items: Path, queue: 
     assert [line.split()[1] for line in top if line.startswith("job ")] == [late, fine]
     assert "AT RISK" in next(line for line in queued("jobs").out.splitlines() if late in line)
     assert "AT RISK" in shown
-    assert "ago: at 1 output tokens/s" in shown
+    assert "ago: it needs 12s at 1 output tokens/s" in shown
     assert queued("job", late, "--json").json["job"]["outlook"] == "no"
 
 
@@ -163,7 +163,7 @@ def test_without_history_a_deadline_is_taken_and_nothing_promised(queued, items:
 
     assert (nobody.code, unmeasured.code) == (0, 0)
     assert "unknown: no ready worker has published" in nobody.err
-    assert "unknown: 1 worker had no more offline work than slots so far" in unmeasured.err
+    assert "unknown: no rate is known yet: 1 worker never had more" in unmeasured.err
 
 
 def test_jobs_lists_newest_first_as_plain_text(queued, items: Path):

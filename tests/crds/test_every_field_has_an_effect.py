@@ -19,10 +19,14 @@ from ballast_api.inference_deployment import InferenceDeployment, Scaling
 from ballast_api.status import ScalingStatus
 from ballast_api.structural import leaves, structural
 from ballast_api.worker_config import WorkerConfig
-from ballast_operator.conditions import Input, conditions
-from ballast_operator.load import Load
-from ballast_operator.plan import Snapshot, Surroundings, plan
-from ballast_operator.report import status, status_manifest
+from ballast_operator import report
+from ballast_operator.conditions import conditions
+from ballast_operator.context import OperatorContext
+from ballast_operator.inference_deployment import plan, status
+from ballast_operator.kinds import DEPLOYMENT, INFERENCE_DEPLOYMENT, Key
+from ballast_operator.plan import ChildrenPlan, ClusterSnapshot
+from ballast_operator.poll_result import PollResult
+from ballast_operator.resource_type import ConditionInput
 from ballast_operator.scaling import History, scale
 from ballast_policy.snapshot import PolicyConfig
 from ballast_queue.job import RequestCounts
@@ -45,8 +49,8 @@ SHOWN_BY: dict[str, str] = {
 def made(spec: dict[str, Any]) -> list[Any]:
     """Return all objects that the operator writes for a new resource."""
     resource = InferenceDeployment.read(EVERYTHING | {"spec": spec}, "here")
-    surroundings = Surroundings(image="worker", kinds=frozenset({"ServiceMonitor", "PrometheusRule"}))
-    return [step.manifest for step in plan(resource, Snapshot(uid="1"), surroundings).apply]
+    context = OperatorContext(image="worker", kinds=frozenset({"ServiceMonitor", "PrometheusRule"}))
+    return [step.manifest for step in plan(resource, ClusterSnapshot(uid="1"), context).apply]
 
 
 @pytest.mark.parametrize("leaf", sorted(set(leaves(SPEC)) - set(REFUSED) - BY_SCALING))
@@ -57,7 +61,7 @@ def test_a_field_changes_what_the_operator_makes(leaf: str) -> None:
     assert made(before) != made(after)
 
 
-def polls() -> Iterator[tuple[float, Load]]:
+def polls() -> Iterator[tuple[float, PollResult]]:
     """Yield four hours of load: a rise, a backlog, and the end of both."""
     for minute in range(240):
         online = 40 if 10 <= minute < 60 else 0
@@ -69,14 +73,14 @@ def polls() -> Iterator[tuple[float, Load]]:
         counts = RequestCounts(waiting=depth)
         queue = QueueStats(at=0, items=counts, inbox=0, oldest_waiting_seconds=0, dead_letters=0, jobs={})
         for second in (0, 20, 40):
-            yield minute * 60 + second, Load(at=minute * 60 + second, workers=(worker,), queue=queue)
+            yield minute * 60 + second, PollResult(at=minute * 60 + second, workers=(worker,), queue=queue)
 
 
 def decided(spec: dict[str, Any]) -> list[int]:
     scaling = Scaling.model_validate(spec)
     replicas, history, decisions = 1, History(), []
-    for now, load in polls():
-        decision = scale(scaling, replicas=replicas, ready=min(replicas, 1), load=load, now=now, history=history)
+    for now, poll in polls():
+        decision = scale(scaling, replicas=replicas, ready=min(replicas, 1), poll=poll, now=now, history=history)
         replicas, history = decision.replicas, decision.history
         decisions.append(replicas)
     return decisions
@@ -157,14 +161,14 @@ def test_equal_resources_have_equal_objects() -> None:
 
 def test_every_field_of_the_status_is_reported() -> None:
     resource = InferenceDeployment.read(EVERYTHING | {"metadata": {"name": "all", "generation": 3}}, "here")
-    found = {"replicas": 2, "readyReplicas": 2, "updatedReplicas": 1, "observedGeneration": 1}
-    deployment = {"metadata": {"generation": 1}, "spec": {}, "status": found}
-    now, load = next((now, load) for now, load in polls() if now >= 600)
-    world = Input(resource=resource, deployment=deployment, pods=(), load=load, now=now)
-    wanted = status(
-        world, conditions(world), config_hash="abc", scaling=ScalingStatus(replicas=4, because="load"), now=now
-    )
-    reported = status_manifest(resource.metadata, wanted)["status"]
+    counts = {"replicas": 2, "readyReplicas": 2, "updatedReplicas": 1, "observedGeneration": 1}
+    deployment = {"metadata": {"generation": 1}, "spec": {}, "status": counts}
+    now, poll = next((now, poll) for now, poll in polls() if now >= 600)
+    snapshot = ClusterSnapshot("1", {Key(DEPLOYMENT, "default", "all"): deployment})
+    given = ConditionInput(resource, snapshot, ChildrenPlan(files={"v": "abc"}, version="v"), poll, now)
+    found = report.conditions(conditions(given), resource.status, generation=3, now=now)
+    wanted = status(given, found, ScalingStatus(replicas=4, because="load"))
+    reported = report.status_manifest(INFERENCE_DEPLOYMENT, resource.metadata, wanted)["status"]
 
     assert set(leaves(STATUS)) == set(filled(reported, STATUS))
 

@@ -12,7 +12,7 @@ import pytest
 
 from ballast_engine.batch import Batch, Ints, SampleRow
 from ballast_engine.request import SamplingParams
-from ballast_engine.suspension import Course, Interrupt, Suspended, follow
+from ballast_engine.suspension import Computation, Interrupt, Suspended, advance
 
 SMALL = {
     "vocab_size": 193,
@@ -176,12 +176,12 @@ class Letters:
     def __init__(self) -> None:
         from tokenizers import Tokenizer, models
 
-        from ballast_engine.pieces import Pieces
+        from ballast_engine.token_bytes import TokenBytes
 
         letters = {"<end>": 0} | {chr(ord("a") + i): i + 1 for i in range(24)}
         backend = Tokenizer(models.WordLevel(letters, unk_token="<end>"))
         backend.add_special_tokens(["<end>"])
-        self.pieces = Pieces(backend)
+        self.token_bytes = TokenBytes(backend)
 
 
 @dataclass
@@ -214,12 +214,12 @@ class TokenMemory:
         self.positions = np.full(num_blocks * block_tokens, -1)
 
     def run(self, batch: Batch, interrupt: Interrupt | None) -> Ints | Suspended:
-        return follow(self.course(batch, interrupt))
+        return advance(self.course(batch, interrupt))
 
     def resume(self, suspended: Suspended, interrupt: Interrupt | None) -> Ints | Suspended:
-        return follow(suspended.course, interrupt)
+        return advance(suspended.computation, interrupt)
 
-    def course(self, batch: Batch, interrupt: Interrupt | None) -> Course[Ints]:
+    def course(self, batch: Batch, interrupt: Interrupt | None) -> Computation[Ints]:
         """Three layers. What a step will write is spoilt until the last one, and nobody else may write it."""
         self.batches.append(batch)
         self.check_shape(batch)

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from ballast_engine.counters import MOST_PAYERS
 from ballast_engine.errors import DuplicateRequest, IntegrityError, InvalidRequest, RequestTooLong
-from ballast_engine.meter import MOST_PAYERS
 from ballast_engine.request import FinishReason
 from ballast_engine.stats import StepKind
+from ballast_log.log import KeyValueFormatter
 from ballast_policy.host import MOST_IDLE
 from ballast_policy.plan import StepPlan
 from ballast_policy.request import RequestClass
@@ -47,7 +48,7 @@ def test_without_streaming_there_is_a_first_token_and_an_end(bench_of: Make, gen
     ("changes", "error", "sentence"),
     [
         ({"prompt": ()}, InvalidRequest, "no tokens"),
-        ({"prompt": [1] * 64}, RequestTooLong, "64 tokens; this model serves 64 .* shorten the prompt to 63"),
+        ({"prompt": [1] * 64}, RequestTooLong, "64 tokens, but this model serves 64 .* shorten the prompt to 63"),
         ({"prompt": [1, 25]}, InvalidRequest, "Token id 25 is outside this model's vocabulary of 25"),
         ({"prompt": [-1]}, InvalidRequest, "Token id -1 is outside"),
         ({"generated": (3, 99)}, InvalidRequest, "Token id 99 is outside"),
@@ -270,6 +271,15 @@ def test_an_online_burst_preempts_offline_which_then_goes_on_without_computing_a
     assert bench.engine.stats().service[RequestClass.OFFLINE, "default"] == 20 + 2 * 20
 
 
+def test_a_failed_step_is_logged_with_its_number_of_requests(bench_of: Make, generation: Make, caplog: Any) -> None:
+    bench = bench_of()
+    bench.engine.submit(generation("a", LONG))
+    bench.executor.fails = 1
+    bench.step()
+
+    assert "step failed requests=1" in KeyValueFormatter().format(caplog.records[-1])
+
+
 def test_the_step_record_says_what_was_computed(bench_of: Make, generation: Make) -> None:
     bench = bench_of(chunk_tokens=8)
     bench.engine.submit(generation("a", LONG, max_tokens=9, ignore_eos=True))
@@ -297,7 +307,7 @@ def test_counts_by_class_follow_requests(bench_of: Make, generation: Make) -> No
 
     assert (stats.online.running, stats.offline.running) == (3, 1)
     assert (stats.online.waiting, stats.offline.waiting) == (3, 5)
-    assert (stats.online.reserved, stats.offline.reserved, stats.offline.lent) == (3, 1, 0)
+    assert (stats.online.reserved, stats.offline.reserved, stats.offline.borrowed) == (3, 1, 0)
     assert stats.reservation.is_met
     assert stats.kv_used + stats.kv_cached + stats.kv_free == 64
 
@@ -511,11 +521,23 @@ def test_an_idle_engine_waits_a_moment_for_what_comes_together(bench_of: Make, g
 
 def test_prefix_keys_stand_together_where_the_first_of_them_came(bench_of: Make, generation: Make) -> None:
     bench = bench_of(slots=1, offline_share=0.0)
-    for name, group in (("a", 7), ("b", 0), ("c", 3), ("d", 7), ("e", 0), ("f", 3)):
+    for name, group in (("a", 7), ("b", None), ("c", 3), ("d", 7), ("e", None), ("f", 3)):
         bench.engine.submit(generation(name, online=False, max_tokens=1, prefix_key=group))
     bench.run()
 
     assert list(bench.outputs) == ["a", "d", "b", "c", "f", "e"]
+
+
+def test_a_request_has_the_defaults_that_its_record_documents(bench_of: Make, generation: Make) -> None:
+    bench = bench_of(slots=1, offline_share=0.0)
+    for name in ("a", "b"):
+        bench.engine.submit(generation(name, online=False, max_tokens=9))
+    bench.step()
+    first, second = (bench.engine.requests[name] for name in ("a", "b"))
+
+    assert (first.prefix_key, first.prefix_seq) == (None, first.seq)
+    assert (second.prefix_key, second.prefix_seq) == (None, second.seq)
+    bench.run()
 
 
 def test_a_prefix_key_does_not_pass_the_others_for_ever(bench_of: Make, generation: Make) -> None:

@@ -102,5 +102,5 @@ def test_a_block_costs_what_its_pages_hold(directory):
 
 @pytest.mark.parametrize("token", [-1, 193])
 def test_a_token_outside_the_vocabulary_is_refused(directory, batch_of, part, token):
-    with pytest.raises(ValueError, match="vocabulary of 193"):
+    with pytest.raises(ValueError, match="the model has 193 tokens"):
         make_executor(directory).run(batch_of([part([5, token], 0, [0], sampling=GREEDY)], BLOCK_TOKENS))

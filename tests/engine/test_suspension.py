@@ -300,7 +300,7 @@ def test_the_time_that_a_step_stood_is_not_its_own(bench: Any, generation: Make)
     assert nested.seconds == pytest.approx(0.5, abs=0.1)
     assert (step.is_nested, step.num_prefill) == (False, 20)
     assert step.seconds == pytest.approx(5.0, abs=0.1)
-    assert step.stood_seconds == pytest.approx(0.5, abs=0.1)
+    assert step.suspended_seconds == pytest.approx(0.5, abs=0.1)
     assert engine.stats().suspended_steps == 1
     assert engine.host.fit.num_steps == 2
 

@@ -162,10 +162,10 @@ def test_text_parts_are_joined_and_training_marks_are_ignored(tmp_path: Path) ->
     [
         (None, "hi", "has no chat template.*use /v1/completions"),
         ("{{ raise_exception('roles must alternate') }}", "hi", "roles must alternate"),
-        ("{{ messages[0].content.nothing.there }}", "hi", "does not take these messages"),
-        ("{{ messages.__class__.__mro__ }}", "hi", "unsafe|does not take"),
-        (CHAT, [{"type": "image_url", "image_url": {}}], "'image_url'; this model takes text parts only"),
-        (CHAT, 3, "content is int"),
+        ("{{ messages[0].content.nothing.there }}", "hi", "cannot render these messages"),
+        ("{{ messages.__class__.__mro__ }}", "hi", "unsafe|cannot render"),
+        (CHAT, [{"type": "image_url", "image_url": {}}], "'image_url', but this model accepts only text parts"),
+        (CHAT, 3, "content of a message is int"),
     ],
 )
 def test_a_chat_that_cannot_be_rendered_gets_a_sentence(
@@ -176,6 +176,61 @@ def test_a_chat_that_cannot_be_rendered_gets_a_sentence(
         tokenizer.apply_chat_template([{"role": "user", "content": content}])
 
 
+TOOL_CHAT: list[dict[str, Any]] = [
+    {"role": "user", "content": "Weather?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "call00001", "type": "function", "function": {"name": "weather", "arguments": {"in": 1}}}
+        ],
+    },
+    {"role": "tool", "content": "sunny", "tool_call_id": "call00001"},
+]
+CALLS = "{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}"
+RENDERS = {
+    "a template that skips null": "{% for m in messages %}{{ m.content or '' }}" + CALLS + "{% endfor %}",
+    "a template that writes every content": "{% for m in messages %}{{ m.content }}" + CALLS + "{% endfor %}",
+    "a template that tests for null": "{% for m in messages %}{% if m.content is none %}"
+    + CALLS
+    + "{% else %}{{ m.content }}{% endif %}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("name", RENDERS)
+def test_calls_of_tools_and_their_results_are_rendered(tmp_path: Path, name: str) -> None:
+    tokenizer = chat_of(tmp_path, RENDERS[name])
+
+    assert tokenizer.decode(tokenizer.apply_chat_template(TOOL_CHAT)) == 'Weather?weather{"in": 1}sunny'
+
+
+@pytest.mark.parametrize(
+    ("template", "chat", "sentence"),
+    [
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", TOOL_CHAT, "does not render tool_calls"),
+        (
+            "{{ messages[0].content }}" + CALLS.replace("m.", "messages[1]."),
+            TOOL_CHAT,
+            "does not render the role 'tool'",
+        ),
+        ("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", TOOL_CHAT[2:], "the role 'tool'"),
+        ("{% if messages[-1].role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}", TOOL_CHAT, "no tools"),
+    ],
+)
+def test_a_template_that_drops_tools_is_refused_with_a_sentence(
+    tmp_path: Path, template: str, chat: list[dict[str, Any]], sentence: str
+) -> None:
+    with pytest.raises(InvalidChat, match=sentence):
+        chat_of(tmp_path, template).apply_chat_template(chat)
+
+
+def test_a_template_gets_further_arguments_and_keeps_the_messages(tmp_path: Path) -> None:
+    tokenizer = chat_of(tmp_path, "{{ messages[0].content }}{% if thinks %} hm{% endif %}")
+    options = {"thinks": True, "messages": []}
+
+    assert tokenizer.decode(tokenizer.apply_chat_template(TOOL_CHAT[:1], options)) == "Weather? hm"
+
+
 def test_a_template_that_is_no_jinja_is_a_broken_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(InvalidCheckpoint, match="cannot be compiled"):
         chat_of(tmp_path, "{% for %}").apply_chat_template([])
@@ -184,10 +239,10 @@ def test_a_template_that_is_no_jinja_is_a_broken_checkpoint(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("tokenizer.json", None, "Found no tokenizer.json"),
+        ("tokenizer.json", None, "has no tokenizer.json"),
         ("tokenizer.json", "{}", "is not a tokenizer"),
         ("tokenizer_config.json", "{", "cannot be read"),
-        ("tokenizer_config.json", "[]", "holds list, wanted an object"),
+        ("tokenizer_config.json", "[]", "contains list, expected an object"),
     ],
 )
 def test_a_broken_tokenizer_file_is_named(
@@ -235,7 +290,7 @@ def test_streamed_byte_level_text_is_the_decoded_text(byte_level_dir: Path, data
     tokens = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=30))
     cuts = data.draw(st.lists(st.integers(0, 3), max_size=20))
 
-    assert "".join(stream(Detokenizer(tokenizer.pieces), tokens, cuts)) == tokenizer.decode(tokens)
+    assert "".join(stream(Detokenizer(tokenizer.token_bytes), tokens, cuts)) == tokenizer.decode(tokens)
 
 
 @settings(max_examples=300)
@@ -244,7 +299,7 @@ def test_streamed_byte_level_text_is_the_decoded_text(byte_level_dir: Path, data
 def test_no_delta_holds_half_a_character(request: pytest.FixtureRequest, kind: str, text: str, cuts: list[int]) -> None:
     tokenizer = Tokenizer(request.getfixturevalue(kind))
     tokens = tokenizer.encode(text)
-    deltas = stream(Detokenizer(tokenizer.pieces), tokens, cuts)
+    deltas = stream(Detokenizer(tokenizer.token_bytes), tokens, cuts)
 
     assert "".join(deltas) == tokenizer.decode(tokens)
     assert all("\ufffd" not in delta for delta in deltas) or "\ufffd" in text
@@ -256,7 +311,7 @@ def test_a_leading_blank_stays_behind_a_prompt_with_text(
 ) -> None:
     tokenizer = Tokenizer(sentencepiece_dir)
     tokens = [tokenizer.token_to_id("▁Hello"), tokenizer.token_to_id("▁world")]
-    detokenizer = Detokenizer(tokenizer.pieces, prompt=prompt)
+    detokenizer = Detokenizer(tokenizer.token_bytes, prompt=prompt)
 
     assert detokenizer.add([token for token in tokens if token is not None]) + detokenizer.end() == expected
 
@@ -265,7 +320,7 @@ def test_a_decoder_of_another_kind_is_asked_token_by_token(tmp_path: Path) -> No
     backend = tokenizers.Tokenizer(models.WordLevel({"<unk>": 0, "ab": 1, "cd": 2}, unk_token="<unk>"))
     tokenizer = Tokenizer(save(tmp_path, backend, bos_token=None, eos_token=None))
 
-    assert "".join(stream(Detokenizer(tokenizer.pieces), [1, 2], [1])) == "abcd"
+    assert "".join(stream(Detokenizer(tokenizer.token_bytes), [1, 2], [1])) == "abcd"
 
 
 def cut_at_first_complete_stop(text: str, stops: list[str], keep: bool) -> str:
@@ -289,7 +344,7 @@ def test_stop_strings_cut_the_same_however_tokens_arrive(
 ) -> None:
     tokenizer = Tokenizer(byte_level_dir)
     tokens = [token for token in (tokenizer.token_to_id(c) for c in text) if token is not None]
-    detokenizer = Detokenizer(tokenizer.pieces, stop=stops, keep_stop=keep)
+    detokenizer = Detokenizer(tokenizer.token_bytes, stop=stops, keep_stop=keep)
     deltas = stream(detokenizer, tokens, cuts)
 
     assert "".join(deltas) == cut_at_first_complete_stop(text, stops, keep)
@@ -298,7 +353,7 @@ def test_stop_strings_cut_the_same_however_tokens_arrive(
 
 def test_text_that_may_become_a_stop_string_is_held_back(byte_level_dir: Path) -> None:
     tokenizer = Tokenizer(byte_level_dir)
-    detokenizer = Detokenizer(tokenizer.pieces, stop=["END"])
+    detokenizer = Detokenizer(tokenizer.token_bytes, stop=["END"])
     ids = {c: tokenizer.token_to_id(c) or 0 for c in "xEND"}
 
     assert [detokenizer.add([ids[c]]) for c in "xENEx"] == ["x", "", "", "EN", "Ex"]

@@ -55,7 +55,7 @@ OTHER: dict[str, Any] = {
     "alerts.runbookBaseURL": "https://docs.example/runbooks",
     "operator.logLevel": "debug",
     "operator.logFormat": "text",
-    "operator.settings": {"lookSeconds": 5},
+    "operator.settings": {"pollSeconds": 5},
     "operator.topologySpreadConstraints": [],
     "valkey.persistence.size": "1Gi",
     "valkey.persistence.storageClass": "fast",
@@ -171,14 +171,14 @@ def test_roles_grant_what_the_operator_declares(helm: Helm) -> None:
 
 
 def test_the_operator_reads_the_environment_of_the_chart(helm: Helm) -> None:
-    settings = {"turnsAtATime": 4, "lookSeconds": 5, "auditSeconds": 60}
+    settings = {"maxConcurrentReconciles": 4, "pollSeconds": 5, "auditSeconds": 60}
     values = {"operator": {"settings": settings}, "alerts": {"runbookBaseURL": "https://docs.example/runbooks"}}
     (container,) = helm.objects(values)["Deployment/ballast-operator"]["spec"]["template"]["spec"]["containers"]
     environment = {each["name"]: each.get("value", "from-field") for each in container["env"]}
     read = OperatorSettings.read(environment)
 
     assert {name.removeprefix(PREFIX).lower() for name in environment} <= set(OperatorSettings.model_fields)
-    assert (read.turns_at_a_time, read.look_seconds, read.audit_seconds) == (4, 5, 60)
+    assert (read.max_concurrent_reconciles, read.poll_seconds, read.audit_seconds) == (4, 5, 60)
     assert read.redis_secret == "ballast-redis"
     assert read.runbook_base_url == "https://docs.example/runbooks"
 

@@ -12,6 +12,7 @@ from ballast_openai.refused import REFUSED_BY_URL
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 SAY_HI = [{"role": "user", "content": "hi"}]
+CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bonn"}'}}
 
 
 def completion(**given):
@@ -49,6 +50,38 @@ def test_text_parts_are_joined():
 
     assert isinstance(body, ChatBody)
     assert body.messages[0].content == "ab"
+
+
+def test_a_chat_has_calls_of_tools_and_their_results():
+    body = chat(
+        messages=[
+            *SAY_HI,
+            {"role": "assistant", "content": None, "refusal": None, "tool_calls": [CALL]},
+            {"role": "assistant", "tool_calls": [CALL]},
+            {"role": "tool", "content": "sunny", "tool_call_id": "c1"},
+        ]
+    )
+    shown = [message.for_template() for message in body.messages]
+
+    assert shown[1] == shown[2]
+    assert shown[1]["content"] is None
+    assert shown[1]["tool_calls"][0]["function"] == {"name": "weather", "arguments": {"city": "Bonn"}}
+    assert shown[3] == {"role": "tool", "content": "sunny", "tool_call_id": "c1"}
+
+
+@pytest.mark.parametrize("read", [chat, completion])
+def test_fields_that_change_no_answer_are_accepted(read):
+    notes = {"prompt_cache_key": "k", "safety_identifier": "s", "metadata": {"a": "b"}, "user": "u"}
+    body = read(**notes, store=False, service_tier="flex")
+
+    assert body.model_dump(include=set(notes)) == notes
+    assert body.service_tier == "flex"
+    with pytest.raises(Unsupported, match="store: found true; Ballast does not store answers"):
+        read(store=True)
+
+
+def test_the_speaker_of_a_message_has_a_name():
+    assert chat(messages=[SAY_HI[0] | {"name": "bob"}]).messages[0].for_template()["name"] == "bob"
 
 
 def test_stops_are_one_string_or_several():
@@ -110,7 +143,50 @@ WRONG = {
     "no messages": (CHAT, {"messages": []}, "messages", "wanted 1 or more entries"),
     "messages as text": (CHAT, {"messages": "hi"}, "messages", "found the string 'hi', wanted a list"),
     "a message as text": (CHAT, {"messages": ["hi"]}, "messages[0]", "wanted an object"),
-    "a tool's message": (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", "'tool'"),
+    "an unknown role": (CHAT, {"messages": [{"role": "judge", "content": "x"}]}, "messages[0].role", "'tool'"),
+    "a result without its call": (
+        CHAT,
+        {"messages": [{"role": "tool", "content": "x"}]},
+        "messages[0].tool_call_id",
+        "found nothing, wanted the id of the call",
+    ),
+    "the id of a call from a user": (
+        CHAT,
+        {"messages": [SAY_HI[0] | {"tool_call_id": "c"}]},
+        "messages[0].tool_call_id",
+        "wanted role 'tool'",
+    ),
+    "calls of a user": (
+        CHAT,
+        {"messages": [SAY_HI[0] | {"tool_calls": [CALL]}]},
+        "messages[0].tool_calls",
+        "wanted role 'assistant'",
+    ),
+    "arguments that are no object": (
+        CHAT,
+        {"messages": [{"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "3"}}]}]},
+        "messages[0].tool_calls[0].function.arguments",
+        "wanted a JSON object as text",
+    ),
+    "no content and no call": (
+        CHAT,
+        {"messages": [{"role": "assistant", "content": None}]},
+        "messages[0].content",
+        "null",
+    ),
+    "a template argument of the server": (
+        CHAT,
+        {"chat_template_kwargs": {"messages": []}},
+        "chat_template_kwargs",
+        "found 'messages', wanted arguments of the model's template",
+    ),
+    "a refusal that a message cannot have": (
+        CHAT,
+        {"messages": [{"role": "assistant", "content": "x", "refusal": "no"}]},
+        "messages[0].refusal",
+        "unknown field",
+    ),
+    "another tier": (COMPLETIONS, {"service_tier": "priority"}, "service_tier", "wanted 'auto', 'default' or 'flex'"),
     "a picture": (
         CHAT,
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
@@ -136,7 +212,6 @@ WRONG = {
         "found the string 'hi', wanted parts like {'type': 'text', 'text': '...'}",
     ),
     "no content": (CHAT, {"messages": [{"role": "user", "content": None}]}, "messages[0].content", "found null"),
-    "a named speaker": (CHAT, {"messages": [SAY_HI[0] | {"name": "bob"}]}, "messages[0].name", "unknown field"),
     "two lengths": (CHAT, {"max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens", "one of the two"),
 }
 

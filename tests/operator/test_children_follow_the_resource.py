@@ -103,7 +103,7 @@ FIELDS: dict[str, tuple[dict[str, Any], Any, Any]] = {
 
 
 def test_each_change_of_a_field_reaches_its_child(operator: Operator, cluster: Cluster) -> None:
-    """One resource for each field, changed all at once: the operator has turns for many."""
+    """One resource for each field, all changed at once."""
     names = {case: f"llm-{i}" for i, case in enumerate(FIELDS)}
     for name in names.values():
         cluster.make(name)
@@ -157,7 +157,7 @@ def test_a_service_of_somebody_else_is_not_taken(operator: Operator, cluster: Cl
     cluster.create("services", {"metadata": {"name": "llm"}, "spec": spec})
     cluster.make()
 
-    assert "is not Ballast's" in cluster.says("Degraded", "True", "NameTaken")["message"]
+    assert "Ballast does not own it" in cluster.says("Degraded", "True", "NameTaken")["message"]
     assert cluster.get("services", "llm")["spec"]["selector"] == {"app": "theirs"}
 
 
@@ -210,7 +210,8 @@ def test_probes_and_metrics_answer(operator: Operator, cluster: Cluster) -> None
     cluster.make(replicas=2)
     made(cluster)
     address = f"http://127.0.0.1:{operator.port}"
-    series = f'ballast_operator_replicas{{name="llm",namespace="{cluster.namespace}",state="desired"}}'
+    labels = f'kind="InferenceDeployment",name="llm",namespace="{cluster.namespace}",state="desired"'
+    series = f"ballast_operator_replicas{{{labels}}}"
 
     assert httpx.get(f"{address}/healthz").status_code == httpx.get(f"{address}/readyz").status_code == 200
     until(lambda: operator.metrics().get(series) == 2)

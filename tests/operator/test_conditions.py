@@ -16,20 +16,29 @@ from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.status import Status
 from ballast_operator import report
 from ballast_operator.children.config import VERSION
-from ballast_operator.conditions import Input, Verdict, conditions
-from ballast_operator.kinds import Body
-from ballast_operator.load import Load, Trouble
-from ballast_operator.trouble import NOT_SERVED_EXIT
+from ballast_operator.conditions import Given, conditions
+from ballast_operator.inference_deployment import status as build_status
+from ballast_operator.kinds import DEPLOYMENT, Body, Key
+from ballast_operator.plan import ChildrenPlan, ClusterSnapshot
+from ballast_operator.pod_problem import NOT_SERVED_EXIT
+from ballast_operator.poll_result import PollResult, Problem
+from ballast_operator.resource_type import ConditionInput, Verdict
 from ballast_queue.job import RequestCounts
-from ballast_queue.status import ClassLoad, QueueStats, ReservationStatus, WorkerStatus
+from ballast_queue.status import ClassLoad, QueueStats, ReservationStatus, SloStatus, WorkerStatus
 from ballast_worker.errors import NotServed
 
 
-def make_resource(replicas: int = 2, generation: int = 1, gpus: int = 1, **status: Any) -> InferenceDeployment:
+def make_resource(
+    replicas: int = 2, generation: int = 1, gpus: int = 1, slo: dict[str, Any] | None = None
+) -> InferenceDeployment:
     metadata = {"name": "llm", "namespace": "ns", "uid": "u", "generation": generation}
-    spec: dict[str, Any] = {"model": {"uri": "file:///m"}, "replicas": replicas, "slo": {"ttftMilliseconds": 500}}
+    spec: dict[str, Any] = {
+        "model": {"uri": "file:///m"},
+        "replicas": replicas,
+        "slo": slo or {"ttftMilliseconds": 500},
+    }
     spec["gpu"] = {"count": gpus}
-    return InferenceDeployment.read({"metadata": metadata, "spec": spec, "status": status}, "test")
+    return InferenceDeployment.read({"metadata": metadata, "spec": spec}, "test")
 
 
 def make_deployment(total: int, updated: int, serving: int, **condition: str) -> Body:
@@ -64,15 +73,20 @@ def make_worker(**more: Any) -> WorkerStatus:
     values: dict[str, Any] = {
         "worker_id": "p-1", "address": "http://10.0.0.1:8000", "at": 0, "model": "m", "slots": 8, "batch_ceiling": 8,
         "kv_blocks_total": 1, "kv_blocks_free": 1, "online": ClassLoad(), "offline": ClassLoad(running=1, reserved=1),
-        "config_hash": "h", "ttft_p99_seconds": 0.1, "device": "cuda:0", "reservation": make_reservation(1, 1),
+        "config_hash": "h", "slo": make_slo(100), "device": "cuda:0", "reservation": make_reservation(1, 1),
     }  # fmt: skip
     return WorkerStatus(**values | more)
+
+
+def make_slo(met: int, judged: int = 100) -> SloStatus:
+    return SloStatus(ttft_judged=judged, ttft_met=met, tpot_judged=judged, tpot_met=judged)
 
 
 def make_reservation(slots: int, in_use: int, *, is_met: bool = True) -> ReservationStatus:
     return ReservationStatus(slots=slots, blocks=slots, chunk=slots, in_use=in_use, is_met=is_met)
 
 
+DEPLOYED = make_deployment(2, 2, 2)
 NOT_MET = make_worker(
     offline=ClassLoad(running=1, waiting=4, reserved=3), reservation=make_reservation(3, 1, is_met=False)
 )
@@ -81,24 +95,24 @@ OLDER = make_worker(reservation=None)
 READY_POD = {"conditions": [{"type": "Ready", "status": "True"}]}
 
 
-def make_load(*workers: WorkerStatus, depth: int = 0, at_risk: int = 0) -> Load:
+def make_poll(*workers: WorkerStatus, depth: int = 0, at_risk: int = 0) -> PollResult:
     items = RequestCounts(total=depth, waiting=depth)
     queue = QueueStats(
         at=0, items=items, inbox=0, oldest_waiting_seconds=0, dead_letters=0, jobs_at_risk=at_risk, jobs={}
     )
-    return Load(100.0, workers=workers, queue=queue)
+    return PollResult(100.0, workers=workers, queue=queue)
 
 
-def make_input(**more: Any) -> Input:
+def make_input(*, deployment: Body | None = DEPLOYED, pods: tuple[Body, ...] | None = None, **more: Any) -> Given:
+    children = {} if deployment is None else {Key(DEPLOYMENT, "ns", "llm"): deployment}
     values: dict[str, Any] = {
         "resource": make_resource(),
-        "deployment": make_deployment(2, 2, 2),
-        "pods": (make_pod(),),
-        "load": make_load(make_worker()),
+        "snapshot": ClusterSnapshot("u", children, (make_pod(),) if pods is None else pods),
+        "plan": ChildrenPlan(files={"v": "h"}, version="v"),
+        "poll": make_poll(make_worker()),
         "now": 100.0,
-        "files": {"v": "h"},
     }
-    return Input(**values | more)
+    return ConditionInput(**values | more)
 
 
 DEADLINE = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
@@ -108,19 +122,19 @@ UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedul
 CASES: dict[str, tuple[dict[str, Any], Type, str, Reason, str]] = {
     "all serve": ({}, Type.READY, "True", Reason.SERVING, "2 of 2"),
     "all serve, without the GPU asked for": (
-        {"load": make_load(make_worker(device="cpu"))},
-        Type.READY, "True", Reason.SERVING_ON_CPU, "2 of 2 workers serve, on the CPU",
+        {"poll": make_poll(make_worker(device="cpu"))},
+        Type.READY, "True", Reason.SERVING_ON_CPU, "2 of 2 workers are ready and run on the CPU",
     ),
     "all serve on the CPU, as asked for": (
-        {"resource": make_resource(gpus=0), "load": make_load(make_worker(device="cpu"))},
+        {"resource": make_resource(gpus=0), "poll": make_poll(make_worker(device="cpu"))},
         Type.READY, "True", Reason.SERVING, "2 of 2",
     ),
-    "none yet": ({"deployment": make_deployment(2, 2, 0)}, Type.READY, "False", Reason.STARTING, "2 are asked for"),
-    "no deployment": ({"deployment": None}, Type.READY, "False", Reason.STARTING, "no worker"),
+    "none yet": ({"deployment": make_deployment(2, 2, 0)}, Type.READY, "False", Reason.STARTING, "0 of 2 workers"),
+    "no deployment": ({"deployment": None}, Type.READY, "False", Reason.STARTING, "0 of 2"),
     "one of two": ({"deployment": make_deployment(2, 2, 1)}, Type.READY, "False", Reason.NOT_ENOUGH_READY, "1 of 2"),
     "asked for none": (
         {"resource": make_resource(0), "deployment": make_deployment(0, 0, 0)},
-        Type.READY, "True", Reason.SCALED_TO_ZERO, "0 replicas",
+        Type.READY, "True", Reason.SCALED_TO_ZERO, "spec.replicas is 0",
     ),
     "rolled out": ({}, Type.PROGRESSING, "False", Reason.COMPLETE, "2 workers"),
     "rolling": ({"deployment": make_deployment(3, 1, 2)}, Type.PROGRESSING, "True", Reason.ROLLING_OUT, "1 of 2"),
@@ -130,7 +144,7 @@ CASES: dict[str, tuple[dict[str, Any], Type, str, Reason, str]] = {
     "stuck is degraded": (
         {"deployment": make_deployment(3, 1, 2, **DEADLINE)}, Type.DEGRADED, "True", Reason.ROLLOUT_STUCK, "600 s",
     ),
-    "well": ({}, Type.DEGRADED, "False", Reason.HEALTHY, "nothing"),
+    "well": ({}, Type.DEGRADED, "False", Reason.HEALTHY, "no problem"),
     "image": (
         {"pods": (make_pod(containerStatuses=[waiting("ImagePullBackOff", "no such tag")]),)},
         Type.DEGRADED, "True", Reason.IMAGE_PULL, "worker:2: no such tag",
@@ -162,22 +176,22 @@ CASES: dict[str, tuple[dict[str, Any], Type, str, Reason, str]] = {
         {"deployment": make_deployment(0, 0, 0, **QUOTA)}, Type.DEGRADED, "True", Reason.QUOTA, "exceeded quota",
     ),
     "refused": (
-        {"refused": Trouble(Reason.NAME_TAKEN, "Service llm exists")},
+        {"refused": Problem(Reason.NAME_TAKEN, "Service llm exists")},
         Type.DEGRADED, "True", Reason.NAME_TAKEN, "Service llm",
     ),
     "secret of Redis": (
-        {"load": Load(100, trouble=Trouble(Reason.NO_SECRET, "Secret r is not there"))},
+        {"poll": PollResult(100, problem=Problem(Reason.NO_SECRET, "Secret r does not exist"))},
         Type.DEGRADED, "True", Reason.NO_SECRET, "Secret r",
     ),
     "applied": ({}, Type.CONFIG_APPLIED, "True", Reason.APPLIED, "all 1 workers"),
     "not applied": (
-        {"load": make_load(make_worker(config_hash="old"))}, Type.CONFIG_APPLIED, "False", Reason.PENDING, "0 of 1",
+        {"poll": make_poll(make_worker(config_hash="old"))}, Type.CONFIG_APPLIED, "False", Reason.PENDING, "0 of 1",
     ),
-    "nobody said": ({"load": make_load()}, Type.CONFIG_APPLIED, "Unknown", Reason.NO_WORKERS, "no worker"),
-    "old look": ({"now": 1000.0}, Type.CONFIG_APPLIED, "Unknown", Reason.STALE, "60 s"),
-    "never looked": ({"load": None}, Type.SLO_MET, "Unknown", Reason.PENDING, "not been looked"),
+    "nobody said": ({"poll": make_poll()}, Type.CONFIG_APPLIED, "Unknown", Reason.NO_WORKERS, "no worker"),
+    "old poll": ({"now": 1000.0}, Type.CONFIG_APPLIED, "Unknown", Reason.STALE, "60 s"),
+    "never polled": ({"poll": None}, Type.SLO_MET, "Unknown", Reason.PENDING, "not been polled"),
     "no Redis": (
-        {"load": Load(100, trouble=Trouble(Reason.REDIS_UNREACHABLE, "no answer"))},
+        {"poll": PollResult(100, problem=Problem(Reason.REDIS_UNREACHABLE, "no answer"))},
         Type.DEADLINE_AT_RISK, "Unknown", Reason.REDIS_UNREACHABLE, "no answer",
     ),
     "mended": (
@@ -185,18 +199,10 @@ CASES: dict[str, tuple[dict[str, Any], Type, str, Reason, str]] = {
         Type.DEGRADED,
         "False",
         Reason.HEALTHY,
-        "nothing",
-    ),
-    "promise kept": ({}, Type.SLO_MET, "True", Reason.MET, "TTFT p99 100 ms of 500"),
-    "promise missed": (
-        {"load": make_load(make_worker(ttft_p99_seconds=0.9))}, Type.SLO_MET, "False", Reason.MISSED, "900 ms of 500",
-    ),
-    "nothing to judge": (
-        {"load": make_load(make_worker(ttft_p99_seconds=None))},
-        Type.SLO_MET, "True", Reason.NO_TRAFFIC, "no online request",
+        "no problem",
     ),
     "on time": ({}, Type.DEADLINE_AT_RISK, "False", Reason.ON_TIME, "no job"),
-    "late": ({"load": make_load(make_worker(), at_risk=2)}, Type.DEADLINE_AT_RISK, "True", Reason.LATE, "2 jobs"),
+    "late": ({"poll": make_poll(make_worker(), at_risk=2)}, Type.DEADLINE_AT_RISK, "True", Reason.LATE, "2 jobs"),
 }  # fmt: skip
 
 
@@ -210,14 +216,14 @@ def test_a_condition_says_what_is_and_why(case: str) -> None:
 
 
 RESERVATION: dict[str, tuple[dict[str, Any], str, Reason, str]] = {
-    "in use": ({"load": make_load(make_worker(), depth=9)}, "True", Reason.SATISFIED, "all 1 reserved slots; 9 more"),
+    "in use": ({"poll": make_poll(make_worker(), depth=9)}, "True", Reason.SATISFIED, "all 1 reserved slots; 9 more"),
     "no work": (
-        {"load": make_load(make_worker(offline=ClassLoad(reserved=3), reservation=make_reservation(3, 0)))},
+        {"poll": make_poll(make_worker(offline=ClassLoad(reserved=3), reservation=make_reservation(3, 0)))},
         "True", Reason.SATISFIED, "no offline work waits; 3 slots are reserved",
     ),
     "parked requests hold no slot": (
         {
-            "load": make_load(
+            "poll": make_poll(
                 make_worker(
                     slots=16, online=ClassLoad(running=16), offline=ClassLoad(parked=2, reserved=2),
                     reservation=make_reservation(2, 0, is_met=False),
@@ -228,21 +234,21 @@ RESERVATION: dict[str, tuple[dict[str, Any], str, Reason, str]] = {
         "False", Reason.RESERVATION_NOT_MET, "0 of 2 reserved slots, while 2 wait there and 1000 wait in the queue",
     ),
     "too few run": (
-        {"load": make_load(NOT_MET)}, "False", Reason.RESERVATION_NOT_MET, "p-1 runs offline requests in 1 of 3",
+        {"poll": make_poll(NOT_MET)}, "False", Reason.RESERVATION_NOT_MET, "p-1 runs offline requests in 1 of 3",
     ),
     "too few run on one of two": (
-        {"load": make_load(make_worker(), NOT_MET, NOT_MET)},
+        {"poll": make_poll(make_worker(), NOT_MET, NOT_MET)},
         "False",
         Reason.RESERVATION_NOT_MET,
-        "so it is on 2 workers",
+        "2 workers are in this state",
     ),
     "the last step fell short, and its requests are gone": (
-        {"load": make_load(make_worker(offline=ClassLoad(), reservation=make_reservation(3, 1, is_met=False)))},
+        {"poll": make_poll(make_worker(offline=ClassLoad(), reservation=make_reservation(3, 1, is_met=False)))},
         "True", Reason.SATISFIED, "no offline work waits",
     ),
     "as many run as the caps of tenants allow": (
         {
-            "load": make_load(
+            "poll": make_poll(
                 make_worker(offline=ClassLoad(running=1, waiting=2, reserved=3), reservation=make_reservation(3, 1)),
                 depth=1000,
             )
@@ -250,24 +256,24 @@ RESERVATION: dict[str, tuple[dict[str, Any], str, Reason, str]] = {
         "True", Reason.SATISFIED, "1 of 3 reserved slots; the 1002 that wait are paused",
     ),
     "a worker leaves items in the queue that it could run": (
-        {"load": make_load(NEVER_CLAIMS, depth=1000)}, "False", Reason.RESERVATION_NOT_MET, "0 of 3 reserved slots",
+        {"poll": make_poll(NEVER_CLAIMS, depth=1000)}, "False", Reason.RESERVATION_NOT_MET, "0 of 3 reserved slots",
     ),
     "items are left in the queue because the reservation is in use": (
-        {"load": make_load(make_worker(can_claim=True), depth=1000)}, "True", Reason.SATISFIED, "all 1 reserved",
+        {"poll": make_poll(make_worker(can_claim=True), depth=1000)}, "True", Reason.SATISFIED, "all 1 reserved",
     ),
     "a worker on its way out claims nothing": (
-        {"load": make_load(make_worker(), NEVER_CLAIMS.model_copy(update={"is_draining": True}), depth=9)},
+        {"poll": make_poll(make_worker(), NEVER_CLAIMS.model_copy(update={"is_draining": True}), depth=9)},
         "True", Reason.SATISFIED, "all 1 reserved",
     ),
     "each worker is on its way out": (
-        {"load": make_load(NEVER_CLAIMS.model_copy(update={"is_draining": True}), depth=9)},
-        "Unknown", Reason.NOT_REPORTED, "each is on its way out",
+        {"poll": make_poll(NEVER_CLAIMS.model_copy(update={"is_draining": True}), depth=9)},
+        "Unknown", Reason.NOT_REPORTED, "each one is draining",
     ),
     "a worker has an older version": (
-        {"load": make_load(make_worker(), OLDER, depth=9)}, "Unknown", Reason.NOT_REPORTED, "1 of 2 workers",
+        {"poll": make_poll(make_worker(), OLDER, depth=9)}, "Unknown", Reason.NOT_REPORTED, "1 of 2 workers",
     ),
     "a worker has an older version, and another one runs too few": (
-        {"load": make_load(OLDER, NOT_MET)}, "False", Reason.RESERVATION_NOT_MET, "1 of 3",
+        {"poll": make_poll(OLDER, NOT_MET)}, "False", Reason.RESERVATION_NOT_MET, "1 of 3",
     ),
     "a worker serves and reports nothing": (
         {"pods": (make_pod(), make_pod("silent", "10.0.0.9", **READY_POD))},
@@ -276,7 +282,7 @@ RESERVATION: dict[str, tuple[dict[str, Any], str, Reason, str]] = {
     "a worker that starts has nothing to report": (
         {"pods": (make_pod(), make_pod("new", "10.0.0.9"))}, "True", Reason.SATISFIED, "no offline work waits",
     ),
-    "no worker reports": ({"load": make_load(depth=9)}, "Unknown", Reason.NO_WORKERS, "no worker has reported"),
+    "no worker reports": ({"poll": make_poll(depth=9)}, "Unknown", Reason.NO_WORKERS, "no worker has reported"),
 }  # fmt: skip
 
 
@@ -289,12 +295,48 @@ def test_the_reservation_is_satisfied_only_if_what_waits_cannot_use_it(case: str
     assert words in found.message
 
 
-def test_the_record_of_an_older_worker_has_no_reservation() -> None:
+SLO: dict[str, tuple[tuple[WorkerStatus, ...], float, str, Reason, str]] = {
+    "every request met it": (
+        (make_worker(),), 99, "True", Reason.MET,
+        "100 of 100 requests met TTFT 500 ms, 100 of 100 requests met TPOT 100 ms in the last minute; the objective is",
+    ),
+    "as many as the objective asks for": ((make_worker(slo=make_slo(99)),), 99, "True", Reason.MET, "99 of 100"),
+    "one too few": ((make_worker(slo=make_slo(98)),), 99, "False", Reason.MISSED, "too few requests meet TTFT"),
+    "enough for a lower objective": ((make_worker(slo=make_slo(98)),), 95, "True", Reason.MET, "the objective is 95 %"),
+    "too few for a higher objective": ((make_worker(slo=make_slo(99)),), 99.9, "False", Reason.MISSED, "99.9 %"),
+    "another worker makes up for it": (
+        (make_worker(slo=make_slo(98)), make_worker(slo=make_slo(900, 900))), 99, "True", Reason.MET, "998 of 1000",
+    ),
+    "requests of one token have no TPOT": (
+        (make_worker(slo=SloStatus(ttft_judged=5, ttft_met=5)),), 99, "True", Reason.MET, "5 of 5 requests met TTFT",
+    ),
+    "no request": ((make_worker(slo=SloStatus()),), 99, "True", Reason.NO_TRAFFIC, "no online request"),
+    "an older worker": (
+        (make_worker(), make_worker(worker_id="old", slo=None)), 99, "Unknown", Reason.NOT_REPORTED,
+        "1 of 2 workers did not report how many requests met the SLO, such as old",
+    ),
+    "an older worker, and too few on another one": (
+        (make_worker(slo=make_slo(98)), make_worker(slo=None)), 99, "False", Reason.MISSED, "98 of 100",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SLO)
+def test_the_slo_is_met_if_the_objectives_share_of_requests_met_it(case: str) -> None:
+    workers, objective, status, reason, words = SLO[case]
+    resource = make_resource(slo={"ttftMilliseconds": 500, "objectivePercent": objective})
+    found = conditions(make_input(resource=resource, poll=make_poll(*workers)))[Type.SLO_MET]
+
+    assert (found.status, found.reason) == (status, reason)
+    assert words in found.message
+
+
+def test_the_record_of_an_older_worker_has_no_reservation_and_no_slo() -> None:
     """As a worker published it before the field existed."""
-    record = OLDER.model_dump(mode="json", exclude={"reservation", "can_claim"})
+    record = OLDER.model_dump(mode="json", exclude={"reservation", "can_claim", "slo"})
     read = WorkerStatus.model_validate(record)
 
-    assert (read.reservation, read.can_claim) == (None, False)
+    assert (read.reservation, read.can_claim, read.slo) == (None, False, None)
 
 
 def test_every_condition_and_reason_stands_in_the_documentation() -> None:
@@ -315,13 +357,14 @@ def test_a_pod_that_goes_says_nothing_any_more() -> None:
     assert conditions(make_input(pods=(pod,)))[Type.DEGRADED].status == "False"
 
 
-def reported(world: Input, now: float = 0.0) -> Status:
-    settled, _ = report.settle(conditions(world), world.resource.status, {}, world.now)
-    return report.status(world, settled, config_hash="h", scaling=None, now=now)
+def reported(given: Given, now: float = 0.0) -> Status:
+    settled, _ = report.settle(conditions(given), given.resource.status, {}, given.now)
+    found = report.conditions(settled, given.resource.status, generation=given.resource.metadata.generation, now=now)
+    return build_status(given, found, None)
 
 
-def with_status(world: Input, status: Status, **more: Any) -> Input:
-    return replace(world, resource=world.resource.model_copy(update={"status": status}), **more)
+def with_status(given: Given, status: Status, **more: Any) -> Given:
+    return replace(given, resource=given.resource.model_copy(update={"status": status}), **more)
 
 
 def test_a_status_that_was_reported_is_not_reported_again() -> None:
@@ -332,9 +375,9 @@ def test_a_status_that_was_reported_is_not_reported_again() -> None:
 
 def test_new_figures_under_the_same_reason_are_no_news() -> None:
     status = reported(make_input())
-    world = with_status(make_input(), status, load=make_load(make_worker(ttft_p99_seconds=0.2)))
+    given = with_status(make_input(), status, poll=make_poll(make_worker(slo=make_slo(99))))
 
-    assert reported(world) == status
+    assert reported(given) == status
 
 
 def test_the_time_of_a_condition_is_that_of_its_status() -> None:
@@ -349,7 +392,7 @@ def test_the_time_of_a_condition_is_that_of_its_status() -> None:
 
 def test_what_workers_measure_must_last_before_it_is_reported() -> None:
     status = reported(make_input())
-    bad = with_status(make_input(), status, load=make_load(make_worker(ttft_p99_seconds=0.9)))
+    bad = with_status(make_input(), status, poll=make_poll(make_worker(slo=make_slo(98))))
     held, unsettled = report.settle(conditions(bad), status, {}, 100.0)
     assert held[Type.SLO_MET] is None
     _, forgotten = report.settle(conditions(with_status(make_input(), status)), status, unsettled, 120.0)
@@ -361,27 +404,27 @@ def test_what_workers_measure_must_last_before_it_is_reported() -> None:
     assert lasting[Type.SLO_MET].status == "False"
 
 
-SETTLING: dict[str, tuple[Load, Load, bool]] = {
-    "one look finds the reservation not met": (make_load(make_worker()), make_load(NOT_MET), False),
-    "one worker of several is silent": (make_load(make_worker()), make_load(make_worker(), OLDER), False),
-    "the first claim follows the first status": (make_load(), make_load(NEVER_CLAIMS, depth=9), False),
-    "the first status is good": (make_load(), make_load(make_worker()), True),
-    "the look found no worker": (make_load(make_worker()), make_load(), True),
+SETTLING: dict[str, tuple[PollResult, PollResult, bool]] = {
+    "one poll finds the reservation not met": (make_poll(make_worker()), make_poll(NOT_MET), False),
+    "one worker of several is silent": (make_poll(make_worker()), make_poll(make_worker(), OLDER), False),
+    "the first claim follows the first status": (make_poll(), make_poll(NEVER_CLAIMS, depth=9), False),
+    "the first status is good": (make_poll(), make_poll(make_worker()), True),
+    "the poll found no worker": (make_poll(make_worker()), make_poll(), True),
 }
 
 
 @pytest.mark.parametrize("case", SETTLING)
-def test_the_reservation_is_not_reported_on_one_look_that_may_be_noise(case: str) -> None:
+def test_the_reservation_is_not_reported_on_one_poll_that_may_be_noise(case: str) -> None:
     before, after, is_at_once = SETTLING[case]
-    status = reported(make_input(load=before))
-    world = with_status(make_input(), status, load=after)
+    status = reported(make_input(poll=before))
+    given = with_status(make_input(), status, poll=after)
     kind = Type.OFFLINE_RESERVATION_SATISFIED
 
-    held, unsettled = report.settle(conditions(world), status, {}, 100.0)
-    lasting, _ = report.settle(conditions(world), status, unsettled, 131.0)
+    held, unsettled = report.settle(conditions(given), status, {}, 100.0)
+    lasting, _ = report.settle(conditions(given), status, unsettled, 131.0)
 
     assert (held[kind] is not None) is is_at_once
-    assert lasting[kind] == conditions(world)[kind]
+    assert lasting[kind] == conditions(given)[kind]
 
 
 PATIENCE: dict[str, tuple[dict[str, Any], dict[str, Any], float]] = {
@@ -393,7 +436,7 @@ PATIENCE: dict[str, tuple[dict[str, Any], dict[str, Any], float]] = {
         {"deployment": make_deployment(2, 2, 0), "resource": make_resource(generation=2)},
         0.0,
     ),
-    "workers report": ({"load": make_load()}, {}, 0.0),
+    "workers report": ({"poll": make_poll()}, {}, 0.0),
 }
 
 
@@ -402,21 +445,21 @@ def test_pods_that_come_up_one_by_one_are_reported_in_steps_and_all_else_at_once
     """The status was written a second ago."""
     before, after, wanted = PATIENCE[case]
     status = reported(make_input(**before))
-    world = make_input(**after)
-    world = replace(world, resource=world.resource.model_copy(update={"status": status}))
-    said = reported(world)
+    given = make_input(**after)
+    given = replace(given, resource=given.resource.model_copy(update={"status": status}))
+    said = reported(given)
 
     assert said != status
-    assert report.patience(status, said, world.load, seen=100.0, written=1.0) == wanted
+    assert report.delay(status, said, given.poll, seen=100.0, written=1.0) == wanted
 
 
-def test_the_first_status_waits_a_moment_for_the_first_look() -> None:
-    pending = Load(0.0, trouble=Trouble(Reason.PENDING, "not looked at yet"))
-    said = reported(make_input(load=pending))
+def test_the_first_status_waits_a_moment_for_the_first_poll() -> None:
+    pending = PollResult(0.0, problem=Problem(Reason.PENDING, "not polled yet"))
+    said = reported(make_input(poll=pending))
 
-    assert report.patience(Status(), said, pending, seen=0.25, written=9.0) == 0.75
-    assert report.patience(Status(), said, pending, seen=1.5, written=9.0) == 0.0
-    assert report.patience(Status(), said, make_load(), seen=0.25, written=9.0) == 0.0
+    assert report.delay(Status(), said, pending, seen=0.25, written=9.0) == 0.75
+    assert report.delay(Status(), said, pending, seen=1.5, written=9.0) == 0.0
+    assert report.delay(Status(), said, make_poll(), seen=0.25, written=9.0) == 0.0
 
 
 def test_an_event_tells_of_ready_and_not_of_each_step_to_it() -> None:

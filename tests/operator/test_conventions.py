@@ -99,7 +99,7 @@ def test_events_tell_what_was_made_what_changed_and_what_went_wrong(operator: Op
     kind, said = until(lambda: events(cluster).get("Applied"))
     assert kind == "Normal"
     assert {f"Created {each} llm" for each in ("Deployment", "Service", "PodDisruptionBudget")} <= {*said.split("; ")}
-    assert until(lambda: events(cluster).get("Serving")) == ("Normal", "Ready is True: 1 of 1 workers serve")
+    assert until(lambda: events(cluster).get("Serving")) == ("Normal", "Ready is True: 1 of 1 workers are ready")
 
     waiting = {"reason": "ErrImagePull", "message": "manifest unknown"}
     container = {"name": "worker", "image": "worker:1", "imageID": "", "ready": False, "restartCount": 0}
@@ -109,17 +109,17 @@ def test_events_tell_what_was_made_what_changed_and_what_went_wrong(operator: Op
     assert (kind, "manifest unknown" in said) == ("Warning", True)
 
 
-def test_metrics_count_turns_phases_and_waiting_resources(operator: Operator, cluster: Cluster) -> None:
-    turns = operator.metrics()["ballast_operator_reconcile_seconds_count"]
+def test_metrics_count_reconciliations_phases_and_waiting_resources(operator: Operator, cluster: Cluster) -> None:
+    before = operator.metrics()["ballast_operator_reconcile_seconds_count"]
     cluster.make()
     until(cluster.pods)
     number = len(cluster.plane.kubectl("get", "infd", "-A", "-o", "name").stdout.split())  # of other tests as well
 
     until(lambda: counted(operator) >= number)
-    assert operator.metrics()["ballast_operator_reconcile_seconds_count"] > turns
+    assert operator.metrics()["ballast_operator_reconcile_seconds_count"] > before
     assert operator.metrics()["ballast_operator_queue_length"] >= 0  # others may still wait
     one_ready(cluster)
-    until(lambda: operator.metrics().get('ballast_operator_resources{phase="Ready"}', 0) > 0)
+    until(lambda: operator.metrics().get('ballast_operator_resources{kind="InferenceDeployment",phase="Ready"}', 0) > 0)
 
 
 def counted(operator: Operator) -> float:

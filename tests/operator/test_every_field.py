@@ -15,12 +15,14 @@ from operated import Cluster, monitoring_kinds, running, until
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import config_map
 from ballast_api.structural import leaves
-from ballast_operator.kinds import CHILDREN, CONFIG_MAP
-from ballast_operator.plan import Snapshot, Surroundings, plan
+from ballast_operator.context import OperatorContext
+from ballast_operator.inference_deployment import CHILDREN, plan
+from ballast_operator.kinds import CONFIG_MAP, key_of
+from ballast_operator.plan import ClusterSnapshot
 
 pytestmark = pytest.mark.envtest
 
-AROUND = Surroundings(image="worker:1", kinds=frozenset({"ServiceMonitor", "PrometheusRule"}))
+CONTEXT = OperatorContext(image="worker:1", kinds=frozenset({"ServiceMonitor", "PrometheusRule"}))
 
 
 @pytest.fixture
@@ -40,8 +42,8 @@ def missing(cluster: Cluster) -> tuple[str, ...]:
     for kind in CHILDREN:
         found = cluster.get(kind.plural, config_map("llm") if kind is CONFIG_MAP else "llm")
         if found is not None:
-            children[kind.name, found["metadata"]["name"]] = found
-    return plan(resource, Snapshot(resource.metadata.uid, children), AROUND).because
+            children[key_of(kind, found)] = found
+    return plan(resource, ClusterSnapshot(resource.metadata.uid, children), CONTEXT).because
 
 
 @pytest.mark.slow

@@ -95,6 +95,7 @@ FAULTS: dict[str, Answer] = {
     "429": (429, {"Retry-After": "1"}),
     "500": (500, {}),
     "503": (503, {}),
+    "401": (401, {}),
 }
 
 
@@ -120,7 +121,7 @@ def test_every_write_may_be_refused_once(between: Proxy, cluster: Cluster, tmp_p
 
 
 def test_every_read_and_every_stream_may_be_refused_once(between: Proxy, cluster: Cluster, tmp_path: Path) -> None:
-    """At the start, while everything is listed and each stream begins: too busy, failed, away, in turn."""
+    """At the start, during the first lists and watches: too busy, failed, unavailable, one after another."""
     answers = cycle([FAULTS["429"], FAULTS["500"], FAULTS["503"]])
     refused: set[tuple[str, bool]] = set()
 
@@ -149,7 +150,7 @@ def test_a_deletion_that_no_stream_showed_is_found(between: Proxy, cluster: Clus
         cluster.delete("services", "llm")
         until(lambda: cluster.get("services", "llm"))
 
-        assert "found gone by an audit" in operator.text()
+        assert "an audit found a deletion" in operator.text()
 
 
 def test_watches_that_expired_are_taken_up_anew(between: Proxy, cluster: Cluster, tmp_path: Path) -> None:
@@ -212,7 +213,7 @@ def test_the_crd_may_change_with_objects_present(own: Cluster, tmp_path: Path) -
         until(is_taken, said="the new schema")
 
         def is_told() -> bool:
-            """A stream of the old schema shows a change without the field, before or after the new one's: look once."""
+            """A watch of the old schema shows changes without the field. One report of it is enough."""
             own.patch("inferencedeployments", "kept", {"metadata": {"annotations": {"tick": str(time.monotonic())}}})
             degraded = own.condition("Degraded", "kept")
             return degraded["reason"] == "InvalidSpec" and "fromTheFuture" in degraded["message"]
@@ -240,8 +241,8 @@ def test_kinds_of_others_may_come_and_go(own: Cluster, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("asked", ["list", "watch"])
-def test_a_stream_outlives_a_kind_that_it_finds_gone(own: Cluster, tmp_path: Path, asked: str) -> None:
-    """The server says 404 before anybody heard of the end of the CRD, here without there being one."""
+def test_a_watch_survives_a_kind_that_is_gone(own: Cluster, tmp_path: Path, asked: str) -> None:
+    """The API server answers 404 before the watch of the CRDs shows a deletion. Here, no CRD is deleted."""
     kinds = yaml.safe_dump_all(monitoring_kinds())
     own.plane.kubectl("apply", "--server-side", "-f", "-", manifest=kinds)
     own.plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
@@ -259,10 +260,10 @@ def test_a_stream_outlives_a_kind_that_it_finds_gone(own: Cluster, tmp_path: Pat
         between.before = refuse_once
         assert operator.process is not None
         own.make(name)
-        until(lambda: own.get("servicemonitors", name), said="made beside a stream that rests")
-        until(lambda: "its stream waits" in operator.text())
+        until(lambda: own.get("servicemonitors", name), said="created")
+        until(lambda: "its watch waits" in operator.text())
         own.patch("servicemonitors", name, {"spec": {"endpoints": []}})
-        until(lambda: own.get("servicemonitors", name)["spec"]["endpoints"], said="the stream tells of changes again")
+        until(lambda: own.get("servicemonitors", name)["spec"]["endpoints"], said="the watch shows changes again")
         assert operator.process.poll() is None
     own.delete("inferencedeployments", name)
     own.plane.kubectl("delete", "-f", "-", manifest=kinds)

@@ -70,10 +70,10 @@ def test_an_idle_cluster_makes_no_calls(alone: Operator, between: Proxy, cluster
     roll_out(cluster, 1)
     until(lambda: calls(between, cluster)["events"] >= 2)
     before = calls(between, cluster)
-    turns = alone.metrics()["ballast_operator_reconcile_seconds_count"]
-    # Changes that ask for nothing: the operator has its turns, looks at Redis among them, and says nothing.
+    reconciles = alone.metrics()["ballast_operator_reconcile_seconds_count"]
+    # Changes that need no write: the operator reconciles and polls Redis, and makes no call.
     cluster.plane.kubectl("annotate", "-n", cluster.namespace, "infd", "llm", "note=1")
     cluster.plane.kubectl("label", "-n", cluster.namespace, "deployment", "llm", "theirs=1")
-    until(lambda: alone.metrics()["ballast_operator_reconcile_seconds_count"] >= turns + 4)
+    until(lambda: alone.metrics()["ballast_operator_reconcile_seconds_count"] >= reconciles + 4)
 
     assert calls(between, cluster) == before

@@ -142,8 +142,8 @@ def test_online_load_raises_replicas_and_silence_lowers_none(
     until(lambda: cluster.resource()["spec"]["replicas"] == 3)
     until(lambda: len(cluster.pods()) == 3)
     queue.workers.withdraw("w-10.9.0.2")
-    looked: Callable[[], bool] = lambda: "no worker has reported" in operator_says(cluster)  # noqa: E731
-    until(lambda: looked() or cluster.condition("SLOMet")["reason"] == "NoWorkers")
+    polled: Callable[[], bool] = lambda: "no worker has reported" in operator_says(cluster)  # noqa: E731
+    until(lambda: polled() or cluster.condition("SLOMet")["reason"] == "NoWorkers")
     assert cluster.resource()["spec"]["replicas"] == 3
 
 

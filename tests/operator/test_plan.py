@@ -14,16 +14,18 @@ from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import CONFIG_HASH, SPEC_HASH
 from ballast_api.worker_config import WorkerConfig
 from ballast_operator.children.config import REDIS_HASH, VERSION, config_texts, content_hash, version_of
+from ballast_operator.context import OperatorContext
 from ballast_operator.drift import drift
-from ballast_operator.kinds import Body, Key, key_of
-from ballast_operator.load import Load
-from ballast_operator.plan import DELETION_COST, Plan, Snapshot, Surroundings, plan
+from ballast_operator.inference_deployment import DELETION_COST, plan
+from ballast_operator.kinds import SECRET, SERVICE, Body, Key
+from ballast_operator.plan import ChildrenPlan, ClusterSnapshot
+from ballast_operator.poll_result import PollResult
 from ballast_queue.status import ClassLoad, WorkerStatus
 from ballast_worker import reload
 
-SURROUNDINGS = Surroundings(image="worker:1", kinds=frozenset({"ServiceMonitor", "PrometheusRule"}))
-OWN_REDIS = Surroundings(
-    image="worker:1", redis={"url": "cmVkaXM6Ly94", "password": "eA=="}, redis_key=Key("ballast", "redis")
+CONTEXT = OperatorContext(image="worker:1", kinds=frozenset({"ServiceMonitor", "PrometheusRule"}))
+OWN_REDIS = OperatorContext(
+    image="worker:1", redis={"url": "cmVkaXM6Ly94", "password": "eA=="}, redis_key=Key(SECRET, "ballast", "redis")
 )
 
 
@@ -44,23 +46,23 @@ def make_resource(generation: int = 1, **spec: Any) -> InferenceDeployment:
     return InferenceDeployment.read(manifest, "test")
 
 
-def after(done: Plan, before: Snapshot) -> Snapshot:
+def after(done: ChildrenPlan, before: ClusterSnapshot) -> ClusterSnapshot:
     """What the cluster shows once the plan was carried out."""
     children = dict(before.children)
     for step in done.apply:
-        if step.kind.name != "Secret":
+        if step.key.kind != SECRET:
             body = copy.deepcopy(step.manifest)
             body["metadata"]["uid"] = "c-1"
-            children[step.kind.name, key_of(step.manifest).name] = body
+            children[step.key] = body
     for gone in done.delete:
-        del children[gone.kind.name, gone.key.name]
-    told = {touch.key.name: touch.annotations for touch in (*done.touch, *done.costs)}
+        del children[gone.key]
+    told = {each.key.name: each.annotations for each in (*done.annotate, *done.costs)}
     pods = []
     for pod in before.pods:
         new = copy.deepcopy(pod)
         new["metadata"]["annotations"] |= told.get(pod["metadata"]["name"], {})
         pods.append(new)
-    return Snapshot(before.uid, children, tuple(pods), before.tolerated)
+    return ClusterSnapshot(before.uid, children, tuple(pods), before.tolerated)
 
 
 def make_pod(name: str, version: str, *, created: str = "2026-01-01T00:00:00Z", ip: str = "", **more: str) -> Body:
@@ -68,7 +70,7 @@ def make_pod(name: str, version: str, *, created: str = "2026-01-01T00:00:00Z", 
     return {"metadata": metadata, "status": {"phase": "Running", "podIP": ip}}
 
 
-EMPTY = Snapshot("u-1")
+EMPTY = ClusterSnapshot("u-1")
 specs = st.fixed_dictionaries(
     {},
     optional={
@@ -90,28 +92,30 @@ specs = st.fixed_dictionaries(
 
 
 @settings(max_examples=50)
-@given(st.lists(specs, min_size=1, max_size=4), st.sampled_from([SURROUNDINGS, OWN_REDIS]), st.data())
-def test_a_plan_of_what_a_plan_produced_is_empty(wanted: list[Any], around: Surroundings, data: st.DataObject) -> None:
+@given(st.lists(specs, min_size=1, max_size=4), st.sampled_from([CONTEXT, OWN_REDIS]), st.data())
+def test_a_plan_of_what_a_plan_produced_is_empty(
+    wanted: list[Any], context: OperatorContext, data: st.DataObject
+) -> None:
     """Through changes of the spec, with pods of several versions running."""
     snapshot = EMPTY
     for generation, spec in enumerate(wanted, 1):
         resource = make_resource(generation, **spec)
-        done = plan(resource, snapshot, around)
+        done = plan(resource, snapshot, context)
         snapshot = after(done, snapshot)
         pods = list(snapshot.pods)
         if data.draw(st.booleans()):
             pods.append(make_pod(f"p-{generation}", done.version))
-        snapshot = Snapshot(snapshot.uid, snapshot.children, tuple(pods))
-        again = plan(resource, snapshot, around)
+        snapshot = ClusterSnapshot(snapshot.uid, snapshot.children, tuple(pods))
+        again = plan(resource, snapshot, context)
         assert again.because == ()
         assert again.files.keys() >= {done.version}
 
 
 def test_each_running_version_keeps_its_file_which_follows_the_hot_part() -> None:
-    first = plan(make_resource(1, slots=4), EMPTY, SURROUNDINGS)
-    there = after(first, Snapshot("u-1", pods=(make_pod("old", first.version),)))
-    second = plan(make_resource(2, slots=8, slo={"ttftMilliseconds": 7}), there, SURROUNDINGS)
-    data = next(step.manifest["data"] for step in second.apply if step.kind.name == "ConfigMap")
+    first = plan(make_resource(1, slots=4), EMPTY, CONTEXT)
+    there = after(first, ClusterSnapshot("u-1", pods=(make_pod("old", first.version),)))
+    second = plan(make_resource(2, slots=8, slo={"ttftMilliseconds": 7}), there, CONTEXT)
+    data = next(step.manifest["data"] for step in second.apply if step.key.kind.name == "ConfigMap")
     files = {name: WorkerConfig.parse(text, name) for name, text in data.items()}
 
     assert first.version != second.version
@@ -121,37 +125,37 @@ def test_each_running_version_keeps_its_file_which_follows_the_hot_part() -> Non
 
 
 def test_a_change_that_no_worker_reads_leaves_the_files_alone() -> None:
-    first = plan(make_resource(1), EMPTY, SURROUNDINGS)
-    second = plan(make_resource(2, replicas=4), after(first, EMPTY), SURROUNDINGS)
+    first = plan(make_resource(1), EMPTY, CONTEXT)
+    second = plan(make_resource(2, replicas=4), after(first, EMPTY), CONTEXT)
 
-    assert [step.kind.name for step in second.apply] == ["Deployment"]
+    assert [step.key.kind.name for step in second.apply] == ["Deployment"]
 
 
 def test_a_running_pod_is_told_of_a_hot_change_and_a_new_pod_is_not() -> None:
-    first = plan(make_resource(1), EMPTY, SURROUNDINGS)
+    first = plan(make_resource(1), EMPTY, CONTEXT)
     pods = (make_pod("one", first.version), make_pod("other", "elsewhere"))
-    there = after(first, Snapshot("u-1", pods=pods))
-    assert plan(make_resource(1), there, SURROUNDINGS).touch == ()
+    there = after(first, ClusterSnapshot("u-1", pods=pods))
+    assert plan(make_resource(1), there, CONTEXT).annotate == ()
 
-    second = plan(make_resource(2, slo={"ttftMilliseconds": 7}), there, SURROUNDINGS)
+    second = plan(make_resource(2, slo={"ttftMilliseconds": 7}), there, CONTEXT)
 
-    assert [(touch.key.name, touch.annotations) for touch in second.touch] == [
+    assert [(each.key.name, each.annotations) for each in second.annotate] == [
         ("one", {CONFIG_HASH: second.files[second.version]})
     ]
-    assert [step.kind.name for step in second.apply if step.kind.name != "PrometheusRule"] == ["ConfigMap"]
+    assert [step.key.kind.name for step in second.apply if step.key.kind.name != "PrometheusRule"] == ["ConfigMap"]
 
 
 def test_before_replicas_leave_the_least_loaded_is_marked() -> None:
-    first = plan(make_resource(1, replicas=3), EMPTY, SURROUNDINGS)
+    first = plan(make_resource(1, replicas=3), EMPTY, CONTEXT)
     pods = tuple(make_pod(f"p{i}", first.version, ip=f"10.0.0.{i}") for i in range(3))
-    there = after(first, Snapshot("u-1", pods=pods))
+    there = after(first, ClusterSnapshot("u-1", pods=pods))
     workers = tuple(make_status(f"10.0.0.{i}", online=i) for i in range(2))
-    load = Load(0, workers=workers)
-    assert plan(make_resource(1, replicas=3), there, SURROUNDINGS, load).costs == ()
+    load = PollResult(0, workers=workers)
+    assert plan(make_resource(1, replicas=3), there, CONTEXT, load).costs == ()
 
-    found = plan(make_resource(2, replicas=2), there, SURROUNDINGS, load)
+    found = plan(make_resource(2, replicas=2), there, CONTEXT, load)
 
-    assert {touch.key.name: touch.annotations[DELETION_COST] for touch in found.costs} == {
+    assert {each.key.name: each.annotations[DELETION_COST] for each in found.costs} == {
         "p0": "0",
         "p1": "1000",
         "p2": "-1",
@@ -167,54 +171,54 @@ def make_status(ip: str, *, online: int = 0) -> WorkerStatus:
 def test_the_operators_own_secret_is_copied_until_its_hash_is_known() -> None:
     first = plan(make_resource(1), EMPTY, OWN_REDIS)
     there = after(first, EMPTY)
-    rotated = Surroundings(
-        image="worker:1", redis={"url": "eA==", "password": "eQ=="}, redis_key=Key("ballast", "redis")
+    rotated = OperatorContext(
+        image="worker:1", redis={"url": "eA==", "password": "eQ=="}, redis_key=Key(SECRET, "ballast", "redis")
     )
-    kinds = [step.kind.name for step in plan(make_resource(1), there, rotated).apply]
+    kinds = [step.key.kind.name for step in plan(make_resource(1), there, rotated).apply]
 
-    assert first.apply[0].kind.name == "Secret"
+    assert first.apply[0].key.kind.name == "Secret"
     assert first.apply[0].manifest["metadata"]["name"] == "llm-redis"
     assert kinds == ["Secret", "ConfigMap"]
 
 
 def test_running_pods_are_told_of_a_rotated_secret_once_and_new_ones_are_not() -> None:
     first = plan(make_resource(1), EMPTY, OWN_REDIS)
-    there = after(first, Snapshot("u-1", pods=(make_pod("one", first.version),)))
+    there = after(first, ClusterSnapshot("u-1", pods=(make_pod("one", first.version),)))
     rotated = replace(OWN_REDIS, redis={"url": "eA==", "password": "eQ=="})
-    assert plan(make_resource(1), there, OWN_REDIS).touch == ()
+    assert plan(make_resource(1), there, OWN_REDIS).annotate == ()
 
     second = plan(make_resource(1), there, rotated)
     there = after(second, there)
     there = replace(there, pods=(*there.pods, make_pod("new", first.version)))
 
-    assert [(touch.key.name, touch.annotations[REDIS_HASH]) for touch in second.touch] == [("one", rotated.redis_hash)]
+    assert [(each.key.name, each.annotations[REDIS_HASH]) for each in second.annotate] == [("one", rotated.redis_hash)]
     assert plan(make_resource(1), there, rotated).because == ()
 
 
 def test_what_belongs_to_a_deleted_namesake_is_taken_over_and_what_is_going_is_left() -> None:
-    old = after(plan(make_resource(1), EMPTY, SURROUNDINGS), EMPTY)
-    new = plan(make_resource(1), Snapshot("u-2", old.children), SURROUNDINGS)
+    old = after(plan(make_resource(1), EMPTY, CONTEXT), EMPTY)
+    new = plan(make_resource(1), ClusterSnapshot("u-2", old.children), CONTEXT)
     assert len(new.apply) == len(old.children)
     assert all(step.force and step.because.startswith("Took over") for step in new.apply)
     going = copy.deepcopy(dict(old.children))
     for body in going.values():
         body["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
 
-    assert plan(make_resource(1, slots=3), Snapshot("u-1", going), SURROUNDINGS).because == ()
+    assert plan(make_resource(1, slots=3), ClusterSnapshot("u-1", going), CONTEXT).because == ()
 
 
 def test_a_path_that_the_cluster_always_changes_is_tolerated_and_others_are_not() -> None:
-    there = dict(after(plan(make_resource(1), EMPTY, SURROUNDINGS), EMPTY).children)
-    changed = copy.deepcopy(there["Service", "llm"])
+    there = dict(after(plan(make_resource(1), EMPTY, CONTEXT), EMPTY).children)
+    changed = copy.deepcopy(there[Key(SERVICE, "ns", "llm")])
     changed["spec"]["type"] = "NodePort"
-    there["Service", "llm"] = changed
+    there[Key(SERVICE, "ns", "llm")] = changed
     marker = changed["metadata"]["annotations"][SPEC_HASH]
-    blind = Snapshot("u-1", there, tolerated={marker: frozenset({"spec.type"})})
+    blind = ClusterSnapshot("u-1", there, tolerated={marker: frozenset({"spec.type"})})
 
-    assert plan(make_resource(1), Snapshot("u-1", there), SURROUNDINGS).because == (
-        "Restored Service llm, where somebody changed spec.type",
+    assert plan(make_resource(1), ClusterSnapshot("u-1", there), CONTEXT).because == (
+        "Restored Service llm, of which another writer changed spec.type",
     )
-    assert plan(make_resource(1), blind, SURROUNDINGS).because == ()
+    assert plan(make_resource(1), blind, CONTEXT).because == ()
 
 
 def test_the_hash_of_a_file_is_the_workers_own() -> None:
@@ -242,7 +246,7 @@ DRIFTS: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("case", DRIFTS)
-def test_drift_is_what_somebody_changed(case: str) -> None:
+def test_drift_is_what_another_writer_changed(case: str) -> None:
     wanted, found, paths = DRIFTS[case]
 
     assert drift(wanted, found) == paths

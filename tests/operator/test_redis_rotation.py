@@ -100,7 +100,7 @@ def test_a_secret_that_is_gone_is_not_taken_for_no_redis(
         cluster.says("DeadlineAtRisk", "False")
         before = cluster.get("deployments", "llm")["metadata"]["generation"]
         cluster.delete("secrets", "own")
-        assert "until then nothing is changed" in cluster.says("Degraded", "True", "SecretMissing")["message"]
+        assert "do not change" in cluster.says("Degraded", "True", "SecretMissing")["message"]
         cluster.make("second")
         cluster.says("Degraded", "True", "SecretMissing", name="second")
         assert cluster.get("deployments", "llm")["metadata"]["generation"] == before
@@ -122,8 +122,8 @@ def test_a_secret_that_is_ahead_of_redis_disturbs_nothing(
         since = cluster.says("DeadlineAtRisk", "False")["lastTransitionTime"]
         cluster.patch("secrets", "own", {"stringData": {"password": "second"}})
         until(lambda: cluster.get("secrets", "llm-redis")["data"]["password"] == "c2Vjb25k")
-        turns = operator.metrics()["ballast_operator_reconcile_seconds_count"]
-        until(lambda: operator.metrics()["ballast_operator_reconcile_seconds_count"] >= turns + 4, said="some looks")
+        before = operator.metrics()["ballast_operator_reconcile_seconds_count"]
+        until(lambda: operator.metrics()["ballast_operator_reconcile_seconds_count"] >= before + 4, said="some polls")
 
         assert cluster.condition("DeadlineAtRisk")["lastTransitionTime"] == since
         server.rotate()

@@ -1,4 +1,4 @@
-"""Replicas from load: enough, bounded, steady, and never fewer because something is unknown."""
+"""Replicas from the last poll: enough, bounded, steady, and never fewer because something is unknown."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ballast_api.conditions import Reason
 from ballast_api.inference_deployment import Scaling
-from ballast_operator.load import Load, Trouble
+from ballast_operator.poll_result import PollResult, Problem
 from ballast_operator.scaling import Decision, History, scale
 from ballast_queue.job import RequestCounts
 from ballast_queue.status import ClassLoad, QueueStats, WorkerStatus
@@ -31,12 +31,12 @@ def make_worker(number: int = 0, *, running: int = 0, waiting: int = 0, **more: 
     return WorkerStatus(**values | more)
 
 
-def make_load(at: float, *workers: WorkerStatus, depth: int = 0, leased: int = 0, at_risk: int = 0) -> Load:
+def make_poll(at: float, *workers: WorkerStatus, depth: int = 0, leased: int = 0, at_risk: int = 0) -> PollResult:
     items = RequestCounts(total=depth + leased, waiting=depth, leased=leased)
     queue = QueueStats(
         at=at, items=items, inbox=0, oldest_waiting_seconds=0, dead_letters=0, jobs_at_risk=at_risk, jobs={}
     )
-    return Load(at, workers=workers, queue=queue)
+    return PollResult(at, workers=workers, queue=queue)
 
 
 class Run:
@@ -49,19 +49,19 @@ class Run:
         self.now = 0.0
         self.seen: list[int] = []
 
-    def look(self, requests: int = 0, *, seconds: float = 10.0, **queue: int) -> Decision:
-        """A look at that many online requests, spread over the replicas."""
+    def poll(self, requests: int = 0, *, seconds: float = 10.0, **queue: int) -> Decision:
+        """Poll that many online requests, spread over the replicas."""
         workers = [
             make_worker(i, running=requests // self.replicas + (i < requests % self.replicas))
             for i in range(self.replicas)
         ]
-        return self.take(make_load(self.now + seconds, *workers, **queue), seconds=seconds)
+        return self.take(make_poll(self.now + seconds, *workers, **queue), seconds=seconds)
 
-    def take(self, load: Load | None, *, seconds: float = 10.0, ready: int | None = None) -> Decision:
+    def take(self, poll: PollResult | None, *, seconds: float = 10.0, ready: int | None = None) -> Decision:
         self.now += seconds
         ready = self.replicas if ready is None else ready
         decision = scale(
-            self.scaling, replicas=self.replicas, ready=ready, load=load, now=self.now, history=self.history
+            self.scaling, replicas=self.replicas, ready=ready, poll=poll, now=self.now, history=self.history
         )
         self.history, self.replicas = decision.history, decision.replicas
         self.seen.append(decision.replicas)
@@ -70,57 +70,62 @@ class Run:
 
 def test_load_that_lasts_brings_replicas_and_says_why() -> None:
     run = Run(replicas=1, scale_up_seconds=30)
-    found = [run.look(40).replicas for _ in range(4)]
+    found = [run.poll(40).replicas for _ in range(4)]
 
     assert found == [1, 1, 1, 5], "40 requests with 20 % headroom at 10 to a replica, once that has lasted 30 s"
-    assert "40 online requests" in run.look(40).because
+    assert "40 online requests" in run.poll(40).because
 
 
 def test_a_peak_shorter_than_the_window_brings_none() -> None:
     run = Run(replicas=2, scale_up_seconds=30)
 
-    assert [run.look(n).replicas for n in (10, 90, 90, 10, 90, 90, 10)] == [2] * 7
+    assert [run.poll(n).replicas for n in (10, 90, 90, 10, 90, 90, 10)] == [2] * 7
 
 
 def test_replicas_leave_only_when_none_was_needed_for_the_whole_window() -> None:
     run = Run(replicas=5, scale_down_seconds=60, scale_up_seconds=0)
-    run.look(40)
-    held = [run.look(5).replicas for _ in range(6)]
+    run.poll(40)
+    held = [run.poll(5).replicas for _ in range(6)]
 
     assert held == [5] * 6, "40 requests were there in the last 60 s"
-    assert run.look(5).replicas == 1
+    assert run.poll(5).replicas == 1
 
 
 def test_offline_work_waits_for_idle_slots_unless_a_deadline_is_at_risk() -> None:
-    assert [Run(scale_up_seconds=0).look(0, depth=10_000).replicas for _ in range(3)] == [1, 1, 1]
-    assert Run(scale_up_seconds=0).look(0, depth=10_000, at_risk=1).replicas == 2
+    assert [Run(scale_up_seconds=0).poll(0, depth=10_000).replicas for _ in range(3)] == [1, 1, 1]
+    assert Run(scale_up_seconds=0).poll(0, depth=10_000, at_risk=1).replicas == 2
 
 
 def test_offline_work_raises_replicas_up_to_its_budget() -> None:
     run = Run(scale_up_seconds=0, offline_max_replicas=4)
 
-    assert run.look(0, depth=10_000).replicas == 4
+    assert run.poll(0, depth=10_000).replicas == 4
 
 
 def test_the_queue_wakes_a_deployment_at_zero_and_an_idle_one_goes_to_sleep() -> None:
     run = Run(replicas=1, min_replicas=0, scale_down_seconds=20, idle_seconds=60)
-    idle = [run.look(0).replicas for _ in range(8)]
+    idle = [run.poll(0).replicas for _ in range(8)]
 
     assert idle == [1, 1, 1, 1, 1, 1, 0, 0]
-    assert run.take(make_load(run.now + 10)).replicas == 0
-    assert run.take(make_load(run.now + 10, depth=1)).replicas == 1
+    assert run.take(make_poll(run.now + 10)).replicas == 0
+    assert run.take(make_poll(run.now + 10, depth=1)).replicas == 1
 
 
 def test_items_under_way_keep_the_last_replica() -> None:
     run = Run(replicas=1, min_replicas=0, scale_down_seconds=0, idle_seconds=0)
 
-    assert run.look(0, leased=1).replicas == 1
-    assert run.look(0).replicas == 0
+    assert run.poll(0, leased=1).replicas == 1
+    assert run.poll(0).replicas == 0
 
 
 def test_what_is_unknown_is_not_idle() -> None:
-    silence = Trouble(Reason.REDIS_UNREACHABLE, "no Redis")
-    for nothing in (None, Load(0), Load(0, trouble=silence), make_load(-1000.0, *map(make_worker, range(7)))):
+    silence = Problem(Reason.REDIS_UNREACHABLE, "no Redis")
+    for nothing in (
+        None,
+        PollResult(0),
+        PollResult(0, problem=silence),
+        make_poll(-1000.0, *map(make_worker, range(7))),
+    ):
         run = Run(replicas=7, min_replicas=0, scale_down_seconds=0, idle_seconds=0)
         assert [run.take(nothing).replicas for _ in range(5)] == [7] * 5
 
@@ -134,28 +139,28 @@ def test_workers_of_other_versions_are_understood() -> None:
     workers = [WorkerStatus.model_validate_json(least + more) for more in ("}", ', "fromTheFuture": {"a": 1}}')]
     run = Run(replicas=2, scale_up_seconds=0)
 
-    assert run.take(make_load(10, *workers)).replicas == 10
+    assert run.take(make_poll(10, *workers)).replicas == 10
 
 
-def test_a_gap_in_the_looks_begins_the_window_anew() -> None:
+def test_a_gap_in_the_polls_starts_the_window_again() -> None:
     run = Run(replicas=5, scale_down_seconds=30)
     for _ in range(3):
-        run.look(0)
+        run.poll(0)
     run.take(None)
 
-    assert [run.look(0).replicas for _ in range(4)] == [5, 5, 5, 1]
+    assert [run.poll(0).replicas for _ in range(4)] == [5, 5, 5, 1]
 
 
 def test_workers_that_are_ready_and_silent_count_as_full() -> None:
     run = Run(replicas=4, scale_down_seconds=0)
-    one = make_load(10, make_worker(0))
+    one = make_poll(10, make_worker(0))
 
     assert run.take(one, ready=4).replicas == 4
 
 
 def test_a_bound_that_moved_is_followed_at_once() -> None:
-    assert Run(replicas=1, min_replicas=3).look(0).replicas == 3
-    assert Run(replicas=30, max_replicas=20).look(0).replicas == 20
+    assert Run(replicas=1, min_replicas=3).poll(0).replicas == 3
+    assert Run(replicas=30, max_replicas=20).poll(0).replicas == 20
 
 
 @given(
@@ -174,7 +179,7 @@ def test_replicas_never_flap(loads: list[int], up: int, down: int, least: int, m
     needed: list[tuple[float, int]] = []
     for requests in loads:
         before = run.replicas
-        decision = run.look(requests) if before else run.take(make_load(run.now + 10))
+        decision = run.poll(requests) if before else run.take(make_poll(run.now + 10))
         needed.append((run.now, run.history.needs[-1].replicas))
         assert least <= decision.replicas <= max(least, most, 1)
         window = up if decision.replicas > before else down

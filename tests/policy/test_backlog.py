@@ -33,8 +33,8 @@ def seqs(requests: list[Request]) -> list[int]:
         pytest.param({"request_class": ONLINE}, {"priority": 5}, id="class before priority"),
         pytest.param({"priority": 1}, {"tenant": "poor"}, id="priority before tenant"),
         pytest.param({"tenant": "poor"}, {"tenant": "rich", "slack": -1.0}, id="tenant before slack"),
-        pytest.param({"slack": 1.0, "prefix_key": 9}, {"slack": 2.0}, id="slack before prefix group"),
-        pytest.param({"prefix_key": 1}, {"prefix_key": 2}, id="prefix group before submission"),
+        pytest.param({"slack": 1.0, "prefix_seq": 9}, {"slack": 2.0}, id="slack before prefix group"),
+        pytest.param({"prefix_seq": 1}, {"prefix_seq": 2}, id="prefix group before submission"),
     ],
 )
 def test_the_order_is_class_priority_tenant_slack_group_submission(first: dict, second: dict):
@@ -101,7 +101,7 @@ requests = st.builds(
     tenant=st.sampled_from("ab"),
     priority=st.integers(-1, 1),
     slack=st.sampled_from([float("inf"), 0.0, 5.0]),
-    prefix_key=st.integers(0, 1),
+    prefix_seq=st.integers(0, 1),
 )
 
 

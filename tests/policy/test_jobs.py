@@ -15,7 +15,7 @@ from ballast_policy.request import Request, RequestClass
 
 
 def make_candidate(job_id: str = "job", **fields) -> Candidate:
-    usual = {"tenant": "default", "priority": 0, "slack": inf, "prefix_key": 0, "seq": 0.0, "waiting": 100}
+    usual = {"tenant": "default", "priority": 0, "slack": inf, "prefix_key": None, "seq": 0.0, "waiting": 100}
     return Candidate(job_id=job_id, **{**usual, **fields})
 
 
@@ -134,7 +134,7 @@ def test_jobs_of_a_prefix_key_stand_together_where_its_first_one_was_submitted()
         make_candidate("a", seq=2.0),
         make_candidate("c", prefix_key=7, seq=3.0),
     ]
-    assert [job.prefix_key for job in in_submission_order(both)] == [1_000_000, 2_000_000, 1_000_000]
+    assert [job.prefix_seq for job in in_submission_order(both)] == [1_000_000, 2_000_000, 1_000_000]
 
 
 @given(
@@ -152,11 +152,11 @@ def test_jobs_are_chosen_in_the_order_in_which_their_requests_would_wait(rows, s
     for seq, (tenant, priority, slack, group) in enumerate(rows):
         backlog.add(
             Request(
-                seq, RequestClass.OFFLINE, 0.0, 1, 1, tenant=tenant, priority=priority, slack=slack, prefix_key=group
+                seq, RequestClass.OFFLINE, 0.0, 1, 1, tenant=tenant, priority=priority, slack=slack, prefix_seq=group
             )
         )
     jobs = [
-        make_candidate(str(seq), tenant=tenant, priority=priority, slack=slack, prefix_key=group, seq=seq)
+        make_candidate(str(seq), tenant=tenant, priority=priority, slack=slack, prefix_seq=group, seq=seq)
         for seq, (tenant, priority, slack, group) in enumerate(rows)
     ]
 

@@ -19,7 +19,7 @@ items = st.builds(
     tenant=st.sampled_from("abcd"),
     priority=st.integers(-1, 1),
     slack=st.sampled_from([inf, -1.0, 2.5]),
-    prefix_key=st.integers(0, 2),
+    prefix_seq=st.integers(0, 2),
 )
 
 

@@ -51,6 +51,7 @@ class Arrival:
             tpot=self.tpot,
             slack=self.slack,
             prefix_key=self.prefix_key,
+            prefix_seq=self.prefix_key,
             num_tokens=self.prompt,
         )
 

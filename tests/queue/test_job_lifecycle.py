@@ -156,6 +156,25 @@ def test_a_failed_attempt_drops_the_prefix_and_an_expired_one_keeps_it(impatient
     assert (failed.attempt, failed.prefix) == (3, None)
 
 
+def test_the_next_attempt_knows_what_a_lost_one_computed(queue, desk, line):
+    job_id = submit(queue, line, 2)
+    first, second = queue.leases.claim(job_id, 2, "w1")
+    queue.leases.give_back(second, Prefix(token_ids=(5,), seed=3, num_computed=7))
+    (second,) = queue.leases.claim(job_id, 1, "w1")
+    for num_computed in (10, 20):
+        queue.leases.report_progress({first.lease: num_computed, second.lease: num_computed + 1, (job_id, 0, 999): 5})
+    desk.end_lease(job_id, 0)
+    desk.end_lease(job_id, 1)
+    queue.timers.run_due()
+    queue.leases.report_progress({first.lease: 99})
+    claimed = queue.leases.claim(job_id, 2, "w2")
+
+    assert [item.prefix for item in claimed] == [
+        Prefix(num_computed=20),
+        Prefix(token_ids=(5,), seed=3, num_computed=21),
+    ]
+
+
 def test_items_come_back_in_their_own_order(queue, line):
     job_id = submit(queue, line, 6)
     claimed = queue.leases.claim(job_id, 4, "w1")

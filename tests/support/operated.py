@@ -45,6 +45,8 @@ class Operator:
     lease: str = field(default_factory=lambda: f"lease-{uuid4().hex[:8]}")
     process: subprocess.Popen[bytes] | None = None
     port: int = 0
+    script: Path | None = None
+    """What to run in place of the operator's own main."""
 
     @property
     def log(self) -> Path:
@@ -63,14 +65,13 @@ class Operator:
             "BALLAST_LEASE_NAME": self.lease,
             "BALLAST_HOST": "127.0.0.1",
             "BALLAST_PORT": "0",
-            "BALLAST_LOOK_SECONDS": "1",
+            "BALLAST_POLL_SECONDS": "1",
             **self.environment,
         }
         before = len(self.text())
+        program = [str(self.script)] if self.script else ["-m", "ballast_operator"]
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "ballast_operator"], env=environment, stdout=log, stderr=log
-            )
+            self.process = subprocess.Popen([sys.executable, *program], env=environment, stdout=log, stderr=log)
         pattern = r"listening port=(\d+)"
         self.port = int(until(lambda: re.search(pattern, self.text()[before:]), said="listening")[1])
         if active:
@@ -215,9 +216,9 @@ def monitoring_kinds() -> list[Any]:
 
 
 @contextmanager
-def running(kubeconfig: Path, folder: Path, **environment: str) -> Iterator[Operator]:
+def running(kubeconfig: Path, folder: Path, *, script: Path | None = None, **environment: str) -> Iterator[Operator]:
     """An operator of its own."""
-    operator = Operator(kubeconfig, folder, environment)
+    operator = Operator(kubeconfig, folder, environment, script=script)
     operator.start()
     try:
         yield operator

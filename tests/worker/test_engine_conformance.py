@@ -17,13 +17,14 @@ from ballast_engine.batch import Batch, SampleRow
 from ballast_engine.engine import BallastEngine
 from ballast_engine.errors import DuplicateRequest, InvalidRequest, RequestTooLong
 from ballast_engine.executor import Executor
-from ballast_engine.intake import Abort, Configure, GiveBack, Inbox, Intake, Submit
+from ballast_engine.inbox import Abort, Configure, GiveBack, Inbox, Submit
 from ballast_engine.loader import load
 from ballast_engine.options import EngineOptions
 from ballast_engine.request import FinishReason, GenerationRequest, Output, SamplingParams
 from ballast_engine.sequence import Sequence
+from ballast_engine.sequence_builder import SequenceBuilder
 from ballast_engine.static import StaticBatch
-from ballast_engine.stats import NO_STEP, Admission, ClassStats, EngineStats, StepKind, StepRecord
+from ballast_engine.stats import NO_STEP, AdmissionRecord, ClassStats, EngineStats, StepKind, StepRecord
 from ballast_engine.tokenizer import Tokenizer
 from ballast_policy.learning.cost import CostModel
 from ballast_policy.request import RequestClass
@@ -44,7 +45,7 @@ class SerialEngine:
         self.max_tokens = min(executor.max_model_len, executor.num_blocks * executor.block_tokens)
         self.device = executor.device
         self._executor = executor
-        self._intake = Intake(
+        self._builder = SequenceBuilder(
             tokenizer,
             vocab_size=executor.vocab_size,
             max_tokens=self.max_tokens,
@@ -73,7 +74,7 @@ class SerialEngine:
         return bool(self._inbox.num_ids)
 
     def submit(self, request: GenerationRequest) -> None:
-        sequence = self._intake.make(request, self.policy, time.monotonic())
+        sequence = self._builder.make(request, self.policy, time.monotonic())
         self._inbox.claim_id(request.request_id)
         self._inbox.put(Submit(sequence))
 
@@ -82,6 +83,9 @@ class SerialEngine:
 
     def give_back(self, request_ids) -> None:
         self._inbox.put(GiveBack(tuple(request_ids)))
+
+    def num_computed(self, request_id: str) -> int:
+        return self._live[request_id].request.most_computed if request_id in self._live else 0
 
     def configure(self, policy: PolicyConfig) -> None:
         self._inbox.put(Configure(policy))
@@ -133,8 +137,9 @@ class SerialEngine:
         if sequence.request_id not in self._begun:
             self._begun.add(sequence.request_id)
             waited = max(0.0, began - request.arrival)
-            new = Admission(sequence.request_id, request.request_class, waited, 0, request.num_prompt, 0)
+            new = AdmissionRecord(sequence.request_id, request.request_class, waited, 0, request.num_prompt, 0)
             admissions = (new,)
+        request.most_computed = max(request.most_computed, request.num_tokens - 1)
         self._counts["steps"] += 1
         self._tokens[request.request_class] += 1
         self._service[request.request_class, request.tenant] += 2
@@ -146,8 +151,8 @@ class SerialEngine:
             return [self._end(sequence, reason)]
         if sequence.generation.stream:
             sequence.read()
-            return [sequence.tell(sequence.take_text())]
-        return [] if sequence.is_announced else [sequence.tell("")]
+            return [sequence.output(sequence.take_text())]
+        return [] if sequence.is_announced else [sequence.output("")]
 
     def _end(self, sequence: Sequence, reason: FinishReason, error: str = "") -> Output:
         del self._live[sequence.request_id]
@@ -156,9 +161,10 @@ class SerialEngine:
         if reason in {FinishReason.STOP, FinishReason.LENGTH}:
             sequence.read()
             text = sequence.take_text() + sequence.text.end()
-        output = sequence.tell(text)
+        output = sequence.output(text)
         output.finish_reason, output.error = reason, error
-        output.generated = sequence.generated if reason is FinishReason.GIVEN_BACK else ()
+        if reason is FinishReason.GIVEN_BACK:
+            output.generated, output.num_computed = sequence.generated, sequence.request.most_computed
         return output
 
     def stats(self) -> EngineStats:
@@ -288,7 +294,7 @@ def bench(make_bench: Callable[[], Bench]) -> Bench:
 
 def make_request(request_id: str, prompt: tuple[int, ...] = PROMPT, *, is_online: bool = True, **fields: Any) -> Any:
     """A request for eight tokens, greedy and to the full length unless said."""
-    own = {name: fields.pop(name) for name in ("stream", "generated", "tenant") if name in fields}
+    own = {name: fields.pop(name) for name in ("stream", "generated", "num_computed", "tenant") if name in fields}
     sampling = SamplingParams(**{"temperature": 0.0, "max_tokens": 8, "ignore_eos": True} | fields)
     return GenerationRequest(request_id, prompt, sampling, ONLINE if is_online else OFFLINE, **own)
 

@@ -8,10 +8,12 @@ import pytest
 import redis
 
 from ballast_cli.explain import scene
+from ballast_engine.build import build_engine
+from ballast_engine.request import GenerationRequest
 from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
-from ballast_worker.appetite import LEAST_AHEAD
-from ballast_worker.waiting import why
+from ballast_worker.prefetch import LEAST_AHEAD
+from ballast_worker.waiting_reasons import why
 
 
 @pytest.fixture
@@ -32,14 +34,14 @@ def desk(valkey):
 def fed(serve, make_config, valkey, queue_name):
     """A worker that serves the test's queue, with a lease of a second."""
 
-    def start(**changes):
+    def start(build=build_engine, **changes):
         config = {
             "offline": {"queue": queue_name, "leaseSeconds": 1},
             "runtime": {"redisUrl": valkey.url, "workerId": "w1"},
         }
         for section, change in changes.items():
             config[section] = {**config[section], **change} if section in config else change
-        return serve(make_config(**config))
+        return serve(make_config(**config), build=build)
 
     return start
 
@@ -85,6 +87,72 @@ def test_a_chat_item_gets_a_chat_answer(fed, queue, eventually) -> None:
     [result] = queue.results.read(job_id)
     assert result.body["object"] == "chat.completion"
     assert result.body["choices"][0]["message"]["role"] == "assistant"
+
+
+def test_items_may_have_the_fields_that_http_requests_may_have(fed, queue, eventually) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    notes = {"metadata": {"a": "b"}, "store": False, "service_tier": "flex", "prompt_cache_key": "k"}
+    chats = {
+        "noted": [{"role": "user", "content": "Hi", "name": "bob"}],
+        "tools": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": None, "tool_calls": [call]}],
+    }
+    lines = [
+        json.dumps(
+            {
+                "custom_id": name,
+                "method": "POST",
+                "url": "/v1/chat/completions",
+                "body": {"model": "tiny", "messages": messages, "max_tokens": 2, "chat_template_kwargs": {"a": 1}}
+                | notes,
+            }
+        )
+        for name, messages in chats.items()
+    ]
+    with fed():
+        job_id = queue.submissions.submit([*lines, make_line(0, **notes), make_line(1, store=True)]).job_id
+        wait_for(queue, job_id, eventually)
+    results = {result.custom_id: result for result in queue.results.read(job_id)}
+
+    assert [results[name].status_code for name in ("noted", "item-0", "tools", "item-1")] == [200, 200, 400, 400]
+    assert "cannot render these messages" in results["tools"].error["message"]
+    assert "Ballast does not store answers" in results["item-1"].error["message"]
+
+
+class RecordingEngine:
+    """The worker's engine; keeps the requests that it gets."""
+
+    def __init__(self, options, *, tokenizer) -> None:
+        self._engine = build_engine(options, tokenizer=tokenizer)
+        self.requests: dict[str, GenerationRequest] = {}
+
+    def __getattr__(self, name: str):
+        return getattr(self._engine, name)
+
+    def submit(self, request: GenerationRequest) -> None:
+        self.requests[request.request_id.rpartition(":")[0]] = request
+        self._engine.submit(request)
+
+
+def test_each_item_has_the_prefix_key_of_its_own_opening(fed, queue, eventually) -> None:
+    def chat(index: int, instructions: str) -> str:
+        messages = [{"role": "system", "content": instructions}, {"role": "user", "content": str(index)}]
+        body = {"model": "tiny", "messages": messages, "max_tokens": 1}
+        return json.dumps({"custom_id": f"{index}", "method": "POST", "url": "/v1/chat/completions", "body": body})
+
+    with fed(build=RecordingEngine) as serving, serving.client() as client:
+        mixed = queue.submissions.submit(
+            [chat(index, "Sum up." if index % 2 else "Translate.") for index in range(4)]
+        ).job_id
+        other = queue.submissions.submit([chat(0, "Sum up.")]).job_id
+        for job_id in (mixed, other):
+            wait_for(queue, job_id, eventually)
+        client.post("/v1/completions", json={"model": "tiny", "prompt": "Sum up.", "max_tokens": 1})
+        requests = serving.worker.engine.requests
+    keys = [requests[f"{mixed}:{index}"].prefix_key for index in range(4)]
+
+    assert keys[0] == keys[2] != keys[1] == keys[3]
+    assert requests[f"{other}:0"].prefix_key == keys[1]
+    assert requests[""].prefix_key is None, "online requests go in the order of their arrival"
 
 
 def test_the_items_of_a_capped_tenant_keep_no_slot_from_the_others(fed, queue, eventually) -> None:
@@ -280,7 +348,7 @@ def test_why_a_job_waits_follows_from_what_a_worker_says(fed, queue, eventually)
         queue.jobs.cancel(job_id)
 
     assert status.offline_most == 2
-    assert any("Tenant capped has all that it may" in sentence for sentence in said), said
+    assert any("Tenant capped is at its cap" in sentence for sentence in said), said
 
 
 def test_metrics_show_the_queue(fed, queue, queue_name, eventually) -> None:
@@ -339,7 +407,7 @@ def test_a_job_from_the_inbox_is_told_whether_it_meets_its_deadline(fed, queue, 
         calm = eventually(lambda: _at_risk(client, queue.name) == 0, "the risk to go with the job")
 
     assert late.is_at_risk
-    assert "output tokens/s of 1 worker it needs" in late.because
+    assert "output tokens/s of 1 worker" in late.because
     assert fine.outlook == "yes"
     assert (at_risk, calm) == (1, True)
 

@@ -51,7 +51,7 @@ def test_workers_that_measured_nothing_are_unknown():
     found, because = outlook(make_job(), workers=[make_worker(), make_worker()])
 
     assert found is Outlook.UNKNOWN
-    assert because == "2 workers had no more offline work than slots so far: no rate was measured"
+    assert because == "no rate is known yet: 2 workers never had more offline work than slots"
 
 
 def test_workers_that_drain_or_are_not_ready_do_not_count():
@@ -78,7 +78,7 @@ def test_the_sentence_has_the_figures():
 
     assert outlook(make_job(deadline=60), ahead) == (
         Outlook.AT_RISK,
-        "at 100 output tokens/s of 1 worker it needs 10s and 1m30s for what goes before it, 1m are left",
+        "it needs 10s at 100 output tokens/s of 1 worker after 1m30s of work before it, and 1m remain",
     )
 
 
@@ -86,7 +86,7 @@ def test_output_that_nobody_knows_is_counted_in_items():
     found, because = outlook(make_job(output=0, items=30), make_job("twin", output=0, items=10, deadline=50))
 
     assert found is Outlook.YES
-    assert because == "at 1 items/s of 1 worker it needs 30s and 10s for what goes before it, 1m40s are left"
+    assert because == "it needs 30s at 1 items/s of 1 worker after 10s of work before it, and 1m40s remain"
 
 
 @pytest.mark.parametrize("state", [JobState.PAUSED, JobState.CANCELLING, JobState.FINALIZING])

@@ -32,9 +32,9 @@ def error_of(response) -> dict:
     [
         pytest.param(b"{", "invalid_json", "found '{'", id="broken"),
         pytest.param(b"", "invalid_json", "an empty body", id="empty"),
-        pytest.param(b"[1]", "invalid_json", "is a list of 1, wanted a JSON object", id="a list"),
-        pytest.param(b'"text"', "invalid_json", "is the string 'text', wanted", id="a string"),
-        pytest.param(b"null", "invalid_json", "is null, wanted", id="null"),
+        pytest.param(b"[1]", "invalid_json", "is a list of 1, expected a JSON object", id="a list"),
+        pytest.param(b'"text"', "invalid_json", "is the string 'text', expected", id="a string"),
+        pytest.param(b"null", "invalid_json", "is null, expected", id="null"),
         pytest.param(b'{"model": NaN}', "invalid_json", "NaN is not a JSON number", id="NaN"),
         pytest.param(b"[" * 100_000, "invalid_json", "nested too deeply", id="nested"),
         pytest.param(b'{"model": "\xff"}', "invalid_utf8", "byte 11 is 0xff", id="not UTF-8"),
@@ -68,7 +68,7 @@ def test_a_body_that_says_it_is_too_large_is_refused_before_it_is_read(serving) 
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 413 ")
     assert b"connection: close" in head.lower()
-    assert "999999999 bytes, this worker takes 4194304" in json.loads(body)["error"]["message"]
+    assert "999999999 bytes, the limit is 4194304" in json.loads(body)["error"]["message"]
 
 
 def test_a_body_that_grows_too_large_is_refused_while_it_comes(http) -> None:
@@ -120,7 +120,7 @@ def test_a_wrong_method_says_which_is_right(http) -> None:
     response = http.get("/v1/completions")
 
     assert response.status_code == 405
-    assert "takes POST, found GET" in error_of(response)["message"]
+    assert "does not support GET: use POST" in error_of(response)["message"]
     assert response.headers["allow"] == "POST"
 
 

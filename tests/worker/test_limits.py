@@ -45,7 +45,7 @@ def test_a_full_queue_is_a_429_with_the_time_to_try_again(serve, make_config, ev
     assert int(response.headers["retry-after"]) >= 1
     assert response.json()["error"]["code"] == "queue_full"
     assert response.json()["error"]["type"] == "rate_limit_error"
-    assert "1 online requests wait already, this worker lets 1 wait" in response.json()["error"]["message"]
+    assert "The waiting queue is full: 1 online request waits, the limit is 1" in response.json()["error"]["message"]
     assert offline.status_code == 404, "the offline class has a queue of its own"
     assert accepted.status_code == 200
 
@@ -168,7 +168,7 @@ def test_the_engine_loop_that_dies_tells_everybody_who_waits(serve, make_config,
         health = client.get("/health")
         whole = client.post("/v1/completions", json=BODY)
 
-    assert "The engine failed and this worker is being replaced" in rest[-2]
+    assert "The engine of this worker failed" in rest[-2]
     assert health.status_code == 503
     assert "ZeroDivisionError" in health.json()["reason"]
     assert whole.status_code == 500

@@ -9,16 +9,16 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ballast_engine.footprint import Footprint, PhaseWork
 from ballast_engine.request import FinishReason
-from ballast_engine.stats import NO_STEP, Admission, ClassStats, EngineStats, StepKind
+from ballast_engine.stats import NO_STEP, AdmissionRecord, ClassStats, EngineStats, StepKind
 from ballast_policy.learning.cost import CostModel
 from ballast_policy.learning.interference import Allowance
 from ballast_policy.request import RequestClass
 from ballast_policy.reservation import Reservation
-from ballast_queue.status import ReservationStatus
+from ballast_queue.status import ReservationStatus, SloStatus
 from ballast_worker.histogram import Histogram
-from ballast_worker.metrics import MOST_TENANTS, Figures, Metrics, Spending, StepMeter
-from ballast_worker.requests import Passage, Recorder, RequestOutcome
-from ballast_worker.status import SMOOTHING_SECONDS, Rates, reservation
+from ballast_worker.metrics import MOST_TENANTS, ScrapeData, Spending, StepMetrics, WorkerMetrics
+from ballast_worker.requests import Recorder, RequestOutcome, RequestTiming
+from ballast_worker.status import SMOOTHING_SECONDS, SmoothedRates, reservation
 from ballast_worker.utilization import Utilization
 
 ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
@@ -58,11 +58,11 @@ def make_stats(**changes) -> EngineStats:
     return EngineStats(**(fields | changes))
 
 
-def make_figures(**changes) -> Figures:
+def make_figures(**changes) -> ScrapeData:
     fields = {
         "model": "m",
         "stats": make_stats(),
-        "steps": StepMeter(),
+        "steps": StepMetrics(),
         "recorders": (Recorder(),),
         "spending": Spending(),
         "utilization": Utilization(FOOTPRINT),
@@ -74,11 +74,11 @@ def make_figures(**changes) -> Figures:
         "is_draining": False,
         "is_healthy": True,
     }
-    return Figures(**(fields | changes))
+    return ScrapeData(**(fields | changes))
 
 
-def scrape(figures: Figures) -> dict[tuple[str, frozenset], float]:
-    text = Metrics(lambda: figures).render().decode()
+def scrape(figures: ScrapeData) -> dict[tuple[str, frozenset], float]:
+    text = WorkerMetrics(lambda: figures).render().decode()
     families = text_string_to_metric_families(text)
     return {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
 
@@ -114,8 +114,8 @@ def test_rare_tenants_are_folded_into_other_and_nothing_is_lost() -> None:
 
 def test_what_was_promised_is_judged_and_what_was_not_is_not() -> None:
     recorder = Recorder()
-    recorder.ended(Passage(ONLINE, 0.0, 1.0, 0.1, first_at=0.5), FinishReason.STOP, 5, 11, 3.5)
-    recorder.ended(Passage(OFFLINE, 0.0, first_at=0.5), FinishReason.STOP, 5, 11, 3.5)
+    recorder.ended(RequestTiming(ONLINE, 0.0, 1.0, 0.1, first_at=0.5), FinishReason.STOP, 5, 11, 3.5)
+    recorder.ended(RequestTiming(OFFLINE, 0.0, first_at=0.5), FinishReason.STOP, 5, 11, 3.5)
 
     assert recorder.slo[ONLINE, "ttft", True] == 1
     assert recorder.slo[ONLINE, "tpot", False] == 1, "0.3 s a token is above 0.1"
@@ -125,25 +125,37 @@ def test_what_was_promised_is_judged_and_what_was_not_is_not() -> None:
 
 def test_a_request_that_gives_up_after_its_promise_was_broken_counts_as_broken() -> None:
     recorder = Recorder()
-    recorder.ended(Passage(ONLINE, 0.0, 1.0), FinishReason.ABORTED, 0, 0, 2.0)
-    recorder.ended(Passage(ONLINE, 0.0, 1.0), FinishReason.ABORTED, 0, 0, 0.5)
+    recorder.ended(RequestTiming(ONLINE, 0.0, 1.0), FinishReason.ABORTED, 0, 0, 2.0)
+    recorder.ended(RequestTiming(ONLINE, 0.0, 1.0), FinishReason.ABORTED, 0, 0, 0.5)
 
     assert recorder.slo[ONLINE, "ttft", False] == 1
     assert sum(recorder.slo.values()) == 1
 
 
+def test_the_status_counts_the_online_requests_of_the_last_minute_that_met_the_slo() -> None:
+    recorder = Recorder()
+    for first_at, end in ((0.5, 1.5), (2.0, 3.0), (0.5, 90.0)):
+        recorder.ended(RequestTiming(ONLINE, 0.0, 1.0, 0.1, first_at=first_at), FinishReason.STOP, 5, 11, end)
+    recorder.ended(RequestTiming(ONLINE, 0.0, 1.0), FinishReason.ABORTED, 0, 0, 2.0)
+    recorder.ended(RequestTiming(OFFLINE, 0.0, 1.0, 0.1, first_at=0.5), FinishReason.STOP, 5, 11, 3.5)
+
+    assert recorder.slo_status(10.0) == SloStatus(ttft_judged=4, ttft_met=2, tpot_judged=3, tpot_met=2)
+    assert recorder.slo_status(100.0) == SloStatus(ttft_judged=1, ttft_met=1, tpot_judged=1, tpot_met=0)
+    assert recorder.slo_status(200.0) == SloStatus()
+
+
 def test_percentiles_cover_the_last_minute() -> None:
     recorder = Recorder()
     for i in range(100):
-        recorder.ended(Passage(ONLINE, 0.0, first_at=float(i + 1)), FinishReason.STOP, 1, 1, 100.0)
+        recorder.ended(RequestTiming(ONLINE, 0.0, first_at=float(i + 1)), FinishReason.STOP, 1, 1, 100.0)
 
     assert recorder.p99(150.0) == (99.0, None)
     assert recorder.p99(161.0) == (None, None)
 
 
 def test_steps_and_admissions_are_counted() -> None:
-    meter = StepMeter()
-    admissions = (Admission("a", ONLINE, 0.25, 3, 10, 0), Admission("b", OFFLINE, 5.0, 99, 10, 0))
+    meter = StepMetrics()
+    admissions = (AdmissionRecord("a", ONLINE, 0.25, 3, 10, 0), AdmissionRecord("b", OFFLINE, 5.0, 99, 10, 0))
     meter.add(replace(NO_STEP, kind=StepKind.MIXED, seconds=0.010, predicted_seconds=0.009, admissions=admissions))
 
     found = scrape(make_figures(steps=meter))
@@ -164,9 +176,9 @@ def test_the_price_of_the_device_is_split_by_service_and_adds_up() -> None:
 
 
 def test_rates_follow_the_counters() -> None:
-    rates = Rates()
+    rates = SmoothedRates()
     for second in range(60):
-        stats = make_stats(offline=ClassStats(decode_tokens=500 * second, running=3, reserved=1, lent=2))
+        stats = make_stats(offline=ClassStats(decode_tokens=500 * second, running=3, reserved=1, borrowed=2))
         rates.sample(stats, {ONLINE: 0, OFFLINE: 4 * second}, {ONLINE: 0, OFFLINE: 4 * second}, float(second))
     load = rates.load(stats, OFFLINE)
 

@@ -20,7 +20,7 @@ def test_the_served_model_is_listed_and_found(client) -> None:
 
     assert (model.id, model.object, model.owned_by) == ("tiny", "model", "ballast")
     assert client.models.retrieve("tiny").id == "tiny"
-    with pytest.raises(openai.NotFoundError, match="this worker serves 'tiny'"):
+    with pytest.raises(openai.NotFoundError, match="This worker serves 'tiny'"):
         client.models.retrieve("other")
 
 
@@ -164,15 +164,102 @@ def test_a_prompt_beyond_the_context_is_a_400_with_both_numbers(client, url, pro
 
 
 def test_more_output_than_fits_is_a_400_with_the_numbers(client) -> None:
-    with pytest.raises(openai.BadRequestError, match="4000 tokens of output") as caught:
+    with pytest.raises(openai.BadRequestError, match="max_tokens is 4000") as caught:
         client.completions.create(model="tiny", prompt=PROMPT, max_tokens=4000)
 
     assert caught.value.code == "context_length_exceeded"
 
 
 def test_an_unknown_role_is_a_400(client) -> None:
-    with pytest.raises(openai.BadRequestError):
-        client.chat.completions.create(model="tiny", messages=[{"role": "tool", "content": "x"}])
+    with pytest.raises(openai.BadRequestError, match="wanted 'system'"):
+        client.chat.completions.create(model="tiny", messages=[{"role": "judge", "content": "x"}])
+
+
+NOTES = {"metadata": {"team": "a"}, "store": False, "prompt_cache_key": "k", "safety_identifier": "s", "user": "u"}
+
+
+def test_fields_that_change_no_answer_are_accepted(client) -> None:
+    named = [{"role": "user", "content": CHAT[0]["content"], "name": "bob"}]
+    plain = client.chat.completions.create(model="tiny", messages=CHAT, max_tokens=8, temperature=0)
+
+    chat = client.chat.completions.create(model="tiny", messages=named, max_tokens=8, temperature=0, **NOTES)
+    completion = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=8, extra_body=NOTES)
+
+    assert chat.choices[0].message == plain.choices[0].message
+    assert completion.usage.completion_tokens == 8
+
+
+def test_a_request_to_store_the_answer_is_a_400_with_a_sentence(client) -> None:
+    with pytest.raises(openai.BadRequestError, match="Ballast does not store answers"):
+        client.chat.completions.create(model="tiny", messages=CHAT, store=True)
+    with pytest.raises(openai.BadRequestError, match="Ballast does not store answers"):
+        client.completions.create(model="tiny", prompt=PROMPT, extra_body={"store": True})
+
+
+@pytest.mark.parametrize(
+    ("tier", "header", "expected"),
+    [("flex", "", "offline"), ("auto", "", "online"), ("flex", "online", "online"), ("default", "offline", "offline")],
+)
+def test_the_flex_tier_is_the_offline_class_unless_the_header_differs(client, serving, tier, header, expected) -> None:
+    before = serving.worker.recorder.num_ended()
+    headers = {"x-ballast-class": header} if header else {}
+    client.chat.completions.create(model="tiny", messages=CHAT, max_tokens=2, service_tier=tier, extra_headers=headers)
+    client.completions.create(
+        model="tiny", prompt=PROMPT, max_tokens=2, extra_body={"service_tier": tier}, extra_headers=headers
+    )
+    after = serving.worker.recorder.num_ended()
+
+    assert {c.value: after[c] - before[c] for c in after if after[c] != before[c]} == {expected: 2}
+
+
+def test_an_answer_can_be_sent_back_as_part_of_the_chat(client) -> None:
+    first = client.chat.completions.create(model="tiny", messages=CHAT, max_tokens=8).choices[0].message
+
+    answer = client.chat.completions.create(model="tiny", messages=[*CHAT, first, *CHAT], max_tokens=8)
+
+    assert answer.choices[0].message.role == "assistant"
+
+
+CALL = {"id": "call00001", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bonn"}'}}
+TOOLS = [
+    {"role": "user", "content": "How is the weather?"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "content": "sunny", "tool_call_id": "call00001"},
+]
+
+
+def test_a_template_that_cannot_render_tools_is_a_400_with_a_sentence(client) -> None:
+    with pytest.raises(openai.BadRequestError, match="the roles are system, user and assistant, not tool") as caught:
+        client.chat.completions.create(model="tiny", messages=[TOOLS[0], TOOLS[2]])
+
+    assert caught.value.param == "messages"
+
+
+def test_calls_of_tools_and_template_arguments_reach_the_template(tool_model, serve, make_config) -> None:
+    config = make_config(model={"uri": str(tool_model)})
+    with serve(config) as serving, openai.OpenAI(base_url=f"{serving.url}/v1", api_key="none") as client:
+        options = {"model": "tiny", "messages": TOOLS, "max_tokens": 1}
+        plain = client.chat.completions.create(**options)
+        loud = client.chat.completions.create(**options, extra_body={"chat_template_kwargs": {"loud": True}})
+        encode = serving.worker.served.tokenizer.encode
+        rendered = 'user:How is the weather?|assistant:weather{"city": "Bonn"}|tool:sunny|'
+
+    assert plain.usage.prompt_tokens == len(encode(rendered))
+    assert loud.usage.prompt_tokens == len(encode(rendered + "LOUD"))
+
+
+@pytest.fixture(scope="session")
+def tool_model(model_dir, tmp_path_factory):
+    """The small model with a chat template that renders tools."""
+    directory = tmp_path_factory.mktemp("tools")
+    for path in model_dir.iterdir():
+        (directory / path.name).symlink_to(path)
+    (directory / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.role }}:{{ m.content or '' }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}|"
+        "{% endfor %}{% if loud %}LOUD{% endif %}"
+    )
+    return directory
 
 
 def test_a_client_that_times_out_frees_its_slot(client, serving, eventually) -> None:

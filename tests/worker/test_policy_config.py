@@ -29,5 +29,5 @@ def test_the_batch_window_reaches_the_policy_in_seconds():
 
 
 def test_reservations_of_more_than_there_is_are_refused():
-    with pytest.raises(InvalidConfig, match="reserve more than 100 % of the slots together: lower a reservedPercent"):
+    with pytest.raises(InvalidConfig, match=r"reserve more than 100 % of the slots in total\. Lower a reservedPercent"):
         told("{tenants: [{name: a, reservedPercent: 60}, {name: b, reservedPercent: 50}]}")

@@ -74,8 +74,8 @@ def results_of(queue: Queue, job_id: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        pytest.param("model: {uri: /none}", "there is no directory /none", id="no model"),
-        pytest.param("model: {uri: 'hf://org/name'}", "a worker reads directories only", id="a hub"),
+        pytest.param("model: {uri: /none}", "directory /none does not exist", id="no model"),
+        pytest.param("model: {uri: 'hf://org/name'}", "a worker reads only directories", id="a hub"),
         pytest.param("model: {uri: 'file://host/x'}", "three slashes", id="a host"),
         pytest.param("slots: 0", "model: Field required", id="invalid"),
         pytest.param("model: {uri: MODEL}\nruntime: {redisUrl: 'http://x'}", "wanted redis://", id="redis address"),
@@ -113,7 +113,7 @@ def test_a_worker_that_cannot_start_says_why_in_a_sentence(start, tmp_path, mode
 def test_an_address_has_one_worker_from_the_start_on(make_config) -> None:
     with listen(make_config()) as first:
         config = make_config(runtime={"port": first.getsockname()[1]})
-        with pytest.raises(AddressTaken, match="Stop what listens there"):
+        with pytest.raises(AddressTaken, match="Stop the process that listens there"):
             listen(config)
 
 

@@ -1,4 +1,4 @@
-"""Redis stops, starts again, or is not fit to hold work: online goes on, offline waits, nothing is lost."""
+"""Redis stops, starts again, or is unsafe for jobs: online goes on, offline waits, nothing is lost."""
 
 from __future__ import annotations
 
@@ -114,13 +114,13 @@ def test_a_redis_that_evicts_gets_no_work_and_online_is_served(own_valkey, fed, 
     queue = Queue.connect(server.connection_url, queue_name)
     job_id = queue.submissions.submit([make_line(0)]).job_id
     with fed(server.connection_url) as serving, serving.client() as client:
-        eventually(lambda: "not fit" in caplog.text, "the worker to say so")
+        eventually(lambda: "unsafe" in caplog.text, "the worker to say so")
         assert client.post("/v1/completions", json=BODY).status_code == 200
         assert has_redis(client, is_up=False)
         assert queue.jobs.get(job_id).counts.waiting == 1
     queue.close()
 
-    [record] = [record for record in caplog.records if "not fit" in record.message]
+    [record] = [record for record in caplog.records if "unsafe" in record.message]
     assert "noeviction" in record.fields["because"]
 
 

@@ -109,14 +109,14 @@ def test_a_rotated_password_costs_no_item_and_no_restart(
             rotate(server.secret, "second")
         else:
             rotate(server.secret, "second")
-            eventually(lambda: "does not work, the old connection stays" in worker.log, "the worker to say so")
+            eventually(lambda: "does not work, using the old connection" in worker.log, "the worker to say so")
             server.set_password("second")
-            eventually(lambda: "password taken up" in worker.log, "the new connection")
+            eventually(lambda: "using the new redis address or password" in worker.log, "the new connection")
             server.hang_up()
         assert client.get("/ready").status_code == 200
         job = eventually(lambda: (found := server.job(job_id)).state.is_over and found, "the job to be over")
         assert worker.process.poll() is None
-        was_away = "redis is away; offline work is paused" in worker.log
+        was_away = "redis is unavailable, offline work is paused" in worker.log
 
     assert job.counts.succeeded == ITEMS
     assert sorted(server.answered(job_id)) == sorted(f"i{number}" for number in range(ITEMS))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ballast_api.worker_config import WorkerConfig
-from ballast_worker.reload import Loaded, Watcher, content_hash
+from ballast_worker.reload import ConfigWatcher, Loaded, content_hash
 
 START = "model: {uri: /models/tiny}\nslots: 8\noffline: {reservedPercent: 10}\nruntime: {generation: 1}\n"
 
@@ -24,10 +24,10 @@ class Taken:
         self.keys += 1
 
 
-def make_watcher(path: Path, taken: Taken, also: Path | None = None) -> Watcher:
+def make_watcher(path: Path, taken: Taken, also: Path | None = None) -> ConfigWatcher:
     path.write_text(START)
     loaded = Loaded(WorkerConfig.load(path), content_hash(START))
-    return Watcher(path, loaded, taken.take, also={also: taken.keys_changed} if also else None)
+    return ConfigWatcher(path, loaded, taken.take, also={also: taken.keys_changed} if also else None)
 
 
 def rewrite(path: Path, text: str) -> None:
@@ -145,7 +145,7 @@ def test_a_config_map_is_followed_through_its_symlinks(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.symlink_to("..data/config.yaml")
     taken = Taken()
-    watcher = Watcher(path, Loaded(WorkerConfig.load(path), content_hash(START)), taken.take)
+    watcher = ConfigWatcher(path, Loaded(WorkerConfig.load(path), content_hash(START)), taken.take)
 
     publish("v2", START.replace("reservedPercent: 10", "reservedPercent: 40"))
 

@@ -5,17 +5,17 @@ from dataclasses import replace
 import pytest
 
 from ballast_policy.request import RequestClass
-from ballast_worker.status import Rates
+from ballast_worker.status import SmoothedRates
 
 
 @pytest.fixture
 def sample(serving):
     """Feed a second of made-up work at a time into fresh rates."""
     stats = serving.worker.engine.stats()
-    rates = Rates()
+    rates = SmoothedRates()
     seen = {"now": 0.0, "items": 0, "tokens": 0}
 
-    def feed(items: int, tokens: int, *, waiting: int) -> Rates:
+    def feed(items: int, tokens: int, *, waiting: int) -> SmoothedRates:
         seen["now"] += 1
         seen["items"] += items
         seen["tokens"] += tokens

@@ -60,7 +60,8 @@ def test_an_http_request_suspends_the_offline_step_in_flight(serve, make_config)
         metrics = client.get("/metrics").text
         ended: list = []
         while not ended:
-            ended = serving.worker.loop.ended.get(timeout=60)
+            assert serving.worker.loop.wait_as_feeder(60)
+            ended = serving.worker.loop.take_ended()
 
     assert answer.status_code == 200
     assert answer.json()["usage"]["completion_tokens"] >= 1

@@ -105,7 +105,7 @@ def test_who_is_named_by_an_api_key_is_not_told_of_a_header(tmp_path: Path) -> N
         tenancy.caller({b"authorization": b"Bearer sk-1", b"x-llm-d-inference-fairness-id": b"a"})
 
     assert caught.value.status == 403
-    assert "'team-b' is not declared in this deployment: the API key names it" in caught.value.message
+    assert "'team-b' is not declared in this deployment: the API key belongs to it" in caught.value.message
     assert "header" not in caught.value.message
 
 
@@ -136,8 +136,8 @@ def test_a_header_that_means_nothing_gets_400_and_says_what_was_wanted(header: b
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "holds no mapping"),
-        ("[a]", "holds no mapping"),
+        ("", "is not a mapping"),
+        ("[a]", "is not a mapping"),
         ("a: [secret-key", "cannot be read (ParserError)"),
         ("1: team", "Entry 1"),
         ("ok: team\nkey: 5", "Entry 2"),

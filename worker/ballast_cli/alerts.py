@@ -1,4 +1,4 @@
-"""`ballast alerts`: the alert rules of a resource, for a Prometheus that reads files."""
+"""`ballast alerts`: the alert rules of a resource, for a Prometheus that reads rules files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ballast_cli.errors import Usage
 EXAMPLES = examples(
     "ballast alerts chat -n inference > chat.rules.yaml   # from the cluster",
     "ballast alerts -f chat.yaml | promtool check rules",
-    "ballast alerts -f chat.yaml --match 'job=\"chat\"'     # where the scrape sets other labels",
+    "ballast alerts -f chat.yaml --match 'job=\"chat\"'     # if the scrape sets other labels",
 )
 
 
@@ -25,14 +25,20 @@ def alerts(
         str | None, typer.Argument(metavar="NAME", help="An InferenceDeployment in the cluster.", show_default=False)
     ] = None,
     file: Annotated[
-        Path | None, typer.Option("--file", "-f", metavar="FILE", help="Read it from YAML; - is standard input.")
+        Path | None,
+        typer.Option("--file", "-f", metavar="FILE", help="YAML file with the resource; - is standard input."),
     ] = None,
     namespace: Annotated[
-        str | None, typer.Option("--namespace", "-n", help="Namespace.", show_default="as kubectl has it, or the file")
+        str | None,
+        typer.Option(
+            "--namespace", "-n", help="Namespace.", show_default="that of the kubeconfig's context or of the file"
+        ),
     ] = None,
     match: Annotated[
         str | None,
-        typer.Option(help="PromQL matchers of the scraped workers.", show_default='namespace="...",service="NAME"'),
+        typer.Option(
+            help="PromQL label matchers of the scraped workers.", show_default='namespace="...",service="NAME"'
+        ),
     ] = None,
     runbooks: Annotated[
         str | None,
@@ -45,9 +51,10 @@ def alerts(
     """
     if (name is None) == (file is None):
         raise Usage(
-            "wanted either the NAME of a resource in the cluster or a FILE (-f), found " + ("both" if name else "none")
+            f"Found {'both NAME and FILE' if name else 'neither NAME nor FILE'}: give the NAME of a resource in the "
+            "cluster, or a FILE (-f)"
         )
-    # The resource's model takes longer to build than any other verb to start.
+    # Building the resource's model takes longer than the start of any other command.
     from ballast_api.alerts import rule_groups  # noqa: PLC0415
     from ballast_cli.manifests import from_cluster, from_file  # noqa: PLC0415
 
@@ -57,7 +64,7 @@ def alerts(
 
 
 class _Plain(yaml.SafeDumper):
-    """Writes a value again where it comes again: people read the rules."""
+    """Writes repeated values in full, because people read the rules."""
 
     def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002  the base class's form
         return True

@@ -1,4 +1,4 @@
-"""`ballast explain`: why a resource is not ready, or a job waits, in the words of operator, workers and queue."""
+"""`ballast explain`: why a resource is not ready or a job waits, as operator, workers and queue report it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ballast_cli.get import condition
 from ballast_queue.errors import JobNotFound
 from ballast_queue.job import Job
 from ballast_worker.forecast import duration
-from ballast_worker.waiting import Scene, why
+from ballast_worker.waiting_reasons import Scene, why
 
 if TYPE_CHECKING:
     from ballast_queue.redis_store import Queue
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 EXAMPLES = examples(
     "ballast explain job-1f3a",
     "ballast explain chat",
-    "ballast explain chat -n inference --redis-url redis://127.0.0.1:6379  # and its jobs, through a port-forward",
+    "ballast explain chat -n inference --redis-url redis://127.0.0.1:6379  # with its jobs",
 )
-WISHED = {
+HEALTHY = {
     ConditionType.READY: "True",
     ConditionType.PROGRESSING: "False",
     ConditionType.DEGRADED: "False",
@@ -37,10 +37,10 @@ WISHED = {
     ConditionType.SLO_MET: "True",
     ConditionType.DEADLINE_AT_RISK: "False",
 }
-"""What each condition says when all is well."""
+"""The status of each condition of a healthy resource."""
 LAST_EVENTS = 8
 MOST_JOBS = 5
-"""Of a resource's queue."""
+"""Jobs of a resource's queue that are explained."""
 
 
 def explain(
@@ -52,28 +52,28 @@ def explain(
     password_file: PasswordFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say why a job waits; or why a resource is not ready, what is not as promised, and what happened to it.
+    """Explain why a job waits, or why a resource is not ready, which promises it breaks, and its last Events.
 
-    A name is looked up among the jobs where a queue is at hand (a running `ballast up`, or --redis-url), then in the
-    cluster. Of a resource the jobs are explained too where --redis-url leads to its queue.
+    The command first looks for a job of this name if it knows a queue (from a running `ballast up`, or --redis-url),
+    then for a resource in the cluster. With --redis-url, it also explains the jobs of the resource.
     """
     place = Place.of(redis_url, queue, password_file) if redis_url or Running.read() is not None else None
-    away: Unreachable | None = None
+    unreachable: Unreachable | None = None
     try:
         if place is not None and _explain_job(place, name, as_json=as_json):
             return
     except Unreachable as error:
-        away = error  # a resource can be explained all the same
-    found = _resource(name, namespace, place, away)
+        unreachable = error  # a resource needs no queue
+    found = _resource(name, namespace, place, unreachable)
     happened = events(found)
     jobs: list[tuple[Job, list[str]]] = []
-    if away is not None:
-        say(f"ballast: its jobs are not explained: {away}")
+    if unreachable is not None:
+        say(f"ballast: cannot explain the jobs of the resource: {unreachable}")
     elif redis_url and place is not None:
         jobs = _jobs(place, queue or queue_of(found))
     if as_json:
-        told = [{"job": job.model_dump(mode="json"), "because": because} for job, because in jobs]
-        print_json({"version": 1, "resource": found, "events": happened, "jobs": told})
+        explained = [{"job": job.model_dump(mode="json"), "because": because} for job, because in jobs]
+        print_json({"version": 1, "resource": found, "events": happened, "jobs": explained})
         return
     for line in lines(found, happened, datetime.now(UTC)):
         typer.echo(line)
@@ -83,20 +83,20 @@ def explain(
             typer.echo(f"    {sentence}")
 
 
-def _resource(name: str, namespace: str | None, place: Place | None, away: Unreachable | None) -> Json:
-    """The resource of that name; where there is none, say of the jobs, too, why it was not found there."""
+def _resource(name: str, namespace: str | None, place: Place | None, unreachable: Unreachable | None) -> Json:
+    """Return the resource of that name. If there is none, the error also covers the search among the jobs."""
     try:
         return resource(name, namespace)
     except CliError as error:
-        if away is not None:
-            raise away from None
+        if unreachable is not None:
+            raise unreachable from None
         if place is None:
-            raise type(error)(f"{error}; for a job, add --redis-url and --queue") from None
-        raise NotFound(f"{error}; nor is there such a job in queue {place.queue}") from None
+            raise type(error)(f"{error}. To explain a job, add --redis-url and --queue") from None
+        raise NotFound(f"{error}. Queue {place.queue} has no such job either") from None
 
 
 def _explain_job(place: Place, job_id: str, *, as_json: bool) -> bool:
-    """Explain the job of that id; False where there is none."""
+    """Explain the job of that id. Return False if it does not exist."""
     with open_queue(place) as connected:
         try:
             job = connected.jobs.get(job_id)
@@ -113,7 +113,7 @@ def _explain_job(place: Place, job_id: str, *, as_json: bool) -> bool:
 
 
 def _jobs(place: Place, queue: str) -> list[tuple[Job, list[str]]]:
-    """Jobs of a queue of which something waits, the oldest first, and why."""
+    """Return the jobs with waiting items, the oldest first, and why they wait."""
     with open_queue(replace(place, queue=queue)) as connected:
         seen = scene(connected)
     waiting = sorted((job for job in seen.active if job.counts.waiting), key=lambda job: (job.created, job.id))
@@ -121,7 +121,7 @@ def _jobs(place: Place, queue: str) -> list[tuple[Job, list[str]]]:
 
 
 def scene(queue: Queue) -> Scene:
-    """Everything that tells why a job of this queue waits."""
+    """Return the state of a queue that explains why its jobs wait."""
     return Scene(
         stats=queue.stats(),
         workers=queue.workers.statuses(),
@@ -132,38 +132,38 @@ def scene(queue: Queue) -> Scene:
 
 
 def job_line(job: Job) -> str:
-    """A job in one line."""
+    """Return a job in one line."""
     counts = job.counts
     figures = f"{counts.done:,} of {counts.total:,} items done, {counts.leased:,} with workers, {counts.waiting:,} wait"
     return f"{job.id}: {job.state.value}, tenant {job.tenant}, priority {job.priority}; {figures}"
 
 
 def queue_of(manifest: Json) -> str:
-    """The queue of a resource."""
+    """Return the queue of a resource."""
     metadata = manifest["metadata"]
     named = manifest["spec"].get("offline", {}).get("queue")
     return str(named or f"{metadata['namespace']}/{metadata['name']}")
 
 
 def lines(manifest: Json, happened: list[Json], now: datetime) -> Iterator[str]:
-    """The answer, what is wrong first."""
+    """Yield the explanation of a resource, problems first."""
     metadata, status = manifest["metadata"], manifest.get("status", {})
     yield f"{metadata['namespace']}/{metadata['name']}: {manifest['spec']['model']['uri']}"
     seen, wanted = status.get("observedGeneration", 0), metadata.get("generation", 0)
     if metadata.get("deletionTimestamp"):
-        yield f"  is being deleted since {ago(metadata['deletionTimestamp'], now)}"
+        yield f"  has been terminating for {ago(metadata['deletionTimestamp'], now)}"
     if seen < wanted:
-        yield f"  The operator has not taken up generation {wanted} (last: {seen or 'none'}). Does it run?"
-    reported = [(kind, condition(manifest, kind)) for kind in WISHED]
-    wrong = [(kind, each) for kind, each in reported if each and each["status"] != WISHED[kind]]
-    well = [(kind, each) for kind, each in reported if each and each["status"] == WISHED[kind]]
+        yield f"  The operator has not observed generation {wanted} yet (last: {seen or 'none'}); check that it runs"
+    reported = [(kind, condition(manifest, kind)) for kind in HEALTHY]
+    wrong = [(kind, each) for kind, each in reported if each and each["status"] != HEALTHY[kind]]
+    well = [(kind, each) for kind, each in reported if each and each["status"] == HEALTHY[kind]]
     for mark, group in (("!", wrong), (" ", well)):
         for kind, each in group:
             yield f"{mark} {kind}: {each['status']} ({each['reason']}) for {ago(each['lastTransitionTime'], now)}"
             yield f"    {each['message']}"
     scaling = status.get("scaling")
     if scaling:
-        yield f"  Scaling: {scaling['replicas']} replicas, because {scaling['because']}"
+        yield f"  Scaling: {scaling['replicas']} replicas: {scaling['because']}"
     if happened:
         yield "  Last events:"
     for event in happened[-LAST_EVENTS:]:
@@ -171,5 +171,5 @@ def lines(manifest: Json, happened: list[Json], now: datetime) -> Iterator[str]:
 
 
 def ago(timestamp: str, now: datetime) -> str:
-    """How long since an RFC 3339 time."""
+    """Return the time since an RFC 3339 timestamp."""
     return duration(max(0.0, (now - datetime.fromisoformat(timestamp)).total_seconds()))

@@ -21,21 +21,23 @@ RIGHT = ("REPLICAS", "ONLINE", "OFFLINE")
 def get(
     *,
     namespace: Namespace = None,
-    everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Of all namespaces.")] = False,
+    everywhere: Annotated[
+        bool, typer.Option("--all-namespaces", "-A", help="List the resources of all namespaces.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List InferenceDeployments: whether they serve, and the slots that online and offline work have."""
+    """List InferenceDeployments, whether they are ready, and their slots for online and offline work."""
     found = resources(namespace, everywhere=everywhere)
     if as_json:
         print_json({"version": 1, "resources": found})
     elif not found:
-        say("No InferenceDeployments" + (" in the cluster." if everywhere else " there; -A looks in all namespaces."))
+        say("No InferenceDeployments found" + (" in the cluster." if everywhere else "; -A lists all namespaces."))
     else:
         print_table(COLUMNS, [row(each) for each in found], right=RIGHT)
 
 
 def row(manifest: Json) -> tuple[str, ...]:
-    """A resource as a line of the table."""
+    """Return the table row of a resource."""
     spec, status = manifest["spec"], manifest.get("status", {})
     slots = status.get("slots", {})
     ready = condition(manifest, ConditionType.READY)
@@ -52,6 +54,6 @@ def row(manifest: Json) -> tuple[str, ...]:
 
 
 def condition(manifest: Json, kind: ConditionType) -> Json:
-    """A condition of the status; empty where the operator has not reported it."""
+    """Return a condition of the status; empty if the operator has not reported it."""
     reported = manifest.get("status", {}).get("conditions", ())
     return next((each for each in reported if each["type"] == kind), {})

@@ -1,5 +1,5 @@
 """The continuous-batching engine: `schedule() -> Batch`, `run(Batch) -> tokens`, `finish(tokens)`.
 
-Law: only `executor` and what it calls touch tensors; everything else is plain Python and is tested without torch.
-The engine executes plans of `ballast_policy` and decides nothing about who runs.
+Law: only `executor` and the modules that it calls use tensors. All other modules are plain Python and are tested
+without torch. The engine carries out the plans of `ballast_policy` and never decides which requests run.
 """

@@ -1,4 +1,4 @@
-"""One step's work as flat arrays: the only thing that the executor sees of it."""
+"""The work of one step as flat arrays: all that the executor knows of it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ Ints = NDArray[np.int64]
 
 
 class SampleRow(NamedTuple):
-    """A request of the batch whose next token is drawn from this step's logits."""
+    """A request whose next token is sampled from the logits of this step."""
 
     sampling: SamplingParams
     position: int
-    """Index of the token to draw, counted from the start of the prompt."""
+    """Index of the new token, from the start of the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A flat mixed batch: decode tokens and prefill chunks together, requests one behind the other.
+    """A flat mixed batch of decode tokens and prefill chunks, request after request.
 
-    n tokens in all, r requests, s of them sample. Requests are ordered so that decodes (one token) come first:
-    the first `num_decodes` requests have exactly one token each.
+    It has n tokens of r requests; s requests sample. The first `num_decodes` requests decode one token each.
     """
 
     token_ids: Ints
@@ -38,13 +37,13 @@ class Batch:
     query_start: Ints
     """[r + 1] first row of each request in the flat arrays."""
     context_lens: Ints
-    """[r] tokens that each request attends to at the end of its rows: computed before plus computed now."""
+    """[r] tokens that the last row of each request attends to: computed before plus computed now."""
     block_table: Ints
     """[r, widest] block ids of each request, padded with 0."""
     sample_rows: Ints
     """[s] rows of the flat arrays whose logits are sampled."""
     samples: tuple[SampleRow, ...]
-    """[s] how each of them is sampled."""
+    """[s] how each of these rows is sampled."""
     num_decodes: int
 
     @property

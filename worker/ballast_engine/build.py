@@ -1,8 +1,7 @@
-"""From options to an engine that is loaded, sized and warm."""
+"""Build an engine from options: load the model, size its KV, and warm it up."""
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,17 +15,18 @@ from ballast_engine.options import EngineOptions
 from ballast_engine.request import GenerationRequest, SamplingParams
 from ballast_engine.static import StaticBatch
 from ballast_engine.tokenizer import Tokenizer
+from ballast_log import Log
 from ballast_policy.host import Planner
 from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import PolicyConfig
 from ballast_policy.step.planner import plan
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 MOST_SLOTS = {"cpu": 64, "cuda": 256}
 MEMORY_SHARE = {"cpu": 0.5, "cuda": 0.9}
 CONTEXT_PER_SLOT = 256
-"""Without a number of slots, each gets KV for at least so many tokens (or the whole context, where that is less)."""
+"""If `slots` is not set, each slot gets KV for this many tokens, or for the whole context if that is less."""
 
 
 def build_engine(
@@ -38,7 +38,7 @@ def build_engine(
     planner: Planner = plan,
     wrap: Callable[[Runner], Runner] = lambda executor: executor,
 ) -> BallastEngine:
-    """Load the model, lay out its KV, and warm it up.
+    """Load the model, allocate its KV pages, and warm it up.
 
     Args:
         options: how the engine is built
@@ -81,24 +81,26 @@ def build_engine(
     started = time.perf_counter()
     warm_up(engine)
     log.info(
-        "engine ready: slots=%d kv_blocks=%d kv_mebibytes=%d context=%d warm_up_seconds=%.2f",
-        slots,
-        num_blocks,
-        num_blocks * executor.kv_bytes_per_block >> 20,
-        engine.max_tokens,
-        time.perf_counter() - started,
+        "engine ready",
+        slots=slots,
+        kv_blocks=num_blocks,
+        kv_mebibytes=num_blocks * executor.kv_bytes_per_block >> 20,
+        context=engine.max_tokens,
+        warm_up_seconds=time.perf_counter() - started,
     )
     return engine
 
 
 def _size(options: EngineOptions, loaded: LoadedModel) -> tuple[EngineOptions, int]:
-    """Settle slots, context and KV blocks, each from what is given and else from the other two and the memory."""
+    """Return the options with slots and context set, and the number of KV blocks.
+
+    A value that is not given follows from the others and from the free memory.
+    """
     kind, size = loaded.device.type, options.block_tokens
     longest = loaded.config.max_positions
     if options.max_model_len is not None and options.max_model_len > longest:
         raise InvalidOptions(
-            f"A context of {options.max_model_len} tokens was asked for; the checkpoint was made for {longest}: lower "
-            "maxModelLen."
+            f"maxModelLen is {options.max_model_len} tokens, but the checkpoint supports {longest}: lower maxModelLen."
         )
     context = options.max_model_len or longest
     most_slots = options.slots or MOST_SLOTS[kind]
@@ -112,18 +114,18 @@ def _size(options: EngineOptions, loaded: LoadedModel) -> tuple[EngineOptions, i
     capacity = num_blocks * size
     if capacity < min(context, 2 * size) or (options.max_model_len is not None and capacity < context):
         raise InvalidOptions(
-            f"{memory >> 20} MiB for KV hold {capacity} tokens, and one request may need {context}: give more memory "
-            "(kvMemoryMebibytes) or lower maxModelLen."
+            f"{memory >> 20} MiB of KV memory hold {capacity} tokens, but one request may need {context}: increase "
+            "kvMemoryMebibytes or lower maxModelLen."
         )
     if capacity < context:
-        log.warning("context shortened to what KV memory holds: wanted=%d holds=%d", context, capacity)
+        log.warning("context shortened because KV memory is too small", wanted=context, context=capacity)
         context = capacity
     slots = options.slots or max(1, min(most_slots, capacity // min(context, CONTEXT_PER_SLOT)))
     return replace(options, slots=slots, max_model_len=context), num_blocks
 
 
 def _free_memory(kind: str) -> int:
-    """Bytes that may still be taken: of the GPU, or of this machine and the control group it runs in."""
+    """Return the free bytes of the GPU, or of this machine and its control group."""
     if kind == "cuda":
         import torch  # noqa: PLC0415 -- only here, and only with a GPU
 
@@ -135,7 +137,7 @@ def _free_memory(kind: str) -> int:
         if limit != "max":
             free.append(int(limit) - int((group / "memory.current").read_text(encoding="ascii")))
     except OSError:
-        pass  # no control group of the second version: the machine's figure stands
+        pass  # no control group v2: the limit is that of the machine
     return max(0, min(free))
 
 
@@ -143,24 +145,24 @@ def _meminfo(name: str) -> int:
     for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
         if line.startswith(name + ":"):
             return int(line.split()[1]) * 1024
-    raise InvalidOptions(f"/proc/meminfo has no {name}: give the memory for KV yourself (kvMemoryMebibytes).")
+    raise InvalidOptions(f"/proc/meminfo has no {name}: set kvMemoryMebibytes.")
 
 
 def warm_up(engine: BallastEngine, seconds: float = 2.0) -> None:
-    """Run batches of several shapes, so that the first request is not slow and the cost model has its first samples.
+    """Run batches of several shapes. The first request is then not slow, and the cost model has its first samples.
 
-    What they leave in the prefix cache is forgotten, and they are not counted.
+    Afterwards, reset the prefix cache and the counters.
     """
     policy = engine.policy
     end = time.perf_counter() + seconds
-    room = engine.max_tokens - 2
-    shapes = [(1, 1), (policy.slots, 8), (1, min(room, policy.chunk_tokens)), (max(1, policy.slots // 4), 64)]
-    for turn, (num_requests, wanted) in enumerate(shapes * 3):
-        num_prompt = max(1, min(wanted, room, policy.num_blocks * policy.block_tokens // num_requests - 8))
+    longest = engine.max_tokens - 2
+    shapes = [(1, 1), (policy.slots, 8), (1, min(longest, policy.chunk_tokens)), (max(1, policy.slots // 4), 64)]
+    for batch, (num_requests, wanted) in enumerate(shapes * 3):
+        num_prompt = max(1, min(wanted, longest, policy.num_blocks * policy.block_tokens // num_requests - 8))
         for i in range(num_requests):
             engine.submit(
                 GenerationRequest(
-                    request_id=f"warm-up-{turn}-{i}",
+                    request_id=f"warm-up-{batch}-{i}",
                     prompt=tuple(1 + (i + j) % 7 for j in range(num_prompt)),
                     sampling=SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True),
                     request_class=RequestClass.OFFLINE,

@@ -1,10 +1,12 @@
-"""A model's chat template, run in a sandbox: the template comes with the model, the messages from users."""
+"""Render chats with a model's template, in a sandbox: the template comes with the model, the messages from users."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes
@@ -16,7 +18,7 @@ from ballast_engine.errors import InvalidChat, InvalidCheckpoint
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks the assistant's words for training; for serving it is its body."""
+    """`{% generation %}` marks the assistant's text for training. For serving, only its body matters."""
 
     tags = {"generation"}  # noqa: RUF012 -- the base class declares a set
 
@@ -25,14 +27,37 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+_CALL, _RESULT, _CALL_ID = "ballast_probe_call", "ballast_probe_result", "ballast01"
+"""Names for a test of a template. Some templates accept only ids of nine characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class _ToolSupport:
+    has_calls: bool
+    """The template renders `tool_calls`."""
+    has_results: bool
+    """The template renders messages of role `tool`."""
+    no_content: str | None
+    """The content that the template expects in a message with calls and without text."""
+
+
+def _conversation_with_a_call(no_content: str | None) -> list[dict[str, Any]]:
+    call = {"id": _CALL_ID, "type": "function", "function": {"name": _CALL, "arguments": {"of": "probe"}}}
+    return [
+        {"role": "user", "content": "probe"},
+        {"role": "assistant", "content": no_content, "tool_calls": [call]},
+        {"role": "tool", "content": _RESULT, "tool_call_id": _CALL_ID},
+    ]
+
+
 class ChatTemplate:
-    """A compiled template; rendering is safe from several threads."""
+    """A compiled template. Several threads may render it."""
 
     def __init__(self, source: str, origin: str, special_tokens: Mapping[str, str]) -> None:
-        """Compile it.
+        """Compile a template.
 
         Raises:
-            InvalidCheckpoint: it is no Jinja template.
+            InvalidCheckpoint: the source is no Jinja template.
         """
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
@@ -47,41 +72,71 @@ class ChatTemplate:
             raise InvalidCheckpoint(f"The chat template in {origin} cannot be compiled: {error}") from error
 
     def render(self, messages: Iterable[Mapping[str, Any]], options: Mapping[str, object]) -> str:
-        """Write the conversation as the model was trained to read it, ready for the assistant's turn.
+        """Return the conversation as the model was trained to read it, ready for the assistant's next message.
 
         Raises:
-            InvalidChat: a message that is not text, or one that the template refuses.
+            InvalidChat: a message is not text, or the template cannot render it.
         """
         conversation = [{**message, "content": _text(message.get("content"))} for message in messages]
+        has_calls = any(message.get("tool_calls") for message in conversation)
+        if has_calls:
+            conversation = [
+                message if message["content"] is not None else {**message, "content": self._tools.no_content}
+                for message in conversation
+            ]
+        text = self._render(conversation, options)
+        if has_calls and not self._tools.has_calls:
+            raise InvalidChat("The model's chat template does not render tool_calls: leave these messages out.")
+        if not self._tools.has_results and any(message["role"] == "tool" for message in conversation):
+            raise InvalidChat("The model's chat template does not render the role 'tool': leave these messages out.")
+        return text
+
+    @cached_property
+    def _tools(self) -> _ToolSupport:
+        """What the template renders of a conversation with a tool call."""
+        for no_content in (None, ""):
+            try:
+                text = self._render(_conversation_with_a_call(no_content), {})
+            except InvalidChat:
+                continue
+            if _CALL in text and "None" not in text:
+                return _ToolSupport(has_calls=True, has_results=_RESULT in text, no_content=no_content)
+        try:
+            text = self._render(_conversation_with_a_call("")[-1:], {})
+        except InvalidChat:
+            text = ""
+        return _ToolSupport(has_calls=False, has_results=_RESULT in text, no_content=None)
+
+    def _render(self, conversation: list[dict[str, Any]], options: Mapping[str, object]) -> str:
         try:
             return self._template.render(
                 {
                     **self._special_tokens,
+                    **options,
                     "messages": conversation,
                     "add_generation_prompt": True,
                     "tools": None,
                     "documents": None,
-                    **options,
                 }
             )
-        except (
-            Exception
-        ) as error:  # a template is a program of the model's author: whatever it raises is about the chat
-            raise InvalidChat(f"The model's chat template does not take these messages: {error}") from error
+        except Exception as error:  # a template is a program of the model's author: any error of it is about the chat
+            raise InvalidChat(f"The model's chat template cannot render these messages: {error}") from error
 
 
 def _text(content: object) -> object:
-    """Join OpenAI's list of content parts; templates of text models want one string."""
+    """Join OpenAI's list of content parts, because templates of text models expect one string."""
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise InvalidChat(f"A message's content is {type(content).__name__}; wanted a string or a list of text parts.")
+        raise InvalidChat(
+            f"The content of a message is {type(content).__name__}, expected a string or a list of text parts."
+        )
     texts = []
     for part in content:
         text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
         if not isinstance(text, str):
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-            raise InvalidChat(f"A message has a content part of type {kind!r}; this model takes text parts only.")
+            raise InvalidChat(f"A message has a content part of type {kind!r}, but this model accepts only text parts.")
         texts.append(text)
     return "\n".join(texts)
 
@@ -93,7 +148,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,  # noqa: FBT001, FBT002 -- templates pass it by position
 ) -> str:
-    """Jinja's own `tojson` escapes for HTML, which no model was trained on."""
+    """Return JSON without the HTML escapes of Jinja's own `tojson`, on which no model was trained."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -102,4 +157,4 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)  # noqa: DTZ005 -- templates ask for the local date, as transformers gives
+    return datetime.now().strftime(pattern)  # noqa: DTZ005 -- templates expect the local date, as in transformers

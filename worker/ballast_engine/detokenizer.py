@@ -1,9 +1,9 @@
-"""Tokens to text while they come: never half a character, and nothing that a stop string may still take back.
+"""Turn tokens into text as they arrive: whole characters only, and no text that a stop string may still remove.
 
-A text does not depend on how its tokens were grouped into calls, so a streamed answer, one detokenized at its end and
-one that another worker went on with are equal. With byte-level BPE it equals `Tokenizer.decode` of all tokens.
-SentencePiece differs in two points, for the better: a continuation keeps its leading blank, and where byte tokens form
-no valid UTF-8 only the wrong bytes are replaced, not the whole run.
+The text does not depend on how its tokens are grouped into calls. A streamed answer, an answer detokenized at its end,
+and an answer that another worker continued are therefore equal. With byte-level BPE the text equals `Tokenizer.decode`
+of all tokens. With SentencePiece it differs in two points: a continuation keeps its leading blank, and of byte tokens
+that are no valid UTF-8 only the wrong bytes are replaced.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from codecs import getincrementaldecoder
 from collections.abc import Iterable, Sequence
 
-from ballast_engine.pieces import Pieces
+from ballast_engine.token_bytes import TokenBytes
 
 _Utf8 = getincrementaldecoder("utf-8")
 
@@ -20,18 +20,18 @@ class Detokenizer:
     """The text of one answer."""
 
     def __init__(
-        self, pieces: Pieces, *, prompt: Sequence[int] = (), stop: Sequence[str] = (), keep_stop: bool = False
+        self, pieces: TokenBytes, *, prompt: Sequence[int] = (), stop: Sequence[str] = (), keep_stop: bool = False
     ) -> None:
-        """Begin behind `prompt`.
+        """Start after a prompt.
 
         Args:
-            pieces: what each token contributes
-            prompt: what stands before; decides whether a leading blank belongs to the answer
+            pieces: the bytes of each token
+            prompt: the tokens before the answer; they decide whether a leading blank belongs to the answer
             stop: texts that end the answer; none may be empty
-            keep_stop: leave the stop string in the text
+            keep_stop: keep the stop string in the text
         """
         self.is_stopped = False
-        """A stop string is complete; nothing more is produced."""
+        """Whether a stop string is complete. No more text follows."""
         self._pieces = pieces
         self._utf8 = _Utf8(errors="replace")
         self.has_stop = bool(stop)
@@ -41,14 +41,14 @@ class Detokenizer:
         self._strips_blank = pieces.strips_first_blank and not any(pieces[token] for token in prompt)
 
     def add(self, token_ids: Iterable[int]) -> str:
-        """Take tokens in and give out the text that is settled by them."""
+        """Add tokens and return the text that is final now."""
         if self.is_stopped:
             return ""
         pieces = self._pieces
         return self._settle(self._utf8.decode(b"".join([pieces[token] for token in token_ids])))
 
     def end(self) -> str:
-        """Give out what was held back; bytes that never became a character are replaced."""
+        """Return the text that was held back. Bytes that form no character are replaced."""
         if self.is_stopped:
             return ""
         rest = self._settle(self._utf8.decode(b"", final=True))
@@ -62,7 +62,7 @@ class Detokenizer:
         if not self.has_stop or not text:
             return text
         text = self._held + text
-        # The stop string that is complete first counts, so that the cut does not depend on how tokens were grouped.
+        # The first complete stop string counts, so that the cut does not depend on how tokens are grouped.
         ends = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
         if ends:
             end, begin = min(ends)
@@ -75,7 +75,7 @@ class Detokenizer:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that `stop` begins with."""
+    """Return the length of the longest end of `text` that `stop` starts with."""
     for length in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:length]):
             return length

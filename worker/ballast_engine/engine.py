@@ -1,15 +1,14 @@
 """The continuous-batching engine: one step is `schedule() -> Batch`, `run`, `finish`.
 
-The policy decides who runs; the engine carries the plan out and says what came of it. One thread calls `step`; the
-other methods may be called from any thread.
+The policy decides which requests run. The engine carries out the plan and reports the result. One thread calls `step`;
+any thread may call the other methods.
 
-A step whose plan allows it may be suspended between two layers when an online request comes in: a step for newcomers
-is nested in it and their first tokens are given out; the next call of `step` goes on where the suspended one stood.
+If its plan allows it, a step is suspended between two layers when an online request arrives. The engine nests a step
+for the new requests in it and returns their first tokens. The next call of `step` resumes the suspended step.
 """
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
@@ -17,34 +16,36 @@ from math import inf
 from typing import Protocol
 
 from ballast_engine.batch import Batch, Ints
+from ballast_engine.block_tables import BlockTables
+from ballast_engine.counters import EngineCounters
 from ballast_engine.errors import IntegrityError
-from ballast_engine.flight import Flight
 from ballast_engine.footprint import Footprint
-from ballast_engine.intake import Abort, Command, Configure, GiveBack, Inbox, Intake, Submit, Vocabulary
+from ballast_engine.inbox import Abort, Command, Configure, GiveBack, Inbox, Submit
 from ballast_engine.kv import BlockPool
-from ballast_engine.meter import Meter
 from ballast_engine.options import EngineOptions
 from ballast_engine.request import FinishReason, GenerationRequest, Output
-from ballast_engine.residency import Residency
-from ballast_engine.scheduler import Scheduler, Step
+from ballast_engine.resident_kv import ResidentKv
+from ballast_engine.running_step import RunningStep
+from ballast_engine.scheduler import DispatchedStep, Scheduler
 from ballast_engine.sequence import Sequence
+from ballast_engine.sequence_builder import SequenceBuilder, Vocabulary
 from ballast_engine.stats import NO_STEP, EngineStats, StepKind, StepRecord
 from ballast_engine.suspension import Interrupt, Suspended
-from ballast_engine.tables import Tables
+from ballast_log import Log
 from ballast_policy.host import Host, NestedPlanner, Planner
 from ballast_policy.request import Request, RequestClass
 from ballast_policy.snapshot import PolicyConfig
 from ballast_policy.step.planner import plan
 from ballast_policy.step.suspension import plan_nested
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 STALL_SECONDS = 0.005
-"""How soon an engine looks again that could run nothing, unless the plan says when."""
+"""How soon a stalled engine plans again, unless the plan states when."""
 
 
 class Runner(Protocol):
-    """The tensor half."""
+    """The tensor half of the engine."""
 
     @property
     def num_blocks(self) -> int: ...
@@ -63,7 +64,7 @@ class Runner(Protocol):
 
 
 class BallastEngine:
-    """Requests in, tokens out, one step at a time."""
+    """Turn requests into tokens, one step at a time."""
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class BallastEngine:
         self._executor = executor
         self._clock = clock
         capacity = min(executor.max_model_len, executor.num_blocks * executor.block_tokens)
-        self._intake = Intake(
+        self._builder = SequenceBuilder(
             tokenizer,
             vocab_size=executor.vocab_size,
             max_tokens=capacity if options.max_model_len is None else min(capacity, options.max_model_len),
@@ -93,32 +94,32 @@ class BallastEngine:
         self._inbox = Inbox()
         self._by_id: dict[str, Sequence] = {}
         self._scheduler = Scheduler(
-            Residency(
+            ResidentKv(
                 BlockPool(executor.num_blocks, executor.block_tokens, has_prefix_cache=options.prefix_cache),
-                Tables(executor.block_tokens, -(-capacity // executor.block_tokens)),
+                BlockTables(executor.block_tokens, -(-capacity // executor.block_tokens)),
             ),
             policy,
             planner=planner,
             nested_planner=nested_planner,
         )
-        self._meter = Meter()
+        self._counters = EngineCounters()
         self._wait_until = -inf
         self._interrupt = Interrupt()
-        self._suspended: Flight | None = None
+        self._suspended: RunningStep | None = None
 
     @property
     def max_tokens(self) -> int:
-        """Longest prompt and answer together."""
-        return self._intake.max_tokens
+        """The largest number of tokens of prompt and answer together."""
+        return self._builder.max_tokens
 
     @property
     def device(self) -> str:
-        """Where the model computes: `cpu`, or `cuda:0`."""
+        """The device that computes: `cpu`, or `cuda:0`."""
         return self._executor.device
 
     @property
     def footprint(self) -> Footprint:
-        """What the model costs its device."""
+        """What one token of the model costs its device."""
         return self._executor.footprint
 
     @property
@@ -133,141 +134,145 @@ class BallastEngine:
 
     @property
     def policy(self) -> PolicyConfig:
-        """What the policy is told now."""
+        """The policy configuration in force."""
         return self._scheduler.host.config
 
     # From any thread
 
     def submit(self, request: GenerationRequest) -> None:
-        """Take a request in; its outputs come from `step`.
+        """Add a request. Its outputs come from `step`.
 
         Raises:
-            InvalidRequest: it can never be served as it stands; the message is for the user.
+            InvalidRequest: the engine can never serve the request. The message is for the user.
         """
-        sequence = self._intake.make(request, self.policy, self._clock())
+        sequence = self._builder.make(request, self.policy, self._clock())
         self._inbox.claim_id(request.request_id)
         self._inbox.put(Submit(sequence))
         if request.request_class is RequestClass.ONLINE:
             self._interrupt.raise_at(0)
 
     def abort(self, request_id: str) -> None:
-        """End a request before the next plan; one that has ended already is left alone."""
+        """End a request before the next plan. An unknown id is ignored."""
         self._inbox.put(Abort(request_id))
 
     def give_back(self, request_ids: Items[str]) -> None:
-        """End requests with what they generated so far, to go on elsewhere."""
+        """End requests with their generated tokens, so that another engine can continue them."""
         self._inbox.put(GiveBack(tuple(request_ids)))
 
     def configure(self, policy: PolicyConfig) -> None:
-        """Tell the policy something new, in force from the next step on. Sizes of KV stay what they are."""
+        """Use another policy configuration from the next step on. The sizes of KV stay."""
         self._inbox.put(Configure(policy))
 
     def wait(self, timeout: float) -> None:
-        """Sleep until there is something to do, at most `timeout` seconds."""
+        """Sleep until `step` has work, at most `timeout` seconds."""
         if self._inbox or (self._by_id and not self.is_stalled):
             return
         if self._by_id:
-            # A stalled engine has work that the policy holds back: time alone may let it go.
+            # The policy holds back the work of a stalled engine. Time alone may release it.
             held_for = self._wait_until - self._clock()
             timeout = min(timeout, held_for if held_for > 0 else STALL_SECONDS)
         self._inbox.wait(timeout)
 
     @property
     def has_work(self) -> bool:
-        """Whether a request came in that has not ended."""
+        """Whether a submitted request has not ended."""
         return bool(self._inbox.num_ids)
 
     @property
     def is_suspended(self) -> bool:
-        """Whether a step stands still; the next call of `step` goes on with it."""
+        """Whether a step is suspended. The next call of `step` resumes it."""
         return self._suspended is not None
 
     def stats(self) -> EngineStats:
-        """Give all counters; cheap (two of them may be a step apart)."""
-        return self._meter.stats(self._scheduler)
+        """Return all counters. The call is cheap, and two counters may differ by one step."""
+        return self._counters.stats(self._scheduler)
+
+    def num_computed(self, request_id: str) -> int:
+        """Return the tokens of a request that were computed so far; 0 if it is not in the engine."""
+        sequence = self._by_id.get(request_id)
+        return 0 if sequence is None else sequence.request.most_computed
 
     # The engine's thread
 
     def step(self) -> list[Output]:
-        """Do one step and say what it produced; nothing if nothing could run.
+        """Compute one step and return its outputs; none if nothing can run.
 
-        Where the step was suspended, that is what the step nested in it produced; the next call goes on with it.
+        If the step is suspended, the outputs are those of the nested step, and the next call resumes the step.
         """
-        flight, self._suspended = self._suspended, None
+        running, self._suspended = self._suspended, None
         outputs: list[Output] = []
-        if flight is None:
+        if running is None:
             started = self._clock()
-            self._interrupt.clear()  # before looking at the inbox: what is put there later raises it again
+            self._interrupt.clear()  # before the inbox is read: a later request raises it again
             outputs = self._take_in(self._inbox.take(), started)
-            flight = self._begin(started)
-            if flight is None:
+            running = self._begin(started)
+            if running is None:
                 return outputs
-        outputs += self._advance(flight)
-        if flight.suspended is not None:
-            self._suspended = flight
-            outputs += self._nest(flight)
+        outputs += self._advance(running)
+        if running.suspended is not None:
+            self._suspended = running
+            outputs += self._nest(running)
         return outputs
 
-    def _begin(self, started: float) -> Flight | None:
-        """Plan a step and lay it out, if anything can run."""
+    def _begin(self, started: float) -> RunningStep | None:
+        """Plan a step and assemble its batch; return None if nothing can run."""
         if not self._by_id:
             return None
         step = self._scheduler.schedule(started)
-        self._meter.note_plan(step)
+        self._counters.note_plan(step)
         self.is_stalled = not step.members
         self._wait_until = step.plan.wait_until
         if self.is_stalled:
             return None
-        flight = self._lay_out(step, started)
-        flight.seconds_left = step.plan.suspendable_seconds
-        return flight
+        running = self._lay_out(step, started)
+        running.seconds_left = step.plan.suspendable_seconds
+        return running
 
-    def _lay_out(self, step: Step, started: float) -> Flight:
-        return Flight(step, self._scheduler.residency.assemble(step.decodes, step.chunks), started)
+    def _lay_out(self, step: DispatchedStep, started: float) -> RunningStep:
+        return RunningStep(step, self._scheduler.kv.assemble(step.decodes, step.chunks), started)
 
-    def _advance(self, flight: Flight) -> list[Output]:
-        """Compute a step to its end, or to where it is interrupted while it may be."""
+    def _advance(self, running: RunningStep) -> list[Output]:
+        """Compute a step to its end, or until it is interrupted."""
         begun = self._clock()
-        self._scheduler.host.began(flight.step.plan, begun)
+        self._scheduler.host.began(running.step.plan, begun)
         try:
-            drawn = self._compute(flight, self._interrupt if flight.seconds_left > 0 else None)
+            drawn = self._compute(running, self._interrupt if running.seconds_left > 0 else None)
         except Exception as error:
-            flight.suspended = None
-            log.exception("step failed", extra={"requests": len(flight.step.members)})
-            return self._fail(flight.step.members, error)
+            running.suspended = None
+            log.exception("step failed", requests=len(running.step.members))
+            return self._fail(running.step.members, error)
         finally:
             ended = self._clock()
             self._scheduler.host.ended(ended)
-        flight.run_seconds += ended - begun
+        running.run_seconds += ended - begun
         if drawn is None:
             return []
-        outputs = self._finish(flight.step, drawn)
-        self._record(flight)
+        outputs = self._finish(running.step, drawn)
+        self._record(running)
         return outputs
 
-    def _nest(self, flight: Flight) -> list[Output]:
-        """Let newcomers in while a step stands still, and give those their first token for whom there is time.
+    def _nest(self, running: RunningStep) -> list[Output]:
+        """Take in new requests while a step is suspended, and compute as many first tokens as there is time for.
 
-        Whatever else was asked waits for the end of that step, as it would have without its suspension: what it writes
-        its KV to must not change hands.
+        Other commands wait for the end of the suspended step, because its KV blocks must keep their owners.
         """
         started = self._clock()
         self._interrupt.clear()
         newcomers = self._inbox.take_newcomers()
         outputs = self._take_in(newcomers, started)
         if newcomers:
-            step = self._scheduler.nest(started, flight.step, flight.seconds_left)
-            self._meter.note_plan(step)
+            step = self._scheduler.nest(started, running.step, running.seconds_left)
+            self._counters.note_plan(step)
             if step.members:
                 outputs += self._advance(self._lay_out(step, started))
-            flight.stand(self._clock() - started)
+            running.add_suspension(self._clock() - started)
         return outputs
 
     def reset(self) -> None:
-        """Forget cached prefixes and counters, but not what the cost model learned; for an idle engine."""
-        self._scheduler.residency.pool.forget()
+        """Forget cached prefixes and counters, but keep the cost model. Call it on an idle engine."""
+        self._scheduler.kv.pool.forget()
         self._scheduler.host.forget()
-        self._meter = Meter()
+        self._counters = EngineCounters()
         self.last_step = NO_STEP
 
     def _take_in(self, commands: Iterable[Command], now: float) -> list[Output]:
@@ -293,60 +298,63 @@ class BallastEngine:
         found = [self._by_id[request_id] for request_id in request_ids if request_id in self._by_id]
         return [self._end(sequence, reason) for sequence in dict.fromkeys(found)]
 
-    def _compute(self, flight: Flight, interrupt: Interrupt | None) -> list[int] | None:
-        """Run or resume; None where the step stands still."""
-        if flight.suspended is None:
-            tokens = self._executor.run(flight.batch, interrupt)
+    def _compute(self, running: RunningStep, interrupt: Interrupt | None) -> list[int] | None:
+        """Run or resume a step; return None if it is suspended."""
+        if running.suspended is None:
+            tokens = self._executor.run(running.batch, interrupt)
         else:
-            tokens = self._executor.resume(flight.suspended, interrupt)
+            tokens = self._executor.resume(running.suspended, interrupt)
         if isinstance(tokens, Suspended):
-            flight.suspended = tokens
+            running.suspended = tokens
             return None
-        flight.suspended = None
-        if len(tokens) != len(flight.batch.samples):
-            raise RuntimeError(f"the executor gave {len(tokens)} tokens for {len(flight.batch.samples)} requests")
+        running.suspended = None
+        if len(tokens) != len(running.batch.samples):
+            raise RuntimeError(f"the executor returned {len(tokens)} tokens for {len(running.batch.samples)} requests")
         if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._executor.vocab_size:
-            raise RuntimeError(f"the executor gave a token outside the vocabulary of {self._executor.vocab_size}")
+            raise RuntimeError(
+                f"the executor returned a token outside the vocabulary of {self._executor.vocab_size} tokens"
+            )
         drawn: list[int] = tokens.tolist()
         return drawn
 
     def _fail(self, members: Items[Sequence], error: Exception) -> list[Output]:
-        """End everything that took part: what the step left in its blocks is unknown."""
-        self._meter.failed_steps += 1
-        sentence = f"The engine failed while it computed this request ({type(error).__name__}: {error}); send it again."
+        """End every request of the step: the content of its KV blocks is unknown."""
+        self._counters.failed_steps += 1
+        sentence = f"The engine failed while it computed this request ({type(error).__name__}: {error}). Send it again."
         return [self._end(sequence, FinishReason.FAILED, sentence) for sequence in members]
 
-    def _finish(self, step: Step, tokens: Items[int]) -> list[Output]:
-        """Take note of what was computed, and hand each drawn token to its request."""
+    def _finish(self, step: DispatchedStep, tokens: Items[int]) -> list[Output]:
+        """Record what the step computed, and append each new token to its request."""
         outputs = []
         drawn = iter(tokens)
-        residency, host, meter = self._scheduler.residency, self._scheduler.host, self._meter
+        kv, host, counters = self._scheduler.kv, self._scheduler.host, self._counters
         now = self._clock()
         for sequence, num_tokens in [*((sequence, 1) for sequence in step.decodes), *step.chunks]:
             request = sequence.request
-            residency.settle(sequence, num_tokens)
+            kv.settle(sequence, num_tokens)
             is_drawn = request.num_computed == request.num_tokens
-            meter.note_tokens(request, *host.computed(request, num_tokens, now), is_drawn=is_drawn)
+            is_new = request.num_computed > request.most_computed
+            counters.note_tokens(request, *host.computed(request, num_tokens, now), is_generated=is_drawn and is_new)
             if is_drawn:
                 sequence.append(next(drawn))
                 output = self._deliver(sequence)
                 if output is not None:
                     outputs.append(output)
-        meter.note_charges(host.settle())
+        counters.note_charges(host.settle())
         return outputs
 
     def _deliver(self, sequence: Sequence) -> Output | None:
-        """Say what the new token gave: always for a stream; else for the first token and at the end."""
+        """Return the output for a new token: for a stream always, else for the first token and at the end."""
         reason = sequence.find_end()
         if reason is not None:
             return self._end(sequence, reason)
         if sequence.generation.stream:
             sequence.read()
-            return sequence.tell(sequence.take_text())
-        return None if sequence.is_announced else sequence.tell("")
+            return sequence.output(sequence.take_text())
+        return None if sequence.is_announced else sequence.output("")
 
     def _end(self, sequence: Sequence, reason: FinishReason, error: str = "") -> Output:
-        """Take a request out wherever it stands, and write its last output."""
+        """Remove a request, whether it waits or is resident, and return its last output."""
         del self._by_id[sequence.request_id]
         self._inbox.free_id(sequence.request_id)
         is_complete = reason in {FinishReason.STOP, FinishReason.LENGTH}
@@ -355,23 +363,24 @@ class BallastEngine:
         if is_complete:
             sequence.read()
             text = sequence.take_text() + sequence.text.end()
-        output = sequence.tell(text)
+        output = sequence.output(text)
         output.finish_reason = reason
         output.error = error
         if reason is FinishReason.GIVEN_BACK:
             output.generated = sequence.generated
+            output.num_computed = sequence.request.most_computed
         return output
 
-    def _record(self, flight: Flight) -> None:
-        """Learn what the step took, without the time that it stood still: a nested step is a step of its own."""
-        step, work = flight.step, flight.work
-        self._meter.note_step(self._scheduler, flight)
-        seconds = self._clock() - flight.started - flight.seconds_stood
+    def _record(self, running: RunningStep) -> None:
+        """Record the time of a step, without the time of its suspension: a nested step has its own record."""
+        step, work = running.step, running.work
+        self._counters.note_step(self._scheduler, running)
+        seconds = self._clock() - running.started - running.suspended_seconds
         self._scheduler.host.observed(work, seconds)
         self.last_step = StepRecord(
             kind=StepKind.DECODE if not step.chunks else StepKind.MIXED if step.decodes else StepKind.PREFILL,
             seconds=seconds,
-            run_seconds=flight.run_seconds,
+            run_seconds=running.run_seconds,
             predicted_seconds=step.plan.predicted_seconds,
             budget_seconds=step.plan.budget_seconds,
             num_prefill=work.num_prefill,
@@ -379,15 +388,15 @@ class BallastEngine:
             admissions=step.admissions,
             because=step.plan.because,
             is_nested=step.dispatch.is_nested,
-            stood_seconds=flight.seconds_stood,
+            suspended_seconds=running.suspended_seconds,
         )
 
     def check_integrity(self) -> None:
-        """Compare every book with every other one; call it between two steps, in the engine's thread.
+        """Compare all records with one another. Call it between two steps, on the engine's thread.
 
         Raises:
-            IntegrityError: says what does not balance.
+            IntegrityError: the message states what does not balance.
         """
         self._scheduler.check_integrity()
         if set(self._by_id) != {sequence.request_id for sequence in self._scheduler.live.values()}:
-            raise IntegrityError("requests by id and requests by number are not the same")
+            raise IntegrityError("the requests by id differ from the requests by number")

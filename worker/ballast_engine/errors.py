@@ -1,35 +1,35 @@
 """Errors of this package.
 
 EngineError
-├── InvalidRequest         a request that can never be served as it stands
-│   ├── RequestTooLong     its prompt leaves no room for an answer
-│   ├── DuplicateRequest   its id is in use
-│   └── InvalidChat        messages that the model's chat template cannot take, or a model without one
-├── InvalidCheckpoint      a model directory that cannot be loaded
-├── InvalidOptions         an engine that cannot be built as asked
-└── IntegrityError         blocks, slots or counters that do not balance: a defect of this package
+├── InvalidRequest         the engine can never serve the request
+│   ├── RequestTooLong     the prompt leaves no tokens for an answer
+│   ├── DuplicateRequest   the id is in use
+│   └── InvalidChat        the chat template cannot render the messages, or the model has none
+├── InvalidCheckpoint      the model directory cannot be loaded
+├── InvalidOptions         the engine cannot be built with the options
+└── IntegrityError         blocks, slots or counters do not balance: a defect of this package
 """
 
 from __future__ import annotations
 
 
 class EngineError(Exception):
-    """Base of this package's errors; the message says what was found, what was wanted and what to do."""
+    """Base of this package's errors. The message states what was found, what was expected and what to do."""
 
 
 class InvalidRequest(EngineError, ValueError):
-    """A request that can never be served as it stands."""
+    """The engine can never serve the request."""
 
 
 class RequestTooLong(InvalidRequest):
-    """The prompt leaves no room for an answer."""
+    """The prompt leaves no tokens for an answer."""
 
     def __init__(self, num_prompt: int, limit: int) -> None:
         self.num_prompt = num_prompt
         self.limit = limit
         super().__init__(
-            f"The prompt has {num_prompt} tokens; this model serves {limit} tokens of prompt and answer together, and "
-            f"the answer needs at least one: shorten the prompt to {limit - 1} tokens or fewer."
+            f"The prompt has {num_prompt} tokens, but this model serves {limit} tokens of prompt and answer together: "
+            f"shorten the prompt to {limit - 1} tokens or fewer."
         )
 
 
@@ -42,16 +42,16 @@ class DuplicateRequest(InvalidRequest):
 
 
 class InvalidChat(InvalidRequest):
-    """Messages that the model's chat template cannot take, or a model without a chat template."""
+    """The model's chat template cannot render the messages, or the model has no chat template."""
 
 
 class InvalidCheckpoint(EngineError):
-    """A model directory that cannot be loaded."""
+    """The model directory cannot be loaded."""
 
 
 class InvalidOptions(EngineError, ValueError):
-    """An engine that cannot be built as asked."""
+    """The engine cannot be built with the options."""
 
 
 class IntegrityError(EngineError):
-    """Blocks, slots or counters do not balance: a defect of this package, worth a report with its message."""
+    """Blocks, slots or counters do not balance: a defect of this package. Report the message."""

@@ -1,4 +1,7 @@
-"""The tensor half of the engine: a batch goes in, sampled tokens come out. Only it and what it calls touch tensors."""
+"""The tensor half of the engine: compute a batch and sample its tokens.
+
+Only this module and the modules that it calls use tensors.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from ballast_engine.attention.base import AttentionShape
 from ballast_engine.attention.cpu import CpuAttention
 from ballast_engine.attention.sdpa import SdpaAttention
 from ballast_engine.batch import Batch, Ints
+from ballast_engine.device_peak import measure_footprint
 from ballast_engine.errors import InvalidRequest
 from ballast_engine.footprint import Footprint
 from ballast_engine.loader import LoadedModel
@@ -20,24 +24,23 @@ from ballast_engine.models.config import ModelConfig
 from ballast_engine.models.decoder import Decoder
 from ballast_engine.models.native import NativeDecoder
 from ballast_engine.native.library import kernels
-from ballast_engine.peak import measured
 from ballast_engine.sampling import sample
-from ballast_engine.suspension import Course, Interrupt, Suspended, follow, whole
+from ballast_engine.suspension import Computation, Interrupt, Suspended, advance, run_to_end
 
 
 def kv_bytes_per_block(config: ModelConfig, dtype: torch.dtype, block_tokens: int) -> int:
-    """Memory of one block: keys and values of `block_tokens` tokens in all layers."""
+    """Return the memory of one block: keys and values of `block_tokens` tokens in all layers."""
     return 2 * config.num_layers * config.kv_size * block_tokens * dtype.itemsize
 
 
 class _Model(Protocol):
-    def hidden(self, batch: Batch, interrupt: Interrupt | None = None) -> Course[Tensor]: ...
+    def hidden(self, batch: Batch, interrupt: Interrupt | None = None) -> Computation[Tensor]: ...
 
     def logits(self, hidden: Tensor, rows: Ints) -> Tensor: ...
 
 
 class Executor:
-    """A loaded model with its KV pages. Used by one thread."""
+    """A loaded model with its KV pages. One thread uses it."""
 
     def __init__(self, loaded: LoadedModel, *, num_blocks: int, block_tokens: int) -> None:
         config = loaded.config
@@ -47,7 +50,7 @@ class Executor:
         self.vocab_size = config.vocab_size
         self.max_model_len = config.max_positions
         self.device = str(loaded.device)
-        """Where it computes: `cpu`, or `cuda:0`."""
+        """The device that computes: `cpu`, or `cuda:0`."""
         shape = AttentionShape(
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
@@ -64,23 +67,23 @@ class Executor:
 
     @cached_property
     def footprint(self) -> Footprint:
-        """What the model costs this device, which is measured when somebody first asks."""
-        return measured(self._loaded)
+        """What one token of the model costs this device. The first read measures it."""
+        return measure_footprint(self._loaded)
 
     @torch.inference_mode()
     def run(self, batch: Batch, interrupt: Interrupt | None = None) -> Ints | Suspended:
-        """Compute a batch and draw the next token of each of its sample rows, unless interrupted between two layers.
+        """Compute a batch and sample the next token of each sample row, unless it is interrupted between two layers.
 
-        Without an interrupt it always runs to its end, also while another batch is suspended.
+        Without an interrupt it runs to its end, even while another batch is suspended.
         """
-        return follow(self._drawn(batch, interrupt))
+        return advance(self._drawn(batch, interrupt))
 
     @torch.inference_mode()
     def resume(self, suspended: Suspended, interrupt: Interrupt | None = None) -> Ints | Suspended:
-        """Go on with a batch from the layer where it stood. Its KV must not have changed hands since."""
-        return follow(suspended.course, interrupt)
+        """Resume a suspended batch. Its KV blocks must not have changed their owners since."""
+        return advance(suspended.computation, interrupt)
 
-    def _drawn(self, batch: Batch, interrupt: Interrupt | None) -> Course[Ints]:
+    def _drawn(self, batch: Batch, interrupt: Interrupt | None) -> Computation[Ints]:
         hidden = yield from self._hidden(batch, interrupt)
         if not batch.samples:
             return np.empty(0, dtype=np.int64)
@@ -88,14 +91,14 @@ class Executor:
 
     @torch.inference_mode()
     def logits(self, batch: Batch) -> Tensor:
-        """Compute a batch and give the logits `[s, vocabulary]` of its sample rows."""
-        return self._model.logits(whole(self._hidden(batch, None)), batch.sample_rows)
+        """Compute a batch and return the logits `[s, vocabulary]` of its sample rows."""
+        return self._model.logits(run_to_end(self._hidden(batch, None)), batch.sample_rows)
 
-    def _hidden(self, batch: Batch, interrupt: Interrupt | None) -> Course[Tensor]:
+    def _hidden(self, batch: Batch, interrupt: Interrupt | None) -> Computation[Tensor]:
         if batch.token_ids.min() < 0 or batch.token_ids.max() >= self.vocab_size:
             raise InvalidRequest(
-                f"The batch holds token ids from {batch.token_ids.min()} to {batch.token_ids.max()}; this model has a "
-                f"vocabulary of {self.vocab_size}: give ids under that."
+                f"The batch has token ids from {batch.token_ids.min()} to {batch.token_ids.max()}, but the model has "
+                f"{self.vocab_size} tokens: use ids from 0 to {self.vocab_size - 1}."
             )
         return self._model.hidden(batch, interrupt)
 

@@ -1,11 +1,11 @@
-"""Which KV blocks belong to whom: reference counts, and a prefix cache of chained block digests.
+"""The owners of KV blocks: reference counts, and a prefix cache of chained block digests.
 
-A block is used (somebody holds it), cached (nobody holds it, its digest is still known) or free. Cached blocks count
-as free: they are given away when no free one is left, the longest unused first, tails before heads.
+A block is used (it has a holder), cached (it has no holder, and its digest is known) or free. Cached blocks count as
+free: when no free block is left, they are evicted, least recently used first, tails before heads.
 
     digest(block i) = blake2b(digest(block i - 1), tokens of block i);  digest(block -1) = blake2b(salt)
 
-so a digest names a whole prefix, and prefixes under different salts never meet.
+A digest therefore names a whole prefix. Prefixes under different salts are never shared.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ Digest = bytes
 
 
 def root_digest(salt: str) -> Digest:
-    """The parent of a prompt's first block."""
+    """Return the parent of the first block of a prompt."""
     return blake2b(salt.encode(), digest_size=16, person=b"ballast-root").digest()
 
 
 def chain_digest(parent: Digest, tokens: Ints) -> Digest:
-    """The digest of a full block behind `parent`."""
+    """Return the digest of a full block after `parent`."""
     return blake2b(parent + tokens.tobytes(), digest_size=16).digest()
 
 
 class BlockPool:
-    """All KV blocks of an engine. Holders are identified by a number; a holder holds a block at most once."""
+    """All KV blocks of an engine. A holder is a number, and holds a block at most once."""
 
     def __init__(self, num_blocks: int, block_tokens: int, *, has_prefix_cache: bool = True) -> None:
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
         self.has_prefix_cache = has_prefix_cache
         self.num_private: dict[int, int] = {}
-        """Per holder, the blocks that nobody else holds."""
+        """Per holder, the blocks without another holder."""
         self._count = [0] * num_blocks
-        # The holders of a block, xor-ed: when one is left, this is its number.
+        # The holders of a block, xor-ed. If one holder is left, this is its number.
         self._holders = [0] * num_blocks
         self._digest: list[Digest | None] = [None] * num_blocks
         self._known: dict[Digest, int] = {}
@@ -49,21 +49,21 @@ class BlockPool:
 
     @property
     def num_available(self) -> int:
-        """Blocks that nobody holds, cached ones among them."""
+        """Blocks without a holder, including cached blocks."""
         return len(self._free) + len(self._idle)
 
     @property
     def num_cached(self) -> int:
-        """Blocks that nobody holds and whose content can still be found."""
+        """Blocks without a holder whose content is still known."""
         return len(self._idle)
 
     @property
     def num_used(self) -> int:
-        """Blocks that somebody holds."""
+        """Blocks with a holder."""
         return self.num_blocks - len(self._free) - len(self._idle)
 
     def match(self, digests: Sequence[Digest]) -> list[int]:
-        """Find the blocks of the longest known prefix of `digests`."""
+        """Return the blocks of the longest known prefix of `digests`."""
         blocks = []
         known = self._known
         for digest in digests:
@@ -74,7 +74,7 @@ class BlockPool:
         return blocks
 
     def num_idle(self, blocks: Iterable[int]) -> int:
-        """How many of `blocks` nobody holds."""
+        """Return how many of `blocks` have no holder."""
         count = self._count
         return sum(1 for block in blocks if not count[block])
 
@@ -94,7 +94,7 @@ class BlockPool:
         private[holder] = private.get(holder, 0) + own
 
     def allocate(self, holder: int, num: int) -> list[int]:
-        """Give `holder` that many blocks; there must be as many available."""
+        """Allocate `num` blocks to `holder`. As many must be available."""
         blocks = []
         for _ in range(num):
             block = self._free.pop() if self._free else self._evict()
@@ -113,7 +113,7 @@ class BlockPool:
         return block
 
     def release(self, holder: int, blocks: Sequence[int]) -> None:
-        """Take everything from `holder`: `blocks` are all it holds, in the order of its tokens."""
+        """Release all blocks of `holder`. `blocks` are in the order of its tokens."""
         for block in reversed(blocks):
             count = self._count[block] - 1
             self._count[block] = count
@@ -128,23 +128,23 @@ class BlockPool:
         self.num_private.pop(holder, None)
 
     def register(self, block: int, digest: Digest) -> None:
-        """Let a block be found by its content; the step that wrote it has finished. The first of equals stays."""
+        """Make a block known by its content, after the step that wrote it. Of equal blocks the first stays known."""
         if self.has_prefix_cache and digest not in self._known and self._digest[block] is None:
             self._known[digest] = block
             self._digest[block] = digest
 
     def forget(self) -> None:
-        """Drop every cached prefix; what is held stays held."""
+        """Forget every cached prefix. Used blocks stay used."""
         self._free.extend(self._idle)
         self._idle.clear()
         self._known.clear()
         self._digest = [None] * self.num_blocks
 
     def check_integrity(self, tables: Mapping[int, Sequence[int]]) -> None:
-        """Compare the books with what every holder says it holds.
+        """Compare the counts with the blocks of every holder.
 
         Raises:
-            IntegrityError: names the first block or holder that does not balance.
+            IntegrityError: the message names the first block or holder that does not balance.
         """
         holders: dict[int, list[int]] = {}
         for holder, blocks in tables.items():
@@ -154,7 +154,7 @@ class BlockPool:
                 holders.setdefault(block, []).append(holder)
         free, idle = set(self._free), set(self._idle)
         if len(free) != len(self._free) or free & idle:
-            raise IntegrityError("a block stands in the free list twice")
+            raise IntegrityError("a block is in the free list twice")
         for block in range(self.num_blocks):
             held = holders.get(block, [])
             if self._count[block] != len(held):
@@ -163,9 +163,9 @@ class BlockPool:
                 raise IntegrityError(f"block {block} is {'free and held' if held else 'neither free nor held'}")
             digest = self._digest[block]
             if (block in idle and digest is None) or (block in free and digest is not None):
-                raise IntegrityError(f"block {block} stands in the wrong free list")
+                raise IntegrityError(f"block {block} is in the wrong free list")
             if digest is not None and self._known.get(digest) != block:
-                raise IntegrityError(f"block {block} has a digest that does not lead to it")
+                raise IntegrityError(f"block {block} has a digest of another block")
         if len(self._known) != sum(digest is not None for digest in self._digest):
             raise IntegrityError("the prefix cache knows digests that no block has")
         private = {holder: sum(len(holders[b]) == 1 for b in blocks) for holder, blocks in tables.items() if blocks}

@@ -1,8 +1,7 @@
-"""Checkpoint directory -> weights in memory, or a sentence that says what is wrong with it."""
+"""Load the weights of a checkpoint directory, or raise an error that states what is wrong with it."""
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from contextlib import ExitStack
@@ -22,18 +21,19 @@ from ballast_engine.models.config import ModelConfig, load_config, read_json
 from ballast_engine.models.packing import Packing
 from ballast_engine.models.weights import DecoderWeights, Shape, Take, assemble, expected_tensors
 from ballast_engine.native.library import kernels
+from ballast_log import Log
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 LoadFormat = Literal["auto", "dummy"]
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _HARMLESS = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")
-"""Buffers that old checkpoints carry and that are computed here."""
+"""Buffers in old checkpoints. The engine computes them itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that is ready to be executed, without KV."""
+    """A model in memory, without KV pages."""
 
     config: ModelConfig
     weights: DecoderWeights
@@ -43,7 +43,7 @@ class LoadedModel:
     threads: int
     weight_bytes: int
     num_params: int
-    """As the checkpoint counts them; a tied head counts once."""
+    """Parameters in the checkpoint. A tied head counts once."""
 
 
 def load(
@@ -55,10 +55,10 @@ def load(
     attention: str = "auto",
     threads: int = 0,
 ) -> LoadedModel:
-    """Load a checkpoint directory. `dummy` reads `config.json` alone and draws seeded random weights."""
+    """Load a checkpoint directory. The format `dummy` reads only `config.json` and draws seeded random weights."""
     if not directory.is_dir():
         raise InvalidCheckpoint(
-            f"{directory} is not a directory: give one with config.json, model.safetensors and tokenizer.json."
+            f"{directory} is not a directory: use a directory with config.json, model.safetensors and tokenizer.json."
         )
     started = time.perf_counter()
     config = load_config(directory)
@@ -84,9 +84,14 @@ def load(
         num_params=sum(math.prod(shape) for shape in expected_tensors(config).values()),
     )
     log.info(
-        "model loaded: directory=%s architecture=%s parameters=%d dtype=%s device=%s seconds=%.2f",
-        directory, config.architecture, loaded.num_params, kind, where, time.perf_counter() - started,
-    )  # fmt: skip
+        "model loaded",
+        directory=directory,
+        architecture=config.architecture,
+        parameters=loaded.num_params,
+        dtype=kind,
+        device=where,
+        seconds=time.perf_counter() - started,
+    )
     return loaded
 
 
@@ -103,7 +108,7 @@ class _Slice(Protocol):
 
 
 class _File(Protocol):
-    """What is used of safetensors, which has no types."""
+    """The part of safetensors that the loader uses; the library has no types."""
 
     def keys(self) -> list[str]: ...
 
@@ -113,7 +118,7 @@ class _File(Protocol):
 
 
 class _Checkpoint:
-    """The safetensors files of a directory, checked against what the model needs before anything is read."""
+    """The safetensors files of a directory. They are checked against the model before a tensor is read."""
 
     def __init__(self, directory: Path, config: ModelConfig, stack: ExitStack) -> None:
         self._directory = directory
@@ -123,7 +128,7 @@ class _Checkpoint:
         self._check()
 
     def reader(self, dtype: torch.dtype, device: torch.device) -> Take:
-        """What reads one tensor after the other."""
+        """Return a function that reads one tensor."""
 
         def take(name: str, _shape: Shape) -> Tensor:
             file_name = self._holder[name]
@@ -152,7 +157,7 @@ class _Checkpoint:
             )
             found = f" (found {', '.join(others[:3])}, which this engine does not read)" if others else ""
             raise InvalidCheckpoint(
-                f"{directory} has neither {_SINGLE} nor {_INDEX}{found}: give a checkpoint in safetensors format, or "
+                f"{directory} has neither {_SINGLE} nor {_INDEX}{found}: use a checkpoint in safetensors format, or "
                 f"use the load format 'dummy' for random weights."
             )
         mapping = read_json(directory / _INDEX).get("weight_map")
@@ -187,14 +192,14 @@ class _Checkpoint:
         if unknown:
             raise InvalidCheckpoint(
                 f"{self._directory} holds {len(unknown)} tensors ({_some(unknown)}) that a {self._config.architecture} "
-                f"of this config.json does not use: results would be wrong; give the config.json of these weights."
+                f"of this config.json does not use, so results would be wrong: use the config.json of these weights."
             )
         for name, shape in expected.items():
             found = tuple(self._files[self._holder[name]].get_slice(name).get_shape())
             if found != shape:
                 raise InvalidCheckpoint(
                     f"{self._directory / self._holder[name]}: tensor {name} has shape {list(found)}; config.json asks "
-                    f"for {list(shape)}: give the config.json of these weights."
+                    f"for {list(shape)}: use the config.json of these weights."
                 )
 
     def _is_harmless(self, name: str) -> bool:
@@ -206,7 +211,7 @@ def _some(names: list[str]) -> str:
 
 
 def _random(dtype: torch.dtype, device: torch.device) -> Take:
-    """Seeded weights of unit gain: norms 1, biases 0, matrices uniform."""
+    """Return a function that draws seeded weights of unit gain: norms 1, biases 0, matrices uniform."""
     seeds = count()
 
     def take(name: str, shape: Shape) -> Tensor:

@@ -1,4 +1,4 @@
-"""How an engine is built; what the policy is told stands in `PolicyConfig`."""
+"""The options with which an engine is built. `PolicyConfig` has those of the policy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """Everything that needs a restart to change."""
+    """Options that change only with a restart."""
 
     directory: Path
     """Checkpoint: `config.json`, `*.safetensors`, `tokenizer.json`."""
@@ -18,16 +18,16 @@ class EngineOptions:
     load_format: Literal["auto", "dummy"] = "auto"
     attention: str = "auto"
     threads: int = 0
-    """CPU threads; 0 takes the cores this process may use, less one."""
+    """CPU threads; 0 uses all cores of this process but one."""
     block_tokens: int = 16
     kv_memory_bytes: int | None = None
-    """None: a share of what is free, at most what `slots` full contexts can use."""
+    """None: a share of the free memory, at most what `slots` full contexts can use."""
     slots: int | None = None
-    """None: what memory allows, at most 64 on CPU and 256 on a GPU."""
+    """None: as many as memory allows, at most 64 on a CPU and 256 on a GPU."""
     max_model_len: int | None = None
-    """None: the checkpoint's own."""
+    """None: that of the checkpoint."""
     prefix_cache: bool = True
     isolate_tenants: bool = False
     """Salt the prefix cache by tenant."""
     mode: Literal["continuous", "static"] = "continuous"
-    """`static` is the baseline of the benchmarks: a batch runs to its end before the next one is let in."""
+    """`static` is the baseline of the benchmarks: a batch runs to its end before the next batch is admitted."""

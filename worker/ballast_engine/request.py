@@ -1,4 +1,4 @@
-"""What an engine is asked for, and what it answers."""
+"""The requests that an engine takes, and its outputs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ballast_policy.request import RequestClass
 
 
 class FinishReason(StrEnum):
-    """Why a request ended. The first two are OpenAI's words."""
+    """Why a request ended. The first two names are OpenAI's."""
 
     STOP = "stop"
     LENGTH = "length"
     ABORTED = "aborted"
     GIVEN_BACK = "given_back"
-    """Released by the worker (drain) with what it had generated; it goes on elsewhere."""
+    """The worker drains: another worker continues the request after its generated tokens."""
     FAILED = "failed"
 
 
@@ -30,7 +30,7 @@ class SamplingParams:
     """0 considers every token."""
     min_p: float = 0.0
     seed: int = 0
-    """A draw depends on (seed, position of the token) and on nothing else."""
+    """A sample depends only on the seed, the position of the token and the logits."""
     max_tokens: int = 16
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -50,23 +50,26 @@ class GenerationRequest:
     tenant: str = "default"
     priority: int = 0
     arrival: float | None = None
-    """None: when the engine takes it in."""
+    """None: the time of the submission."""
     ttft_seconds: float | None = None
-    """SLO of this request; None: the engine's configuration for its class."""
+    """SLO of this request; None: that of its class."""
     tpot_seconds: float | None = None
     slack: float = inf
-    prefix_key: int = 0
+    prefix_key: int | None = None
+    """Groups requests with the same prompt prefix; None if no group is known."""
     cache_salt: str = ""
     """Requests with different salts never share prefix-cache blocks."""
     generated: tuple[int, ...] = ()
-    """Tokens that an earlier attempt generated; generation goes on behind them (they count towards `max_tokens`)."""
+    """Tokens that an earlier attempt generated. Generation continues after them; they count towards `max_tokens`."""
+    num_computed: int = 0
+    """Tokens of prompt and answer that earlier attempts computed. They count as wasted when they are computed again."""
     stream: bool = True
-    """False: text is produced once, at the end."""
+    """False: the text comes once, at the end."""
 
 
 @dataclass(slots=True)
 class Output:
-    """What one step produced for one request. `text` is the delta since the last output, never half a character."""
+    """What one step produced for one request. `text` is the new text since the last output, in whole characters."""
 
     request_id: str
     token_ids: list[int] = field(default_factory=list)
@@ -77,6 +80,8 @@ class Output:
     num_prompt: int = 0
     num_output: int = 0
     num_cached: int = 0
-    """Prompt tokens that came from the prefix cache (set once, on the first output)."""
+    """Prompt tokens from the prefix cache. Only the first output has the number."""
     generated: tuple[int, ...] = ()
-    """With GIVEN_BACK: everything generated so far, for the next attempt."""
+    """With GIVEN_BACK: all tokens generated so far, for the next attempt."""
+    num_computed: int = 0
+    """With GIVEN_BACK: tokens of prompt and answer computed so far, by this or an earlier attempt."""

@@ -1,10 +1,10 @@
-"""The next token of each row. A draw depends on (seed, position, logits) and on nothing else.
+"""Sample the next token of each row. A sample depends only on the seed, the position and the logits.
 
-Order, as vLLM's: temperature, min_p, top_k, top_p, then one draw from what is left. `min_p` compares with the largest
-probability after temperature; `top_p` sums probabilities renormalized over what min_p and top_k left, and keeps the
-token that crosses the sum. Between equal probabilities the lower token id counts as larger, so that exactly `top_k`
-tokens remain. A temperature under 1e-5 is greedy, and the lowest token id wins a tie. `sampling.c` does the same where
-the kernels run; their exponentials differ in the last bit, so a draw on the very edge of two tokens may differ too.
+The order is that of vLLM: temperature, min_p, top_k, top_p, then one draw from the rest. `min_p` compares with the
+largest probability after temperature. `top_p` sums the probabilities, renormalized over the tokens that min_p and top_k
+left, and keeps the token that crosses the sum. Of equal probabilities the lower token id counts as larger, so that
+exactly `top_k` tokens remain. A temperature below 1e-5 is greedy, and the lowest token id wins a tie. `sampling.c` does
+the same in the kernels. Its exponentials differ in the last bit, so a draw on the boundary of two tokens may differ.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ballast_engine.native.library import DRAW, Kernels
 
 GREEDY_BELOW = 1e-5
 _NUCLEUS = 256
-"""Candidates that are sorted at first where top_p is asked for; a nucleus is rarely wider."""
+"""Candidates that are sorted first for top_p. A nucleus is rarely wider."""
 
 
 def sample(logits: Tensor, rows: Sequence[SampleRow], kernels: Kernels | None = None) -> Ints:
-    """Draw one token for each row of `logits` `[s, vocabulary]`, with the compiled kernels where they are given."""
+    """Sample one token for each row of `logits` `[s, vocabulary]`, with the compiled kernels if they are given."""
     drawn = [index for index, row in enumerate(rows) if row.sampling.temperature >= GREEDY_BELOW]
     if not drawn:
         return _argmax(logits)
@@ -55,7 +55,7 @@ def _uniforms_of(rows: Sequence[SampleRow]) -> NDArray[np.float64]:
 
 
 def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """One number in [0, 1) for each (seed, position): splitmix64 of the position in a stream that the seed selects."""
+    """Return a number in [0, 1) for each seed and position: splitmix64 of the position in the stream of the seed."""
     with np.errstate(over="ignore"):
         bits = _mixed(_mixed(seeds) + (positions + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15))
     uniform: NDArray[np.float64] = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
@@ -96,13 +96,13 @@ def _draw(logits: Tensor, rows: Sequence[SampleRow]) -> NDArray[np.int64]:
 
 
 def _mass(logits: Tensor, temperature: Tensor) -> Tensor:
-    """Probabilities as multiples of the largest, which is exactly 1: no overflow at any temperature."""
+    """Return probabilities as multiples of the largest, which is exactly 1: no temperature overflows."""
     wide = logits.float()
     return ((wide - wide.amax(dim=-1, keepdim=True)) / temperature).exp()
 
 
 def _truncated(mass: Tensor, top_k: list[int], top_p: list[float]) -> Tensor:
-    """Zero what top_k and top_p leave out: find how many tokens each row keeps, then keep that many of the largest."""
+    """Set the tokens to 0 that top_k and top_p exclude: count the tokens that each row keeps, then keep the largest."""
     vocabulary = mass.shape[-1]
     limits = torch.tensor(top_k, device=mass.device).unsqueeze(1)
     nucleus = torch.tensor(top_p, dtype=torch.float64, device=mass.device).unsqueeze(1)
@@ -114,13 +114,13 @@ def _truncated(mass: Tensor, top_k: list[int], top_p: list[float]) -> Tensor:
         kept = _num_kept(largest, mass, limits, nucleus)
     smallest = largest.gather(1, kept - 1)
     ties = mass == smallest
-    spare = kept - (mass > smallest).sum(dim=-1, keepdim=True)
-    is_kept = (mass > smallest) | (ties & (ties.cumsum(dim=-1) <= spare))
+    num_ties = kept - (mass > smallest).sum(dim=-1, keepdim=True)
+    is_kept = (mass > smallest) | (ties & (ties.cumsum(dim=-1) <= num_ties))
     return mass.where(is_kept | (kept >= vocabulary), 0.0)
 
 
 def _num_kept(largest: Tensor, mass: Tensor, limits: Tensor, nucleus: Tensor) -> Tensor:
-    """How many tokens each row keeps; more than `largest` is wide where that cannot be told from these."""
+    """Return how many tokens each row keeps; more than the width of `largest` if `largest` is too narrow to decide."""
     width, vocabulary = largest.shape[-1], mass.shape[-1]
     is_within = torch.arange(width, device=mass.device) < limits
     sums = (largest * is_within).cumsum(dim=-1, dtype=torch.float64)
@@ -131,7 +131,7 @@ def _num_kept(largest: Tensor, mass: Tensor, limits: Tensor, nucleus: Tensor) ->
 
 
 def _largest(mass: Tensor, width: int) -> Tensor:
-    """The largest masses of each row in falling order."""
+    """Return the largest masses of each row in descending order."""
     if mass.device.type == "cpu":  # numpy's vectorized partition takes a fraction of torch.topk's time
         values = mass.numpy()
         cut = values if width == values.shape[1] else np.partition(values, -width, axis=-1)[:, -width:]

@@ -1,14 +1,14 @@
-"""The scheduling half of a step: the policy host decides, and the engine's KV carries the decision out."""
+"""The scheduling half of a step: the policy host decides, and the engine's KV carries out the decision."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from ballast_engine.errors import IntegrityError
-from ballast_engine.intake import set_slo
-from ballast_engine.residency import Residency
+from ballast_engine.resident_kv import ResidentKv
 from ballast_engine.sequence import Sequence
-from ballast_engine.stats import Admission
+from ballast_engine.sequence_builder import set_slo
+from ballast_engine.stats import AdmissionRecord
 from ballast_policy.host import Dispatch, Host, NestedPlanner, Planner
 from ballast_policy.plan import StepPlan
 from ballast_policy.request import Phase
@@ -16,14 +16,14 @@ from ballast_policy.snapshot import PolicyConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """The work of one step, with the engine's own records."""
+class DispatchedStep:
+    """The work of one step, with the engine's records of its requests."""
 
     dispatch: Dispatch
     decodes: list[Sequence]
-    """They compute one token each."""
+    """Requests that compute one token each."""
     chunks: list[tuple[Sequence, int]]
-    admissions: tuple[Admission, ...] = ()
+    admissions: tuple[AdmissionRecord, ...] = ()
 
     @property
     def plan(self) -> StepPlan:
@@ -40,16 +40,16 @@ class Scheduler:
     """The requests of one engine and their policy host."""
 
     def __init__(
-        self, residency: Residency, policy: PolicyConfig, *, planner: Planner, nested_planner: NestedPlanner
+        self, kv: ResidentKv, policy: PolicyConfig, *, planner: Planner, nested_planner: NestedPlanner
     ) -> None:
-        self.residency = residency
-        self.live: dict[int, Sequence] = residency.live
+        self.kv = kv
+        self.live: dict[int, Sequence] = kv.live
         """By `seq`: every request that entered and did not leave."""
         self.host = Host(self._sized(policy), planner=planner, nested_planner=nested_planner)
 
     def _sized(self, policy: PolicyConfig) -> PolicyConfig:
         """Return the configuration with the KV sizes of this engine."""
-        pool = self.residency.pool
+        pool = self.kv.pool
         return replace(policy, num_blocks=pool.num_blocks, block_tokens=pool.block_tokens)
 
     def enter(self, sequence: Sequence, now: float) -> None:
@@ -63,7 +63,7 @@ class Scheduler:
         is_resident = request.phase is not Phase.WAITING
         self.host.leave(request, now, is_complete=is_complete)
         if is_resident:
-            self.residency.release(request)
+            self.kv.release(request)
         del self.live[request.seq]
 
     def configure(self, policy: PolicyConfig) -> None:
@@ -73,23 +73,23 @@ class Scheduler:
             set_slo(sequence.request, sequence.generation, policy)
         self.host.configure(policy)
 
-    def schedule(self, now: float) -> Step:
+    def schedule(self, now: float) -> DispatchedStep:
         """Plan a step and carry the plan out, up to the computing."""
-        self.residency.count_private()
-        return self._lay_out(self.host.schedule(self.residency, now))
+        self.kv.count_private()
+        return self._lay_out(self.host.schedule(self.kv, now))
 
-    def nest(self, now: float, suspended: Step, seconds: float) -> Step:
+    def nest(self, now: float, suspended: DispatchedStep, seconds: float) -> DispatchedStep:
         """Plan a step of at most `seconds` for new online requests beside a suspended one."""
-        self.residency.count_private()
+        self.kv.count_private()
         in_flight = [sequence.request for sequence in suspended.members]
-        return self._lay_out(self.host.nest(self.residency, now, in_flight, seconds))
+        return self._lay_out(self.host.nest(self.kv, now, in_flight, seconds))
 
-    def _lay_out(self, dispatch: Dispatch) -> Step:
+    def _lay_out(self, dispatch: Dispatch) -> DispatchedStep:
         live = self.live
         decodes = [live[request.seq] for request, num_tokens in dispatch.grants if num_tokens == 1]
         chunks = [(live[request.seq], num_tokens) for request, num_tokens in dispatch.grants if num_tokens > 1]
         admissions = tuple(
-            Admission(
+            AdmissionRecord(
                 request_id=live[found.request.seq].request_id,
                 request_class=found.request.request_class,
                 queued_seconds=found.queued_seconds,
@@ -99,7 +99,7 @@ class Scheduler:
             )
             for found in dispatch.admissions
         )
-        return Step(dispatch, decodes, chunks, admissions)
+        return DispatchedStep(dispatch, decodes, chunks, admissions)
 
     def check_integrity(self) -> None:
         """Compare residents, backlog and the requests that entered.
@@ -107,7 +107,7 @@ class Scheduler:
         Raises:
             IntegrityError: states what does not balance.
         """
-        self.residency.check_integrity()
+        self.kv.check_integrity()
         if imbalance := self.host.imbalance():
             raise IntegrityError(imbalance)
         waiting = {request.seq for request in self.host.backlog}

@@ -33,12 +33,12 @@ class StaticBatch:
         self.max_model_len = executor.max_model_len
         self.device = executor.device
         self._executor = executor
-        self._spare = self.num_blocks * self.block_tokens + np.arange(slots)
+        self._padding_slots = self.num_blocks * self.block_tokens + np.arange(slots)
         self._num_rows = 0
 
     @property
     def footprint(self) -> Footprint:
-        """What the model costs its device."""
+        """What one token of the model costs its device."""
         return self._executor.footprint
 
     def plan(self, snapshot: EngineSnapshot) -> StepPlan:
@@ -56,7 +56,7 @@ class StaticBatch:
         num_padding = self._num_rows - batch.num_requests
         if num_padding <= 0 or batch.num_decodes < batch.num_requests:
             return self._executor.run(batch, interrupt)
-        drawn = self._executor.run(_padded(batch, self._spare[:num_padding]), None)
+        drawn = self._executor.run(_padded(batch, self._padding_slots[:num_padding]), None)
         assert not isinstance(drawn, Suspended)
         return drawn[: len(batch.samples)]
 

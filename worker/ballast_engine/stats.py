@@ -1,4 +1,4 @@
-"""What an engine counts, as values that any thread may read."""
+"""The counters of an engine, as values that any thread may read."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class StepKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
-    """A request got a slot for the first time."""
+class AdmissionRecord:
+    """The first slot of a request."""
 
     request_id: str
     request_class: RequestClass
     queued_seconds: float
     steps_waited: int
-    """Steps it stood among the first that wait."""
+    """Steps that the request waited among the first in the order."""
     num_tokens: int
     num_cached: int
-    """Of these, what the prefix cache gave."""
+    """Tokens that came from the prefix cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,43 +43,43 @@ class StepRecord:
 
     kind: StepKind
     seconds: float
-    """From looking at the inbox to the last token's bookkeeping."""
+    """From reading the inbox to recording the last token."""
     run_seconds: float
-    """Of these, inside the executor."""
+    """The part inside the executor."""
     predicted_seconds: float
-    """0 while the cost model knows nothing."""
+    """0 until the cost model has samples."""
     budget_seconds: float
-    """inf where nothing bounded the step."""
+    """inf if nothing bounded the step."""
     num_prefill: int
     """Prefill tokens."""
     num_decode: int
     """Requests that computed one token."""
-    admissions: tuple[Admission, ...] = ()
+    admissions: tuple[AdmissionRecord, ...] = ()
     because: tuple[Because, ...] = ()
-    """The plan's reasons; the records in it go on changing."""
+    """The reasons of the plan. Its request records keep changing."""
     is_nested: bool = False
-    """It ran while another step stood still."""
-    stood_seconds: float = 0.0
-    """How long it was suspended for newcomers; not part of `seconds`."""
+    """Whether the step ran while another step was suspended."""
+    suspended_seconds: float = 0.0
+    """How long the step was suspended for new requests; not part of `seconds`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClassStats:
-    """One class, at one moment; the tokens and counts since the engine started."""
+    """One class: its requests now, and its tokens and counts since the engine started."""
 
     running: int = 0
     parked: int = 0
     waiting: int = 0
     reserved: int = 0
     """Slots kept for this class; online keeps what offline does not reserve."""
-    lent: int = 0
+    borrowed: int = 0
     """Slots held beyond `reserved`."""
     prefill_tokens: int = 0
     """Prompt tokens computed for the first time."""
     decode_tokens: int = 0
     """Tokens generated."""
     wasted_tokens: int = 0
-    """Tokens computed again after a preemption or in another worker's stead."""
+    """Tokens computed again after a preemption, or after an attempt of another worker."""
     preemptions: Mapping[Reason, int] = field(default_factory=dict)
     parked_steps: int = 0
     """Steps that a resident sat out parked, summed over residents."""
@@ -94,41 +94,41 @@ class EngineStats:
     offline: ClassStats
     kv_used: int
     kv_cached: int
-    """Blocks that nobody holds and that the prefix cache can still give."""
+    """Blocks that only the prefix cache still uses."""
     kv_free: int
     kv_waste_ratio: float
-    """Share of the used blocks' token positions that hold nothing, now."""
+    """Share of the token positions in used blocks that hold no token, now."""
     kv_waste_mean_ratio: float
-    """The same over all steps so far."""
+    """The mean of that share over all steps."""
     prefix_query_tokens: int
-    """Tokens of admitted requests, asked of the prefix cache."""
+    """Tokens of admitted requests that were looked up in the prefix cache."""
     prefix_hit_tokens: int
     steps: int
     failed_steps: int
     suspended_steps: int
-    """Steps that stood still for newcomers."""
+    """Steps that were suspended for new requests."""
     deferred_grants: int
-    """Grants that a plan gave and that blocks did not suffice for."""
+    """Grants of plans for which too few blocks were free."""
     batch_ceiling: int
     """Largest decode batch that the SLO allows; the slots until the cost model is trusted."""
     cost: CostModel
     cost_error_ratio: float
     """Median relative error of the cost model over the steps it was fitted to; inf before."""
     reservation: Reservation
-    """What is reserved for offline, and whether offline had it in the last step."""
+    """The reservation of offline work, and whether it was met in the last step."""
     service: Mapping[tuple[RequestClass, str], float]
-    """Tokens by class and tenant, weighed as the policy weighs them (input 1, output 2)."""
+    """Service by class and tenant: tokens weighted as in the policy (input 1, output 2)."""
     work: Mapping[str, PhaseWork] = field(default_factory=dict)
-    """What was computed, by phase."""
+    """Work by phase."""
     allowance: Allowance = UNCHECKED
-    """What measured latencies leave to offline."""
+    """What offline may use, given the measured latencies."""
     interference: float | None = None
-    """Under a cap: what offline added to online latency lately, the largest of TTFT and TPOT, median and p99."""
+    """Under a cap: what offline added to online latency recently, the largest of TTFT and TPOT, median and p99."""
 
     def of(self, request_class: RequestClass) -> ClassStats:
-        """Give one class."""
+        """Return the counters of one class."""
         return self.online if request_class is RequestClass.ONLINE else self.offline
 
 
 NO_STEP = StepRecord(StepKind.DECODE, 0.0, 0.0, 0.0, inf, 0, 0)
-"""`last_step` of an engine that has not run."""
+"""The `last_step` of an engine that has not computed a step."""

@@ -1,7 +1,7 @@
-"""Standing still between two layers: how a step is interrupted, and what it needs to go on.
+"""Suspend a step between two layers, and resume it.
 
-One thread computes; any other may raise the interrupt. Compiled code reads it from memory before each layer, so asking
-costs the step nothing.
+One thread computes; any other thread may raise the interrupt. Compiled code reads it from memory before each layer, so
+the check costs nothing.
 """
 
 from __future__ import annotations
@@ -19,56 +19,56 @@ _NEVER = 2**31 - 1
 
 
 class Interrupt:
-    """Asks whoever computes a step to stand still before its next layer. Cleared when it is made."""
+    """A request to suspend a step before its next layer. A new interrupt is not raised."""
 
     __slots__ = ("layer",)
 
     def __init__(self) -> None:
         self.layer = c_int32(_NEVER)
-        """The first layer that is not computed; what the kernels read."""
+        """The first layer that is not computed. The kernels read it."""
 
     def raise_at(self, layer: int = 0) -> None:
-        """Stop before that layer, or where the step stands if it is beyond."""
+        """Suspend the step before this layer, or at its next layer if it is beyond."""
         self.layer.value = layer
 
     def clear(self) -> None:
-        """Let a step go on to its end."""
+        """Let a step run to its end."""
         self.layer.value = _NEVER
 
     def is_raised_at(self, layer: int) -> bool:
-        """Tell whether this layer is not to be computed now."""
+        """Return whether the step is suspended before this layer."""
         return layer >= self.layer.value
 
 
-Course = Generator[None, Interrupt | None, Result]
-"""A computation that yields where it was interrupted, takes the interrupt to heed from then on, and ends in its result.
+Computation = Generator[None, Interrupt | None, Result]
+"""A computation that yields when it is interrupted, receives the next interrupt, and returns its result.
 
-What it needs to go on stays in its frame: another one may run to its end in between.
+Its state is in its frame, so another computation may run to its end in between.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Suspended:
-    """A step that stands still. Going on uses it up; let go, it is forgotten."""
+    """A suspended step. It can be resumed once, or dropped."""
 
-    course: Course[Ints]
+    computation: Computation[Ints]
 
 
-def follow(course: Course[Ints], interrupt: Interrupt | None = None) -> Ints | Suspended:
-    """Go on to the end, or to where the course is interrupted (again). One that has not begun knows its interrupt."""
+def advance(computation: Computation[Ints], interrupt: Interrupt | None = None) -> Ints | Suspended:
+    """Run a computation to its end or its next interrupt. One that has not started already has its interrupt."""
     try:
-        course.send(interrupt)
+        computation.send(interrupt)
     except StopIteration as end:
         drawn: Ints = end.value
         return drawn
-    return Suspended(course)
+    return Suspended(computation)
 
 
-def whole(course: Course[Result]) -> Result:
-    """Follow a course that nobody interrupts."""
+def run_to_end(computation: Computation[Result]) -> Result:
+    """Return the result of a computation without an interrupt."""
     try:
-        next(course)
+        next(computation)
     except StopIteration as end:
         result: Result = end.value
         return result
-    raise RuntimeError("a computation without an interrupt stood still")
+    raise RuntimeError("a computation without an interrupt was suspended")

@@ -1,4 +1,4 @@
-"""Text to tokens and back, from the files of a Hugging Face checkpoint directory."""
+"""Convert text to tokens and back, with the files of a Hugging Face checkpoint directory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tokenizers
 
 from ballast_engine.chat import ChatTemplate
 from ballast_engine.errors import InvalidChat, InvalidCheckpoint
-from ballast_engine.pieces import Pieces
+from ballast_engine.token_bytes import TokenBytes
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
@@ -20,7 +20,7 @@ SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
 class Tokenizer:
     """The tokenizer of one checkpoint; safe to call from several threads.
 
-    Token for token what `transformers.AutoTokenizer` gives for a checkpoint that has a `tokenizer.json`.
+    Its tokens equal those of `transformers.AutoTokenizer` for a checkpoint with a `tokenizer.json`.
     """
 
     def __init__(self, directory: Path | str) -> None:
@@ -46,32 +46,32 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Ids that this tokenizer knows, added tokens included; the model's vocabulary may be padded beyond it."""
+        """The number of ids, including added tokens. The vocabulary of the model may be padded beyond it."""
         return self._backend.get_vocab_size()
 
     def encode(self, text: str) -> list[int]:
-        """Turn a prompt into tokens, with the begin token where the file's post-processor adds one.
+        """Return the tokens of a prompt, with the begin token if the post-processor of the file adds it.
 
-        `add_bos_token` beside a `tokenizer.json` is not read, as in transformers 5: the file says what is added.
+        As in transformers 5, `add_bos_token` beside a `tokenizer.json` is not read: the file defines what is added.
         """
         return self._backend.encode(text).ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Turn tokens into text at once, special tokens left out."""
+        """Return the text of tokens, without special tokens."""
         return self._backend.decode(list(token_ids), skip_special_tokens=True)
 
     def token_to_id(self, token: str) -> int | None:
-        """Find the id of a token by its text; None where there is none."""
+        """Return the id of a token by its text, or None."""
         return self._backend.token_to_id(token)
 
     @cached_property
-    def pieces(self) -> Pieces:
-        """What each token contributes to the text, for streaming."""
-        return Pieces(self._backend)
+    def token_bytes(self) -> TokenBytes:
+        """The bytes that each token adds to the text, for streaming."""
+        return TokenBytes(self._backend)
 
     @cached_property
     def eos_ids(self) -> frozenset[int]:
-        """Tokens that end an answer: those of `generation_config.json`, `config.json` and the tokenizer together."""
+        """Tokens that end an answer: those of `generation_config.json`, `config.json` and the tokenizer."""
         ids: set[int] = set()
         for name in ("generation_config.json", "config.json"):
             found = _read_json(self.directory / name).get("eos_token_id")
@@ -83,7 +83,7 @@ class Tokenizer:
 
     @cached_property
     def _template(self) -> ChatTemplate | None:
-        """The template file beats the configuration's, which may be one text or a list with names."""
+        """The chat template: the file, else that of the configuration, which is a text or a list with names."""
         file = self.directory / "chat_template.jinja"
         if file.is_file():
             return ChatTemplate(file.read_text(encoding="utf-8"), str(file), self.special_tokens)
@@ -94,26 +94,30 @@ class Tokenizer:
             return None
         return ChatTemplate(found, str(self.directory / "tokenizer_config.json"), self.special_tokens)
 
-    def apply_chat_template(self, messages: Iterable[Mapping[str, Any]], **options: object) -> list[int]:
-        """Turn messages into the tokens of a prompt that asks for the assistant's next one.
+    def apply_chat_template(
+        self, messages: Iterable[Mapping[str, Any]], options: Mapping[str, object] | None = None
+    ) -> list[int]:
+        """Return the tokens of a prompt that asks for the assistant's next message.
+
+        `options` are further arguments of the template.
 
         Raises:
-            InvalidChat: the checkpoint has no template, or the template refuses these messages.
+            InvalidChat: the checkpoint has no template, or the template cannot render the messages.
         """
         if self._template is None:
             raise InvalidChat(
                 f"The model in {self.directory} has no chat template (neither chat_template.jinja nor chat_template in "
                 "tokenizer_config.json): use /v1/completions, or add the template that the model was trained with."
             )
-        text = self._template.render(messages, options)
+        text = self._template.render(messages, options or {})
         return self._backend.encode(text, add_special_tokens=False).ids
 
 
 def _load_backend(file: Path) -> tokenizers.Tokenizer:
     if not file.is_file():
         raise InvalidCheckpoint(
-            f"Found no {file.name} in {file.parent}: a checkpoint directory needs config.json, *.safetensors and "
-            "tokenizer.json; save the tokenizer with `AutoTokenizer.from_pretrained(...).save_pretrained(...)`."
+            f"{file.parent} has no {file.name}: a checkpoint directory needs config.json, *.safetensors and "
+            "tokenizer.json. Save the tokenizer with `AutoTokenizer.from_pretrained(...).save_pretrained(...)`."
         )
     try:
         backend = tokenizers.Tokenizer.from_file(str(file))
@@ -125,15 +129,17 @@ def _load_backend(file: Path) -> tokenizers.Tokenizer:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    """Read a JSON object; a file that does not exist is an empty one."""
+    """Return the JSON object of a file; an empty one if the file does not exist."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise InvalidCheckpoint(f"{file} cannot be read: {error}; copy the checkpoint again.") from error
+        raise InvalidCheckpoint(f"{file} cannot be read: {error}. Copy the checkpoint again.") from error
     if not isinstance(found, dict):
-        raise InvalidCheckpoint(f"{file} holds {type(found).__name__}, wanted an object; copy the checkpoint again.")
+        raise InvalidCheckpoint(
+            f"{file} contains {type(found).__name__}, expected an object: copy the checkpoint again."
+        )
     return found
 
 

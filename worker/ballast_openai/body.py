@@ -6,7 +6,8 @@ wrong type.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+import json
+from typing import Annotated, Any, Literal, Self
 from zlib import crc32
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -88,7 +89,7 @@ def _check_prompt(value: object) -> object:
 
 
 def _check_content(value: object) -> object:
-    if isinstance(value, str):
+    if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list):
         raise _refuse(f"found {describe(value)}, wanted a string or a list of text parts")
@@ -106,8 +107,31 @@ def _check_content(value: object) -> object:
     return "".join(texts)
 
 
+_SET_BY_SERVER = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+_EMPTY_IN_ANSWERS = frozenset(
+    {"refusal", "annotations", "audio", "function_call", "name", "tool_calls", "tool_call_id"}
+)
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+def _check_arguments(text: str) -> str:
+    try:
+        is_object = isinstance(json.loads(text or "{}"), dict)
+    except (ValueError, RecursionError):
+        is_object = False
+    if not is_object:
+        raise _refuse(f"found {describe(text)}, wanted a JSON object as text")
+    return text
+
+
+def _check_template_arguments(value: object) -> object:
+    reserved = sorted(_SET_BY_SERVER.intersection(value)) if isinstance(value, dict) else []
+    if reserved:
+        raise _refuse(f"found {reserved[0]!r}, wanted arguments of the model's template: the server sets this one")
+    return value
 
 
 class StreamOptions(_Strict):
@@ -116,11 +140,63 @@ class StreamOptions(_Strict):
     include_usage: bool = False
 
 
-class Message(_Strict):
-    """One message of a chat. Its text parts are joined."""
+class FunctionCall(_Strict):
+    """A function that the assistant called."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[Text, BeforeValidator(_check_content)]
+    name: Annotated[Text, Field(min_length=1)]
+    arguments: Annotated[Text, AfterValidator(_check_arguments)] = ""
+    """A JSON object as text; empty without arguments."""
+
+
+class ToolCall(_Strict):
+    """A call in a message of the assistant."""
+
+    id: Text
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(_Strict):
+    """One message of a chat. Text parts are joined."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[Text | None, BeforeValidator(_check_content)]
+    """None only in a message of the assistant with `tool_calls`."""
+    name: Annotated[Text, Field(max_length=512)] | None = None
+    tool_calls: Annotated[tuple[ToolCall, ...], BeforeValidator(_as_tuple)] | None = None
+    tool_call_id: Text | None = None
+    """The call that a message of role `tool` answers."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_empty(cls, value: object) -> object:
+        """Remove fields that OpenAI's clients send back without a value; the content may be left out beside calls."""
+        if not isinstance(value, dict):
+            return value
+        kept = {key: item for key, item in value.items() if key not in _EMPTY_IN_ANSWERS or item not in (None, [])}
+        if kept.get("role") == "assistant" and kept.get("tool_calls"):
+            kept.setdefault("content", None)
+        return kept
+
+    @model_validator(mode="after")
+    def _check_role(self) -> Self:
+        if self.content is None and not self.tool_calls:
+            raise _refuse("found null, wanted a string or a list of text parts", field="content")
+        if self.tool_calls and self.role != "assistant":
+            raise _refuse(f"found it in a message of role {self.role!r}, wanted role 'assistant'", field="tool_calls")
+        if self.role == "tool" and self.tool_call_id is None:
+            raise _refuse("found nothing, wanted the id of the call that the message answers", field="tool_call_id")
+        if self.role != "tool" and self.tool_call_id is not None:
+            raise _refuse(f"found it in a message of role {self.role!r}, wanted role 'tool'", field="tool_call_id")
+        return self
+
+    def for_template(self) -> dict[str, Any]:
+        """Return the message as chat templates expect it: arguments of calls as objects."""
+        found = self.model_dump(exclude_none=True)
+        found.setdefault("content", None)
+        for call in found.get("tool_calls", ()):
+            call["function"]["arguments"] = json.loads(call["function"]["arguments"] or "{}")
+        return found
 
 
 class Body(_Strict):
@@ -145,6 +221,12 @@ class Body(_Strict):
     """The client's name for its end user. Ballast keeps it and does not use it."""
     metadata: dict[Text, Text] | None = None
     """The client's notes. Ballast keeps them and does not use them."""
+    prompt_cache_key: Annotated[Text, Field(max_length=512)] | None = None
+    """Not used: the prefix cache finds shared prefixes itself."""
+    safety_identifier: Annotated[Text, Field(max_length=512)] | None = None
+    """The client's name for its end user. Ballast keeps it and does not use it."""
+    service_tier: Literal["auto", "default", "flex"] | None = None
+    """`flex` asks for the offline class. The header `x-ballast-class` overrides it."""
 
     @property
     def band(self) -> int:
@@ -200,6 +282,10 @@ class ChatBody(Body):
     max_tokens: int | None = Field(default=None, ge=1, lt=COUNT_LIMIT)
     max_completion_tokens: int | None = Field(default=None, ge=1, lt=COUNT_LIMIT)
     """OpenAI's newer name for `max_tokens`."""
+    chat_template_kwargs: Annotated[dict[Text, Any], BeforeValidator(_check_template_arguments)] = Field(
+        default_factory=dict
+    )
+    """Arguments for the model's chat template, such as `enable_thinking`."""
 
     @property
     def num_output(self) -> int | None:
@@ -208,7 +294,7 @@ class ChatBody(Body):
     @property
     def opening(self) -> str:
         first = self.messages[0]
-        return f"{first.role}:{first.content[:1024]}"
+        return f"{first.role}:{(first.content or '')[:1024]}"
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
@@ -256,7 +342,7 @@ def _translate(error: ErrorDetails) -> InvalidBody:
     match kind:
         case "ballast":
             context = error.get("ctx", {})
-            field = context.get("field") or field
+            field = ".".join(filter(None, (field, context.get("field"))))
             return InvalidBody(field, f"{field}: {context['text']}")
         case "missing":
             text = f"{field}: found nothing, wanted a value: the field is required"

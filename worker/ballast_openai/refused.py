@@ -41,6 +41,7 @@ _COMMON: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "request_id": ((), "send the header x-request-id instead"),
     "kv_transfer_params": ((), "KV transfer is not supported: leave it out"),
     "vllm_xargs": ((), "only vLLM knows it: leave it out"),
+    "store": ((False,), "Ballast does not store answers: leave it out or send false"),
 }
 
 _COMPLETION: Mapping[str, tuple[tuple[Any, ...], str]] = {
@@ -50,6 +51,7 @@ _COMPLETION: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "suffix": (("",), "insertion is not supported: leave it out"),
     "prompt_embeds": ((), "prompts are text or token ids: leave it out"),
     "max_completion_tokens": ((), "/v1/completions names it max_tokens"),
+    "chat_template_kwargs": (({},), "a completion has no chat template: leave it out"),
     "messages": ((), "messages belong to /v1/chat/completions; /v1/completions takes prompt"),
 }
 
@@ -67,13 +69,10 @@ _CHAT: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "web_search_options": ((), "web search is not supported: leave it out"),
     "reasoning_effort": ((), "reasoning effort is not supported: leave it out"),
     "verbosity": (("medium",), "verbosity is not supported: leave it out"),
-    "store": ((False,), "Ballast does not store answers: leave it out"),
-    "service_tier": (("auto", "default"), "use the header x-ballast-class to choose between online and offline"),
     "echo": ((False,), "Ballast does not repeat the prompt in the answer: leave it out"),
     "add_generation_prompt": ((True,), "Ballast always asks for an answer of the assistant: leave it out"),
     "continue_final_message": ((False,), "the last message cannot be continued yet: leave it out"),
     "chat_template": ((), "Ballast uses the model's own chat template: leave it out"),
-    "chat_template_kwargs": (({},), "Ballast uses the model's own chat template without arguments: leave it out"),
     "documents": (([],), "retrieval is not supported: put the documents into the messages"),
     "include_reasoning": ((True, False), "reasoning is part of the text: leave it out"),
     "mm_processor_kwargs": ((), "messages are text: leave it out"),

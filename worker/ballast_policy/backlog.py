@@ -61,7 +61,7 @@ class Backlog:
     """Waiting requests of both classes: `class > priority > tenant > slack > prefix group > submission`.
 
     Adding, removing and looking at the head cost the same whatever the length. The fields that order a request
-    (`request_class`, `priority`, `tenant`, `slack`, `prefix_key`, `seq`) stay as they are while it waits; a
+    (`request_class`, `priority`, `tenant`, `slack`, `prefix_seq`, `seq`) stay as they are while it waits; a
     preempted request comes back through `add` with the `seq` it had, and so to where it stood. Online has no slack of
     its own: it is 0 in time, and infinite once `put_off` found the first token overdue.
     """

@@ -326,11 +326,11 @@ class Host:
         """Note that `num_tokens` were computed, after `num_computed` was advanced and before `num_tokens` is.
 
         Return how many of them are prompt tokens computed for the first time, and how many were computed before. The
-        tenant pays for tokens once.
+        tenant pays for tokens once: a token that an earlier attempt generated is not charged again.
         """
         end, before = request.num_computed, request.most_computed
         is_drawn = end == request.num_tokens
-        cost = OUTPUT_COST if is_drawn else 0.0
+        cost = OUTPUT_COST if is_drawn and end > before else 0.0
         found = _DECODE
         if end > before:
             request.most_computed = end

@@ -57,8 +57,10 @@ class Request:
     """SLO: seconds for each token after the first."""
     slack: float = inf
     """Seconds a job can still lose before its deadline is at risk, as of the claim; of online see `Backlog`."""
-    prefix_key: int = 0
-    """Requests with the same value share a prompt prefix; 0 is no group."""
+    prefix_key: int | None = None
+    """Groups requests with the same prompt prefix; None if no group is known."""
+    prefix_seq: int = -1
+    """`seq` of the request that opened the group; without a group its own `seq`, which the default stands for."""
 
     phase: Phase = Phase.WAITING
     num_tokens: int = 0
@@ -83,6 +85,10 @@ class Request:
     """Prompt tokens that the prefix cache gave when it first got a slot."""
     most_computed: int = 0
     """Largest `num_computed` so far: tokens below it are computed again after a preemption."""
+
+    def __post_init__(self) -> None:
+        if self.prefix_seq < 0:
+            self.prefix_seq = self.seq
 
     @property
     def remaining(self) -> int:

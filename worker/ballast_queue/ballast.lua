@@ -39,7 +39,7 @@
 --   :ids                        set      custom ids, until the job is closed
 -- The items from `next` to `stored` - 1 wait and have an entry only in :items.
 
-local REVISION = 3
+local REVISION = 4
 
 local FIELDS = {
   'id', 'tenant', 'state', 'rank', 'source', 'key', 'ending', 'reason', 'outlook', 'because',
@@ -502,6 +502,21 @@ local function heartbeat(keys, argv)
   return lost
 end
 
+-- ARGV: job id, then for each lease its index, its token, and the tokens that this and earlier attempts computed. The next
+-- attempt reads the number at the end of the prefix.
+local function progress(keys, argv)
+  local k = bind(keys)
+  for i = 2, #argv, 3 do
+    local index = argv[i]
+    if live_of(k, index) == argv[i + 1] then
+      local prefix = call('HGET', k.prefixes, index) or '{"version":1}'
+      prefix = string.gsub(prefix, ',"num_computed":%d+}$', '}')
+      call('HSET', k.prefixes, index, string.sub(prefix, 1, -2) .. ',"num_computed":' .. argv[i + 2] .. '}')
+    end
+  end
+  return 1
+end
+
 -- ARGV: job id, worker, then for each item: index, token, result, tokens in, tokens out, error code ('' for a success),
 -- error message. Reply: an outcome for each item.
 local function finish(keys, argv)
@@ -935,6 +950,7 @@ register('read', read, {'no-writes'})
 register('heads', heads, {'no-writes'})
 register('claim', claim, {'allow-oom'})
 register('heartbeat', heartbeat, {'allow-oom'})
+register('progress', progress, {'allow-oom'})
 register('finish', finish, {'allow-oom'})
 register('give_back', give_back, {'allow-oom'})
 register('retry', retry, {'allow-oom'})

@@ -107,6 +107,10 @@ class Functions:
         """`leases` has the index and the token of each lease."""
         return self._of_job("heartbeat", job_id, *(number for lease in leases for number in lease))
 
+    def progress(self, job_id: str, progress: Sequence[tuple[int, int, int]]) -> Call:
+        """`progress`: index and token of each lease, and the tokens computed."""
+        return self._of_job("progress", job_id, *(number for lease in progress for number in lease))
+
     def finish(self, job_id: str, worker: str, finished: Sequence[Finished]) -> Call:
         return self._of_job("finish", job_id, worker, *(value for item in finished for value in item))
 

@@ -124,6 +124,8 @@ class Prefix(_Wire):
     seed: int = 0
     model_revision: str = ""
     """A worker with another revision discards the prefix."""
+    num_computed: int = 0
+    """Tokens of prompt and answer that earlier attempts computed. Last, because the Lua functions rewrite it."""
 
 
 ENOUGH_SUCCEEDED = 8

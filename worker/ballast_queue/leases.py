@@ -52,6 +52,18 @@ class Leases:
             leases[group[position - 1]] for (_, group), lost in zip(groups, replies, strict=True) for position in lost
         ]
 
+    def report_progress(self, computed: Mapping[Lease, int]) -> None:
+        """Store how many tokens were computed of leased items, for the next attempt if a lease expires.
+
+        Lost leases are ignored.
+        """
+        leases = list(computed)
+        calls = [
+            self._store.functions.progress(job_id, [(*leases[at][1:], computed[leases[at]]) for at in group])
+            for job_id, group in _by_job([lease[0] for lease in leases])
+        ]
+        self._store.connection.call_many(calls)
+
     def finish(self, worker: str, claimed: Claimed, result: Result) -> Outcome:
         """Store a result. Return DONE once, ALREADY_DONE if repeated, LEASE_LOST if another worker holds the item.
 

@@ -44,6 +44,15 @@ class ReservationStatus(_Published):
     """
 
 
+class SloStatus(_Published):
+    """Online requests of one worker that were judged by the SLO in the last minute."""
+
+    ttft_judged: int = 0
+    ttft_met: int = 0
+    tpot_judged: int = 0
+    tpot_met: int = 0
+
+
 class WorkerStatus(_Published):
     """State of a worker at one moment. Treat a worker without a status as unknown, never as idle."""
 
@@ -80,6 +89,8 @@ class WorkerStatus(_Published):
     """Coefficients k0..k4 of the step time in seconds; empty until the cost model is trusted."""
     ttft_p99_seconds: float | None = None
     tpot_p99_seconds: float | None = None
+    slo: SloStatus | None = None
+    """None: the worker has an older version and does not publish it."""
     generation: int = 0
     """Configuration generation in force."""
     config_hash: str = ""

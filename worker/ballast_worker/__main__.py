@@ -10,7 +10,7 @@ from pathlib import Path
 import ballast_log
 from ballast_api.errors import InvalidConfig
 from ballast_api.worker_config import WorkerConfig
-from ballast_worker.errors import MissingExtra, WorkerError
+from ballast_worker.errors import MissingWorkerExtra, WorkerError
 
 NEEDED = ("torch", "numpy", "safetensors", "tokenizers", "jinja2", "starlette", "uvicorn", "httptools",
           "prometheus_client")  # fmt: skip
@@ -19,13 +19,13 @@ INTERRUPTED = 130
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run until a signal; gives the exit code."""
+    """Run until a signal and return the exit code."""
     options = _parse(arguments)
     ballast_log.configure(options.log_level, options.log_format)
     try:
         check_installed()
         config = WorkerConfig.load(options.config)
-        # These need the `worker` extra, which was checked just now; the second one takes seconds.
+        # These imports need the `worker` extra, which is checked above. The second import takes seconds.
         from ballast_worker.preflight import prepare  # noqa: PLC0415
 
         with prepare(config) as listener:
@@ -42,11 +42,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def check_installed() -> None:
-    """Raise `MissingExtra` where a package of the `worker` extra is missing."""
+    """Raise `MissingWorkerExtra` if a package of the `worker` extra is missing."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise MissingExtra(
-            f"The worker needs {', '.join(missing)}, which this installation lacks: run `pip install 'ballast[worker]'`"
+        raise MissingWorkerExtra(
+            f"The worker needs {', '.join(missing)}, which is not installed: run `pip install 'ballast[worker]'`"
         )
 
 
@@ -54,7 +54,12 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="ballast-worker", description="Serve one model to online requests and offline jobs on this machine."
     )
-    parser.add_argument("--config", type=Path, required=True, help="WorkerConfig as YAML; changes are taken up")
+    parser.add_argument(
+        "--config",
+        type=Path,
+        required=True,
+        help="WorkerConfig as YAML. The worker applies changes of hot fields while it runs.",
+    )
     parser.add_argument("--log-format", choices=("text", "json"), default="text")
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     return parser.parse_args(arguments)

@@ -21,12 +21,12 @@ from ballast_log import Log
 from ballast_openai.body import CHAT_URL, COMPLETIONS_URL, not_yet
 from ballast_policy.request import RequestClass
 from ballast_worker.errors import Refused
+from ballast_worker.http_exchange import ClientGone, HttpExchange, compact
 from ballast_worker.loop import Stream
 from ballast_worker.metrics import CONTENT_TYPE
 from ballast_worker.openai import SHORT_PROMPT_CHARS, Body, Caller, num_chars
-from ballast_worker.requests import Passage, RequestOutcome
-from ballast_worker.shapes import DONE, KEEPALIVE, Answer, Shape, error_event, model_card, model_list
-from ballast_worker.wire import Call, ClientGone, compact
+from ballast_worker.requests import RequestOutcome, RequestTiming
+from ballast_worker.responses import DONE, KEEPALIVE, AnswerBuffer, ResponseFormat, error_event, model_card, model_list
 from ballast_worker.worker import Worker
 
 log = Log(__name__)
@@ -36,27 +36,27 @@ KNOWN = "/v1/models, /v1/completions, /v1/chat/completions, /health, /ready, /me
 
 
 def routes(worker: Worker, lifespan: Lifespan[Starlette]) -> Starlette:
-    """The app around one worker."""
-    look = Looks(worker)
+    """Return the app of one worker."""
+    read = ReadRoutes(worker)
     return Starlette(
         routes=[
-            Route(COMPLETIONS_URL, Generate(worker, COMPLETIONS_URL), methods=["POST"]),
-            Route(CHAT_URL, Generate(worker, CHAT_URL), methods=["POST"]),
-            Route("/v1/models", look.models),
-            Route("/v1/models/{name:path}", look.model),
-            Route("/health", look.health),
-            Route("/ready", look.ready),
-            Route("/metrics", look.metrics),
-            Route("/version", look.version),
-            Route("/ballast/status", look.status),
+            Route(COMPLETIONS_URL, GenerateRoute(worker, COMPLETIONS_URL), methods=["POST"]),
+            Route(CHAT_URL, GenerateRoute(worker, CHAT_URL), methods=["POST"]),
+            Route("/v1/models", read.models),
+            Route("/v1/models/{name:path}", read.model),
+            Route("/health", read.health),
+            Route("/ready", read.ready),
+            Route("/metrics", read.metrics),
+            Route("/version", read.version),
+            Route("/ballast/status", read.status),
         ],
-        exception_handlers={HTTPException: _not_routed, Refused: _refused, Exception: _defect},
+        exception_handlers={HTTPException: _not_routed, Refused: _refused, Exception: _internal_error},
         lifespan=lifespan,
     )
 
 
-class Generate:
-    """One of the two generating routes, as an ASGI app."""
+class GenerateRoute:
+    """One of the two routes that generate text, as an ASGI app."""
 
     def __init__(self, worker: Worker, url: str) -> None:
         self._worker = worker
@@ -65,7 +65,7 @@ class Generate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        call = Call(scope, receive, send, is_last=self._worker.is_draining)
+        call = HttpExchange(scope, receive, send, is_last=self._worker.is_draining)
         try:
             await self._serve(call)
         except ClientGone:
@@ -76,7 +76,7 @@ class Generate:
             else:
                 await call.refuse(refused)
 
-    async def _serve(self, call: Call) -> None:
+    async def _serve(self, call: HttpExchange) -> None:
         worker = self._worker
         arrival = time.monotonic()
         request_class = RequestClass.ONLINE
@@ -85,12 +85,12 @@ class Generate:
             worker.tenancy.check_key(call.headers)
             data = await call.json(worker.config.limits.max_body_kibibytes * 1024)
             body = worker.served.read(self._url, data)
-            caller = worker.tenancy.caller(call.headers, body.band)
+            caller = worker.tenancy.caller(call.headers, body.band, is_flex=body.service_tier == "flex")
             request_class = caller.request_class
-            worker.check_room(request_class)
+            worker.check_queue(request_class)
             request = await self._request(body, caller, arrival)
-            worker.check_open()  # again: a long prompt took its time
-            worker.check_room(request_class)
+            worker.check_open()  # again, because a long prompt takes time
+            worker.check_queue(request_class)
             stream = worker.loop.stream(request)
         except InvalidRequest as error:
             worker.recorder.refused(request_class, RequestOutcome.INVALID)
@@ -98,27 +98,27 @@ class Generate:
         except Refused as refused:
             worker.recorder.refused(request_class, _outcome(refused))
             raise
-        await self._answer(call, stream, body, worker.passage(request, arrival))
+        await self._answer(call, stream, body, worker.timing(request, arrival))
 
     async def _request(self, body: Body, caller: Caller, arrival: float) -> GenerationRequest:
         served = self._worker.served
-        if num_chars(body) > SHORT_PROMPT_CHARS:  # the tokenizer lets go of the interpreter's lock
+        if num_chars(body) > SHORT_PROMPT_CHARS:  # the tokenizer releases the interpreter lock
             prompt = await asyncio.to_thread(served.tokens, body)
         else:
             prompt = served.tokens(body)
         request = served.request(self._prefix + uuid4().hex, body, prompt, caller)
         return replace(request, arrival=arrival)
 
-    async def _answer(self, call: Call, stream: Stream, body: Body, passage: Passage) -> None:
+    async def _answer(self, call: HttpExchange, stream: Stream, body: Body, timing: RequestTiming) -> None:
         worker = self._worker
-        shape = Shape(
+        shape = ResponseFormat(
             is_chat=self._url == CHAT_URL,
             id=stream.request_id,
             created=int(time.time()),
             model=worker.served.name,
             include_usage=body.includes_usage,
         )
-        answer = Answer()
+        answer = AnswerBuffer()
         watcher = asyncio.create_task(_watch(call, stream))
         try:
             if body.stream:
@@ -129,28 +129,28 @@ class Generate:
             watcher.cancel()
             if not answer.is_over:
                 worker.loop.abort(stream.request_id)
-            worker.ended(passage, stream, answer)
+            worker.ended(timing, stream, answer)
 
 
-async def _watch(call: Call, stream: Stream) -> None:
+async def _watch(call: HttpExchange, stream: Stream) -> None:
     """Wake the reader when the client closes the connection."""
     await call.gone()
     stream.hang_up()
 
 
-async def _send_whole(call: Call, stream: Stream, shape: Shape, answer: Answer) -> None:
+async def _send_whole(call: HttpExchange, stream: Stream, shape: ResponseFormat, answer: AnswerBuffer) -> None:
     while True:
-        await _hear(stream, answer)
+        await _receive(stream, answer)
         if answer.is_over:
             answer.check()
             await call.answer(200, compact(shape.whole(answer)))
             return
 
 
-async def _send_events(call: Call, stream: Stream, shape: Shape, answer: Answer) -> None:
+async def _send_events(call: HttpExchange, stream: Stream, shape: ResponseFormat, answer: AnswerBuffer) -> None:
     opening = shape.first()
     while True:
-        if not await _hear(stream, answer):
+        if not await _receive(stream, answer):
             data = KEEPALIVE
         else:
             answer.check()
@@ -167,8 +167,8 @@ async def _send_events(call: Call, stream: Stream, shape: Shape, answer: Answer)
             return
 
 
-async def _hear(stream: Stream, answer: Answer) -> bool:
-    """Wait for the engine; False where it said nothing, and the stream was only asked for a sign of life."""
+async def _receive(stream: Stream, answer: AnswerBuffer) -> bool:
+    """Wait for outputs and add them to the answer. Return False if there are none and a keepalive is due."""
     outputs = await stream.next()
     if stream.is_hung_up:
         raise ClientGone
@@ -185,46 +185,46 @@ def _outcome(refused: Refused) -> RequestOutcome:
     return RequestOutcome.FAILED if refused.status >= 500 else RequestOutcome.INVALID
 
 
-class Looks:
-    """The routes that only look."""
+class ReadRoutes:
+    """The routes that only read."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
 
     async def models(self, request: Request) -> Response:
-        """OpenAI's list of models: the one that is served."""
+        """Return OpenAI's list of models, which has one entry."""
         self._check_key(request)
         return Response(model_list(self._card()), media_type=JSON)
 
     async def model(self, request: Request) -> Response:
-        """One model."""
+        """Return the served model."""
         self._check_key(request)
         served = self._worker.served
         served.check_name(request.path_params["name"])
         return Response(compact(self._card()), media_type=JSON)
 
     async def health(self, _: Request) -> Response:
-        """Liveness: 503 once only a restart helps."""
+        """Liveness: return 503 if only a restart helps."""
         loop = self._worker.loop
         if loop.is_healthy:
             return Response(b'{"status":"ok"}', media_type=JSON)
-        why = loop.failure or "several engine steps in a row failed"
+        why = loop.failure or "Several engine steps in a row failed."
         return Response(compact({"status": "failed", "reason": why}), 503, media_type=JSON)
 
     async def ready(self, _: Request) -> Response:
-        """Readiness: 503 while new requests go elsewhere."""
+        """Readiness: return 503 while new requests should go to other workers."""
         worker = self._worker
         if worker.is_ready:
             return Response(b'{"status":"ready"}', media_type=JSON)
-        why = "draining" if worker.is_draining else "the engine failed"
+        why = "The worker is draining." if worker.is_draining else "The engine failed."
         return Response(compact({"status": "not ready", "reason": why}), 503, media_type=JSON)
 
     async def metrics(self, _: Request) -> Response:
-        """What Prometheus scrapes."""
+        """Return the metrics for Prometheus."""
         return Response(self._worker.metrics.render(), headers={"content-type": CONTENT_TYPE})
 
     async def version(self, _: Request) -> Response:
-        """The version of the program."""
+        """Return the version of Ballast."""
         try:
             number = version("ballast")
         except PackageNotFoundError:
@@ -232,7 +232,7 @@ class Looks:
         return Response(compact({"version": number}), media_type=JSON)
 
     async def status(self, _: Request) -> Response:
-        """The worker as it shows itself to the operator, the CLI and routers."""
+        """Return the status of the worker, for the operator, the CLI and routers."""
         return Response(self._worker.status().model_dump_json(), media_type=JSON)
 
     def _check_key(self, request: Request) -> None:
@@ -257,23 +257,23 @@ async def _not_routed(request: Request, error: Exception) -> Response:
     path = request.url.path
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
-        message = f"{path} takes {allowed}, found {request.method}."
+        message = f"{path} does not support {request.method}: use {allowed}."
         return _answer_refused(
             Refused(405, message, code="method_not_allowed", headers={"allow": allowed} if allowed else {})
         )
     if later := not_yet(path):
         return _answer_refused(Refused(404, f"{later[0].upper()}{later[1:]}.", code="unsupported_url"))
     return _answer_refused(
-        Refused(error.status_code, f"There is no {request.method} {path} here; there are {KNOWN}.", code="not_found")
+        Refused(error.status_code, f"There is no {request.method} {path}. The routes are {KNOWN}.", code="not_found")
     )
 
 
-async def _defect(request: Request, error: Exception) -> Response:
+async def _internal_error(request: Request, error: Exception) -> Response:
     log.error("request failed", path=request.url.path, error=repr(error))
     return _answer_refused(
         Refused(
             500,
-            "This worker failed while it handled the request; its log says why.",
+            "The worker failed while it handled the request. Its log has the reason.",
             code="internal_error",
             kind="server_error",
         )

@@ -1,4 +1,4 @@
-"""The ASGI app of one worker: the same under Ballast's own server, another ASGI server, or Ray Serve."""
+"""The ASGI app of one worker, for Ballast's own server or any other ASGI server."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ballast_worker.worker import Worker
 
 
 def create_app(config: WorkerConfig, *, path: Path | None = None, worker: Worker | None = None) -> Starlette:
-    """The app that serves one model; its threads start and stop with the app's lifespan.
+    """Return the app that serves one model. Its threads start and stop with the lifespan of the app.
 
     Args:
         config: the configuration
-        path: the file it came from, watched for changes
-        worker: one made before from this configuration; by default a new one, which loads the model now
+        path: the file of the configuration, which is watched for changes
+        worker: a worker of this configuration; by default a new worker, which loads the model now
 
     Raises:
-        NotServed: the configuration asks for what this worker cannot do.
-        EngineError: the checkpoint, or the options of the engine, are wrong.
+        NotServed: the configuration asks for something that this worker cannot do.
+        EngineError: the checkpoint or the options of the engine are wrong.
     """
     serving = worker or Worker(load(config, path), path=path)
 
@@ -42,6 +42,6 @@ def create_app(config: WorkerConfig, *, path: Path | None = None, worker: Worker
 
 
 def load(config: WorkerConfig, path: Path | None) -> Loaded:
-    """The configuration with the hash of its file."""
+    """Return the configuration with the hash of its file."""
     text = path.read_text(encoding="utf-8") if path is not None else config.dump()
     return Loaded(config, content_hash(text))

@@ -1,10 +1,11 @@
-"""SIGTERM: offline items go back with what they generated, online requests finish, then the process ends.
+"""SIGTERM: return offline items with their generated tokens, finish online requests, and end the process.
 
-From the first signal on `/ready` says no, nothing more is claimed, and each answer is the last of its connection: a
-client that keeps one comes by another, which leads to another worker. After `unready_seconds` new requests get 503 with
-Retry-After, and connections that nobody used are closed. (In a cluster a preStop pause lets endpoints go before the
-signal.)
-A second signal ends at once: the leases of what is still held run out, and other workers take it up.
+After the first signal `/ready` returns 503, the worker claims no more items, and each answer closes its connection, so
+that the next request of the client reaches another worker. For `unready_seconds` the worker still accepts new requests,
+while Kubernetes removes it from the endpoints. After that, new requests get 503 with Retry-After, and idle connections
+are closed. No preStop hook is needed.
+
+A second signal ends the process at once. The leases of its items expire, and other workers claim them.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from ballast_worker.worker import Worker
 
 log = Log(__name__)
 
-LOOK_SECONDS = 0.05
-LAST_WORDS_SECONDS = 2.0
-"""Kept back for the answers to what is aborted at the end."""
+POLL_SECONDS = 0.05
+ABORT_SECONDS = 2.0
+"""Time for the answers of requests that are aborted at the end."""
 
 
 async def drain(worker: Worker, *, hang_up: Callable[[], None]) -> None:
-    """Empty the worker within its `drain_seconds`; returns earlier when nothing is left.
+    """Empty the worker within its `drain_seconds`. Return earlier if no request is left.
 
-    `hang_up` closes each connection once nothing is under way on it.
+    `hang_up` closes each connection as soon as it is idle.
     """
     runtime = worker.config.runtime
     seconds = runtime.drain_seconds
@@ -42,14 +43,14 @@ async def drain(worker: Worker, *, hang_up: Callable[[], None]) -> None:
     end = time.monotonic() + seconds
     await _until(lambda: not worker.loop.num_streams and (feeder is None or feeder.drained.is_set()), worker, end)
     if worker.loop.num_streams:
-        log.warning("drain time is over; online requests are aborted", count=worker.loop.num_streams)
+        log.warning("drain time is over, online requests are aborted", count=worker.loop.num_streams)
         worker.loop.abort_streams()
-        await _until(lambda: not worker.loop.num_streams, worker, time.monotonic() + LAST_WORDS_SECONDS)
+        await _until(lambda: not worker.loop.num_streams, worker, time.monotonic() + ABORT_SECONDS)
     if feeder is not None and not feeder.drained.is_set():
-        log.warning("drain time is over; leases of offline items run out", count=feeder.num_held)
+        log.warning("drain time is over, leases of offline items expire", count=feeder.num_held)
 
 
 async def _until(is_done: Callable[[], bool], worker: Worker, end: float) -> None:
-    """Wait for other threads, or for the end, or for an engine that will not get there."""
-    while not is_done() and worker.loop.is_healthy and time.monotonic() < end:  # noqa: ASYNC110 - they set no event
-        await asyncio.sleep(LOOK_SECONDS)
+    """Wait until other threads are done, the time is over, or the engine fails."""
+    while not is_done() and worker.loop.is_healthy and time.monotonic() < end:  # noqa: ASYNC110 - the other threads set no event
+        await asyncio.sleep(POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""The engine as the worker uses it: one model that turns requests into tokens, one step at a time."""
+"""The interface of an engine: one model that turns requests into tokens, one step at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ballast_policy.snapshot import PolicyConfig
 
 
 class Engine(Protocol):
-    """Requests in, tokens out.
+    """An engine of one model.
 
     One thread, the engine's thread, calls `wait` and `step` and reads `last_step`. All other members are safe to use
     from any thread at any time, also during a step. None of them waits for a step to end.
@@ -54,8 +54,12 @@ class Engine(Protocol):
     def give_back(self, request_ids: Sequence[str]) -> None:
         """End requests with `FinishReason.GIVEN_BACK`, so that another worker can continue them.
 
-        The last output of each has all its generated tokens in `generated`. Ids that are not in the engine are ignored.
+        The last output of each has all its generated tokens in `generated`, and the number of computed tokens in
+        `num_computed`. Ids that are not in the engine are ignored.
         """
+
+    def num_computed(self, request_id: str) -> int:
+        """Return the tokens of a request computed so far, by this or an earlier attempt; 0 for an unknown id."""
 
     # Policy
 
@@ -97,7 +101,7 @@ class Engine(Protocol):
 
 @runtime_checkable
 class Suspending(Protocol):
-    """What an engine has in addition if it can suspend a step for newcomers and resume it in a later call."""
+    """An engine that can suspend a step for new requests, and resume it in a later call."""
 
     @property
     def is_suspended(self) -> bool:

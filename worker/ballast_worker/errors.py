@@ -1,10 +1,10 @@
 """Errors of this package.
 
-WorkerError            the process cannot start or go on; carries the exit code
-├── MissingExtra       a package of the `worker` extra is not installed
+WorkerError            the process cannot start or continue; has the exit code
+├── MissingWorkerExtra       a package of the `worker` extra is not installed
 ├── AddressTaken       another process listens on the address
-└── NotServed          the configuration asks for what this worker cannot do
-Refused                an HTTP request that gets an error; carries status, code and field in OpenAI's words
+└── NotServed          the configuration asks for something that this worker cannot do
+Refused                an HTTP request gets an error; has status, code and field in OpenAI's format
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from dataclasses import dataclass, field
 
 
 class WorkerError(Exception):
-    """Base of what ends the process; `exit_code` follows sysexits.h."""
+    """Base of the errors that end the process. `exit_code` follows sysexits.h."""
 
     exit_code = 70
 
 
-class MissingExtra(WorkerError):
+class MissingWorkerExtra(WorkerError):
     """A package of the `worker` extra is not installed."""
 
     exit_code = 69
 
 
 class AddressTaken(WorkerError):
-    """Another process listens on the address, or the address is not this machine's."""
+    """Another process listens on the address, or the address does not belong to this machine."""
 
     exit_code = 71
 
 
 class NotServed(WorkerError):
-    """The configuration asks for what this worker cannot do."""
+    """The configuration asks for something that this worker cannot do."""
 
     exit_code = 78
 
 
 @dataclass(eq=False)
 class Refused(Exception):
-    """An HTTP request that is answered with an error, in OpenAI's format."""
+    """The worker answers an HTTP request with an error in OpenAI's format."""
 
     status: int
     message: str
@@ -50,6 +50,6 @@ class Refused(Exception):
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def as_openai(self) -> bytes:
-        """The body: `{"error": {...}}`."""
+        """Return the body: `{"error": {...}}`."""
         error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
         return json.dumps({"error": error}).encode()

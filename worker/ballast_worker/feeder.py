@@ -1,7 +1,7 @@
-"""From the queue to the engine and back, on a thread of its own that may block on Redis.
+"""Move items from the queue to the engine, and results back, on a thread that may block on Redis.
 
-Keeps just enough claimed items at hand that a free slot is filled at the next step, and no more. While Redis is away it
-claims nothing, keeps finished results, and delivers them when Redis is back and the lease still holds.
+The feeder prefetches only as many items as are needed to fill a free slot at the next step. While Redis is unavailable,
+it claims no items and keeps finished results. It stores them when Redis is back and their leases are still valid.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from queue import Empty
 
 from ballast_engine.request import FinishReason
 from ballast_log import Log
@@ -21,29 +20,29 @@ from ballast_queue.outcome import Outcome
 from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
 from ballast_queue.status import QueueStats, WorkerStatus
-from ballast_worker.appraisal import appraise
-from ballast_worker.claims import Claims
-from ballast_worker.holdings import Holdings
+from ballast_worker.claimer import Claimer
+from ballast_worker.in_flight import InFlightItems
 from ballast_worker.loop import Ended, EngineLoop
-from ballast_worker.openai import Served
+from ballast_worker.openai import ServedModel
+from ballast_worker.outlooks import update_outlooks
 from ballast_worker.requests import Recorder
 
 log = Log(__name__)
 
 TICK_SECONDS = 1.0
-"""What is due in the queue, the ledger, the worker's status, deadlines, and the inbox."""
+"""How often the feeder runs due timers and updates the ledger, the worker's status, outlooks and the inbox."""
 INTAKE_ENTRIES = 500
-"""Of the inbox between two looks at leases and claims; some tens of milliseconds."""
+"""Inbox entries that are taken in between two rounds of leases and claims; some tens of milliseconds."""
 STATUS_TTL_SECONDS = 5.0
 FIRST_BACKOFF, LAST_BACKOFF = 0.05, 2.0
 RENEW_SECONDS = 1.0
-"""How soon a new address or password is tried again while the old connection serves on."""
+"""How soon a new address or password is tried again while the old connection still works."""
 GATHER_SECONDS = 0.002
-"""After a wake-up the feeder waits this long for what ends in the same moment: one round trip then tells it all."""
+"""How long the feeder waits after a wake-up, so that one round trip reports all requests that end together."""
 
 
 class Feeder:
-    """The feeder's thread; `configure`, `drain` and the figures are for any thread."""
+    """The feeder and its thread. Any thread may call the public methods."""
 
     def __init__(
         self,
@@ -51,65 +50,65 @@ class Feeder:
         connect: Callable[[], Queue],
         worker: str,
         loop: EngineLoop,
-        served: Served,
+        served: ServedModel,
         status: Callable[[], WorkerStatus],
         settings: QueueSettings,
     ) -> None:
         self.recorder = Recorder()
         self.outcomes: Counter[Outcome] = Counter()
-        """What Redis said to what this worker told it."""
+        """The answers of Redis to the reports of this worker."""
         self.is_up = False
-        """Redis answers and is fit to hold work."""
+        """Whether Redis answers and its configuration is safe for jobs."""
         self.stats: QueueStats | None = None
         self.can_claim = False
-        """The queue had items at the last tick whose tenant is below its slot cap here."""
+        """Whether the queue had items at the last tick whose tenant is below its slot cap here."""
         self.drained = threading.Event()
-        """Set once a draining feeder holds nothing any more."""
+        """Set when a draining feeder has no items left."""
         self._connect = connect
         self._worker = worker
         self._loop = loop
         self._status = status
         self._settings = settings
         self._is_configured = False
-        self._holdings = Holdings(worker, served.revision)
-        self._claims = Claims(worker, loop, served, self._holdings)
+        self._in_flight = InFlightItems(worker, served.revision)
+        self._claimer = Claimer(worker, loop, served, self._in_flight)
         self._queue: Queue | None = None
         self._is_stale = False
-        """Address or password have changed, and the connection is the old one."""
-        self._complaint = ""
+        """Whether address or password changed since the connection was made."""
+        self._last_warning = ""
         self._backoff = FIRST_BACKOFF
         self._posted: dict[str, float] = {}
-        """Service of offline tenants that the shared ledger knows of."""
+        """Service of offline tenants that is in the shared ledger."""
         self._lease_seconds = settings.lease_seconds
-        self._tick_at = self._beat_at = self._intake_at = self._retry_at = self._renew_at = 0.0
+        self._tick_at = self._heartbeat_at = self._intake_at = self._retry_at = self._renew_at = 0.0
         self._is_draining = self._is_returned = self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="ballast-feeder", daemon=True)
 
     # Any thread
 
     def start(self) -> None:
-        """Begin to feed."""
+        """Start the thread."""
         self._thread.start()
 
     def configure(self, settings: QueueSettings) -> None:
-        """Write these settings to the queue at the next turn."""
+        """Write settings to the queue in the next round."""
         self._settings = settings
         self._is_configured = False
         self._wake()
 
     def reconnect(self) -> None:
-        """Change over to the address and password that `connect` finds now; what is held stays held."""
+        """Connect again with the current address and password. Leases stay valid."""
         self._is_stale = True
         self._renew_at = self._retry_at = 0.0
         self._wake()
 
     def drain(self) -> None:
-        """Stop claiming and give everything back with what it generated."""
+        """Stop claiming, and return all items with their generated tokens."""
         self._is_draining = True
         self._wake()
 
     def stop(self) -> None:
-        """End the thread after its turn."""
+        """End the thread after its current round."""
         self._is_stopping = True
         self._wake()
         if self._thread.is_alive():
@@ -118,15 +117,15 @@ class Feeder:
     @property
     def num_held(self) -> int:
         """Items under lease in this worker."""
-        return len(self._holdings)
+        return len(self._in_flight)
 
     @property
     def num_at_risk(self) -> int:
-        """Jobs that will miss their deadline at the present rates."""
+        """Jobs that will miss their deadline at the current rates."""
         return self.stats.jobs_at_risk if self.stats is not None else 0
 
     def _wake(self) -> None:
-        self._loop.ended.put([])
+        self._loop.wake_feeder()
 
     # The feeder's thread
 
@@ -134,91 +133,83 @@ class Feeder:
         try:
             while not self._is_stopping:
                 self._collect()
-                self._turn()
+                self._round()
             if self._queue is not None and self.is_up:
                 self._queue.workers.withdraw(self._worker)
         except QueueError as error:
-            log.warning("the worker's status stays until it expires", because=str(error))
-        except Exception:  # a defect here must not pass for an empty queue
-            log.exception("the feeder failed; offline work stops on this worker")
+            log.warning("worker status not removed, it expires later", because=str(error))
+        except Exception:  # a defect here must not look like an empty queue
+            log.exception("feeder failed, offline work stops on this worker")
         finally:
             self.is_up = False
-            self.drained.set()  # nobody returns anything any more, so nobody needs to wait for it
+            self.drained.set()  # no item is returned after this, so the drain need not wait
 
     def _collect(self) -> None:
-        """Wait until something ended, a slot is free or something is due, then take in all that ended."""
-        try:
-            batches = [self._loop.ended.get(timeout=self._pause())]
-        except Empty:
+        """Wait until a request ends, a slot is free or a task is due, then take in all requests that ended."""
+        if not self._loop.wait_as_feeder(self._wait_seconds()):
             return
         time.sleep(GATHER_SECONDS)
-        while True:
-            try:
-                batches.append(self._loop.ended.get_nowait())
-            except Empty:
-                break
-        for batch in batches:
-            for ended in batch:
-                self._settle(ended)
+        for ended in self._loop.take_ended():
+            self._settle(ended)
         if self._loop.failure is not None:
-            self._loop.fail_all(list(self._holdings.held), self._settle)
+            self._loop.fail_all(list(self._in_flight.held), self._settle)
 
-    def _pause(self) -> float:
+    def _wait_seconds(self) -> float:
         now = time.monotonic()
         if not self.is_up:
             return max(0.001, self._retry_at - now)
-        due = min(self._tick_at, self._beat_at, self._intake_at)
+        due = min(self._tick_at, self._heartbeat_at, self._intake_at)
         if not self._is_draining:
-            due = min(due, self._claims.look_at)
+            due = min(due, self._claimer.read_at)
         return max(0.001, due - now)
 
     def _settle(self, ended: Ended) -> None:
-        item = self._holdings.settle(ended.output, num_cached=ended.num_cached)
+        item = self._in_flight.settle(ended.output, num_cached=ended.num_cached)
         if item is None:
             return
-        item.passage.first_at = ended.first_at
+        item.timing.first_at = ended.first_at
         reason = ended.output.finish_reason or FinishReason.FAILED
-        self.recorder.ended(item.passage, reason, item.answer.num_prompt, item.answer.num_output, ended.at)
-        self._claims.saw_end(item)
+        self.recorder.ended(item.timing, reason, item.answer.num_prompt, item.answer.num_output, ended.at)
+        self._claimer.add_end(item)
 
-    def _turn(self) -> None:
+    def _round(self) -> None:
         if not self.is_up and time.monotonic() < self._retry_at:
             return
         try:
             queue = self._attach()
-            self._speak(queue)
+            self._exchange(queue)
         except QueueError as error:
-            self._lose(error)
+            self._pause_offline(error)
             return
         if not self.is_up:
             self.is_up = True
-            self._complaint = ""
+            self._last_warning = ""
             self._backoff = FIRST_BACKOFF
             log.info("queue is up", queue=queue.name)
 
     def _attach(self) -> Queue:
-        """The queue, connected and configured; before it is up, with a server that was found fit."""
+        """Return the queue, connected and configured. Check the server first if it was unavailable."""
         if self._queue is None:
-            self._is_stale = False  # before the call: a change that comes during it is taken up after it
+            self._is_stale = False  # before the call: a change during the call is handled after it
             self._queue = self._connect()
         elif self._is_stale and time.monotonic() >= self._renew_at:
             self._renew(self._queue)
         if not self.is_up:
             for warning in self._queue.require_fit():
                 if not self._is_configured:
-                    log.warning("redis", warning=warning)
-            self._beat_at = self._tick_at = self._intake_at = 0.0
+                    log.warning("redis configuration", warning=warning)
+            self._heartbeat_at = self._tick_at = self._intake_at = 0.0
         if not self._is_configured:
             self._is_configured = True
             settings = self._settings
             if not self._queue.settings.apply(settings):
-                log.info("the queue has newer settings than this worker's configuration")
+                log.info("queue has newer settings than this worker's configuration")
             self._lease_seconds = self._queue.settings.read().lease_seconds
-            self._claims.weights = {tenant.name: tenant.weight for tenant in settings.tenants}
+            self._claimer.weights = {tenant.name: tenant.weight for tenant in settings.tenants}
         return self._queue
 
     def _renew(self, old: Queue) -> None:
-        """Change the connection; the old one serves on while the new address or password does not work yet."""
+        """Replace the connection. Keep the old one while the new address or password does not work yet."""
         self._is_stale = False
         fresh: Queue | None = None
         try:
@@ -229,24 +220,24 @@ class Feeder:
                 fresh.close()
             self._is_stale = True
             self._renew_at = time.monotonic() + RENEW_SECONDS
-            if str(error) != self._complaint:
-                self._complaint = str(error)
-                log.warning("new Redis address or password does not work, the old connection stays", because=str(error))
+            if str(error) != self._last_warning:
+                self._last_warning = str(error)
+                log.warning("new redis address or password does not work, using the old connection", because=str(error))
             return
         self._queue = fresh
         old.close()
-        self._complaint = ""
+        self._last_warning = ""
         self._is_configured = False
-        log.info("new Redis address or password taken up")
+        log.info("using the new redis address or password")
 
-    def _speak(self, queue: Queue) -> None:
-        """One turn with Redis: results first, then leases, then upkeep, then new items."""
-        if self._holdings.has_news:
-            self._holdings.tell(queue, self._count)
+    def _exchange(self, queue: Queue) -> None:
+        """Run one round with Redis: report results, extend leases, run due tasks, claim items."""
+        if self._in_flight.has_reports:
+            self._in_flight.report(queue, self._count)
         now = time.monotonic()
-        if now >= self._beat_at:
-            self._beat(queue)
-            self._beat_at = now + self._lease_seconds / 3
+        if now >= self._heartbeat_at:
+            self._heartbeat(queue)
+            self._heartbeat_at = now + self._lease_seconds / 3
         if now >= self._tick_at:
             self._tick(queue)
             self._tick_at = now + min(TICK_SECONDS, self._lease_seconds / 3)
@@ -255,14 +246,15 @@ class Feeder:
         if self._is_draining:
             self._drain()
         elif self._loop.is_healthy:
-            self._claims.refill(queue)
+            self._claimer.refill(queue)
 
-    def _beat(self, queue: Queue) -> None:
-        leases = self._holdings.leases()
+    def _heartbeat(self, queue: Queue) -> None:
+        leases = self._in_flight.leases()
         lost = queue.leases.heartbeat(leases) if leases else []
+        queue.leases.report_progress(self._in_flight.progress(self._loop.engine.num_computed))
         if lost:
             log.info("leases lost or cancelled", count=len(lost))
-            for request_id in self._holdings.lose(lost):
+            for request_id in self._in_flight.lose(lost):
                 self._loop.abort(request_id)
 
     def _tick(self, queue: Queue) -> None:
@@ -270,62 +262,64 @@ class Feeder:
         self.can_claim = self._finds_work(queue)
         queue.workers.publish(self._status(), STATUS_TTL_SECONDS)
         workers = queue.workers.statuses()
-        self._claims.consider(queue, workers, self._gained())
+        self._claimer.update(queue, workers, self._gained())
         self.stats = queue.stats()
-        appraise(queue, workers, self.stats.at, self._claims.weights)
+        update_outlooks(queue, workers, self.stats.at, self._claimer.weights)
 
     def _finds_work(self, queue: Queue) -> bool:
         """Return whether the queue has an item that this worker could run, whether or not it claims any.
 
-        The status publishes the answer, so that a worker that stops claiming does not read as one without work.
+        The status publishes the answer, so that a worker that stops claiming does not look like a worker without work.
         """
-        held = Counter(item.claimed.tenant for item in self._holdings.held.values())
+        held = Counter(item.claimed.tenant for item in self._in_flight.held.values())
         caps = {name: share.max_slots for name, share in self._loop.engine.policy.tenants.items()}
         return any(
             (cap := caps.get(tenant)) is None or held[tenant] < cap for tenant in queue.claimable.demand().tenants
         )
 
     def _take_in(self, queue: Queue) -> None:
-        """Take a page of the inbox in; the next one follows at once where there is more, behind leases and claims."""
+        """Take in a page of the inbox. If there is more, the next page follows at once, after leases and claims."""
         is_full = queue.inbox.take_in(INTAKE_ENTRIES) >= INTAKE_ENTRIES
         self._intake_at = 0.0 if is_full else time.monotonic() + TICK_SECONDS
 
     def _gained(self) -> dict[str, float]:
-        """What the engine charged offline tenants since the last time."""
+        """Return the service of offline tenants since the last call, divided by their weights."""
         served = {
             tenant: service
             for (request_class, tenant), service in self._loop.engine.stats().service.items()
             if request_class is RequestClass.OFFLINE
         }
-        weights = self._claims.weights
+        weights = self._claimer.weights
         gained = {
             tenant: (service - self._posted.get(tenant, 0.0)) / weights.get(tenant, 1.0)
             for tenant, service in served.items()
             if service > self._posted.get(tenant, 0.0)
         }
-        self._posted = served  # before the call: one that failed may have counted, and counting twice is worse
+        self._posted = served  # before the call: a failed call may have counted, and counting twice is worse
         return gained
 
     def _drain(self) -> None:
         if not self._is_returned:
             self._is_returned = True
-            self._loop.engine.give_back(list(self._holdings.held))
-        if not len(self._holdings) and not self.drained.is_set():
-            log.info("offline items are given back")
+            self._loop.engine.give_back(list(self._in_flight.held))
+        if not len(self._in_flight) and not self.drained.is_set():
+            log.info("offline items returned")
             self.drained.set()
 
-    def _lose(self, error: QueueError) -> None:
-        """Redis is away, or not fit: pause offline work, keep what is finished, come back later."""
-        if self.is_up or str(error) != self._complaint:
-            self._complaint = str(error)
+    def _pause_offline(self, error: QueueError) -> None:
+        """Pause offline work because Redis is unavailable or unsafe. Keep finished results and try again later."""
+        if self.is_up or str(error) != self._last_warning:
+            self._last_warning = str(error)
             if isinstance(error, ServerUnfit):
-                log.error("redis is not fit to hold work; offline work is paused", because=str(error))
+                log.error("redis configuration is unsafe, offline work is paused", because=str(error))
             else:
-                log.warning("redis is away; offline work is paused", because=str(error), held=len(self._holdings))
+                log.warning(
+                    "redis is unavailable, offline work is paused", because=str(error), held=len(self._in_flight)
+                )
         self.is_up = False
         if self._queue is not None:
             self._queue.close()
-            self._queue = None  # the next one is opened with the address and password that are there then
+            self._queue = None  # the next connection uses the address and password at that time
         self._is_configured = self._is_configured and isinstance(error, QueueUnavailable)
         self._retry_at = time.monotonic() + self._backoff * random.uniform(0.8, 1.2)
         self._backoff = min(self._backoff * 2, LAST_BACKOFF)

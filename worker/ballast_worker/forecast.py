@@ -1,6 +1,6 @@
-"""Whether jobs meet their deadlines, from the state of the queue and the status of its workers. PURE.
+"""Predict whether jobs meet their deadlines, from the state of the queue and the status of its workers. PURE.
 
-The outlook and its sentence are the same at submission, at intake and while a job runs.
+The outlook and its sentence are computed in the same way at submission, at intake and while a job runs.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from ballast_policy.jobs.deadline import Feasibility, JobWork, Rates, Verdict, f
 from ballast_queue.job import Job, JobHead, JobState, Outlook
 from ballast_queue.status import WorkerStatus
 
-_GOES_ON = {JobState.VALIDATING, JobState.IN_PROGRESS}
+_RUNNING = {JobState.VALIDATING, JobState.IN_PROGRESS}
 
 
 def rates_of(workers: Sequence[WorkerStatus]) -> Rates:
-    """Return what the ready workers together do of offline work, per second, while there is enough of it.
+    """Return the offline work that all ready workers together do per second, if there is enough of it.
 
     A worker without a measurement counts as the mean of the workers with one. If no worker has one, no rate is known.
     """
@@ -37,7 +37,7 @@ def _ready(workers: Sequence[WorkerStatus]) -> list[WorkerStatus]:
 
 
 def work_of(job: Job | JobHead) -> JobWork:
-    """Return what is left to do of a job."""
+    """Return the remaining work of a job."""
     remaining = job.counts.waiting + job.counts.leased if isinstance(job, Job) else job.remaining
     return JobWork(job.tenant, job.priority, job.deadline, remaining, job.output_left)
 
@@ -54,7 +54,7 @@ class Forecast:
         self._weights = weights
         self._groups: dict[tuple[int, str], dict[str, JobWork]] = defaultdict(dict)
         for job in active:
-            if job.state in _GOES_ON:
+            if job.state in _RUNNING:
                 self._groups[job.priority, job.tenant][job.id] = work_of(job)
         # For another tenant or priority the sums suffice, however many jobs it has.
         self._sums = {group: _sums(works.values()) for group, works in self._groups.items()}
@@ -75,15 +75,15 @@ class Forecast:
             return "no ready worker has published its rates to this queue"
         workers = "1 worker" if self._ready == 1 else f"{self._ready} workers"
         if found.verdict is Verdict.UNKNOWN or found.seconds_needed is None:
-            return f"{workers} had no more offline work than slots so far: no rate was measured"
+            return f"no rate is known yet: {workers} never had more offline work than slots"
         rates = self._rates
         per_second = f"{rates.items:,.3g} items/s"
         if job.output_left and rates.output_tokens:
             per_second = f"{rates.output_tokens:,.0f} output tokens/s"
         alone = found.seconds_needed - found.seconds_ahead
-        ahead = f" and {duration(found.seconds_ahead)} for what goes before it" if found.seconds_ahead >= 1 else ""
-        left = f"{duration(found.seconds_left)} are left" if found.seconds_left > 0 else "none are left"
-        return f"at {per_second} of {workers} it needs {duration(alone)}{ahead}, {left}"
+        ahead = f" after {duration(found.seconds_ahead)} of work before it" if found.seconds_ahead >= 1 else ""
+        left = f"{duration(found.seconds_left)} remain" if found.seconds_left > 0 else "the deadline has passed"
+        return f"it needs {duration(alone)} at {per_second} of {workers}{ahead}, and {left}"
 
 
 def _sums(works: Iterable[JobWork]) -> list[JobWork]:

@@ -1,6 +1,6 @@
-"""Counters for the hot paths: one writer each, read by whoever scrapes.
+"""Histograms for hot paths, with one writer each.
 
-prometheus_client's own take a lock and a dictionary look-up per observation; these cost a bisection.
+Those of prometheus_client take a lock and a dictionary lookup per observation; these take one bisection.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ SECONDS = (
     0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5,
     0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0,
 )  # fmt: skip
-"""Bounds for latencies."""
+"""Bounds of latencies."""
 
 
 class Histogram:
-    """Counts by upper bound, as Prometheus means it."""
+    """Counts by upper bound, as in Prometheus."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -31,7 +31,7 @@ class Histogram:
         self.total += value
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Cumulative counts by bound, `+Inf` last."""
+        """Return the cumulative counts by bound, with `+Inf` last."""
         rows: list[tuple[str, float]] = []
         running = 0
         for bound, count in zip([*map(repr, self.bounds), "+Inf"], list(self.counts), strict=True):
@@ -41,7 +41,7 @@ class Histogram:
 
     @classmethod
     def sum_of(cls, parts: Iterable[Histogram]) -> Histogram:
-        """One histogram with the counts of all `parts`, which have the same bounds."""
+        """Return a histogram with the counts of all `parts`. They have the same bounds."""
         parts = list(parts)
         whole = cls(parts[0].bounds)
         for part in parts:

@@ -1,7 +1,7 @@
-"""The engine's thread: step while there is work, and pass the outputs to HTTP and to the feeder.
+"""The engine's thread: run steps while there is work, and pass the outputs to HTTP and to the feeder.
 
-The loop never waits for them. HTTP gets all its outputs of a step through one wake-up of the event loop, and the feeder
-all finished items through one queue entry. Requests reach the engine through its own inbox.
+The loop never waits for them. One wake-up of the event loop passes all outputs of a step to HTTP. The feeder has a
+wake-up of its own. Requests reach the engine through its inbox.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import asyncio
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from queue import SimpleQueue
 
 from ballast_engine.errors import InvalidRequest
 from ballast_engine.request import FinishReason, GenerationRequest, Output
-from ballast_engine.stats import Admission, StepRecord
+from ballast_engine.stats import AdmissionRecord, StepRecord
 from ballast_log import Log
 from ballast_policy.request import RequestClass
 from ballast_worker.engine import Engine, Suspending
@@ -28,7 +28,7 @@ IDLE_SECONDS = 0.5
 SWITCH_SECONDS = 0.0005
 """The interpreter's switch interval: HTTP waits this long for the lock while the engine runs Python (default 5 ms)."""
 FAILURES_TO_BE_UNHEALTHY = 3
-BROKEN = "The engine failed and this worker is being replaced: send the request again."
+BROKEN = "The engine of this worker failed: send the request again."
 
 
 class Stream:
@@ -49,7 +49,7 @@ class Stream:
         self._waiter: asyncio.Future[None] | None = None
 
     def push(self, output: Output, at: float) -> None:
-        """Add what a step produced, and wake the reader."""
+        """Add an output and wake the reader."""
         if self.first_at is None and output.num_output:
             self.first_at = at
         self._outputs.append(output)
@@ -93,12 +93,13 @@ class EngineLoop:
 
     def __init__(self, engine: Engine, on_step: Callable[[StepRecord], None]) -> None:
         self.engine = engine
-        self.ended: SimpleQueue[list[Ended]] = SimpleQueue()
-        """For the feeder: the requests that ended in a step. An empty list wakes the feeder, as a slot may be free."""
         self.num_started = 0
         """Offline requests that have got a slot so far."""
         self.failure: str | None = None
         """Why the engine stopped; None while it runs."""
+        self._ended: deque[Ended] = deque()
+        """Requests without a stream that ended, for the feeder."""
+        self._feeder_event = threading.Event()
         self._num_failed = 0
         """Steps that failed since the last one that did not."""
         self._on_step = on_step
@@ -144,13 +145,14 @@ class EngineLoop:
         return self._entered[request_class] - self._served[request_class]
 
     def submit(self, request: GenerationRequest) -> None:
-        """Submit a request whose end goes to `ended`.
+        """Submit a request whose end `take_ended` returns.
 
         Raises:
             InvalidRequest: the message is a sentence for the user.
         """
         if self.failure is not None:
-            self.ended.put([Ended(_failed(request.request_id, self.failure), time.monotonic())])
+            self._ended.append(Ended(_failed(request.request_id, self.failure), time.monotonic()))
+            self.wake_feeder()
             return
         self.engine.submit(request)
 
@@ -174,6 +176,19 @@ class EngineLoop:
         elif self._streams.pop(request.request_id, None) is not None:
             stream.push(_failed(request.request_id, self.failure), time.monotonic())
         return stream
+
+    def wake_feeder(self) -> None:
+        """End the feeder's wait: a request ended, a slot may be free, or the feeder has new orders."""
+        self._feeder_event.set()
+
+    def wait_as_feeder(self, timeout: float) -> bool:
+        """Wait for `wake_feeder`, at most `timeout` seconds; return whether it was called."""
+        return self._feeder_event.wait(timeout)
+
+    def take_ended(self) -> list[Ended]:
+        """Return the requests without a stream that ended since the last call."""
+        self._feeder_event.clear()  # first: a request that ends later sets it again
+        return [self._ended.popleft() for _ in range(len(self._ended))]
 
     def abort(self, request_id: str) -> None:
         """End a request before the next plan. Its last output still comes."""
@@ -213,13 +228,13 @@ class EngineLoop:
                         is_slot_free |= self._note(step.admissions)
                     self._on_step(step)
                 if is_slot_free:
-                    self.ended.put([])
+                    self.wake_feeder()
         except Exception as error:  # every waiting request gets the reason
             log.exception("engine failed")
             self._fail(f"{BROKEN} ({type(error).__name__})")
 
-    def _note(self, admissions: Iterable[Admission]) -> bool:
-        """Count first slots. Return True if an offline request got one, as the feeder then has fewer items at hand."""
+    def _note(self, admissions: Iterable[AdmissionRecord]) -> bool:
+        """Count first slots. Return True if an offline request got one: fewer items are prefetched now."""
         is_taken = False
         for admission in admissions:
             if admission.request_class is RequestClass.OFFLINE:
@@ -232,50 +247,47 @@ class EngineLoop:
         return is_taken
 
     def _hand_out(self, outputs: list[Output]) -> bool:
-        """Pass outputs on. Return True if the feeder must be woken for a free slot."""
+        """Pass outputs on. Return whether a request ended, so that a slot may be free."""
         now = time.monotonic()
         streams, begun = self._streams, self._begun
-        heard: list[tuple[Stream, Output]] = []
-        ended: list[Ended] = []
+        pushed: list[tuple[Stream, Output]] = []
         is_slot_free = False
         for output in outputs:
             is_over = output.finish_reason is not None
+            is_slot_free |= is_over
             stream = streams.get(output.request_id)
             if stream is not None:
-                heard.append((stream, output))
+                pushed.append((stream, output))
                 if is_over:
                     del streams[output.request_id]
                     if not stream.has_slot:
                         self._served[stream.request_class] += 1
-                    is_slot_free = True
             elif is_over:
                 first_at, num_cached = begun.pop(output.request_id, (None, output.num_cached))
-                ended.append(Ended(output, now, first_at or (now if output.num_output else None), num_cached))
+                self._ended.append(Ended(output, now, first_at or (now if output.num_output else None), num_cached))
             else:
                 begun[output.request_id] = (now, output.num_cached)
-        if heard:
-            self._tell(heard, now)
-        if ended:
-            self.ended.put(ended)
-        return is_slot_free and not ended
+        if pushed:
+            self._push_all(pushed, now)
+        return is_slot_free
 
-    def _tell(self, heard: list[tuple[Stream, Output]], now: float) -> None:
+    def _push_all(self, pushed: list[tuple[Stream, Output]], now: float) -> None:
         assert self._events is not None
         try:
-            self._events.call_soon_threadsafe(_push, heard, now)
+            self._events.call_soon_threadsafe(_push, pushed, now)
         except RuntimeError:  # the event loop closed first
-            log.debug("outputs after the end of HTTP", count=len(heard))
+            log.debug("outputs after the event loop closed", count=len(pushed))
 
     def _fail(self, why: str) -> None:
         self.failure = why
         streams, self._streams = self._streams, {}
         now = time.monotonic()
-        self._tell([(stream, _failed(request_id, why)) for request_id, stream in streams.items()], now)
-        self.ended.put([])
+        self._push_all([(stream, _failed(request_id, why)) for request_id, stream in streams.items()], now)
+        self.wake_feeder()
 
 
-def _push(heard: list[tuple[Stream, Output]], at: float) -> None:
-    for stream, output in heard:
+def _push(pushed: list[tuple[Stream, Output]], at: float) -> None:
+    for stream, output in pushed:
         stream.push(output, at)
 
 

@@ -1,7 +1,7 @@
-"""The names that worker, alerts, dashboards and tests agree on, filled from counters when somebody scrapes.
+"""The metrics of a worker, filled from counters at each scrape. Alerts, dashboards and tests use their names.
 
-Nothing is computed per token. `vllm:*` repeats what Gateway-API routers read, for online requests alone: offline work
-is no load to them, as it leaves its slot when an online request needs it.
+Nothing is computed per token. The metrics `vllm:*` are for Gateway API routers, and count only online requests: offline
+work gives up its slot when an online request needs it, so it is no load for a router.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MOST_TENANTS = 100
 OTHER_TENANT = "other"
 _GIVE_UP = (Reason.KV_RECLAIMED, Reason.NO_KV)
-"""Reasons of preemptions that stand at 0 from the start; others appear when they happen."""
+"""Reasons of preemptions that are exported as 0 from the start. Others appear when they happen."""
 _RATIOS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0)
 _STEPS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 256, 512)
 
 
-class StepMeter:
-    """What steps cost and what waited for them; written by the engine's thread."""
+class StepMetrics:
+    """Times of steps and of requests that waited for them. The engine's thread writes them."""
 
     def __init__(self) -> None:
         self.seconds = {kind: Histogram() for kind in StepKind}
@@ -59,10 +59,9 @@ class StepMeter:
 
 
 class Spending:
-    """What the device cost so far, split between the classes by the service they got.
+    """The cost of the device so far, split between the classes by their service.
 
-    A second in which nobody was served is on online's account: the device stands there for it. `sample` is called
-    about once a second by one thread.
+    Idle time is charged to online, because the device is kept for it. One thread calls `sample` about once a second.
     """
 
     def __init__(self) -> None:
@@ -87,28 +86,28 @@ class Spending:
 
 @dataclass(frozen=True, slots=True)
 class QueueView:
-    """The queue as this worker saw it last."""
+    """The queue at the last tick of this worker."""
 
     name: str
     is_up: bool
     stats: QueueStats | None
     jobs_at_risk: int
     held: int
-    """Items under lease here."""
+    """Items under lease in this worker."""
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """Everything a scrape shows, gathered at one moment."""
+class ScrapeData:
+    """The values of a scrape, gathered at one moment."""
 
     model: str
     stats: EngineStats
-    steps: StepMeter
+    steps: StepMetrics
     recorders: tuple[Recorder, ...]
     spending: Spending
     utilization: Utilization
     queue: QueueView | None
-    """None for a worker that serves online requests only."""
+    """None for a worker that serves only online requests."""
     block_tokens: int
     generation: int
     restart_required: int
@@ -117,10 +116,10 @@ class Figures:
     is_healthy: bool
 
 
-class Metrics(Collector):
-    """Renders `/metrics`."""
+class WorkerMetrics(Collector):
+    """Render `/metrics`."""
 
-    def __init__(self, gather: Callable[[], Figures]) -> None:
+    def __init__(self, gather: Callable[[], ScrapeData]) -> None:
         self._gather = gather
         self._tenants: set[str] = set()
         self._lock = threading.Lock()
@@ -129,15 +128,15 @@ class Metrics(Collector):
         ProcessCollector(registry=self._registry)
 
     def render(self) -> bytes:
-        """The text that Prometheus scrapes."""
+        """Return the text that Prometheus scrapes."""
         return generate_latest(self._registry)
 
     def describe(self) -> Iterable[Metric]:
-        """Name nothing in advance: registering must not gather."""
+        """Return no names in advance, because registration must not gather values."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric family with its samples."""
+        """Yield every metric family with its samples."""
         figures = self._gather()
         yield from _requests(figures)
         yield from _engine(figures)
@@ -149,7 +148,7 @@ class Metrics(Collector):
             yield from _queue(figures.queue)
         yield from _vllm(figures)
 
-    def _tenant_service(self, figures: Figures) -> Iterator[Metric]:
+    def _tenant_service(self, figures: ScrapeData) -> Iterator[Metric]:
         sums: dict[tuple[str, str], float] = {}
         with self._lock:
             for (request_class, tenant), service in sorted(figures.stats.service.items()):
@@ -160,18 +159,23 @@ class Metrics(Collector):
                 sums[key] = sums.get(key, 0.0) + service
         yield _counter(
             "ballast_tenant_service",
-            "Service by tenant, in tokens weighed as the policy does (input 1, output 2); rare tenants are folded.",
+            f"Service by tenant: tokens weighted as in the policy (input 1, output 2). Beyond {MOST_TENANTS} tenants, "
+            f"further tenants count as {OTHER_TENANT!r}.",
             ("class", "tenant"),
             sums.items(),
         )
 
 
-def _requests(figures: Figures) -> Iterator[Metric]:
+def _requests(figures: ScrapeData) -> Iterator[Metric]:
     recorders = figures.recorders
     for name, text, parts in (
-        ("time_to_first_token", "From arrival to the first token.", [r.ttft for r in recorders]),
-        ("time_per_output_token", "Mean time of each token after the first.", [r.tpot for r in recorders]),
-        ("request_latency", "From arrival to the last token.", [r.latency for r in recorders]),
+        ("time_to_first_token", "Time from the arrival of a request to its first token.", [r.ttft for r in recorders]),
+        (
+            "time_per_output_token",
+            "Mean time per output token of a request, after the first token.",
+            [r.tpot for r in recorders],
+        ),
+        ("request_latency", "Time from the arrival of a request to its last token.", [r.latency for r in recorders]),
     ):
         yield _histogram(
             f"ballast_{name}_seconds",
@@ -181,13 +185,13 @@ def _requests(figures: Figures) -> Iterator[Metric]:
         )
     yield _counter(
         "ballast_requests",
-        "Requests that ended, by how.",
+        "Requests that ended, by outcome.",
         ("class", "outcome"),
         [((c.value, o.value), sum(r.outcomes[c, o] for r in recorders)) for c, o in recorders[0].outcomes],
     )
     yield _counter(
         "ballast_slo_requests",
-        "Requests with a promise, by whether it was kept.",
+        "Requests with an SLO, by whether it was met.",
         ("class", "slo", "met"),
         [
             ((c.value, slo, str(met).lower()), sum(r.slo[c, slo, met] for r in recorders))
@@ -196,92 +200,114 @@ def _requests(figures: Figures) -> Iterator[Metric]:
     )
 
 
-def _engine(figures: Figures) -> Iterator[Metric]:
+def _engine(figures: ScrapeData) -> Iterator[Metric]:
     stats = figures.stats
     each = [(c.value, stats.of(c)) for c in RequestClass]
     yield _counter(
         "ballast_tokens",
-        "Tokens computed for the first time.",
+        "Tokens computed for the first time, by phase.",
         ("class", "phase"),
         [((c, "prefill"), of.prefill_tokens) for c, of in each] + [((c, "decode"), of.decode_tokens) for c, of in each],
     )
     yield _counter(
-        "ballast_wasted_tokens", "Tokens computed again.", ("class",), [((c,), of.wasted_tokens) for c, of in each]
+        "ballast_wasted_tokens",
+        "Tokens computed again after a preemption or after an earlier attempt of a job item, on any worker.",
+        ("class",),
+        [((c,), of.wasted_tokens) for c, of in each],
     )
     yield _counter(
         "ballast_preemptions",
-        "Residents that gave up their KV, by the plan's reason.",
+        "Requests that gave up their KV to be computed again later, by reason.",
         ("class", "reason"),
         [((c, r.value), of.preemptions.get(r, 0)) for c, of in each for r in {*_GIVE_UP, *of.preemptions}],
     )
     yield _counter(
         "ballast_parked_steps",
-        "Steps that residents sat out parked.",
+        "Steps in which a request was parked, summed over requests.",
         ("class",),
         [((c,), of.parked_steps) for c, of in each],
     )
     yield _gauge(
         "ballast_slots",
-        "Residents, by whether they hold a slot.",
+        "Requests that hold KV, by whether they hold a slot (running) or not (parked).",
         ("class", "state"),
         [((c, "running"), of.running) for c, of in each] + [((c, "parked"), of.parked) for c, of in each],
     )
-    yield _gauge("ballast_slots_total", "Places in the running batch.", (), [((), stats.slots)])
-    yield _gauge("ballast_slots_reserved", "Slots kept for a class.", ("class",), [((c,), o.reserved) for c, o in each])
     yield _gauge(
-        "ballast_slots_borrowed", "Slots held beyond the reservation.", ("class",), [((c,), of.lent) for c, of in each]
+        "ballast_slots_total", "Number of slots, that is, places in the running batch.", (), [((), stats.slots)]
     )
-    yield _gauge("ballast_requests_waiting", "Wait for a slot.", ("class",), [((c,), of.waiting) for c, of in each])
-    yield _gauge("ballast_batch_ceiling", "Largest decode batch that the SLO allows.", (), [((), stats.batch_ceiling)])
+    yield _gauge(
+        "ballast_slots_reserved", "Slots reserved for a class.", ("class",), [((c,), o.reserved) for c, o in each]
+    )
+    yield _gauge(
+        "ballast_slots_borrowed",
+        "Slots that a class uses beyond its reservation.",
+        ("class",),
+        [((c,), of.borrowed) for c, of in each],
+    )
+    yield _gauge(
+        "ballast_requests_waiting", "Requests that wait for a slot.", ("class",), [((c,), of.waiting) for c, of in each]
+    )
+    yield _gauge(
+        "ballast_batch_ceiling",
+        "Batch ceiling: the largest decode batch that the SLO allows.",
+        (),
+        [((), stats.batch_ceiling)],
+    )
     yield _gauge(
         "ballast_lending_ratio",
-        "Part of what the SLO leaves that offline may use; below 1 after too many requests lost their SLO to it.",
+        "Share of the time left by the SLO that offline may use. It falls below 1 after offline work made too many "
+        "requests miss their SLO.",
         (),
         [((), stats.allowance.harvest)],
     )
     yield _gauge(
         "ballast_interference_ratio",
-        "What offline added to online latency lately, the largest of TTFT and TPOT, median and p99; only under a cap.",
+        "Share that offline added to online latency recently: the largest of TTFT and TPOT, median and p99. Exported "
+        "only if offline.maxInterferencePercent is set.",
         (),
         [] if stats.interference is None else [((), stats.interference)],
     )
     yield _gauge(
         "ballast_kv_blocks",
-        "KV blocks: held, only in the prefix cache, or empty.",
+        "KV blocks by state: used by requests, cached (only in the prefix cache), or free.",
         ("state",),
         [(("used",), stats.kv_used), (("cached",), stats.kv_cached), (("free",), stats.kv_free)],
     )
     yield _gauge(
-        "ballast_kv_waste_ratio", "Share of held KV positions that hold nothing.", (), [((), stats.kv_waste_ratio)]
+        "ballast_kv_waste_ratio",
+        "Share of the token positions in used KV blocks that hold no token.",
+        (),
+        [((), stats.kv_waste_ratio)],
     )
     yield _gauge(
         "ballast_offline_reservation_met",
-        "1: in the last step, offline ran in its reserved slots, or in as many as its requests and tenant caps allow.",
+        "1 if offline used its reserved slots in the last step, or as many as its requests and caps allow; else 0.",
         (),
         [((), stats.reservation.is_met)],
     )
     yield _counter(
         "ballast_suspended_steps",
-        "Steps that stood still between two layers for online newcomers.",
+        "Steps that were suspended between two layers for new online requests.",
         (),
         [((), stats.suspended_steps)],
     )
-    yield _counter("ballast_failed_steps", "Steps that ended in an error.", (), [((), stats.failed_steps)])
+    yield _counter("ballast_failed_steps", "Steps that failed.", (), [((), stats.failed_steps)])
     yield _counter(
         "ballast_prefix_cache_tokens",
-        "Prompt tokens asked of the prefix cache, and those that it gave.",
+        "Prompt tokens looked up in the prefix cache (asked), and found there (hit).",
         ("result",),
         [(("asked",), stats.prefix_query_tokens), (("hit",), stats.prefix_hit_tokens)],
     )
     yield _counter(
         "ballast_cost_dollars",
-        "Price of the device so far, split by the service that each class got.",
+        "Cost of the device so far in dollars, split by the service of each class.",
         ("class",),
         [((c.value,), dollars) for c, dollars in figures.spending.dollars.items()],
     )
 
 
-def _device(figures: Figures) -> Iterator[Metric]:
+def _device(figures: ScrapeData) -> Iterator[Metric]:
     used = figures.utilization
     for name, what, shares in (
         ("flops", "operations per second", used.flops),
@@ -289,86 +315,103 @@ def _device(figures: Figures) -> Iterator[Metric]:
     ):
         yield _gauge(
             f"ballast_model_{name}_utilization",
-            f"Share of the device's {what}, as measured at start, that the model's work took lately.",
+            f"Share of the device's {what}, measured at start, that the model used recently.",
             ("phase",),
             [((phase,), share) for phase, share in shares.items()],
         )
 
 
-def _steps(figures: Figures) -> Iterator[Metric]:
+def _steps(figures: ScrapeData) -> Iterator[Metric]:
     steps = figures.steps
     yield _histogram(
-        "ballast_step_seconds", "Engine steps.", ("kind",), {(kind.value,): h for kind, h in steps.seconds.items()}
+        "ballast_step_seconds",
+        "Duration of engine steps.",
+        ("kind",),
+        {(kind.value,): h for kind, h in steps.seconds.items()},
     )
     yield _histogram(
         "ballast_step_prediction_error_ratio",
-        "How far the cost model was off, relative to the step.",
+        "Error of the predicted duration of a step, relative to its duration.",
         (),
         {(): steps.prediction_error},
     )
     yield _histogram(
         "ballast_queue_seconds",
-        "From arrival to the first slot.",
+        "Time from the arrival of a request to its first slot.",
         ("class",),
         {(c.value,): h for c, h in steps.queue.items()},
     )
     yield _histogram(
-        "ballast_reclaim_steps", "Steps that an online request waited for its slot.", (), {(): steps.reclaim}
+        "ballast_reclaim_steps", "Steps that an online request waited for its first slot.", (), {(): steps.reclaim}
     )
 
 
-def _process(figures: Figures) -> Iterator[Metric]:
+def _process(figures: ScrapeData) -> Iterator[Metric]:
     for name, text, value in (
         ("ballast_config_generation", "Generation of the configuration in force.", figures.generation),
-        ("ballast_config_restart_required", "Fields of the file that need a restart.", figures.restart_required),
-        ("ballast_config_invalid", "1: the file holds what cannot be taken.", figures.config_invalid),
-        ("ballast_draining", "1 from SIGTERM on.", figures.is_draining),
-        ("ballast_engine_healthy", "0: the engine failed and the process has to go.", figures.is_healthy),
+        (
+            "ballast_config_restart_required",
+            "Changed fields of the configuration file that need a restart.",
+            figures.restart_required,
+        ),
+        ("ballast_config_invalid", "1 if the configuration file is invalid; else 0.", figures.config_invalid),
+        ("ballast_draining", "1 after SIGTERM, while the worker drains; else 0.", figures.is_draining),
+        (
+            "ballast_engine_healthy",
+            "1 if the engine works; 0 if it failed and the process must restart.",
+            figures.is_healthy,
+        ),
     ):
         yield _gauge(name, text, (), [((), value)])
 
 
 def _queue(view: QueueView) -> Iterator[Metric]:
-    yield _gauge("ballast_redis_up", "1: Redis answers and is fit to hold work.", (), [((), view.is_up)])
+    yield _gauge(
+        "ballast_redis_up", "1 if Redis answers and its configuration is safe for jobs; else 0.", (), [((), view.is_up)]
+    )
     yield _gauge("ballast_leases", "Items under lease in this worker.", (), [((), view.held)])
     stats = view.stats
     if stats is None or not view.is_up:
-        return  # what is not known is not exported: an old figure would read as the present one
+        return  # unknown values are not exported, because an old value would look like the current one
     name = view.name
     yield _gauge(
         "ballast_queue_items",
-        "Items by state, over the jobs that the queue still keeps; inbox: not taken in yet.",
+        "Items by state, of all jobs that the queue keeps. The state inbox counts entries that are not taken in yet.",
         ("queue", "state"),
         [((name, state.value), getattr(stats.items, state.value)) for state in ItemState]
         + [((name, "inbox"), stats.inbox)],
     )
     for metric, text, value in (
-        ("ballast_queue_oldest_seconds", "Age of the oldest job that waits.", stats.oldest_waiting_seconds),
-        ("ballast_dead_letters", "Items that were given up.", stats.dead_letters),
-        ("ballast_jobs_at_risk", "Jobs that will miss their deadline at the present rate.", view.jobs_at_risk),
+        ("ballast_queue_oldest_seconds", "Age of the oldest job with waiting items.", stats.oldest_waiting_seconds),
+        ("ballast_dead_letters", "Dead letters: items that failed for good.", stats.dead_letters),
+        ("ballast_jobs_at_risk", "Jobs that will miss their deadline at the current rates.", view.jobs_at_risk),
     ):
         yield _gauge(metric, text, ("queue",), [((name,), value)])
 
 
-def _vllm(figures: Figures) -> Iterator[Metric]:
+def _vllm(figures: ScrapeData) -> Iterator[Metric]:
     stats, recorders, model = figures.stats, figures.recorders, figures.model
     online = RequestClass.ONLINE
     total = stats.kv_used + stats.kv_cached + stats.kv_free
     for name, text, value in (
         ("num_requests_running", "Online requests that hold a slot.", stats.online.running),
         ("num_requests_waiting", "Online requests that wait for a slot.", stats.online.waiting),
-        ("kv_cache_usage_perc", "Share of KV blocks held, 0 to 1.", stats.kv_used / total if total else 0),
+        ("kv_cache_usage_perc", "Share of KV blocks in use, from 0 to 1.", stats.kv_used / total if total else 0),
     ):
         yield _gauge(f"vllm:{name}", text, ("model_name",), [((model,), value)])
     for name, text, value in (
-        ("prompt_tokens", "Prompt tokens of ended requests.", sum(r.prompt_tokens[online] for r in recorders)),
-        ("generation_tokens", "Tokens generated.", stats.online.decode_tokens),
-        ("num_preemptions", "Preemptions.", sum(stats.online.preemptions.values())),
+        (
+            "prompt_tokens",
+            "Prompt tokens of online requests that ended.",
+            sum(r.prompt_tokens[online] for r in recorders),
+        ),
+        ("generation_tokens", "Tokens generated for online requests.", stats.online.decode_tokens),
+        ("num_preemptions", "Preemptions of online requests.", sum(stats.online.preemptions.values())),
     ):
         yield _counter(f"vllm:{name}", text, ("model_name",), [((model,), value)])
     yield _counter(
         "vllm:request_success",
-        "Answers, by what ended them.",
+        "Complete answers of online requests, by finish reason.",
         ("model_name", "finished_reason"),
         [
             ((model, o.value), sum(r.outcomes[c, o] for r in recorders))
@@ -377,13 +420,21 @@ def _vllm(figures: Figures) -> Iterator[Metric]:
         ],
     )
     for name, text, histogram in (
-        ("time_to_first_token", "TTFT.", Histogram.sum_of(r.ttft[online] for r in recorders)),
-        ("request_time_per_output_token", "TPOT.", Histogram.sum_of(r.tpot[online] for r in recorders)),
-        ("e2e_request_latency", "Latency.", Histogram.sum_of(r.latency[online] for r in recorders)),
-        ("request_queue_time", "Time to a slot.", figures.steps.queue[online]),
+        (
+            "time_to_first_token",
+            "Time to first token of online requests.",
+            Histogram.sum_of(r.ttft[online] for r in recorders),
+        ),
+        (
+            "request_time_per_output_token",
+            "Time per output token of online requests.",
+            Histogram.sum_of(r.tpot[online] for r in recorders),
+        ),
+        ("e2e_request_latency", "Latency of online requests.", Histogram.sum_of(r.latency[online] for r in recorders)),
+        ("request_queue_time", "Time that online requests wait for a slot.", figures.steps.queue[online]),
     ):
         yield _histogram(f"vllm:{name}_seconds", text, ("model_name",), {(model,): histogram})
-    info = InfoMetricFamily("vllm:cache_config", "KV cache.")
+    info = InfoMetricFamily("vllm:cache_config", "Sizes of the KV cache.")
     info.add_metric([], {"block_size": str(figures.block_tokens), "num_gpu_blocks": str(total)})
     yield info
 

@@ -1,11 +1,9 @@
-"""From an OpenAI request body to an engine's request, and the refusals on the way; for HTTP and for items of jobs."""
+"""Turn OpenAI request bodies into engine requests, or refuse them; for HTTP and for items of jobs."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ballast_engine.errors import InvalidChat
 from ballast_engine.request import GenerationRequest, SamplingParams
@@ -18,12 +16,12 @@ from ballast_worker.errors import Refused
 Body = CompletionBody | ChatBody
 
 SHORT_PROMPT_CHARS = 4096
-"""Up to here a prompt takes about a millisecond to tokenize, less than handing it to another thread is worth."""
+"""A prompt up to this length takes about a millisecond to tokenize, too little for another thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who a request is for, however it came."""
+    """The tenant, class and priority of a request from HTTP or from a job."""
 
     tenant: str = "default"
     request_class: RequestClass = RequestClass.ONLINE
@@ -33,12 +31,12 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """The model that this worker serves, as far as requests are concerned."""
+class ServedModel:
+    """The model that this worker serves, as far as requests need it."""
 
     name: str
     revision: str
-    """Names the weights: a generated prefix is continued under the same revision only."""
+    """The name of the weights. A generated prefix is continued only under the same revision."""
     created: int
     max_model_len: int
     vocab_size: int
@@ -48,7 +46,7 @@ class Served:
         """Check a decoded JSON body.
 
         Raises:
-            Refused: names the field, what was found and what was wanted; 404 for another model.
+            Refused: the message names the field and what was expected; 404 for another model.
         """
         try:
             body = parse_body(url, data)
@@ -58,32 +56,32 @@ class Served:
         return body
 
     def check_name(self, name: str) -> None:
-        """Refuse another model with 404."""
+        """Refuse any other model with 404."""
         if name != self.name:
             raise Refused(
                 404,
-                f"The model {name[:200]!r} is not served here; this worker serves {self.name!r}.",
+                f"The model {name[:200]!r} does not exist. This worker serves {self.name!r}.",
                 code="model_not_found",
                 param="model",
             )
 
     def tokens(self, body: Body) -> tuple[int, ...]:
-        """The prompt in tokens.
+        """Return the tokens of the prompt.
 
         Raises:
-            Refused: the model cannot read it, or it leaves no room for what is asked.
+            Refused: the model cannot read the prompt, or it leaves too few tokens for the output.
         """
         prompt = self._encode(body)
         field = "prompt" if isinstance(body, CompletionBody) else "messages"
         if not prompt:
-            raise Refused(400, f"{field}: found no token, wanted at least one", code="invalid_value", param=field)
+            raise Refused(400, f"{field}: found no tokens, wanted at least one", code="invalid_value", param=field)
         asked = body.num_output
         if len(prompt) >= self.max_model_len or len(prompt) + (asked or 1) > self.max_model_len:
-            wanted = f" and {asked} tokens of output were asked for" if asked else ""
+            wanted = f", and max_tokens is {asked}" if asked else ""
             raise Refused(
                 400,
-                f"This model's maximum context length is {self.max_model_len} tokens; the prompt has {len(prompt)} "
-                f"tokens{wanted}: shorten the prompt or ask for less.",
+                f"The maximum context length of this model is {self.max_model_len} tokens, but the prompt has "
+                f"{len(prompt)} tokens{wanted}. Shorten the prompt or reduce max_tokens.",
                 code="context_length_exceeded",
                 param=field,
             )
@@ -92,7 +90,7 @@ class Served:
     def request(
         self, request_id: str, body: Body, prompt: tuple[int, ...], caller: Caller, *, seed: int | None = None
     ) -> GenerationRequest:
-        """What the engine is asked for. `seed` is what an unseeded body samples with; by default a random one."""
+        """Return the engine request of a body. `seed` is for a body without a seed; by default it is random."""
         if body.seed is not None:
             seed = body.seed
         elif seed is None:
@@ -118,14 +116,15 @@ class Served:
             priority=caller.priority,
             ttft_seconds=caller.ttft_seconds,
             tpot_seconds=caller.tpot_seconds,
+            prefix_key=body.prefix_key if caller.request_class is RequestClass.OFFLINE else None,
             stream=body.stream,
         )
 
     def _encode(self, body: Body) -> tuple[int, ...]:
         if isinstance(body, ChatBody):
-            messages: Sequence[dict[str, Any]] = [message.model_dump() for message in body.messages]
+            messages = [message.for_template() for message in body.messages]
             try:
-                return tuple(self.tokenizer.apply_chat_template(messages))
+                return tuple(self.tokenizer.apply_chat_template(messages, body.chat_template_kwargs))
             except InvalidChat as error:
                 raise Refused(400, str(error), code="invalid_chat", param="messages") from None
         if isinstance(body.prompt, str):
@@ -134,7 +133,7 @@ class Served:
         if largest >= self.vocab_size:
             raise Refused(
                 400,
-                f"prompt: found token id {largest}, wanted ids under {self.vocab_size}, this model's vocabulary",
+                f"prompt: found token id {largest}, wanted ids below {self.vocab_size}, the size of the vocabulary",
                 code="invalid_value",
                 param="prompt",
             )
@@ -142,14 +141,21 @@ class Served:
 
 
 def of_job(
-    request: GenerationRequest, *, generated: tuple[int, ...], slack: float, prefix_key: int
+    request: GenerationRequest, *, generated: tuple[int, ...], num_computed: int, slack: float
 ) -> GenerationRequest:
-    """The request as an item of a job: behind what an earlier attempt generated, and with one text at its end."""
-    return replace(request, generated=generated, slack=slack, prefix_key=prefix_key, stream=False)
+    """Return the request of an item: it continues an earlier attempt, and its text comes at the end.
+
+    Args:
+        request: what the item asks for
+        generated: tokens that an earlier attempt generated
+        num_computed: tokens that earlier attempts computed
+        slack: of the job
+    """
+    return replace(request, generated=generated, num_computed=num_computed, slack=slack, stream=False)
 
 
 def num_chars(body: Body) -> int:
-    """Size of the text to tokenize."""
+    """Return the number of characters to tokenize."""
     if isinstance(body, ChatBody):
-        return sum(len(message.content) for message in body.messages)
+        return sum(len(message.content or "") for message in body.messages)
     return len(body.prompt) if isinstance(body.prompt, str) else 0

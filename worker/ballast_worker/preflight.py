@@ -1,4 +1,4 @@
-"""What is looked at before torch is imported and the model is loaded, so that a mistake is told in a second."""
+"""Checks before torch is imported and the model is loaded, so that a mistake is reported within a second."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ log = Log(__name__)
 
 
 def prepare(config: WorkerConfig) -> socket.socket:
-    """Check what can be checked, and take the address.
+    """Check the configuration and bind the address.
 
     Raises:
-        NotServed: the configuration asks for what this worker cannot do.
-        AddressTaken: another process listens there.
+        NotServed: the configuration asks for something that this worker cannot do.
+        AddressTaken: another process listens on the address.
     """
     model_directory(config)
     if config.runtime.api_keys_file is not None:
@@ -31,10 +31,10 @@ def prepare(config: WorkerConfig) -> socket.socket:
 
 
 def listen(config: WorkerConfig) -> socket.socket:
-    """Take the address.
+    """Bind the address and listen.
 
     Raises:
-        AddressTaken: says what to do.
+        AddressTaken: the message states what to do.
     """
     host, port = config.runtime.host, config.runtime.port
     try:
@@ -43,19 +43,19 @@ def listen(config: WorkerConfig) -> socket.socket:
             taken = on_error.enter_context(socket.socket(family, socket.SOCK_STREAM))
             taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             taken.bind(address)
-            # At once, though nobody accepts before the model is loaded: two that are only bound may share an address.
+            # Listen before the model is loaded: two sockets that are only bound may share an address.
             taken.listen()
             on_error.pop_all()
     except OSError as error:
         raise AddressTaken(
-            f"Cannot listen on {host}:{port}: {error.strerror or error}. Stop what listens there, or set "
-            "runtime.port to another port (0 takes a free one)."
+            f"Cannot listen on {host}:{port}: {error.strerror or error}. Stop the process that listens there, or set "
+            "runtime.port to another port (0 uses a free port)."
         ) from error
     return taken
 
 
 def _check_queue(config: WorkerConfig) -> None:
-    """Say what is wrong with Redis. Only a wrong address ends the start: online requests are served without Redis."""
+    """Log what is wrong with Redis. Only a wrong address is an error: online requests do not need Redis."""
     password = redis_password(config)
     url = redis_url(config)
     if url is None:
@@ -67,7 +67,7 @@ def _check_queue(config: WorkerConfig) -> None:
     except InvalidSubmission as error:
         raise NotServed(f"runtime.redisUrl: {error}") from error
     except QueueError as error:
-        log.warning("no queue yet; online requests are served, offline work waits for it", because=str(error))
+        log.warning("queue is unavailable, only online requests are served", because=str(error))
         return
     for problem in problems:
-        log.warning("redis", problem=problem)
+        log.warning("redis configuration", warning=problem)

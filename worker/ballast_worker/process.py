@@ -1,4 +1,4 @@
-"""One worker as a process: load the model, serve, drain, end."""
+"""The process of one worker: load the model, serve, drain, end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ballast_worker.worker import Worker
 log = Log(__name__)
 
 IDLE_CONNECTION_SECONDS = 75
-"""Longer than the minute after which load balancers drop idle connections, so that they close first."""
+"""Load balancers drop idle connections after a minute. This is longer, so that they close first."""
 STOP_SECONDS = 3
 BACKLOG = 2048
 
@@ -34,7 +34,7 @@ def run(config: WorkerConfig, path: Path | None, listener: socket.socket) -> Non
     """Serve on `listener` until a signal.
 
     Raises:
-        NotServed: the model, or the machine, is not what the configuration says.
+        NotServed: the model or the machine does not match the configuration.
     """
     try:
         worker = Worker(load(config, path), path=path)
@@ -46,7 +46,7 @@ def run(config: WorkerConfig, path: Path | None, listener: socket.socket) -> Non
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to `Process`, and says when it listens."""
+    """A server that leaves signals to `Process`, and logs when it listens."""
 
     address = ""
 
@@ -55,7 +55,7 @@ class _Server(uvicorn.Server):
         log.info("listening", address=self.address)
 
     def hang_up(self) -> None:
-        """Close each connection once nothing is under way on it; new ones are taken as before."""
+        """Close each connection as soon as it is idle. New connections are still accepted."""
         for connection in tuple(self.server_state.connections):
             connection.shutdown()
 
@@ -88,7 +88,7 @@ class Process:
         )
 
     async def serve(self) -> None:
-        """Serve until a signal; returns once everything has stopped."""
+        """Serve until a signal, and return when everything has stopped."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, signal.Signals(number).name)
@@ -98,10 +98,10 @@ class Process:
 
     def _on_signal(self, name: str) -> None:
         if self._draining is None:
-            log.info("signal", name=name)
+            log.info("signal received", name=name)
             self._draining = asyncio.get_running_loop().create_task(self._drain())
             return
-        log.warning("second signal, stopping at once", name=name)
+        log.warning("second signal received, stopping at once", name=name)
         self._worker.loop.abort_streams()
         self._server.force_exit = self._server.should_exit = True
 

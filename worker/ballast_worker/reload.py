@@ -49,8 +49,8 @@ def reloaded(current: Loaded, wanted: WorkerConfig, text_hash: str) -> Loaded:
     return Loaded(config, text_hash)
 
 
-class Watcher:
-    """Polls one file, and other files that belong to it, once a second on its own thread.
+class ConfigWatcher:
+    """Poll one file, and other files that belong to it, once a second on its own thread.
 
     That thread calls `apply` with the configuration that is now in force. It calls the function that `also` names for
     another file, such as the API keys, when that file changes. The calls do not overlap.
@@ -70,7 +70,7 @@ class Watcher:
         self._path = path
         self._apply = apply
         self._also = dict(also or {})
-        self._complaint = ""
+        self._last_error = ""
         self._seen: tuple[int, int, int] | None = None
         self._also_seen = {path: _stamp(path) for path in self._also}
         self._text_hash = loaded.content_hash
@@ -109,16 +109,16 @@ class Watcher:
         except InvalidConfig as error:
             self._refuse(str(error))
             return False
-        self._take(wanted, text_hash)
+        self._apply_file(wanted, text_hash)
         return True
 
-    def _take(self, wanted: WorkerConfig, text_hash: str) -> None:
+    def _apply_file(self, wanted: WorkerConfig, text_hash: str) -> None:
         before = self.loaded.config
         loaded = reloaded(self.loaded, wanted, text_hash)
         self._apply(loaded)
         self.loaded = loaded
         self.is_invalid = False
-        self._complaint = ""
+        self._last_error = ""
         if loaded.restart_required:
             log.warning("fields changed that need a restart", fields=", ".join(loaded.restart_required))
         log.info(
@@ -128,9 +128,9 @@ class Watcher:
         )
 
     def _refuse(self, why: str) -> None:
-        if why != self._complaint:
+        if why != self._last_error:
             log.error("invalid configuration file, the old configuration stays in force", because=why)
-        self._complaint = why
+        self._last_error = why
         self.is_invalid = True
 
     def _check_also(self) -> None:

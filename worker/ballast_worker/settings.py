@@ -1,4 +1,4 @@
-"""From the one configuration file to what engine, policy and queue are told."""
+"""Derive the settings of engine, policy and queue from the configuration file."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ SAMPLE_BYTES = 65536
 
 
 def model_directory(config: WorkerConfig) -> Path:
-    """Where the checkpoint lies.
+    """Return the directory of the checkpoint.
 
     Raises:
-        NotServed: the URI is of another kind, or nothing is there.
+        NotServed: the URI is of another kind, or the directory does not exist.
     """
     uri = config.model.uri
     parts = urlsplit(uri)
@@ -33,28 +33,27 @@ def model_directory(config: WorkerConfig) -> Path:
         path = Path(unquote(parts.path))
     elif parts.scheme and "://" in uri:
         raise NotServed(
-            f"model.uri {uri} has the scheme {parts.scheme}://, a worker reads directories only: `ballast fetch {uri} "
-            "DIR` brings it to one (`ballast serve` and the operator do that by themselves)"
+            f"model.uri {uri} has the scheme {parts.scheme}://, but a worker reads only directories: run "
+            f"`ballast fetch {uri} DIR` first (`ballast serve` and the operator do that themselves)"
         )
     else:
         path = Path(uri).expanduser()
     if not path.is_dir():
         raise NotServed(
-            f"model.uri {uri}: there is no directory {path}; wanted one with config.json, *.safetensors and "
-            "tokenizer.json"
+            f"model.uri {uri}: directory {path} does not exist. It needs config.json, *.safetensors and tokenizer.json"
         )
     return path
 
 
 def served_name(config: WorkerConfig, directory: Path) -> str:
-    """The name clients ask for."""
+    """Return the name of the model for clients."""
     return config.model.served_name or directory.resolve().name
 
 
 def model_revision(config: WorkerConfig, directory: Path) -> str:
-    """What names the weights: the configured revision, else a fingerprint of the files.
+    """Return the name of the weights: the configured revision, else a fingerprint of the files.
 
-    The fingerprint reads sizes and samples of the weights, so that it takes no time for large ones.
+    The fingerprint reads only sizes and samples of the weights, so that it is fast for large weights.
     """
     if config.model.revision:
         return config.model.revision
@@ -70,7 +69,7 @@ def model_revision(config: WorkerConfig, directory: Path) -> str:
 
 
 def engine_options(config: WorkerConfig, directory: Path) -> EngineOptions:
-    """How the engine is built."""
+    """Return the options of the engine."""
     engine, model = config.engine, config.model
     mebibytes = engine.kv_memory_mebibytes
     return EngineOptions(
@@ -90,7 +89,7 @@ def engine_options(config: WorkerConfig, directory: Path) -> EngineOptions:
 
 
 def policy_config(config: WorkerConfig, current: PolicyConfig) -> PolicyConfig:
-    """What the policy is told; slots and KV stay as the engine has them."""
+    """Return the configuration of the policy. Slots and KV stay those of the engine."""
     offline = config.offline
     return replace(
         current,
@@ -112,7 +111,7 @@ def policy_config(config: WorkerConfig, current: PolicyConfig) -> PolicyConfig:
 
 
 def queue_settings(config: WorkerConfig, name: str) -> QueueSettings:
-    """What the queue is told; `name` is the model it takes."""
+    """Return the settings of the queue. `name` is the model that it accepts."""
     offline = config.offline
     return QueueSettings(
         created=config.runtime.created,
@@ -130,7 +129,7 @@ def queue_settings(config: WorkerConfig, name: str) -> QueueSettings:
 
 
 def redis_url(config: WorkerConfig) -> str | None:
-    """Where Redis is, as configured or from its file; None for a worker without a queue.
+    """Return the URL of Redis, from the configuration or its file; None for a worker without a queue.
 
     Raises:
         NotServed: the file cannot be read.
@@ -140,7 +139,7 @@ def redis_url(config: WorkerConfig) -> str | None:
 
 
 def redis_password(config: WorkerConfig) -> str | None:
-    """The password from its file, where there is one.
+    """Return the password from its file, or None.
 
     Raises:
         NotServed: the file cannot be read.
@@ -150,7 +149,7 @@ def redis_password(config: WorkerConfig) -> str | None:
 
 
 def _secret(field: str, path: Path) -> str:
-    """The file's text without the newline that editors leave."""
+    """Return the text of a file without the newline at its end."""
     try:
         return path.read_text(encoding="utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -159,12 +158,12 @@ def _secret(field: str, path: Path) -> str:
 
 
 def public_host(host: str) -> str:
-    """The host under which others reach a server on `host`: for a wildcard `POD_IP`, else this machine's name."""
+    """Return the host name for other machines: for a wildcard `POD_IP`, else the name of this machine."""
     if host not in {"0.0.0.0", "::"}:  # noqa: S104 - compared, not bound
         return f"[{host}]" if ":" in host else host
     return os.environ.get("POD_IP") or socket.gethostname()
 
 
 def worker_id(config: WorkerConfig) -> str:
-    """Unique among the workers of a queue."""
+    """Return the id of this worker, unique in its queue."""
     return config.runtime.worker_id or f"{socket.gethostname()}-{os.getpid()}"

@@ -1,6 +1,6 @@
-"""Who asks, how important it is, and what it is promised: API key, headers and body in one place.
+"""Determine tenant, class, priority and SLO of a request, from API key, headers and body.
 
-The API key beats the header; where tenants are declared, all others are refused; a tenant's priority is capped.
+The API key overrides the tenant header. If tenants are declared, all others are refused. A tenant's priority is capped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Headers = Mapping[bytes, bytes]
 
 
 class ApiKeys:
-    """The keys file: YAML from API key to tenant. Keys are kept as hashes, so that none stands in a dump or a trace."""
+    """The keys file: YAML from API key to tenant. Only hashes of keys are kept, so that no dump or trace has a key."""
 
     def __init__(self, tenants: Mapping[bytes, str]) -> None:
         self._tenants = dict(tenants)
@@ -42,16 +42,16 @@ class ApiKeys:
         """Read the file.
 
         Raises:
-            NotServed: says what is wrong with it.
+            NotServed: the message states what is wrong with it.
         """
         try:
             data = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            # A YAML error quotes the line it fell over, which may be a key.
+            # A YAML error quotes its line, which may have a key.
             shown = error.strerror if isinstance(error, OSError) else type(error).__name__
             raise NotServed(f"The API keys file {path} cannot be read ({shown}): write `key: tenant` lines") from error
         if not isinstance(data, dict) or not data:
-            raise NotServed(f"The API keys file {path} holds no mapping: write one `key: tenant` line per key")
+            raise NotServed(f"The API keys file {path} is not a mapping: write one `key: tenant` line per key")
         tenants: dict[bytes, str] = {}
         for line, (key, tenant) in enumerate(data.items(), 1):
             if not isinstance(key, str) or not isinstance(tenant, str) or not _NAME.fullmatch(tenant):
@@ -63,45 +63,47 @@ class ApiKeys:
         return cls(tenants)
 
     def tenant_of(self, headers: Headers) -> str:
-        """The tenant of the request's `Authorization: Bearer` key; 401 where there is none."""
+        """Return the tenant of the `Authorization: Bearer` key. Refuse a request without a known key with 401."""
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() != b"bearer" or not key:
-            raise _unauthorized("This worker asks for an API key: send `Authorization: Bearer <key>`.")
+            raise _unauthorized("This worker requires an API key: send `Authorization: Bearer <key>`.")
         tenant = self._tenants.get(hashlib.sha256(key.strip()).digest())
         if tenant is None:
-            raise _unauthorized("The API key is not known to this worker: check it, or ask the operator for one.")
+            raise _unauthorized("The API key is unknown: check it, or ask the operator of this deployment for a key.")
         return tenant
 
 
 class Tenancy:
-    """Resolves callers under one configuration; replaced as a whole when the configuration changes."""
+    """Tenants and API keys of one configuration. A change of the configuration replaces the object."""
 
     def __init__(self, tenants: Sequence[Tenant], keys: ApiKeys | None) -> None:
         self._declared = {tenant.name: tenant for tenant in tenants}
         self._keys = keys
 
     def check_key(self, headers: Headers) -> None:
-        """Refuse a request without a known key, where keys are asked for."""
+        """Refuse a request without a known key, if keys are required."""
         if self._keys is not None:
             self._keys.tenant_of(headers)
 
-    def caller(self, headers: Headers, band: int = 0) -> Caller:
-        """Everything about the caller; `band` is the body's priority, in our polarity, which a header beats.
+    def caller(self, headers: Headers, band: int = 0, *, is_flex: bool = False) -> Caller:
+        """Return what headers and body state about the caller.
+
+        `band` is the priority of the body, higher first; `is_flex` is its service tier. Headers override both.
 
         Raises:
-            Refused: says what was found and what was wanted.
+            Refused: the message states what was found and what was expected.
         """
         tenant = self._tenant(headers)
         return Caller(
             tenant=tenant,
-            request_class=_request_class(headers),
+            request_class=_request_class(headers, RequestClass.OFFLINE if is_flex else RequestClass.ONLINE),
             priority=self.capped(tenant, _priority(headers, band)),
             ttft_seconds=_milliseconds(headers, TTFT_HEADER),
             tpot_seconds=_milliseconds(headers, TPOT_HEADER),
         )
 
     def capped(self, tenant: str, priority: int) -> int:
-        """The priority, taken down to the tenant's band where it is above."""
+        """Return the priority, at most that of the tenant."""
         declared = self._declared.get(tenant)
         return priority if declared is None else min(priority, declared.max_priority)
 
@@ -113,15 +115,15 @@ class Tenancy:
             if not _NAME.fullmatch(tenant):
                 raise Refused(
                     400,
-                    f"Header {TENANT_HEADER.decode()} holds {tenant!r:.80}: a tenant's name has letters, digits "
-                    "and ._/- and at most 253 characters.",
+                    f"Header {TENANT_HEADER.decode()} is {tenant!r:.80}: a tenant's name has letters, digits and ._/-, "
+                    "at most 253 characters.",
                     code="invalid_tenant",
                 )
         if self._declared and tenant not in self._declared:
             advice = (
-                f"name a declared one in the header {TENANT_HEADER.decode()}, or add it under offline.tenants"
+                f"use a declared tenant in the header {TENANT_HEADER.decode()}, or add this one to offline.tenants"
                 if self._keys is None
-                else "the API key names it, so add it under offline.tenants or use the key of another tenant"
+                else "the API key belongs to it, so add it to offline.tenants, or use another key"
             )
             raise Refused(
                 403,
@@ -144,10 +146,10 @@ def _text(headers: Headers, name: bytes) -> str:
     return headers.get(name, b"").decode("latin-1").strip()
 
 
-def _request_class(headers: Headers) -> RequestClass:
-    text = _text(headers, CLASS_HEADER).lower() or "online"
+def _request_class(headers: Headers, default: RequestClass) -> RequestClass:
+    text = _text(headers, CLASS_HEADER).lower()
     try:
-        return RequestClass(text)
+        return RequestClass(text) if text else default
     except ValueError:
         raise Refused(
             400,

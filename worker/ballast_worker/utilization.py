@@ -1,4 +1,4 @@
-"""Shares of the device that prefill and decode use: MFU and MBU."""
+"""The shares of the device that prefill and decode use: MFU and MBU."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from ballast_worker.status import SMOOTHING_SECONDS
 
 
 class Utilization:
-    """Operations and bytes over the device's peak, smoothed as rates are. Idle time counts: the device stands there."""
+    """Operations and bytes as a share of the device's peak, smoothed like rates. Idle time counts."""
 
     def __init__(self, footprint: Footprint) -> None:
         self.flops = dict.fromkeys(PHASES, 0.0)
-        """By phase, as a share of the peak; so is `bandwidth`."""
+        """By phase, as a share of the peak, like `bandwidth`."""
         self.bandwidth = dict.fromkeys(PHASES, 0.0)
         self._footprint = footprint
         self._at: float | None = None
         self._before: dict[str, tuple[float, float]] = {}
 
     def sample(self, stats: EngineStats, now: float) -> None:
-        """Look at the counters; called about once a second by one thread."""
+        """Read the counters. One thread calls it about once a second."""
         footprint = self._footprint
         done = {phase: (footprint.flops(work), footprint.bytes(work)) for phase, work in stats.work.items()}
         if self._at is not None and now > self._at:

@@ -1,4 +1,4 @@
-"""One worker: engine, loop, tenancy, metrics, and the feeder where there is a queue."""
+"""One worker: engine, loop, tenancy, metrics, and the feeder if there is a queue."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ from ballast_worker.engine import Engine
 from ballast_worker.errors import NotServed, Refused
 from ballast_worker.feeder import Feeder
 from ballast_worker.loop import BROKEN, EngineLoop, Stream
-from ballast_worker.metrics import Figures, Metrics, QueueView, Spending, StepMeter
-from ballast_worker.openai import Served
-from ballast_worker.reload import Loaded, Watcher
-from ballast_worker.requests import Passage, Recorder
-from ballast_worker.shapes import Answer, stopping
-from ballast_worker.status import Rates, coefficients, reservation
+from ballast_worker.metrics import QueueView, ScrapeData, Spending, StepMetrics, WorkerMetrics
+from ballast_worker.openai import ServedModel
+from ballast_worker.reload import ConfigWatcher, Loaded
+from ballast_worker.requests import Recorder, RequestTiming
+from ballast_worker.responses import AnswerBuffer, stopping
+from ballast_worker.status import SmoothedRates, coefficients, reservation
 from ballast_worker.tenancy import ApiKeys, Tenancy
 from ballast_worker.utilization import Utilization
 
 log = Log(__name__)
 
 KEEPALIVE_SECONDS = 15
-"""How often a stream that says nothing sends a comment, so that nothing between here and the client cuts it."""
+"""How often a silent stream sends a comment, so that no proxy closes it."""
 SAMPLE_SECONDS = 1.0
-HARDEST_RETRY_SECONDS = 30
+MAX_RETRY_SECONDS = 30
 
 
 class Build(Protocol):
-    """Builds an engine that is ready to serve."""
+    """A function that builds an engine."""
 
     def __call__(self, options: EngineOptions, /, *, tokenizer: Tokenizer) -> Engine: ...
 
 
 class Worker:
-    """Everything of one process but the HTTP server; belongs to one event loop."""
+    """All parts of one process except the HTTP server. It belongs to one event loop."""
 
     def __init__(
         self,
@@ -63,41 +63,41 @@ class Worker:
 
         Args:
             loaded: the configuration
-            path: the file that the configuration came from, watched for changes; None: it never changes
-            build: builds the engine; by default Ballast's own
+            path: the file of the configuration, which is watched for changes; None: it never changes
+            build: builds the engine; by default that of Ballast
 
         Raises:
-            NotServed: the configuration asks for what this worker cannot do.
-            EngineError: the checkpoint, or the options of the engine, are wrong.
+            NotServed: the configuration asks for something that this worker cannot do.
+            EngineError: the checkpoint or the options of the engine are wrong.
         """
         config = loaded.config
         directory = settings.model_directory(config)
         keys = _load_keys(config)
         self.id = settings.worker_id(config)
         self.address = f"http://{config.runtime.host}:{config.runtime.port}"
-        """Of the HTTP API; the server corrects it once it knows its port."""
+        """The address of the HTTP API. The server corrects it when it knows its port."""
         self.is_draining = False
-        """It is on its way out: not ready, and it claims nothing."""
+        """Whether the worker shuts down: it is not ready, and claims no items."""
         self.is_closed = False
-        """It takes no more requests."""
+        """Whether the worker refuses new requests."""
         self.recorder = Recorder()
         self.tenancy = Tenancy(config.offline.tenants, keys)
         tokenizer = Tokenizer(directory)
         self.engine = build(settings.engine_options(config, directory), tokenizer=tokenizer)
         self.engine.configure(settings.policy_config(config, self.engine.policy))
         self.served = _served(config, directory, self.engine, tokenizer)
-        self._steps = StepMeter()
+        self._steps = StepMetrics()
         self.loop = EngineLoop(self.engine, self._steps.add)
         self.feeder = self._feed(config)
-        self.metrics = Metrics(self._figures)
+        self.metrics = WorkerMetrics(self._figures)
         self._keys = keys
         self._loaded = loaded
         self._spending = Spending()
         self._utilization = Utilization(self.engine.footprint)
-        self._rates = Rates()
-        self._watcher: Watcher | None = None
+        self._rates = SmoothedRates()
+        self._watcher: ConfigWatcher | None = None
         if path is not None:
-            self._watcher = Watcher(path, loaded, self._take_up, also=self._files_beside(config))
+            self._watcher = ConfigWatcher(path, loaded, self._apply, also=self._files_beside(config))
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -108,7 +108,7 @@ class Worker:
     # Life
 
     def start(self) -> None:
-        """Start the threads; call it on the event loop that serves HTTP."""
+        """Start the threads. Call it on the event loop that serves HTTP."""
         self.loop.start(asyncio.get_running_loop())
         if self.feeder is not None:
             self.feeder.start()
@@ -131,7 +131,7 @@ class Worker:
         )
 
     async def stop(self) -> None:
-        """Stop the threads. What has not been drained before is aborted, its leases run out."""
+        """Stop the threads. Requests that were not drained are aborted, and their leases expire."""
         for task in self._tasks:
             task.cancel()
         if self._watcher is not None:
@@ -144,59 +144,60 @@ class Worker:
     # Requests
 
     def check_open(self) -> None:
-        """Refuse a request of a worker that shuts down, or whose engine failed."""
+        """Refuse a request if the worker shuts down or its engine failed."""
         if self.is_closed:
             raise stopping()
         if not self.loop.is_healthy:
             raise Refused(500, self.loop.failure or BROKEN, code="engine_failed", kind="server_error")
 
-    def check_room(self, request_class: RequestClass) -> None:
-        """Refuse a request where as many of its class wait as may: 429 with the time after which it is worth trying."""
-        most = self.config.limits.max_queued_requests
+    def check_queue(self, request_class: RequestClass) -> None:
+        """Refuse a request if the waiting queue of its class is full: 429 with a time for the next try."""
+        limit = self.config.limits.max_queued_requests
         waiting = self.loop.num_waiting(request_class)
-        if waiting < most:
+        if waiting < limit:
             return
         stats = self.engine.stats()
         if request_class is RequestClass.ONLINE:
             free = stats.slots - stats.online.running - stats.reservation.in_use
         else:
             free = stats.slots - stats.online.running - stats.offline.running
-        if waiting - free < most:
+        if waiting - free < limit:
             return
         rate = self._rates.classes[request_class].ended
-        seconds = min(HARDEST_RETRY_SECONDS, max(1, round(waiting / rate))) if rate else 1
+        seconds = min(MAX_RETRY_SECONDS, max(1, round(waiting / rate))) if rate else 1
+        noun = "request waits" if waiting == 1 else "requests wait"
         raise Refused(
             429,
-            f"{waiting} {request_class} requests wait already, this worker lets {most} wait "
-            f"(limits.maxQueuedRequests): try again in {seconds} s.",
+            f"The waiting queue is full: {waiting} {request_class} {noun}, the limit is {limit} "
+            f"(limits.maxQueuedRequests). Retry after {seconds} s.",
             code="queue_full",
             kind="rate_limit_error",
             headers={"retry-after": str(seconds)},
         )
 
-    def passage(self, request: GenerationRequest, arrival: float) -> Passage:
-        """What is measured of a request, with what it is promised."""
+    def timing(self, request: GenerationRequest, arrival: float) -> RequestTiming:
+        """Return the timing of a request, with its SLO."""
         slo = self.config.slo
         is_online = request.request_class is RequestClass.ONLINE
         ttft = request.ttft_seconds or (slo.ttft_milliseconds / 1000 if is_online else None)
         tpot = request.tpot_seconds or (slo.tpot_milliseconds / 1000 if is_online else None)
-        return Passage(request.request_class, arrival, ttft, tpot)
+        return RequestTiming(request.request_class, arrival, ttft, tpot)
 
-    def ended(self, passage: Passage, stream: Stream, answer: Answer) -> None:
-        """Count an HTTP request that is over; one without a finish was hung up on."""
-        passage.first_at = stream.first_at
+    def ended(self, timing: RequestTiming, stream: Stream, answer: AnswerBuffer) -> None:
+        """Count an HTTP request that ended. Without a finish reason, its client is gone."""
+        timing.first_at = stream.first_at
         self.recorder.ended(
-            passage,
+            timing,
             answer.finish_reason or FinishReason.ABORTED,
             answer.num_prompt,
             answer.num_output,
             time.monotonic(),
         )
 
-    # What it says about itself
+    # Status and metrics
 
     def status(self) -> WorkerStatus:
-        """The worker at this moment."""
+        """Return the status of the worker now."""
         stats = self.engine.stats()
         policy = self.engine.policy
         ttft, tpot = self.recorder.p99(time.monotonic())
@@ -222,6 +223,7 @@ class Worker:
             cost_model=coefficients(stats),
             ttft_p99_seconds=ttft,
             tpot_p99_seconds=tpot,
+            slo=self.recorder.slo_status(time.monotonic()),
             generation=self.config.runtime.generation,
             config_hash=self._loaded.content_hash,
             is_ready=self.is_ready,
@@ -230,15 +232,15 @@ class Worker:
 
     @property
     def is_ready(self) -> bool:
-        """Whether new requests are welcome."""
+        """Whether the worker accepts new requests."""
         return self.loop.is_healthy and not self.is_draining
 
-    def _figures(self) -> Figures:
+    def _figures(self) -> ScrapeData:
         feeder, watcher = self.feeder, self._watcher
         view = None
         if feeder is not None:
             view = QueueView(self.config.queue_name, feeder.is_up, feeder.stats, feeder.num_at_risk, feeder.num_held)
-        return Figures(
+        return ScrapeData(
             model=self.served.name,
             stats=self.engine.stats(),
             steps=self._steps,
@@ -257,15 +259,15 @@ class Worker:
     def _sample(self) -> None:
         now = time.monotonic()
         stats = self.engine.stats()
-        taken_up = {RequestClass.ONLINE: self.loop.num_entered(RequestClass.ONLINE)}
-        taken_up[RequestClass.OFFLINE] = self.loop.num_started
-        self._rates.sample(stats, taken_up, self.recorder.num_ended(), now)
+        started = {RequestClass.ONLINE: self.loop.num_entered(RequestClass.ONLINE)}
+        started[RequestClass.OFFLINE] = self.loop.num_started
+        self._rates.sample(stats, started, self.recorder.num_ended(), now)
         self._utilization.sample(stats, now)
         self._spending.sample(stats, self.config.cost.dollars_per_gpu_hour, now)
 
     # Configuration, on the watcher's thread
 
-    def _take_up(self, loaded: Loaded) -> None:
+    def _apply(self, loaded: Loaded) -> None:
         config = loaded.config
         self.engine.configure(settings.policy_config(config, self.engine.policy))
         self.tenancy = Tenancy(config.offline.tenants, self._keys)
@@ -274,7 +276,7 @@ class Worker:
             self.feeder.configure(settings.queue_settings(config, self.served.name))
 
     def _files_beside(self, config: WorkerConfig) -> dict[Path, Callable[[], None]]:
-        """Files that may change under a running worker, and what then is done."""
+        """Return the files that may change while a worker runs, and what to do then."""
         runtime = config.runtime
         files = {path: self._reload_keys for path in (runtime.api_keys_file,) if path is not None}
         if self.feeder is not None:
@@ -286,10 +288,10 @@ class Worker:
         try:
             self._keys = _load_keys(self.config)
         except NotServed as error:
-            log.warning("API keys not taken up, the old ones stay in force", because=str(error))
+            log.warning("API keys not loaded, the old keys stay in force", because=str(error))
             return
         self.tenancy = Tenancy(self.config.offline.tenants, self._keys)
-        log.info("API keys taken up")
+        log.info("API keys loaded")
 
     def _feed(self, config: WorkerConfig) -> Feeder | None:
         if settings.redis_url(config) is None:
@@ -304,8 +306,8 @@ class Worker:
         )
 
 
-def _served(config: WorkerConfig, directory: Path, engine: Engine, tokenizer: Tokenizer) -> Served:
-    return Served(
+def _served(config: WorkerConfig, directory: Path, engine: Engine, tokenizer: Tokenizer) -> ServedModel:
+    return ServedModel(
         name=settings.served_name(config, directory),
         revision=settings.model_revision(config, directory),
         created=int((directory / "config.json").stat().st_mtime),
@@ -316,14 +318,14 @@ def _served(config: WorkerConfig, directory: Path, engine: Engine, tokenizer: To
 
 
 def _caps(policy: PolicyConfig, stats: EngineStats) -> dict[str, int]:
-    """Slots that capped tenants' offline work may hold; of those that it ever served, as there may be a thousand."""
+    """Return the slot caps of the offline tenants that were served, because a thousand tenants may be declared."""
     served = [tenant for request_class, tenant in stats.service if request_class is RequestClass.OFFLINE]
     shares = {tenant: policy.tenants[tenant].max_slots for tenant in served if tenant in policy.tenants}
     return {tenant: most for tenant, most in shares.items() if most}
 
 
 def _connect(config: WorkerConfig) -> Queue:
-    """Open the queue with the address and the password that are there now: both may be changed while a worker runs."""
+    """Open the queue with the current address and password. Both may change while a worker runs."""
     try:
         url, password = settings.redis_url(config), settings.redis_password(config)
     except NotServed as error:
@@ -336,10 +338,10 @@ def _load_keys(config: WorkerConfig) -> ApiKeys | None:
     return None if path is None else ApiKeys.load(path)
 
 
-async def _every(seconds: float, turn: Callable[[], None]) -> None:
+async def _every(seconds: float, task: Callable[[], None]) -> None:
     while True:
         await asyncio.sleep(seconds)
         try:
-            turn()
-        except Exception:  # a defect in a figure must not end the figures
-            log.exception("a periodic turn failed")
+            task()
+        except Exception:  # a defect in one sample must not end all samples
+            log.exception("periodic task failed")

@@ -2,6 +2,6 @@
 
 from functools import lru_cache
 
-from ballast_worker.metrics import Metrics
+from ballast_worker.metrics import WorkerMetrics
 
-Metrics.render = lru_cache(Metrics.render)
+WorkerMetrics.render = lru_cache(WorkerMetrics.render)

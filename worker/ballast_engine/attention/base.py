@@ -1,4 +1,4 @@
-"""What every attention backend is built from and what it offers."""
+"""The interface of attention backends, and the sizes from which they are built."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class AttentionShape:
     num_kv_heads: int
     head_dim: int
     windows: tuple[int | None, ...]
-    """Per layer: how many of the last tokens a token attends to, itself included; None is all of them."""
+    """Per layer: how many of the last tokens a token attends to, including itself; None: all of them."""
     num_blocks: int
     block_tokens: int
     dtype: torch.dtype
@@ -34,19 +34,19 @@ class AttentionShape:
 
     @property
     def scale(self) -> float:
-        """What scores are multiplied with before the softmax."""
+        """The factor of the scores before the softmax."""
         return float(self.head_dim**-0.5)
 
 
 class Attention(Protocol[Prepared]):
-    """A backend with its KV pages. What `prepare` gives is a value, so that one step can be nested in another."""
+    """A backend with its KV pages. `prepare` returns a value, so that one step can be nested in another."""
 
     keys: Tensor
-    """`[layers, blocks, kv heads, ...]`; the rest is the backend's own layout."""
+    """`[layers, blocks, kv heads, ...]`; the backend decides the rest of the layout."""
     values: Tensor
 
     def prepare(self, batch: Batch) -> Prepared:
-        """Work out, once per step, what every layer needs to know of the batch."""
+        """Compute, once per step, what every layer needs of the batch."""
         ...
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Prepared) -> Tensor:

@@ -1,8 +1,7 @@
-"""Which attention backend runs a model here, and why another does not."""
+"""Choose the attention backend that runs a model on this machine."""
 
 from __future__ import annotations
 
-import logging
 from typing import Literal
 
 import torch
@@ -12,25 +11,30 @@ from ballast_engine.errors import InvalidOptions
 from ballast_engine.models.config import ModelConfig
 from ballast_engine.native.compiler import NoCompiler
 from ballast_engine.native.library import kernels
+from ballast_log import Log
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 Backend = Literal["sdpa", "cpu"]
 
 
 def choose(wanted: str, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> Backend:
-    """Take the compiled kernel for `auto` where it can run, else `sdpa`; what is named runs or is refused."""
+    """Return the backend: for `auto` the compiled kernel if it can run here, else `sdpa`.
+
+    Raises:
+        InvalidOptions: the backend is unknown, or it was asked for by name and cannot run here.
+    """
     if wanted not in {"auto", "sdpa", "cpu"}:
-        raise InvalidOptions(f"{wanted!r} is not an attention backend of this engine: give auto, sdpa or cpu.")
+        raise InvalidOptions(f"{wanted!r} is not an attention backend of this engine: use auto, sdpa or cpu.")
     if wanted == "sdpa":
         return "sdpa"
     obstacle = _obstacle(config, dtype, device)
     if obstacle is None:
         return "cpu"
     if wanted == "cpu":
-        raise InvalidOptions(f"The attention backend 'cpu' cannot run here: {obstacle}; or choose 'auto' or 'sdpa'.")
+        raise InvalidOptions(f"The attention backend 'cpu' cannot run here: {obstacle}. Choose 'auto' or 'sdpa'.")
     if device.type == "cpu":
-        log.warning("compiled kernels not used, the engine runs slower: reason=%s", obstacle)
+        log.warning("compiled kernels not used, the engine runs slower", reason=obstacle)
     return "sdpa"
 
 

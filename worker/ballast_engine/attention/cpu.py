@@ -1,6 +1,7 @@
-"""Attention by the compiled kernel: a whole mixed batch in one call, on pages laid out for it.
+"""Attention by the compiled kernel: a whole mixed batch in one call, on pages with its own layout.
 
-Heads of 256 dimensions and 48 query heads per key head at most; float32 and bfloat16 pages, float32 arithmetic.
+Its limits are heads of 256 dimensions and 48 query heads per key head. Pages are float32 or bfloat16, the arithmetic is
+float32.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from ballast_engine.attention.base import AttentionShape
 from ballast_engine.batch import Batch, Ints
 from ballast_engine.native.library import MAX_HEAD_DIM, MAX_TILE, CAttention, CStep, kernels
 
-_SLACK = 64
+_PADDING = 64
 
 
 @dataclass(slots=True)
 class CpuStep:
-    """A batch as the kernels read it. The arrays are held so that the pointers stay good."""
+    """A batch as the kernels read it. It holds the arrays, so that the pointers stay valid."""
 
     raw: CStep
     batch: Batch
@@ -30,14 +31,14 @@ class CpuStep:
 
 
 class CpuAttention:
-    """Keys `[layers, blocks, kv heads, head dim, block tokens]`, values with the last two exchanged."""
+    """Keys are `[layers, blocks, kv heads, head dim, block tokens]`; in values the last two are swapped."""
 
     def __init__(self, shape: AttentionShape, *, threads: int) -> None:
         heads = (shape.num_layers, shape.num_blocks, shape.num_kv_heads)
         self.shape = shape
         num_keys = math.prod(heads) * shape.head_dim * shape.block_tokens
-        # A vector of keys may reach beyond the end of the last block; what it finds there is never used.
-        memory = torch.zeros(num_keys + _SLACK, dtype=shape.dtype)
+        # A vector of keys may extend beyond the last block. The values there are never used.
+        memory = torch.zeros(num_keys + _PADDING, dtype=shape.dtype)
         self.keys = memory[:num_keys].view(*heads, shape.head_dim, shape.block_tokens)
         self.values = torch.zeros((*heads, shape.block_tokens, shape.head_dim), dtype=shape.dtype)
         self.layers = tuple(self._layer(index) for index in range(shape.num_layers))
@@ -47,17 +48,17 @@ class CpuAttention:
 
     @staticmethod
     def obstacle(*, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> str | None:
-        """Why this backend cannot run such a model; None where it can."""
+        """Return why this backend cannot run a model, or None."""
         if dtype not in {torch.float32, torch.bfloat16}:
-            return f"its kernel has no {dtype}"
+            return f"its kernel does not support {dtype}"
         if head_dim > MAX_HEAD_DIM:
-            return f"heads of {head_dim} dimensions are wider than its {MAX_HEAD_DIM}"
+            return f"heads of {head_dim} dimensions exceed its maximum of {MAX_HEAD_DIM}"
         if num_heads // num_kv_heads > MAX_TILE:
-            return f"{num_heads // num_kv_heads} query heads per key head are more than its {MAX_TILE}"
+            return f"{num_heads // num_kv_heads} query heads per key head exceed its maximum of {MAX_TILE}"
         return None
 
     def prepare(self, batch: Batch) -> CpuStep:
-        """Cut the requests into tiles of rows and collect the pointers."""
+        """Divide the requests into tiles of rows, and collect the pointers."""
         tiles = np.zeros(batch.num_requests + 1, dtype=np.int64)
         np.cumsum(-(-np.diff(batch.query_start) // self._tile_rows), out=tiles[1:])
         table = np.ascontiguousarray(batch.block_table)
@@ -75,7 +76,7 @@ class CpuAttention:
         return CpuStep(raw=raw, batch=batch, tile_start=tiles, table=table)
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: CpuStep) -> Tensor:
-        """Write and attend in one call."""
+        """Write K and V, and attend, in one call."""
         wide = (q.float().contiguous(), k.float().contiguous(), v.float().contiguous())
         out = torch.empty(q.shape[0], q.shape[1] * q.shape[2])
         self._kernels.attention(self.layers[layer], step.raw, wide, out, team=self.team)

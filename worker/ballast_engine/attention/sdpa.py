@@ -1,7 +1,7 @@
-"""Attention by torch alone: each request's pages are gathered and given to `scaled_dot_product_attention`.
+"""Attention with torch alone: gather the pages of each request for `scaled_dot_product_attention`.
 
-Runs on every device and in every dtype; it is the reference for the other backends and the fallback where they cannot
-run. Costs a copy of each request's context per layer and several calls per request.
+It runs on every device and in every dtype. It is the reference for the other backends, and the fallback if they cannot
+run. It copies the context of each request in every layer, and makes several calls per request.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class _Request:
     context: int
     blocks: Tensor
     masks: dict[int | None, Tensor | None]
-    """By window: which keys each row sees, `[rows, context]`; None where every row sees all of them."""
+    """By window: the keys that each row sees, `[rows, context]`; None if every row sees all keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class SdpaAttention:
         )
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: SdpaStep) -> Tensor:
-        """Write, gather and attend, one request after the other."""
+        """Write K and V, then gather and attend, request by request."""
         keys, values = self.keys[layer], self.values[layer]
         keys[step.blocks, :, step.offsets] = k
         values[step.blocks, :, step.offsets] = v
@@ -83,7 +83,7 @@ class SdpaAttention:
         rows, group = q.shape[0], self.shape.num_heads // self.shape.num_kv_heads
         grouped = q.view(rows, self.shape.num_kv_heads, group, -1).permute(1, 2, 0, 3)
         if mask is None:
-            # Every row sees every key: the group's rows are rows of one query, and k and v are read once for all.
+            # Every row sees every key: the rows of a group are rows of one query, and k and v are read once.
             packed = grouped.reshape(1, self.shape.num_kv_heads, group * rows, -1)
             seen = scaled_dot_product_attention(packed, k[None], v[None], scale=self.shape.scale)
             out = seen.view(self.shape.num_kv_heads, group, rows, -1)

@@ -1,4 +1,4 @@
-"""A model's shape, read from a Hugging Face checkpoint's `config.json`. What is not supported is refused by name."""
+"""Read the shape of a model from the `config.json` of a checkpoint. Unsupported fields are refused by name."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Everything that the computation depends on, apart from the weights."""
+    """Everything that the computation depends on, except the weights."""
 
     architecture: str
     vocab_size: int
@@ -51,9 +51,9 @@ class ModelConfig:
     qk_norm: bool
     tie_embeddings: bool
     windows: tuple[int | None, ...]
-    """Per layer: how many of the last tokens a token attends to, itself included; None is all of them."""
+    """Per layer: how many of the last tokens a token attends to, including itself; None: all of them."""
     dtype: str
-    """The checkpoint's own."""
+    """The number type of the checkpoint."""
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
 
@@ -69,7 +69,7 @@ class ModelConfig:
 
 
 class _Fields:
-    """Typed access to a JSON object; every complaint names the file and the field."""
+    """Typed access to a JSON object. Every error names the file and the field."""
 
     def __init__(self, fields: Json, where: str) -> None:
         self.fields = fields
@@ -84,7 +84,7 @@ class _Fields:
     def need(self, name: str, kind: type[_T]) -> _T:
         value = self.fields.get(name)
         if value is None:
-            raise InvalidCheckpoint(f"{self.where} has no {name!r}: give a complete Hugging Face config.json.")
+            raise InvalidCheckpoint(f"{self.where} has no {name!r}: use a complete Hugging Face config.json.")
         return self._checked(name, value, kind)
 
     def count(self, name: str, default: int | None = None) -> int:
@@ -101,7 +101,7 @@ class _Fields:
 
 
 def load_config(directory: Path) -> ModelConfig:
-    """Read `config.json` (and `generation_config.json`, whose end tokens win) of a checkpoint directory."""
+    """Read `config.json` of a checkpoint directory. The end tokens of `generation_config.json` override it."""
     config = read_json(directory / "config.json")
     generation = directory / "generation_config.json"
     if generation.exists():
@@ -119,13 +119,13 @@ def read_json(path: Path) -> Json:
         raise InvalidCheckpoint(f"{path} is not readable JSON ({error}): download the model again.") from error
     if not isinstance(content, dict):
         raise InvalidCheckpoint(
-            f"{path} holds a JSON {type(content).__name__}, not an object: download the model again."
+            f"{path} contains a JSON {type(content).__name__}, expected an object: download the model again."
         )
     return content
 
 
 def parse_config(config: Json, *, where: str = "config.json") -> ModelConfig:
-    """Turn the fields of `config.json`, as transformers 4 or 5 spells them, into a ModelConfig."""
+    """Return the ModelConfig of a `config.json`, in the spelling of transformers 4 or 5."""
     fields = _Fields(config, where)
     architecture = _architecture(config, where)
     _refuse_unsupported(config, where)
@@ -177,7 +177,7 @@ def _architecture(config: Json, where: str) -> str:
 def _refuse_unsupported(config: Json, where: str) -> None:
     if config.get("quantization_config") is not None:
         raise InvalidCheckpoint(
-            f"{where} is of a quantized checkpoint, which this engine does not read: use the original."
+            f"{where} describes a quantized checkpoint, which this engine does not support: use the original."
         )
     act = config.get("hidden_act", "silu")
     if act not in {"silu", "swish"}:
@@ -190,7 +190,7 @@ def _refuse_unsupported(config: Json, where: str) -> None:
 
 
 def _rope(config: Json, where: str, *, max_positions: int) -> Rope:
-    """Both spellings: `rope_parameters` (transformers 5), `rope_theta` with `rope_scaling` (transformers 4)."""
+    """Read `rope_parameters` (transformers 5), or `rope_theta` with `rope_scaling` (transformers 4)."""
     merged: dict[str, object] = {"rope_theta": config.get("rope_theta")}
     for name in ("rope_scaling", "rope_parameters"):
         given = config.get(name)

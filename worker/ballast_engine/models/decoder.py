@@ -1,4 +1,4 @@
-"""The decoder in plain torch: on every device, in every dtype; the reference for the compiled one."""
+"""The decoder in plain torch, on every device and in every dtype. It is the reference for the compiled decoder."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ballast_engine.batch import Batch, Ints
 from ballast_engine.models.config import ModelConfig
 from ballast_engine.models.rope import RopeTable, rotate
 from ballast_engine.models.weights import DecoderWeights, LayerWeights
-from ballast_engine.suspension import Course, Interrupt
+from ballast_engine.suspension import Computation, Interrupt
 
 
 class Decoder(Generic[Prepared]):
-    """A decoder over one attention backend. Rows are tokens of any mix of requests; only attention knows which."""
+    """A decoder with one attention backend. Its rows are tokens of any requests; only attention knows which."""
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights, attention: Attention[Prepared]) -> None:
         self._config = config
@@ -27,10 +27,10 @@ class Decoder(Generic[Prepared]):
         self._dtype = weights.embedding.dtype
         self._device = weights.embedding.device
 
-    def hidden(self, batch: Batch, interrupt: Interrupt | None = None) -> Course[Tensor]:
-        """The hidden states `[n, hidden]` behind the last layer, before the final norm.
+    def hidden(self, batch: Batch, interrupt: Interrupt | None = None) -> Computation[Tensor]:
+        """Compute the hidden states `[n, hidden]` after the last layer, before the final norm.
 
-        On a GPU the layers are handed over faster than they are computed: an interrupt stops what is not handed over.
+        A GPU queues layers faster than it computes them: an interrupt stops only layers that are not queued yet.
         """
         step = self._attention.prepare(batch)
         token_ids = torch.from_numpy(batch.token_ids).to(self._device)
@@ -47,7 +47,7 @@ class Decoder(Generic[Prepared]):
         return x
 
     def logits(self, hidden: Tensor, rows: Ints) -> Tensor:
-        """The logits `[s, vocabulary]` of some rows of `hidden`."""
+        """Return the logits `[s, vocabulary]` of some rows of `hidden`."""
         config = self._config
         chosen = hidden[torch.from_numpy(rows).to(self._device)]
         return linear(rms_norm(chosen, (config.hidden_size,), self._weights.norm, config.norm_eps), self._weights.head)

@@ -1,6 +1,6 @@
-"""The decoder by compiled kernels: float32 on a CPU, two calls per step, the same arithmetic as `decoder`.
+"""The decoder with compiled kernels: float32 on a CPU, two calls per step, the same arithmetic as `decoder`.
 
-Beside the speed this gives exactness: a row's logits are the same bits whatever else is in the batch.
+It is fast, and exact: the bits of a row's logits do not depend on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ballast_engine.models.config import ModelConfig
 from ballast_engine.models.rope import RopeTable
 from ballast_engine.models.weights import DecoderWeights
 from ballast_engine.native.library import LAYER_TENSORS, CDecoder, CLayer, kernels
-from ballast_engine.suspension import Course, Interrupt
+from ballast_engine.suspension import Computation, Interrupt
 
 
 class NativeDecoder:
-    """A decoder over packed weights and the pages of a CpuAttention."""
+    """A decoder with packed weights and the pages of a CpuAttention."""
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights, attention: CpuAttention) -> None:
         self._config = config
@@ -49,7 +49,7 @@ class NativeDecoder:
         self._scratch_width = config.hidden_size + max(wide, config.intermediate_size)
         self._scratch = torch.empty(0)
 
-    def hidden(self, batch: Batch, interrupt: Interrupt | None = None) -> Course[Tensor]:
+    def hidden(self, batch: Batch, interrupt: Interrupt | None = None) -> Computation[Tensor]:
         """The hidden states `[n, hidden]` behind the last layer, before the final norm."""
         step = self._attention.prepare(batch)
         x = torch.empty(batch.num_tokens, self._config.hidden_size)
@@ -60,20 +60,20 @@ class NativeDecoder:
         return x
 
     def _layers_from(self, layer: int, step: CpuStep, x: Tensor, interrupt: Interrupt | None) -> int:
-        """Angles and scratch may have moved since the last call: a step nested in this one may have needed more."""
+        """Compute layers. A nested step may have enlarged angles and scratch, so their addresses are read again."""
         batch = step.batch
         self._rope.reserve(int(batch.context_lens.max()))
         step.raw.cosines, step.raw.sines = self._rope.cos.data_ptr(), self._rope.sin.data_ptr()
-        scratch = self._room(batch.num_tokens * self._scratch_width)
+        scratch = self._scratch_of(batch.num_tokens * self._scratch_width)
         team = self._attention.team
         return self._kernels.layers(self._raw, step.raw, x, scratch, first=layer, interrupt=interrupt, team=team)
 
     def logits(self, hidden: Tensor, rows: Ints) -> Tensor:
-        """The logits `[s, vocabulary]` of some rows of `hidden`."""
-        scratch = self._room(len(rows) * self._config.hidden_size)
+        """Return the logits `[s, vocabulary]` of some rows of `hidden`."""
+        scratch = self._scratch_of(len(rows) * self._config.hidden_size)
         return self._kernels.head(self._raw, hidden, rows, scratch, team=self._attention.team)
 
-    def _room(self, size: int) -> Tensor:
+    def _scratch_of(self, size: int) -> Tensor:
         if len(self._scratch) < size:
             self._scratch = torch.empty(size)
         return self._scratch

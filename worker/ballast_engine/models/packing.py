@@ -1,4 +1,4 @@
-"""Matrices as the compiled kernels read them: panels of columns, `[panel, depth, 2 * lanes]`."""
+"""Pack matrices as the compiled kernels read them: panels of columns, `[panel, depth, 2 * lanes]`."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from torch.nn.functional import pad
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Packs weights `[columns, depth]` for vectors of `lanes` floats; the last panel is filled up with zeros."""
+    """Pack weights `[columns, depth]` for vectors of `lanes` floats. Zeros fill the last panel."""
 
     lanes: int
 
     def matrix(self, weight: Tensor) -> Tensor:
-        """A plain projection."""
+        """Pack a plain projection."""
         return self._panels(weight, 2 * self.lanes)
 
     def gated(self, gate_up: Tensor) -> Tensor:
-        """Gate and up: each panel holds the same columns of both, so that one pass can multiply them."""
+        """Pack gate and up. Each panel has the same columns of both, so that one pass multiplies them."""
         gate, up = gate_up.chunk(2)
         return torch.cat((self._panels(gate, self.lanes), self._panels(up, self.lanes)), dim=2).contiguous()
 
     def bias(self, bias: Tensor) -> Tensor:
-        """The bias of a plain projection."""
+        """Pack the bias of a plain projection."""
         return self.matrix(bias[:, None]).flatten()
 
     def gated_bias(self, bias: Tensor) -> Tensor:
-        """The bias of gate and up."""
+        """Pack the bias of gate and up."""
         return self.gated(bias[:, None]).flatten()
 
     @staticmethod

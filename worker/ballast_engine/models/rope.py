@@ -11,7 +11,7 @@ from ballast_engine.models.config import ModelConfig, Rope
 
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
-    """Radians per position of each pair of dimensions, `[head_dim / 2]`, in float32 as transformers computes them."""
+    """Return the radians per position of each pair of dimensions, `[head_dim / 2]`, in float32 as in transformers."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim
     frequencies = 1.0 / (rope.theta**exponents)
     if rope.kind == "linear":
@@ -36,7 +36,7 @@ def _llama3(frequencies: Tensor, rope: Rope) -> Tensor:
 
 
 class RopeTable:
-    """Cosines and sines `[positions, head_dim / 2]` in float32, grown as contexts grow."""
+    """Cosines and sines `[positions, head_dim / 2]` in float32. The table grows with the contexts."""
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
         self._frequencies = inverse_frequencies(config.rope, config.head_dim).to(device)
@@ -45,7 +45,7 @@ class RopeTable:
         self.reserve(min(self._limit, 4096))
 
     def reserve(self, positions: int) -> None:
-        """Make the table hold at least so many positions."""
+        """Extend the table to at least `positions` rows."""
         if positions <= len(self.cos):
             return
         rows = min(max(positions, 2 * len(self.cos)), max(positions, self._limit))

@@ -1,7 +1,7 @@
-"""A decoder's weights: which tensors a checkpoint must hold, and how they are fused.
+"""The weights of a decoder: the tensors that a checkpoint must have, and how they are fused.
 
-Names and shapes are those of Hugging Face checkpoints; the projections of q, k and v become one matrix, those of gate
-and up another. Packed weights hold the same, laid out for the compiled kernels.
+Names and shapes are those of Hugging Face checkpoints. The projections of q, k and v become one matrix, those of gate
+and up another. Packed weights have the same values in the layout of the compiled kernels.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ballast_engine.models.packing import Packing
 
 Shape = tuple[int, ...]
 Take = Callable[[str, Shape], Tensor]
-"""Gives the tensor of a name, in the dtype and on the device of the computation."""
+"""Return the tensor of a name, in the dtype and on the device of the computation."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer. A bias or a q/k norm is None where the architecture has none."""
+    """One layer. A bias or a q/k norm is None if the architecture has none."""
 
     input_norm: Tensor
     qkv: Tensor
@@ -40,7 +40,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """All of a decoder. With tied embeddings `head` is `embedding`, unless it is packed."""
+    """All weights of a decoder. With tied embeddings `head` is `embedding`, unless it is packed."""
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
@@ -49,7 +49,7 @@ class DecoderWeights:
     is_packed: bool = False
 
     def tensors(self) -> Iterator[Tensor]:
-        """Every tensor once."""
+        """Yield every tensor once."""
         yield self.embedding
         yield self.norm
         if self.head is not self.embedding:
@@ -62,7 +62,7 @@ class DecoderWeights:
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
-    """Name and shape of every tensor that a checkpoint of this model holds."""
+    """Return name and shape of every tensor in a checkpoint of this model."""
     shapes: dict[str, Shape] = {}
 
     def take(name: str, shape: Shape) -> Tensor:

@@ -1,9 +1,8 @@
-"""Compile the kernels of this package for this processor, once, and keep the result for the next process."""
+"""Compile the kernels for this processor once, and cache the result for later processes."""
 
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import platform
 import shutil
@@ -13,24 +12,25 @@ import time
 from pathlib import Path
 
 from ballast_engine.errors import EngineError
+from ballast_log import Log
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 _HERE = Path(__file__).parent
 _SOURCES = ("attention.c", "decoder.c", "matmul.c", "sampling.c", "team.c")
 _HEADERS = ("step.h", "team.h", "vectors.h")
-# No -ffast-math: the order of sums is part of the kernels' contract. -march=native is not known on every platform.
+# No -ffast-math: the order of sums is part of the contract of the kernels. Some platforms do not know -march=native.
 _FLAGS = ("-O3", "-std=gnu11", "-pthread", "-fPIC", "-shared", "-fno-math-errno", "-Wno-psabi", "-Wall", "-Wextra")
 _TUNING = (("-march=native",), ("-mcpu=native",), ())
 _SECONDS = 300
 
 
 class NoCompiler(EngineError):
-    """The kernels cannot be compiled here; the message says why, in words for the log."""
+    """The kernels cannot be compiled on this machine. The message states the reason for the log."""
 
 
 def compiled() -> Path:
-    """Path of the shared library, compiled now unless the cache has it. Safe between processes."""
+    """Return the path of the shared library. Compile it if the cache does not have it. Safe between processes."""
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if not compiler or shutil.which(compiler.split()[0]) is None:
         raise NoCompiler(f"no C compiler found ({compiler or 'cc, gcc, clang'}): install one, for example gcc")
@@ -39,7 +39,7 @@ def compiled() -> Path:
         return target
     started = time.perf_counter()
     _compile(compiler, target)
-    log.info("kernels compiled: compiler=%s path=%s seconds=%.1f", compiler, target, time.perf_counter() - started)
+    log.info("kernels compiled", compiler=compiler, path=target, seconds=time.perf_counter() - started)
     return target
 
 
@@ -54,14 +54,16 @@ def _cache() -> Path:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError:
             continue
-        # A library is code: it is only taken from a folder that nobody else can write to.
+        # A library is code: load it only from a folder that no other user can write to.
         if os.access(folder, os.W_OK) and folder.stat().st_uid == os.getuid() and not folder.stat().st_mode & 0o022:
             return folder
-    raise NoCompiler("no cache folder of one's own can be written: set BALLAST_CACHE to a private folder")
+    raise NoCompiler(
+        "no private cache folder is writable: set BALLAST_CACHE to a folder that only this user can write to"
+    )
 
 
 def _key(compiler: str) -> str:
-    """Everything that the result depends on: sources, flags, compiler, processor."""
+    """Return a hash of everything that the result depends on: sources, flags, compiler, processor."""
     digest = hashlib.sha256()
     for name in (*_SOURCES, *_HEADERS):
         digest.update((_HERE / name).read_bytes())
@@ -81,7 +83,7 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _processor() -> str:
-    """What `-march=native` looks at: on x86 the flags, on Arm the features and part numbers."""
+    """Return what `-march=native` depends on: on x86 the flags, on Arm the features and part numbers."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n", 1)[0].splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""The compiled kernels as Python functions; the structures mirror `step.h` and `decoder.c` field by field."""
+"""The compiled kernels as Python functions. The structures mirror `step.h` and `decoder.c` field by field."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class CDecoder(Structure):
 
 
 class Team:
-    """The caller's thread and its helpers. Used by one thread at a time; the helpers end with it."""
+    """The caller's thread and its helper threads. One thread uses a team at a time. The helpers end with the team."""
 
     def __init__(self, library: ctypes.CDLL, threads: int) -> None:
         self.handle: int | None = library.ballast_pool_open(threads)
@@ -109,10 +109,10 @@ class Kernels:
 
     library: ctypes.CDLL
     lanes: int
-    """Floats in a vector of this processor; weights are packed into panels of twice as many columns."""
+    """Floats in a vector of this processor. Weights are packed into panels of twice as many columns."""
 
     def team(self, threads: int) -> Team:
-        """Start the helpers of an engine with so many threads."""
+        """Start the helper threads for an engine with `threads` threads."""
         return Team(self.library, threads)
 
     def layers(
@@ -128,14 +128,14 @@ class Kernels:
     ) -> int:
         """Compute layers from `first` on (before layer 0 the step's tokens are looked up) until interrupted.
 
-        `x` holds the hidden states. Gives the first layer not computed: their number at the end.
+        `x` has the hidden states. Return the first layer that was not computed: the number of layers at the end.
         """
         end = None if interrupt is None else byref(interrupt.layer)
         pointers = (x.data_ptr(), scratch.data_ptr())
         return int(self.library.ballast_layers(byref(decoder), byref(step), *pointers, first, end, team.handle))
 
     def head(self, decoder: CDecoder, x: Tensor, rows: Ints, scratch: Tensor, *, team: Team) -> Tensor:
-        """Final norm and logits of some rows of `x`."""
+        """Return the logits of some rows of `x`, after the final norm."""
         logits = torch.empty(len(rows), decoder.vocabulary)
         pointers = (scratch.data_ptr(), logits.data_ptr())
         self.library.ballast_head(byref(decoder), x.data_ptr(), rows.ctypes.data, len(rows), *pointers, team.handle)
@@ -144,12 +144,12 @@ class Kernels:
     def attention(
         self, attention: CAttention, step: CStep, qkv: tuple[Tensor, Tensor, Tensor], out: Tensor, *, team: Team
     ) -> None:
-        """One layer's attention by itself: contiguous float32 tensors."""
+        """Compute the attention of one layer, on contiguous float32 tensors."""
         pointers = (*(tensor.data_ptr() for tensor in qkv), out.data_ptr())
         self.library.ballast_attention(byref(attention), byref(step), *pointers, team.handle)
 
     def sample(self, logits: Tensor, how: NDArray[np.void]) -> Ints:
-        """One token for each row of contiguous float32 `logits`; `how` is an array of DRAW."""
+        """Sample one token for each row of contiguous float32 `logits`; `how` is an array of DRAW."""
         rows, vocabulary = logits.shape
         tokens = np.empty(rows, dtype=np.int64)
         scratch = np.empty(2 * (vocabulary + self.lanes), dtype=np.float32)
@@ -158,7 +158,7 @@ class Kernels:
         return tokens
 
     def multiply(self, x: Tensor, packed: Tensor, columns: int, *, team: Team) -> Tensor:
-        """`x` times a packed matrix, by itself, for tests and benchmarks."""
+        """Multiply `x` by a packed matrix, for tests and benchmarks."""
         out = torch.empty(x.shape[0], columns)
         pointers = (x.data_ptr(), packed.data_ptr(), out.data_ptr())
         self.library.ballast_multiply(x.shape[0], x.shape[1], columns, *pointers, team.handle)
@@ -167,7 +167,11 @@ class Kernels:
 
 @cache
 def kernels() -> Kernels:
-    """Compile (or find) and load the kernels; raises NoCompiler with the reason where that fails."""
+    """Compile (or find) and load the kernels.
+
+    Raises:
+        NoCompiler: the kernels cannot be compiled here.
+    """
     library = ctypes.CDLL(str(compiled()))
     n, p = c_int64, c_void_p
     library.ballast_lanes.restype = n

@@ -1,6 +1,6 @@
 """The one order in which work goes, for requests in an engine and jobs in the queue alike.
 
-class > priority > tenant (least service first) > order (slack, then prefix group, then submission).
+class > priority > tenant (least service first) > order (slack, then the submission of its prefix group, then its own).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Ordered(Protocol):
     @property
     def slack(self) -> float: ...
     @property
-    def prefix_key(self) -> int: ...
+    def prefix_seq(self) -> int: ...
     @property
     def seq(self) -> float: ...
 
@@ -35,7 +35,7 @@ Rank = tuple[int, float, float, int, float]
 
 def place(item: Ordered) -> Place:
     """Give its place among the work of one tenant and priority; smaller goes first."""
-    return (item.slack, item.prefix_key, item.seq)
+    return (item.slack, item.prefix_seq, item.seq)
 
 
 def turning(ledger: Ledger) -> Callable[[Ordered], Turn]:
@@ -47,10 +47,10 @@ def turning(ledger: Ledger) -> Callable[[Ordered], Turn]:
 def ranking(ledger: Ledger) -> Callable[[Ordered], Rank]:
     """Give the function that says an item's place among the work of one class; smaller goes first."""
     service = ledger.services.get
-    return lambda item: (-item.priority, service(item.tenant, 0.0), item.slack, item.prefix_key, item.seq)
+    return lambda item: (-item.priority, service(item.tenant, 0.0), item.slack, item.prefix_seq, item.seq)
 
 
-_PRIORITY, _SLACK, _PREFIX_KEY, _SEQ = map(attrgetter, ("priority", "slack", "prefix_key", "seq"))
+_PRIORITY, _SLACK, _PREFIX_SEQ, _SEQ = map(attrgetter, ("priority", "slack", "prefix_seq", "seq"))
 
 
 def ranked(items: Iterable[OrderedT], ledger: Ledger) -> list[OrderedT]:
@@ -58,7 +58,7 @@ def ranked(items: Iterable[OrderedT], ledger: Ledger) -> list[OrderedT]:
     ordered = sorted(items, key=_SEQ)
     if len(ordered) > 1:
         service = ledger.services.get
-        ordered.sort(key=_PREFIX_KEY)
+        ordered.sort(key=_PREFIX_SEQ)
         ordered.sort(key=_SLACK)
         ordered.sort(key=lambda item: service(item.tenant, 0.0))
         ordered.sort(key=_PRIORITY, reverse=True)  # keeps the order of equals, reversed or not

@@ -21,12 +21,14 @@ class Candidate:
     priority: int
     slack: float
     """`slack`, as of now."""
-    prefix_key: int
-    """Jobs of one tenant with the same value share a prompt prefix; 0 is no group. See `in_submission_order`."""
+    prefix_key: int | None
+    """Groups jobs of one tenant whose first items have the same prompt prefix; None if no group is known."""
     seq: float
     """Unix seconds of its submission; the earlier job goes first."""
     waiting: int
     """Items that can be claimed now."""
+    prefix_seq: int = 0
+    """Submission of the first job of its prefix group, in microseconds; see `in_submission_order`."""
 
 
 def job_slack(work: JobWork, rates: Rates, now: float) -> float:
@@ -40,17 +42,17 @@ def job_slack(work: JobWork, rates: Rates, now: float) -> float:
 
 
 def in_submission_order(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Number prefix groups by the submission of their first job, in microseconds.
+    """Set `prefix_seq` to the submission of the first job of each prefix group.
 
     Groups then go in the order in which they began. A job without a group is a group of its own. When the first job of
     a group is over, the group moves to the submission of its next job, so that no group is overtaken forever.
     """
-    first: dict[tuple[str, int, int], float] = {}
+    first: dict[tuple[str, int, int | None], float] = {}
     for candidate in candidates:
         key = (candidate.tenant, candidate.priority, candidate.prefix_key)
         first[key] = min(first.get(key, inf), candidate.seq)
     return [
-        replace(candidate, prefix_key=int(1e6 * (first[key] if candidate.prefix_key else candidate.seq)))
+        replace(candidate, prefix_seq=int(1e6 * (candidate.seq if candidate.prefix_key is None else first[key])))
         for candidate in candidates
         for key in [(candidate.tenant, candidate.priority, candidate.prefix_key)]
     ]

@@ -26,9 +26,6 @@ _EARLY = 0.25
 bound (`tests/sim/test_alike.py`)."""
 _IDLE_STEP = 2.0
 """Least length of a step without online requests, in fixed costs of a step: half of its time is work."""
-_MOST_LATE = 10
-"""Times its TTFT that the first prompt in order may wait before the decodes wait for it. Without an end to it, a cost
-model that is wrong could let prompts queue for good (`benchmarks/llm_d_protocol.py --replicas 2`)."""
 ONLINE_CHUNKS = 4
 """Chunks that online prefill may fill in one step if step times are known and the decodes can wait."""
 
@@ -97,12 +94,8 @@ def prefill_room(snapshot: EngineSnapshot, part: OnlineStep) -> tuple[float, flo
 
     This step may last until the first decode would fall behind its mean TPOT. At the beginning of its answer a decode
     may fall behind as far as it catches up before its answer is as long as nearly all answers are. The second figure is
-    one TPOT, or a step of which prefill has a third. Both are infinite without decodes, or if even the first prompt in
-    order has waited too long.
+    one TPOT, or a step of which prefill has a third. Both are infinite without decodes.
     """
-    first = next(iter(part.pending), None)
-    if first is not None and not first.num_output and snapshot.now - first.arrival > _MOST_LATE * first.ttft:
-        return inf, inf
     now, fixed, expectation = snapshot.now, part.fixed, snapshot.expectation
     short: float = expectation.online_short or _SHORT
     if expectation.online_answer:

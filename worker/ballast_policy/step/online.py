@@ -9,13 +9,17 @@ from math import inf
 
 from ballast_policy.plan import Reason
 from ballast_policy.request import ONLINE, PARKED, RUNNING, WAITING, Request, computed
-from ballast_policy.step.budget import OnlineStep, prefill_room
+from ballast_policy.step.budget import OnlineStep, most_prefill, prefill_room
 from ballast_policy.step.draft import StepDraft
 from ballast_policy.step.gate import AdmissionGate
 from ballast_policy.step.kv_peak import KvPeak
 from ballast_policy.step.reserved import Reserved
 from ballast_policy.step.triage import all_in_time, find_late, in_time_first
 
+LEAST_SHARE = 1 / 8
+"""Share of the prefill chunk that online may compute in any step, even if the decodes beside it cannot wait. A true
+cost model seldom allows less. A wrong one could otherwise let prompts queue indefinitely
+(`benchmarks/llm_d_protocol.py --replicas 2`)."""
 DEFERRED_SHARE = 0.1
 """Share of the prefill of a step that the first deferred request gets before all others."""
 
@@ -140,7 +144,13 @@ class _Service:
         done = computed(request) + draft.prefill_grants.get(request, 0)
         chunk = max(0, time.chunk - self.reserved.tokens_without(draft.gone))
         limit = min(request.num_tokens - done, int(share * chunk))
-        return limit if self.until == inf else step.cost.largest_chunk(share * (self.until - time.seconds), done, limit)
+        if self.until == inf:
+            return limit
+        granted = step.cost.largest_chunk(share * (self.until - time.seconds), done, limit)
+        if share < 1:
+            return granted
+        least = int(LEAST_SHARE * step.config.chunk_tokens) - (most_prefill(step.config, step.cost) - time.chunk)
+        return max(granted, min(least, limit))
 
     def _start(self, request: Request, tokens: int) -> Reason | None:
         """Resume or admit a request. Return the reason if it cannot start."""

@@ -139,7 +139,7 @@ class JobPool:
                 tenant=job.tenant,
                 priority=job.priority,
                 slack=job_slack(job.work, rates, now),
-                prefix_key=0,
+                prefix_key=None,
                 seq=seq,
                 waiting=int(min(wanted, job.num_items - job.num_claimed)),
             )
@@ -185,6 +185,7 @@ class JobPool:
                 priority=job.priority,
                 slack=slack,
                 prefix_key=arrival.prefix_key,
+                prefix_seq=arrival.prefix_key,
                 num_tokens=arrival.num_prompt,
             )
             claimed.append(SimulatedRequest(request, arrival.num_output, arrival.prefix_tokens, job.name))

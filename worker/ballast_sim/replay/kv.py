@@ -28,8 +28,8 @@ class SimulatedKv:
     has_prefix_cache: bool = False
     num_free: int = field(init=False)
     """Blocks that no request uses. Cached blocks are among them."""
-    _groups: dict[int, _Entry] = field(init=False, default_factory=dict)
-    _idle: OrderedDict[tuple[str, int], _Entry] = field(init=False, default_factory=OrderedDict)
+    _groups: dict[int | None, _Entry] = field(init=False, default_factory=dict)
+    _idle: OrderedDict[tuple[str, int | None], _Entry] = field(init=False, default_factory=OrderedDict)
     """Cached blocks that no request uses, the oldest first: shared prefixes, and the KV of preempted requests."""
     _num_idle: int = field(init=False, default=0)
 

@@ -1,6 +1,6 @@
-"""One HTTP exchange on bare ASGI: body with a limit, JSON out, SSE out, and the client's going away.
+"""One HTTP request and its response on plain ASGI: limited body, JSON, server-sent events, disconnects.
 
-Bare because Starlette's responses start a task group for every stream, which costs more than a step's worth of tokens.
+Starlette's responses start a task group for every stream, which costs more than the tokens of a step.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ JSON = (b"content-type", b"application/json")
 EVENT_STREAM = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # nginx would gather the tokens
+    (b"x-accel-buffering", b"no"),  # nginx would buffer the tokens
 )
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
 class ClientGone(Exception):
-    """The client closed the connection; nobody reads an answer."""
+    """The client closed the connection."""
 
 
-class Call:
+class HttpExchange:
     """One request and its response."""
 
     __slots__ = ("_receive", "_send", "headers", "is_last", "is_started", "method", "request_id")
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, *, is_last: bool = False) -> None:
-        """With `is_last`, the client is told to come by another connection next time."""
+        """Read the head of a request. With `is_last`, the response closes the connection."""
         self._receive = receive
         self._send = send
         self.method: str = scope["method"]
@@ -46,15 +46,15 @@ class Call:
         self.is_started = False
 
     async def body(self, limit: int) -> bytes:
-        """The whole body.
+        """Return the whole body.
 
         Raises:
-            Refused: 413 as soon as it is seen to be larger than `limit` bytes.
-            ClientGone: it never came in full.
+            Refused: 413 as soon as the body exceeds `limit` bytes.
+            ClientGone: the client closed the connection before the end of the body.
         """
         length = self.headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > limit:
-            _too_large(limit, f"of {int(length)} bytes")
+            _too_large(limit, f"{int(length)} bytes")
         parts: list[bytes] = []
         size = 0
         while True:
@@ -64,13 +64,13 @@ class Call:
             part: bytes = message.get("body", b"")
             size += len(part)
             if size > limit:
-                _too_large(limit, f"of more than {limit} bytes")
+                _too_large(limit, f"more than {limit} bytes")
             parts.append(part)
             if not message.get("more_body", False):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def json(self, limit: int) -> dict[str, object]:
-        """The body as a JSON object; see `body`."""
+        """Return the body as a JSON object; see `body`."""
         raw = await self.body(limit)
         try:
             text = raw.decode("utf-8")
@@ -83,18 +83,18 @@ class Call:
         try:
             value = json.loads(text, parse_constant=_no_constant)
         except RecursionError:
-            raise Refused(400, "The body is nested too deeply to read.", code="invalid_json") from None
+            raise Refused(400, "The body is nested too deeply.", code="invalid_json") from None
         except ValueError as error:
             found = f"{text[:40]!r}" if text.strip() else "an empty body"
             raise Refused(
-                400, f"The body is not JSON: {error}; found {found}. Send one JSON object.", code="invalid_json"
+                400, f"The body is not JSON ({error}): found {found}. Send one JSON object.", code="invalid_json"
             ) from None
         if not isinstance(value, dict):
-            raise Refused(400, f"The body is {describe(value)}, wanted a JSON object: {{...}}.", code="invalid_json")
+            raise Refused(400, f"The body is {describe(value)}, expected a JSON object: {{...}}.", code="invalid_json")
         return value
 
     async def gone(self) -> None:
-        """Return when the client has closed the connection; call it once the body is read."""
+        """Wait until the client closes the connection. Call it after the body is read."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
@@ -110,11 +110,11 @@ class Call:
         await self.answer(refused.status, refused.as_openai(), [JSON, *extra])
 
     async def start_events(self) -> None:
-        """Begin a stream of server-sent events."""
+        """Start a stream of server-sent events."""
         await self._start(200, list(EVENT_STREAM))
 
     async def event(self, data: bytes, *, is_last: bool = False) -> None:
-        """Send bytes of the stream at once; they are whole events."""
+        """Send whole events of the stream at once."""
         await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
@@ -126,7 +126,7 @@ class Call:
 
 
 def event(data: Mapping[str, object]) -> bytes:
-    """One server-sent event."""
+    """Return a server-sent event."""
     return b"data: " + compact(data) + b"\n\n"
 
 
@@ -134,14 +134,14 @@ _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
 def compact(value: object) -> bytes:
-    """JSON without blanks."""
+    """Return JSON without blanks."""
     return _encode(value).encode()
 
 
 def _too_large(limit: int, found: str) -> NoReturn:
     raise Refused(
         413,
-        f"The body is {found}, this worker takes {limit} bytes (limits.maxBodyKibibytes): send less, "
+        f"The body has {found}, the limit is {limit} bytes (limits.maxBodyKibibytes). Send a smaller body, "
         "or submit the work as a job.",
         code="request_too_large",
         headers={"connection": "close"},  # the rest of the body is not read

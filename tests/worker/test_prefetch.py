@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from ballast_policy.jobs.choice import Candidate, share_out
 from ballast_queue.claimable import Group
-from ballast_worker.appetite import LEAST_AHEAD, Appetite, Room, wanted, worth_reading
+from ballast_worker.prefetch import LEAST_AHEAD, OfflineSlots, Prefetch, groups_to_read, num_to_claim
 
 
-def make_room(**changes) -> Room:
-    return Room(**({"slots": 10, "most": 10, "reserved": 1, "online": 0, "offline": 0} | changes))
+def make_room(**changes) -> OfflineSlots:
+    return OfflineSlots(**({"slots": 10, "maximum": 10, "reserved": 1, "online": 0, "offline": 0} | changes))
 
 
 def make_candidate(job_id: str, **changes) -> Candidate:
@@ -19,7 +19,7 @@ def make_candidate(job_id: str, **changes) -> Candidate:
         "tenant": "a",
         "priority": 0,
         "slack": float("inf"),
-        "prefix_key": 0,
+        "prefix_key": None,
         "seq": 0.0,
         "waiting": 100,
     }
@@ -34,9 +34,9 @@ def make_candidate(job_id: str, **changes) -> Candidate:
         pytest.param(make_room(online=4, offline=6), 0, id="full"),
         pytest.param(make_room(online=10), 1, id="the reservation, however heavy online is"),
         pytest.param(make_room(online=30, offline=1), 0, id="the reservation in use"),
-        pytest.param(make_room(most=5, offline=3), 2, id="up to the cap"),
-        pytest.param(make_room(most=5, offline=5), 0, id="at the cap"),
-        pytest.param(make_room(most=0, reserved=0), 0, id="no offline at all"),
+        pytest.param(make_room(maximum=5, offline=3), 2, id="up to the cap"),
+        pytest.param(make_room(maximum=5, offline=5), 0, id="at the cap"),
+        pytest.param(make_room(maximum=0, reserved=0), 0, id="no offline at all"),
         pytest.param(make_room(slots=4, offline=6), 0, id="above a ceiling that came down"),
     ],
 )
@@ -45,9 +45,9 @@ def test_usable_slots(room, usable) -> None:
 
 
 rooms = st.builds(
-    Room,
+    OfflineSlots,
     slots=st.integers(1, 64),
-    most=st.integers(0, 64),
+    maximum=st.integers(0, 64),
     reserved=st.integers(0, 8),
     online=st.integers(0, 200),
     offline=st.integers(0, 64),
@@ -56,10 +56,10 @@ rooms = st.builds(
 
 @given(room=rooms, ahead=st.integers(0, 20), at_hand=st.integers(0, 200))
 def test_with_what_is_claimed_a_worker_has_what_it_can_use_and_little_more(room, ahead, at_hand) -> None:
-    count = wanted(room, ahead, at_hand)
+    count = num_to_claim(room, ahead, at_hand)
 
     assert count >= 0
-    if room.most == 0:
+    if room.maximum == 0:
         assert count == 0
         return
     assert at_hand + count >= room.usable(), "a free slot must be filled at the next step"
@@ -68,7 +68,7 @@ def test_with_what_is_claimed_a_worker_has_what_it_can_use_and_little_more(room,
 
 
 def test_the_look_ahead_grows_with_the_rate_and_with_a_slow_redis() -> None:
-    slow, quick, far = Appetite(), Appetite(rate=100, round_trip=0.002), Appetite(rate=100, round_trip=0.1)
+    slow, quick, far = Prefetch(), Prefetch(rate=100, round_trip=0.002), Prefetch(rate=100, round_trip=0.1)
 
     assert slow.ahead() == LEAST_AHEAD
     assert slow.ahead() < quick.ahead() < far.ahead()
@@ -76,30 +76,30 @@ def test_the_look_ahead_grows_with_the_rate_and_with_a_slow_redis() -> None:
 
 
 def test_the_rate_follows_what_starts() -> None:
-    appetite = Appetite()
+    prefetch = Prefetch()
     for _ in range(100):
-        appetite.saw_starts(5, 0.1)
-    busy = appetite.rate
+        prefetch.add_starts(5, 0.1)
+    busy = prefetch.rate
     for _ in range(100):
-        appetite.saw_starts(0, 0.1)
+        prefetch.add_starts(0, 0.1)
 
     assert busy == pytest.approx(50, rel=0.05)
-    assert appetite.rate < 5
+    assert prefetch.rate < 5
 
 
 def test_a_slow_round_trip_counts_at_once_and_is_forgotten_slowly() -> None:
-    appetite = Appetite()
-    appetite.saw_round_trip(0.5)
-    assert appetite.round_trip == 0.5
-    appetite.saw_round_trip(0.001)
+    prefetch = Prefetch()
+    prefetch.add_round_trip(0.5)
+    assert prefetch.round_trip == 0.5
+    prefetch.add_round_trip(0.001)
 
-    assert 0.4 < appetite.round_trip < 0.5
+    assert 0.4 < prefetch.round_trip < 0.5
 
 
 def test_enough_groups_are_read_and_no_more() -> None:
     groups = [Group(0, f"t{i:04}") for i in range(1000)]
     services = {group.tenant: float(i) for i, group in enumerate(reversed(groups))}
-    found = worth_reading(
+    found = groups_to_read(
         [Group(1, "above"), *groups], services, count=3, rooms={"t0999": 0, "t0998": 5}, reserved={"t0001"}
     )
 
@@ -122,7 +122,7 @@ def test_what_is_read_is_enough_to_choose_as_from_all(waiting, services, count, 
     served = {f"t{i}": float(service) for i, service in enumerate(services)}
     groups = sorted({Group(c.priority, c.tenant) for c in candidates}, key=lambda g: (-g.priority, g.tenant))
 
-    read = set(worth_reading(groups, served, count=count, rooms={}, reserved=()))
+    read = set(groups_to_read(groups, served, count=count, rooms={}, reserved=()))
     few = [c for c in candidates if Group(c.priority, c.tenant) in read]
     taken = share_out(few, served, {}, count=count, cost=cost)
 

@@ -1,26 +1,26 @@
-"""The KV of an engine's residents (`host.Kv`): blocks, block tables, and the policy's records of both."""
+"""The KV of an engine's residents (`host.Kv`): blocks and block tables, with the policy's counts of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
 
 from ballast_engine.batch import Batch
+from ballast_engine.block_tables import BlockTables
 from ballast_engine.errors import IntegrityError
 from ballast_engine.kv import BlockPool
 from ballast_engine.sequence import Sequence
-from ballast_engine.tables import Tables
 from ballast_policy.request import Phase, Request
 
 
-class Residency:
+class ResidentKv:
     """The blocks of an engine's residents. The policy host says which request becomes a resident."""
 
-    def __init__(self, pool: BlockPool, tables: Tables) -> None:
+    def __init__(self, pool: BlockPool, tables: BlockTables) -> None:
         self.pool = pool
         self.live: dict[int, Sequence] = {}
         """Every request in the engine, by `seq`."""
         self.num_unused = 0
-        """Token positions in the residents' blocks that hold nothing yet."""
+        """Token positions in the residents' blocks that hold no token yet."""
         self._tables = tables
         self._residents: dict[int, Sequence] = {}
 
@@ -39,20 +39,20 @@ class Residency:
             sequence.request.num_private_blocks = private[seq]
 
     def hint(self, request: Request) -> None:
-        """Set what the prefix cache would give a waiting request now."""
+        """Set how many tokens of a waiting request the prefix cache has now."""
         if self.pool.has_prefix_cache:
             blocks = self._cached_blocks(self.live[request.seq])
             request.num_cached = len(blocks) * self.pool.block_tokens
             request.num_cached_idle = self.pool.num_idle(blocks)
 
     def _cached_blocks(self, sequence: Sequence) -> list[int]:
-        """At least one token is always computed: its logits are what the next one is drawn from."""
+        """Return the cached blocks of a prompt. At least one token is left to compute, for its logits."""
         digests = sequence.digests
         most = (sequence.request.num_tokens - 1) // self.pool.block_tokens
         return self.pool.match(digests if len(digests) <= most else digests[:most])
 
     def admit(self, request: Request) -> None:
-        """Give a request a row of the block tables and the blocks that the prefix cache has of it."""
+        """Give a request a row of the block tables and its blocks in the prefix cache."""
         sequence = self.live[request.seq]
         blocks = self._cached_blocks(sequence)
         self.pool.share(request.seq, blocks)
@@ -80,7 +80,7 @@ class Residency:
         return True
 
     def settle(self, sequence: Sequence, num_tokens: int) -> None:
-        """Take note that the step has written that many more tokens: full blocks can be found from now on."""
+        """Record that the step has written `num_tokens` more. Full blocks can be shared from now on."""
         request = sequence.request
         request.num_computed += num_tokens
         self.num_unused -= num_tokens
@@ -95,21 +95,21 @@ class Residency:
         """Free the blocks of a resident; full blocks stay in the prefix cache until they are needed."""
         sequence = self._residents.pop(request.seq)
         self.num_unused -= request.num_blocks * self.pool.block_tokens - request.num_computed
-        self._tables.give_row(sequence)
+        self._tables.free_row(sequence)
         self.pool.release(request.seq, sequence.blocks)
         sequence.blocks = []
         sequence.num_registered = 0
         request.num_computed = request.num_blocks = request.num_private_blocks = 0
 
     def assemble(self, decodes: Items[Sequence], chunks: Items[tuple[Sequence, int]]) -> Batch:
-        """Lay out a step of residents whose room was made with `extend`."""
+        """Return the batch of a step. `extend` has allocated its blocks."""
         return self._tables.assemble(decodes, chunks)
 
     def check_integrity(self) -> None:
         """Compare blocks, tables and counts with one another and with the requests that did not end.
 
         Raises:
-            IntegrityError: says what does not balance.
+            IntegrityError: the message states what does not balance.
         """
         self.pool.check_integrity({seq: sequence.blocks for seq, sequence in self._residents.items()})
         unused = 0

@@ -1,7 +1,7 @@
-"""How offline tenants stand with each other over all workers of a queue: their service and their reservations.
+"""The service and the reservations of offline tenants over all workers of a queue.
 
-Each worker computes the same by itself, from the tenants that wait and the items that they hold in the queue. The
-queue adds up the service.
+Each worker computes the same figures, from the tenants that wait and from their items under lease. The queue adds up
+the service.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from ballast_queue.ledger import Service
 from ballast_queue.redis_store import Queue
 
 
-class Standing:
-    """Belongs to the feeder's thread."""
+class SharedLedger:
+    """The shared ledger and the reservations, as one worker knows them. Only the feeder's thread uses it."""
 
     def __init__(self) -> None:
         self.service = Service()
-        """The shared ledger, as of the last tick."""
+        """The shared ledger at the last tick."""
         self._reserved: dict[str, float] = {}
         self._working: set[str] | None = None
-        """Tenants that waited or held something when anybody last did; None before the first look."""
+        """Tenants with waiting or leased items when there last were any; None before the first read."""
 
     @property
     def reserved(self) -> Collection[str]:
@@ -30,7 +30,7 @@ class Standing:
         return self._reserved.keys()
 
     def reserve(self, shares: Mapping[str, float]) -> None:
-        """Go by these reservations, shares of the slots that offline holds."""
+        """Set the reservations, as shares of the slots of offline work."""
         self._reserved = {tenant: share for tenant, share in shares.items() if share > 0}
 
     def slots(self, demand: Demand) -> TenantSlots | None:
@@ -38,20 +38,20 @@ class Standing:
         return TenantSlots(self._reserved, demand.held) if self._reserved else None
 
     def post(self, queue: Queue, gained: Mapping[str, float]) -> None:
-        """Add what tenants got here, over their weights, to the ledger."""
+        """Add the service of tenants on this worker, divided by their weights, to the ledger."""
         self.service = queue.ledger.charge(gained)
 
-    def notice(self, queue: Queue, demand: Demand) -> None:
-        """Lift tenants that return from idle to the least served tenant that stayed."""
+    def lift_returning(self, queue: Queue, demand: Demand) -> None:
+        """Raise the service of tenants that return from idle to that of the least served tenant that stayed."""
         working = demand.tenants | demand.held.keys()
         if not working:
             return
         before, known = self._working, self.service.tenants.keys()
         self._working = working
-        if before is None:  # who is in the ledger may have been there all the time
+        if before is None:  # tenants in the ledger may have been active all the time
             before = working & known or set(known)
         returning = working - before
-        # With nobody who stayed, those that left last: neither they nor who comes now has a claim from before.
+        # If no tenant stayed, use those that left last: no tenant keeps an advantage from before.
         stayed = before & working or before
         if not returning or not stayed:
             return
@@ -61,7 +61,7 @@ class Standing:
             self.service = queue.ledger.lift(level, behind)
 
     def forget(self, queue: Queue) -> None:
-        """Drop idle tenants that the ledger does not need, so that names do not pile up."""
+        """Drop idle tenants that the ledger does not need, so that it does not grow."""
         needless = self.service.needless(self._working or set())
         if needless:
             self.service = queue.ledger.forget(self.service, needless)

@@ -1,4 +1,4 @@
-"""Tells jobs whether they will meet their deadlines, one worker for all of a queue."""
+"""Store in jobs whether they will meet their deadlines. One worker does it for the whole queue."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from ballast_queue.status import WorkerStatus
 from ballast_worker.forecast import Forecast
 
 APPRAISE_SECONDS = 2.0
-"""How soon a job that came in through the inbox is told."""
+"""How often the outlooks of a queue are updated."""
 REPEAT_SECONDS = 10.0
-"""The figures of an outlook that stays the same are renewed this often."""
+"""How often the figures of an unchanged outlook are updated."""
 MOST_JOBS = 64
-"""Jobs that are judged at a time, those first that nobody looked at for longest; about 30 ms with 1,000 jobs."""
+"""Jobs in one update, those with the oldest outlook first; about 30 ms with 1,000 jobs."""
 _ENDS = {JobState.FINALIZING, JobState.CANCELLING}
 
 
-def appraise(queue: Queue, workers: Sequence[WorkerStatus], now: float, weights: Mapping[str, float]) -> None:
-    """Judge the jobs with a deadline, where no other worker did so a moment ago; `now` is the server's.
+def update_outlooks(queue: Queue, workers: Sequence[WorkerStatus], now: float, weights: Mapping[str, float]) -> None:
+    """Update the outlooks of jobs with a deadline, unless another worker just did. `now` is the time of the server.
 
     Raises:
-        QueueError: the next turn does it.
+        QueueError: the next update repeats it.
     """
     if not queue.jobs.begin_forecast(APPRAISE_SECONDS):
         return
@@ -31,9 +31,9 @@ def appraise(queue: Queue, workers: Sequence[WorkerStatus], now: float, weights:
     if not due:
         return
     forecast = Forecast(active, workers, now, weights)
-    told: list[tuple[str, Outlook, str]] = []
+    found: list[tuple[str, Outlook, str]] = []
     for job in sorted(due, key=lambda job: job.appraised or 0.0)[:MOST_JOBS]:
         outlook, because = forecast.of(job)
         if outlook is not job.outlook or now - (job.appraised or 0.0) >= REPEAT_SECONDS:
-            told.append((job.id, outlook, because))
-    queue.jobs.record_outlooks(told)
+            found.append((job.id, outlook, because))
+    queue.jobs.record_outlooks(found)

@@ -1,4 +1,4 @@
-"""Answers in exactly OpenAI's shapes: whole objects, stream chunks, usage."""
+"""Responses in OpenAI's formats: whole objects, stream chunks, usage."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 
 from ballast_engine.request import FinishReason, Output
 from ballast_worker.errors import Refused
-from ballast_worker.wire import compact, event
+from ballast_worker.http_exchange import compact, event
 
 DONE = b"data: [DONE]\n\n"
 KEEPALIVE = b": keepalive\n\n"
 
 
 @dataclass(slots=True)
-class Answer:
-    """What an engine has said so far about one request."""
+class AnswerBuffer:
+    """The outputs of one request so far."""
 
     num_prompt: int = 0
     num_output: int = 0
@@ -24,7 +24,7 @@ class Answer:
     parts: list[str] = field(default_factory=list)
 
     def add(self, output: Output) -> None:
-        """Take in what one step produced."""
+        """Add the output of one step."""
         self.num_prompt = output.num_prompt or self.num_prompt
         self.num_output = output.num_output or self.num_output
         self.num_cached = output.num_cached or self.num_cached
@@ -35,11 +35,11 @@ class Answer:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more comes."""
+        """Whether the last output was added."""
         return self.finish_reason is not None
 
     def take_text(self) -> str:
-        """What was said since the last call."""
+        """Return the text since the last call."""
         text = "".join(self.parts)
         self.parts.clear()
         return text
@@ -55,7 +55,7 @@ class Answer:
         }
 
     def check(self) -> None:
-        """Raise `Refused` where the request ended without an answer."""
+        """Raise `Refused` if the request ended without an answer."""
         if self.finish_reason is FinishReason.FAILED:
             raise Refused(500, self.error, code="engine_failed", kind="server_error")
         if self.finish_reason in {FinishReason.ABORTED, FinishReason.GIVEN_BACK}:
@@ -63,10 +63,10 @@ class Answer:
 
 
 def stopping() -> Refused:
-    """The refusal of a worker that drains."""
+    """Return the error of a worker that drains."""
     return Refused(
         503,
-        "This worker is shutting down and takes no more requests: send it again, another worker answers.",
+        "This worker is shutting down. Send the request again: another worker answers it.",
         code="draining",
         kind="server_error",
         headers={"retry-after": "1", "connection": "close"},
@@ -74,8 +74,8 @@ def stopping() -> Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """How the answers to one request look. `id` is the answer's own, such as `chatcmpl-1f2e`."""
+class ResponseFormat:
+    """The format of the response to one request. `id` is that of the response, such as `chatcmpl-1f2e`."""
 
     is_chat: bool
     id: str
@@ -83,8 +83,8 @@ class Shape:
     model: str
     include_usage: bool = False
 
-    def whole(self, answer: Answer) -> dict[str, object]:
-        """The answer as one object; takes the text out of `answer`."""
+    def whole(self, answer: AnswerBuffer) -> dict[str, object]:
+        """Return the answer as one object. This takes the text out of `answer`."""
         choice: dict[str, object] = {"index": 0}
         if self.is_chat:
             choice["message"] = {"role": "assistant", "content": answer.take_text(), "refusal": None}
@@ -95,18 +95,18 @@ class Shape:
         return {**self._head("chat.completion"), "choices": [choice], "usage": answer.usage}
 
     def first(self) -> bytes:
-        """What opens a stream: the role, in a chat."""
+        """Return the start of a stream: the role in a chat."""
         return self._chunk({"role": "assistant", "content": ""}) if self.is_chat else b""
 
     def delta(self, text: str, finish_reason: FinishReason | None = None) -> bytes:
-        """New text, or the end, or both (a chat's end is a chunk of its own)."""
+        """Return chunks for new text, the end, or both. The end of a chat is a separate chunk."""
         if not self.is_chat:
             return self._chunk(text, finish_reason) if text or finish_reason else b""
         chunk = self._chunk({"content": text}) if text else b""
         return chunk + self._chunk({}, finish_reason) if finish_reason else chunk
 
-    def last(self, answer: Answer) -> bytes:
-        """What closes a stream."""
+    def last(self, answer: AnswerBuffer) -> bytes:
+        """Return the end of a stream."""
         if not self.include_usage:
             return DONE
         return event({**self._head("chat.completion.chunk"), "choices": [], "usage": answer.usage}) + DONE
@@ -115,10 +115,10 @@ class Shape:
         name = chat_object if self.is_chat else "text_completion"
         return {"id": self.id, "object": name, "created": self.created, "model": self.model}
 
-    def _chunk(self, said: object, finish_reason: FinishReason | None = None) -> bytes:
+    def _chunk(self, content: object, finish_reason: FinishReason | None = None) -> bytes:
         choice = {
             "index": 0,
-            "delta" if self.is_chat else "text": said,
+            "delta" if self.is_chat else "text": content,
             "logprobs": None,
             "finish_reason": finish_reason,
         }
@@ -129,12 +129,12 @@ class Shape:
 
 
 def error_event(refused: Refused) -> bytes:
-    """An error in a stream that has begun."""
+    """Return an error as an event of a stream that has started."""
     return b"data: " + refused.as_openai() + b"\n\n"
 
 
 def model_card(name: str, created: int, max_model_len: int) -> dict[str, object]:
-    """OpenAI's `model` object; `max_model_len` as vLLM names it."""
+    """Return OpenAI's `model` object, with `max_model_len` as in vLLM."""
     return {
         "id": name,
         "object": "model",
@@ -147,5 +147,5 @@ def model_card(name: str, created: int, max_model_len: int) -> dict[str, object]
 
 
 def model_list(*cards: dict[str, object]) -> bytes:
-    """The answer of `/v1/models`."""
+    """Return the response of `/v1/models`."""
     return compact({"object": "list", "data": cards})

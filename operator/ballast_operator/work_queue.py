@@ -1,4 +1,7 @@
-"""Whose turn is next: each name once, the earliest wish wins, and nobody has two turns at a time. PURE."""
+"""The work queue: which resource is reconciled next. PURE.
+
+Each key is in the queue at most once, its earliest due time wins, and no key is reconciled twice at the same time.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ LONGEST_DELAY_SECONDS = 60.0
 
 
 @dataclass(slots=True)
-class Agenda:
-    """Names and when they are due. A name added during its own turn is due again after it."""
+class WorkQueue:
+    """Keys and their due times. A key that is added while it is reconciled becomes due again afterwards."""
 
     _due: dict[Key, float] = field(default_factory=dict)
     _heap: list[tuple[float, Key]] = field(default_factory=list)
@@ -21,7 +24,7 @@ class Agenda:
     _failures: dict[Key, int] = field(default_factory=dict)
 
     def add(self, key: Key, at: float) -> None:
-        """Let `key` have a turn at `at`, or earlier if it has an earlier one coming."""
+        """Make `key` due at `at`, unless it is due earlier already."""
         known = self._due.get(key)
         if known is not None and known <= at:
             return
@@ -30,18 +33,18 @@ class Agenda:
             heapq.heappush(self._heap, (at, key))
 
     def take(self, now: float) -> Key | None:
-        """Give a name that is due, whose turn then lasts until `finish`."""
+        """Remove and return a key that is due. Its reconciliation lasts until `finish`."""
         while self._heap and self._heap[0][0] <= now:
             at, key = heapq.heappop(self._heap)
             if key in self._running or self._due.get(key) != at:
-                continue  # it was moved to an earlier time, and had that turn
+                continue  # the key became due earlier, and was taken then
             del self._due[key]
             self._running.add(key)
             return key
         return None
 
     def finish(self, key: Key, *, failed: bool = False) -> float:
-        """End the turn; give how long to wait before the next one after so many failures in a row (0: none)."""
+        """End a reconciliation. Return the delay before the next try: 0 unless it failed, longer after each failure."""
         self._running.discard(key)
         if key in self._due:
             heapq.heappush(self._heap, (self._due[key], key))
@@ -52,7 +55,7 @@ class Agenda:
         return float(min(FIRST_DELAY_SECONDS * 2 ** (failures - 1), LONGEST_DELAY_SECONDS))
 
     def next_due(self) -> float | None:
-        """When `take` next gives something; None: not before something is added or finished."""
+        """Return when `take` next returns a key, or None if a key must be added or finished first."""
         while self._heap:
             at, key = self._heap[0]
             if key not in self._running and self._due.get(key) == at:
@@ -62,5 +65,5 @@ class Agenda:
 
     @property
     def num_waiting(self) -> int:
-        """Names that have a turn coming."""
+        """Return the number of keys in the queue."""
         return len(self._due)

@@ -1,31 +1,32 @@
-"""A step on its way through the executor."""
+"""A step while the executor computes it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from ballast_engine.batch import Batch
-from ballast_engine.scheduler import Step
+from ballast_engine.scheduler import DispatchedStep
 from ballast_engine.suspension import Suspended
 from ballast_policy.learning.cost import StepWork, attended
 
 
 @dataclass(slots=True)
-class Flight:
-    """A step that is laid out, until it is recorded."""
+class RunningStep:
+    """A step and its batch, from its plan to its record."""
 
-    step: Step
+    step: DispatchedStep
     batch: Batch
     started: float
     seconds_left: float = 0.0
-    """How long it may still stand for newcomers; 0 is not at all."""
+    """How long the step may still be suspended for new requests; 0 forbids it."""
     run_seconds: float = 0.0
-    """Inside the executor so far."""
-    seconds_stood: float = 0.0
+    """Time inside the executor so far."""
+    suspended_seconds: float = 0.0
+    """Time of suspension so far."""
     suspended: Suspended | None = None
-    """Where it stands, while it does."""
+    """The suspended computation, if the step is suspended."""
     work: StepWork = field(init=False)
-    """What it computes, as far as its time depends on it."""
+    """The size of the step, on which its time depends."""
 
     def __post_init__(self) -> None:
         num_decode = len(self.step.decodes)
@@ -40,7 +41,7 @@ class Flight:
             decode_context=int(ends[:num_decode].sum()),
         )
 
-    def stand(self, seconds: float) -> None:
-        """Take note that it stood still for newcomers."""
-        self.seconds_stood += seconds
+    def add_suspension(self, seconds: float) -> None:
+        """Count the time of a suspension."""
+        self.suspended_seconds += seconds
         self.seconds_left -= seconds

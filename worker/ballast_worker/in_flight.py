@@ -1,4 +1,4 @@
-"""Items under lease in this worker, and what Redis has not been told about them yet."""
+"""Items under lease in this worker, and the reports about them that Redis does not have yet."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from ballast_engine.request import FinishReason, Output
 from ballast_queue.job import Claimed, Lease, Prefix, Result
 from ballast_queue.outcome import Outcome
 from ballast_queue.redis_store import Queue
-from ballast_worker.requests import Passage
-from ballast_worker.shapes import Answer, Shape
+from ballast_worker.requests import RequestTiming
+from ballast_worker.responses import AnswerBuffer, ResponseFormat
 
 
 @dataclass(slots=True)
-class Held:
-    """One item in the engine."""
+class InFlightItem:
+    """An item in the engine."""
 
     claimed: Claimed
-    passage: Passage
-    shape: Shape
+    timing: RequestTiming
+    shape: ResponseFormat
     seed: int
-    answer: Answer = field(default_factory=Answer)
+    answer: AnswerBuffer = field(default_factory=AnswerBuffer)
     is_lost: bool = False
-    """The lease is gone: what the engine still says about it is of no use."""
+    """Whether the lease is lost. Its result is discarded."""
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """An item that did not get its answer here."""
+class ItemFailure:
+    """An item without an answer."""
 
     claimed: Claimed
     code: str
@@ -38,51 +38,56 @@ class Failure:
 
 
 @dataclass(slots=True)
-class Holdings:
-    """Every claimed item is in exactly one place: in the engine, or among what is to be told to Redis.
+class InFlightItems:
+    """Every claimed item is either in the engine or in one of the reports to Redis.
 
-    While Redis is away the latter grows by at most what the former held, so it needs no bound of its own.
+    While Redis is unavailable, no item is claimed, so the reports need no bound of their own.
     """
 
     worker: str
     revision: str
-    held: dict[str, Held] = field(default_factory=dict)
-    """In the engine, by request id."""
+    held: dict[str, InFlightItem] = field(default_factory=dict)
+    """Items in the engine, by request id."""
     results: list[tuple[Claimed, Result]] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[ItemFailure] = field(default_factory=list)
     returns: list[tuple[Claimed, Prefix | None]] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.held) + len(self.results) + len(self.failures) + len(self.returns)
 
     @property
-    def has_news(self) -> bool:
-        """Whether Redis is to be told something."""
+    def has_reports(self) -> bool:
+        """Whether there is something to report to Redis."""
         return bool(self.results or self.failures or self.returns)
 
     def leases(self) -> list[Lease]:
-        """Every lease that this worker wants to keep."""
+        """Return every lease that this worker wants to keep."""
         kept = [item.claimed.lease for item in self.held.values() if not item.is_lost]
         kept += [claimed.lease for claimed, _ in self.results]
         kept += [failure.claimed.lease for failure in self.failures]
         kept += [claimed.lease for claimed, _ in self.returns]
         return kept
 
+    def progress(self, num_computed: Callable[[str], int]) -> dict[Lease, int]:
+        """Return the tokens computed of each item in the engine, if there are any."""
+        found = {item.claimed.lease: num_computed(request_id) for request_id, item in self.held.items()}
+        return {lease: count for lease, count in found.items() if count}
+
     def lose(self, lost: list[Lease]) -> list[str]:
-        """Forget leases that are gone; gives the requests to abort in the engine."""
-        gone = set(lost)
-        self.results = [pair for pair in self.results if pair[0].lease not in gone]
-        self.failures = [failure for failure in self.failures if failure.claimed.lease not in gone]
-        self.returns = [pair for pair in self.returns if pair[0].lease not in gone]
+        """Forget lost leases, and return the requests to abort in the engine."""
+        lost_leases = set(lost)
+        self.results = [pair for pair in self.results if pair[0].lease not in lost_leases]
+        self.failures = [failure for failure in self.failures if failure.claimed.lease not in lost_leases]
+        self.returns = [pair for pair in self.returns if pair[0].lease not in lost_leases]
         to_abort: list[str] = []
         for request_id, item in self.held.items():
-            if item.claimed.lease in gone and not item.is_lost:
+            if item.claimed.lease in lost_leases and not item.is_lost:
                 item.is_lost = True
                 to_abort.append(request_id)
         return to_abort
 
-    def settle(self, output: Output, *, num_cached: int) -> Held | None:
-        """Take in the last output of a request; gives the item, None where it is not ours."""
+    def settle(self, output: Output, *, num_cached: int) -> InFlightItem | None:
+        """Record the last output of a request. Return its item, or None if the request has none."""
         item = self.held.pop(output.request_id, None)
         if item is None or item.is_lost:
             return item
@@ -102,17 +107,21 @@ class Holdings:
                 )
                 self.results.append((claimed, result))
             case FinishReason.FAILED:
-                self.failures.append(Failure(claimed, "engine_failed", output.error, True, 500))  # noqa: FBT003
+                self.failures.append(ItemFailure(claimed, "engine_failed", output.error, True, 500))  # noqa: FBT003
             case _:
-                prefix = Prefix(token_ids=output.generated, seed=item.seed, model_revision=self.revision)
-                self.returns.append((claimed, prefix if output.generated else claimed.prefix))
+                earlier = claimed.prefix or Prefix()
+                if output.generated:
+                    earlier = Prefix(token_ids=output.generated, seed=item.seed, model_revision=self.revision)
+                computed = max(output.num_computed, earlier.num_computed)
+                prefix = earlier.model_copy(update={"num_computed": computed}) if computed else None
+                self.returns.append((claimed, prefix))
         return item
 
-    def tell(self, queue: Queue, count: Callable[[Outcome], None]) -> None:
-        """Tell Redis everything; what it has heard is forgotten even where a later call fails.
+    def report(self, queue: Queue, count: Callable[[Outcome], None]) -> None:
+        """Report everything to Redis. A report that succeeded is forgotten even if a later one fails.
 
         Raises:
-            QueueError: Redis did not hear the rest, which stays. Repeating what it did hear changes nothing there.
+            QueueError: the other reports stay. A repeated report changes nothing in Redis.
         """
         if self.results:
             for outcome in queue.leases.finish_many(self.worker, self.results):

@@ -1,8 +1,8 @@
-"""What this device does at most: measured once a process, with the products that compute the model.
+"""Measure the peak of this device once per process, with the matrix products that compute the model.
 
-Data sheets know no container with a share of the cores, and a small model never leaves the cache. So the peak is the
-best of some products of matrices and of some passes over as many bytes as the weights have. Other work on the same
-cores during the measurement makes it lower, and the utilization higher.
+A data sheet does not describe a container with a share of the cores, and a small model may fit into the cache. The peak
+is therefore the best of several matrix products, and of several passes over as many bytes as the weights have. Other
+work on the same cores during the measurement lowers the peak, and so raises the reported utilization.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ballast_engine.native.library import kernels
 _ROWS = {"cpu": 256, "cuda": 8192}
 _SIDE = {"cpu": 1024, "cuda": 8192}
 _MOST_BYTES = {"cpu": 256 << 20, "cuda": 4 << 30}
-_TURNS = 6
+_RUNS = 6
 
 
-def measured(loaded: LoadedModel) -> Footprint:
-    """Measure the device and give what the model costs on it."""
+def measure_footprint(loaded: LoadedModel) -> Footprint:
+    """Measure the device and return what the model costs on it."""
     config, dtype, kind = loaded.config, loaded.dtype, loaded.device.type
     head = config.vocab_size * config.hidden_size
-    num_computed = loaded.num_params - (0 if config.tie_embeddings else head)  # an embedding is looked up
+    num_computed = loaded.num_params - (0 if config.tie_embeddings else head)  # an embedding is a lookup
     weight_bytes = num_computed * dtype.itemsize
     return Footprint(
         token_flops=2.0 * (num_computed - head),
@@ -62,9 +62,9 @@ def _peak_bandwidth(device: torch.device, num_bytes: int, threads: int) -> float
 
 
 def _best(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds of the fastest of some turns, the first left out."""
+    """Return the seconds of the fastest run, without the first run."""
     seconds = []
-    for _ in range(1 + _TURNS):
+    for _ in range(1 + _RUNS):
         begun = time.perf_counter()
         work()
         if device.type == "cuda":

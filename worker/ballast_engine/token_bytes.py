@@ -1,4 +1,4 @@
-"""What each token of a vocabulary contributes to the text, in bytes."""
+"""The bytes that each token of a vocabulary adds to the text."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """The characters by which byte-level BPE writes the 256 bytes."""
+    """Return the characters that byte-level BPE uses for the 256 bytes."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
-class Pieces(dict[int, bytes]):
-    """Bytes by token id. Special tokens and ids that the tokenizer does not know contribute nothing.
+class TokenBytes(dict[int, bytes]):
+    """Bytes by token id. Special tokens and unknown ids have no bytes.
 
-    Two kinds of vocabulary are read: byte-level BPE, and SentencePiece (blanks as U+2581, bytes as `<0xNN>`), in which
-    the first token of a text loses its leading blank. Any other decoder is asked for each token by itself.
+    Two kinds of vocabulary are read directly: byte-level BPE, and SentencePiece (blanks as U+2581, bytes as `<0xNN>`),
+    in which the first token of a text loses its leading blank. Any other decoder decodes each token alone.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
@@ -38,7 +38,7 @@ class Pieces(dict[int, bytes]):
         self._special = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
 
     def __missing__(self, token_id: int) -> bytes:
-        """Work a token out when it is first seen."""
+        """Compute the bytes of a token at its first use."""
         piece = self[token_id] = self._make(token_id)
         return piece
 
@@ -58,7 +58,7 @@ class Pieces(dict[int, bytes]):
 
 
 def _decoder_of(backend: tokenizers.Tokenizer) -> list[dict[str, Any]]:
-    """The decoder's parts, from the tokenizer's own description without its vocabulary."""
+    """Return the parts of the decoder, from the description of the tokenizer without its vocabulary."""
     if backend.decoder is None:
         return []
     found: dict[str, Any] = json.loads(backend.decoder.__getstate__())

@@ -1,4 +1,4 @@
-"""Block tables that live as long as their requests, and the flat batch made from them."""
+"""The block tables of residents, and the flat batch of a step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ballast_engine.errors import IntegrityError
 from ballast_engine.sequence import Sequence
 
 
-class Tables:
+class BlockTables:
     """One row of block ids per resident, padded with 0."""
 
     def __init__(self, block_tokens: int, widest: int) -> None:
@@ -25,7 +25,7 @@ class Tables:
         return len(self._table) - len(self._unused)
 
     def take_row(self) -> int:
-        """Give a row to a new resident."""
+        """Return a free row for a new resident."""
         if not self._unused:
             rows = len(self._table)
             self._table = np.concatenate([self._table, np.zeros_like(self._table)])
@@ -33,17 +33,17 @@ class Tables:
         return self._unused.pop()
 
     def write(self, sequence: Sequence, start: int) -> None:
-        """Copy the request's blocks from index `start` on into its row."""
+        """Copy the blocks of a request into its row, from index `start` on."""
         self._table[sequence.row, start : len(sequence.blocks)] = sequence.blocks[start:]
 
-    def give_row(self, sequence: Sequence) -> None:
-        """Take the row of a request that gives up its KV."""
+    def free_row(self, sequence: Sequence) -> None:
+        """Free the row of a request that gives up its KV."""
         self._table[sequence.row, : len(sequence.blocks)] = 0
         self._unused.append(sequence.row)
         sequence.row = -1
 
     def assemble(self, decodes: Items[Sequence], chunks: Items[tuple[Sequence, int]]) -> Batch:
-        """Lay out one step: `decodes` compute one token each, `chunks` the number given with them."""
+        """Return the batch of a step. `decodes` compute one token each, `chunks` the number beside them."""
         size = self._block_tokens
         members = [*decodes, *(sequence for sequence, _ in chunks)]
         rows = np.array([sequence.row for sequence in members], np.int64)
@@ -89,4 +89,4 @@ class Tables:
         row = self._table[sequence.row]
         num = len(sequence.blocks)
         if row[:num].tolist() != sequence.blocks or row[num:].any():
-            raise IntegrityError(f"the table row of request {sequence.request.seq} is not its blocks")
+            raise IntegrityError(f"the table row of request {sequence.request.seq} differs from its blocks")

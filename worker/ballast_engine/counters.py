@@ -1,4 +1,4 @@
-"""Counting what the engine does; only its thread writes, any thread may read."""
+"""Count what the engine does. Only its thread writes; any thread may read."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 
-from ballast_engine.flight import Flight
 from ballast_engine.footprint import PHASES, PhaseWork
-from ballast_engine.scheduler import Scheduler, Step
+from ballast_engine.running_step import RunningStep
+from ballast_engine.scheduler import DispatchedStep, Scheduler
 from ballast_engine.stats import ClassStats, EngineStats
 from ballast_policy.host import Host
 from ballast_policy.plan import Reason
@@ -16,12 +16,12 @@ from ballast_policy.request import Phase, Request, RequestClass
 
 Payer = tuple[RequestClass, str]
 MOST_PAYERS = 1000
-"""Online tenants that are counted by name: their names come from whoever sends requests, and stay for ever."""
+"""Online tenants that are counted by name. Their names come from callers, and the counters never forget one."""
 OTHERS: Payer = (RequestClass.ONLINE, "other")
 
 
 @dataclass(slots=True)
-class ClassMeter:
+class ClassCounters:
     """Counters of one class."""
 
     prefill_tokens: int = 0
@@ -32,10 +32,12 @@ class ClassMeter:
 
 
 @dataclass(slots=True)
-class Meter:
+class EngineCounters:
     """Counters of an engine."""
 
-    classes: dict[RequestClass, ClassMeter] = field(default_factory=lambda: {c: ClassMeter() for c in RequestClass})
+    classes: dict[RequestClass, ClassCounters] = field(
+        default_factory=lambda: {c: ClassCounters() for c in RequestClass}
+    )
     service: dict[Payer, float] = field(default_factory=dict)
     work: dict[str, PhaseWork] = field(default_factory=lambda: {phase: PhaseWork() for phase in PHASES})
     prefix_query_tokens: int = 0
@@ -45,11 +47,11 @@ class Meter:
     suspended_steps: int = 0
     deferred_grants: int = 0
     unused_positions: int = 0
-    """Summed over steps; with `held_positions` the mean waste."""
+    """Summed over steps; its share of `held_positions` is the mean waste."""
     held_positions: int = 0
 
-    def note_plan(self, step: Step) -> None:
-        """Count what the plan did to requests, whether or not its computing succeeds."""
+    def note_plan(self, step: DispatchedStep) -> None:
+        """Count what a plan did to requests, even if its computation fails."""
         plan = step.plan
         self.deferred_grants += step.dispatch.num_deferred
         if plan.preempt:
@@ -62,12 +64,12 @@ class Meter:
             self.prefix_query_tokens += admission.num_tokens
             self.prefix_hit_tokens += admission.num_cached
 
-    def note_tokens(self, request: Request, num_new: int, num_wasted: int, *, is_drawn: bool) -> None:
-        """Count tokens that were computed: new ones of the prompt, those computed again, and the drawn one."""
-        meter = self.classes[request.request_class]
-        meter.prefill_tokens += num_new
-        meter.wasted_tokens += num_wasted
-        meter.decode_tokens += is_drawn
+    def note_tokens(self, request: Request, num_new: int, num_wasted: int, *, is_generated: bool) -> None:
+        """Count computed tokens: new prompt tokens, tokens computed again, and the token that was generated."""
+        counters = self.classes[request.request_class]
+        counters.prefill_tokens += num_new
+        counters.wasted_tokens += num_wasted
+        counters.decode_tokens += is_generated
 
     def note_charges(self, charges: Iterable[tuple[RequestClass, Mapping[str, float]]]) -> None:
         """Add what the step charged to the service by class and tenant."""
@@ -79,24 +81,24 @@ class Meter:
                 counted = OTHERS if is_new and len(service) >= MOST_PAYERS else payer
                 service[counted] = service.get(counted, 0.0) + cost
 
-    def note_step(self, scheduler: Scheduler, flight: Flight) -> None:
-        """Count a step that was computed. No request sits out a nested step: it belongs to the suspended one."""
+    def note_step(self, scheduler: Scheduler, running: RunningStep) -> None:
+        """Count a step. Parked requests are not counted for a nested step, which is part of the suspended step."""
         self.steps += 1
-        self._note_work(flight)
-        residency = scheduler.residency
-        if not flight.step.dispatch.is_nested:
+        self._note_work(running)
+        kv = scheduler.kv
+        if not running.step.dispatch.is_nested:
             for request_class, held in scheduler.host.held.items():
                 self.classes[request_class].parked_steps += held[Phase.PARKED]
-        if flight.seconds_stood:
+        if running.suspended_seconds:
             self.suspended_steps += 1
-            for sequence in flight.step.members:  # parked in the middle of a step that it took part in
+            for sequence in running.step.members:  # parked in the middle of a step that it took part in
                 if sequence.request.phase is Phase.PARKED:
                     self.classes[sequence.request.request_class].parked_steps -= 1
-        self.unused_positions += residency.num_unused
-        self.held_positions += residency.pool.num_used * residency.pool.block_tokens
+        self.unused_positions += kv.num_unused
+        self.held_positions += kv.pool.num_used * kv.pool.block_tokens
 
-    def _note_work(self, flight: Flight) -> None:
-        work, ends = flight.work, flight.batch.context_lens
+    def _note_work(self, running: RunningStep) -> None:
+        work, ends = running.work, running.batch.context_lens
         num_decode = work.num_decode
         share = num_decode / (num_decode + work.num_prefill)
         if num_decode:
@@ -112,12 +114,12 @@ class Meter:
             prefill.tokens += work.num_prefill
             prefill.attended += work.prefill_context
             prefill.context += int(ends[num_decode:].sum())
-            prefill.draws += len(flight.batch.samples) - num_decode
+            prefill.draws += len(running.batch.samples) - num_decode
 
     def stats(self, scheduler: Scheduler) -> EngineStats:
-        """Put the value together."""
-        residency, host = scheduler.residency, scheduler.host
-        pool = residency.pool
+        """Return all counters as one value."""
+        kv, host = scheduler.kv, scheduler.host
+        pool = kv.pool
         used, cached = pool.num_used, pool.num_cached
         slots, reservation = host.config.slots, host.reservation
         return EngineStats(
@@ -127,7 +129,7 @@ class Meter:
             kv_used=used,
             kv_cached=cached,
             kv_free=pool.num_blocks - used - cached,
-            kv_waste_ratio=residency.num_unused / (used * pool.block_tokens) if used else 0.0,
+            kv_waste_ratio=kv.num_unused / (used * pool.block_tokens) if used else 0.0,
             kv_waste_mean_ratio=self.unused_positions / max(1, self.held_positions),
             prefix_query_tokens=self.prefix_query_tokens,
             prefix_hit_tokens=self.prefix_hit_tokens,
@@ -153,7 +155,7 @@ class Meter:
             parked=held[Phase.PARKED],
             waiting=host.backlog.count(request_class),
             reserved=reserved,
-            lent=max(0, held[Phase.RUNNING] - reserved),
+            borrowed=max(0, held[Phase.RUNNING] - reserved),
             prefill_tokens=counts.prefill_tokens,
             decode_tokens=counts.decode_tokens,
             wasted_tokens=counts.wasted_tokens,

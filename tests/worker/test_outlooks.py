@@ -7,7 +7,7 @@ import pytest
 from ballast_queue.job import JobState, Outlook
 from ballast_queue.redis_store import Queue
 from ballast_queue.status import ClassLoad, WorkerStatus
-from ballast_worker import appraisal
+from ballast_worker import outlooks
 
 LINE = json.dumps(
     {"custom_id": "a", "url": "/v1/completions", "body": {"model": "m", "prompt": "p", "max_tokens": 100}}
@@ -44,7 +44,7 @@ def appraise(queue):
         )
         if is_due:
             queue.store.connection._client.delete(queue.store.keys.appraisal)  # noqa: SLF001 -- as time does
-        appraisal.appraise(queue, [status], queue.now() if now is None else now, {})
+        outlooks.update_outlooks(queue, [status], queue.now() if now is None else now, {})
 
     return run
 
@@ -69,16 +69,16 @@ def test_figures_are_renewed_now_and_then_and_a_new_outlook_at_once(queue, appra
     job_id = queue.submissions.submit([LINE], deadline=queue.now() + 10**6).job_id
     appraise()
     first = queue.jobs.get(job_id).appraised
-    appraise(now=first + appraisal.REPEAT_SECONDS / 2)
+    appraise(now=first + outlooks.REPEAT_SECONDS / 2)
     unchanged = queue.jobs.get(job_id).appraised
-    appraise(now=first + appraisal.REPEAT_SECONDS)
+    appraise(now=first + outlooks.REPEAT_SECONDS)
 
     assert unchanged == first
     assert queue.jobs.get(job_id).appraised > first
 
 
 def test_with_many_jobs_each_gets_its_turn(queue, appraise, monkeypatch) -> None:
-    monkeypatch.setattr(appraisal, "MOST_JOBS", 2)
+    monkeypatch.setattr(outlooks, "MOST_JOBS", 2)
     jobs = [queue.submissions.submit([LINE], deadline=queue.now() + 10**6 + i).job_id for i in range(5)]
     without = queue.submissions.submit([LINE]).job_id
     for _ in range(3):

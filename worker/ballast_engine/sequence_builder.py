@@ -1,137 +1,39 @@
-"""The engine's front door: what callers in other threads ask for, checked before it is let in."""
+"""Build the engine's record of a request: check it, and compute its tokens, block digests and place in the order."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
 from itertools import count
 from math import inf
-from threading import Event, Lock
 from typing import Protocol
 
 import numpy as np
 
 from ballast_engine.batch import Ints
 from ballast_engine.detokenizer import Detokenizer
-from ballast_engine.errors import DuplicateRequest, InvalidRequest, RequestTooLong
-from ballast_engine.pieces import Pieces
+from ballast_engine.errors import InvalidRequest, RequestTooLong
 from ballast_engine.request import GenerationRequest, SamplingParams
 from ballast_engine.sequence import Sequence
+from ballast_engine.token_bytes import TokenBytes
 from ballast_policy.request import Request, RequestClass
 from ballast_policy.snapshot import PolicyConfig
 
 GROUP = 64
-"""Requests of one prefix group that stand together."""
+"""Requests of one prefix group that go together before the group opens again."""
 MOST_GROUPS = 1000
 
 
 class Vocabulary(Protocol):
-    """What the engine needs of a tokenizer."""
+    """The part of a tokenizer that the engine needs."""
 
     @property
-    def pieces(self) -> Pieces: ...
+    def token_bytes(self) -> TokenBytes: ...
     @property
     def eos_ids(self) -> frozenset[int]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Submit:
-    """A request came in."""
-
-    sequence: Sequence
-
-
-@dataclass(frozen=True, slots=True)
-class Abort:
-    """The caller went away."""
-
-    request_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class GiveBack:
-    """These go on elsewhere."""
-
-    request_ids: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Configure:
-    """The policy is told something new."""
-
-    policy: PolicyConfig
-
-
-Command = Submit | Abort | GiveBack | Configure
-
-
-class Inbox:
-    """Commands in the order in which they were given; any thread puts, the engine's thread takes."""
-
-    def __init__(self) -> None:
-        self._commands: deque[Command] = deque()
-        self._event = Event()
-        self._ids: set[str] = set()
-        self._lock = Lock()
-
-    def __bool__(self) -> bool:
-        return bool(self._commands)
-
-    def put(self, command: Command) -> None:
-        """Hand a command to the engine and wake it."""
-        self._commands.append(command)
-        self._event.set()
-
-    def claim_id(self, request_id: str) -> None:
-        """Reserve an id until `free_id`.
-
-        Raises:
-            DuplicateRequest: it is in use.
-        """
-        with self._lock:
-            if request_id in self._ids:
-                raise DuplicateRequest(request_id)
-            self._ids.add(request_id)
-
-    def free_id(self, request_id: str) -> None:
-        """Let an id be used again."""
-        with self._lock:
-            self._ids.discard(request_id)
-
-    @property
-    def num_ids(self) -> int:
-        """Requests that came in and did not end."""
-        return len(self._ids)
-
-    def take(self) -> list[Command]:
-        """Take everything out."""
-        self._event.clear()
-        commands: list[Command] = []
-        while self._commands:
-            commands.append(self._commands.popleft())
-        return commands
-
-    def take_newcomers(self) -> list[Submit]:
-        """Take out the requests that came in; the rest stays, in its order."""
-        newcomers: list[Submit] = []
-        rest: list[Command] = []
-        while self._commands:
-            command = self._commands.popleft()
-            if isinstance(command, Submit):
-                newcomers.append(command)
-            else:
-                rest.append(command)
-        self._commands.extendleft(reversed(rest))
-        return newcomers
-
-    def wait(self, timeout: float) -> None:
-        """Sleep until a command is there, at most `timeout` seconds."""
-        self._event.wait(timeout)
-
-
-class Intake:
-    """Turns a request into a sequence, in the caller's thread, or says why it cannot be served."""
+class SequenceBuilder:
+    """Turn requests into sequences, on the callers' threads."""
 
     def __init__(
         self,
@@ -144,7 +46,7 @@ class Intake:
         isolates_tenants: bool,
     ) -> None:
         self.max_tokens = max_tokens
-        """Longest prompt and answer together."""
+        """The largest number of tokens of prompt and answer together."""
         self._vocabulary = vocabulary
         self._vocab_size = vocab_size
         self._block_tokens = block_tokens
@@ -152,18 +54,18 @@ class Intake:
         self._isolates_tenants = isolates_tenants
         self._numbers = count(1)
         self._groups: dict[int, tuple[int, int]] = {}
-        """By prefix group: the number of its first member, and how many there are."""
+        """By prefix key: the `seq` of the request that opened the group, and the requests since."""
 
     def make(self, generation: GenerationRequest, policy: PolicyConfig, now: float) -> Sequence:
-        """Check a request and lay it out.
+        """Check a request and return its sequence.
 
         Raises:
-            InvalidRequest: with a sentence for the user.
+            InvalidRequest: the engine can never serve the request. The message is for the user.
         """
         _check_sampling(generation.sampling)
         num_prompt = len(generation.prompt)
         if not num_prompt:
-            raise InvalidRequest("The prompt has no tokens: give at least one.")
+            raise InvalidRequest("The prompt has no tokens: send at least one.")
         if num_prompt >= self.max_tokens:
             raise RequestTooLong(num_prompt, self.max_tokens)
         max_output = min(generation.sampling.max_tokens, self.max_tokens - num_prompt)
@@ -181,10 +83,11 @@ class Intake:
             tenant=generation.tenant,
             priority=_priority(generation, policy),
             slack=generation.slack,
-            prefix_key=self._place(generation.prefix_key, seq),
+            prefix_key=generation.prefix_key,
+            prefix_seq=self._prefix_seq(generation.prefix_key, seq),
             num_tokens=num_tokens,
             num_output=len(generated),
-            most_computed=num_tokens - 1 if generated else 0,
+            most_computed=max(generation.num_computed, num_tokens - 1 if generated else 0),
         )
         set_slo(request, generation, policy)
         sampling = generation.sampling
@@ -192,7 +95,7 @@ class Intake:
             generation=generation,
             request=request,
             text=Detokenizer(
-                self._vocabulary.pieces,
+                self._vocabulary.token_bytes,
                 prompt=generation.prompt,
                 stop=sampling.stop,
                 keep_stop=sampling.include_stop,
@@ -201,22 +104,21 @@ class Intake:
             block_tokens=self._block_tokens,
             ends=self._ends(sampling),
             salt=f"{generation.tenant}\0{generation.cache_salt}" if self._isolates_tenants else generation.cache_salt,
-            # An earlier attempt computed all of this but the last token.
         )
         if generated:
             sequence.last_token = generated[-1]
-            sequence.num_told = len(generated)
+            sequence.num_reported = len(generated)
             sequence.end = sequence.find_end()
         if self._has_prefix_cache:
             sequence.hash_blocks(num_tokens)
         return sequence
 
-    def _place(self, group: int, seq: int) -> int:
-        """Give where a request stands among others of equal slack: with its prefix group, where the first of it came.
+    def _prefix_seq(self, group: int | None, seq: int) -> int:
+        """Return the `seq` of the request that opened a prefix group: its place among requests of equal slack.
 
-        A group of many begins anew now and then, so that it does not pass the others for ever.
+        After every `GROUP` requests the group opens again, so that it does not overtake the others indefinitely.
         """
-        if not group:
+        if group is None:
             return seq
         first, num = self._groups.get(group, (seq, 0))
         if num >= GROUP:
@@ -240,7 +142,7 @@ class Intake:
 
 
 def set_slo(request: Request, generation: GenerationRequest, policy: PolicyConfig) -> None:
-    """Give a request the SLO it brought, else that of its class."""
+    """Set the SLO of a request: its own, else that of its class."""
     is_online = request.request_class is RequestClass.ONLINE
     ttft, tpot = generation.ttft_seconds, generation.tpot_seconds
     request.ttft = ttft if ttft is not None else policy.ttft if is_online else inf

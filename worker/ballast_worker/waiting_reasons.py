@@ -1,4 +1,4 @@
-"""Why a job waits: from what the queue and its workers say of themselves to sentences with figures. PURE."""
+"""State why a job waits, in sentences with figures from the queue and its workers. PURE."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Scene:
 
     @property
     def ready(self) -> list[WorkerStatus]:
-        """Workers that take work."""
+        """Workers that accept work."""
         return [worker for worker in self.workers if worker.is_ready and not worker.is_draining]
 
 
 def why(job: Job, scene: Scene) -> list[str]:
-    """Say why `job` is not further, what decides most first; the last sentences are its failures and its deadline."""
+    """Return why `job` makes no progress, the main reason first. Its failures and its deadline come last."""
     return [*_standing(job, scene), *_failures(job), *_deadline(job, scene)]
 
 
@@ -43,13 +43,13 @@ def _standing(job: Job, scene: Scene) -> Iterator[str]:
         ended = f" {duration(max(0.0, scene.stats.at - job.finished))} ago" if job.finished is not None else ""
         yield f"It is over: {state.value}{ended}" + (f", {job.reason}" if job.reason else "")
     elif state is JobState.PAUSED:
-        yield f"It is paused with {_items(counts.waiting)} waiting: `ballast resume {job.id}` lets it go on"
+        yield f"It is paused with {_items(counts.waiting)} waiting: `ballast resume {job.id}` resumes it"
     elif state not in _CLAIMED_FROM:
-        yield f"It is {state.value}: nothing more of it is taken up, {counts.leased:,} are still with workers"
+        yield f"It is {state.value}: workers claim no more of its items, {counts.leased:,} are still with workers"
     elif not counts.waiting:
-        yield f"Nothing of it waits: {_items(counts.leased)} with workers"
+        yield f"No item of it waits: {_items(counts.leased)} with workers"
         if state is JobState.VALIDATING:
-            yield "Its end was not announced: the submitter adds an inbox entry with `end 1`"
+            yield "It has no end mark yet: the submitter must add an inbox entry with `end 1`"
     else:
         yield from _waiting(job, scene)
 
@@ -57,25 +57,25 @@ def _standing(job: Job, scene: Scene) -> Iterator[str]:
 def _waiting(job: Job, scene: Scene) -> Iterator[str]:
     claimable = job.counts.waiting - job.delayed
     if job.delayed:
-        yield f"{_items(job.delayed)} failed and will be tried again after a pause, {claimable:,} could be taken now"
+        yield f"{_items(job.delayed)} failed and will be retried after a backoff, {claimable:,} can be claimed now"
     if not claimable:
         return
-    reasons = [*_no_worker(scene)] or [*_no_room(scene), *_own_cap(job, scene), *_before(job, scene)]
-    yield from reasons or [f"Nothing holds it up: {_items(claimable)} can be taken as soon as a worker asks"]
+    reasons = [*_no_worker(scene)] or [*_no_slot(scene), *_own_cap(job, scene), *_before(job, scene)]
+    yield from reasons or [f"Nothing blocks it: a worker can claim {_items(claimable)} at any time"]
 
 
 def _no_worker(scene: Scene) -> Iterator[str]:
     if not scene.workers:
-        yield "No worker serves this queue: none has published its status in the last seconds"
+        yield "No worker serves this queue: no worker has published its status in the last seconds"
     elif not scene.ready:
         draining = sum(worker.is_draining for worker in scene.workers)
-        yield f"None of {_workers(scene.workers)} takes work: {draining} on the way out, the others are not ready"
+        yield f"0 of {_workers(scene.workers)} accept work ({draining} draining, the others not ready)"
 
 
-def _no_room(scene: Scene) -> Iterator[str]:
-    """Whether offline work has every slot that it may have just now."""
+def _no_slot(scene: Scene) -> Iterator[str]:
+    """Report that offline work has every slot that it may have now."""
     ready = scene.ready
-    if any(_room(worker) > 0 for worker in ready):
+    if any(_free_slots(worker) > 0 for worker in ready):
         return
     slots = sum(worker.slots for worker in ready)
     online, offline = [worker.online for worker in ready], [worker.offline for worker in ready]
@@ -84,26 +84,26 @@ def _no_room(scene: Scene) -> Iterator[str]:
     yield (
         f"No slot is free for it: of {slots} slots of {_workers(ready)} online holds {sum(o.running for o in online)} "
         f"with {sum(o.waiting for o in online)} waiting, offline {running} ({reserved} reserved), and {ahead} items "
-        "are at hand for the next ones"
+        "are prefetched for the next slots"
     )
     parked = sum(load.parked for load in offline)
     if parked:
-        yield f"{parked} items keep their KV without a slot until online requests leave time for them within their SLO"
+        yield f"{parked} items are parked: they keep their KV and wait until the SLO of online requests leaves time"
     capped = [worker for worker in ready if _most(worker) < worker.slots]
     if capped and all(worker.offline.running >= _most(worker) for worker in capped):
         most = sum(_most(worker) for worker in ready)
-        yield f"Offline may hold {most} of {slots} slots now: what the SLO (batch ceiling) or offline.maxPercent allows"
+        yield f"Offline may hold {most} of {slots} slots now: the SLO (batch ceiling) or offline.maxPercent limits it"
 
 
-def _room(worker: WorkerStatus) -> int:
-    """Slots that offline could take up now, less the items that stand ready for them."""
+def _free_slots(worker: WorkerStatus) -> int:
+    """Return the slots that offline could use now, less the prefetched items."""
     offline = worker.offline
     free = min(worker.slots - worker.online.running, _most(worker)) - offline.running - offline.parked
     return free - offline.waiting
 
 
 def _most(worker: WorkerStatus) -> int:
-    """Slots that offline may hold: with online work beside it only what the ceiling leaves, and its reservation."""
+    """Return the slots that offline may hold. Beside online work: the rest of the ceiling, or the reservation."""
     most = worker.slots if worker.offline_most is None else worker.offline_most
     if worker.online.running + worker.online.waiting:
         most = min(most, max(worker.offline.reserved, worker.batch_ceiling - worker.online.running))
@@ -111,18 +111,18 @@ def _most(worker: WorkerStatus) -> int:
 
 
 def _own_cap(job: Job, scene: Scene) -> Iterator[str]:
-    """A worker tells the caps of tenants that it has served; all workers of a resource have the same."""
+    """Report the slot cap of the tenant. Workers publish the caps of tenants that they served."""
     ready, held = scene.ready, scene.held.get(job.tenant, 0)
     cap = max((worker.tenant_slots.get(job.tenant, 0) for worker in ready), default=0)
     if cap and held >= cap * len(ready):
         yield (
-            f"Tenant {job.tenant} has all that it may: {_items(held)} under lease, {cap * len(ready)} slots at most "
+            f"Tenant {job.tenant} is at its cap: {_items(held)} under lease, at most {cap * len(ready)} slots "
             f"(maxSlots) on {_workers(ready)}"
         )
 
 
 def _before(job: Job, scene: Scene) -> Iterator[str]:
-    """What the claim's order puts before it: priority, then tenants in turn, then slack."""
+    """Report the work that is claimed before it: by priority, then by tenant, then by slack."""
     others = [
         other
         for other in scene.active
@@ -131,7 +131,7 @@ def _before(job: Job, scene: Scene) -> Iterator[str]:
     higher = [other for other in others if other.priority > job.priority]
     if higher:
         most = max(higher, key=lambda other: other.priority)
-        named = f"such as {most.id} with {most.priority}, where this one has {job.priority}"
+        named = f"such as {most.id} with {most.priority}; this job has {job.priority}"
         yield f"Higher priority goes first: {_of_jobs(higher)}, {named}"
     peers = [other for other in others if other.priority == job.priority]
     rates = rates_of(scene.workers)
@@ -148,14 +148,14 @@ def _before(job: Job, scene: Scene) -> Iterator[str]:
         held = scene.held
         shares = ", ".join(f"{name} holds {held.get(name, 0):,}" for name in (job.tenant, *tenants[:3]))
         more = f" and {len(tenants) - 3} more" if len(tenants) > 3 else ""
-        yield f"It takes turns, by weight, with the tenants of its priority: {shares}{more}"
+        yield f"It shares the slots, by weight, with the tenants of its priority: {shares}{more}"
 
 
 def _failures(job: Job) -> Iterator[str]:
     if job.counts.failed:
         yield (
             f"{_items(job.counts.failed)} failed for good: `ballast results {job.id}` shows why, "
-            f"`ballast redrive {job.id}` tries again what can be mended"
+            f"`ballast redrive {job.id}` retries the items that may succeed"
         )
 
 

@@ -1,0 +1,43 @@
+"""What all reconciliations share: the default image, the optional kinds, and the operator's own Redis Secret. PURE."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ballast_operator.kinds import Key
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorContext:
+    """Settings and cluster state that apply to every resource."""
+
+    image: str
+    """Image of workers whose resource names none."""
+    kinds: frozenset[str] = frozenset()
+    """Names of the optional kinds that the cluster has."""
+    redis: Mapping[str, str] | None = None
+    """Data of the operator's own Redis Secret, in base64; None if the Secret does not exist."""
+    redis_key: Key | None = None
+    """Key of that Secret; None if the operator has no Redis of its own."""
+    runbooks: str | None = None
+    """Base URL of the runbook pages that alerts link to."""
+
+    @property
+    def lacks_redis(self) -> bool:
+        """Return whether the operator's own Secret is missing or incomplete. That is not the same as "no Redis"."""
+        return self.redis_key is not None and "url" not in self.redis_keys
+
+    @property
+    def redis_keys(self) -> frozenset[str]:
+        """Return the keys of the operator's own Secret."""
+        return frozenset(self.redis or ())
+
+    @property
+    def redis_hash(self) -> str:
+        """Return a hash of the Secret's data; empty if there is no Secret."""
+        if self.redis is None:
+            return ""
+        return hashlib.sha256(json.dumps(dict(self.redis), sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,275 @@
+"""How the operator reconciles an InferenceDeployment. PURE: the plan of an applied plan is empty."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from ballast_api.conditions import Reason
+from ballast_api.inference_deployment import InferenceDeployment
+from ballast_api.names import (
+    CONFIG_HASH,
+    COPY_OF,
+    HTTP_PORT,
+    KIND,
+    WORKER,
+    config_map,
+    redis_secret,
+    selector,
+)
+from ballast_api.status import ClassSlots, Condition, ScalingStatus, Status
+from ballast_operator.children.config import (
+    REDIS_HASH,
+    VERSION,
+    config_manifest,
+    config_texts,
+    content_hash,
+    file_name,
+    redis_of,
+    version_of,
+    version_of_file,
+    worker_config,
+)
+from ballast_operator.children.manifest import manifest
+from ballast_operator.children.monitoring import prometheus_rule, service_monitor
+from ballast_operator.children.pods import deployment
+from ballast_operator.children.service import budget, network_policy, service
+from ballast_operator.conditions import Given, conditions
+from ballast_operator.context import OperatorContext
+from ballast_operator.kinds import (
+    BUDGET,
+    CONFIG_MAP,
+    DEPLOYMENT,
+    INFERENCE_DEPLOYMENT,
+    NETWORK_POLICY,
+    POD,
+    RULE,
+    SECRET,
+    SERVICE,
+    SERVICE_MONITOR,
+    Body,
+    Kind,
+    key_of,
+)
+from ballast_operator.plan import (
+    Annotate,
+    Apply,
+    ChildrenPlan,
+    ClusterSnapshot,
+    changes,
+    deletions,
+    is_live,
+    is_owned,
+)
+from ballast_operator.poll_result import PollResult, QueueSource
+from ballast_operator.resource_type import ResourceType, Verdict
+from ballast_queue.status import WorkerStatus
+
+DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
+CHILDREN = (CONFIG_MAP, NETWORK_POLICY, SERVICE, BUDGET, DEPLOYMENT, SERVICE_MONITOR, RULE)
+"""In the order of application: the Deployment follows the objects that a pod needs when it starts."""
+
+
+def plan(
+    resource: InferenceDeployment,
+    snapshot: ClusterSnapshot,
+    context: OperatorContext,
+    poll: PollResult | None = None,
+) -> ChildrenPlan:
+    """Compare the resource with the cluster and return what must be written.
+
+    Args:
+        resource: the wanted state.
+        snapshot: the present state. If it is outdated, the next reconciliation corrects the result.
+        context: image, Redis and optional kinds.
+        poll: the load of each pod, which decides which pods a smaller Deployment loses first.
+    """
+    config = worker_config(resource, own_keys=context.redis_keys)
+    texts = config_texts(config, _files(resource, snapshot), _running(resource, snapshot))
+    files = {version: content_hash(text) for version, text in texts.items()}
+    copied = context.redis_hash if resource.spec.redis is None else ""
+    wanted = list(_wanted(resource, context, texts, version_of(config), copied))
+    return ChildrenPlan(
+        costs=tuple(_costs(resource, snapshot, poll)),
+        apply=(*_redis_copy(resource, snapshot, context), *changes(wanted, snapshot)),
+        delete=tuple(deletions(wanted, snapshot)),
+        annotate=tuple(_annotations(resource, snapshot, files, copied)),
+        files=files,
+        version=version_of(config),
+    )
+
+
+def _wanted(
+    resource: InferenceDeployment, context: OperatorContext, texts: Mapping[str, str], version: str, copied: str
+) -> Iterator[tuple[Kind, Body]]:
+    """Yield the children in the order of `CHILDREN`."""
+    yield CONFIG_MAP, config_manifest(resource, texts, copied)
+    policy = network_policy(resource)
+    if policy is not None:
+        yield NETWORK_POLICY, policy
+    yield SERVICE, service(resource)
+    yield BUDGET, budget(resource)
+    yield DEPLOYMENT, deployment(resource, version, image=context.image, own_keys=context.redis_keys)
+    rule = prometheus_rule(resource, runbooks=context.runbooks)
+    for kind, body in ((SERVICE_MONITOR, service_monitor(resource)), (RULE, rule)):
+        if body is not None and kind.name in context.kinds:
+            yield kind, body
+
+
+def _redis_copy(resource: InferenceDeployment, snapshot: ClusterSnapshot, context: OperatorContext) -> Iterator[Apply]:
+    """Yield the copy of the operator's own Redis Secret if it is outdated.
+
+    An annotation of the ConfigMap records which data was copied. The cache holds no Secrets, because the operator would
+    need the permission to read all of them.
+    """
+    if context.redis is None or resource.spec.redis is not None:
+        return
+    found = _config_map(resource, snapshot)
+    copied = (found["metadata"].get("annotations") or {}).get(REDIS_HASH) if found is not None else None
+    if found is not None and is_owned(found, snapshot.uid) and copied == context.redis_hash:
+        return
+    name = redis_secret(resource.metadata.name)
+    source = context.redis_key
+    origin = {COPY_OF: f"{source.namespace}/{source.name}" if source is not None else ""}
+    content: Body = {"type": "Opaque", "data": dict(context.redis)}
+    body = manifest(SECRET, resource, content, name=name, annotations=origin)
+    yield Apply(key_of(SECRET, body), body, force=True, because=f"Copied the Redis Secret to {name}")
+
+
+def _annotations(
+    resource: InferenceDeployment, snapshot: ClusterSnapshot, files: Mapping[str, str], copied: str
+) -> Iterator[Annotate]:
+    """Yield pods whose configuration or Redis Secret changed: a new annotation makes the kubelet update the files."""
+    found = _config_map(resource, snapshot)
+    changed = _changed_at(found) if found is not None else None
+    for pod in snapshot.pods:
+        metadata = pod["metadata"]
+        annotations = metadata.get("annotations") or {}
+        config = files.get(annotations.get(VERSION, ""))
+        if config is None or not is_live(pod):
+            continue
+        wanted = {CONFIG_HASH: config} | ({REDIS_HASH: copied} if copied else {})
+        is_younger = changed is None or metadata["creationTimestamp"] > changed
+        started_with = _started_with(found, annotations[VERSION], wanted) if is_younger else {}
+        old = [name for name, value in wanted.items() if annotations.get(name, started_with.get(name)) != value]
+        if old:
+            what = "configuration" if CONFIG_HASH in old else "Redis address"
+            yield Annotate(key_of(POD, pod), wanted, f"Updated the {what} of pod {metadata['name']}")
+
+
+def _started_with(found: Body | None, version: str, wanted: Mapping[str, str]) -> Mapping[str, str | None]:
+    """Return the hashes that a pod read if it is younger than the last change; `wanted` if that is unknown."""
+    text = ((found or {}).get("data") or {}).get(file_name(version))
+    if found is None or text is None:
+        return wanted
+    return {CONFIG_HASH: content_hash(text), REDIS_HASH: (found["metadata"].get("annotations") or {}).get(REDIS_HASH)}
+
+
+def _changed_at(config: Body) -> str | None:
+    """Return when the data last changed after its creation, on the API server's clock like the pods' creation times."""
+    created = config["metadata"].get("creationTimestamp", "")
+    times = [entry["time"] for entry in config["metadata"].get("managedFields") or () if entry.get("time")]
+    newest = max(times, default=created)
+    return newest if newest > created else None
+
+
+def _costs(resource: InferenceDeployment, snapshot: ClusterSnapshot, poll: PollResult | None) -> Iterator[Annotate]:
+    """Yield deletion costs before a Deployment loses replicas: the pods with the least load are deleted first."""
+    found = snapshot.child(DEPLOYMENT, resource.metadata)
+    pods = tuple(pod for pod in snapshot.pods if is_live(pod))
+    if poll is None or found is None or not 0 < resource.spec.replicas < found["spec"].get("replicas", 1):
+        return
+    statuses = poll.by_pod(pods)
+    for pod in pods:
+        name = pod["metadata"]["name"]
+        # A pod that has not reported serves no requests yet, or does not work.
+        cost = str(_load(statuses[name])) if name in statuses else "-1"
+        if (pod["metadata"].get("annotations") or {}).get(DELETION_COST) != cost:
+            yield Annotate(key_of(POD, pod), {DELETION_COST: cost}, f"Set the deletion cost of pod {name} to {cost}")
+
+
+def _load(status: WorkerStatus) -> int:
+    """Return the load of a worker. Online work counts more: offline items return to the queue and lose nothing."""
+    online, offline = status.online, status.offline
+    return 1000 * (online.running + online.parked + online.waiting) + offline.running + offline.parked
+
+
+def _config_map(resource: InferenceDeployment, snapshot: ClusterSnapshot) -> Body | None:
+    return snapshot.child(CONFIG_MAP, resource.metadata, config_map(resource.metadata.name))
+
+
+def _files(resource: InferenceDeployment, snapshot: ClusterSnapshot) -> dict[str, str]:
+    """Return the present configuration files by version."""
+    data: Mapping[str, str] = (_config_map(resource, snapshot) or {}).get("data") or {}
+    return {version: text for name, text in data.items() if (version := version_of_file(name)) is not None}
+
+
+def _running(resource: InferenceDeployment, snapshot: ClusterSnapshot) -> frozenset[str]:
+    """Return the versions of the pods and of the Deployment, whose newest pods may not be in the cache yet."""
+    made = snapshot.child(DEPLOYMENT, resource.metadata)
+    sources = [*snapshot.pods, *([made["spec"]["template"]] if made is not None else [])]
+    return frozenset((source["metadata"].get("annotations") or {}).get(VERSION, "") for source in sources)
+
+
+def status(given: Given, reported: tuple[Condition, ...], scaling: ScalingStatus | None) -> Status:
+    """Return the status to report. It equals the present status if nothing is new."""
+    resource = given.resource
+    metadata = resource.metadata
+    return Status(
+        observed_generation=metadata.generation,
+        replicas=given.count("replicas"),
+        ready_replicas=given.count("readyReplicas"),
+        updated_replicas=given.count("updatedReplicas"),
+        selector=",".join(f"{name}={value}" for name, value in selector(metadata.name).items()),
+        served_name=resource.spec.served_name,
+        endpoint=f"http://{metadata.name}.{metadata.namespace}.svc:{HTTP_PORT}",
+        config_hash=given.plan.files.get(given.plan.version, ""),
+        slots=_slots(given.poll) or resource.status.slots,
+        scaling=_scaling(scaling, resource.status.scaling),
+        conditions=reported,
+    )
+
+
+def _slots(poll: PollResult | None) -> ClassSlots | None:
+    if poll is None or not poll.workers:
+        return None
+    offline = sum(worker.offline.reserved for worker in poll.workers)
+    return ClassSlots(online=max(0, sum(worker.slots for worker in poll.workers) - offline), offline=offline)
+
+
+def _scaling(wanted: ScalingStatus | None, reported: ScalingStatus | None) -> ScalingStatus | None:
+    """Return the reported decision while its replicas stay the same: another sentence alone is not reported."""
+    if wanted is not None and reported is not None and wanted.replicas == reported.replicas:
+        return reported
+    return wanted
+
+
+def _blocked(resource: InferenceDeployment, context: OperatorContext) -> Verdict | None:
+    if not context.lacks_redis or resource.spec.redis is not None:
+        return None
+    secret = context.redis_key
+    assert secret is not None, "a missing Secret has a name"
+    message = (
+        f"the operator's own Redis Secret {secret.namespace}/{secret.name} with the key url does not exist; "
+        "create it. Until then, the children of this resource do not change"
+    )
+    return Verdict("True", Reason.NO_SECRET, message)
+
+
+def _source(resource: InferenceDeployment, context: OperatorContext) -> QueueSource:
+    own = context.redis if resource.spec.redis is None else None
+    return QueueSource(redis_of(resource, own_keys=context.redis_keys), resource.queue_name, own)
+
+
+RESOURCE_TYPE = ResourceType(
+    kind=INFERENCE_DEPLOYMENT,
+    children=CHILDREN,
+    label=WORKER,
+    read=lambda body: InferenceDeployment.read(body, f"{KIND} {body['metadata']['name']}"),
+    read_status=Status.model_validate,
+    plan=plan,
+    conditions=conditions,
+    status=status,
+    blocked=_blocked,
+    source=_source,
+    scaling=lambda resource: resource.spec.scaling,
+)

@@ -1,0 +1,71 @@
+"""Finds the reason why a pod does not start. PURE."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ballast_api.conditions import Reason
+from ballast_operator.children.pods import FETCH
+from ballast_operator.kinds import Body
+from ballast_operator.poll_result import Problem
+
+IMAGE_REASONS = frozenset({"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull"})
+NOT_SERVED_EXIT = 78
+"""The worker's exit code for a configuration that it cannot serve, such as a missing model."""
+
+
+def pod_problem(pod: Body) -> Problem | None:
+    """Return what is wrong with a pod; None if nothing is known to be wrong."""
+    status = pod.get("status") or {}
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
+            return Problem(Reason.UNSCHEDULABLE, condition.get("message", "no node fits the pod"))
+    for container in _containers(status):
+        found = _container_problem(container)
+        if found is not None:
+            return found
+    return None
+
+
+def _containers(status: Body) -> Iterator[Body]:
+    yield from status.get("initContainerStatuses") or ()
+    yield from status.get("containerStatuses") or ()
+
+
+def _container_problem(container: Body) -> Problem | None:
+    waiting = (container.get("state") or {}).get("waiting") or {}
+    reason, message = waiting.get("reason", ""), waiting.get("message", "")
+    if reason in IMAGE_REASONS:
+        return Problem(Reason.IMAGE_PULL, f"image {container.get('image', '')}: {message or reason}")
+    if reason == "CreateContainerConfigError":
+        kind = Reason.NO_SECRET if "secret" in message.lower() else Reason.INVALID_POD
+        return Problem(kind, message)
+    if reason in {"CreateContainerError", "RunContainerError"}:
+        return Problem(Reason.INVALID_POD, message)
+    ended = _last_failure(container)
+    if ended is None or container.get("ready"):
+        return None
+    return _failure_problem(container, ended)
+
+
+def _last_failure(container: Body) -> Body | None:
+    """Return the last termination of a container that was no success."""
+    for state in ("state", "lastState"):
+        ended: Body | None = (container.get(state) or {}).get("terminated")
+        if ended is not None and ended.get("exitCode") != 0:
+            return ended
+    return None
+
+
+def _failure_problem(container: Body, ended: Body) -> Problem:
+    code, output = ended.get("exitCode"), str(ended.get("message") or "").strip()
+    last = output.splitlines()[-1] if output else ""
+    restarts = container.get("restartCount", 0)
+    if ended.get("reason") == "OOMKilled":
+        message = f"container exceeded its memory limit ({restarts} restarts); raise the limit or lower spec.slots"
+        return Problem(Reason.OUT_OF_MEMORY, message)
+    if container.get("name") == FETCH:
+        return Problem(Reason.MODEL_NOT_FOUND, last or f"the fetch container failed with exit code {code}")
+    if code == NOT_SERVED_EXIT and "model" in output:
+        return Problem(Reason.MODEL_NOT_FOUND, last)
+    return Problem(Reason.CRASHING, f"exit code {code}, {restarts} restarts" + (f": {last}" if last else ""))

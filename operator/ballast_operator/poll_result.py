@@ -1,0 +1,64 @@
+"""What workers and queue reported in Redis at the last poll. PURE.
+
+An unknown value is None, never zero: an unknown value must not count as idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Self
+from urllib.parse import urlsplit
+
+from ballast_api.conditions import Reason
+from ballast_operator.children.config import Redis
+from ballast_operator.kinds import Body
+from ballast_queue.status import QueueStats, WorkerStatus
+
+FRESH_SECONDS = 60.0
+"""An older result counts as unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """The reason and the message of something that is wrong or unknown."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSource:
+    """Where workers and queue of a resource report."""
+
+    redis: Redis | None
+    """The Secret that leads to Redis; None if no Redis is configured."""
+    queue: str
+    own: Mapping[str, str] | None = field(default=None, compare=False)
+    """Data of the operator's own Secret, if the resource names none."""
+
+
+@dataclass(frozen=True, slots=True)
+class PollResult:
+    """The result of one poll of Redis: either `queue` and `workers`, or the `problem` that prevented it."""
+
+    at: float
+    """Time of the poll, on the caller's clock."""
+    workers: tuple[WorkerStatus, ...] = ()
+    queue: QueueStats | None = None
+    problem: Problem | None = None
+
+    def only_workers_in(self, pods: tuple[Body, ...]) -> Self:
+        """Return the result with the workers of these pods. Workers of other resources may serve the same queue."""
+        found = self.by_pod(pods)
+        return self if len(found) == len(self.workers) else replace(self, workers=tuple(found.values()))
+
+    def by_pod(self, pods: tuple[Body, ...]) -> Mapping[str, WorkerStatus]:
+        """Return the status that each pod published, by the name of the pod."""
+        by_host = {urlsplit(status.address).hostname: status for status in self.workers}
+        found = {}
+        for pod in pods:
+            status = by_host.get(pod.get("status", {}).get("podIP", ""))
+            if status is not None:
+                found[pod["metadata"]["name"]] = status
+        return found

@@ -1,0 +1,113 @@
+"""The definition of one kind of custom resource that the operator reconciles. PURE.
+
+To add a kind, define its `ResourceType`, and add it to the types of `process.run`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
+
+from ballast_api.conditions import ConditionType, Reason
+from ballast_api.inference_deployment import Metadata, Scaling
+from ballast_api.status import Condition, ResourceStatus, ScalingStatus
+from ballast_operator.context import OperatorContext
+from ballast_operator.kinds import DEPLOYMENT, Body, Kind
+from ballast_operator.plan import ChildrenPlan, ClusterSnapshot, is_live
+from ballast_operator.poll_result import PollResult, Problem, QueueSource
+
+MOST_CHARACTERS = 1000
+
+
+class Resource(Protocol):
+    """What every resource has."""
+
+    @property
+    def metadata(self) -> Metadata: ...
+    @property
+    def status(self) -> ResourceStatus: ...
+
+
+R = TypeVar("R", bound=Resource)
+
+
+class Verdict(NamedTuple):
+    """Status, reason and message of a condition."""
+
+    status: Literal["True", "False", "Unknown"]
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionInput(Generic[R]):
+    """Everything that the conditions of a resource depend on."""
+
+    resource: R
+    snapshot: ClusterSnapshot
+    """The children and pods after the writes of this reconciliation."""
+    plan: ChildrenPlan
+    poll: PollResult | None
+    """None: this type has no workers, or the first poll has not begun."""
+    now: float
+    refused: Problem | None = None
+    """The first child that the API server refused."""
+
+    @property
+    def live(self) -> tuple[Body, ...]:
+        """Return the pods that run or will run."""
+        return tuple(pod for pod in self.snapshot.pods if is_live(pod))
+
+    @property
+    def deployment(self) -> Body | None:
+        """Return the Deployment that is named like the resource."""
+        return self.snapshot.child(DEPLOYMENT, self.resource.metadata)
+
+    def count(self, name: str) -> int:
+        """Return a figure of the Deployment's status; zero while the Deployment has no status."""
+        status = (self.deployment or {}).get("status") or {}
+        return int(status.get(name) or 0)
+
+    @property
+    def is_current(self) -> bool:
+        """Return whether the Deployment's status describes its present spec."""
+        found = self.deployment
+        return found is not None and self.count("observedGeneration") >= found["metadata"].get("generation", 0)
+
+
+Check = Callable[[ConditionInput[R]], Verdict | None]
+
+
+def first(checks: Iterable[Check[R]], given: ConditionInput[R]) -> Verdict:
+    """Return the first verdict of a chain of checks. The last check always has a verdict."""
+    for check in checks:
+        found = check(given)
+        if found is not None:
+            return found._replace(message=found.message[:MOST_CHARACTERS])
+    raise AssertionError("the last check of a chain always has a verdict")
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceType(Generic[R]):
+    """One kind of custom resource. The functions are pure."""
+
+    kind: Kind
+    children: tuple[Kind, ...]
+    """The kinds of its children, in the order of application."""
+    label: str
+    """The `app.kubernetes.io/name` of its children and pods. It tells the resource types apart."""
+    read: Callable[[Body], R]
+    """Validate an object. Raises `InvalidConfig`."""
+    read_status: Callable[[Body], ResourceStatus]
+    """Read the `status` of an object that `read` refuses."""
+    plan: Callable[[R, ClusterSnapshot, OperatorContext, PollResult | None], ChildrenPlan]
+    conditions: Callable[[ConditionInput[R]], Mapping[ConditionType, Verdict]]
+    status: Callable[[ConditionInput[R], tuple[Condition, ...], ScalingStatus | None], ResourceStatus]
+    """Build the status to report from its conditions and the last scaling decision."""
+    blocked: Callable[[R, OperatorContext], Verdict | None] = lambda _resource, _context: None
+    """Return why the resource must stay unchanged for now, as a verdict for `Degraded`."""
+    source: Callable[[R, OperatorContext], QueueSource | None] = lambda _resource, _context: None
+    """Return where its workers report; None if the type has no workers."""
+    scaling: Callable[[R], Scaling | None] = lambda _resource: None
+    """Return its scaling settings; None if the operator must not change its replicas."""

@@ -1,0 +1,106 @@
+"""Commands that other threads give to the engine."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from threading import Event, Lock
+
+from ballast_engine.errors import DuplicateRequest
+from ballast_engine.sequence import Sequence
+from ballast_policy.snapshot import PolicyConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Add a request."""
+
+    sequence: Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """End a request whose caller is gone."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBack:
+    """End requests that another engine continues."""
+
+    request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Configure:
+    """Use another policy configuration."""
+
+    policy: PolicyConfig
+
+
+Command = Submit | Abort | GiveBack | Configure
+
+
+class Inbox:
+    """Commands in their order, and the ids in use. Any thread puts commands, the engine's thread takes them."""
+
+    def __init__(self) -> None:
+        self._commands: deque[Command] = deque()
+        self._event = Event()
+        self._ids: set[str] = set()
+        self._lock = Lock()
+
+    def __bool__(self) -> bool:
+        return bool(self._commands)
+
+    def put(self, command: Command) -> None:
+        """Add a command and wake the engine."""
+        self._commands.append(command)
+        self._event.set()
+
+    def claim_id(self, request_id: str) -> None:
+        """Reserve an id until `free_id`.
+
+        Raises:
+            DuplicateRequest: the id is in use.
+        """
+        with self._lock:
+            if request_id in self._ids:
+                raise DuplicateRequest(request_id)
+            self._ids.add(request_id)
+
+    def free_id(self, request_id: str) -> None:
+        """Release an id."""
+        with self._lock:
+            self._ids.discard(request_id)
+
+    @property
+    def num_ids(self) -> int:
+        """Requests that have not ended."""
+        return len(self._ids)
+
+    def take(self) -> list[Command]:
+        """Remove and return all commands."""
+        self._event.clear()
+        commands: list[Command] = []
+        while self._commands:
+            commands.append(self._commands.popleft())
+        return commands
+
+    def take_newcomers(self) -> list[Submit]:
+        """Remove and return the new requests. The other commands keep their order."""
+        newcomers: list[Submit] = []
+        rest: list[Command] = []
+        while self._commands:
+            command = self._commands.popleft()
+            if isinstance(command, Submit):
+                newcomers.append(command)
+            else:
+                rest.append(command)
+        self._commands.extendleft(reversed(rest))
+        return newcomers
+
+    def wait(self, timeout: float) -> None:
+        """Sleep until there is a command, at most `timeout` seconds."""
+        self._event.wait(timeout)
