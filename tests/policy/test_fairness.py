@@ -58,7 +58,7 @@ def test_with_nobody_active_a_newcomer_starts_where_the_last_one_stood():
 def test_new_weights_leave_the_past_alone():
     ledger = Ledger({"a": 2.0})
     ledger.charge("a", 100)
-    ledger.reweigh({"a": 10.0})
+    ledger.weights = {"a": 10.0}
     ledger.charge("a", 100)
 
     assert ledger.service("a") == 60
@@ -79,7 +79,7 @@ def test_the_totals_of_a_shared_ledger_are_taken_over_for_the_tenants_that_it_na
     ledger = Ledger({"a": 2.0})
     ledger.charge("a", 100)
     ledger.charge("c", 30)
-    ledger.absorb({"a": 500, "b": 70})
+    ledger.services.update({"a": 500, "b": 70})
 
     assert [ledger.service(tenant) for tenant in "abc"] == [500, 70, 30]
 

@@ -369,17 +369,17 @@ def test_another_configuration_holds_from_the_next_step_on():
 # Integrity
 
 
-def test_counts_that_disagree_are_told():
+def test_counts_that_disagree_are_returned():
     host = make_host()
     waiting, resident = make_request(0), make_request(1, phase=RUNNING)
     make_snapshot(host, [waiting, resident], now=0.0, free_blocks=64)
     assert host.imbalance() == ""
 
     resident.phase = PARKED
-    assert "slots" in host.imbalance()
+    assert "residents by phase" in host.imbalance()
     resident.phase = RUNNING
     host.backlog.remove(waiting)
-    assert "requests entered" in host.imbalance()
+    assert "requests present" in host.imbalance()
     host.backlog.add(waiting)
     host.residents[0] = waiting
-    assert "counted as waiting" in host.imbalance()
+    assert "waiting requests: 1 counted, 0 found" in host.imbalance()

@@ -131,7 +131,7 @@ class Backlog:
         ledgers: Ledgers | None = None,
         free_slots: Mapping[str, int] | None = None,
         num_tokens: float = inf,
-        slots: Mapping[RequestClass, TenantSlots] | None = None,
+        slots: Mapping[RequestClass, TenantSlots | None] | None = None,
     ) -> list[Request]:
         """Return the first waiting requests, online before offline, at most `limit_per_class` of each class.
 

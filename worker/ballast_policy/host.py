@@ -1,16 +1,16 @@
-"""The policy's state of one engine: what waits, what is resident, what was served and what was learned.
+"""The policy of one engine with its state: waiting requests, residents, service of tenants, and learned values.
 
-An engine reports every event to its `Host` and asks it for every step. The engine brings only what is its own: KV
-blocks (`Kv`), tensors, and the clock. The host decides, carries the decision out on the KV, and learns from the result.
+An engine reports every event to its `Host` and asks it for every step. The engine brings KV blocks (`Kv`), tensors, and
+the clock. The host decides, carries the decision out on the KV, and learns from the result.
 
-    enter, leave            a request comes in, or ends for any reason
-    schedule, nest          plan a step, or a step nested in a suspended one, and carry the plan out
+    enter, leave            a request arrives, or ends for any reason
+    schedule, nest          plan a step, or a step nested in a suspended step, and carry the plan out
     began, ended            a step starts or resumes computing, and stops
-    computed, settle        tokens of a request were computed; the step's bills are charged
-    observed                the time that the step took
-    configure, forget       another configuration; forget everything but the cost model
+    computed, settle        tokens of a request are computed; the tenants are charged
+    observed                the time of the step
+    configure, forget       use another configuration; forget everything but the cost model
 
-An engine that carries plans out itself calls `snapshot`, then `admit`, `preempt`, `park` and `resume` as they happen,
+An engine that carries plans out itself calls `snapshot`, then `admit`, `preempt`, `park` and `resume` for each request,
 and `dispatched` at the end.
 """
 
@@ -23,13 +23,12 @@ from typing import Protocol
 
 from ballast_policy.backlog import Backlog
 from ballast_policy.fairness.ledger import INPUT_COST, OUTPUT_COST, Ledger
-from ballast_policy.fairness.tenant_slots import slots_by_class
+from ballast_policy.fairness.tenant_slots import tenant_slots
 from ballast_policy.learning.cost import CostModel, Fit, StepWork
 from ballast_policy.learning.expectation import ExpectationLearner
 from ballast_policy.learning.interference import Interference
 from ballast_policy.plan import StepPlan
 from ballast_policy.request import OFFLINE, PARKED, RUNNING, WAITING, Phase, Request, RequestClass
-from ballast_policy.reservation import entitled
 from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
 from ballast_policy.step.planner import plan as plan_step
 from ballast_policy.step.suspension import plan_nested
@@ -38,30 +37,30 @@ Planner = Callable[[EngineSnapshot], StepPlan]
 NestedPlanner = Callable[[EngineSnapshot, Collection[Request], float], StepPlan]
 
 REFIT_STEPS = 32
-"""Steps between two fits of the cost model; a fit takes some hundred microseconds."""
+"""Steps between two fits of the cost model. Bounds the cost: a fit takes some hundred microseconds."""
 MOST_IDLE = 1000
-"""Tenants in a ledger beyond which idle tenants without a claim are dropped."""
+"""Tenants in a ledger beyond which idle tenants are dropped. Bounds memory."""
 HINTED = 32
-"""Waiting requests per class whose cached prefix is looked up; a prefill chunk seldom admits more."""
+"""Waiting requests per class whose cached prefix is looked up. Bounds the cost: a step seldom admits more."""
 _DECODE = (0, 0)
 
 
 class IllegalPlan(ValueError):
-    """A plan that no engine can carry out: always a bug in the planner."""
+    """A plan that no engine can carry out, which is a defect of the planner."""
 
 
 class Kv(Protocol):
-    """The KV blocks of an engine. Each method keeps the block counts in the request's record true."""
+    """The KV blocks of an engine. Each method updates the block counts of the request."""
 
     @property
     def num_free(self) -> int:
-        """Blocks that no request uses, cached ones among them."""
+        """Return the blocks that no request uses, including cached blocks."""
 
     def hint(self, request: Request) -> None:
         """Set `num_cached` and `num_cached_idle` of a waiting request."""
 
     def admit(self, request: Request) -> None:
-        """Give a request the cached blocks of its prefix: set `num_blocks` and `num_computed`."""
+        """Share the cached blocks of its prefix with a request: set `num_blocks` and `num_computed`."""
 
     def extend(self, request: Request, num_tokens: int) -> bool:
         """Allocate blocks for `num_tokens` more tokens; return False and change nothing if too few are free."""
@@ -72,7 +71,7 @@ class Kv(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """A plan as it was carried out: the work of one step."""
+    """A plan after it was carried out: the work of one step."""
 
     plan: StepPlan
     grants: list[tuple[Request, int]]
@@ -119,7 +118,7 @@ class Host:
     # Requests
 
     def enter(self, request: Request, now: float) -> None:
-        """Take in a request, which waits from now on."""
+        """Add a request to those that wait."""
         request_class, tenant = request.request_class, request.tenant
         present = self._present[request_class]
         if tenant not in present:
@@ -130,7 +129,7 @@ class Host:
         self.interference.arrived(request, now)
 
     def leave(self, request: Request, now: float, *, is_complete: bool) -> None:
-        """Take out a request, whether it waits or is resident; `is_complete` if its answer came to its end.
+        """Remove a request that waits or is resident; `is_complete` if it has its whole answer.
 
         The engine frees the blocks of a resident.
         """
@@ -144,7 +143,7 @@ class Host:
         if not present[request.tenant]:
             del present[request.tenant]
         if request.request_class is OFFLINE and not self.count(OFFLINE):
-            self.reservation = self.reservation.used_by(0, 0)  # no step follows that would say so
+            self.reservation = self.reservation.used_by(0, 0)  # no later step updates it
         self.interference.finished(request, now)
         if is_complete:
             self.expectations.finished(request)
@@ -161,7 +160,7 @@ class Host:
         weights = {name: share.weight for name, share in config.tenants.items()}
         reserved = {name: share.reserved for name, share in config.tenants.items()}
         for ledger in self.ledgers.values():
-            ledger.reweigh(weights)
+            ledger.weights = weights
             ledger.reserve(reserved)
         self.interference.configure(config.max_interference, config.objective)
         self._refit()
@@ -217,7 +216,7 @@ class Host:
         running = [request for request in residents if request.phase is RUNNING]
         free = config.tenant_slots_left(request for request in running if request.request_class is OFFLINE)
         held = min(self.held[c][RUNNING] for c in RequestClass if backlog.count(c))
-        slots = slots_by_class(self.ledgers, running)
+        slots = {c: tenant_slots(self.ledgers[c], (r for r in running if r.request_class is c)) for c in RequestClass}
         return backlog.head(config.slots - held + 1, self.ledgers, free, config.chunk_tokens, slots)
 
     def dispatch(self, snapshot: EngineSnapshot, plan: StepPlan, kv: Kv) -> Dispatch:
@@ -231,10 +230,10 @@ class Host:
         return dispatch
 
     def dispatched(self) -> None:
-        """Note how much of the reservation offline has, now that a plan was carried out."""
+        """Update the use of the reservation after a plan was carried out."""
         demand = self.count(OFFLINE)
         if caps := self.config.tenant_caps:
-            demand = entitled(self._present[OFFLINE].items(), caps)
+            demand = sum([min(number, caps.get(tenant, number)) for tenant, number in self._present[OFFLINE].items()])
         self.reservation = self.reservation.used_by(self.held[OFFLINE][RUNNING], demand)
 
     def _carry_out(self, plan: StepPlan, kv: Kv, now: float) -> Dispatch:
@@ -251,14 +250,13 @@ class Host:
         grants: list[tuple[Request, int]] = []
         num_deferred = 0
         for request, granted in plan.grants:
-            num_tokens = min(granted, request.remaining)  # the cache may have given more than the plan knew of
+            num_tokens = min(granted, request.remaining)  # the cache may hold more than the hint
             if num_tokens < 1 or request.phase is not RUNNING or (num_tokens < granted and request not in plan.admit):
                 raise IllegalPlan(f"{granted} tokens granted to {request}")
             if kv.extend(request, num_tokens):
                 grants.append((request, num_tokens))
                 continue
-            # The blocks of a victim were part of the cached prefix of an admitted prompt, which the plan counted as
-            # free. The next plan sees the true figures.
+            # A victim's blocks that the plan counted as free belong to the cached prefix of an admitted prompt.
             num_deferred += 1
             if request in plan.admit:
                 kv.release(request)
@@ -297,20 +295,18 @@ class Host:
             held[phase] += 1
         request.phase = phase
 
-    # What came of it
+    # The result of a step
 
     def began(self, plan: StepPlan, now: float) -> None:
-        """Note that a step begins or resumes computing."""
         self.interference.began(plan, now)
 
     def ended(self, now: float) -> None:
         self.interference.ended(now)
 
     def computed(self, request: Request, num_tokens: int, now: float) -> tuple[int, int]:
-        """Note that `num_tokens` were computed, after `num_computed` was advanced and before `num_tokens` is.
+        """Charge `num_tokens` computed tokens, which `num_computed` includes, before `num_tokens` grows by a new token.
 
-        Return how many of them are prompt tokens computed for the first time, and how many were computed before. The
-        tenant pays for tokens once: a token that an earlier attempt generated is not charged again.
+        Return how many of them are new prompt tokens, and how many were computed before, which are not charged again.
         """
         end, before = request.num_computed, request.most_computed
         is_drawn = end == request.num_tokens
@@ -377,18 +373,17 @@ class Host:
     # Integrity
 
     def imbalance(self) -> str:
-        """Return a sentence that states which counts disagree; empty if none do."""
-        waiting = {request.seq for request in self.backlog}
-        if len(self.backlog) != len(waiting) or waiting & self.residents.keys():
-            return f"{len(self.backlog)} requests are counted as waiting, {sorted(waiting)} wait"
+        """Return the counts that disagree; empty if none do."""
         held = _no_slots()
         for request in self.residents.values():
-            held[request.request_class][request.phase] += 1
-        if held != self.held:
-            return f"slots {self.held} are counted, {held} found"
+            held[request.request_class][request.phase] = held[request.request_class].get(request.phase, 0) + 1
         present = {c: sum(tenants.values()) for c, tenants in self._present.items()}
-        counted = {c: self.count(c) for c in RequestClass}
-        return "" if present == counted else f"{present} requests entered, {counted} wait or are resident"
+        pairs = (
+            ("waiting requests", len(self.backlog), len({r.seq for r in self.backlog} - self.residents.keys())),
+            ("residents by phase", self.held, held),
+            ("requests present", present, {c: self.count(c) for c in RequestClass}),
+        )
+        return "; ".join(f"{name}: {kept} counted, {found} found" for name, kept, found in pairs if kept != found)
 
 
 def _no_slots() -> dict[RequestClass, dict[Phase, int]]:

@@ -5,7 +5,6 @@ Policy, engine, simulator, metrics, conditions and alerts all read `Reservation`
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import ceil, floor
 
@@ -40,30 +39,10 @@ class Reservation:
         return replace(self, in_use=in_use, is_met=is_met)
 
 
-def reserve(
-    share: float, *, slots: int, ceiling: int | None, max_share: float, num_blocks: int, chunk_tokens: int
-) -> Reservation:
-    """Return what a share reserves; `ceiling` is the largest decode batch within the SLO, None if not known.
-
-    One slot and one block always stay for online. A share of 0 reserves nothing.
-    """
-    wanted = _ceil(share * min(slots, ceiling or slots))
-    return Reservation(
-        slots=max(0, min(wanted, slots - 1, most_slots(max_share, slots))),
-        blocks=max(0, min(_ceil(share * num_blocks), num_blocks - 1)),
-        chunk=min(_ceil(share * chunk_tokens), chunk_tokens),
-    )
-
-
 def most_slots(max_share: float, slots: int) -> int:
     """Return the most slots that a class may hold: `floor(max_share * slots)`, at least one unless the share is 0."""
     return max(1, floor(max_share * slots + ROUNDING)) if max_share > 0 else 0
 
 
-def entitled(demand: Iterable[tuple[str, int]], caps: dict[str, int]) -> int:
-    """Return the offline requests that caps of tenants allow to run: `sum(min(requests, cap))` over tenants."""
-    return sum([min(number, caps.get(tenant, number)) for tenant, number in demand])
-
-
-def _ceil(value: float) -> int:
+def rounded_up(value: float) -> int:
     return ceil(value - ROUNDING)

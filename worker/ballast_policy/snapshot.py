@@ -11,7 +11,7 @@ from ballast_policy.learning.cost import CostModel
 from ballast_policy.learning.expectation import UNKNOWN, Expectation
 from ballast_policy.learning.interference import UNCHECKED, Allowance
 from ballast_policy.request import Request
-from ballast_policy.reservation import Reservation, reserve
+from ballast_policy.reservation import Reservation, most_slots, rounded_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +71,15 @@ class PolicyConfig:
         return left
 
     def reservation(self, ceiling: int | None = None) -> Reservation:
-        """Return what offline reserves if the SLO allows decode batches of `ceiling` (None: not known)."""
-        return reserve(
-            self.offline_share,
-            slots=self.slots,
-            ceiling=ceiling,
-            max_share=self.offline_max_share,
-            num_blocks=self.num_blocks,
-            chunk_tokens=self.chunk_tokens,
+        """Return the reservation; `ceiling` is the largest decode batch within the SLO, None if it is not known.
+
+        One slot and one block always stay for online. A share of 0 reserves nothing.
+        """
+        share, most = self.offline_share, min(self.slots - 1, most_slots(self.offline_max_share, self.slots))
+        return Reservation(
+            slots=max(0, min(rounded_up(share * min(self.slots, ceiling or self.slots)), most)),
+            blocks=max(0, min(rounded_up(share * self.num_blocks), self.num_blocks - 1)),
+            chunk=min(rounded_up(share * self.chunk_tokens), self.chunk_tokens),
         )
 
 

@@ -24,29 +24,20 @@ class Ledger:
     no other of the tenant waits or runs.
     """
 
-    __slots__ = ("_last", "_service", "_weights", "reserved")
-
     def __init__(self, weights: Mapping[str, float] | None = None, reserved: Mapping[str, float] | None = None) -> None:
+        self.weights: Mapping[str, float] = weights or {}
+        """1 for other tenants. A change affects later charges."""
+        self.services: dict[str, float] = {}
         self.reserved: dict[str, float] = {}
         """Shares of the slots of the class, for tenants with a reservation."""
-        self._weights = dict(weights or {})
-        self._service: dict[str, float] = {}
         self._last = 0.0
         self.reserve(reserved or {})
 
     def service(self, tenant: str) -> float:
-        return self._service.get(tenant, 0.0)
-
-    @property
-    def services(self) -> Mapping[str, float]:
-        return self._service
+        return self.services.get(tenant, 0.0)
 
     def weight(self, tenant: str) -> float:
-        return self._weights.get(tenant, 1.0)
-
-    def reweigh(self, weights: Mapping[str, float]) -> None:
-        """Use these weights for later charges."""
-        self._weights = dict(weights)
+        return self.weights.get(tenant, 1.0)
 
     def reserve(self, reserved: Mapping[str, float]) -> None:
         """Use these shares of the slots from now on.
@@ -55,14 +46,14 @@ class Ledger:
         reservation is no debt.
         """
         for tenant, share in self.reserved.items():
-            if reserved.get(tenant, 0.0) < share and tenant in self._service:
-                most = max((service for other, service in self._service.items() if other != tenant), default=0.0)
-                self._service[tenant] = min(self._service[tenant], most)
+            if reserved.get(tenant, 0.0) < share and tenant in self.services:
+                most = max((service for other, service in self.services.items() if other != tenant), default=0.0)
+                self.services[tenant] = min(self.services[tenant], most)
         self.reserved = {tenant: share for tenant, share in reserved.items() if share > 0}
 
     def charge(self, tenant: str, cost: float) -> None:
-        weighted = cost / self._weights.get(tenant, 1.0)
-        self._last = self._service[tenant] = self._service.get(tenant, 0.0) + weighted
+        weighted = cost / self.weight(tenant)
+        self._last = self.services[tenant] = self.services.get(tenant, 0.0) + weighted
 
     def lift(self, tenant: str, active_tenants: Iterable[str]) -> None:
         """Raise a tenant that returns from idle to the least served of the tenants that wait or run.
@@ -71,17 +62,13 @@ class Ledger:
         """
         level = min((self.service(other) for other in active_tenants if other != tenant), default=self._last)
         if level > self.service(tenant):
-            self._service[tenant] = level
+            self.services[tenant] = level
 
     def forget_idle(self, active_tenants: Iterable[str]) -> None:
         """Drop idle tenants that would be lifted when they return. This bounds memory."""
         active = set(active_tenants)
         level = min((self.service(tenant) for tenant in active), default=self._last)
-        self._service = {tenant: s for tenant, s in self._service.items() if tenant in active or s > level}
-
-    def absorb(self, services: Mapping[str, float]) -> None:
-        """Replace the service of the given tenants by the totals of a ledger that several engines share."""
-        self._service.update(services)
+        self.services = {tenant: s for tenant, s in self.services.items() if tenant in active or s > level}
 
 
 EMPTY = Ledger()

@@ -8,14 +8,14 @@ goes first, and no running request is interrupted.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
 from itertools import groupby
 from math import floor, inf
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 
 from ballast_policy.fairness.ledger import Ledger
-from ballast_policy.request import Request, RequestClass
+from ballast_policy.request import Request
 from ballast_policy.reservation import ROUNDING
 
 
@@ -42,15 +42,14 @@ class TenantSlots:
         if tenant in self._held:
             self._held[tenant] += 1
 
-    def dues(self, requests: Sequence[Request]) -> list[tuple[str, int, int]]:
-        """Return (tenant, due, index of the request) for requests of tenants with a reservation, earliest due first.
+    def dues(self, requests: Sequence[Request]) -> list[tuple[int, str, int]]:
+        """Return (due, tenant, index) of the requests that become due among `requests`, in order.
 
-        Each request counts the tenant's slots with all earlier requests. A request that is not due after all others got
-        a slot is left out.
+        The requests of a tenant are due one after the other.
         """
         reserved, held = self.reserved, self._held.copy()
         end = self.num_held + len(requests)
-        dues: list[tuple[str, int, int]] = []
+        dues: list[tuple[int, str, int]] = []
         for index, request in enumerate(requests):
             tenant = request.tenant
             num = held.get(tenant)
@@ -59,12 +58,10 @@ class TenantSlots:
             due = floor(num / reserved[tenant] + ROUNDING)
             if due < end:
                 held[tenant] = num + 1
-                dues.append((tenant, due, index))
+                dues.append((due, tenant, index))
             else:
                 del held[tenant]
-        dues.sort()
-        dues.sort(key=itemgetter(1))
-        return dues
+        return sorted(dues)
 
 
 class BelowReservation:
@@ -118,7 +115,7 @@ def _reserved_first(order: Sequence[Request], slots: TenantSlots) -> list[Reques
     out: list[Request] = []
     left: list[Request | None] = [*order]  # None: moved forward
     index = 0
-    for _, due, first in slots.dues(order):
+    for due, _, first in slots.dues(order):
         while num_held < due:
             request = left[index]
             index += 1
@@ -133,12 +130,7 @@ def _reserved_first(order: Sequence[Request], slots: TenantSlots) -> list[Reques
     return out
 
 
-def slots_by_class(
-    ledgers: Mapping[RequestClass, Ledger], running: Collection[Request]
-) -> dict[RequestClass, TenantSlots]:
-    """Return the slots by tenant of each class in which a tenant has a reservation."""
-    return {
-        c: TenantSlots(ledger.reserved, Counter([r.tenant for r in running if r.request_class is c]))
-        for c, ledger in ledgers.items()
-        if ledger.reserved
-    }
+def tenant_slots(ledger: Ledger, holders: Iterable[Request]) -> TenantSlots | None:
+    """Return the slots of one class by tenant; None if no tenant has a reservation."""
+    reserved = ledger.reserved
+    return TenantSlots(reserved, Counter([request.tenant for request in holders])) if reserved else None

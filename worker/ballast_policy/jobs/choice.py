@@ -43,15 +43,14 @@ def in_submission_order(candidates: Sequence[Candidate]) -> list[Candidate]:
     Groups then go in the order in which they began. A job without a group is a group of its own. When the first job of
     a group is over, the group moves to the submission of its next job, so that no group is overtaken forever.
     """
-    first: dict[tuple[str, int, int | None], float] = {}
-    for candidate in candidates:
-        key = (candidate.tenant, candidate.priority, candidate.prefix_key)
-        first[key] = min(first.get(key, inf), candidate.seq)
-    return [
-        replace(candidate, prefix_seq=int(1e6 * (candidate.seq if candidate.prefix_key is None else first[key])))
-        for candidate in candidates
-        for key in [(candidate.tenant, candidate.priority, candidate.prefix_key)]
-    ]
+    first: dict[tuple[object, ...], float] = {}
+    for job in candidates:
+        first[_group(job)] = min(first.get(_group(job), inf), job.seq)
+    return [replace(job, prefix_seq=int(1e6 * first[_group(job)])) for job in candidates]
+
+
+def _group(job: Candidate) -> tuple[object, ...]:
+    return (job.job_id,) if job.prefix_key is None else (job.tenant, job.priority, job.prefix_key)
 
 
 def share_out(
@@ -70,7 +69,7 @@ def share_out(
     tenant below its reservation goes first in its priority.
     """
     ledger = Ledger(weights)
-    ledger.absorb(services)
+    ledger.services.update(services)
     queues: dict[tuple[int, str], list[Candidate]] = {}
     for job in sorted(candidates, key=lambda job: (place(job), job.job_id), reverse=True):  # the first job comes last
         if job.waiting > 0:

@@ -202,7 +202,10 @@ def _settle(gram: Floats, target: Floats, x: Floats, active: list[int]) -> Float
     """Solve for the active variables, and deactivate those that would become negative."""
     while active:
         solution = np.zeros_like(x)
-        solution[active] = _solve(gram, target, active)
+        part = gram[np.ix_(active, active)]
+        # Features that always change together make it singular: the ridge shares the time among them.
+        ridge = np.eye(len(active)) * 1e-10 * np.trace(part)
+        solution[active] = np.linalg.solve(part + ridge, target[active])
         negative = [i for i in active if solution[i] <= 0]
         if not negative:
             return solution
@@ -210,10 +213,3 @@ def _settle(gram: Floats, target: Floats, x: Floats, active: list[int]) -> Float
         x = x + step * (solution - x)
         active[:] = [i for i in active if x[i] > 1e-15]
     return np.zeros_like(x)
-
-
-def _solve(gram: Floats, target: Floats, active: list[int]) -> Floats:
-    part = gram[np.ix_(active, active)]
-    # Features that always change together make it singular: the ridge shares the time among them.
-    ridge = np.eye(len(active)) * 1e-10 * np.trace(part)
-    return np.asarray(np.linalg.solve(part + ridge, target[active]), dtype=np.float64)

@@ -94,7 +94,7 @@ class ExpectationLearner:
     def arrived(self, request: Request, now: float) -> None:
         if request.request_class is not ONLINE:
             return
-        self._tick(now)
+        self._update_rate(now)
         if now - self._since > BURST_SECONDS:
             self._close(now)
         self._burst += request.num_tokens
@@ -104,8 +104,7 @@ class ExpectationLearner:
         if request.request_class is ONLINE:
             self.typical_prompt += (num_new - self.typical_prompt) * (0.1 if self.typical_prompt else 1.0)
 
-    def _tick(self, now: float) -> None:
-        """Count one online request into the rate."""
+    def _update_rate(self, now: float) -> None:
         keep = exp((self._last - now) / RATE_SECONDS) if self._count else 0.0
         self._count = keep * self._count + 1
         self._seconds = keep * self._seconds + (now - self._last if keep else 0.0)

@@ -124,9 +124,8 @@ def choose_victims(
 ) -> list[Request] | None:
     """Return requests whose preemption frees at least `num_blocks`; None if all candidates free fewer.
 
-    Lower priorities go first, then the least unrecoverable work. If a later and larger request makes earlier ones
-    unnecessary, these are spared, the most expensive first. Each request of `growing` needs one of the `num_blocks`,
-    which its preemption saves.
+    Lower priorities go first, then the least unrecoverable work. Requests that a later and larger request makes
+    unnecessary are spared. Each request of `growing` needs one of the `num_blocks`, which its preemption saves.
     """
     gains = {request: request.num_private_blocks + (request in growing) for request in candidates}
     if sum(gains.values()) < num_blocks:

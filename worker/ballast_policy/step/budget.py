@@ -1,4 +1,4 @@
-"""The budget of a step: how long offline work may make it, by the online SLO or by a cap on interference."""
+"""The budget of a step: the time to which offline work may extend it, by the online SLO or a cap on interference."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ballast_policy.request import Request
 from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
 
 _LOOK_AHEAD = 32
-"""Requests that prefill or wait and bound the budget, the first in order. Later ones have to wait anyway."""
+"""Online requests that bound the budget, the first in order. Bounds the cost of a step: later requests wait anyway."""
 _SPENT = 0.5
 """Share of its slack that online spends on one step. With all of it, first tokens come late as soon as a second request
 arrives (`benchmarks/settings.py`)."""
@@ -32,21 +32,21 @@ ONLINE_CHUNKS = 4
 
 @dataclass(frozen=True, slots=True)
 class OnlineStep:
-    """Online's part of a step, before offline gets more than its reservation."""
+    """The part of a step that no budget limits: online, and the reservation of offline."""
 
     decodes: Collection[Request]
     pending: Iterable[Request]
     """Online requests that prefill or wait, in order."""
     seconds: float
-    """Predicted time of the step with online's part and the reservation of offline."""
+    """Predicted time."""
     fixed: float
-    """The part of `seconds` that every step repeats: all but prefill."""
+    """The part of `seconds` that is not prefill."""
     alone: float = 0.0
-    """Time that the step would take if offline work had never run; 0 if online has no part in it."""
+    """The result of `online_seconds`."""
 
 
 def most_prefill(config: PolicyConfig, cost: CostModel) -> int:
-    """Return the most prefill tokens of a step: several chunks for online if an SLO and step times are known."""
+    """Return the most prefill tokens of a step: several chunks if an SLO and step times are known."""
     is_paced = cost.is_trusted and min(config.ttft, config.tpot) < inf
     return config.chunk_tokens * (ONLINE_CHUNKS if is_paced else 1)
 
@@ -54,14 +54,12 @@ def most_prefill(config: PolicyConfig, cost: CostModel) -> int:
 def step_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
     """Return the seconds that the step may take: the smallest of four bounds.
 
-    - The newcomer: a request of the usual length that arrives as the step starts still has its first token in time.
-    - The decodes: at most one TPOT, and at most half of their slack on top of online's part. Their slack is what they
-      can lose before the share of answers that a burst of prompts would make late exceeds `most_risk`.
+    - The newcomer: a request of the usual length that arrives as the step starts has its first token in time.
+    - The decodes: at most one TPOT, and at most half of their slack (`_shared_slack`) on top of online's part.
     - The prompts: at most half of the least slack among online requests that prefill or wait.
     - The cap on interference, if there is one.
 
-    While more requests lose their SLO than the objective allows, the lending ratio of the allowance reduces both
-    the risk and what the bounds leave beside online's part.
+    The lending ratio reduces both the risk and the time that the bounds leave beside online's part.
     """
     tpot, slack = _decode_slack(snapshot, part)
     slack = min(slack, _prefill_slack(snapshot, part))
@@ -76,9 +74,9 @@ def step_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
 
 
 def idle_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
-    """Return the budget of a step without online requests, which is never too short for the next token of a request.
+    """Return the budget of a step without online requests: always long enough for the next token of a request.
 
-    Only the newcomer and the cap bound it. A cap bounds it as long as the next request is expected.
+    The newcomer bounds it, and the cap while the next online request is expected.
     """
     cost = snapshot.cost
     bound = _newcomer_bound(snapshot, part.fixed)
@@ -90,11 +88,11 @@ def idle_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
 
 
 def prefill_room(snapshot: EngineSnapshot, part: OnlineStep) -> tuple[float, float]:
-    """Return the seconds that online prefill may make this step take, and those of one step after the other.
+    """Return the seconds to which online prefill may extend this step, and the seconds of a usual step with prefill.
 
-    This step may last until the first decode would fall behind its mean TPOT. At the beginning of its answer a decode
-    may fall behind as far as it catches up before its answer is as long as nearly all answers are. The second figure is
-    one TPOT, or a step of which prefill has a third. Both are infinite without decodes.
+    This step may last until the first decode would fall behind its mean TPOT. In the first tokens, which nearly all
+    answers have, a decode may fall behind as far as it catches up by their end. The second figure is one TPOT, or a
+    step of which prefill has a third. Both are infinite without decodes.
     """
     now, fixed, expectation = snapshot.now, part.fixed, snapshot.expectation
     short: float = expectation.online_short or _SHORT
@@ -116,17 +114,14 @@ def prefill_room(snapshot: EngineSnapshot, part: OnlineStep) -> tuple[float, flo
 
 
 def _newcomer_bound(snapshot: EngineSnapshot, fixed: float) -> float:
-    """Return the longest step that a newcomer can wait for before its own step; one TPOT if it is late in any case."""
+    """Return the longest step after which a newcomer is in time in its own step; one TPOT if it is late in any case."""
     config = snapshot.config
     left = config.ttft - fixed - snapshot.cost.prefill(0, snapshot.typical_prompt)
     return left if left > fixed else fixed + min(config.tpot, config.ttft)
 
 
 def _cap_bound(snapshot: EngineSnapshot, alone: float) -> float:
-    """Return the bound of the cap on a step of online: `(1 + share) * typical`.
-
-    All steps are filled to one level. A step that is long by online's own work gets nothing on top.
-    """
+    """Return the bound of the cap on a step of online: `(1 + share) * typical`, the same for all steps."""
     if snapshot.config.max_interference is None or not alone:
         return inf
     return (1 + _share(snapshot)) * (snapshot.allowance.typical or alone)
@@ -135,8 +130,8 @@ def _cap_bound(snapshot: EngineSnapshot, alone: float) -> float:
 def _idle_cap_bound(snapshot: EngineSnapshot) -> float:
     """Return the bound of the cap on a step without online requests.
 
-    A newcomer suspends the step for its first token. The rest of the step then delays its second token, which its whole
-    answer spreads. If the engine cannot suspend a step, the newcomer waits for its end.
+    A newcomer suspends the step for its first token. The rest of the step delays its second token, which counts as a
+    part of the whole answer. If the engine cannot suspend a step, the newcomer waits for its end.
     """
     config, cost = snapshot.config, snapshot.cost
     if config.max_interference is None:
@@ -157,7 +152,7 @@ def _decode_slack(snapshot: EngineSnapshot, part: OnlineStep) -> tuple[float, fl
     next_token = snapshot.now + part.seconds
     least_tpot = slack = inf
     saved = []
-    for request in part.decodes:  # the longest loop of most steps: `next_deadline` and `paced_deadline` written out
+    for request in part.decodes:  # the longest loop of most steps: `next_deadline` written out
         tpot = request.tpot
         if tpot < least_tpot:
             least_tpot = tpot
@@ -172,18 +167,12 @@ def _decode_slack(snapshot: EngineSnapshot, part: OnlineStep) -> tuple[float, fl
             saved.append(0.0)
     if not saved or least_tpot == inf:
         return least_tpot, slack
-    return least_tpot, min(slack, _shared_slack(saved, _burst(snapshot, least_tpot), _most_risk(snapshot)))
-
-
-def _most_risk(snapshot: EngineSnapshot) -> float:
-    return snapshot.config.most_risk * snapshot.allowance.lending_ratio
+    most_risk = snapshot.config.most_risk * snapshot.allowance.lending_ratio
+    return least_tpot, min(slack, _shared_slack(saved, _burst(snapshot, least_tpot), most_risk))
 
 
 def _burst(snapshot: EngineSnapshot, tpot: float) -> float:
-    """Return the seconds of online prefill by which a burst exceeds the mean while an answer is made.
-
-    It is the standard deviation of that prefill, by what arrived lately; at least one TPOT.
-    """
+    """Return the standard deviation of the seconds of online prefill during an answer; at least one TPOT."""
     expectation, typical = snapshot.expectation, snapshot.typical_prompt
     if not typical:
         return tpot
@@ -194,8 +183,8 @@ def _burst(snapshot: EngineSnapshot, tpot: float) -> float:
 def _shared_slack(saved: Collection[float], burst: float, most_risk: float) -> float:
     """Return the time that all decodes can lose until `mean(exp(-slack / burst))` is `most_risk`; negative beyond.
 
-    The exponential is the risk that a burst makes a decode late. It counts how many decodes are close to being late,
-    instead of the closest one: some decode always has just begun.
+    The exponential is the risk that a burst makes a decode late. The mean counts all decodes that are close to being
+    late, as one decode always has just begun.
     """
     far = 20 * burst
     risk = sum([exp(-left / burst) for left in saved if left < far])
@@ -210,10 +199,7 @@ def _catches_up(request: Request, late: float, fixed: float) -> bool:
 
 
 def _prefill_slack(snapshot: EngineSnapshot, part: OnlineStep) -> float:
-    """Return the least slack over the requests that prefill or wait, all prefill before them counted in.
-
-    Return inf if all are overdue: their first token is late in any case.
-    """
+    """Return the least slack of the requests that prefill or wait, behind all before them; inf if all are late."""
     now, fixed, chunk = snapshot.now, part.fixed, snapshot.config.chunk_tokens
     k1, k2 = snapshot.cost.k1, snapshot.cost.k2
     slack, tokens, context = inf, 0, 0.0

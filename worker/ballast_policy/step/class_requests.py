@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -70,11 +69,6 @@ class ClassRequests:
             return listed
         ordered, reserved = ranked(listed, self.ledger), self.ledger.reserved
         return reserved_first(ordered, TenantSlots(reserved, {})) if reserved else ordered
-
-    def tenant_slots(self) -> TenantSlots | None:
-        """Return the slots that the class holds now, by tenant; None if no tenant has a reservation."""
-        reserved, holders = self.ledger.reserved, self.running + self.started
-        return TenantSlots(reserved, Counter([request.tenant for request in holders])) if reserved else None
 
     def remove(self, gone: set[Request]) -> None:
         self.parked = [request for request in self.parked if request not in gone]

@@ -12,8 +12,8 @@ from ballast_policy.step.draft import StepDraft
 def grow(step: StepDraft) -> int:
     """Take the blocks that online decodes begin. Return the blocks set aside for offline decodes that are covered.
 
-    If blocks are short, offline gives up KV beyond its reservation, provided that this suffices. Otherwise the last
-    online requests are preempted, but never the first one. Decodes that still lack a block are parked.
+    If blocks are short, offline gives up KV beyond its reservation if that suffices, else the last online requests but
+    the first are preempted. Decodes that still lack a block are parked.
     """
     online, offline, blocks = step.online, step.offline, step.blocks
     num_covered = min(len(offline.growing), step.coverage.slots)
@@ -26,7 +26,7 @@ def grow(step: StepDraft) -> int:
 
 
 def reclaim_from_offline(step: StepDraft, growing: Collection[Request], beside: int = 0) -> None:
-    """Preempt offline requests, but never the first in order, so that `growing` and `beside` others find a block each.
+    """Preempt offline requests but the first, so that `growing` and `beside` others find a block each.
 
     KV beyond the reservation goes first.
     """

@@ -8,25 +8,24 @@ from dataclasses import dataclass
 from itertools import islice
 
 from ballast_policy.fairness.order import ranked
-from ballast_policy.fairness.tenant_slots import reserved_first
+from ballast_policy.fairness.tenant_slots import reserved_first, tenant_slots
 from ballast_policy.plan import Reason
 from ballast_policy.request import PARKED, WAITING, Request, computed
 from ballast_policy.step.class_requests import ClassRequests
-from ballast_policy.step.draft import Decisions
+from ballast_policy.step.draft import StepDraft
 
 
 @dataclass(slots=True)
 class AdmissionGate:
     """Admits the requests of a class in order. It closes behind a request that cannot start.
 
-    - A lack of prefill tokens stops prefill; a request with a single token to compute still passes.
-    - A lack of blocks or time stops waiting requests. A parked request needs fewer of both, and its KV is freed only
-      when it finishes.
-    - A lack of a slot stops all requests, and so does a parked request that cannot be resumed.
+    - Without prefill tokens, only requests with a single token to compute pass.
+    - Without blocks or time, only parked requests pass: they need fewer, and free their KV only when they finish.
+    - Without a slot, or behind a parked request that cannot be resumed, no request passes.
     """
 
+    step: StepDraft
     group: ClassRequests
-    draft: Decisions
     count_free: Callable[[], int]
     """Returns the free slots of the class."""
     is_closed: bool = False
@@ -37,7 +36,7 @@ class AdmissionGate:
     _has_explained: bool = False
     """True once the draft explains why the first waiting request does not pass."""
     _num_free: int = 0
-    """Free slots when they were counted last, minus those taken since. More may be free by now."""
+    """Free slots at the last count, minus the slots taken since then. More may be free."""
     _holders: list[Request] | None = None
 
     def has_free_slot(self) -> bool:
@@ -49,19 +48,19 @@ class AdmissionGate:
         """Return whether a slot is free, or a request of the class with a lower priority holds one."""
         return self.has_free_slot() or any(holder.priority < request.priority for holder in self.group.running)
 
-    def take_slot(self) -> Request | None:
-        """Take a slot that `has_slot_for` found. Return the last holder, to be parked for it, if no slot is free."""
+    def start(self, request: Request, num_tokens: int, reason: Reason) -> None:
+        """Start a request in a slot that `has_slot_for` found. Park the last holder if no slot is free."""
         self._num_free -= 1
-        if self._num_free >= 0 or self.count_free() > 0:
-            return None
-        if self._holders is None:
-            self._holders = self.group.ranked(self.group.running)
-        while self._holders and self._holders[-1] in self.draft.gone:
-            self._holders.pop()
-        return self._holders[-1] if self._holders else None
+        if self._num_free < 0 and self.count_free() < 1:
+            if self._holders is None:
+                self._holders = self.group.ranked(self.group.running)
+            while self._holders and self._holders[-1] in self.step.draft.gone:
+                self._holders.pop()
+            self.step.park(self._holders[-1:], Reason.PRIORITY)
+        self.step.start(request, num_tokens, reason)
 
     def close(self, request: Request, reason: Reason) -> None:
-        """Stop a request, and the later requests that lack the same."""
+        """Stop a request, and the later requests that would lack the same resource."""
         is_waiting = request.phase is WAITING
         if reason is Reason.CHUNK_SPENT:
             self._stops_prefill = True
@@ -71,10 +70,10 @@ class AdmissionGate:
             self.is_closed = True
         self._reason = self._reason or reason
         self._has_explained |= is_waiting
-        self.draft.explain(request, reason)
+        self.step.draft.explain(request, reason)
 
     def stops(self, request: Request) -> bool:
-        """Return whether an earlier request closed the gate to this one; explain it for the first that waits."""
+        """Return whether the gate is closed to a request. Explain it for the first waiting request."""
         if self._reason is None:
             return False
         is_waiting = request.phase is WAITING
@@ -82,16 +81,15 @@ class AdmissionGate:
         is_stopped = is_stopped or (self._stops_prefill and request.num_tokens - computed(request) > 1)
         if is_stopped and is_waiting and not self._has_explained:
             self._has_explained = True
-            self.draft.explain(request, self._reason)
+            self.step.draft.explain(request, self._reason)
         return is_stopped
 
     def in_order(self, prefills: Iterable[Request]) -> Iterator[Request]:
         """Yield `prefills`, parked and waiting requests in order of priority; at equal priority `prefills` first.
 
-        All of `prefills` come, and the others until the gate stops all of them. Requests that the step parked or
-        preempted meanwhile are left out.
+        The gate ends the parked and waiting requests. Requests that the step parks or preempts meanwhile are left out.
         """
-        group, gone = self.group, self.draft.gone
+        group, gone = self.group, self.step.draft.gone
         left, num_parked = deque(group.ranked(prefills)), len(group.parked)
         for request in candidates(group, group.waiting):
             while left and left[0].priority >= request.priority:
@@ -111,7 +109,7 @@ def candidates(group: ClassRequests, waiting: Sequence[Request]) -> Iterable[Req
     Within a priority, tenants below their reservation go first.
     """
     ordered = _merge(group, waiting) if group.parked else waiting
-    slots = group.tenant_slots()
+    slots = tenant_slots(group.ledger, group.running + group.started)
     return ordered if slots is None else reserved_first(ordered, slots)
 
 

@@ -45,10 +45,7 @@ class KvPeak:
         self._most += self._longest(request)
 
     def missing(self, request: Request, num_blocks: int, free: int) -> int:
-        """Return the most blocks that will be missing beside those in use and promised if a request is admitted.
-
-        A result above `free` is exact. Any other result only states that `free` blocks suffice.
-        """
+        """Return the blocks that will be missing if a request is admitted; any number up to `free` if they suffice."""
         most = self._most + self._longest(request)
         if most <= free:
             return most

@@ -22,8 +22,7 @@ STATIC_SHARE = 0.25
 def lend(step: StepDraft, reserved: Reserved, *, growth_blocks: int, budget: float, expects_online: bool) -> None:
     """Grant offline what is left while the budget allows: decodes, parked decodes, prefill, then admissions.
 
-    A smaller budget takes away in the reverse order: prefill first, then decodes are parked. `growth_blocks` are set
-    aside for covered decodes. `expects_online`: an online request is present or expected.
+    `growth_blocks` are set aside for covered decodes. `expects_online`: an online request is present or expected.
     """
     config, coverage, offline = step.config, step.coverage, step.offline
     chunk, most, held_blocks = config.chunk_tokens, step.most_offline_slots, reserved.held_blocks
@@ -41,7 +40,7 @@ def lend(step: StepDraft, reserved: Reserved, *, growth_blocks: int, budget: flo
         held_blocks += floor(step.snapshot.expectation.watermark_share * config.num_blocks)
     left = step.time.chunk - most_prefill(config, step.cost) + config.chunk_tokens
     chunk = max(0, min(chunk, left - reserved.tokens_without(step.draft.gone)))
-    gate = AdmissionGate(offline, step.draft, lambda: most - offline.num_held)
+    gate = AdmissionGate(step, offline, lambda: most - offline.num_held)
     _Lending(step, gate, budget, reserved, chunk, held_blocks).fill()
 
 
@@ -99,7 +98,7 @@ class _Lending:
     """Free blocks that admissions leave."""
     reserved_seconds: float = 0.0
     peak: KvPeak | None = None
-    """The KV that all residents will come to; None until an admission needs it."""
+    """The peak of all residents; None until an admission needs it."""
 
     @property
     def remaining(self) -> float:
@@ -129,10 +128,7 @@ class _Lending:
                 self._start_or_close(request)
 
     def _continue(self, request: Request) -> None:
-        """Prefill a request that has a slot: with reserved tokens first, then with lent ones. Park it without any.
-
-        A request that the reservation covers keeps its slot.
-        """
+        """Prefill a request that has a slot, or park it if it is neither covered nor gets tokens."""
         step, draft, blocks = self.step, self.step.draft, self.step.blocks
         granted = draft.prefill_grants.get(request, 0)
         done = computed(request) + granted
@@ -176,26 +172,21 @@ class _Lending:
         if reason:
             self.gate.close(request, reason)
             return
-        if holder := self.gate.take_slot():
-            step.park([holder], Reason.PRIORITY)
         self.chunk -= tokens if left > 1 else 0
         if self.peak is not None:
             self.peak.add(request, step.blocks.whole(request))
-        step.start(request, tokens, Reason.LENT)
+        self.gate.start(request, tokens, Reason.LENT)
         self._keep_time()
 
     def _keep_time(self) -> None:
-        """Keep time for the reserved prefill tokens that are not granted yet, as far as there are blocks for them."""
+        """Keep time for the reserved prefill tokens that are not granted yet and find blocks."""
         self.reserved_seconds = self.reserved.seconds(self.step, self.step.blocks.free) if self.reserved.tokens else 0.0
 
     def _lent_tokens(self, wanted: int, num_computed: int) -> int:
         return self.step.cost.largest_chunk(self.remaining, num_computed, min(wanted, self.chunk))
 
     def _has_kv(self, request: Request) -> bool:
-        """Return whether the blocks for all of a request are free, and those that will be missing at the peak.
-
-        A request that is alone needs only its own blocks.
-        """
+        """Return whether a request finds all its blocks, and a newcomer beside others also those of the peak."""
         step, blocks = self.step, self.step.blocks
         whole = blocks.whole(request)
         free = blocks.free - blocks.num_promised - whole

@@ -27,10 +27,7 @@ DEFERRED_SHARE = 0.1
 def online_step(
     step: StepDraft, reserved: Reserved, *, late: Collection[Request] = (), alone: float = 0.0
 ) -> OnlineStep:
-    """Return the part of the step that no budget limits: online, and the reservation of offline.
-
-    `late` requests do not count. `alone` is the result of `online_seconds`.
-    """
+    """Return the part of the step that no budget limits. `late` requests do not count."""
     online, offline, time = step.online, step.offline, step.time
     fixed = time.fixed_seconds
     if offline.decodes:
@@ -48,7 +45,7 @@ def online_step(
 
 
 def online_seconds(step: StepDraft) -> float:
-    """Return the time that online alone would take for its part of the step.
+    """Return the time that the step would take if offline work had never run; 0 if online has no part in it.
 
     Without offline work, online requests finish earlier, so that fewer decodes and less prefill meet in one step.
     """
@@ -66,15 +63,14 @@ def online_seconds(step: StepDraft) -> float:
 def serve_online(step: StepDraft, reserved: Reserved) -> tuple[Reserved, Collection[Request]]:
     """Grant prefill tokens in order of priority: to residents first, then to requests that take a slot.
 
-    Requests get the tokens that the decodes beside them can wait for, and requests that can have their first token in
-    time go first (`triage`). A slot is free, or borrowed by offline (`lend` parks its holder), or held by a
-    lower priority. Once a request lacks a slot, blocks or tokens, no later request gets a slot: only residents
-    continue. Return `reserved` with the blocks that online waits for, and the requests that will be late.
+    Requests get the tokens for which the decodes beside them can wait. Requests that can have their first token in time
+    go first (`triage`). They take free slots, slots that offline borrows (`lend` parks the holders), and slots of lower
+    priorities. Return `reserved` with the blocks that online waits for, and the requests that will be late.
     """
     online = step.online
     if not (online.prefills or online.parked or online.waiting):
         return reserved, ()
-    service = _Service(step, AdmissionGate(online, step.draft, lambda: step.num_free_online_slots), reserved)
+    service = _Service(step, AdmissionGate(step, online, lambda: step.num_free_online_slots), reserved)
     if step.cost.is_trusted:
         service.triage(online_step(step, reserved))
     for request in online.prefills:
@@ -95,7 +91,7 @@ class _Service:
     until: float = inf
     """The value of `StepTime.seconds` at which prefill ends."""
     peak: KvPeak | None = None
-    """The KV that online will come to; None until an admission needs it."""
+    """The peak of online; None until an admission needs it."""
 
     def triage(self, part: OnlineStep) -> None:
         """Set the end of prefill by the decodes beside it, and defer requests that are late in any case."""
@@ -130,7 +126,7 @@ class _Service:
                     gate.close(request, reason)
 
     def _serve_deferred(self) -> None:
-        """Prefill a part of the first deferred request, unless a higher priority is first. It stops no other."""
+        """Prefill a part of the first deferred request, unless a higher priority is first."""
         first = next(request for request in self.order if request in self.deferred)
         tokens = 0 if first.priority < self.order[0].priority else self._tokens(first, DEFERRED_SHARE)
         if tokens and first.phase is RUNNING:
@@ -160,11 +156,9 @@ class _Service:
             return Reason.CHUNK_SPENT
         if not self._find_kv(request):
             return Reason.NO_KV
-        if holder := self.gate.take_slot():
-            self.step.park([holder], Reason.PRIORITY)
         if self.peak is not None and request.phase is WAITING:
             self.peak.add(request, self.step.blocks.whole(request))
-        self.step.start(request, tokens, Reason.ONLINE_FIRST)
+        self.gate.start(request, tokens, Reason.ONLINE_FIRST)
         return None
 
     def _continue(self, request: Request, tokens: int) -> None:
@@ -184,8 +178,7 @@ class _Service:
     def _find_kv(self, request: Request) -> bool:
         """Free the blocks for all of a request; return whether that succeeded.
 
-        A newcomer leaves one block for each running online request and the held blocks, and must fit at the peak of
-        online. A parked request need not.
+        A newcomer leaves one block for each running online request and the held blocks, and must fit at the peak.
         """
         step, blocks = self.step, self.step.blocks
         whole = blocks.needed(request, request.num_tokens)
@@ -204,7 +197,7 @@ class _Service:
     def _fits_at_peak(self, request: Request, whole: int) -> bool:
         """Return whether online answers of the usual length will find blocks beside this request.
 
-        KV that offline borrows or a lower priority holds counts as free: it is reclaimed when it is needed.
+        KV that offline borrows or a lower priority holds counts as free.
         """
         step, blocks, online = self.step, self.step.blocks, self.step.online
         if ONLINE not in step.snapshot.expectation.outputs:

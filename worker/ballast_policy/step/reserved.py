@@ -29,10 +29,7 @@ class Reserved:
         return min(self.tokens, sum(request.remaining for request in self.requests if request not in gone))
 
     def seconds(self, step: StepDraft, free: int | None = None) -> float:
-        """Return the time of these prefill tokens; the requests get them in policy order.
-
-        With `free`, tokens that find no block among `free` blocks take no time.
-        """
+        """Return the time of these prefill tokens; of those that find blocks if the number `free` is given."""
         gone, seconds = step.draft.gone, 0.0
         left = self.tokens_without(gone)
         if not left:
@@ -50,8 +47,7 @@ class Reserved:
 def fill_reservation(step: StepDraft) -> Reserved:
     """Start offline requests in free reserved slots. Return the prefill tokens and the blocks that stay reserved.
 
-    A request that needs more KV than the reservation has left depends on borrowed KV, which `lend` decides. It does
-    not stop a smaller request behind it.
+    A request that needs more KV than the reservation has left is up to `lend`. It does not stop smaller requests.
     """
     offline, coverage = step.offline, step.coverage
     tokens, kept = step.snapshot.reservation.chunk, 0
