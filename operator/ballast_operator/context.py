@@ -1,4 +1,4 @@
-"""What all reconciliations share: the default image, the optional kinds, and the operator's own Redis Secret. PURE."""
+"""Values that all reconciliations share: the default image, the optional kinds, the Redis Secret of the operator. PURE."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def from_file(path: Path, namespace: str | None) -> tuple[InferenceDeployment, .
     """Every `InferenceDeployment` of a YAML file; `-` in place of a path is standard input.
 
     Raises:
-        Usage: the file cannot be read, holds none, or holds one that is not valid.
+        Usage: the file cannot be read, has no resource, or has an invalid one.
     """
     source = "standard input" if str(path) == "-" else str(path)
     try:

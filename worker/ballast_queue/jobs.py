@@ -75,7 +75,7 @@ class Jobs:
         return self._hold(job_id, "resumed")
 
     def redrive(self, job_id: str, *, takes_all: bool = False) -> Redriven:
-        """Put the dead letters of a job back with fresh attempts, and remove their error results.
+        """Return the dead letters of a job to the queue with new attempts, and remove their error results.
 
         Dead letters that no attempt can serve stay, unless `takes_all`. Use it after a change of the worker.
 

@@ -28,7 +28,7 @@ MAX_KEY = 256
 
 
 class Terms(NamedTuple):
-    """What a job is submitted with."""
+    """The parameters of a submission."""
 
     tenant: str
     priority: int = 0

@@ -146,10 +146,10 @@ def of_job(
     """Return the request of an item: it continues an earlier attempt, and its text comes at the end.
 
     Args:
-        request: what the item asks for
+        request: the request of the item
         generated: tokens that an earlier attempt generated
         num_computed: tokens that earlier attempts computed
-        slack: of the job
+        slack: slack of the job
     """
     return replace(request, generated=generated, num_computed=num_computed, slack=slack, stream=False)
 

@@ -49,7 +49,7 @@ class CeilingCase:
 
         Raises:
             BadInput: a name is unknown, or the prompt is too long for the model.
-            Impossible: published step times are asked for where none are published.
+            Impossible: the inputs need published step times, and the model has none on this GPU.
         """
         gpu, shape = inputs.find_gpu(inputs.gpu), inputs.find_shape(asked.model)
         if asked.prompt_tokens + asked.output_tokens > shape.max_context:
