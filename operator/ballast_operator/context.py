@@ -1,4 +1,4 @@
-"""Values that all reconciliations share: the default image, the optional kinds, the Redis Secret of the operator. PURE."""
+"""Values shared by all reconciliations: the default image, the optional kinds, the operator's Redis Secret. PURE."""
 
 from __future__ import annotations
 

@@ -21,7 +21,10 @@ MOST_ACTIVE = 2000
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """Law: a job that is over keeps its state, except that a redrive reopens a completed one."""
+    """The jobs of a queue.
+
+    Law: a job that is over keeps its state, except that a redrive reopens a completed one.
+    """
 
     _store: Store
 

@@ -12,7 +12,10 @@ BATCH = 500
 
 @dataclass(frozen=True, slots=True)
 class Timers:
-    """Law: any worker may run due work, and several workers may do so at the same time."""
+    """The timers of a queue.
+
+    Law: any worker may run due work, and several workers may do so at the same time.
+    """
 
     _store: Store
 

@@ -74,7 +74,7 @@ class PublishedModel:
         prompt = self._encode(body)
         field = "prompt" if isinstance(body, CompletionBody) else "messages"
         if not prompt:
-            raise Refused(400, f"{field}: found no tokens, wanted at least one", code="invalid_value", param=field)
+            raise Refused(400, f"{field}: found no tokens, expected at least one", code="invalid_value", param=field)
         asked = body.num_output
         if len(prompt) >= self.max_model_len or len(prompt) + (asked or 1) > self.max_model_len:
             wanted = f", and max_tokens is {asked}" if asked else ""
@@ -133,7 +133,7 @@ class PublishedModel:
         if largest >= self.vocab_size:
             raise Refused(
                 400,
-                f"prompt: found token id {largest}, wanted ids below {self.vocab_size}, the size of the vocabulary",
+                f"prompt: found token id {largest}, expected ids below {self.vocab_size}, the size of the vocabulary",
                 code="invalid_value",
                 param="prompt",
             )

@@ -166,7 +166,7 @@ def side(blocks: Sequence[Block]) -> dict[str, Any]:
 
 
 def segment(block: Block, sample: Sample) -> int:
-    """Return the number of the few seconds of the trace that a request belongs to: the same on both sides."""
+    """Return the segment of the trace to which a request belongs. It is the same on both sides."""
     return block.pair * _PAIR + int(sample.at / SEGMENT_SECONDS)
 
 
