@@ -150,7 +150,7 @@ def _deployment_condition(given: Given, kind: str) -> Body | None:
     return next((entry for entry in entries if entry.get("type") == kind), None)
 
 
-# ConfigApplied, and what workers and queue say
+# ConfigApplied, and the conditions from reports of workers and queue
 
 
 def _is_unknown(given: Given) -> ConditionValue | None:

@@ -15,7 +15,7 @@ NOT_SERVED_EXIT = 78
 
 
 def pod_problem(pod: Body) -> Problem | None:
-    """Return what is wrong with a pod; None if nothing is known to be wrong."""
+    """Return the problem of a pod; None if no problem is known."""
     status = pod.get("status") or {}
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":

@@ -1,4 +1,4 @@
-"""What workers and queue reported in Redis at the last poll. PURE.
+"""The reports of workers and queue in Redis at the last poll. PURE.
 
 An unknown value is None, never zero: an unknown value must not count as idle.
 """

@@ -36,7 +36,7 @@ REFUSED_AGAIN_SECONDS = 300.0
 
 @dataclass(slots=True)
 class _Memory(Generic[R]):
-    """What one process remembers of a resource. Losing it does no harm."""
+    """The state of a resource that one process keeps. Losing it does no harm."""
 
     uid: str
     history: History = field(default_factory=History)

@@ -144,7 +144,7 @@ def news(before: ResourceStatus, after: ResourceStatus) -> list[Condition]:
 
 
 def is_bad(condition: Condition) -> bool:
-    """Return whether somebody should look at a condition."""
+    """Return whether a condition needs attention."""
     kind = ConditionType(condition.type)
     if kind in {ConditionType.DEGRADED, ConditionType.DEADLINE_AT_RISK}:
         return condition.status == "True"

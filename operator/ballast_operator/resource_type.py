@@ -21,7 +21,7 @@ MOST_CHARACTERS = 1000
 
 
 class Resource(Protocol):
-    """What every resource has."""
+    """The parts that every resource has."""
 
     @property
     def metadata(self) -> Metadata: ...
@@ -96,7 +96,7 @@ class ResourceType(Generic[R]):
     children: tuple[Kind, ...]
     """The kinds of its children, in the order of application."""
     label: str
-    """The `app.kubernetes.io/name` of its children and pods. It tells the resource types apart."""
+    """The `app.kubernetes.io/name` of its children and pods. It identifies the resource type."""
     read: Callable[[Body], R]
     """Validate an object. Raises `InvalidConfig`."""
     read_status: Callable[[Body], ResourceStatus]

@@ -188,7 +188,7 @@ def _watch(worker: WorkerProcess, watched: _Watched, *, valkey: Valkey | None, s
 def _stop(worker: WorkerProcess, *, drain: float, is_hurried: Callable[[], bool]) -> None:
     if not worker.is_running:
         return
-    say(f"Stopping. The worker gives offline items back and finishes online requests (at most {drain:g} s) ...")
+    say(f"Stopping. The worker returns offline items, and finishes online requests (at most {drain:g} s) ...")
     if not worker.stop(seconds=drain + _GRACE_SECONDS, is_hurried=is_hurried):
         say("The worker did not stop in time and was killed. Its leases expire, and no item is lost.")
 

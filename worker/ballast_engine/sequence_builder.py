@@ -166,4 +166,4 @@ def _check_sampling(sampling: SamplingParams) -> None:
     )
     for is_right, name, found, wanted in checks:
         if not is_right:
-            raise InvalidRequest(f"{name} is {found!r}; wanted {wanted}.")
+            raise InvalidRequest(f"{name} is {found!r}; expected {wanted}.")

@@ -346,7 +346,7 @@ local function store(keys, argv)
           error = error_of('job_closed', 'this line came after the end mark of its job: submit it in another job')
         elseif kind == 'a' then
           error = error_of('duplicate_custom_id', 'custom_id: found ' .. custom_id_json
-            .. ' twice, wanted each custom_id once in a job: Ballast kept only the first line')
+            .. ' twice, expected each custom_id once in a job: Ballast kept only the first line')
         end
         if not is_fresh then custom_id_json = '"line:' .. job.lines .. '"' end
         publish(k, '-', error_result(custom_id_json, 400, error, ''))

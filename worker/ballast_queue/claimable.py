@@ -45,7 +45,10 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Claimable:
-    """Law: reads only, and a reply stays small with any number of jobs."""
+    """The claimable items of a queue.
+
+    Law: reads only, and a reply stays small with any number of jobs.
+    """
 
     _store: Store
 

@@ -21,7 +21,10 @@ MOST_ACTIVE = 2000
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """Law: a job that is over keeps its state, except that a redrive reopens a completed one."""
+    """The jobs of a queue.
+
+    Law: a job that is over keeps its state, except that a redrive reopens a completed one.
+    """
 
     _store: Store
 
@@ -78,7 +81,7 @@ class Jobs:
 
     @readable("the jobs")
     def redrive(self, job_id: str, *, takes_all: bool = False) -> Redriven:
-        """Put the dead letters of a job back with fresh attempts, and remove their error results.
+        """Return the dead letters of a job to the queue with new attempts, and remove their error results.
 
         Dead letters that no attempt can serve stay, unless `takes_all`. Use it after a change of the worker.
 

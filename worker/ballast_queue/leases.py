@@ -21,7 +21,10 @@ MAX_ITEMS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Leases:
-    """Law: an item has one holder at a time, and only the token of its current lease can change it."""
+    """The leases of a queue.
+
+    Law: an item has one holder at a time, and only the token of its current lease can change it.
+    """
 
     _store: Store
 

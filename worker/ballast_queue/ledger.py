@@ -47,7 +47,10 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class SharedLedger:
-    """Law: service only grows until its tenant is forgotten."""
+    """The ledger of a queue.
+
+    Law: service only grows until its tenant is forgotten.
+    """
 
     _store: Store
 
@@ -60,7 +63,7 @@ class SharedLedger:
         return Service.read(self._store.call(self._store.functions.lift(level, tenants)))
 
     def forget(self, service: Service, tenants: Sequence[str]) -> Service:
-        """Remove tenants that nobody has charged since `service` was read."""
+        """Remove tenants that were not charged since `service` was read."""
         known = [(tenant, service.texts[tenant]) for tenant in tenants]
         return Service.read(self._store.call(self._store.functions.forget_service(known)))
 

@@ -278,7 +278,7 @@ class Feeder:
         )
 
     def _take_in(self, queue: Queue) -> None:
-        """Take in a page of the inbox. If there is more, the next page follows at once, after leases and claims."""
+        """Read a page of the inbox. If there is more, the next page follows immediately, after leases and claims."""
         is_full = queue.inbox.take_in(INTAKE_ENTRIES) >= INTAKE_ENTRIES
         self._intake_at = 0.0 if is_full else time.monotonic() + TICK_SECONDS
 

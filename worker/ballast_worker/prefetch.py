@@ -35,11 +35,11 @@ class Prefetch:
             self.rate = self.rate * keep + count / seconds * (1 - keep)
 
     def add_round_trip(self, seconds: float) -> None:
-        """Note how long a claim took. A slow one counts at once, a quick one slowly."""
+        """Record the time of a claim. A longer time counts fully, a shorter one partly."""
         self.round_trip = max(seconds, 0.9 * self.round_trip + 0.1 * seconds)
 
     def ahead(self) -> int:
-        """Return the items to prefetch beyond the free slots: those that start in two round trips, and two deviations.
+        """Return the items to prefetch beyond the free slots: the starts of two round trips, and two deviations.
 
         `ceil(m + 2 * sqrt(m)) + LEAST_AHEAD` with `m = 2 * rate * round_trip`, because starts are random.
         """

@@ -276,7 +276,7 @@ class Worker:
             self.feeder.configure(settings.queue_settings(config, self.served.name))
 
     def _files_beside(self, config: WorkerConfig) -> dict[Path, Callable[[], None]]:
-        """Return the files that may change while a worker runs, and what to do then."""
+        """Return the files that may change while a worker runs, each with the function to call then."""
         runtime = config.runtime
         files = {path: self._reload_keys for path in (runtime.api_keys_file,) if path is not None}
         if self.feeder is not None:

@@ -166,7 +166,7 @@ def side(blocks: Sequence[Block]) -> dict[str, Any]:
 
 
 def segment(block: Block, sample: Sample) -> int:
-    """Return the number of the few seconds of the trace that a request belongs to: the same on both sides."""
+    """Return the segment of the trace to which a request belongs. It is the same on both sides."""
     return block.pair * _PAIR + int(sample.at / SEGMENT_SECONDS)
 
 
@@ -218,7 +218,7 @@ def utilization(blocks: Sequence[Block]) -> float:
 
 
 def work_conservation(mixed: Sequence[Block]) -> dict[str, int]:
-    """Count the seconds in which a poll saw a free slot, and those of them without an offline token.
+    """Count the seconds in which a poll saw a free slot, and the part of them without an offline token.
 
     The job always has a backlog, so a free slot can always be used.
     """
@@ -233,7 +233,7 @@ def work_conservation(mixed: Sequence[Block]) -> dict[str, int]:
 
 
 def flood(record: DemoRecord) -> dict[str, Any] | None:
-    """Return what offline kept while online asked for more than the worker can do."""
+    """Return the slots and tokens of offline during the flood of online requests."""
     block = record.flood
     if block is None:
         return None
@@ -258,13 +258,13 @@ def flood(record: DemoRecord) -> dict[str, Any] | None:
 
 
 def client(record: DemoRecord) -> dict[str, Any]:
-    """Return what the load generator cost, and how late it sent."""
+    """Return the CPU use of the load generator, and the delay of its requests."""
     late = [sample.late * 1000 for block in record.blocks for sample in block.samples]
     return {"cpu_share_of_a_core": round(record.client_cpu, 4), "late_ms": percentiles(late)}
 
 
 def lines(found: dict[str, Any]) -> list[str]:
-    """Return what the terminal shows at the end."""
+    """Return the final lines for the terminal."""
     alone, mixed, offline = found["online_only"], found["mixed"], found["offline"]
     slots, lost, kept = found["slots"], found["attainment_lost"], found["flood"]
     shown = [

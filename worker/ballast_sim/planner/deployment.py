@@ -1,4 +1,4 @@
-"""A model on a GPU, as the inputs of a plan describe it, and what simulations of it find."""
+"""A model on a GPU, as the inputs of a plan describe it, and the results of its simulations."""
 
 from __future__ import annotations
 
