@@ -24,14 +24,14 @@ def readable(place: str) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
 
     def decorate(read: Callable[_P, _T]) -> Callable[_P, _T]:
         @wraps(read)
-        def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
             try:
                 return read(*args, **kwargs)
             except (ValueError, TypeError, LookupError, AttributeError):
                 pass  # the text quotes the value
             raise UnreadableValue(place)
 
-        return guarded
+        return checked
 
     return decorate
 

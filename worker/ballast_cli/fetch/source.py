@@ -27,7 +27,7 @@ class Source(Protocol):
 
     @property
     def origin(self) -> str:
-        """Return the endpoint, or an empty text for the usual one. This asks nobody."""
+        """Return the endpoint, or an empty text for the usual one. This sends no request."""
 
     def resolve(self) -> ModelFiles:
         """Return the files that an engine needs.
