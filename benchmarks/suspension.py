@@ -113,7 +113,7 @@ def newcomers(engine: BallastEngine, clock: Clock, *, num_prompt: int, count: in
             engine.reset()
             for name, values in ask(engine, clock, times, num_prompt, is_suspending=is_suspending).items():
                 found[is_suspending].setdefault(name, []).extend(values)
-    print(f"\n{'newcomers beside offline':26}{'step ms':>9}{'TTFT p50':>10}{'p95':>8}{'tokens/s':>10}")
+    print(f"\n{'newcomers with offline':26}{'step ms':>9}{'TTFT p50':>10}{'p95':>8}{'tokens/s':>10}")
     figures = {}
     for is_suspending, each in found.items():
         name = "steps are suspended" if is_suspending else "newcomers wait"

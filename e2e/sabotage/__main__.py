@@ -1,7 +1,8 @@
 """Break the product with one fault after another, and require that e2e/ fails each time.
 
-`make e2e-sabotage` commits every sabotage of faults.py, `make e2e-sabotage ARGS="canned-text fencing-off"` some. Each
-is one run of pytest on a release of its own. The table of docs/what-the-tests-catch.md lists the tests that fail.
+`make e2e-sabotage` runs every sabotage of faults.py. `make e2e-sabotage ARGS="canned-text fencing-off"` runs the named
+sabotages. Each is one run of pytest on a new release. The program writes the tests that fail into the table of
+docs/what-the-tests-catch.md.
 """
 
 from __future__ import annotations

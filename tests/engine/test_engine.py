@@ -57,7 +57,7 @@ def test_without_streaming_there_is_a_first_token_and_an_end(bench_of: Make, gen
         ({"temperature": float("nan")}, InvalidRequest, "temperature is nan"),
         ({"top_p": 0.0}, InvalidRequest, "top_p is 0.0; expected above 0"),
         ({"top_k": -1}, InvalidRequest, "top_k is -1"),
-        ({"top_k": 2**63}, InvalidRequest, "top_k is 9223372036854775808; wanted"),
+        ({"top_k": 2**63}, InvalidRequest, "top_k is 9223372036854775808; expected"),
         ({"min_p": 1.5}, InvalidRequest, "min_p is 1.5"),
         ({"stop": ("",)}, InvalidRequest, "stop is .* at least one character"),
     ],
