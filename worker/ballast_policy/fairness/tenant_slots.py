@@ -43,24 +43,15 @@ class TenantSlots:
             self._held[tenant] += 1
 
     def dues(self, requests: Sequence[Request]) -> list[tuple[int, str, int]]:
-        """Return (due, tenant, index) of the requests that become due among `requests`, in order.
-
-        The requests of a tenant are due one after the other.
-        """
+        """Return (due, tenant, index) of the requests that become due among `requests`, in order."""
         reserved, held = self.reserved, self._held.copy()
         end = self.num_held + len(requests)
         dues: list[tuple[int, str, int]] = []
         for index, request in enumerate(requests):
-            tenant = request.tenant
-            num = held.get(tenant)
-            if num is None:
-                continue
-            due = floor(num / reserved[tenant] + ROUNDING)
-            if due < end:
+            num = held.get(tenant := request.tenant)
+            if num is not None and (due := floor(num / reserved[tenant] + ROUNDING)) < end:
                 held[tenant] = num + 1
                 dues.append((due, tenant, index))
-            else:
-                del held[tenant]
         return sorted(dues)
 
 

@@ -25,9 +25,6 @@ than 1 in 20,000 gaps are longer."""
 UNKNOWN_SHARE = 0.25
 """Answers are expected to come to this share of the most they may, until some have ended."""
 LEAST_WATERMARK, MOST_WATERMARK = 0.05, 0.30
-KEEP = 0.9
-"""Weight of the past in the watermark when it falls; it rises at once."""
-
 
 QUANTILES = {RequestClass.ONLINE: 0.5, RequestClass.OFFLINE: 0.3}
 """Quantile of the recent answers that an answer is expected to reach. Online must seldom run out of KV. A preemption
@@ -85,7 +82,6 @@ class ExpectationLearner:
         self._bursts: deque[int] = deque(maxlen=NUM_BURSTS)
         self._burst = 0
         self._since = 0.0
-        self._watermark = LEAST_WATERMARK
         self.typical_prompt = 0.0
         """Moving average of the tokens that an online prompt has to compute."""
         self._count = self._seconds = self._last = 0.0
@@ -129,10 +125,9 @@ class ExpectationLearner:
         ordered = sorted(self._bursts)
         mean = sum(ordered) / len(ordered)
         variance = sum((tokens - mean) ** 2 for tokens in ordered) / len(ordered) / BURST_SECONDS
-        self.expectation = replace(self.expectation, online_spread=sqrt(variance))
         share = ordered[int(0.99 * (len(ordered) - 1))] / self._num_tokens
-        wanted = min(max(share, LEAST_WATERMARK), MOST_WATERMARK)
-        self._watermark = max(wanted, KEEP * self._watermark + (1 - KEEP) * wanted)
+        watermark = min(max(share, LEAST_WATERMARK), MOST_WATERMARK)
+        self.expectation = replace(self.expectation, online_spread=sqrt(variance), watermark_share=watermark)
         self._publish()
 
     def _publish(self) -> None:
@@ -141,7 +136,6 @@ class ExpectationLearner:
         self.expectation = replace(
             self.expectation,
             outputs=outputs,
-            watermark_share=self._watermark,
             online_answer=sum(answers) / len(answers) if answers else 0.0,
             online_short=answers[len(answers) // 100] if answers else 0,
         )

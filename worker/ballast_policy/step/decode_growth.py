@@ -41,8 +41,13 @@ def _settle(step: StepDraft) -> int:
     online, blocks, coverage, growing = step.online, step.blocks, step.coverage, set(step.offline.growing)
     inside = [request for request in coverage.running[: coverage.slots] if request in growing]
     num_covered = min(len(inside), max(0, coverage.blocks - sum(request.num_blocks for request in coverage.residents)))
-    if len(online.growing) + num_covered > blocks.free:
-        _reclaim_for_online(step, num_covered)
+    missing = blocks.missing(len(online.growing) + num_covered)
+    if missing > 0 and not step.reclaim(coverage.reclaimable, missing):
+        everyone = online.ranked(online.residents)
+        while len(online.growing) + num_covered > blocks.free and len(everyone) > 1:
+            step.preempt(everyone.pop(), Reason.NO_KV)
+        if len(online.growing) > blocks.free:
+            step.reclaim(step.offline.residents, blocks.missing(len(online.growing)))
     step.park(online.ranked(online.growing)[blocks.free :], Reason.NO_KV)
     if len(online.growing) + len(inside) > blocks.free:
         reclaim_from_offline(step, inside, len(online.growing))
@@ -51,14 +56,3 @@ def _settle(step: StepDraft) -> int:
     num_left = blocks.free - len(online.growing)
     step.park(inside[num_left:], Reason.NO_KV)
     return min(num_left, len(inside))
-
-
-def _reclaim_for_online(step: StepDraft, num_covered: int) -> None:
-    online, blocks = step.online, step.blocks
-    if step.reclaim(step.coverage.reclaimable, blocks.missing(len(online.growing) + num_covered)):
-        return
-    everyone = online.ranked(online.residents)
-    while len(online.growing) + num_covered > blocks.free and len(everyone) > 1:
-        step.preempt(everyone.pop(), Reason.NO_KV)
-    if len(online.growing) > blocks.free:
-        step.reclaim(step.offline.residents, blocks.missing(len(online.growing)))

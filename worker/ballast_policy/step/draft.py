@@ -14,6 +14,7 @@ from ballast_policy.snapshot import EngineSnapshot
 from ballast_policy.step.accounts import Blocks, StepTime, choose_victims
 from ballast_policy.step.budget import most_prefill
 from ballast_policy.step.class_requests import ClassRequests, Coverage, by_class
+from ballast_policy.step.kv_peak import KvPeak
 
 
 @dataclass(slots=True)
@@ -130,6 +131,13 @@ class StepDraft:
         for request in victims or ():
             self.preempt(request, Reason.KV_RECLAIMED)
         return victims is not None
+
+    def kv_peak(self, residents: Iterable[Request]) -> KvPeak:
+        """Return the peak of residents, with their private blocks and the blocks promised to them."""
+        peak = KvPeak(self.snapshot.expectation, self.config.block_tokens, self.config.tail_tokens)
+        for request in residents:
+            peak.add(request, request.num_private_blocks + self.blocks.promised.get(request, 0))
+        return peak
 
     def as_plan(self, budget_seconds: float, *, online_seconds: float, suspendable_seconds: float = 0.0) -> StepPlan:
         draft = self.draft

@@ -12,7 +12,6 @@ and must be free (Past-Future, arXiv 2507.10150). The length of an answer is est
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ballast_policy.learning.expectation import Expectation
@@ -30,14 +29,9 @@ class KvPeak:
     _most: int = 0
     """Blocks that all requests would begin with the longest answers."""
     _ends: list[tuple[int, int]] = field(default_factory=list)
-    """For each request the blocks that it will begin, and the blocks that it frees when it ends."""
+    """For each request the blocks that it will begin, and those that it frees at its end."""
     _bound: int = 0
     """The blocks that `_ends` will begin. The peak is lower, as blocks become free in the meantime."""
-
-    def add_all(self, requests: Iterable[Request], promised: Mapping[Request, int]) -> None:
-        """Count residents, with their private blocks and the blocks promised to them."""
-        for request in requests:
-            self.add(request, request.num_private_blocks + promised.get(request, 0))
 
     def add(self, request: Request, num_blocks: int) -> None:
         """Count a request that is admitted into `num_blocks` free blocks."""

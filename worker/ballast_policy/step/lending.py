@@ -199,6 +199,5 @@ class _Lending:
                 return True
             if free < 0:
                 return False
-            self.peak = KvPeak(step.snapshot.expectation, blocks.block_tokens, step.config.tail_tokens)
-            self.peak.add_all(residents, blocks.promised)
+            self.peak = step.kv_peak(residents)
         return free >= 0 and self.peak.missing(request, whole, free) <= free

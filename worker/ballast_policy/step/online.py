@@ -203,8 +203,7 @@ class _Service:
         if ONLINE not in step.snapshot.expectation.outputs:
             return True
         if self.peak is None:
-            self.peak = KvPeak(step.snapshot.expectation, blocks.block_tokens, step.config.tail_tokens)
-            self.peak.add_all(online.residents + online.started, blocks.promised)
+            self.peak = step.kv_peak(online.residents + online.started)
         if not (online.started or online.residents):
             return True
         free = blocks.free - whole - blocks.num_promised - self.reserved.held_blocks

@@ -9,10 +9,8 @@
 
 A running request keeps its slot against requests of its own priority. A free slot goes to the first request in order,
 parked or waiting. A request of a higher priority takes the slot of the lowest. The first request that does not fit ends
-the admissions of its class, except that an offline request larger than the reserved KV does not end phase 2.
-
-A RUNNING request without a grant keeps its slot if it waits for prefill tokens and is online or within the reservation.
-All others are parked. Before all this, an idle engine may wait for a batch (`starts_at`).
+the admissions of its class. A RUNNING request that waits for prefill tokens keeps its slot if it is online or covered
+by the reservation. An idle engine may wait for a batch first (`starts_at`).
 """
 
 from __future__ import annotations

@@ -21,10 +21,7 @@ from ballast_policy.request import Request, computed, is_overdue
 
 
 def all_in_time(requests: Iterable[Request], cost: CostModel, *, speed: float, start: float) -> bool:
-    """Return, without an order, whether all prefill is done before the first token of any request is due.
-
-    If so, `find_late` is empty.
-    """
+    """Return whether all prefill is done before any first token is due, in any order. If so, `find_late` is empty."""
     seconds, soonest = 0.0, inf
     for request in requests:
         done = computed(request)
