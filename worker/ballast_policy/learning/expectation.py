@@ -20,8 +20,7 @@ NUM_BURSTS = 100
 RATE_SECONDS = 60.0
 """What came longer ago counts for less than a third in the rate of online requests."""
 SILENT_GAPS = 10
-"""Mean gaps between online requests after which silence means that the traffic has stopped: at random arrivals, fewer
-than 1 in 20,000 gaps are longer."""
+"""Mean gaps without an online request that mean its end: at random arrivals, 1 gap in 20,000 is longer."""
 UNKNOWN_SHARE = 0.25
 """Answers are expected to come to this share of the most they may, until some have ended."""
 LEAST_WATERMARK, MOST_WATERMARK = 0.05, 0.30

@@ -14,16 +14,13 @@ from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
 _LOOK_AHEAD = 32
 """Online requests that bound the budget, the first in order. Bounds the cost of a step: later requests wait anyway."""
 _SPENT = 0.5
-"""Share of its slack that online spends on one step. With all of it, first tokens come late as soon as a second request
-arrives (`benchmarks/settings.py`)."""
+"""Share of its slack that online spends on a step (`benchmarks/policy_change.py`). All of it makes the next late."""
 _PREFILL_PACE = 1.5
-"""A step with online prefill is at least 1.5 times as long as its decodes alone: prefill has a third of the time, and
-does not stall behind decodes that are late."""
+"""A step with online prefill lasts 1.5 times its decodes or longer, so that late decodes do not stop prefill."""
 _SHORT = 8
 """Tokens that nearly every answer has, while no answer has finished."""
 _EARLY = 0.25
-"""Share of the mean answer that counts as its beginning at most: if all answers have one length, the shortest is no
-bound (`tests/sim/test_alike.py`)."""
+"""Largest part of a mean answer that counts as its beginning, for answers alike (`tests/sim/test_alike.py`)."""
 _IDLE_STEP = 2.0
 """Least length of a step without online requests, in fixed costs of a step: half of its time is work."""
 ONLINE_CHUNKS = 4

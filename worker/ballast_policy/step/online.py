@@ -17,9 +17,8 @@ from ballast_policy.step.reserved import Reserved
 from ballast_policy.step.triage import all_in_time, find_late, in_time_first
 
 LEAST_SHARE = 1 / 8
-"""Share of the prefill chunk that online may compute in any step, even if the decodes beside it cannot wait. A true
-cost model seldom allows less. A wrong one could otherwise let prompts queue indefinitely
-(`benchmarks/llm_d_protocol.py --replicas 2`)."""
+"""Share of the chunk that online may prefill in any step, even if decodes cannot wait. A true cost model seldom allows
+less. A wrong one could let prompts queue indefinitely (`benchmarks/llm_d_protocol.py --replicas 2`)."""
 DEFERRED_SHARE = 0.1
 """Share of the prefill of a step that the first deferred request gets before all others."""
 
@@ -143,10 +142,8 @@ class _Service:
         if self.until == inf:
             return limit
         granted = step.cost.largest_chunk(share * (self.until - time.seconds), done, limit)
-        if share < 1:
-            return granted
-        least = int(LEAST_SHARE * step.config.chunk_tokens) - (most_prefill(step.config, step.cost) - time.chunk)
-        return max(granted, min(least, limit))
+        spent = most_prefill(step.config, step.cost) - time.chunk
+        return max(granted, min(limit, int((share == 1) * LEAST_SHARE * step.config.chunk_tokens) - spent))
 
     def _start(self, request: Request, tokens: int) -> Reason | None:
         """Resume or admit a request. Return the reason if it cannot start."""

@@ -11,8 +11,7 @@ from ballast_policy.snapshot import EngineSnapshot
 from ballast_policy.step.draft import StepDraft
 
 _SHARE = 0.85
-"""Share of the time for which decodes can wait that nested steps may take. With all of it, answers that end soon would
-have no time left."""
+"""Share of the time of the decodes that nested steps may take. All of it would make answers late that end soon."""
 
 
 def suspendable_seconds(step: StepDraft) -> float:
