@@ -1,9 +1,9 @@
-# Every target makes its own environment: a fresh clone needs Python 3.11+ and a C compiler.
+# Every target creates the environment that it needs. A fresh clone needs Python 3.11+ and a C compiler.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# Where `make e2e` gets its cluster: see e2e/README.md.
+# The source of the cluster of `make e2e`: see e2e/README.md.
 PROVIDER ?= $(if $(wildcard ../shared/kube/cluster),local,kind)
 E2E = PROVIDER=$(PROVIDER) $(BIN)/python -m pytest -p no:randomly -o timeout=1800 -o cache_dir=.pytest_cache/e2e
 
@@ -15,26 +15,26 @@ help: ## Show this list
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "Installing Ballast and what it needs into $(VENV) (a few minutes the first time) ..."
+	@echo "Installing Ballast and its dependencies into $(VENV) (a few minutes the first time) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(VENV)/.ready ## Replay real online traffic with and without an offline job; ARGS='--help' lists options
+demo: $(VENV)/.ready ## Replay real online traffic with and without an offline job; ARGS='--help' lists the options
 	@$(BIN)/ballast demo $(ARGS)
 
-test: $(VENV)/.ready ## Run every test that needs nothing but Python and a C compiler; ARGS='-k queue'
+test: $(VENV)/.ready ## Run all tests that need only Python and a C compiler; ARGS='-k queue'
 	@$(BIN)/python -m pytest -m 'not envtest and not promtool and not helm' $(ARGS)
 
 nightly: $(VENV)/.ready ## Run the property tests on new examples, 5,000 for most tests (hours); ARGS=tests/queue
 	@HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -m 'hypothesis and not envtest' --timeout 14400 --durations 10 $(ARGS)
 
-# The tool has an environment of its own: its dependencies stay out of the one that everything else runs in.
+# The tool has a separate folder, so that its dependencies do not change the environment of everything else.
 .mutation/tool/.ready: constraints.txt | $(VENV)/.ready
 	@rm -rf .mutation/tool
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target .mutation/tool -c constraints.txt mutmut==3.8.1
 	@touch $@
 
-mutation: $(VENV)/.ready .mutation/tool/.ready ## Count the small changes of a package that its tests notice; ARGS='ballast_queue --sample 500'
+mutation: $(VENV)/.ready .mutation/tool/.ready ## Count the small changes of a package that its tests detect; ARGS='ballast_queue --sample 500'
 	@PYTHONPATH="$(CURDIR)/.mutation/tool:$$PYTHONPATH" nice $(BIN)/python benchmarks/mutation.py $(ARGS)
 
 envtest: $(VENV)/.ready ## Run the tests against a real etcd and kube-apiserver, from the folder KUBEBUILDER_ASSETS
@@ -43,34 +43,34 @@ envtest: $(VENV)/.ready ## Run the tests against a real etcd and kube-apiserver,
 	  echo "  go install sigs.k8s.io/controller-runtime/tools/setup-envtest@latest"; \
 	  echo "  export KUBEBUILDER_ASSETS=\$$(setup-envtest use 1.35.x -p path)"; exit 1; }
 	@test -x "$$KUBEBUILDER_ASSETS/kube-controller-manager" || { \
-	  echo "SKIPPED PART: setup-envtest brings no kube-controller-manager, which makes pods and collects garbage. The tests of"; \
-	  echo "the running operator (tests/operator) need it; schema, admission, chart and commands are tested without. Put the one"; \
-	  echo "of the same Kubernetes release into KUBEBUILDER_ASSETS: https://kubernetes.io/releases/download"; }
-	@command -v "$${HELM:-helm}" >/dev/null || echo "SKIPPED PART: releases of the chart need helm: https://helm.sh/docs/intro/install; or set HELM."
+	  echo "SKIPPED PART: setup-envtest has no kube-controller-manager, which creates pods and collects garbage. The tests of"; \
+	  echo "the running operator (tests/operator) need it. Schema, admission, chart and commands are tested without it. Put the"; \
+	  echo "program of the same Kubernetes release into KUBEBUILDER_ASSETS: https://kubernetes.io/releases/download"; }
+	@command -v "$${HELM:-helm}" >/dev/null || echo "SKIPPED PART: the tests of chart releases need helm. Install it (https://helm.sh/docs/intro/install), or set HELM."
 	@$(BIN)/python -m pytest -m envtest $(ARGS)
 
-alerts: $(VENV)/.ready ## Run the alert rules over series with promtool, from the PATH or PROMTOOL
-	@command -v "$${PROMTOOL:-promtool}" >/dev/null || { echo "promtool is missing: it is in every Prometheus release, and in"; \
-	  echo "Debian's package prometheus; put it on the PATH or set PROMTOOL."; exit 1; }
+alerts: $(VENV)/.ready ## Test the alert rules on series with promtool, from the PATH or PROMTOOL
+	@command -v "$${PROMTOOL:-promtool}" >/dev/null || { echo "promtool is missing. Every Prometheus release and Debian's package"; \
+	  echo "prometheus contain it. Put it on the PATH, or set PROMTOOL."; exit 1; }
 	@$(BIN)/python -m pytest -m promtool $(ARGS) tests/alerts
 
 chart: $(VENV)/.ready ## Lint and render the Helm chart, with helm from the PATH or HELM
-	@command -v "$${HELM:-helm}" >/dev/null || { echo "helm is missing: https://helm.sh/docs/intro/install; or set HELM."; exit 1; }
+	@command -v "$${HELM:-helm}" >/dev/null || { echo "helm is missing. Install it (https://helm.sh/docs/intro/install), or set HELM."; exit 1; }
 	@$(BIN)/python -m pytest -m 'helm and not envtest' $(ARGS) tests/helm
 
-e2e: $(VENV)/.ready ## Try every promise on a real cluster; PROVIDER=kind or local, ARGS=e2e/test_batch.py
+e2e: $(VENV)/.ready ## Test every promise on a real cluster; PROVIDER=kind or local, ARGS=e2e/test_batch.py
 	@$(E2E) $(or $(ARGS),e2e)
 
-e2e-short: $(VENV)/.ready ## The path of a user on a real cluster: install, apply, serve, submit, one kill
+e2e-short: $(VENV)/.ready ## Test the main path on a real cluster: install, apply, serve, submit, one kill
 	@$(E2E) -x -m short e2e $(ARGS)
 
-e2e-sabotage: $(VENV)/.ready ## Break the product on purpose and demand that e2e turns red; ARGS=fencing-off
+e2e-sabotage: $(VENV)/.ready ## Break the product on purpose, and require that e2e fails; ARGS=fencing-off
 	@PROVIDER=$(PROVIDER) PYTHONPATH=e2e/support $(BIN)/python e2e/sabotage $(ARGS)
 
 e2e-recording: $(VENV)/.ready ## Draw docs/images/cluster.svg from a run of the tutorial's commands
 	@PROVIDER=$(PROVIDER) PYTHONPATH=e2e/support $(BIN)/python e2e/recording.py
 
-check: $(VENV)/.ready lint verify ## Lint, types, import directions, generated files, quick tests
+check: $(VENV)/.ready lint verify ## Check lint, types, import directions and generated files, and run the quick tests
 	@$(BIN)/python -m pytest -m 'not slow and not envtest and not promtool and not helm' $(ARGS)
 	@$(BIN)/python benchmarks/size.py
 
@@ -80,17 +80,17 @@ lint: $(VENV)/.ready
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 
-format: $(VENV)/.ready ## Format and mend what can be mended
+format: $(VENV)/.ready ## Format the code, and fix lint errors that can be fixed
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
 generate: $(VENV)/.ready ## Write CRDs and reference documentation from the code
 	@$(BIN)/python docs/generate.py
 
-verify: $(VENV)/.ready ## Fail where a generated file is not what the code says
+verify: $(VENV)/.ready ## Fail if a generated file is out of date
 	@$(BIN)/python docs/generate.py --check
 
-bench: $(VENV)/.ready ## Run every benchmark and print both sides of each
+bench: $(VENV)/.ready ## Run the benchmarks; each prints both sides
 	@$(BIN)/python benchmarks/all.py $(ARGS)
 
 clean: ## Remove the environment and caches

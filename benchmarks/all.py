@@ -1,7 +1,7 @@
-"""Run every benchmark in turn and print what it prints; `--quick` is passed on.
+"""Run every benchmark in turn.
 
-python benchmarks/all.py            all of them, a quarter of an hour on two cores
-python benchmarks/all.py --quick    shorter runs, wider spreads
+python benchmarks/all.py            run all of them; this takes a quarter of an hour on two cores
+python benchmarks/all.py --quick    shorter runs with wider spreads
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from pathlib import Path
 HERE = Path(__file__).parent
 LEFT_OUT = {
     *("all.py", "size.py", "mutation.py", "demo_pooled.py"),
-    *("mixed.py", "mixed_engine.py", "frontier.py", "llm_d_protocol.py", "policy_change.py"),
-    "simulator_validation.py",
+    *("mixed_engine.py", "frontier.py", "llm_d_protocol.py", "policy_change.py"),
 }
-"""Not benchmarks, longer than all others together, or of no use on a busy machine."""
+"""Scripts that are not benchmarks, or that take longer than all the others together."""
 QUICK = {
     "attention.py": ("--repeats", "3"),
     "engine_step.py": ("--repeats", "3"),
@@ -26,11 +25,11 @@ QUICK = {
     "serving.py": ("--requests", "16", "--turns", "1"),
     "step_model.py": (),
 }
-"""What `--quick` means to each; `--quick` itself where nothing stands here."""
+"""The arguments of a script in a quick run. A script without an entry gets `--quick`."""
 
 
 def main() -> int:
-    """Run them; the exit status is 1 where one failed."""
+    """Run the benchmarks. The exit status is 1 if one fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="shorter runs")
     is_quick = parser.parse_args().quick

@@ -1,9 +1,9 @@
-"""Attention by the compiled kernel against torch's `scaled_dot_product_attention` request by request, on one CPU.
+"""Compare the compiled attention kernel with torch's `scaled_dot_product_attention` per request, on one CPU.
 
     python benchmarks/attention.py [--threads N] [--repeats N]
 
-One layer, paged KV in random pages. Both sides run in turn, so that other work on the machine falls on both; printed
-are medians, their ratio, and what the kernel reads of KV per second.
+One layer reads paged KV in random pages. Both sides run alternately, so that other work on the machine affects both.
+The output has the medians, their ratio, and the KV that the kernel reads per second.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Case:
 
 
 def spread(count: int, low: int, high: int) -> tuple[tuple[int, int], ...]:
-    """Decodes whose contexts lie evenly between two lengths."""
+    """Return decodes whose contexts are spaced evenly between two lengths."""
     return tuple((int(context), 1) for context in np.linspace(low, high, count))
 
 
@@ -55,7 +55,7 @@ CASES = (
 
 
 def make_batch(case: Case, tables: np.ndarray) -> Batch:
-    """The flat batch of a case."""
+    """Return the flat batch of a case."""
     positions = [np.arange(context - now, context) for context, now in case.requests]
     tokens = case.block_tokens
     slots = [tables[index][where // tokens] * tokens + where % tokens for index, where in enumerate(positions)]
@@ -74,7 +74,7 @@ def make_batch(case: Case, tables: np.ndarray) -> Batch:
 
 
 def measure(case: Case, threads: int, repeats: int) -> tuple[float, float, float]:
-    """Median seconds of SDPA and of the kernel, and bytes of KV that one pass needs."""
+    """Return the median seconds of SDPA and of the kernel, and the bytes of KV that one pass needs."""
     query_heads, kv_heads, dim = case.heads
     width = -(-max(context for context, _ in case.requests) // case.block_tokens)
     num_blocks = width * len(case.requests)

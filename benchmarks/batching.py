@@ -1,12 +1,13 @@
-"""Continuous against static batching, on the lengths of real conversation traffic.
+"""Compare continuous with static batching, on the lengths of real conversation traffic.
 
     python benchmarks/batching.py [--model DIR] [--requests N] [--slots N] [--scale X] [--json FILE] [--quick]
 
-Two parts, both sides in turn in each: all requests there at once (tokens per second), and requests that come at the
-trace's own times, sped up to 70 % of what continuous batching manages (latency of the shorter half). Lengths are the
-trace's, divided by the factor printed. The static side is the same engine: rows that have ended are padding until the
-longest of their batch has ended. It is a kind baseline: prompts are not padded, and each answer is told when it is
-complete.
+The benchmark has two parts, and runs both sides alternately in each. In the first part, all requests are present from
+the start, and the figure is tokens per second. In the second part, requests arrive at the times of the trace, at 70 %
+of the rate that continuous batching can serve, and the figure is the latency of the shorter half. Lengths are those of
+the trace, divided by the printed factor. The static side is the same engine: a row that has ended is padding until the
+longest row of its batch has ended. This favors the baseline: prompts are not padded, and each answer is sent as soon as
+it is complete.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ MODES = ("continuous", "static")
 
 @dataclass
 class Side:
-    """What one mode did, one entry per round."""
+    """The results of one mode, with one entry per round."""
 
     tokens_per_second: list[float] = field(default_factory=list)
     occupancy: list[float] = field(default_factory=list)
@@ -32,7 +33,7 @@ class Side:
     kv_waste: float = 0.0
 
     def figures(self) -> dict[str, float]:
-        """Medians over the rounds."""
+        """Return the medians over the rounds."""
         return {
             "output_tokens_per_second": median(self.tokens_per_second),
             "slot_occupancy": median(self.occupancy),
@@ -48,7 +49,7 @@ def main() -> int:
     options = parser(__doc__)
     options.add_argument("--requests", type=int, default=160)
     options.add_argument("--slots", type=int, default=16)
-    options.add_argument("--scale", type=float, default=8.0, help="divides the trace's lengths")
+    options.add_argument("--scale", type=float, default=8.0, help="divisor of the trace's lengths")
     options.add_argument("--rounds", type=int, default=3)
     asked = options.parse_args()
     count, rounds = (60, 1) if asked.quick else (asked.requests, asked.rounds)
@@ -92,7 +93,7 @@ def main() -> int:
 
 
 def shorter_half(seen: list[Seen], arrivals: list[Arrival]) -> list[Seen]:
-    """Requests that ask for no more output than half of them do."""
+    """Return the requests with at most the median output."""
     limit = median([arrival.num_output for arrival in arrivals])
     return [one for one in seen if one.arrival.num_output <= limit]
 

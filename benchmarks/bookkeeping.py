@@ -1,4 +1,4 @@
-"""What a step costs beside the model: plan, schedule and finish, with an executor that computes nothing.
+"""Measure the cost of a step without the model: plan, schedule and finish, with an executor that computes nothing.
 
     python benchmarks/bookkeeping.py [--json FILE] [--quick]
 
@@ -39,16 +39,16 @@ class Nothing:
         self.num_blocks = num_blocks
 
     def run(self, batch: Batch, interrupt: Interrupt | None) -> Ints:  # noqa: ARG002 -- it is never in the middle
-        """Give the token 100 to everybody."""
+        """Return the token 100 for every request."""
         return np.full(len(batch.samples), 100, np.int64)
 
     def resume(self, suspended: Suspended, interrupt: Interrupt | None) -> Ints:
-        """Nothing is ever suspended."""
+        """Do nothing. No step is ever suspended."""
         raise NotImplementedError
 
 
 def make_engine(slots: int, planner: Planner) -> BallastEngine:
-    """An engine whose slots are all decoding."""
+    """Return an engine with a decode in every slot."""
     num_blocks = slots * 160
     engine = BallastEngine(
         executor=Nothing(num_blocks),
@@ -76,7 +76,7 @@ def make_engine(slots: int, planner: Planner) -> BallastEngine:
 
 
 def main() -> int:
-    """Print the step's bookkeeping by number of slots."""
+    """Print the bookkeeping time of a step by number of slots."""
     asked = parser(__doc__).parse_args()
     about = machine()
     steps = 200 if asked.quick else 1000

@@ -1,9 +1,14 @@
-"""Batch ceilings from latency SLOs: computed, found by trying sizes, and what a batch window does.
+"""Compare batch ceilings from latency SLOs: computed, and found by trying sizes. Measure the effect of a batch window.
 
-Three tables: each case of the planner's inputs with batch sizes around its ceiling, computed, with a million newcomers
-drawn one by one, and as the policy serves a few thousand in the simulator, where a 99th percentile is good for a
-hundredth (the first two must give one ceiling: exit code 1 if not); the ceiling by prompt length and rate; a small
-encoder at several rates with windows of 0, 10 and 20 ms. Run: `python benchmarks/ceilings.py` (minutes).
+The program prints three tables:
+
+- Each case of the planner's inputs, with batch sizes around its ceiling: computed, with a million newcomers drawn one
+  by one, and with a few thousand requests that the policy serves in the simulator (its 99th percentile is accurate to
+  about a hundredth). The exit code is 1 if the first two give different ceilings.
+- The ceiling by prompt length and rate.
+- A small encoder at several rates, with batch windows of 0, 10 and 20 ms.
+
+Run: `python benchmarks/ceilings.py` (minutes).
 """
 
 from __future__ import annotations
@@ -69,7 +74,7 @@ class _AtContext:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """How one GPU serves a rate of requests."""
+    """The result of one GPU at a rate of requests."""
 
     latency: float
     """Seconds within which the wanted share is answered."""
@@ -112,7 +117,7 @@ def highest_rate(keeps: Callable[[float], bool], high: float, precision: float =
 
 
 def sweep(case: CeilingCase, requests: int, most_drawn: int) -> bool:
-    """Batch sizes around the ceiling by all three; whether the newcomers drawn give the ceiling that was computed."""
+    """Print batch sizes around the ceiling; return whether drawn newcomers give the computed ceiling."""
     print(f"\n{case.name}: {1e3 * case.seconds:g} ms for {case.share:.0%}, prompts of {case.prompt}, {case.rate:g}/s")
     print("batch  computed     drawn  simulated by the policy, ms")
     ceiling = case.ceiling().batch
@@ -125,9 +130,9 @@ def sweep(case: CeilingCase, requests: int, most_drawn: int) -> bool:
 
 
 def lengths_and_rates(case: CeilingCase) -> None:
-    """How far the ceiling depends on what comes in."""
+    """Print the ceiling by prompt length and rate."""
     rates = [case.rate * factor for factor in (0.25, 0.5, 1, 2, 4)]
-    print(f"\n{case.name}: ceiling by prompt length (rows) and requests/s (columns); 0: not even one")
+    print(f"\n{case.name}: ceiling by prompt length (rows) and requests/s (columns); 0: no batch meets the SLO")
     print("prompt " + "".join(f"{rate:8g}" for rate in rates))
     for factor in (0.5, 0.75, 1, 1.25, 1.5):
         prompt = round(case.prompt * factor)
@@ -142,7 +147,7 @@ def _ceiling(case: CeilingCase) -> int:
 
 
 def windows(prompt: int, requests: int) -> None:
-    """What collecting a batch brings on a small encoder, and the highest rate within the latency."""
+    """Print the effect of a batch window on a small encoder, and the highest rate within the latency."""
     model = Roofline(SHAPES["bge-base"], GPUS["a100"])
     print(f"\nbge-base on a100, prompts of {prompt}, 30 ms for 95%: a batch window of 0, 10 and 20 ms")
     print("req/s   " + "".join(f"{f'{window} ms: p95  batch  busy':>28}" for window in (0, 10, 20)))
@@ -171,8 +176,8 @@ def _keeps(run: Callable[[int, float], tuple[float, float, float]], index: int, 
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=3000, help="simulated for each figure")
-    parser.add_argument("--drawn", type=int, default=1_000_000, help="newcomers drawn for each figure")
+    parser.add_argument("--requests", type=int, default=3000, help="requests to simulate for each figure")
+    parser.add_argument("--drawn", type=int, default=1_000_000, help="newcomers to draw for each figure")
     asked = parser.parse_args()
     is_found = True
     for entry in PlanInputs().ceilings:

@@ -1,9 +1,9 @@
-"""The longest stall of running answers beside a long prompt, with and without chunked prefill.
+"""Measure the longest stall that a long prompt causes to running answers, with and without chunked prefill.
 
     python benchmarks/chunked.py [--model DIR] [--decodes N] [--prompt N] [--json FILE] [--quick]
 
-Some requests decode; in the middle of it a long prompt comes. Printed is the longest gap between two tokens of any of
-the running answers, by the most prompt tokens that a step may compute, all sides in turn.
+A long prompt arrives while other requests decode. The output has the longest gap between two tokens of a running
+answer, by the most prompt tokens that a step may compute. All chunk sizes run alternately.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Run the demo several times, pool the requests, and judge whether online keeps its SLO attainment beside offline work.
+"""Run the demo several times, pool the requests, and judge whether online keeps its SLO attainment with offline work.
 
     python benchmarks/demo_pooled.py                     # three runs, about 12 minutes on two cores
-    python benchmarks/demo_pooled.py --keep DIR          # leaves each run's figures and picture there
-    python benchmarks/demo_pooled.py --figures A B C     # pools figures.json files of earlier runs
+    python benchmarks/demo_pooled.py --keep DIR          # keep each run's figures and picture in DIR
+    python benchmarks/demo_pooled.py --figures A B C     # pool the figures.json files of earlier runs
 
-Exit code 1 if online lost more attainment than the demo allows, of TTFT or of TPOT. Each run has its own seed, so it
-takes its own slice of the trace. Each request is judged by the SLO of its own run.
+The exit code is 1 if online lost more attainment than the demo allows, of TTFT or of TPOT. Each run has another seed,
+and therefore another slice of the trace. Each request is judged by the SLO of its run.
 """
 
 from __future__ import annotations

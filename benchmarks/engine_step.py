@@ -1,9 +1,10 @@
-"""How long one executor step takes, by batch, with the compiled kernels and with torch alone.
+"""Measure the time of one executor step by batch, with the compiled kernels and with torch alone.
 
     python benchmarks/engine_step.py [--model DIR | --shape small|100m|1b] [--threads N] [--repeats N]
 
-Without options: the model that ships with Ballast. Both sides run in turn, so that other work on the machine falls on
-both; printed are medians, the best, and tokens per second. `--shape` fills an architecture with random weights.
+Without options, the model is the one that ships with Ballast. Both sides run alternately, so that other work on the
+machine affects both. The output has the medians, the best time, and tokens per second. `--shape` fills an architecture
+with random weights.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ CASES = {
 
 
 def write_config(directory: Path, shape: str) -> None:
-    """A Llama of a shape, without weights."""
+    """Write the configuration of a Llama model of a shape, without weights."""
     sizes = SHAPES[shape]
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -60,7 +61,7 @@ def write_config(directory: Path, shape: str) -> None:
 
 
 def make_batch(requests: tuple[tuple[int, int], ...], *, vocabulary: int, num_blocks: int, temperature: float) -> Batch:
-    """Requests by (context, tokens computed now), in random pages."""
+    """Return a batch of requests by (context, tokens computed now), in random pages."""
     rng = np.random.default_rng(0)
     width = -(-max(context for context, _ in requests) // BLOCK_TOKENS)
     order = rng.permutation(num_blocks)

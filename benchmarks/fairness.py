@@ -1,9 +1,9 @@
-"""How evenly tenants are served: the arena trace on one engine with more work than it can do, in the simulator.
+"""Measure the fairness of tenants: the arena trace on one overloaded engine, in the simulator.
 
-Each of the trace's tenants has an endless job of its own requests, so that all of them wait all the time; online
-conversations come beside them. Printed of the tenants without a reservation: Jain's index of the service over weight,
-how far the furthest share is from what its weight gives it, the widest difference of service that two of them came to,
-and the proven bound of it; and what part of all service a reservation comes to.
+Each tenant of the trace has an endless job of its requests, so that every tenant always waits. Online conversations run
+at the same time. For the tenants without a reservation, the output has Jain's index of the service over weight, the
+largest difference between a share and the share by weight, the widest difference in service between two tenants, and
+the proven bound of that difference. For a reservation, it has the share of the service.
 
 python benchmarks/fairness.py --minutes 10
 """
@@ -28,22 +28,22 @@ TRACES = Path(__file__).parents[1] / "worker" / "ballast_cli" / "demo" / "traces
 
 @dataclass(frozen=True)
 class Case:
-    """How tenants are told apart."""
+    """How tenants are set up in one run."""
 
     name: str
     shares: dict[str, TenantShare]
     online_tokens: float = 0.0
-    """Per second."""
+    """Online tokens per second."""
 
 
 def cases(tenants: Sequence[str]) -> list[Case]:
-    """Equal weights without and with online; weights of 1 to 4 by turns; one tenant with a third of the slots."""
+    """Return the cases: equal weights, weights from 1 to 4, and one tenant that reserves a third of the slots."""
     weights = {name: TenantShare(weight=1.0 + i % 4) for i, name in enumerate(tenants)}
     return [
         Case("equal weights", {}),
-        Case("equal weights beside online", {}, online_tokens=2000.0),
+        Case("equal weights with online", {}, online_tokens=2000.0),
         Case("weights 1 to 4", weights),
-        Case("weights 1 to 4 beside online", weights, online_tokens=2000.0),
+        Case("weights 1 to 4 with online", weights, online_tokens=2000.0),
         Case("a third reserved", {tenants[0]: TenantShare(reserved=1 / 3)}),
     ]
 
@@ -69,7 +69,7 @@ def run(case: Case, lengths: dict[str, list[Arrival]], conversations: list[Arriv
 
 
 def describe(case: Case, found: Run, lengths: dict[str, list[Arrival]]) -> str:
-    """Put a case's figures on one line."""
+    """Return the figures of a case as one line."""
     start = found.scenario.warmup_seconds
     samples = found.service.after(start)
     weights = {name: case.shares.get(name, TenantShare()).weight for name in lengths}

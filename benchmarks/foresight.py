@@ -1,16 +1,16 @@
-"""What the SLO of online costs offline work, and what knowing the future would be worth, in the simulator.
+"""Measure the cost of the online SLO for offline work, and the value of knowing the future, in the simulator.
 
     python benchmarks/foresight.py --load 40,60 --reservation 0,10 --minutes 8
 
 For each load, pooled over slices of the Azure conversations:
 
-- `ballast` as it ships, and with other values of `most_risk`: what each point of attainment costs in tokens;
-- `reservation`: nothing is lent, so that whatever is lost is what the reservation itself takes, lent or not;
-- `foresight`: Ballast at the greatest risk, run again and again, each time told to lend nothing in the lives of the
-  requests that were lost the time before, and for a while longer before them each time. No policy that meets requests
-  as they come knows that.
+- `ballast` with its default, and with other values of `most_risk`: the cost of each point of attainment in tokens.
+- `reservation`: nothing is lent, so that the loss is caused by the reservation alone.
+- `foresight`: Ballast at the highest risk, run several times. Each run lends nothing during the requests that missed
+  their SLO in the run before, and during a growing time before them. A real policy cannot know these requests.
 
-Lost are points of attainment against online alone on the same slice. Totals are shares of the SLO-bound ceiling.
+The loss is in points of attainment, compared with online alone on the same slice. Totals are shares of the SLO-bound
+throughput.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ WARMUP = 60.0
 RISKS = (0.04, 0.08, 0.18, 0.3)
 ROUNDS = 12
 EARLIER = 3.0
-"""Seconds by which each round withholds lending sooner."""
+"""Seconds by which each round extends the time without lending."""
 ENOUGH = 0.001
-"""Attainment that may be lost."""
+"""The attainment that may be lost, as a fraction of 1."""
 NOTHING = Allowance(lending_ratio=0.0)
 
 Span = tuple[float, float]
@@ -52,7 +52,7 @@ ALWAYS: Sequence[Span] = ((-inf, inf),)
 
 @dataclass(frozen=True)
 class Withheld(Ballast):
-    """Ballast that lends nothing within these spans of time."""
+    """Ballast without lending during some spans of time."""
 
     spans: Sequence[Span]
 
@@ -70,7 +70,7 @@ class Slice:
     bench: Bench
     load: float
     start: float
-    """Where in the trace, as a share of it."""
+    """The start in the trace, as a share of its length."""
     minutes: float
 
     def run(self, config: PolicyConfig, policy: Callable[[], Policy] = Ballast, *, has_job: bool = True) -> Run:
@@ -123,7 +123,7 @@ def judge(alone: Report, name: str, mixed: Report, bound: float) -> Found:
 
 
 def foresee(piece: Slice, config: PolicyConfig, alone: Run, judged: Callable[[str, Report], Found]) -> Found:
-    """Withhold lending where it cost a request its SLO, until hardly any is lost; the round that lost least."""
+    """Stop lending around requests that missed their SLO, until few do. Return the round that lost least."""
     kept = {item.request.seq for item in alone.online if tpot(item) <= config.tpot}
     spans: list[Span] = []
     best: Found | None = None
@@ -141,12 +141,12 @@ def foresee(piece: Slice, config: PolicyConfig, alone: Run, judged: Callable[[st
 
 
 def is_late(item: SimulatedRequest, slo: float) -> bool:
-    """Whether it came to its end, too slowly."""
+    """Return whether a request ended, but too slowly."""
     return isfinite(item.last_token) and tpot(item) > slo
 
 
 def pooled(name: str, found: Sequence[Found]) -> str:
-    """One line over all slices."""
+    """Print one line over all slices."""
     number = sum(row.num_online for row in found)
     ttft = sum(row.ttft_lost * row.num_online for row in found) / number
     lost = sum(row.tpot_lost * row.num_online for row in found) / number
@@ -157,7 +157,7 @@ def pooled(name: str, found: Sequence[Found]) -> str:
 
 
 def make_bench(trace: Trace, minutes: float) -> Bench:
-    """Llama-3-8B on an A100, TTFT 1 s, TPOT 50 ms, and no objective."""
+    """Return a bench of Llama-3-8B on an A100, with TTFT 1 s, TPOT 50 ms, and no objective."""
     offline = read_lengths(OFFLINE_TRACE)
     chosen = BenchEngine.of(
         model="llama-3-8b", gpu="a100", ttft=1.0, tpot=0.05, slots=256, chunk_tokens=512, online=trace, offline=offline
@@ -176,11 +176,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--load", type=percents, default=[0.2, 0.4, 0.6], metavar="PERCENT,...")
     parser.add_argument("--reservation", type=percents, default=[0.0, 0.1], metavar="PERCENT,...")
-    parser.add_argument("--minutes", type=float, default=8.0, help="of each slice; the first is left out")
+    parser.add_argument("--minutes", type=float, default=8.0, help="length of each slice, without the first minute")
     parser.add_argument("--slices", type=int, default=4)
     args = parser.parse_args()
     bench = make_bench(read(ONLINE_TRACE), args.minutes)
-    print(f"SLO-bound ceiling {bench.bound:,.0f} tokens/s; {args.slices} slices of {args.minutes:g} minutes")
+    print(f"SLO-bound throughput {bench.bound:,.0f} tokens/s; {args.slices} slices of {args.minutes:g} minutes")
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
         for load in args.load:
             pieces = [Slice(bench, load, i / args.slices, args.minutes) for i in range(args.slices)]

@@ -1,15 +1,17 @@
-"""Print and draw harvest against TTFT p99 inflation: every baseline and its knob beside Ballast and its own.
+"""Print and draw harvest against TTFT p99 inflation, for Ballast and every baseline with all values of its knob.
 
     python benchmarks/frontier.py --load 40 --minutes 58,15,15 --plot docs/images/frontier.png
     python benchmarks/frontier.py --trace bursts --slots 32 --ttft-ms 500 --seeds 3 --policy ballast,static-budget
 
-Points that lose more than a point of attainment are hollow, and neither make our curve nor are held against it.
-A point can be faster than Ballast's online alone, as where prompts are served in order: that is no cost of offline
-work, and counts as 0.
-Three traces: the Azure conversations, the arena's 27 tenants, and bursts (a tenth of each minute at eight times the
-rate of the rest, Azure lengths). Above each: where GPUs apart do more than the SLO-bound ceiling, by computation.
+Points that lose more than a point of attainment are hollow. They are no part of our curve, and are not compared with
+it. A point can be faster than Ballast's online alone, for example if prompts are served in order. Its inflation counts
+as 0.
 
-With several seeds, a row pools the requests of as many runs: slices of a trace that start at other requests, or other
+There are three traces: the Azure conversations, the arena's 27 tenants, and bursts (a tenth of each minute at eight
+times the rate of the rest, Azure lengths). The program also computes the load below which separate GPUs exceed the
+SLO-bound throughput.
+
+With several seeds, a row pools the requests of all runs: slices of a trace that start at other requests, or other
 draws of the bursts.
 """
 
@@ -43,36 +45,36 @@ CAPS = (2, 5, 10, 25)
 WIDE_CAPS = (50, 75, 90, 100, 105, 110, 125)
 OTHERS = ("static-split", "naive-priority", "sarathi", "aimd", "greedy")
 FAMILIES = ("ballast", "static-budget", "qps-cap", *OTHERS)
-"""What `--policy` takes: a policy with all values of its knob."""
+"""The policies that `--policy` accepts. Each has all values of its knob."""
 TRACES = ("azure", "arena", "bursts")
 MORE = 0.01
-"""Points of harvest by which a baseline may lie above our curve."""
+"""Points of harvest by which a baseline may be above our curve."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One row in the plane."""
+    """One row as a point of the picture."""
 
     policy: str
     inflation: float
     """TTFT p99 over that of online alone, less 1."""
     harvest: float
     is_kept: bool
-    """The attainment of online alone, less a point."""
+    """Whether it keeps the attainment of online alone, less a point."""
 
     @property
     def cost(self) -> float:
-        """What offline work costs online: inflation, and nothing where there is none."""
+        """Return the cost of offline work for online: the inflation, or 0 if the point is faster."""
         return max(0.0, self.inflation)
 
     @property
     def is_ours(self) -> bool:
-        """Whether it lies on our curve."""
+        """Return whether the point is on our curve."""
         return knob(self.policy).name == "ballast"
 
 
 def points(table: Table, load: float) -> list[Point]:
-    """Where the rows lie."""
+    """Return the rows as points."""
     alone = table.bench.alone(load).result.ttft.p99
     return [
         Point(
@@ -86,7 +88,7 @@ def points(table: Table, load: float) -> list[Point]:
 
 
 def curve(ours: Sequence[Point], cost: float) -> float:
-    """Most harvest of ours at that cost or less, straight lines between the points; 0 left of the first."""
+    """Return our highest harvest at this cost or less, interpolated between the points; 0 left of the first."""
     best = 0.0
     ordered = [Point("", 0.0, 0.0, is_kept=True), *sorted(ours, key=lambda point: point.cost)]
     for left, right in pairwise(ordered):
@@ -99,7 +101,7 @@ def curve(ours: Sequence[Point], cost: float) -> float:
 
 
 def trace_of(name: str, minutes: float, *, seed: int, share: float) -> list[Arrival]:
-    """Return a trace by name; one that is read starts at a share of its requests."""
+    """Return a trace by name. A trace that is read from a file starts at a share of its requests."""
     azure = read(ONLINE_TRACE)
     if name == "bursts":
         rate = bursts(2.0, 16.0, every=60.0, lasting=6.0)
@@ -108,19 +110,19 @@ def trace_of(name: str, minutes: float, *, seed: int, share: float) -> list[Arri
 
 
 def bound_sentences(table: Table, load: float) -> str:
-    """What GPUs apart and mixed can do at most, from the ceilings and the highest online rate."""
+    """Return the most that separate and mixed GPUs can do, from the maximum throughputs and the highest online rate."""
     full = table.bench.unbounded / table.bench.bound
     most = table.rate / table.bench.bound
     if not most:
-        return "Online alone attains 99 % at no rate here."
+        return "Online alone attains 99 % at no rate."
     apart = load + max(0.0, 1 - load / most) * full
     mixed = min(1.0, load / most) + max(0.0, 1 - load / most) * full
     even = (full - 1) / (full / most - 1)
     return (
-        f"Offline alone does {full:.1%} of the SLO-bound ceiling where no step is bound, online alone fills a GPU at "
-        f"{most:.0%}. GPUs apart, cut as finely as one likes, do {load:.0%} + (1 - {load:.0%} / {most:.0%}) x "
-        f"{full:.1%} = {apart:.1%}: more than the ceiling below {even:.0%} load. Online on the fewest mixed GPUs, "
-        f"offline alone on the others: {mixed:.1%}."
+        f"Offline alone without an SLO does {full:.1%} of the SLO-bound throughput. Online alone fills a GPU at "
+        f"{most:.0%}. Separate GPUs, in a fleet that can be divided at will, do {load:.0%} + (1 - {load:.0%} / "
+        f"{most:.0%}) x {full:.1%} = {apart:.1%}: more than the SLO-bound throughput below {even:.0%} load. Online on "
+        f"the fewest mixed GPUs and offline alone on the others: {mixed:.1%}."
     )
 
 
@@ -154,8 +156,8 @@ def judge(name: str, table: Table, load: float) -> tuple[list[Point], bool]:
     print_table(columns, rows, right=columns[1:-1], is_wide=True)
     if has_ours:
         print(
-            f"Highest baseline above our curve: {100 * above[True]:.1f} points among those that keep the attainment of "
-            f"online alone less a point (allowed {100 * MORE:g}), {100 * above[False]:.1f} among those that break it"
+            f"Highest baseline above our curve: {100 * above[True]:.1f} points if it keeps the attainment of "
+            f"online alone less a point (allowed {100 * MORE:g}), {100 * above[False]:.1f} if it does not"
         )
         print_caps(table, load)
         return found, above[True] <= MORE
@@ -163,7 +165,7 @@ def judge(name: str, table: Table, load: float) -> tuple[list[Point], bool]:
 
 
 def print_caps(table: Table, load: float) -> None:
-    """Each cap: what offline work costs online, and the most that a static budget harvests at no more."""
+    """Print for each cap the cost for online, and the highest harvest of a static budget at the same cost or less."""
     alone = table.bench.alone(load).result
     budgets = [row for row in table.rows if knob(row.policy)[0] == "static-budget"]
     rows = []
@@ -191,7 +193,7 @@ def print_caps(table: Table, load: float) -> None:
 
 
 def _inflations(result: Report, alone: Report) -> tuple[float, ...]:
-    """Of TTFT p50 and p99, TPOT p50 and p99."""
+    """Return the inflation of TTFT p50 and p99, and of TPOT p50 and p99."""
     pairs = ((result.ttft, alone.ttft), (result.tpot, alone.tpot))
     return tuple(getattr(ours, p) / getattr(theirs, p) - 1 for ours, theirs in pairs for p in ("p50", "p99"))
 
@@ -213,7 +215,7 @@ def _cells(point: Point, row: Row, above: str, table: Table) -> tuple[str, ...]:
 
 
 def draw(by_trace: dict[str, list[Point]], path: Path) -> None:
-    """One plane for each trace: lines follow the knobs, and what breaks the attainment is hollow and faint."""
+    """Draw one plot for each trace. Lines follow the knobs. Points that break the attainment are hollow and faint."""
     from matplotlib.figure import Figure  # noqa: PLC0415  a second of import, where a picture is asked for
 
     figure = Figure(figsize=(13, 4.5), layout="constrained")
@@ -256,39 +258,42 @@ def draw(by_trace: dict[str, list[Point]], path: Path) -> None:
 def options() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--load", type=float, default=40.0, help="percent of the SLO-bound ceiling")
+    parser.add_argument("--load", type=float, default=40.0, help="percent of the SLO-bound throughput")
     parser.add_argument(
         "--minutes",
         type=_minutes,
         default=[5.0],
-        help="of all, or of each of the three; a p99 needs thousands of requests",
+        help="minutes of a run, one number or one per trace; a p99 needs thousands of requests",
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seeds", type=int, default=1, help="runs that each row pools")
-    parser.add_argument("--trace", choices=TRACES, help="one of them alone")
-    parser.add_argument("--ttft-ms", type=float, default=1000.0, help="SLO: first token")
-    parser.add_argument("--tpot-ms", type=float, default=50.0, help="SLO: each token after it, on average")
-    parser.add_argument("--slots", type=int, default=256, help="places in the running batch")
-    parser.add_argument("--reservation", type=float, default=0.0, help="percent of slots that is kept for offline")
+    parser.add_argument("--seeds", type=int, default=1, help="number of runs that each row pools")
+    parser.add_argument("--trace", choices=TRACES, help="run this trace only")
+    parser.add_argument("--ttft-ms", type=float, default=1000.0, help="SLO of the time to the first token")
+    parser.add_argument("--tpot-ms", type=float, default=50.0, help="SLO of the mean time per token after the first")
+    parser.add_argument("--slots", type=int, default=256, help="number of slots")
+    parser.add_argument("--reservation", type=float, default=0.0, help="percent of slots that is reserved for offline")
+    parser.add_argument("--suspension", choices=("on", "off"), default="on", help="whether Ballast suspends steps")
     parser.add_argument(
-        "--suspension", choices=("on", "off"), default="on", help="whether steps of Ballast stand still"
+        "--caps",
+        type=_caps,
+        default=[*CAPS, *WIDE_CAPS],
+        help="interference caps in percent, such as 2,10; none: no cap",
     )
-    parser.add_argument("--caps", type=_caps, default=[*CAPS, *WIDE_CAPS], help="percent, such as 2,10; none: no cap")
     parser.add_argument("--fitted", action="store_true", help="Ballast learns the step times during the run")
     parser.add_argument(
-        "--policy", type=_families, default=FAMILIES, metavar="NAME,...", help=f"some of {', '.join(FAMILIES)}"
+        "--policy", type=_families, default=FAMILIES, metavar="NAME,...", help=f"policies: {', '.join(FAMILIES)}"
     )
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--plot", type=Path, metavar="FILE")
-    parser.add_argument("--quick", action="store_true", help="two minutes of traffic")
+    parser.add_argument("--quick", action="store_true", help="run two minutes of traffic")
     found = parser.parse_args()
     if found.seeds < 1 or found.slots < 1 or not 0 <= found.reservation <= 100:
-        parser.error("wanted at least one seed and one slot, and a reservation of 0 to 100 percent")
+        parser.error("expected at least one seed, at least one slot, and a reservation from 0 to 100 percent")
     return found
 
 
 def main() -> int:
-    """Run all three; the exit status is 1 where a baseline lies above our curve."""
+    """Run all traces. The exit status is 1 if a baseline is above our curve."""
     args = options()
     minutes, load = [2.0] if args.quick else args.minutes, args.load / 100
     by_trace, is_kept = {}, True
@@ -306,14 +311,16 @@ def main() -> int:
 def _minutes(text: str) -> list[float]:
     found = [float(part) for part in text.split(",")]
     if len(found) not in {1, 3} or min(found) <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r}; wanted more than 1, for all or for each of three, as in 58,15,15")
+        raise argparse.ArgumentTypeError(
+            f"{text!r}; expected one number above 1, or one for each trace, such as 58,15,15"
+        )
     return found
 
 
 def _caps(text: str) -> list[float]:
     found = [] if text == "none" else [float(part) for part in text.split(",")]
     if any(cap <= 0 for cap in found):
-        raise argparse.ArgumentTypeError(f"{text!r}; wanted percentages above 0, as in 2,10,25, or none")
+        raise argparse.ArgumentTypeError(f"{text!r}; expected percentages above 0, such as 2,10,25, or none")
     return found
 
 
@@ -358,7 +365,7 @@ def run(name: str, minutes: float, turn: int, args: argparse.Namespace) -> Table
             engine.model,
             60 * minutes,
             seed=seed,
-            # A step can be suspended between two layers: with one layer, it never is.
+            # A step can be suspended between two layers. With one layer, it cannot.
             num_layers=engine.num_layers if args.suspension == "on" else 1,
             is_fitted=args.fitted,
         )

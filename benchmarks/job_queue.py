@@ -1,9 +1,9 @@
-"""What the queue costs: submission, claim, finish, and whether a claim stays flat with many jobs and items.
+"""Measure the queue: submission, claim, finish, and whether a claim stays as fast with many jobs and items.
 
     python benchmarks/job_queue.py [--url redis://...] [--items 100000] [--jobs 1000] [--json FILE]
 
-Starts a Valkey of its own (append-only file on, fsync every second) unless it gets a URL. Latencies are those of the
-Python calls, parsing included, over loopback.
+The program starts a Valkey (append-only file on, fsync every second) unless it gets a URL. Latencies are those of the
+Python calls over loopback, including parsing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PROMPT = "Summarize what was said in the meeting about the new harbour. " * 8
 
 
 def lines(num: int) -> Iterator[bytes]:
-    """Lines of about 600 bytes."""
+    """Return lines of about 600 bytes."""
     for i in range(num):
         body = {"model": "small", "prompt": f"{i} {PROMPT}", "max_tokens": 64}
         yield json.dumps(
@@ -45,7 +45,7 @@ def percentiles(seconds: list[float]) -> dict[str, float]:
 
 
 def timed(call: Callable[[], object], times: int) -> dict[str, float]:
-    """Latency of `call`."""
+    """Return the latency of `call`."""
     seconds = []
     for _ in range(times):
         start = time.perf_counter()
@@ -55,7 +55,7 @@ def timed(call: Callable[[], object], times: int) -> dict[str, float]:
 
 
 def work(queue: Queue, job_id: str, num: int, *, at_once: int) -> float:
-    """Claim and finish `num` items; give items per second."""
+    """Claim and finish `num` items, and return items per second."""
     text = {"choices": [{"text": "word " * 64}]}
     start = time.perf_counter()
     for _ in range(0, num, at_once):
@@ -66,21 +66,21 @@ def work(queue: Queue, job_id: str, num: int, *, at_once: int) -> float:
     return num / (time.perf_counter() - start)
 
 
-def look(queue: Queue, count: int) -> int:
-    """Read what a worker that wants `count` items chooses from."""
+def read_heads(queue: Queue, count: int) -> int:
+    """Read the jobs from which a worker that wants `count` items chooses; return how many there are."""
     demand = queue.claimable.demand()
-    return len(queue.claimable.heads(groups_to_read(demand.groups, {}, count=count, rooms={}, reserved=())))
+    return len(queue.claimable.heads(groups_to_read(demand.groups, {}, count=count, limits={}, reserved=())))
 
 
 def memory(queue: Queue) -> int:
-    """Bytes that the server uses."""
+    """Return the bytes that the server uses."""
     return int(queue.store.connection.info("memory")["used_memory"])
 
 
 def measure(url: str, num_items: int, num_jobs: int) -> dict[str, object]:
-    """Run everything on fresh queues."""
+    """Run all measurements on new queues."""
     figures: dict[str, object] = {}
-    queue = Queue.connect(url, f"bench/{uuid4().hex}")
+    queue = Queue.connect(url, f"bench/{uuid4().hex}", loads_functions=True)
     queue.settings.apply(QueueSettings(lease_seconds=3600))
 
     before = memory(queue)
@@ -106,10 +106,10 @@ def measure(url: str, num_items: int, num_jobs: int) -> dict[str, object]:
     for i in range(num_jobs):
         queue.submissions.submit(small, tenant=f"tenant-{i % 20}", priority=i % 3)
     figures[f"claim_8_with_{num_jobs}_jobs"] = timed(lambda: queue.leases.claim(few, 8, "bench"), 500)
-    figures[f"look_for_4_items_with_{num_jobs}_jobs_of_20_tenants"] = timed(lambda: look(queue, 4), 200)
+    figures[f"read_heads_for_4_items_with_{num_jobs}_jobs_of_20_tenants"] = timed(lambda: read_heads(queue, 4), 200)
     for i in range(num_jobs):
         queue.submissions.submit(small, tenant=f"other-{i}")
-    figures[f"look_for_4_items_with_{num_jobs}_more_tenants"] = timed(lambda: look(queue, 4), 100)
+    figures[f"read_heads_for_4_items_with_{num_jobs}_more_tenants"] = timed(lambda: read_heads(queue, 4), 100)
     figures["stats"] = timed(queue.stats, 200)
     queue.close()
     return figures
@@ -118,7 +118,7 @@ def measure(url: str, num_items: int, num_jobs: int) -> dict[str, object]:
 def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", help="a server to use; by default one of its own")
+    parser.add_argument("--url", help="server to use (default: start one)")
     parser.add_argument("--items", type=int, default=100_000)
     parser.add_argument("--jobs", type=int, default=1000)
     parser.add_argument("--json", type=Path, metavar="FILE")

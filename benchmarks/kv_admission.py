@@ -1,9 +1,13 @@
-"""What admission by the predicted peak is worth where KV is short: throughput and tokens computed again.
+"""Measure the effect of admission by the predicted peak if KV is short: throughput, and tokens computed again.
 
-Offline work (arXiv lengths, never empty) beside a share of online (Azure conversations) on an A100 with Llama-3-8B in
-the simulator; nobody knows how long an answer will be. Four rules for the same traffic and seed: every answer keeps
-room for all it may become (`full`), the peak as if every answer became that (`longest`), 64 tokens for everybody
-(`tail`, what is done before lengths are known), and the peak by what answers usually come to (`ballast`).
+Offline work (arXiv lengths, never empty) runs with a share of online work (Azure conversations) on an A100 with
+Llama-3-8B in the simulator. The length of an answer is not known in advance. Four rules run with the same traffic and
+seed:
+
+- `full`: every request keeps KV blocks for its longest possible answer.
+- `longest`: the predicted peak, as if every answer had its longest possible length.
+- `tail`: 64 tokens for every request, which is the rule of the policy before it knows lengths.
+- `ballast`: the predicted peak by the usual lengths of answers.
 
 python benchmarks/kv_admission.py --kv-tokens 440000,220000,110000 --load 0,40
 """
@@ -28,12 +32,12 @@ from ballast_sim.replay.traffic import Arrival, excerpt, read, read_lengths
 
 TRACES = Path(__file__).parents[1] / "worker" / "ballast_cli" / "demo" / "traces"
 ALONE_TOKENS_PER_SECOND = 8_000.0
-"""What a load of 100 % means: about what the GPU does with offline alone under a TPOT of 50 ms."""
+"""Tokens per second at a load of 100 %: about the SLO-bound throughput at a TPOT of 50 ms."""
 RULES = ("full", "longest", "tail", "ballast")
 
 
 class Ruled:
-    """The policy that ships, told more or less of what to expect."""
+    """The policy, with one of the rules for the lengths of answers."""
 
     def __init__(self, rule: str) -> None:
         self._rule = rule
@@ -46,12 +50,12 @@ class Ruled:
         if self._rule == "tail":
             return plan(unknown)
         longest = replace(snapshot.config, tail_tokens=1 << 30)
-        waiting = _with_full_room(snapshot) if self._rule == "full" else snapshot.waiting
+        waiting = _fitting_in_full(snapshot) if self._rule == "full" else snapshot.waiting
         return plan(replace(unknown, config=longest, waiting=waiting))
 
 
-def _with_full_room(snapshot: EngineSnapshot) -> list:
-    """Leave out the offline requests whose longest answer does not fit beside everybody's longest answer."""
+def _fitting_in_full(snapshot: EngineSnapshot) -> list:
+    """Return the waiting requests, without offline requests whose longest answer does not fit with the others."""
     size = snapshot.config.block_tokens
     whole = [-(-(r.num_prompt + r.max_output) // size) for r in snapshot.residents]
     left = snapshot.config.num_blocks - sum(whole)
@@ -98,10 +102,15 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kv-tokens", default="440000,220000,110000")
-    parser.add_argument("--load", default="0,40", help="online load, percent")
+    parser.add_argument("--load", default="0,40", help="online loads in percent")
     parser.add_argument("--reservation", type=float, default=0.0)
     parser.add_argument("--minutes", type=float, default=6)
-    parser.add_argument("--offline", choices=("read", "write"), default="write", help="arXiv lengths, or turned round")
+    parser.add_argument(
+        "--offline",
+        choices=("read", "write"),
+        default="write",
+        help="arXiv lengths, or with prompt and answer exchanged",
+    )
     parser.add_argument("--rules", default=",".join(RULES))
     options = parser.parse_args()
     trace, offline = read(TRACES / "azure_conv_2023.csv"), read_lengths(TRACES / "arxiv_summarization.csv")

@@ -23,7 +23,7 @@ their TTFT p99 and ITL p99 over those of S0. The goal counts in both.
 Step times are those of gpt-oss-120b on an A100 (`llm_d.experts`), calibrated on the published rows without batch
 work; the last table shows the errors of these and of all other rows. KV cache: 80 GiB x 0.9, less the weights, less
 2 GB for activations; 36 layers, 8 KV heads, head dimension 64, 16 bits. `--kv windowed` counts the 18 layers with
-sliding-window attention as keeping 128 tokens, as vLLM does; `--kv uniform` counts all layers alike. The
+sliding-window attention as keeping 128 tokens, as vLLM does; `--kv uniform` counts all layers equally. The
 length of the system prompts is not published: 64 tokens are assumed. The simulator has neither a network nor vLLM's
 asynchronous scheduling, and adds nothing to TTFT for them.
 """
@@ -136,8 +136,8 @@ def parser() -> argparse.ArgumentParser:
     add("--arrivals", type=_words("constant", "poisson"), default=["constant", "poisson"], metavar="KIND,...")
     add("--scenario", type=_words(*SCENARIOS), default=list(SCENARIOS), metavar="NAME,...", help=", ".join(SCENARIOS))
     add("--seeds", type=_numbers, default=[0], metavar="N,...", help="latencies are pooled, the slowest jobs count")
-    add("--cycles", type=int, default=10, help="cycles of 180 s that latencies are taken from, warm-up included")
-    add("--warmup", type=int, default=2, help="cycles at the start that no latency is taken from")
+    add("--cycles", type=int, default=10, help="cycles of 180 s, warm-up included")
+    add("--warmup", type=int, default=2, help="cycles at the start whose latencies do not count")
     add("--most-cycles", type=int, default=24, help="a run ends there even if batch work is left")
     add("--rate", type=float, default=15.0, help="interactive requests per second in a burst")
     add("--phase", type=float, default=90.0, help="seconds of an idle phase and of a burst")
@@ -146,8 +146,13 @@ def parser() -> argparse.ArgumentParser:
     add("--concurrency", type=int, default=10, help="batch requests in flight of S6, on all replicas")
     add("--cost", choices=("fitted", "known"), default="fitted", help="cost model of Ballast: fitted to its own steps")
     add("--step-times", choices=("experts", "linear"), default="experts", help="linear: the policy's form, fitted")
-    add("--diversity", type=float, default=GPT_OSS_A100.diversity, help="1: every token chooses experts by itself")
-    add("--kv", choices=KV, default=KV[0], help="what layers with sliding-window attention keep")
+    add("--diversity", type=float, default=GPT_OSS_A100.diversity, help="1: every token chooses experts independently")
+    add(
+        "--kv",
+        choices=KV,
+        default=KV[0],
+        help="KV of layers with sliding-window attention: their window, or all tokens",
+    )
     add("--suspension", choices=("on", "off"), default="on", help="whether steps of Ballast may be suspended")
     add("--reservation", type=float, default=0.0, help="percent of slots reserved for offline work")
     add("--slo-factor", type=float, default=FACTOR, help="SLO of Ballast over the p99 of S0")
@@ -155,7 +160,7 @@ def parser() -> argparse.ArgumentParser:
     add("--tpot-ms", type=_positive, help="likewise")
     add("--processes", type=int, default=1, help="runs at a time")
     add("--no-check", dest="check", action="store_false", help="leave out the check against published rows")
-    add("--calibrate", action="store_true", help="fit the step times to the published rows again, and nothing else")
+    add("--calibrate", action="store_true", help="only fit the step times to the published rows again")
     add("--json", type=Path, metavar="FILE")
     add("--plot", type=Path, metavar="FILE")
     add("--quick", action="store_true", help="constant arrivals and 4 cycles (unless options say otherwise)")
@@ -171,7 +176,7 @@ def _numbers(text: str) -> list[int]:
 def _positive(text: str) -> float:
     value = float(text)
     if not 0 < value < inf:
-        raise argparse.ArgumentTypeError(f"{text!r}; wanted milliseconds above 0")
+        raise argparse.ArgumentTypeError(f"{text!r}; expected milliseconds above 0")
     return value
 
 

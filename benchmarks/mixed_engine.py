@@ -1,14 +1,17 @@
-"""Print Ballast beside baselines on the real CPU engine: the same small table as `ballast bench mixed` prints.
+"""Compare Ballast with baselines on the real CPU engine, in a small version of the table of `ballast bench mixed`.
 
     python benchmarks/mixed_engine.py [--load 20,40] [--seconds N] [--turns N] [--model DIR] [--json FILE] [--quick]
 
-The Azure conversation trace over the arXiv lengths, all lengths divided by `--scale`, on the engine with the model that
-ships: no HTTP, one thread asks, one computes. Online requests come when the trace says so, also in the middle of a
-step; offline work never runs out. A load is a share of the SLO-bound ceiling, measured first: offline alone, every step
-held to the TPOT. All policies are the engine's own planner exchanged, on the same engine and requests, in turn; the
-prefix cache and counters start empty. Tokens are those computed for the first time. Turns are pooled.
+Online requests follow the Azure conversation trace, and offline requests have the arXiv lengths. All lengths are
+divided by `--scale`. The engine has the model that ships with Ballast, and there is no HTTP: one thread submits
+requests, and one computes. Online requests arrive at the times of the trace, also during a step. Offline work never
+runs out.
 
-All times are CPU time of the thread that computes, and the engine goes by them too: what else runs on the machine does
+A load is a share of the SLO-bound throughput, which is measured first: offline alone with every step within the TPOT.
+All policies run alternately on the same engine and requests, as replacements of the engine's planner. The prefix cache
+and the counters start empty. Tokens count when they are computed for the first time. Repetitions are pooled.
+
+All times are CPU time of the computing thread, and the engine uses the same clock, so other work on the machine does
 not count. When nothing is left to do, time jumps to the next request.
 """
 
@@ -39,12 +42,12 @@ from ballast_sim.replay.policies import held_to, unbounded
 from ballast_sim.replay.traffic import Arrival, excerpt, read, read_lengths
 
 LONGEST = 480
-"""Tokens of prompt and answer: the longest of the traces are cut to it."""
+"""Most tokens of prompt and answer. Longer requests of the traces are cut to it."""
 ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
 
 
 def scaled(arrivals: Sequence[Arrival], scale: float) -> list[Arrival]:
-    """The same times with shorter requests."""
+    """Return the arrivals with shorter requests at the same times."""
     out = []
     for arrival in arrivals:
         num_output = min(max(1, round(arrival.num_output / scale)), LONGEST // 2)
@@ -54,7 +57,7 @@ def scaled(arrivals: Sequence[Arrival], scale: float) -> list[Arrival]:
 
 
 def requests(arrivals: Iterator[Arrival], request_class: RequestClass, seed: int) -> Iterator[GenerationRequest]:
-    """Requests of these lengths, with tokens drawn from the seed."""
+    """Return requests of these lengths, with tokens drawn from the seed."""
     random = Random(seed)
     for number, arrival in enumerate(arrivals):
         yield GenerationRequest(
@@ -68,7 +71,7 @@ def requests(arrivals: Iterator[Arrival], request_class: RequestClass, seed: int
 
 @dataclass
 class Outcome:
-    """What one run, or several pooled ones, came to. Seconds."""
+    """The result of one run, or of several pooled runs. Times are in seconds."""
 
     ttft: list[float] = field(default_factory=list)
     tpot: list[float] = field(default_factory=list)
@@ -97,20 +100,20 @@ class Bench:
     offline: list[Arrival]
 
     def run(self, planner: Planner, online: list[Arrival], seconds: float, seed: int, *, fills: bool) -> Outcome:
-        """Replay so many seconds; with `fills`, twice as much offline work waits as there are slots."""
+        """Replay `seconds` of traffic. With `fills`, twice as many offline requests as slots are present."""
         engine = self.engine
         engine.reset()
         engine.host.planner = planner
         pool = requests((self.offline[i % len(self.offline)] for i in count(97 * seed)), OFFLINE, seed)
-        people = [
+        asked_requests = [
             one for one in zip(online, requests(iter(online), ONLINE, seed), strict=True) if one[0].seconds < seconds
         ]
         first: dict[str, float] = {}
         last: dict[str, tuple[float, int]] = {}
         clock = self.clock
         begin = clock()
-        crowd = threading.Thread(target=self._ask, args=(people, begin))
-        crowd.start()
+        thread = threading.Thread(target=self._ask, args=(asked_requests, begin))
+        thread.start()
         while clock() - begin < seconds:
             for _ in range(self.config.slots * 2 - engine.stats().offline.waiting if fills else 0):
                 engine.submit(next(pool))
@@ -119,36 +122,36 @@ class Bench:
             now = clock() - begin
             if engine.last_step is before and not engine.is_suspended:
                 clock.jump(0.0002)  # nothing could run
-                time.sleep(0.0002)  # for the thread that asks
+                time.sleep(0.0002)  # for the thread that submits
             for output in outputs:
                 if output.request_id.startswith("online"):
                     assert not output.error, output.error
                     first.setdefault(output.request_id, now)
                     last[output.request_id] = (now, output.num_output)
         stats, elapsed = engine.stats(), clock() - begin
-        crowd.join()
+        thread.join()
         self._clear()
         found = Outcome(suspended=stats.suspended_steps, seconds=elapsed)
         for request_class in RequestClass:
             of = stats.of(request_class)
             found.tokens[request_class] = of.prefill_tokens + of.decode_tokens
-        for arrival, request in people:
+        for arrival, request in asked_requests:
             name = request.request_id
-            # Who waits at the end has waited at least so long.
+            # A request that waits at the end has waited at least this long.
             found.ttft.append(first.get(name, elapsed) - arrival.seconds)
             at, num = last.get(name, (0.0, 0))
             if num > 1:
                 found.tpot.append((at - first[name]) / (num - 1))
         return found
 
-    def _ask(self, people: list[tuple[Arrival, GenerationRequest]], begin: float) -> None:
-        for arrival, request in people:
+    def _ask(self, asked_requests: list[tuple[Arrival, GenerationRequest]], begin: float) -> None:
+        for arrival, request in asked_requests:
             while self.clock() < begin + arrival.seconds:
                 time.sleep(0.0005)
             self.engine.submit(replace(request, arrival=begin + arrival.seconds))
 
     def _clear(self) -> None:
-        """Give everything back that is under way."""
+        """Give back all requests in flight."""
         engine = self.engine
         while engine.has_work:
             if not engine.is_suspended:
@@ -158,7 +161,7 @@ class Bench:
 
 
 def planners(config: PolicyConfig) -> dict[str, Callable[[], tuple[Planner, bool]]]:
-    """Each policy, and whether there is offline work."""
+    """Return each policy, and whether it runs with offline work."""
     chunk = config.chunk_tokens
     return {
         "online-only": lambda: (unbounded(chunk).plan, False),
@@ -170,7 +173,7 @@ def planners(config: PolicyConfig) -> dict[str, Callable[[], tuple[Planner, bool
 
 
 def report(name: str, found: Outcome, alone: Outcome, config: PolicyConfig, bound: float) -> dict[str, float]:
-    """Print one row and give its figures."""
+    """Print one row, and return its figures."""
     row: dict[str, float] = {}
     for what, values, promise in (("ttft", found.ttft, config.ttft), ("tpot", found.tpot, config.tpot)):
         row |= {f"{what}_p{share}_ms": 1e3 * percentile(values, share) for share in (50, 95, 99)}
@@ -196,35 +199,35 @@ HEADER = (
 
 
 def main() -> int:
-    """Measure the ceilings, then every policy at every load."""
+    """Measure the maximum throughputs, then every policy at every load."""
     options = parser(__doc__)
-    options.add_argument("--load", default="20,40", help="percent of the SLO-bound ceiling")
-    options.add_argument("--seconds", type=float, default=30.0, help="of each run")
+    options.add_argument("--load", default="20,40", help="percent of the SLO-bound throughput")
+    options.add_argument("--seconds", type=float, default=30.0, help="length of each run")
     options.add_argument("--turns", type=int, default=3)
-    options.add_argument("--scale", type=float, default=8.0, help="what lengths are divided by")
+    options.add_argument("--scale", type=float, default=8.0, help="divisor of the lengths")
     options.add_argument("--ttft-ms", type=float, default=300.0)
     options.add_argument("--tpot-ms", type=float, default=15.0)
     options.add_argument("--slots", type=int, default=32)
     asked = options.parse_args()
     seconds, turns = (10.0, 1) if asked.quick else (asked.seconds, asked.turns)
     about = machine()
-    told = {"chunk_tokens": 256, "ttft": asked.ttft_ms / 1e3, "tpot": asked.tpot_ms / 1e3}
+    policy = {"chunk_tokens": 256, "ttft": asked.ttft_ms / 1e3, "tpot": asked.tpot_ms / 1e3}
     clock = Clock()
     engine = build_engine(
         EngineOptions(directory=asked.model, slots=asked.slots, threads=1, max_model_len=LONGEST + 32),
-        PolicyConfig(slots=asked.slots, num_blocks=1, offline_share=0.0, **told),
+        PolicyConfig(slots=asked.slots, num_blocks=1, offline_share=0.0, **policy),
         clock=clock,
     )
     config = engine.policy
     trace, lengths = scaled(read(ONLINE_TRACE), asked.scale), scaled(read_lengths(OFFLINE_TRACE), asked.scale)
     bench = Bench(engine, clock, config, trace, lengths)
-    ceilings = {}
+    maximums = {}
     for name, step in (("unbounded", inf), ("SLO-bound", config.tpot)):
         planner = held_to(step, config.chunk_tokens).plan
         alone = [bench.run(planner, [], seconds, seed, fills=True) for seed in range(turns)]
-        ceilings[name] = max(found.tokens[OFFLINE] / found.seconds for found in alone)
-        print(f"Offline alone, {name}: {ceilings[name]:,.0f} tokens/s")
-    bound = ceilings["SLO-bound"]
+        maximums[name] = max(found.tokens[OFFLINE] / found.seconds for found in alone)
+        print(f"Offline alone, {name}: {maximums[name]:,.0f} tokens/s")
+    bound = maximums["SLO-bound"]
     rows = []
     for load in (float(part) / 100 for part in asked.load.split(",")):
         found: dict[str, Outcome] = {name: Outcome() for name in planners(config)}
@@ -241,7 +244,7 @@ def main() -> int:
         for name, outcome in found.items():
             row = report(name, outcome, found["online-only"], config, bound)
             rows.append({"policy": name, "load_percent": 100 * load, **row})
-    write(asked.json, {"machine": about, "ceilings_tokens_per_s": ceilings, "rows": rows})
+    write(asked.json, {"machine": about, "maximum_tokens_per_s": maximums, "rows": rows})
     return 0
 
 

@@ -2,13 +2,13 @@
 
     make mutation ARGS='ballast_queue --sample 500'    # 500 mutants, drawn at random
     make mutation ARGS='ballast_queue keys job'        # every mutant of two modules
-    make mutation ARGS='ballast_queue --again'         # those that survived the last run, against tests that changed
+    make mutation ARGS='ballast_queue --again'         # the survivors of the last run, against changed tests
 
-The tool is mutmut. `make mutation` installs it into a folder of its own. mutmut changes the bodies of functions; it
-leaves out decorated functions (but for class methods and static methods), the module level, and `ballast.lua`.
+The tool is mutmut. `make mutation` installs it into a separate folder. mutmut changes the bodies of functions. It
+leaves out decorated functions (except class methods and static methods), the module level, and `ballast.lua`.
 
-A mutant meets the tests that call the changed function, the quickest first, until one fails. The survivors' diffs are
-written to `.mutation/PACKAGE/survivors.diff`. The exit code is 0: a survivor is a reason to look, and not an error.
+The tests that call the changed function run against each mutant, the quickest first, until one fails. The diffs of the
+survivors are in `.mutation/PACKAGE/survivors.diff`. The exit code is 0, because a survivor is not an error.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ROOT = Path(__file__).parent.parent
 TESTS = {"ballast_openai": "tests/openai", "ballast_policy": "tests/policy", "ballast_queue": "tests/queue"}
 KILLED, SURVIVED, TIMED_OUT, UNCOVERED = "killed", "survived", "timed out", "no test"
 _BY_EXIT = {0: SURVIVED, 5: UNCOVERED, 33: UNCOVERED, 1: KILLED, 3: KILLED}
-"""mutmut's exit codes. Each of the others is a signal: the mutant used up its time or the memory."""
+"""mutmut's exit codes. Any other code is a signal: the mutant used up its time or the memory."""
 _SETTINGS = """
 [tool.mutmut]
 source_paths = ["src/{package}"]
@@ -61,7 +61,7 @@ def pytest_collection_modifyitems(items):
 
 
 def stage(package: str, tests: str, place: Path) -> None:
-    """Copy the package and its tests to where mutmut finds both under the names that the tests import."""
+    """Copy the package and its tests to a folder in which mutmut finds both under the names that the tests import."""
     shutil.rmtree(place, ignore_errors=True)
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "worker" / package, place / "src" / package, ignore=ignored)
@@ -85,7 +85,7 @@ def generate(place: Path) -> list[str]:
 
 
 def run(place: Path, names: Sequence[str]) -> dict[str, str]:
-    """Try mutants; return the outcome of each."""
+    """Run the tests against mutants; return the outcome of each."""
     command = [sys.executable, "-m", "mutmut", "run", "--max-children", "1", *names]
     with (place / "mutmut.log").open("a") as log:
         process = subprocess.Popen(

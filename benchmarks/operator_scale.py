@@ -1,8 +1,7 @@
-"""The operator under many resources: time to converge, calls, CPU, memory, and what it costs when nothing happens.
+"""Measure the operator with many resources: time to converge, calls, CPU, memory, and the cost of an idle cluster.
 
-A real etcd, API server, controller manager and scheduler from the folder KUBEBUILDER_ASSETS; kwok, from the same
-folder, pretends to be nodes and kubelets. A real Valkey holds a status of each pod's worker, which the operator reads
-every ten seconds.
+The folder KUBEBUILDER_ASSETS has a real etcd, API server, controller manager and scheduler, and kwok, which simulates
+nodes and kubelets. A real Valkey holds a status for the worker of each pod, which the operator reads every ten seconds.
 
     KUBEBUILDER_ASSETS=... python benchmarks/operator_scale.py --kwok-config stages.yaml --resources 500 --pods 4
 """
@@ -52,14 +51,14 @@ QUICK = ("--kube-api-qps=500", "--kube-api-burst=1000")
 
 @dataclass(frozen=True)
 class Usage:
-    """Of one process."""
+    """CPU time and memory of a process."""
 
     cpu_seconds: float
     mebibytes: float
 
     @classmethod
     def of(cls, pid: int) -> Usage:
-        """Read it from /proc."""
+        """Read them from /proc."""
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         seconds = (int(fields[11]) + int(fields[12])) / TICKS
@@ -67,7 +66,7 @@ class Usage:
 
 
 class Operator:
-    """The operator's process, seen through its own metrics."""
+    """The operator's process, measured by its metrics."""
 
     def __init__(self, plane: ControlPlane, folder: Path, max_concurrent: int) -> None:
         self._log = folder / "operator.log"
@@ -91,13 +90,13 @@ class Operator:
         self._port = int(found[1])
 
     def samples(self) -> dict[str, float]:
-        """Every metric."""
+        """Return every metric."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=10) as answer:
             lines = answer.read().decode().splitlines()
         return {name: float(value) for name, _, value in (x.rpartition(" ") for x in lines if not x.startswith("#"))}
 
     def calls(self) -> dict[tuple[str, str], float]:
-        """Calls to the API server by verb and kind."""
+        """Return the calls to the API server by verb and kind."""
         found: dict[tuple[str, str], float] = {}
         for name, value in self.samples().items():
             match = re.match(r'ballast_operator_api_calls_total\{code="\d+",kind="(\w+)",verb="(\w+)"\}', name)
@@ -112,13 +111,13 @@ def until(what: Callable[[], Any], seconds: float, said: str) -> None:
     end = time.monotonic() + seconds
     while not what():
         if time.monotonic() > end:
-            raise SystemExit(f"not within {seconds:.0f} s: {said}")
+            raise SystemExit(f"not reached within {seconds:.0f} s: {said}")
         time.sleep(0.2)
 
 
 @contextmanager
 def cluster(folder: Path, kwok_config: str | None, nodes: int) -> Iterator[ControlPlane]:
-    """A control plane with pretended nodes."""
+    """Run a control plane with simulated nodes."""
     with control_plane(folder) as plane:
         plane.kubectl("apply", "--server-side", "-f", str(CRD))
         plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
@@ -138,23 +137,23 @@ def cluster(folder: Path, kwok_config: str | None, nodes: int) -> Iterator[Contr
             "--node-lease-duration-seconds=40",
             *((f"--config={kwok_config}",) if kwok_config else ()),
         )
-        room = {"cpu": "1000", "memory": "1000Gi", "pods": str(PODS_PER_NODE)}
+        capacity = {"cpu": "1000", "memory": "1000Gi", "pods": str(PODS_PER_NODE)}
         for number in range(nodes):
             metadata = {"name": f"node-{number}", "annotations": {"kwok.x-k8s.io/node": "fake"}}
-            body = {"metadata": metadata, "status": {"allocatable": room, "capacity": room}}
+            body = {"metadata": metadata, "status": {"allocatable": capacity, "capacity": capacity}}
             plane.http.post("/api/v1/nodes", json=body).raise_for_status()
         yield plane
 
 
 def make_body(number: int, pods: int) -> dict[str, Any]:
-    """One resource."""
+    """Return one resource."""
     spec = {"model": {"uri": "file:///models/tiny"}, "gpu": {"count": 0}, "replicas": pods}
     body = {"apiVersion": "ballast.dev/v1alpha1", "kind": "InferenceDeployment", "spec": spec}
     return body | {"metadata": {"name": f"llm-{number}"}}
 
 
 def num_saying(plane: ControlPlane, kind: str, reason: str) -> int:
-    """Resources of which a condition has this reason."""
+    """Return the number of resources with a condition that has this reason."""
     items = plane.http.get(RESOURCES, params={"resourceVersion": "0"}).json()["items"]
     return sum(
         any(c["type"] == kind and c["reason"] == reason for c in item.get("status", {}).get("conditions", ()))
@@ -163,14 +162,14 @@ def num_saying(plane: ControlPlane, kind: str, reason: str) -> int:
 
 
 def publish(plane: ControlPlane, url: str) -> None:
-    """Say for each pod what its worker would say: the configuration that it has, and some load."""
+    """Write a status for the worker of each pod: its configuration, and some load."""
     files: dict[str, str] = {}
     for item in plane.http.get("/api/v1/namespaces/default/configmaps").json()["items"]:
         files |= {f"{item['metadata']['name']}/{name}": text for name, text in (item.get("data") or {}).items()}
     pods: dict[str, list[Any]] = {}
     for pod in plane.http.get("/api/v1/namespaces/default/pods").json()["items"]:
         pods.setdefault(pod["metadata"]["labels"]["app.kubernetes.io/instance"], []).append(pod)
-    first = Queue.connect(url, "default/llm-0")
+    first = Queue.connect(url, "default/llm-0", loads_functions=True)
     for name, found in pods.items():
         queue = Queue(first.store.connection, f"default/{name}")
         for pod in found:
@@ -188,13 +187,15 @@ def publish(plane: ControlPlane, url: str) -> None:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description="The operator under many resources")
+    parser = argparse.ArgumentParser(description="Measure the operator with many resources.")
     parser.add_argument("--resources", type=int, default=100)
-    parser.add_argument("--pods", type=int, default=4, help="of each resource")
+    parser.add_argument("--pods", type=int, default=4, help="replicas of each resource")
     parser.add_argument("--max-concurrent", type=int, default=16)
     parser.add_argument("--idle-seconds", type=float, default=60)
-    parser.add_argument("--plain", action="store_true", help="apply the same children by a script, with no operator")
-    parser.add_argument("--kwok-config", help="stages, where this kwok has none built in")
+    parser.add_argument(
+        "--plain", action="store_true", help="apply the same children with a script, without the operator"
+    )
+    parser.add_argument("--kwok-config", help="kwok stages, if this kwok has none built in")
     options = parser.parse_args()
     total = options.resources * options.pods
     with (
@@ -217,7 +218,7 @@ def main() -> None:
 
 
 def plain(plane: ControlPlane, options: argparse.Namespace) -> None:
-    """How long the cluster takes for the same children where a script applies them: what no operator can be under."""
+    """Measure how long the cluster takes if a script applies the same children: the least that an operator can take."""
     context = OperatorContext(image="worker:1")
     manifests = []
     for number in range(options.resources):
@@ -251,7 +252,7 @@ def plain(plane: ControlPlane, options: argparse.Namespace) -> None:
 
 
 def measure(plane: ControlPlane, operator: Operator, url: str, options: argparse.Namespace) -> None:
-    """Create everything, wait, let workers report, watch it idle, change one thing after another."""
+    """Measure a rollout of all resources, reports of all workers, the idle operator, and single changes."""
     resources, pid = options.resources, operator.process.pid
     empty, start = Usage.of(pid), time.monotonic()
     with ThreadPoolExecutor(8) as pool:
@@ -267,8 +268,8 @@ def measure(plane: ControlPlane, operator: Operator, url: str, options: argparse
     print_reconciliations(operator, resources)
     publish(plane, url)
     start = time.monotonic()
-    until(lambda: num_saying(plane, "ConfigApplied", "Applied") == resources, 300, "what workers say is reported")
-    print(f"  what {resources * options.pods} workers say is in all statuses after {time.monotonic() - start:.1f} s")
+    until(lambda: num_saying(plane, "ConfigApplied", "Applied") == resources, 300, "workers are in all statuses")
+    print(f"  reports of {resources * options.pods} workers: in all statuses after {time.monotonic() - start:.1f} s")
     idle(operator, options.idle_seconds)
     react(plane, operator)
     print(f"  memory at the end: {Usage.of(pid).mebibytes:.0f} MiB")
@@ -278,7 +279,7 @@ def print_reconciliations(operator: Operator, resources: int) -> None:
     """Print the reconciliations and calls of the rollout."""
     samples, calls = operator.samples(), operator.calls()
     count, spent = (samples[f"ballast_operator_reconcile_seconds_{part}"] for part in ("count", "sum"))
-    print(f"  {count:.0f} reconciliations, {1000 * spent / count:.1f} ms each (waiting for the API server included)")
+    print(f"  {count:.0f} reconciliations, {1000 * spent / count:.1f} ms each (including waits for the API server)")
     print(f"  calls for each resource ({sum(calls.values()) / resources:.2f}):")
     for (verb, kind), number in sorted(calls.items()):
         if number >= resources / 10:
@@ -286,7 +287,7 @@ def print_reconciliations(operator: Operator, resources: int) -> None:
 
 
 def idle(operator: Operator, seconds: float) -> None:
-    """What it costs when nothing happens."""
+    """Measure the cost of an idle operator."""
     before, used = operator.calls(), Usage.of(operator.process.pid)
     time.sleep(seconds)
     after, now = operator.calls(), Usage.of(operator.process.pid)
@@ -299,7 +300,7 @@ def idle(operator: Operator, seconds: float) -> None:
 
 
 def react(plane: ControlPlane, operator: Operator) -> None:
-    """How long a change takes from the API server to the Deployment, one at a time."""
+    """Measure how long a change takes from the API server to the Deployment."""
     took, before = [], operator.calls()
     merge = {"Content-Type": "application/merge-patch+json"}
     rounds = 10

@@ -119,7 +119,7 @@ def show(label: str, take: Callable[[], EngineSnapshot], seconds: float) -> None
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=0.5, help="per figure")
+    parser.add_argument("--seconds", type=float, default=0.5, help="seconds for each figure")
     seconds = parser.parse_args().seconds
     gc.disable()
     print("            residents  waiting   plan us     p99  snapshot us     p99  grants")

@@ -1,15 +1,15 @@
-"""Measure the policy over all settings, and print a change of the policy as one table of before and after.
+"""Measure the policy on all workloads, and print a change of the policy as one table of before and after.
 
-    python benchmarks/policy_change.py --json before.json                     # with the policy as it is
+    python benchmarks/policy_change.py --json before.json                     # with the current policy
     python benchmarks/policy_change.py --json after.json --against before.json     # with the changed policy
 
 Each row pools three seeds: slices of a trace that start at different requests, or other draws of arrivals and offline
-lengths. Attainment is also stated against online alone by the same code. Totals and offline tokens are shares of
+lengths. Attainment is also compared with online alone by the same code. Totals and offline tokens are shares of
 offline alone with every step within 50 ms (30 ms if that is the TPOT). "Worst third" is the attainment that the worst
 third of prompt lengths loses against online alone, of TTFT or TPOT.
 
-A change is judged row by row, the rows of online alone among them: a row may lose 0.3 points of attainment and 1 point
-of the total. A loss of one request is never held against a row: a single request is more than 0.3 points of some.
+A change is judged row by row, including the rows of online alone: a row may lose 0.3 points of attainment and 1 point
+of the total. The loss of a single request is always allowed, because it is more than 0.3 points in some rows.
 The exit status is 1 if a row loses more, or if the simulation fails where it did not before.
 """
 
@@ -48,18 +48,18 @@ from ballast_sim.replay.traffic import Arrival, Trace, read, read_lengths
 
 SEEDS = 3
 MOST_ATTAINMENT, MOST_TOTAL = 0.003, 0.01
-"""What a row may lose."""
+"""The most attainment and total throughput that a row may lose, as fractions of 1."""
 WARMUP_SECONDS = 60.0
-CEILING_SECONDS = 450.0
+MAXIMUM_SECONDS = 450.0
 CPU_SECONDS = 0.4
-"""Of one simulated minute on one core, roughly: for the expected time that is printed first."""
+"""Approximate CPU time of one simulated minute, from which the expected duration is computed."""
 QUICK = 0.2
 """Share of the simulated time that `--quick` keeps."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """How the policy is run in one row of a setting."""
+    """The options of the policy in one row of a workload."""
 
     label: str
     reservation: float = 0.0
@@ -94,18 +94,18 @@ FITTED = (Variant("SLO, fitted", is_fitted=True), Variant("cap 25 %, fitted", ca
 
 
 @dataclass(frozen=True)
-class Setting:
+class Workload:
     """Traffic and an SLO, and the rows that are measured on it."""
 
     minutes: float
     make: Callable[[int, float], tuple[Bench, float]]
-    """Takes a seed and seconds; returns the bench, and the load that it is run at."""
+    """Takes a seed and seconds. Returns the bench and its online load."""
     variants: tuple[Variant, ...] = FOUR
     least_minutes: float = 3.0
-    """Of a quick run."""
+    """The shortest simulated time of a quick run."""
 
     def seconds(self, *, is_quick: bool) -> float:
-        """Simulated time of one run."""
+        """Return the simulated time of one run."""
         return 60 * (max(QUICK * self.minutes, min(self.least_minutes, self.minutes)) if is_quick else self.minutes)
 
 
@@ -122,17 +122,17 @@ def arxiv() -> Sequence[Arrival]:
 
 
 def slice_of_azure(seed: int, _: float) -> Trace:
-    """Start at a share of the trace."""
+    """Return the Azure trace, started at a different request for each seed."""
     return rotated(azure(), seed / SEEDS)
 
 
 def slice_of_arena(seed: int, _: float) -> Trace:
-    """Start at a share of the trace of 27 tenants."""
+    """Return the arena trace of 27 tenants, started at a different request for each seed."""
     return rotated(read(ONLINE_TRACE.with_name("vtc_arena.csv")), seed / SEEDS)
 
 
 def burst(seed: int, seconds: float) -> Trace:
-    """Draw bursts: a tenth of each minute at eight times the rate of the rest."""
+    """Draw arrivals with bursts: a tenth of each minute has eight times the rate of the rest."""
     rate = bursts(2.0, 16.0, every=60.0, lasting=6.0)
     return generate(rate, peak=16.0, seconds=4 * seconds, lengths=azure(), seed=seed)
 
@@ -147,7 +147,7 @@ def on_trace(
     tpot: float = 0.05,
     slots: int = 256,
 ) -> tuple[Bench, float]:
-    """Make a bench on a trace that is stretched to a load."""
+    """Return a bench on a trace, and the load to which the trace is stretched."""
     trace = make(seed, seconds)
     engine = BenchEngine.of(
         model="llama-3-8b", gpu="a100", ttft=ttft, tpot=tpot, slots=slots, chunk_tokens=512, online=trace,
@@ -155,7 +155,7 @@ def on_trace(
     )  # fmt: skip
     bench = Bench(
         trace, arxiv(), engine.config, engine.model, seconds, seed=seed, num_layers=engine.num_layers,
-        warmup_seconds=min(WARMUP_SECONDS, seconds / 4), ceiling_seconds=CEILING_SECONDS,
+        warmup_seconds=min(WARMUP_SECONDS, seconds / 4), maximum_seconds=MAXIMUM_SECONDS,
     )  # fmt: skip
     return bench, load
 
@@ -163,7 +163,7 @@ def on_trace(
 def on_workload(
     seed: int, seconds: float, *, name: str, point: int = 0, offline: Callable[[], Sequence[Arrival]] | None = None
 ) -> tuple[Bench, float]:
-    """Make the bench of one point of a setting with times of its own."""
+    """Return the bench of one point of a workload that sets its own arrival times, and its load."""
     workload = WORKLOADS[name](seconds=seconds, seed=seed)
     if offline:
         workload = replace(workload, offline=offline())
@@ -172,33 +172,33 @@ def on_workload(
         model="llama-3-8b", gpu="a100", ttft=chosen.ttft, tpot=chosen.tpot, slots=workload.slots, chunk_tokens=512,
         online=chosen.online, offline=workload.offline,
     )  # fmt: skip
-    bench = replace(workload.bench(chosen, engine), seed=seed, ceiling_seconds=CEILING_SECONDS)
+    bench = replace(workload.bench(chosen, engine), seed=seed, maximum_seconds=MAXIMUM_SECONDS)
     return bench, 1.0
 
 
-def settings() -> dict[str, Setting]:
-    """All settings by name, in the order of the table."""
+def workloads() -> dict[str, Workload]:
+    """Return all workloads by name, in the order of the table."""
     traced: Callable[..., Callable[[int, float], tuple[Bench, float]]] = partial(partial, on_trace)
     worked: Callable[..., Callable[[int, float], tuple[Bench, float]]] = partial(partial, on_workload)
     found = {
-        "azure-60": Setting(20, traced(load=0.6)),
-        "azure-20": Setting(15, traced(load=0.2)),
-        "azure-20-tight": Setting(15, traced(load=0.2, ttft=0.3, tpot=0.03)),
-        "azure-60-tight": Setting(15, traced(load=0.6, ttft=0.3, tpot=0.03)),
-        "azure-40-ttft-500": Setting(15, traced(load=0.4, ttft=0.5)),
-        "azure-40-32-slots": Setting(15, traced(load=0.4, slots=32)),
-        "arena-40": Setting(15, traced(load=0.4, make=slice_of_arena)),
-        "bursts-40": Setting(15, traced(load=0.4, make=burst)),
-        "bursts-40-32-slots-ttft-500": Setting(15, traced(load=0.4, make=burst, slots=32, ttft=0.5)),
-        "caps-azure-40": Setting(30, traced(load=0.4), CAPS),
+        "azure-60": Workload(20, traced(load=0.6)),
+        "azure-20": Workload(15, traced(load=0.2)),
+        "azure-20-tight": Workload(15, traced(load=0.2, ttft=0.3, tpot=0.03)),
+        "azure-60-tight": Workload(15, traced(load=0.6, ttft=0.3, tpot=0.03)),
+        "azure-40-ttft-500": Workload(15, traced(load=0.4, ttft=0.5)),
+        "azure-40-32-slots": Workload(15, traced(load=0.4, slots=32)),
+        "arena-40": Workload(15, traced(load=0.4, make=slice_of_arena)),
+        "bursts-40": Workload(15, traced(load=0.4, make=burst)),
+        "bursts-40-32-slots-ttft-500": Workload(15, traced(load=0.4, make=burst, slots=32, ttft=0.5)),
+        "caps-azure-40": Workload(30, traced(load=0.4), CAPS),
     }
     for index, point in enumerate(sparse().points):
         spacing = f"{point.online[1].seconds:g}"
-        found[f"sparse-{spacing}s"] = Setting(5, worked(name="sparse", point=index), SPARSE, least_minutes=5)
-    found["sparse-2s-arxiv"] = Setting(5, worked(name="sparse", point=1, offline=arxiv), FITTED, least_minutes=5)
+        found[f"sparse-{spacing}s"] = Workload(5, worked(name="sparse", point=index), SPARSE, least_minutes=5)
+    found["sparse-2s-arxiv"] = Workload(5, worked(name="sparse", point=1, offline=arxiv), FITTED, least_minutes=5)
     for index, point in enumerate(WORKLOADS["long-prompts"](seconds=60.0).points):
-        found[f"long-prompts-{1e3 * point.ttft:g}"] = Setting(30, worked(name="long-prompts", point=index))
-    found["bursts-from-silence"] = Setting(20, worked(name="bursts-from-silence"), least_minutes=6)
+        found[f"long-prompts-{1e3 * point.ttft:g}"] = Workload(30, worked(name="long-prompts", point=index))
+    found["bursts-from-silence"] = Workload(20, worked(name="bursts-from-silence"), least_minutes=6)
     return found
 
 
@@ -212,34 +212,34 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Turn:
-    """All runs of one seed of one setting."""
+class SeedRuns:
+    """All runs of one workload with one seed."""
 
-    setting: str
+    workload: str
     seed: int
     judged_by: PolicyConfig
     bound: float
     outcomes: tuple[Outcome, ...]
 
 
-known_ceilings: dict[tuple[int, float, int], dict[str, BenchRow]] = {}
-"""Of this process."""
+known_maximums: dict[tuple[int, float, int], dict[str, BenchRow]] = {}
+"""Throughput of offline work alone, by slots, TPOT, and offline lengths. Each process has its own."""
 
 
-def measure(name: str, seed: int, *, is_quick: bool) -> Turn:
-    """Run online alone and every variant of a setting."""
-    chosen = settings()[name]
+def measure(name: str, seed: int, *, is_quick: bool) -> SeedRuns:
+    """Run online alone and every variant of a workload."""
+    chosen = workloads()[name]
     bench, load = chosen.make(seed, chosen.seconds(is_quick=is_quick))
-    # The ceilings of several settings are the same, and take seconds each.
+    # Several workloads share a maximum throughput, which takes seconds to measure.
     key = (bench.config.slots, bench.bound_tpot or bench.config.tpot, hash(tuple(bench.offline)))
-    bench.ceilings = known_ceilings.setdefault(key, bench.ceilings)
+    bench.maximums = known_maximums.setdefault(key, bench.maximums)
     online = bench.online(load)
     outcomes = tuple(run(bench, online, variant) for variant in (ALONE, *chosen.variants))
-    return Turn(name, seed, bench.config, bench.bound, outcomes)
+    return SeedRuns(name, seed, bench.config, bench.bound, outcomes)
 
 
 def run(bench: Bench, online: Sequence[Arrival], variant: Variant, policy: Callable[[], Policy] = Ballast) -> Outcome:
-    """Run one variant; a simulation that fails is an outcome, too."""
+    """Run one variant. A failed simulation is an outcome, too."""
     config = replace(bench.config, offline_share=variant.reservation)
     try:
         return Outcome(variant.label, report(simulate(scenario_of(bench, online, variant, policy)), config))
@@ -250,7 +250,7 @@ def run(bench: Bench, online: Sequence[Arrival], variant: Variant, policy: Calla
 def scenario_of(
     bench: Bench, online: Sequence[Arrival], variant: Variant, policy: Callable[[], Policy] = Ballast
 ) -> Scenario:
-    """Return what a variant is run with."""
+    """Return the scenario of a variant."""
     config = replace(bench.config, offline_share=variant.reservation)
     if variant.cap is not None:
         ttft, tpot = bench.capped_slo or (config.ttft, config.tpot)
@@ -268,16 +268,16 @@ def scenario_of(
 
 @dataclass(frozen=True)
 class Row:
-    """One variant of one setting, all seeds pooled. Shares are fractions of 1."""
+    """One variant of one workload, all seeds pooled. Shares are fractions of 1."""
 
-    setting: str
+    workload: str
     variant: str
     seeds: int
     requests: int
     ttft_attainment: float | None
     tpot_attainment: float | None
     ttft_lost: float | None
-    """Against online alone by the same code."""
+    """Compared with online alone by the same code."""
     tpot_lost: float | None
     worst_third_ttft_lost: float | None
     worst_third_tpot_lost: float | None
@@ -291,16 +291,16 @@ class Row:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Return what the row is matched by."""
-        return self.setting, self.variant
+        """Return the key that matches the rows before and after a change."""
+        return self.workload, self.variant
 
 
-def rows(turns: Sequence[Turn]) -> Iterator[Row]:
-    """Pool the seeds of one setting."""
-    name = turns[0].setting
-    bound = sum(turn.bound for turn in turns) / len(turns)
+def rows(of_seeds: Sequence[SeedRuns]) -> Iterator[Row]:
+    """Pool the seeds of one workload."""
+    name = of_seeds[0].workload
+    bound = sum(one.bound for one in of_seeds) / len(of_seeds)
     alone: Report | None = None
-    for outcomes in zip(*(turn.outcomes for turn in turns), strict=True):
+    for outcomes in zip(*(one.outcomes for one in of_seeds), strict=True):
         results = [outcome.result for outcome in outcomes if outcome.result]
         failures = [outcome.failure for outcome in outcomes if outcome.failure]
         variant = outcomes[0].variant
@@ -308,13 +308,13 @@ def rows(turns: Sequence[Turn]) -> Iterator[Row]:
             failure = f"{len(failures)} of {len(outcomes)} seeds: {', '.join(failures[:1])}"
             yield Row(name, variant, len(outcomes), 0, *([None] * 12), failure=failure)
             continue
-        result = pooled(results, turns[0].judged_by)
+        result = pooled(results, of_seeds[0].judged_by)
         alone = alone or result
         yield Row(name, variant, len(outcomes), result.num_online, *figures(result, alone, bound))
 
 
 def figures(result: Report, alone: Report, bound: float) -> Iterator[float | None]:
-    """Compute the figures of a row, in its order; what was not measured is None."""
+    """Compute the figures of a row, in its order. A figure that was not measured is None."""
     lost = worst_lost(result.thirds, alone.thirds)
     found = (
         result.ttft_attainment,
@@ -336,7 +336,7 @@ def figures(result: Report, alone: Report, bound: float) -> Iterator[float | Non
 # The two tables
 
 COLUMNS = (
-    *("setting", "variant", "requests", "TTFT met", "lost", "TPOT met", "lost", "worst third", "total", "offline"),
+    *("workload", "variant", "requests", "TTFT met", "lost", "TPOT met", "lost", "worst third", "total", "offline"),
     *("TTFT ms p50", "p99", "TPOT p99"),
 )
 
@@ -344,10 +344,10 @@ COLUMNS = (
 def cells(row: Row) -> tuple[str, ...]:
     """Format one row."""
     if row.failure:
-        return row.setting, row.variant, "-", "failed", *["-"] * 9
+        return row.workload, row.variant, "-", "failed", *["-"] * 9
     thirds = [lost for lost in (row.worst_third_ttft_lost, row.worst_third_tpot_lost) if lost is not None]
     return (
-        row.setting,
+        row.workload,
         row.variant,
         f"{row.requests:,}",
         percent(row.ttft_attainment, 2),
@@ -363,7 +363,19 @@ def cells(row: Row) -> tuple[str, ...]:
 
 
 CHANGES = (
-    *("setting", "variant", "requests", "TTFT met", "after", "TPOT met", "after", "total", "after", "offline", "after"),
+    *(
+        "workload",
+        "variant",
+        "requests",
+        "TTFT met",
+        "after",
+        "TPOT met",
+        "after",
+        "total",
+        "after",
+        "offline",
+        "after",
+    ),
     *("TTFT ms p50", "after", "p99", "after", "worst third", "after", "bound"),
 )
 
@@ -380,7 +392,7 @@ def change_cells(before: Row, after: Row) -> tuple[str, ...]:
         (worst(before), worst(after), points),
     )
     return (
-        after.setting,
+        after.workload,
         after.variant,
         f"{after.requests:,}",
         *(text for was, now, form in pairs for text in (form(was), form(now))),
@@ -389,13 +401,13 @@ def change_cells(before: Row, after: Row) -> tuple[str, ...]:
 
 
 def worst(row: Row) -> float | None:
-    """Return what the worst third loses of TTFT or TPOT."""
+    """Return the attainment that the worst third of prompt lengths loses, of TTFT or TPOT."""
     lost = (row.worst_third_ttft_lost, row.worst_third_tpot_lost)
     return max((each for each in lost if each is not None), default=None)
 
 
 def broken(before: Row, after: Row) -> list[str]:
-    """Return by what a row breaks the bound."""
+    """Return each loss of a row that is over the bound."""
     if after.failure:
         return [] if before.failure else [f"failed: {after.failure}"]
     if before.failure:
@@ -434,7 +446,7 @@ def print_rows(found: Sequence[Row]) -> None:
     print_table(COLUMNS, [cells(row) for row in found], right=COLUMNS[2:], is_wide=True)
     for row in found:
         if row.failure:
-            print(f"{row.setting}, {row.variant}: failed in {row.failure}")
+            print(f"{row.workload}, {row.variant}: failed in {row.failure}")
 
 
 def print_change(before: Mapping[tuple[str, str], Row], after: Sequence[Row]) -> bool:
@@ -443,7 +455,7 @@ def print_change(before: Mapping[tuple[str, str], Row], after: Sequence[Row]) ->
     print_table(CHANGES, [change_cells(*pair) for pair in both], right=CHANGES[2:-1], is_wide=True)
     for row in after:
         if row.key not in before:
-            print(f"{row.setting}, {row.variant}: not measured before")
+            print(f"{row.workload}, {row.variant}: not measured before")
     bad = [pair for pair in both if broken(*pair)]
     print(
         f"{len(both) - len(bad)} of {len(both)} rows lose at most {100 * MOST_ATTAINMENT:g} points of attainment and "
@@ -457,24 +469,28 @@ def print_change(before: Mapping[tuple[str, str], Row], after: Sequence[Row]) ->
 
 def options() -> argparse.Namespace:
     """Read the command line."""
-    known = settings()
+    known = workloads()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--quick", action="store_true", help=f"{100 * QUICK:.0f} %% of the simulated time, 3 minutes at least"
     )
-    parser.add_argument("--only", metavar="SETTING,...", help=f"some of {', '.join(known)}; a prefix names several")
-    parser.add_argument("--jobs", type=int, default=2, help="processes")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows, setting by setting")
-    parser.add_argument("--resume", action="store_true", help="keep the settings that the file of --json holds")
-    parser.add_argument("--against", type=Path, metavar="FILE", help="rows of an earlier run, with the same options")
+    parser.add_argument(
+        "--only", metavar="WORKLOAD,...", help=f"workloads to run, of {', '.join(known)}; a prefix selects several"
+    )
+    parser.add_argument("--jobs", type=int, default=2, help="number of processes")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file after each workload")
+    parser.add_argument("--resume", action="store_true", help="skip the workloads that the file of --json already has")
+    parser.add_argument(
+        "--against", type=Path, metavar="FILE", help="compare with the rows of an earlier run with the same options"
+    )
     found = parser.parse_args()
     prefixes = tuple(found.only.split(",")) if found.only else ("",)
     for prefix in prefixes:
         if not any(name.startswith(prefix) for name in known):
-            parser.error(f"unknown setting {prefix!r}; known are {', '.join(known)}")
+            parser.error(f"unknown workload {prefix!r}; known are {', '.join(known)}")
     if found.resume and not found.json:
-        parser.error("--resume continues a run that was written with --json: name its file")
-    found.settings = [name for name in known if name.startswith(prefixes)]
+        parser.error("--resume needs the file of the earlier run: add --json FILE")
+    found.workloads = [name for name in known if name.startswith(prefixes)]
     return found
 
 
@@ -485,9 +501,9 @@ def main() -> int:
     found: dict[str, list[Row]] = {}
     if args.resume and args.json.exists():
         for row in read_rows(args.json, is_quick=args.quick).values():
-            found.setdefault(row.setting, []).append(row)
+            found.setdefault(row.workload, []).append(row)
     began = time.monotonic()
-    wanted = [name for name in args.settings if name not in found]
+    wanted = [name for name in args.workloads if name not in found]
     for name, measured_rows in measured(wanted, is_quick=args.quick, jobs=args.jobs):
         found[name] = measured_rows
         if args.json:
@@ -500,12 +516,12 @@ def main() -> int:
 
 
 def in_order(found: Mapping[str, Sequence[Row]]) -> list[Row]:
-    """Return the rows in the order of the settings, whichever was done first."""
-    return [row for name in settings() for row in found.get(name, ())]
+    """Return the rows in the order of the workloads, whichever was measured first."""
+    return [row for name in workloads() for row in found.get(name, ())]
 
 
 def write_rows(path: Path, found: Sequence[Row], *, is_quick: bool) -> None:
-    """Write rows, so that a run can be resumed or compared with."""
+    """Write rows, so that a later run can resume or compare with them."""
     document = {"is_quick": is_quick, "rows": [asdict(row) for row in found]}
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
@@ -519,8 +535,8 @@ def read_rows(path: Path, *, is_quick: bool) -> dict[tuple[str, str], Row]:
 
 
 def measured(names: Sequence[str], *, is_quick: bool, jobs: int) -> Iterator[tuple[str, list[Row]]]:
-    """Measure the settings in several processes, the longest first, and print progress."""
-    known = settings()
+    """Measure the workloads in several processes, the longest first, and print progress."""
+    known = workloads()
     cost = {name: (1 + len(known[name].variants)) * known[name].seconds(is_quick=is_quick) / 60 for name in names}
     tasks = sorted(((name, seed) for name in names for seed in range(SEEDS)), key=lambda task: -cost[task[0]])
     whole = SEEDS * sum(cost.values())
@@ -528,19 +544,19 @@ def measured(names: Sequence[str], *, is_quick: bool, jobs: int) -> Iterator[tup
         f"{whole:,.0f} simulated minutes, about {whole * CPU_SECONDS / jobs / 60:.0f} minutes by {jobs} processes",
         flush=True,
     )
-    turns: dict[str, list[Turn]] = {name: [] for name in names}
+    of_seeds: dict[str, list[SeedRuns]] = {name: [] for name in names}
     began, done = time.monotonic(), 0.0
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
         futures = {pool.submit(measure, name, seed, is_quick=is_quick): (name, seed) for name, seed in tasks}
         for future in as_completed(futures):
             name, seed = futures[future]
-            turns[name].append(future.result())
+            of_seeds[name].append(future.result())
             done += cost[name]
             elapsed = (time.monotonic() - began) / 60
             left = elapsed * (whole / done - 1)
             print(f"{elapsed:5.1f} min, {left:.1f} left: {name}, seed {seed}", file=sys.stderr, flush=True)
-            if len(turns[name]) == SEEDS:
-                yield name, list(rows(sorted(turns.pop(name), key=lambda turn: turn.seed)))
+            if len(of_seeds[name]) == SEEDS:
+                yield name, list(rows(sorted(of_seeds.pop(name), key=lambda one: one.seed)))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""What the prefix cache saves of the prompts' cost, where requests share a system prompt.
+"""Measure the cost of prompts that the prefix cache saves if requests share a system prompt.
 
     python benchmarks/prefix.py [--model DIR] [--requests N] [--shared N] [--own N] [--json FILE] [--quick]
 
-Both sides in turn: the same requests with and without the cache. Prompt cost is the tokens computed, and the seconds of
-the steps that computed prompts.
+Both sides run alternately: the same requests with and without the cache. The cost of prompts is the number of computed
+tokens, and the time of the steps that computed prompts.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def main() -> int:
 
     figures: dict[str, Any] = {name: {k: median(v) for k, v in values.items()} for name, values in found.items()}
     print(
-        f"{count} requests at once, {asked.shared} shared and {asked.own} own prompt tokens, {rounds} rounds, medians"
+        f"{count} requests at once, {asked.shared} shared and {asked.own} other prompt tokens, {rounds} rounds, medians"
     )
     print(f"{'':28}{'with cache':>14}{'without':>14}{'saved':>9}")
     for key in figures["without"]:

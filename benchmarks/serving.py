@@ -1,9 +1,9 @@
-"""What HTTP costs: requests/s and TTFT of the whole path against direct calls of the same engine, in turns.
+"""Measure the cost of HTTP: requests/s and TTFT of the whole path, compared with direct calls of the same engine.
 
 python benchmarks/serving.py                       the small model that ships with Ballast
 python benchmarks/serving.py --concurrency 1 8 32
 
-Both sides keep so many requests under way and send the next as one ends. `direct` submits to the engine between two
+Both sides keep the same number of requests in flight, and run alternately. `direct` submits to the engine between two
 steps, in the thread that steps it; `http` is a worker process with its API, and a client in this process.
 """
 
@@ -38,7 +38,7 @@ SLOTS = 32
 
 @dataclass
 class Side:
-    """What one side did, over all its turns."""
+    """The result of one side over all its repetitions."""
 
     ttft: list[float] = field(default_factory=list)
     seconds: float = 0.0
@@ -54,14 +54,14 @@ class Side:
 
 
 def prompts(tokenizer: Tokenizer, seed: int) -> Iterator[list[int]]:
-    """Prompts that share nothing, so that no side gains by the prefix cache."""
+    """Return prompts without a common prefix, so that the prefix cache helps no side."""
     draw = random.Random(seed)
     while True:
         yield [draw.randrange(300, tokenizer.vocab_size) for _ in range(PROMPT_TOKENS)]
 
 
 def run_direct(engine: BallastEngine, source: Iterator[list[int]], concurrency: int, count: int, side: Side) -> None:
-    """Drive the engine without anything around it."""
+    """Drive the engine by direct calls."""
     sent: dict[str, float] = {}
     started = time.perf_counter()
     left = count
@@ -143,7 +143,7 @@ def main() -> None:
     """Print both sides for each concurrency."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--requests", type=int, default=60, help="of each turn")
+    parser.add_argument("--requests", type=int, default=60, help="requests of each repetition")
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
@@ -153,11 +153,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         process, port = start_worker(Path(directory), options.threads)
         try:
-            print(f"{PROMPT_TOKENS} prompt and {OUTPUT_TOKENS} output tokens, {options.turns} turns a side")
+            print(f"{PROMPT_TOKENS} prompt and {OUTPUT_TOKENS} output tokens, {options.turns} repetitions")
             for concurrency in options.concurrency:
                 direct, http = Side(), Side()
                 for turn in range(options.turns + 1):
-                    if turn == 1:  # the first turn warms both up
+                    if turn == 1:  # the first repetition is a warm-up
                         direct, http = Side(), Side()
                     run_direct(engine, source, concurrency, options.requests, direct)
                     asyncio.run(run_http(port, source, concurrency, options.requests, http))

@@ -13,14 +13,14 @@ ROOT = Path(__file__).parent.parent
 
 
 def functions(path: Path) -> Iterator[tuple[str, int]]:
-    """Each function of a module with its lines, docstring included."""
+    """Return each function of a module with its number of lines, including the docstring."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
             yield node.name, node.end_lineno - node.lineno + 1
 
 
 def main() -> None:
-    """Print one line per package and one per excess."""
+    """Print one line for each package, and one for each module or function over its budget."""
     total = 0
     for package in sorted(path.parent for path in ROOT.glob("*/ballast_*/__init__.py")):
         lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in package.rglob("*.py"))

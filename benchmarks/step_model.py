@@ -1,7 +1,8 @@
-"""Print how far the step-time models of the simulator are apart.
+"""Compare the step-time models of the simulator.
 
-The refit of the published A100 coefficients against their two pieces, the roofline against both, and what the policy's
-own form loses when it is fitted to a roofline: relative errors over steps of all mixes that no fit has seen.
+The program compares the refit of the published A100 coefficients with their two pieces, and the roofline with both. It
+also prints the error of the policy's cost model after a fit to a roofline. All errors are relative, over steps of all
+mixes that no fit has seen.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ STEPS = 20_000
 
 
 def errors(model: StepModel, reference: StepModel, steps: list[BatchWork]) -> str:
-    """Mean, 95th percentile and largest relative error."""
+    """Return the mean, the 95th percentile and the largest relative error."""
     found = relative_errors(model, reference, steps)
     p95 = found[int(0.95 * len(found))]
     return f"mean {sum(found) / len(found):6.1%}   p95 {p95:6.1%}   max {found[-1]:6.1%}"
@@ -58,7 +59,7 @@ def main() -> None:
     print(f"  against the refit         {errors(roofline, REFIT_A100, steps)}")
     print(f"  against the pieces        {errors(roofline, published, steps)}")
 
-    print("\nThe policy's own form, fitted to a roofline of Llama-3-8B:")
+    print("\nThe policy's cost model, fitted to a roofline of Llama-3-8B:")
     for name, gpu in GPUS.items():
         model = Roofline(SHAPES["llama-3-8b"], gpu)
         print(f"  {name:5}                     {errors(Linear(profile(model)), model, steps)}")

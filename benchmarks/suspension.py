@@ -1,10 +1,11 @@
-"""What standing still between two layers gives a newcomer, and what it costs everybody else.
+"""Measure how suspension between two layers helps newcomers, and what it costs other requests.
 
     python benchmarks/suspension.py [--model DIR | --shape 100m] [--json FILE] [--quick]
 
-First the look at the interrupt before each layer: executor steps with and without one, in turn. Then people who ask one
-short question each beside offline work that fills the steps: the same questions at the same moments, to an engine whose
-steps may stand still and to one whose steps may not, in turn. All times are CPU time of the thread that computes.
+The first part measures the check of the interrupt before each layer: executor steps with and without an interrupt,
+alternately. In the second part, online requests with short prompts arrive while offline work fills the steps. An engine
+that may suspend steps and an engine that may not get the same requests at the same times, alternately. All times are
+CPU time of the computing thread.
 """
 
 from __future__ import annotations
@@ -32,22 +33,22 @@ OFFLINE_TOKENS = (1200, 40)
 """Prompt and answer of the offline requests."""
 
 
-def looks(model: Path, load_format: LoadFormat, repeats: int) -> dict[str, float]:
-    """Print, by step, the CPU time with an interrupt that nobody raises over the time without one."""
+def check_ratios(model: Path, load_format: LoadFormat, repeats: int) -> dict[str, float]:
+    """Print the CPU time of each step with an interrupt that is never raised, over the time without one."""
     loaded = load(model, device="cpu", dtype="float32", load_format=load_format, threads=1)
     num_blocks = 64 * -(-1024 // BLOCK_TOKENS)
     executor = Executor(loaded, num_blocks=num_blocks, block_tokens=BLOCK_TOKENS)
     ratios = {}
-    print(f"{'step':26}{'CPU ms':>9}{'with the look':>15}{'ratio':>9}")
+    print(f"{'step':26}{'CPU ms':>9}{'with the check':>15}{'ratio':>9}")
     for name, requests in CASES.items():
         vocabulary = loaded.config.vocab_size
         batch = make_batch(requests, vocabulary=vocabulary, num_blocks=num_blocks, temperature=0.0)
         seconds: tuple[list[float], list[float]] = ([], [])
-        for turn in range(2 * repeats):
-            looking = turn % 2
+        for repeat in range(2 * repeats):
+            is_checked = repeat % 2
             begun = time.thread_time()
-            executor.run(batch, Interrupt() if looking else None)
-            seconds[looking].append(time.thread_time() - begun)
+            executor.run(batch, Interrupt() if is_checked else None)
+            seconds[is_checked].append(time.thread_time() - begun)
         without, beside = (1e3 * median(each[1:]) for each in seconds)
         ratios[name] = beside / without
         print(f"{name:26}{without:9.3f}{beside:15.3f}{ratios[name]:9.3f}")
@@ -55,11 +56,11 @@ def looks(model: Path, load_format: LoadFormat, repeats: int) -> dict[str, float
 
 
 def ask(
-    engine: BallastEngine, clock: Clock, moments: list[float], num_prompt: int, *, stands: bool
+    engine: BallastEngine, clock: Clock, times: list[float], num_prompt: int, *, is_suspending: bool
 ) -> dict[str, list[float]]:
-    """Fill the engine with offline work, ask at these moments, and give the seconds to each first token."""
+    """Fill the engine with offline work, submit requests at these times, and return the seconds to each first token."""
     decide = engine.host.planner
-    engine.host.planner = lambda seen: replace(decide(seen), suspendable_seconds=60.0 if stands else 0.0)
+    engine.host.planner = lambda seen: replace(decide(seen), suspendable_seconds=60.0 if is_suspending else 0.0)
     rng = np.random.default_rng(1)
 
     def request(name: str, size: tuple[int, int], request_class: RequestClass) -> GenerationRequest:
@@ -67,7 +68,7 @@ def ask(
         prompt = tuple(rng.integers(5, 4000, size[0]).tolist())
         return GenerationRequest(name, prompt, sampling, request_class)
 
-    people = [request(f"person {i}", (num_prompt, 1), RequestClass.ONLINE) for i in range(len(moments))]
+    online = [request(f"online {i}", (num_prompt, 1), RequestClass.ONLINE) for i in range(len(times))]
     for i in range(400):
         engine.submit(request(f"job {i}", OFFLINE_TOKENS, RequestClass.OFFLINE))
     asked: dict[str, float] = {}
@@ -75,23 +76,23 @@ def ask(
     steps = []
     begin = clock()
 
-    def come() -> None:
-        for moment, person in zip(moments, people, strict=True):
-            while clock() < begin + moment:
+    def submit_all() -> None:
+        for seconds, newcomer in zip(times, online, strict=True):
+            while clock() < begin + seconds:
                 time.sleep(0.0003)
-            asked[person.request_id] = clock()
-            engine.submit(person)
+            asked[newcomer.request_id] = clock()
+            engine.submit(newcomer)
 
-    crowd = threading.Thread(target=come)
-    crowd.start()
+    thread = threading.Thread(target=submit_all)
+    thread.start()
     tokens = 0
-    while len(answered) < len(people):
+    while len(answered) < len(online):
         outputs = engine.step()
         now = clock()
-        answered |= {output.request_id: now for output in outputs if output.request_id.startswith("person")}
+        answered |= {output.request_id: now for output in outputs if output.request_id.startswith("online")}
         tokens += engine.last_step.num_prefill + engine.last_step.num_decode
         steps.append(engine.last_step.seconds)
-    crowd.join()
+    thread.join()
     rate = tokens / (clock() - begin)
     engine.give_back([f"job {i}" for i in range(400)])
     while engine.has_work:
@@ -101,21 +102,21 @@ def ask(
 
 
 def newcomers(engine: BallastEngine, clock: Clock, *, num_prompt: int, count: int, turns: int) -> dict[str, float]:
-    """Print the time to the first token of people whose requests come in the middle of offline steps."""
-    ask(engine, clock, [0.1] * 3, num_prompt, stands=True)
-    found: dict[bool, dict[str, list[float]]] = {stands: {} for stands in (False, True)}
+    """Print the time to the first token of requests that arrive during offline steps."""
+    ask(engine, clock, [0.1] * 3, num_prompt, is_suspending=True)
+    found: dict[bool, dict[str, list[float]]] = {is_suspending: {} for is_suspending in (False, True)}
     for turn in range(turns):
-        steps = median(ask(engine, clock, [0.5], num_prompt, stands=False)["steps"])
+        steps = median(ask(engine, clock, [0.5], num_prompt, is_suspending=False)["steps"])
         gaps = np.random.default_rng(turn).uniform(2 * steps, 5 * steps, count)
-        moments = np.cumsum(gaps).tolist()
-        for stands in (False, True):
+        times = np.cumsum(gaps).tolist()
+        for is_suspending in (False, True):
             engine.reset()
-            for name, values in ask(engine, clock, moments, num_prompt, stands=stands).items():
-                found[stands].setdefault(name, []).extend(values)
-    print(f"\n{'newcomers beside offline':26}{'step ms':>9}{'TTFT p50':>10}{'p95':>8}{'tokens/s':>10}")
+            for name, values in ask(engine, clock, times, num_prompt, is_suspending=is_suspending).items():
+                found[is_suspending].setdefault(name, []).extend(values)
+    print(f"\n{'newcomers with offline':26}{'step ms':>9}{'TTFT p50':>10}{'p95':>8}{'tokens/s':>10}")
     figures = {}
-    for stands, each in found.items():
-        name = "steps stand still" if stands else "they wait for the step"
+    for is_suspending, each in found.items():
+        name = "steps are suspended" if is_suspending else "newcomers wait"
         p50, p95 = (1e3 * percentile(each["ttft"], share) for share in (50, 95))
         figures |= {f"{name}: p50 ms": p50, f"{name}: p95 ms": p95, f"{name}: tokens/s": mean(each["rate"])}
         print(f"{name:26}{1e3 * median(each['steps']):9.1f}{p50:10.1f}{p95:8.1f}{mean(each['rate']):10.0f}")
@@ -135,14 +136,14 @@ def main() -> int:
             for name in ("tokenizer.json", "tokenizer_config.json"):
                 (Path(folder) / name).write_bytes((asked.model / name).read_bytes())
             model, load_format = Path(folder), "dummy"
-        ratios = looks(model, load_format, 10 if asked.quick else 40)
+        ratios = check_ratios(model, load_format, 10 if asked.quick else 40)
         clock = Clock()
         policy = {"chunk_tokens": 256}
         engine = build(model, slots=32, load_format=load_format, threads=1, policy=policy, clock=clock)
         figures = newcomers(
             engine, clock, num_prompt=24, count=20 if asked.quick else 60, turns=1 if asked.quick else 3
         )
-    write(asked.json, {"machine": about, "look_ratio": ratios, "newcomers": figures})
+    write(asked.json, {"machine": about, "check_ratio": ratios, "newcomers": figures})
     return 0
 
 

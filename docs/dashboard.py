@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 SELECTED = '{namespace="$namespace",service="$deployment"}'
-"""What a ServiceMonitor's target has, chosen by the variables above the panels."""
+"""The labels of a ServiceMonitor's target, selected by the variables above the panels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One graph: title, unit, what it means, and legend -> PromQL with `@` for the selected labels."""
+    """One graph: title, unit, meaning, and legend -> PromQL with `@` for the selected labels."""
 
     title: str
     unit: str
@@ -30,46 +30,47 @@ ROWS: dict[str, tuple[Panel, ...]] = {
               {f"p{100 * q:g}": _quantile("ballast_time_to_first_token_seconds", q) for q in (0.5, 0.95, 0.99)}),
         Panel("Time per output token", "s", "Mean time of each token after the first, by request.",
               {f"p{100 * q:g}": _quantile("ballast_time_per_output_token_seconds", q) for q in (0.5, 0.95, 0.99)}),
-        Panel("Promises kept", "percentunit", "Share of online requests that got what spec.slo promises.",
+        Panel("SLO attainment", "percentunit", "Share of online requests that met spec.slo.",
               {"{{slo}}": "sum by (slo) (rate(ballast_slo_requests_total@{class='online',met='true'}[5m]))"
                           " / sum by (slo) (rate(ballast_slo_requests_total@{class='online'}[5m]))"}),
-        Panel("Ended requests", "reqps", "By how they ended.",
+        Panel("Ended requests", "reqps", "Requests that ended, by outcome.",
               {"{{outcome}}": "sum by (outcome) (rate(ballast_requests_total@{class='online'}[5m]))"}),
     ),
     "Slots and work": (
-        Panel("Slots in use", "short", "Places in the running batch, over all workers. The ceiling is the largest "
-              "decode batch that the SLO allows.",
+        Panel("Slots in use", "short", "Slots that hold a request, on all workers. The ceiling is the "
+              "largest decode batch that the SLO allows.",
               {"{{class}}": "sum by (class) (ballast_slots@{state='running'})",
                "all slots": "sum(ballast_slots_total@)", "ceiling": "sum(ballast_batch_ceiling@)"}),
-        Panel("Reserved and lent", "short", "Slots kept for offline work, and what each class holds beyond its own.",
+        Panel("Reserved and borrowed", "short", "Slots reserved for offline work, and slots that each class borrows.",
               {"reserved for {{class}}": "sum by (class) (ballast_slots_reserved@)",
-               "lent to {{class}}": "sum by (class) (ballast_slots_borrowed@)"}),
-        Panel("What offline may use", "percentunit", "The share of what the SLO leaves that is lent, and, under a cap, "
-              "what offline work added to online latency.",
-              {"lent": "min(ballast_lending_ratio@)",
+               "borrowed by {{class}}": "sum by (class) (ballast_slots_borrowed@)"}),
+        Panel("Lending ratio", "percentunit", "The lending ratio and, under a cap, the share that offline work adds to "
+              "online latency.",
+              {"lending ratio": "min(ballast_lending_ratio@)",
                "interference": "max(ballast_interference_ratio@)"}),
-        Panel("Tokens", "short", "Computed for the first time, per second.",
+        Panel("Tokens", "short", "Tokens computed for the first time, per second.",
               {"{{class}} {{phase}}": "sum by (class, phase) (rate(ballast_tokens_total@[5m]))"}),
-        Panel("Dollars per million tokens", "currencyUSD", "Price of the device by the service that each class got; "
-              "needs spec.cost.",
+        Panel("Dollars per million tokens", "currencyUSD", "Price of the device, divided by the service of each class. "
+              "It needs spec.cost.",
               {"{{class}}": "1e6 * sum by (class) (rate(ballast_cost_dollars_total@[30m]))"
                             " / sum by (class) (rate(ballast_tokens_total@[30m]))"}),
-        Panel("Given up and computed again", "short", "Preemptions by reason, and tokens that had to be computed "
+        Panel("Preemptions and wasted tokens", "short", "Preemptions by reason, and tokens that were computed "
               "again, per second.",
               {"{{class}} {{reason}}": "sum by (class, reason) (rate(ballast_preemptions_total@[5m]))",
-               "{{class}} tokens again": "sum by (class) (rate(ballast_wasted_tokens_total@[5m]))"}),
-        Panel("Steps an online request waits for its slot", "short", "One is the step in flight when it came.",
+               "{{class}} wasted tokens": "sum by (class) (rate(ballast_wasted_tokens_total@[5m]))"}),
+        Panel("Steps an online request waits for its slot", "short", "The step in flight at its arrival counts as one.",
               {"p99": "histogram_quantile(0.99, sum by (le) (rate(ballast_reclaim_steps_bucket@[5m])))"}),
-        Panel("Engine step", "s", "By what the step held.",
+        Panel("Engine step", "s", "Step time by work.",
               {"{{kind}} p95": "histogram_quantile(0.95, sum by (le, kind) (rate(ballast_step_seconds_bucket@[5m])))"}),
-        Panel("KV blocks", "short", "Held, only in the prefix cache, or empty.",
+        Panel("KV blocks", "short", "KV blocks that are held, only in the prefix cache, or free.",
               {"{{state}}": "sum by (state) (ballast_kv_blocks@)"}),
     ),
     "Queue": (
-        Panel("Items", "short", "By state; inbox: not taken in yet.",
+        Panel("Items", "short", "Items by state. Items in `inbox` have no job yet.",
               {"{{queue}} {{state}}": "max by (queue, state) (ballast_queue_items@{state!~'succeeded|cancelled'})"}),
-        Panel("Oldest waiting job", "s", "Its age.", {"{{queue}}": "max by (queue) (ballast_queue_oldest_seconds@)"}),
-        Panel("At risk and given up", "short", "Jobs that will miss their deadline, and dead letters.",
+        Panel("Oldest waiting job", "s", "Age of the oldest waiting job.",
+              {"{{queue}}": "max by (queue) (ballast_queue_oldest_seconds@)"}),
+        Panel("Jobs at risk and dead letters", "short", "Jobs that will miss their deadline, and dead letters.",
               {"jobs at risk": "max by (queue) (ballast_jobs_at_risk@)",
                "dead letters": "max by (queue) (ballast_dead_letters@)"}),
         Panel("Service by tenant", "short", "Weighted tokens of offline work per second.",
@@ -79,17 +80,17 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel("Offline reservation met", "bool_yes_no", "1: offline runs in its reserved slots, or in as many as its "
               "requests and tenant caps allow.",
               {"{{pod}}": "ballast_offline_reservation_met@"}),
-        Panel("Redis", "bool_yes_no", "1: the worker can use it.", {"{{pod}}": "ballast_redis_up@"}),
+        Panel("Redis", "bool_yes_no", "1: the worker can use Redis.", {"{{pod}}": "ballast_redis_up@"}),
         Panel("Configuration in force", "short", "Generation by worker.",
               {"{{pod}}": "ballast_config_generation@"}),
-        Panel("Cost model", "percentunit", "How far predicted step times are off.",
+        Panel("Cost model", "percentunit", "Relative error of predicted step times.",
               {"p50": "histogram_quantile(0.5, sum by (le) (rate(ballast_step_prediction_error_ratio_bucket@[5m])))"}),
     ),
 }  # fmt: skip
 
 
 def text() -> str:
-    """The dashboard as JSON."""
+    """Return the dashboard as JSON."""
     panels: list[dict[str, Any]] = []
     top = 0
     for title, row in ROWS.items():
@@ -113,7 +114,7 @@ def text() -> str:
 
 
 def _selected(query: str) -> str:
-    """Put the selected labels where `@` stands, before those that the query gives itself."""
+    """Replace `@` by the selected labels, before the labels that the query has."""
     return query.replace("@{", SELECTED[:-1] + ",").replace("@", SELECTED)
 
 

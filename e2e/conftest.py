@@ -76,7 +76,7 @@ def client(cluster: Cluster, release: Release) -> Client:
 
 @pytest.fixture(scope="module")
 def namespace(request: pytest.FixtureRequest, cluster: Cluster, release: Release) -> Iterator[str]:
-    """A namespace of this file's own, which lets in restricted pods only."""
+    """A namespace for this file, which admits only restricted pods."""
     stem = Path(str(request.node.path)).stem.removeprefix("test_").replace("_", "-")
     name = f"{stem}-{uuid4().hex[:4]}"
     cluster.make_namespace(name)
@@ -87,7 +87,7 @@ def namespace(request: pytest.FixtureRequest, cluster: Cluster, release: Release
 
 @pytest.fixture(scope="module")
 def first(cluster: Cluster, namespace: str) -> str:
-    """The resource of docs/samples/first.yaml, two workers that serve; gives its name."""
+    """The resource of docs/samples/first.yaml, two workers that serve; return its name."""
     cluster.apply(SAMPLES / "first.yaml", namespace=namespace)
     cluster.wait_ready("first", namespace=namespace)
     cluster.wait_pods("first", 2, namespace=namespace)

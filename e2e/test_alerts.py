@@ -136,5 +136,5 @@ def test_a_redis_that_is_gone_pages_while_online_goes_on(
 
 
 def keys_of(rule: dict[str, Any]) -> Any:
-    """What a rule says beside its durations."""
+    """Return a rule without its durations."""
     return rule.get("alert"), rule.get("record"), rule["labels"], rule.get("annotations"), "for" in rule

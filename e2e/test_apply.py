@@ -41,7 +41,7 @@ def test_ready_says_that_workers_without_a_device_serve_on_the_cpu(
         found = cluster.condition(first, "Ready", namespace=namespace)
         return found["message"] if found.get("reason") == "ServingOnCPU" else ""
 
-    assert "on the CPU: no device was found" in until(said, seconds=30, said="Ready says ServingOnCPU")
+    assert "run on the CPU: a worker found no GPU" in until(said, seconds=30, said="Ready says ServingOnCPU")
 
 
 def test_all_is_well_and_configured(cluster: Cluster, namespace: str, first: str) -> None:

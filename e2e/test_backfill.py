@@ -1,4 +1,4 @@
-"""Offline fills what online leaves, as a Prometheus outside of Ballast sees it, and gives it back at once."""
+"""Offline work fills the slots that online leaves, as an external Prometheus sees it, and returns them immediately."""
 
 from __future__ import annotations
 

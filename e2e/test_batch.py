@@ -1,4 +1,4 @@
-"""Offline jobs: whatever way they come, each item has one result, and it is what the model says."""
+"""Offline jobs: each item has one result, which is the answer of the model, for every way of submission."""
 
 from __future__ import annotations
 

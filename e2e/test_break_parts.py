@@ -1,4 +1,4 @@
-"""Parts beside the workers that break while a job runs and people ask: nothing is lost, and no online request fails."""
+"""Parts other than workers fail during a job and online traffic: nothing is lost, and no online request fails."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def lives(cluster: Cluster, name: str, namespace: str) -> dict[str, int]:
 
 
 def up(cluster: Cluster, pods: list[dict[str, Any]]) -> set[float]:
-    """What workers say of their Redis."""
+    """Return the state of Redis that workers report."""
     return {cluster.metrics(pod)["ballast_redis_up"] for pod in pods}
 
 

@@ -1,4 +1,4 @@
-"""The chart installs from its package, in a namespace that lets in restricted pods only, with the images just built."""
+"""The chart installs from its package, in a namespace that admits only restricted pods, with the images just built."""
 
 from __future__ import annotations
 

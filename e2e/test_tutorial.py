@@ -1,4 +1,4 @@
-"""The tutorial's commands, taken from its page and run as they stand there."""
+"""The tutorial's commands, read from its page and run unchanged."""
 
 from __future__ import annotations
 

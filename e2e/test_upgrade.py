@@ -146,5 +146,5 @@ def copied(cluster: Cluster, namespace: str) -> str:
 
 
 def up(cluster: Cluster, namespace: str) -> set[float]:
-    """What workers say of their Redis."""
+    """Return the state of Redis that workers report."""
     return {cluster.metrics(pod)["ballast_redis_up"] for pod in cluster.pods("first", namespace=namespace)}

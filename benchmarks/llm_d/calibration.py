@@ -13,7 +13,7 @@ from llm_d.protocol import Case, Protocol, run
 from llm_d.published import CALIBRATION, CHECKS, Cells, Published, deciled
 
 SECONDS = 25.0
-"""Of the burst that a calibration simulates: all bursts without batch work are alike."""
+"""Length of the burst that a calibration simulates. All bursts without batch work are equal."""
 COMPUTE = (0.4, 0.45, 0.5, 0.55, 0.6)
 DIVERSITY = (0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
 """What the calibration tries. At 1, every token chooses its experts by itself."""

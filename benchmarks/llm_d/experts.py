@@ -25,7 +25,7 @@ class ExpertShape:
     kv_heads: int
     head_dim: int
     intermediate: int
-    """Of one expert."""
+    """Intermediate size of one expert."""
     vocabulary: int
     experts: int
     """In each layer."""

@@ -1,4 +1,4 @@
-"""The protocol: traffic in cycles, three jobs, and what one run of a scenario comes to."""
+"""The protocol: traffic in cycles, three jobs, and the result of one run of a scenario."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WINDOWS = (1800.0, 7200.0, 86400.0)
 """Seconds that each job has."""
 PROMPT, ANSWER = 512, 128
 MEAN, DEVIATION, MOST = 500.0, 400.0, 2048
-"""Of the lognormal answers of the jobs, in tokens."""
+"""Mean, standard deviation and maximum of the lognormal answers of the jobs, in tokens."""
 SYSTEM_PROMPTS, SYSTEM_TOKENS = 5, 64
 """How many there are is published. How long they are is assumed."""
 
@@ -74,7 +74,7 @@ class Protocol:
     warmup_cycles: int = 2
     """Cycles that no latency is taken from."""
     items: int = 1000
-    """Of each job."""
+    """Requests of each job."""
     is_poisson: bool = False
     seed: int = 0
     most_cycles: int = 24
@@ -86,11 +86,11 @@ class Protocol:
         return 2 * self.phase_seconds
 
     def seconds(self, cycles: int) -> float:
-        """Return how long a run of so many cycles lasts: the last answers take some time."""
+        """Return how long a run of some cycles lasts. The last answers take some time."""
         return cycles * self.cycle_seconds + min(60.0, self.cycle_seconds)
 
     def is_burst(self, seconds: float) -> bool:
-        """Return whether a time lies in a burst."""
+        """Return whether a time is in a burst."""
         return seconds % self.cycle_seconds >= self.phase_seconds
 
     def is_measured(self, item: SimulatedRequest) -> bool:
@@ -151,21 +151,23 @@ class Case:
     model: StepModel = GPT_OSS_A100
     kv: str = KV[0]
     batch_rate: float = 4.0
-    """Of S1, in requests per second."""
+    """Batch requests per second of S1."""
     concurrency: int = 10
-    """Of S6, in requests."""
+    """Batch requests in flight of S6."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run came to. Times are seconds, rates are per second."""
+    """The result of a run. Times are in seconds, rates are per second."""
 
     case: Case
     ttft: list[float]
-    """Of the measured requests; so the next."""
+    """TTFT of the measured requests. The next field has the same requests."""
     itl: list[float]
     ttft_beside: list[float]
-    """Of every request that arrived in a burst while a job was unfinished, warm-up included; so the next."""
+    """TTFT of every request that arrived in a burst while a job was unfinished, including the warm-up. The next field
+    has the same requests.
+    """
     itl_beside: list[float]
     finished: tuple[float, ...]
     """When each job was done; inf if it was not."""

@@ -61,7 +61,7 @@ GATES = (
     Published("2026-07-15", "S7", 2, (65, 320, 488), (18, 30, 30), batch_rate=3.86, jobs="12"),
     Published("2026-07-20", "S4", 2, (69, 271, 337), (27, 38, 39), batch_rate=4.2, jobs="2,990 in 22", note=_TWO),
 )
-"""Gates that this benchmark does not simulate: they stand in the table for comparison."""
+"""Gates that this benchmark does not simulate: the table has them for comparison."""
 
 
 def rows(scenario: str, replicas: int, burst_rate: float) -> list[Published]:

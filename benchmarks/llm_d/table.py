@@ -13,7 +13,7 @@ from llm_d.protocol import ALONE, SCENARIOS, Case, Outcome
 from llm_d.published import Cells, Published, alone, rows
 
 FACTOR = 1.25
-"""The goal: TTFT p99 and ITL p99 at most so many times those of interactive traffic alone."""
+"""The goal: TTFT p99 and ITL p99 at most this factor times those of interactive traffic alone."""
 MINUTES = {1: 12.0, 2: 10.0}
 """The goal, by number of replicas: when all jobs are done."""
 LATENCIES = ("TTFT p50", "p95", "p99", "x S0", "ITL p50", "p95", "p99", "x S0")

@@ -1,4 +1,4 @@
-"""What the engine's benchmarks share: the machine's line, lengths of real traffic, and driving an engine."""
+"""Shared parts of the engine's benchmarks: the machine, lengths of real traffic, and a loop that drives an engine."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ AZURE = DEMO / "traces" / "azure_conv_2023.csv"
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """Options that every benchmark has."""
+    """Return a parser with the options that every benchmark has."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--model", type=Path, default=DEMO / "model", help="checkpoint directory (the shipped model)")
     made.add_argument("--json", type=Path, help="write the figures there")
-    made.add_argument("--quick", action="store_true", help="shorter runs, wider spreads")
+    made.add_argument("--quick", action="store_true", help="shorter runs with wider spreads")
     return made
 
 
 def machine() -> dict[str, str]:
-    """Print what this runs on, and give it."""
+    """Print the machine and the versions, and return them."""
     cpu = next(
         (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
         platform.machine(),
@@ -56,13 +56,13 @@ def machine() -> dict[str, str]:
 
 
 def write(path: Path | None, figures: dict[str, Any]) -> None:
-    """Write the figures where `--json` asked for them."""
+    """Write the figures to the file of `--json`, if there is one."""
     if path is not None:
         path.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 class Clock:
-    """CPU time of the thread that made it, for any thread; jumps where that thread has nothing to do."""
+    """CPU time of the thread that created the clock, for any thread. It jumps when that thread has nothing to do."""
 
     def __init__(self) -> None:
         self._source = time.pthread_getcpuclockid(threading.get_ident())
@@ -72,7 +72,7 @@ class Clock:
         return time.clock_gettime(self._source) + self._skipped
 
     def jump(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the time."""
         self._skipped += seconds
 
 
@@ -84,14 +84,14 @@ def build(
     clock: Callable[[], float] = time.monotonic,
     **options: Any,
 ) -> BallastEngine:
-    """An engine without an SLO, so that nothing but its batching shows."""
+    """Return an engine without an SLO, so that only its batching has an effect."""
     told = PolicyConfig(slots=slots, num_blocks=1, **{"offline_share": 0.0, **(policy or {})})
     return build_engine(EngineOptions(directory=model, slots=slots, **options), told, clock=clock)
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request to come: when, and how long."""
+    """A future request: its time and its lengths."""
 
     at: float
     num_prompt: int
@@ -99,7 +99,7 @@ class Arrival:
 
 
 def azure(count: int, *, scale: float, longest: int, speed: float = 1.0) -> list[Arrival]:
-    """The first requests of the real trace, lengths divided by `scale`, gaps by `speed`."""
+    """Return the first requests of the trace, with lengths divided by `scale` and gaps by `speed`."""
     arrivals = []
     with AZURE.open() as file:
         for row, _ in zip(csv.DictReader(file), range(count), strict=False):
@@ -114,7 +114,7 @@ def azure(count: int, *, scale: float, longest: int, speed: float = 1.0) -> list
 
 @dataclass
 class Seen:
-    """What became of one request, in seconds since it arrived."""
+    """The result of one request, in seconds since its arrival."""
 
     arrival: Arrival
     first: float = 0.0
@@ -123,7 +123,7 @@ class Seen:
     _before: float | None = None
 
     def note(self, at: float, *, is_first: bool) -> None:
-        """A token came."""
+        """Record a token."""
         if is_first:
             self.first = at
         elif self._before is not None:
@@ -134,7 +134,7 @@ class Seen:
 def drive(
     engine: BallastEngine, arrivals: Sequence[Arrival], *, seed: int, prefix: Sequence[int] = (), stream: bool = True
 ) -> tuple[list[Seen], float]:
-    """Send requests when they are due and step the engine until all have ended: what they saw, and the seconds."""
+    """Send requests when they are due, and step the engine to the end; return their results and the seconds."""
     rng = np.random.default_rng(seed)
     seen = {f"{seed}-{i}": Seen(arrival) for i, arrival in enumerate(arrivals)}
     due = [
@@ -167,10 +167,10 @@ def drive(
 
 
 def median(values: Sequence[float]) -> float:
-    """The middle one."""
+    """Return the median."""
     return statistics.median(values)
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value that `share` percent do not exceed."""
+    """Return the percentile `share` of the values."""
     return float(np.percentile(np.array(values), share))

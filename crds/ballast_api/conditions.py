@@ -27,7 +27,7 @@ class ConditionType(StrEnum):
     """A job will miss its deadline at the current rate."""
 
 
-class Reason(StrEnum):
+class ConditionReason(StrEnum):
     """Reason of a condition."""
 
     # Ready, Progressing

@@ -17,7 +17,7 @@ SHORT = "infd"
 CRD_NAME = f"{PLURAL}.{GROUP}"
 
 FIELD_MANAGER = "ballast-operator"
-"""Field manager of what the operator applies."""
+"""Field manager of the objects that the operator applies."""
 SCALING_MANAGER = "ballast-scaler"
 """Field manager of `spec.replicas` if `spec.scaling` is set."""
 
@@ -26,7 +26,7 @@ HTTP_PORT_NAME = "http"
 METRICS_PATH = "/metrics"
 
 MOST_NAME_CHARACTERS = 52
-"""Of a resource. The names of its pods add a hash and an id, and the limit of a label value is 63."""
+"""Most characters in the name of a resource. Names of pods add a hash and an id, and a label value has at most 63."""
 
 CONFIG_HASH = f"{GROUP}/config-hash"
 """Annotation: hash of the configuration file. Its change on a pod makes the kubelet refresh the file at once."""

@@ -1,4 +1,4 @@
-"""Ask for one chat completion of 16 tokens; print it as JSON. Arguments: base URL, model, question."""
+"""Request one chat completion of 16 tokens, and print it as JSON. Arguments: base URL, model, question."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Ask for what is refused; print status and message as JSON. Arguments: base URL, model, prompt."""
+"""Send a request that is refused, and print status and message as JSON. Arguments: base URL, model, prompt."""
 
 import json
 import sys

@@ -1,7 +1,8 @@
-"""Break the product in one way after another, and demand that e2e/ turns red each time.
+"""Break the product with one fault after another, and require that e2e/ fails each time.
 
-`make e2e-sabotage` commits every sabotage of faults.py, `make e2e-sabotage ARGS="canned-text fencing-off"` some. Each
-is one run of pytest on a release of its own. What caught it is written into the table of docs/what-the-tests-catch.md.
+`make e2e-sabotage` runs every sabotage of faults.py. `make e2e-sabotage ARGS="canned-text fencing-off"` runs the named
+sabotages. Each is one run of pytest on a new release. The program writes the tests that fail into the table of
+docs/what-the-tests-catch.md.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from programs import ROOT
 
 E2E = ROOT / "e2e"
 PAGE = ROOT / "docs" / "what-the-tests-catch.md"
-HEAD = "| sabotage | what is done | red | green | minutes |\n|---|---|---|---|---|\n"
+HEAD = "| sabotage | fault | red | green | minutes |\n|---|---|---|---|---|\n"
 MINUTES = 60
 
 
 def main() -> int:
-    """Run what the arguments name; 1 where a sabotage stayed unseen."""
+    """Run the named sabotages; return 1 if the tests missed one."""
     names = sys.argv[1:] or list(FAULTS)
     if unknown := set(names) - set(FAULTS):
         print(f"no such sabotage: {', '.join(sorted(unknown))}; there are {', '.join(FAULTS)}")
@@ -57,7 +58,7 @@ def caught(name: str, fault: Fault) -> bool:
 
 
 def outcomes(report: Path) -> tuple[list[str], list[str]]:
-    """The tests that failed, and those that passed."""
+    """Return the tests that failed, and the tests that passed."""
     red, green = [], []
     for case in ET.parse(report).getroot().iter("testcase"):
         name, failure, error = str(case.get("name")), case.find("failure"), case.find("error")
@@ -71,7 +72,7 @@ def outcomes(report: Path) -> tuple[list[str], list[str]]:
 
 
 def note(name: str, fault: Fault, red: list[str], green: list[str], minutes: float) -> None:
-    """Put this sabotage's row into the table, in place of an older one."""
+    """Write the row of this sabotage into the table, in place of an older one."""
     text = PAGE.read_text()
     rows = {key: row for row, key in re.findall(r"^(\| `([\w-]+)` \|.*\n)", text, re.MULTILINE)}
     said = "<br>".join(sentence(test) for test in red) or "**nothing**"

@@ -84,7 +84,7 @@ FAULTS = {
         "both operators scaled to zero after the installation", ("test_serve.py",), act=without_operator
     ),
     "fencing-off": Fault(
-        "the functions in Valkey replaced by ones that take results and heartbeats under any token",
+        "the functions in Valkey replaced by functions that accept results and heartbeats with any token",
         ("test_fence.py",),
         act=without_fencing,
     ),
@@ -94,12 +94,12 @@ FAULTS = {
         module="worker/greedy.py",
     ),
     "canned-text": Fault(
-        "the worker's image answers every request with the same word, as often as tokens were asked for",
+        "the worker's image answers every request with the same word, once for each requested token",
         ("test_serve.py", "test_batch.py"),
         module="worker/canned.py",
     ),
     "metrics-frozen": Fault(
-        "`/metrics` in the worker's image repeats what it said first",
+        "`/metrics` in the worker's image repeats its first answer",
         ("test_serve.py", "test_alerts.py"),
         module="worker/frozen.py",
     ),
@@ -109,7 +109,7 @@ FAULTS = {
         act=without_volume,
     ),
     "hasty-rollout": Fault(
-        "the operator's image makes Deployments with `maxSurge: 0, maxUnavailable: 1`, whatever the resource says",
+        "the operator's image makes Deployments with `maxSurge: 0, maxUnavailable: 1` for every resource",
         (
             "test_change.py::test_a_hot_patch_of_the_reservation_reaches_the_same_pods",
             "test_change.py::test_a_cold_change_rolls_the_pods_and_nobody_who_asks_notices",
@@ -117,7 +117,7 @@ FAULTS = {
         module="operator/hasty.py",
     ),
     "abrupt-end": Fault(
-        "the worker's image ends at SIGTERM as it would at SIGKILL",
+        "the worker's image ends at SIGTERM immediately, as at SIGKILL",
         ("test_break.py",),
         module="worker/abrupt.py",
     ),

@@ -52,7 +52,7 @@ class Client:
 
     @classmethod
     def start(cls, cluster: Cluster, release: Release) -> Client:
-        """Make the pod anew."""
+        """Create the pod again."""
         cluster.make_namespace(NAMESPACE)
         cluster.kubectl("delete", "pod", POD, "-n", NAMESPACE, "--ignore-not-found", "--wait")
         cluster.apply(MANIFEST, namespace=NAMESPACE)
@@ -65,7 +65,7 @@ class Client:
         return self.release.redis_url, self.release.redis_password
 
     def script(self, name: str, *arguments: str, seconds: float = 120) -> Any:
-        """Run one of the scripts in e2e/client; gives what its last line says, in JSON."""
+        """Run one of the scripts in e2e/client; return its last line, decoded from JSON."""
         text = (SCRIPTS / name).read_text()
         done = self.cluster.exec(POD, "python3", "-", *arguments, namespace=NAMESPACE, stdin=text, seconds=seconds)
         return json.loads(done.stdout.splitlines()[-1])
@@ -73,20 +73,20 @@ class Client:
     def ballast(
         self, *arguments: str, queue: str, stdin: str | None = None, seconds: float = 120, check: bool = True
     ) -> str:
-        """Run the `ballast` command; the password stands in the environment alone."""
+        """Run the `ballast` command. The password is only in the environment."""
         place = f"BALLAST_REDIS_URL={self.release.redis_url}", f"BALLAST_QUEUE={queue}"
         words = ["env", *place, f"BALLAST_REDIS_PASSWORD={self.release.redis_password}", "ballast", *arguments]
         done = self.cluster.exec(POD, *words, namespace=NAMESPACE, stdin=stdin, seconds=seconds, check=check)
         return done.stdout if done.returncode == 0 else done.stdout + done.stderr
 
     def submit(self, lines: Iterable[Mapping[str, Any]], *, queue: str, options: tuple[str, ...] = ()) -> str:
-        """Submit a job through the command; gives its id."""
+        """Submit a job with the command; return its id."""
         text = "".join(json.dumps(line) + "\n" for line in lines)
         said = json.loads(self.ballast("submit", "-", "--json", *options, queue=queue, stdin=text))
         return str(said["job_id"])
 
     def job(self, job: str, *, queue: str) -> dict[str, Any]:
-        """What `ballast job` says."""
+        """Return the output of `ballast job`."""
         found: dict[str, Any] = json.loads(self.ballast("job", job, "--json", queue=queue))["job"]
         return found
 

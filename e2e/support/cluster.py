@@ -26,7 +26,7 @@ RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 
 
 def until(what: Callable[[], Found], *, seconds: float, said: str, pause: float = 0.5) -> Found:
-    """Wait until `what` gives something true. There is one limit, and no second try after it."""
+    """Wait until `what` returns a true value. There is one limit, and no retry."""
     end = time.monotonic() + seconds
     while True:
         found = what()
@@ -53,13 +53,13 @@ class Cluster:
         return run(program, "--kubeconfig", kubeconfig, *arguments, stdin=stdin, check=check, seconds=seconds)
 
     def helm(self, *arguments: str | Path, check: bool = True, seconds: float = 300) -> CompletedProcess[str]:
-        """Call helm; its own folder keeps the user's settings out."""
+        """Run helm with its own folder, without the user's settings."""
         homes = {name: str(self.folder) for name in ("HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME")}
         env = {**homes, "KUBECONFIG": str(self.provider.kubeconfig)}
         return run(self.provider.program("helm"), *arguments, check=check, seconds=seconds, env=env)
 
     def get(self, kind: str, name: str = "", *, namespace: str = "", selector: str = "") -> Any:
-        """An object, or the items of a list; None where there is no such object."""
+        """Return an object, or the items of a list; None if there is no such object."""
         words = ["get", kind, *([name] if name else []), "-o", "json", "--ignore-not-found"]
         words += ["-n", namespace] if namespace else ["-A"] if not name else []
         words += ["-l", selector] if selector else []
@@ -77,7 +77,7 @@ class Cluster:
                 self.kubectl("apply", "-n", namespace, "-f", "-", stdin=yaml.safe_dump(each))
 
     def make_namespace(self, name: str) -> None:
-        """A namespace that lets in restricted pods only."""
+        """Create a namespace that admits only restricted pods."""
         manifest = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": RESTRICTED}}
         self.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(manifest))
 
@@ -93,7 +93,7 @@ class Cluster:
         return next((entry for entry in entries if entry["type"] == kind), {})
 
     def wait_ready(self, name: str, *, namespace: str, seconds: float = 180) -> None:
-        """What the documentation tells people to run."""
+        """Wait for `Ready` with the command of the documentation."""
         self.kubectl(
             "wait", f"infd/{name}", "-n", namespace, "--for=condition=Ready", f"--timeout={seconds:g}s",
             seconds=seconds + 10,
@@ -110,7 +110,7 @@ class Cluster:
         return [pod for pod in self.pods(name, namespace=namespace) if is_ready(pod)]
 
     def wait_pods(self, name: str, count: int, *, namespace: str, seconds: float = 180) -> list[dict[str, Any]]:
-        """Wait until exactly so many pods serve."""
+        """Wait until exactly `count` pods serve."""
 
         def serving() -> list[dict[str, Any]]:
             live, ready = self.pods(name, namespace=namespace), self.ready_pods(name, namespace=namespace)
@@ -124,7 +124,7 @@ class Cluster:
         self.kubectl("patch", f"infd/{name}", "-n", namespace, "--type=merge", "-p", patch)
 
     def hot_patch(self, name: str, spec: dict[str, Any], *, namespace: str) -> None:
-        """Change what running workers take up, and wait until each says that it has."""
+        """Change hot fields, and wait until each worker reports the new configuration."""
         self.patch(name, spec, namespace=namespace)
         wanted = f"generation {self.get(INFD, name, namespace=namespace)['metadata']['generation']}"
 
@@ -140,7 +140,7 @@ class Cluster:
         self.provider.kill(container["containerID"].removeprefix("containerd://"))
 
     def wait_restarted(self, pod: str, count: int, *, namespace: str, seconds: float = 90) -> None:
-        """Wait until its one container was started again so many times."""
+        """Wait until its container has restarted `count` times."""
 
         def restarts() -> bool:
             (container,) = self.get("pod", pod, namespace=namespace)["status"]["containerStatuses"]
@@ -164,7 +164,7 @@ class Cluster:
         lines = (line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#"))
         return {name: float(value) for name, _, value in lines}
 
-    # What is printed where a test fails
+    # The output of a failed test
 
     def report(self) -> str:
         """Events, resources, pods and the ends of their logs."""

@@ -20,7 +20,7 @@ class Record:
     ready: list[int] = field(default_factory=list)
     """How many endpoints were ready after each event."""
     uids: set[str] = field(default_factory=set)
-    """Of every pod that was ready at some time."""
+    """The addresses of every pod that was ready at some time."""
     slices: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """The endpoints of each slice, as they were last."""
 
@@ -49,7 +49,7 @@ def recorded(cluster: Cluster, service: str, *, namespace: str) -> Iterator[Reco
         try:
             until(lambda: record.ready, seconds=30, said="the first state of the endpoints")
             yield record
-            assert watch.poll() is None, "the watch ended, and what came after it was not recorded"
+            assert watch.poll() is None, "the watch ended, and later changes were not recorded"
         finally:
             watch.terminate()
             reader.join(10)

@@ -21,7 +21,7 @@ def prompt(number: int) -> str:
 
 
 def lines(count: int, *, most: int = 16, name: str = "item") -> list[dict[str, Any]]:
-    """A job of so many items, each greedy and with so many tokens at most."""
+    """Return the lines of a job with greedy items, each with at most `most` tokens."""
     return [
         {
             "custom_id": f"{name}-{number}",
@@ -51,7 +51,7 @@ class Submitted:
         return found
 
     def wait_leased(self, *, seconds: float = 60) -> int:
-        """Wait until items are under lease; gives how many are."""
+        """Wait until items are under lease; return their number."""
         return until(lambda: self.counts["leased"], seconds=seconds, said=f"leases of {self.id}", pause=0.1)
 
     def finish(self, *, seconds: float, compared: int = 20) -> None:
@@ -65,7 +65,7 @@ class Submitted:
         self.check(compared=compared)
 
     def check(self, *, compared: int) -> None:
-        """Every item has one result, the counters agree, and so many texts are what transformers gives."""
+        """Assert that every item has one result, the counters agree, and some texts equal those of transformers."""
         results = self.client.results(self.id, queue=self.queue)
         names = Counter(result["custom_id"] for result in results)
         counts = self.counts

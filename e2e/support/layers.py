@@ -43,7 +43,7 @@ def layer_of(files: dict[str, str]) -> bytes:
 
 
 def add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
-    """One file that everybody may read."""
+    """One file that all users may read."""
     info = tarfile.TarInfo(name)
     info.size, info.mode, info.mtime = len(data), 0o644, int(time.time())
     tar.addfile(info, io.BytesIO(data))

@@ -27,12 +27,12 @@ class Loop:
     stem: str
 
     def samples(self) -> list[dict[str, Any]]:
-        """What became of each request so far."""
+        """The result of each request so far."""
         text = self.shell(f"cat {self.stem}.jsonl 2>/dev/null || true")
         return [json.loads(line) for line in text.splitlines()]
 
     def wait_more(self, count: int = 4, *, seconds: float = 60) -> None:
-        """Wait until each lane has had so many more answers."""
+        """Wait until each lane has had `count` more answers."""
 
         def had() -> list[int]:
             samples = self.samples()
@@ -46,7 +46,7 @@ class Loop:
         until(enough, seconds=seconds, said=f"{count} more online answers in each lane")
 
     def stop(self) -> dict[str, Any]:
-        """End it; gives how many were sent, the failures, and the longest answer in seconds."""
+        """End the client; return the number of requests, the failures, and the longest answer in seconds."""
         self.shell(f"touch {self.stem}.stop")
         until(lambda: "yes" in self.shell(f"test -e {self.stem}.end && echo yes || true"), seconds=150, said="its end")
         samples = self.samples()

@@ -85,13 +85,13 @@ def scrape(monitor: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class Pager:
-    """What a person on call is told."""
+    """The alerts that a person on call gets."""
 
     cluster: Cluster
 
     @classmethod
     def start(cls, cluster: Cluster) -> Pager:
-        """An Alertmanager that sends each change at once, and the receiver, both anew."""
+        """A new Alertmanager that sends each change immediately, and a new receiver."""
         cluster.make_namespace(NAMESPACE)
         cluster.kubectl("delete", "pod", "alertmanager", "pager", "-n", NAMESPACE, "--ignore-not-found", "--wait")
         cluster.apply(*manifests(), namespace=NAMESPACE)

@@ -18,7 +18,7 @@ FIRST = "cf0d2fa11d25"
 
 @dataclass(frozen=True)
 class Previous:
-    """What a user has who has not upgraded yet."""
+    """The installation of a user before the upgrade."""
 
     commit: str
     package: Path

@@ -18,7 +18,7 @@ def run(
     env: Mapping[str, str] | None = None,
     folder: Path = ROOT,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end; one that fails, or takes longer than `seconds`, fails the test with what it said."""
+    """Run a program to its end. If it fails, or takes longer than `seconds`, the test fails with its output."""
     words = [str(word) for word in command]
     given = stdin.decode() if isinstance(stdin, bytes) else stdin
     try:

@@ -53,7 +53,7 @@ class Prometheus:
     def start(
         cls, cluster: Cluster, config: dict[str, Any] = SCRAPE, rules: list[dict[str, Any]] | None = None
     ) -> Prometheus:
-        """Make it anew with groups of rules, and wait until it answers."""
+        """Create Prometheus again with groups of rules, and wait until it answers."""
         cluster.make_namespace(NAMESPACE)
         cluster.kubectl("delete", "pod", NAME, "-n", NAMESPACE, "--ignore-not-found", "--wait")
         cluster.apply(*manifests(config, rules or []), namespace=NAMESPACE)
@@ -61,20 +61,20 @@ class Prometheus:
         return cls(cluster)
 
     def query(self, text: str) -> list[tuple[dict[str, str], float]]:
-        """What an expression gives now: labels and value of each series."""
+        """Return the current result of an expression: labels and value of each series."""
         path = f"/api/v1/namespaces/{NAMESPACE}/pods/{NAME}:9090/proxy/api/v1/query?query={quote(text)}"
         answer = json.loads(self.cluster.kubectl("get", "--raw", path).stdout)
         assert answer["status"] == "success", answer
         return [(each["metric"], float(each["value"][1])) for each in answer["data"]["result"]]
 
     def value(self, text: str) -> float:
-        """The one value of an expression; 0 where it gives nothing."""
+        """Return the single value of an expression; 0 if it has none."""
         found = self.query(text)
         assert len(found) <= 1, found
         return found[0][1] if found else 0.0
 
     def wait_scraped(self, count: int, *, namespace: str) -> None:
-        """Wait until it has found so many workers and reads them."""
+        """Wait until it has found `count` workers and scrapes them."""
         text = f'sum(up{{job="ballast-workers", namespace="{namespace}"}})'
         until(lambda: self.value(text) == count, seconds=60, said=f"{count} workers of {namespace} are scraped")
 

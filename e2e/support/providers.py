@@ -37,28 +37,28 @@ class Provider(Protocol):
         """Remove it."""
 
     def build(self) -> dict[Image, str]:
-        """Build every image and bring it in; gives the ids as the kubelet reports them."""
+        """Build and load every image; return the ids as the kubelet reports them."""
 
     def patch(self, image: Image, files: dict[str, str]) -> str:
-        """Put files, by their absolute path, over an image that was built, under its own name; gives the new id."""
+        """Put files, by their absolute path, over an image that was built, under its name; return the new id."""
 
     def bring(self, context: Path, dockerfile: str, name: str) -> None:
         """Build an image of another folder, and bring it in."""
 
     def offer_gpus(self, count: int) -> None:
-        """Have the node say that it has so many `nvidia.com/gpu`."""
+        """Make the node offer a number of `nvidia.com/gpu`."""
 
     def renew_volumes(self) -> None:
-        """Have volumes whose claims are gone be claimed again, where nothing makes new ones."""
+        """Make volumes of deleted claims claimable again, if nothing provisions new ones."""
 
     def kill(self, container_id: str) -> None:
         """SIGKILL the first process of a container, from its node: inside, that signal is not delivered to it."""
 
     def freeze(self, container_id: str) -> None:
-        """Stop the clock of every process in a container: connections stay, and nobody answers."""
+        """Stop every process in a container: connections stay open without an answer."""
 
     def thaw(self, container_id: str) -> None:
-        """Let them go on."""
+        """Resume them."""
 
     def restart(self, component: str) -> None:
         """Restart `kubelet`, `apiserver` or `etcd`."""
@@ -180,7 +180,7 @@ class Kind:
         found = shutil.which(name)
         if found is None:
             raise RuntimeError(
-                f"PROVIDER=kind needs {name} on the PATH: https://kind.sigs.k8s.io says how to install it"
+                f"PROVIDER=kind needs {name} on the PATH: see https://kind.sigs.k8s.io for its installation"
             )
         return found
 

@@ -18,7 +18,7 @@ NAME = "ballast"
 
 @dataclass
 class Release:
-    """What `helm install` made."""
+    """The release that `helm install` created."""
 
     cluster: Cluster
     package: Path
@@ -26,7 +26,7 @@ class Release:
     images: dict[Image, str]
     """Ids of the images that were built for it."""
     said: str
-    """What helm printed."""
+    """The output of helm."""
 
     @property
     def redis_url(self) -> str:
@@ -66,7 +66,7 @@ class Release:
 
 
 def install(cluster: Cluster, images: dict[Image, str]) -> Release:
-    """Pack and install the chart by the tutorial's commands, in a namespace that lets in restricted pods only."""
+    """Pack and install the chart by the tutorial's commands, in a namespace that admits only restricted pods."""
     remove(cluster)
     cluster.make_namespace(NAMESPACE)
     said = run_steps(cluster, "install", folder=cluster.folder, seconds=240)["install"].said

@@ -28,7 +28,7 @@ from ballast_operator.errors import (
     Conflict,
     Forbidden,
     Invalid,
-    NotFound,
+    ObjectNotFound,
 )
 from ballast_operator.kinds import EVENT, Body, Key, Kind, key_of
 
@@ -46,7 +46,7 @@ ANY_OBJECT = {HTTPStatus.OK: "object", HTTPStatus.CREATED: "object", HTTPStatus.
 _REFUSALS: Mapping[int, type[ClusterRefused]] = {
     400: Invalid,
     403: Forbidden,
-    404: NotFound,
+    404: ObjectNotFound,
     409: Conflict,
     422: Invalid,
 }
@@ -96,20 +96,20 @@ class Cluster:
 
     async def annotate(self, key: Key, annotations: Mapping[str, str | None]) -> None:
         """Set annotations; None removes an annotation. Does nothing if the object was deleted."""
-        with contextlib.suppress(NotFound):
+        with contextlib.suppress(ObjectNotFound):
             await self._patch("annotate", key, {"metadata": {"annotations": dict(annotations)}}, MERGE)
 
     async def delete(self, key: Key, uid: str) -> None:
         """Delete the object with this uid. Kubernetes deletes its dependents in the background."""
         body = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
-        with contextlib.suppress(NotFound):
+        with contextlib.suppress(ObjectNotFound):
             await self._call("delete", "DELETE", key.kind, key.path(), body=body)
 
     async def get(self, key: Key) -> Body | None:
         """Return an object, or None if it does not exist."""
         try:
             return await self._call("get", "GET", key.kind, key.path())
-        except NotFound:
+        except ObjectNotFound:
             return None
 
     async def create(self, kind: Kind, body: Body) -> Body:
@@ -129,7 +129,7 @@ class Cluster:
         while True:
             try:
                 page = await self._call("list", "GET", kind, kind.path(), query=query, accept=METADATA_ONLY)
-            except NotFound:
+            except ObjectNotFound:
                 return {}
             found |= {key_of(kind, item): item["metadata"]["uid"] for item in page["items"] or ()}
             token = page["metadata"].get("continue")
@@ -142,7 +142,7 @@ class Cluster:
         path = f"/apis/{like.group}/{like.version}" if like.group else f"/api/{like.version}"
         try:
             answer = await self._call("discover", "GET", like, path)
-        except NotFound:
+        except ObjectNotFound:
             return frozenset()
         return frozenset(resource["name"] for resource in answer.get("resources") or ())
 

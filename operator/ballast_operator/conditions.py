@@ -1,22 +1,22 @@
-"""The conditions of an InferenceDeployment. Each is the first verdict of a chain of checks. PURE."""
+"""The conditions of an InferenceDeployment. Each is the first result of a chain of checks. PURE."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ballast_api.conditions import ConditionType, Reason
+from ballast_api.conditions import ConditionReason, ConditionType
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_operator.children.config import VERSION
 from ballast_operator.kinds import Body
 from ballast_operator.pod_problem import pod_problem
 from ballast_operator.poll_result import FRESH_SECONDS, PollResult
-from ballast_operator.resource_type import Check, ConditionInput, Verdict, first
+from ballast_operator.resource_type import Check, ConditionInput, ConditionValue, first
 from ballast_queue.status import SloStatus, WorkerStatus
 
 Given = ConditionInput[InferenceDeployment]
 
 
-def conditions(given: Given) -> dict[ConditionType, Verdict]:
+def conditions(given: Given) -> dict[ConditionType, ConditionValue]:
     """Return every condition of the resource."""
     return {kind: first(checks, given) for kind, checks in CHAINS.items()}
 
@@ -24,25 +24,25 @@ def conditions(given: Given) -> dict[ConditionType, Verdict]:
 # Ready
 
 
-def _is_scaled_to_zero(given: Given) -> Verdict | None:
+def _is_scaled_to_zero(given: Given) -> ConditionValue | None:
     if given.resource.spec.replicas == 0 and given.deployment is not None:
-        return Verdict("True", Reason.SCALED_TO_ZERO, "spec.replicas is 0")
+        return ConditionValue("True", ConditionReason.SCALED_TO_ZERO, "spec.replicas is 0")
     return None
 
 
-def _is_ready_enough(given: Given) -> Verdict | None:
+def _is_ready_enough(given: Given) -> ConditionValue | None:
     wanted, ready = given.resource.spec.replicas, given.count("availableReplicas")
     if ready < max(1, wanted - given.resource.spec.rollout.max_unavailable):
         return None
     figures = f"{ready} of {wanted} workers are ready"
     if _found_no_gpu(given):
-        return Verdict(
+        return ConditionValue(
             "True",
-            Reason.SERVING_ON_CPU,
+            ConditionReason.SERVING_ON_CPU,
             f"{figures} and run on the CPU: a worker found no GPU although spec.gpu requests one. Check the driver and "
             "that the image's torch has CUDA, or set spec.gpu.count to 0",
         )
-    return Verdict("True", Reason.SERVING, figures)
+    return ConditionValue("True", ConditionReason.SERVING, figures)
 
 
 def _found_no_gpu(given: Given) -> bool:
@@ -51,34 +51,34 @@ def _found_no_gpu(given: Given) -> bool:
     return any(status.device == "cpu" for status in given.poll.by_pod(given.live).values())
 
 
-def _is_not_ready(given: Given) -> Verdict | None:
+def _is_not_ready(given: Given) -> ConditionValue | None:
     wanted, ready = given.resource.spec.replicas, given.count("availableReplicas")
     is_starting = not ready and given.count("updatedReplicas") <= given.count("unavailableReplicas")
-    reason = Reason.STARTING if is_starting else Reason.NOT_ENOUGH_READY
-    return Verdict("False", reason, f"{ready} of {wanted} workers are ready")
+    reason = ConditionReason.STARTING if is_starting else ConditionReason.NOT_ENOUGH_READY
+    return ConditionValue("False", reason, f"{ready} of {wanted} workers are ready")
 
 
 # Progressing
 
 
-def _is_complete(given: Given) -> Verdict | None:
+def _is_complete(given: Given) -> ConditionValue | None:
     wanted = given.resource.spec.replicas
     figures = [given.count(name) for name in ("replicas", "updatedReplicas", "availableReplicas")]
     if given.is_current and figures == [wanted] * 3:
-        return Verdict("False", Reason.COMPLETE, f"{wanted} workers of the newest version are ready")
+        return ConditionValue("False", ConditionReason.COMPLETE, f"{wanted} workers of the newest version are ready")
     return None
 
 
-def _is_stuck(given: Given) -> Verdict | None:
+def _is_stuck(given: Given) -> ConditionValue | None:
     if _deadline_passed(given) is not None:
-        return Verdict("False", Reason.ROLLOUT_STUCK, _rollout(given))
+        return ConditionValue("False", ConditionReason.ROLLOUT_STUCK, _rollout(given))
     return None
 
 
-def _is_rolling(given: Given) -> Verdict | None:
+def _is_rolling(given: Given) -> ConditionValue | None:
     if given.count("availableReplicas"):
-        return Verdict("True", Reason.ROLLING_OUT, _rollout(given))
-    return Verdict("True", Reason.STARTING, _rollout(given))
+        return ConditionValue("True", ConditionReason.ROLLING_OUT, _rollout(given))
+    return ConditionValue("True", ConditionReason.STARTING, _rollout(given))
 
 
 def _rollout(given: Given) -> str:
@@ -90,45 +90,49 @@ def _rollout(given: Given) -> str:
 # Degraded
 
 
-def _is_refused(given: Given) -> Verdict | None:
-    return Verdict("True", given.refused.reason, given.refused.message) if given.refused else None
+def _is_refused(given: Given) -> ConditionValue | None:
+    return ConditionValue("True", given.refused.reason, given.refused.message) if given.refused else None
 
 
-def _pod_has_problem(given: Given) -> Verdict | None:
+def _pod_has_problem(given: Given) -> ConditionValue | None:
     for pod in given.live:
         found = pod_problem(pod)
         if found is not None:
-            return Verdict("True", found.reason, f"pod {pod['metadata']['name']}: {found.message}{_old_version(given)}")
+            return ConditionValue(
+                "True", found.reason, f"pod {pod['metadata']['name']}: {found.message}{_old_version(given)}"
+            )
     return None
 
 
-def _pods_cannot_be_created(given: Given) -> Verdict | None:
+def _pods_cannot_be_created(given: Given) -> ConditionValue | None:
     found = _deployment_condition(given, "ReplicaFailure")
     if found is None or found.get("status") != "True":
         return None
     message = found.get("message", "")
-    return Verdict("True", Reason.QUOTA if "quota" in message else Reason.INVALID_POD, message)
+    return ConditionValue("True", ConditionReason.QUOTA if "quota" in message else ConditionReason.INVALID_POD, message)
 
 
-def _secret_is_missing(given: Given) -> Verdict | None:
+def _secret_is_missing(given: Given) -> ConditionValue | None:
     problem = given.poll.problem if given.poll else None
-    if problem is not None and problem.reason is Reason.NO_SECRET:
-        return Verdict("True", problem.reason, problem.message)
+    if problem is not None and problem.reason is ConditionReason.NO_SECRET:
+        return ConditionValue("True", problem.reason, problem.message)
     return None
 
 
-def _exceeds_deadline(given: Given) -> Verdict | None:
+def _exceeds_deadline(given: Given) -> ConditionValue | None:
     found = _deadline_passed(given)
     if found is None:
         return None
     seconds = given.resource.spec.rollout.startup_seconds
-    return Verdict(
-        "True", Reason.ROLLOUT_STUCK, f"no progress within {seconds} s (rollout.startupSeconds){_old_version(given)}"
+    return ConditionValue(
+        "True",
+        ConditionReason.ROLLOUT_STUCK,
+        f"no progress within {seconds} s (rollout.startupSeconds){_old_version(given)}",
     )
 
 
-def _is_healthy(_: Given) -> Verdict:
-    return Verdict("False", Reason.HEALTHY, "no problem found")
+def _is_healthy(_: Given) -> ConditionValue:
+    return ConditionValue("False", ConditionReason.HEALTHY, "no problem found")
 
 
 def _old_version(given: Given) -> str:
@@ -146,17 +150,19 @@ def _deployment_condition(given: Given, kind: str) -> Body | None:
     return next((entry for entry in entries if entry.get("type") == kind), None)
 
 
-# ConfigApplied, and what workers and queue say
+# ConfigApplied, and the conditions from reports of workers and queue
 
 
-def _is_unknown(given: Given) -> Verdict | None:
+def _is_unknown(given: Given) -> ConditionValue | None:
     poll = given.poll
     if poll is None:
-        return Verdict("Unknown", Reason.PENDING, "workers and queue have not been polled yet")
+        return ConditionValue("Unknown", ConditionReason.PENDING, "workers and queue have not been polled yet")
     if poll.problem is not None:
-        return Verdict("Unknown", poll.problem.reason, poll.problem.message)
+        return ConditionValue("Unknown", poll.problem.reason, poll.problem.message)
     if given.now - poll.at > FRESH_SECONDS:
-        return Verdict("Unknown", Reason.STALE, f"the last poll of workers and queue is older than {FRESH_SECONDS:g} s")
+        return ConditionValue(
+            "Unknown", ConditionReason.STALE, f"the last poll of workers and queue is older than {FRESH_SECONDS:g} s"
+        )
     return None
 
 
@@ -165,13 +171,13 @@ def _poll(given: Given) -> PollResult:
     return given.poll
 
 
-def _no_worker(given: Given) -> Verdict | None:
+def _no_worker(given: Given) -> ConditionValue | None:
     if not _poll(given).workers:
-        return Verdict("Unknown", Reason.NO_WORKERS, "no worker has reported")
+        return ConditionValue("Unknown", ConditionReason.NO_WORKERS, "no worker has reported")
     return None
 
 
-def _has_config(given: Given) -> Verdict:
+def _has_config(given: Given) -> ConditionValue:
     statuses = _poll(given).by_pod(given.live)
     behind = []
     for pod in given.live:
@@ -182,21 +188,21 @@ def _has_config(given: Given) -> Verdict:
     total = len(given.live)
     if behind:
         message = f"{total - len(behind)} of {total} workers use the newest settings; {behind[0]} does not yet"
-        return Verdict("False", Reason.PENDING, message)
+        return ConditionValue("False", ConditionReason.PENDING, message)
     message = f"all {total} workers use the settings of generation {given.resource.metadata.generation}"
-    return Verdict("True", Reason.APPLIED, message)
+    return ConditionValue("True", ConditionReason.APPLIED, message)
 
 
-def _reservation_is_not_met(given: Given) -> Verdict | None:
+def _reservation_is_not_met(given: Given) -> ConditionValue | None:
     short = [worker for worker in _serving_workers(given) if _is_short(worker)]
     if not short:
         return None
     first = short[0]
     assert first.reservation is not None, "a worker that does not report is not short"
     others = f"; {len(short)} workers are in this state" if len(short) > 1 else ""
-    return Verdict(
+    return ConditionValue(
         "False",
-        Reason.RESERVATION_NOT_MET,
+        ConditionReason.RESERVATION_NOT_MET,
         f"{first.worker_id} runs offline requests in {first.reservation.in_use} of {first.reservation.slots} reserved "
         f"slots, while {first.offline.waiting + first.offline.parked} wait there and {_depth(given)} wait in the "
         f"queue{others}",
@@ -212,7 +218,7 @@ def _is_short(worker: WorkerStatus) -> bool:
     return (waits_here and not found.is_met) or (worker.can_claim and found.in_use < found.slots)
 
 
-def _reservation_is_not_reported(given: Given) -> Verdict | None:
+def _reservation_is_not_reported(given: Given) -> ConditionValue | None:
     workers = _serving_workers(given)
     known = given.poll.by_pod(given.live) if given.poll else {}
     silent = [name for pod in given.live if _is_ready(pod) and (name := pod["metadata"]["name"]) not in known]
@@ -224,10 +230,12 @@ def _reservation_is_not_reported(given: Given) -> Verdict | None:
         message = "no reporting worker takes offline work: each one is draining or not ready"
     else:
         return None
-    return Verdict("Unknown", Reason.NOT_REPORTED, f"{message}; {_depth(given)} items wait in the queue")
+    return ConditionValue(
+        "Unknown", ConditionReason.NOT_REPORTED, f"{message}; {_depth(given)} items wait in the queue"
+    )
 
 
-def _reservation_is_met(given: Given) -> Verdict:
+def _reservation_is_met(given: Given) -> ConditionValue:
     found = [worker.reservation for worker in _serving_workers(given) if worker.reservation]
     reserved, in_use = sum(each.slots for each in found), sum(each.in_use for each in found)
     waiting = _depth(given) + sum(worker.offline.waiting + worker.offline.parked for worker in _serving_workers(given))
@@ -240,7 +248,7 @@ def _reservation_is_met(given: Given) -> Verdict:
         )
     else:
         message = f"offline requests run in all {reserved} reserved slots; {waiting} more wait"
-    return Verdict("True", Reason.SATISFIED, message)
+    return ConditionValue("True", ConditionReason.SATISFIED, message)
 
 
 def _serving_workers(given: Given) -> list[WorkerStatus]:
@@ -257,15 +265,17 @@ def _is_ready(pod: Body) -> bool:
     return any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions)
 
 
-def _slo_is_missed(given: Given) -> Verdict | None:
+def _slo_is_missed(given: Given) -> ConditionValue | None:
     objective = given.resource.spec.slo.objective_percent
     missed = [name for name, met, judged in _slo_counts(given) if 100 * met < objective * judged]
     if not missed:
         return None
-    return Verdict("False", Reason.MISSED, f"too few requests meet {' and '.join(missed)}: {_slo_figures(given)}")
+    return ConditionValue(
+        "False", ConditionReason.MISSED, f"too few requests meet {' and '.join(missed)}: {_slo_figures(given)}"
+    )
 
 
-def _slo_is_not_reported(given: Given) -> Verdict | None:
+def _slo_is_not_reported(given: Given) -> ConditionValue | None:
     workers = _poll(given).workers
     silent = [worker.worker_id for worker in workers if worker.slo is None]
     if not silent:
@@ -273,13 +283,13 @@ def _slo_is_not_reported(given: Given) -> Verdict | None:
     message = (
         f"{len(silent)} of {len(workers)} workers did not report how many requests met the SLO, such as {silent[0]}"
     )
-    return Verdict("Unknown", Reason.NOT_REPORTED, message)
+    return ConditionValue("Unknown", ConditionReason.NOT_REPORTED, message)
 
 
-def _slo_is_met(given: Given) -> Verdict:
+def _slo_is_met(given: Given) -> ConditionValue:
     if not _slo_counts(given):
-        return Verdict("True", Reason.NO_TRAFFIC, "no online request ended in the last minute")
-    return Verdict("True", Reason.MET, _slo_figures(given))
+        return ConditionValue("True", ConditionReason.NO_TRAFFIC, "no online request ended in the last minute")
+    return ConditionValue("True", ConditionReason.MET, _slo_figures(given))
 
 
 def _slo_counts(given: Given) -> list[tuple[str, int, int]]:
@@ -297,12 +307,12 @@ def _slo_figures(given: Given) -> str:
     return f"{', '.join(shares)} in the last minute; the objective is {slo.objective_percent:g} %"
 
 
-def _deadlines(given: Given) -> Verdict:
+def _deadlines(given: Given) -> ConditionValue:
     queue = given.poll.queue if given.poll else None
     late = queue.jobs_at_risk if queue else 0
     if late:
-        return Verdict("True", Reason.LATE, f"{late} jobs will miss their deadline at the present rate")
-    return Verdict("False", Reason.ON_TIME, "no job is at risk")
+        return ConditionValue("True", ConditionReason.LATE, f"{late} jobs will miss their deadline at the present rate")
+    return ConditionValue("False", ConditionReason.ON_TIME, "no job is at risk")
 
 
 _DEGRADED = (_is_refused, _pods_cannot_be_created, _pod_has_problem, _secret_is_missing, _exceeds_deadline, _is_healthy)

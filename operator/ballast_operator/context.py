@@ -1,4 +1,4 @@
-"""What all reconciliations share: the default image, the optional kinds, and the operator's own Redis Secret. PURE."""
+"""Values shared by all reconciliations: the default image, the optional kinds, the operator's Redis Secret. PURE."""
 
 from __future__ import annotations
 

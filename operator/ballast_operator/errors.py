@@ -5,7 +5,7 @@ OperatorError
 ├── BadSetting            a setting of the operator is missing or invalid
 ├── ClusterUnavailable    no answer, a busy answer (429) or a failed one (5xx): the reconciliation is retried
 └── ClusterRefused        the API server refused the call
-    ├── NotFound
+    ├── ObjectNotFound
     ├── Conflict          another writer changed the object, or owns the fields
     ├── Invalid           the object is invalid, for example because of `spec.template`
     └── Forbidden         the operator's role lacks a verb
@@ -47,7 +47,7 @@ class ClusterRefused(OperatorError):
         self.message = message
 
 
-class NotFound(ClusterRefused):
+class ObjectNotFound(ClusterRefused):
     """The object or its kind does not exist."""
 
 

@@ -22,10 +22,10 @@ CHILDREN_SELECTOR = f"{MANAGED_BY_LABEL}={OPERATOR}"
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """What the handlers call."""
+    """The functions that the handlers call."""
 
     add: Callable[[Key, float], None]
-    """Reconcile a resource in so many seconds."""
+    """Reconcile a resource after some seconds."""
     relisted: Callable[[], None]
     """A watch listed its objects again, so deletions may have been missed."""
     kinds_changed: Callable[[], None]

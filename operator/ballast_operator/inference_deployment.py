@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ballast_api.conditions import Reason
+from ballast_api.conditions import ConditionReason
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import (
     CONFIG_HASH,
@@ -61,7 +61,7 @@ from ballast_operator.plan import (
     is_owned,
 )
 from ballast_operator.poll_result import PollResult, QueueSource
-from ballast_operator.resource_type import ResourceType, Verdict
+from ballast_operator.resource_type import ConditionValue, ResourceType
 from ballast_queue.status import WorkerStatus
 
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
@@ -243,7 +243,7 @@ def _scaling(wanted: ScalingStatus | None, reported: ScalingStatus | None) -> Sc
     return wanted
 
 
-def _blocked(resource: InferenceDeployment, context: OperatorContext) -> Verdict | None:
+def _blocked(resource: InferenceDeployment, context: OperatorContext) -> ConditionValue | None:
     if not context.lacks_redis or resource.spec.redis is not None:
         return None
     secret = context.redis_key
@@ -252,7 +252,7 @@ def _blocked(resource: InferenceDeployment, context: OperatorContext) -> Verdict
         f"the operator's own Redis Secret {secret.namespace}/{secret.name} with the key url does not exist; "
         "create it. Until then, the children of this resource do not change"
     )
-    return Verdict("True", Reason.NO_SECRET, message)
+    return ConditionValue("True", ConditionReason.NO_SECRET, message)
 
 
 def _source(resource: InferenceDeployment, context: OperatorContext) -> QueueSource:

@@ -37,7 +37,7 @@ class Leadership:
     """This process's part in the election."""
 
     def __init__(self, cluster: Cluster, key: Key, identity: str, *, seconds: Callable[[], float]) -> None:
-        """Take part as `identity`. `seconds` returns the time of a monotonic clock."""
+        """Create a candidate with the name `identity`. `seconds` returns the time of a monotonic clock."""
         self._cluster = cluster
         self._key = key
         self._identity = identity
@@ -77,7 +77,7 @@ class Leadership:
                 log.warning("cannot renew the lease and will retry", error=str(error) or "no answer")
 
     async def release(self) -> None:
-        """Give the Lease up, so that another replica takes over at once."""
+        """Release the Lease, so that another replica takes over immediately."""
         lease = self._lease
         if lease is None or lease["spec"].get("holderIdentity") != self._identity:
             return

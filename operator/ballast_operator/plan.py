@@ -62,7 +62,7 @@ class Annotate:
 
 @dataclass(frozen=True, slots=True)
 class ChildrenPlan:
-    """What to write, in this order: costs, apply, delete, annotate."""
+    """The writes of a reconciliation, in this order: costs, apply, delete, annotate."""
 
     costs: tuple[Annotate, ...] = ()
     """Deletion costs of pods, which must be set before a Deployment loses replicas."""

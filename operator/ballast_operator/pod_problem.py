@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ballast_api.conditions import Reason
+from ballast_api.conditions import ConditionReason
 from ballast_operator.children.pods import FETCH
 from ballast_operator.kinds import Body
 from ballast_operator.poll_result import Problem
@@ -15,11 +15,11 @@ NOT_SERVED_EXIT = 78
 
 
 def pod_problem(pod: Body) -> Problem | None:
-    """Return what is wrong with a pod; None if nothing is known to be wrong."""
+    """Return the problem of a pod; None if no problem is known."""
     status = pod.get("status") or {}
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
-            return Problem(Reason.UNSCHEDULABLE, condition.get("message", "no node fits the pod"))
+            return Problem(ConditionReason.UNSCHEDULABLE, condition.get("message", "no node fits the pod"))
     for container in _containers(status):
         found = _container_problem(container)
         if found is not None:
@@ -36,12 +36,12 @@ def _container_problem(container: Body) -> Problem | None:
     waiting = (container.get("state") or {}).get("waiting") or {}
     reason, message = waiting.get("reason", ""), waiting.get("message", "")
     if reason in IMAGE_REASONS:
-        return Problem(Reason.IMAGE_PULL, f"image {container.get('image', '')}: {message or reason}")
+        return Problem(ConditionReason.IMAGE_PULL, f"image {container.get('image', '')}: {message or reason}")
     if reason == "CreateContainerConfigError":
-        kind = Reason.NO_SECRET if "secret" in message.lower() else Reason.INVALID_POD
+        kind = ConditionReason.NO_SECRET if "secret" in message.lower() else ConditionReason.INVALID_POD
         return Problem(kind, message)
     if reason in {"CreateContainerError", "RunContainerError"}:
-        return Problem(Reason.INVALID_POD, message)
+        return Problem(ConditionReason.INVALID_POD, message)
     ended = _last_failure(container)
     if ended is None or container.get("ready"):
         return None
@@ -63,9 +63,9 @@ def _failure_problem(container: Body, ended: Body) -> Problem:
     restarts = container.get("restartCount", 0)
     if ended.get("reason") == "OOMKilled":
         message = f"container exceeded its memory limit ({restarts} restarts); raise the limit or lower spec.slots"
-        return Problem(Reason.OUT_OF_MEMORY, message)
+        return Problem(ConditionReason.OUT_OF_MEMORY, message)
     if container.get("name") == FETCH:
-        return Problem(Reason.MODEL_NOT_FOUND, last or f"the fetch container failed with exit code {code}")
+        return Problem(ConditionReason.MODEL_NOT_FOUND, last or f"the fetch container failed with exit code {code}")
     if code == NOT_SERVED_EXIT and "model" in output:
-        return Problem(Reason.MODEL_NOT_FOUND, last)
-    return Problem(Reason.CRASHING, f"exit code {code}, {restarts} restarts" + (f": {last}" if last else ""))
+        return Problem(ConditionReason.MODEL_NOT_FOUND, last)
+    return Problem(ConditionReason.CRASHING, f"exit code {code}, {restarts} restarts" + (f": {last}" if last else ""))

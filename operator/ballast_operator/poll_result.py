@@ -1,4 +1,4 @@
-"""What workers and queue reported in Redis at the last poll. PURE.
+"""The reports of workers and queue in Redis at the last poll. PURE.
 
 An unknown value is None, never zero: an unknown value must not count as idle.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 from urllib.parse import urlsplit
 
-from ballast_api.conditions import Reason
+from ballast_api.conditions import ConditionReason
 from ballast_operator.children.config import Redis
 from ballast_operator.kinds import Body
 from ballast_queue.status import QueueStats, WorkerStatus
@@ -23,7 +23,7 @@ FRESH_SECONDS = 60.0
 class Problem:
     """The reason and the message of something that is wrong or unknown."""
 
-    reason: Reason
+    reason: ConditionReason
     message: str
 
 

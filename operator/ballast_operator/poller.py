@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from ballast_api.conditions import Reason
+from ballast_api.conditions import ConditionReason
 from ballast_log import Log
 from ballast_operator.addresses import Address, Addresses
 from ballast_operator.cluster import Cluster
@@ -61,14 +61,14 @@ class Poller:
         """Return the last poll of a resource, which may be old. The first call starts the polls."""
         if source.redis is None:
             self.forget(key)
-            return _failed(Reason.NO_REDIS, "no Redis is configured, so workers cannot report")
+            return _failed(ConditionReason.NO_REDIS, "no Redis is configured, so workers cannot report")
         found = self._resources.get(key)
         if found is None or found.source != source:
             self.forget(key)
             found = self._resources[key] = _Polled(source)
             found.task = asyncio.get_running_loop().create_task(self._keep_polling(key, found))
         found.source = source
-        return found.result or _failed(Reason.PENDING, "workers and queue have not been polled yet")
+        return found.result or _failed(ConditionReason.PENDING, "workers and queue have not been polled yet")
 
     def forget(self, key: Key) -> None:
         """Stop the polls of a resource that is gone."""
@@ -90,7 +90,7 @@ class Poller:
                 of.result = await self._result(key, of)
             except Exception as error:
                 log.exception("poll of Redis failed on an unexpected error", resource=str(key))
-                of.result = _failed(Reason.REDIS_UNREACHABLE, f"the operator cannot poll Redis: {error}")
+                of.result = _failed(ConditionReason.REDIS_UNREACHABLE, f"the operator cannot poll Redis: {error}")
             self._polled(key)
             await asyncio.sleep(self._every)
 
@@ -98,20 +98,20 @@ class Poller:
         try:
             address = await self._address(key.namespace, of)
         except (ClusterUnavailable, ClusterRefused) as error:
-            return _failed(Reason.REDIS_UNREACHABLE, str(error))
+            return _failed(ConditionReason.REDIS_UNREACHABLE, str(error))
         if address is None:
             redis = of.source.redis
             assert redis is not None, "only resources with a Redis are polled"
             missing = f"Secret {redis.secret_name} with the key {redis.url_key} does not exist; create it"
-            return _failed(Reason.NO_SECRET, missing)
+            return _failed(ConditionReason.NO_SECRET, missing)
         try:
             result = await self._poll(address, of)
         except (QueueUnavailable, QueueForbidden) as error:
             self._mark_outdated(of)
             self._connections.pop(address, None)  # not closed, because another poll may still use it
-            return _failed(Reason.REDIS_UNREACHABLE, str(error))
+            return _failed(ConditionReason.REDIS_UNREACHABLE, str(error))
         except QueueError as error:
-            return _failed(Reason.REDIS_UNREACHABLE, str(error))
+            return _failed(ConditionReason.REDIS_UNREACHABLE, str(error))
         if of.result is not None and of.result.workers and not result.workers:
             self._mark_outdated(of)  # the workers may have followed the Secret to another Redis
         return result
@@ -170,5 +170,5 @@ class Poller:
         return found
 
 
-def _failed(reason: Reason, message: str) -> PollResult:
+def _failed(reason: ConditionReason, message: str) -> PollResult:
     return PollResult(time.monotonic(), problem=Problem(reason, message))

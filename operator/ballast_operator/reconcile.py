@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Generic
 
-from ballast_api.conditions import ConditionType, Reason
+from ballast_api.conditions import ConditionReason, ConditionType
 from ballast_api.errors import InvalidConfig
 from ballast_api.inference_deployment import Metadata
 from ballast_api.names import SPEC_HASH
@@ -17,13 +17,13 @@ from ballast_operator.cache import Cache
 from ballast_operator.cluster import Cluster
 from ballast_operator.context import OperatorContext
 from ballast_operator.drift import drift
-from ballast_operator.errors import ClusterUnavailable, Conflict, Invalid, NotFound, OperatorError
+from ballast_operator.errors import ClusterUnavailable, Conflict, Invalid, ObjectNotFound, OperatorError
 from ballast_operator.events import event
 from ballast_operator.kinds import DEPLOYMENT, SECRET, Body, Key
 from ballast_operator.plan import Apply, ChildrenPlan, ClusterSnapshot
 from ballast_operator.poll_result import PollResult, Problem
 from ballast_operator.poller import Poller
-from ballast_operator.resource_type import ConditionInput, R, ResourceType, Verdict
+from ballast_operator.resource_type import ConditionInput, ConditionValue, R, ResourceType
 from ballast_operator.scaling import History, scale
 
 log = Log(__name__)
@@ -36,7 +36,7 @@ REFUSED_AGAIN_SECONDS = 300.0
 
 @dataclass(slots=True)
 class _Memory(Generic[R]):
-    """What one process remembers of a resource. Losing it does no harm."""
+    """The state of a resource that one process keeps. Losing it does no harm."""
 
     uid: str
     history: History = field(default_factory=History)
@@ -92,7 +92,7 @@ class Reconciler(Generic[R]):
             resource = self._read(body, memory)
         except InvalidConfig as error:
             message = "; ".join(error.problems)[:1000]
-            await self._report_degraded(key, body, Verdict("True", Reason.INVALID_SPEC, message))
+            await self._report_degraded(key, body, ConditionValue("True", ConditionReason.INVALID_SPEC, message))
             return None
         blocked = self._type.blocked(resource, self.context)
         if blocked is not None:
@@ -186,8 +186,10 @@ class Reconciler(Generic[R]):
         try:
             answer = await self._write_child(step)
         except Invalid as error:
-            problem = Problem(Reason.INVALID_POD, f"the API server refused {kind.name} {name}: {error.message}")
-        except NotFound:
+            problem = Problem(
+                ConditionReason.INVALID_POD, f"the API server refused {kind.name} {name}: {error.message}"
+            )
+        except ObjectNotFound:
             if not kind.is_optional:
                 raise
             return None  # the kind was deleted, and the next audit finds that
@@ -197,7 +199,7 @@ class Reconciler(Generic[R]):
             message = (
                 f"{kind.name} {name} exists and Ballast does not own it; rename it or this resource ({error.message})"
             )
-            problem = Problem(Reason.NAME_TAKEN, message)
+            problem = Problem(ConditionReason.NAME_TAKEN, message)
         else:
             memory.refused.pop(marker, None)
             if kind != SECRET:
@@ -230,8 +232,8 @@ class Reconciler(Generic[R]):
     ) -> float | None:
         """Write the status if it changed. Return the seconds that a small change may wait."""
         metadata, before = given.resource.metadata, given.resource.status
-        verdicts, memory.unsettled = report.settle(self._type.conditions(given), before, memory.unsettled, given.now)
-        reported = report.conditions(verdicts, before, generation=metadata.generation, now=time.time())
+        values, memory.unsettled = report.settle(self._type.conditions(given), before, memory.unsettled, given.now)
+        reported = report.conditions(values, before, generation=metadata.generation, now=time.time())
         status = self._type.status(given, reported, scaling)
         self._count(key, body, status)
         if status == before:
@@ -248,19 +250,19 @@ class Reconciler(Generic[R]):
     async def _write(self, key: Key, metadata: Metadata, before: ResourceStatus, status: ResourceStatus) -> None:
         try:
             answer = await self._cluster.apply_status(key, report.status_manifest(key.kind, metadata, status))
-        except NotFound:
+        except ObjectNotFound:
             return  # the resource was deleted
         self._cache.put(key.kind, answer)
         for condition in report.news(before, status):
             message = f"{condition.type} is {condition.status}: {condition.message}"
             self._post(metadata, condition.reason, message, is_warning=report.is_bad(condition))
 
-    async def _report_degraded(self, key: Key, body: Body, verdict: Verdict) -> None:
+    async def _report_degraded(self, key: Key, body: Body, value: ConditionValue) -> None:
         """Report why a resource cannot be reconciled, and leave its children unchanged."""
         metadata = Metadata.model_validate(body["metadata"])
         before = self._type.read_status(body.get("status") or {})
         status = report.with_condition(
-            before, ConditionType.DEGRADED, verdict, generation=metadata.generation, now=time.time()
+            before, ConditionType.DEGRADED, value, generation=metadata.generation, now=time.time()
         )
         self._count(key, body, status)
         if status != before:

@@ -1,4 +1,4 @@
-"""From verdicts to the status that is reported, which changes as rarely as possible. PURE.
+"""From computed conditions to the status that is reported, which changes as rarely as possible. PURE.
 
 A message changes only with the status or reason of its condition, or with the generation. A condition that depends on
 figures of workers changes only after `SETTLE_SECONDS`, except from Unknown to good. Pods that become ready one after
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeVar
 
-from ballast_api.conditions import ConditionType, Reason
+from ballast_api.conditions import ConditionReason, ConditionType
 from ballast_api.inference_deployment import Metadata
 from ballast_api.status import Condition, ResourceStatus
 from ballast_operator.kinds import Body, Kind
 from ballast_operator.poll_result import PollResult
-from ballast_operator.resource_type import Verdict
+from ballast_operator.resource_type import ConditionValue
 
 SETTLE_SECONDS = 30.0
 STEP_SECONDS, FIRST_SECONDS = 5.0, 1.0
@@ -42,45 +42,45 @@ Unsettled = Mapping[ConditionType, Differing]
 
 
 def settle(
-    verdicts: Mapping[ConditionType, Verdict], reported: ResourceStatus, unsettled: Unsettled, now: float
-) -> tuple[dict[ConditionType, Verdict | None], Unsettled]:
-    """Replace verdicts that may be noise by None, which keeps the reported condition."""
-    settled: dict[ConditionType, Verdict | None] = {}
+    values: Mapping[ConditionType, ConditionValue], reported: ResourceStatus, unsettled: Unsettled, now: float
+) -> tuple[dict[ConditionType, ConditionValue | None], Unsettled]:
+    """Replace values that may be noise by None, which keeps the reported condition."""
+    settled: dict[ConditionType, ConditionValue | None] = {}
     still: dict[ConditionType, Differing] = {}
-    for kind, verdict in verdicts.items():
+    for kind, value in values.items():
         before = reported.condition(kind)
-        if kind not in MEASURED or not _may_be_noise(kind, before, verdict):
-            settled[kind] = verdict
+        if kind not in MEASURED or not _may_be_noise(kind, before, value):
+            settled[kind] = value
             continue
         known = unsettled.get(kind)
-        differing = known if known is not None and known.status == verdict.status else Differing(verdict.status, now)
+        differing = known if known is not None and known.status == value.status else Differing(value.status, now)
         if now - differing.since >= SETTLE_SECONDS:
-            settled[kind] = verdict
+            settled[kind] = value
         else:
             settled[kind] = None
             still[kind] = differing
     return settled, still
 
 
-def _may_be_noise(kind: ConditionType, before: Condition | None, verdict: Verdict) -> bool:
-    """Return whether the status of a verdict may be gone at the next poll.
+def _may_be_noise(kind: ConditionType, before: Condition | None, value: ConditionValue) -> bool:
+    """Return whether the status of a condition may change back at the next poll.
 
     A poll without any worker is reported at once. One silent worker of several may be noise: a new pod publishes its
     first status a moment after it is ready, and its first claim follows a moment later.
     """
-    if before is None or before.status == verdict.status:
+    if before is None or before.status == value.status:
         return False
-    if verdict.status == "Unknown":
-        return verdict.reason is Reason.NOT_REPORTED
+    if value.status == "Unknown":
+        return value.reason is ConditionReason.NOT_REPORTED
     bad = "True" if kind is ConditionType.DEADLINE_AT_RISK else "False"
-    return before.status != "Unknown" or verdict.status == bad
+    return before.status != "Unknown" or value.status == bad
 
 
 def conditions(
-    verdicts: Mapping[ConditionType, Verdict | None], reported: ResourceStatus, *, generation: int, now: float
+    values: Mapping[ConditionType, ConditionValue | None], reported: ResourceStatus, *, generation: int, now: float
 ) -> tuple[Condition, ...]:
-    """Return the conditions to report, at `now` in Unix seconds. None as a verdict keeps the reported condition."""
-    found = (_condition(kind, verdict, reported, generation, now) for kind, verdict in verdicts.items())
+    """Return the conditions to report, at `now` in Unix seconds. A value of None keeps the reported condition."""
+    found = (_condition(kind, value, reported, generation, now) for kind, value in values.items())
     return tuple(condition for condition in found if condition is not None)
 
 
@@ -97,7 +97,7 @@ def delay(
         written: seconds since its status was last written.
     """
     if not before.conditions:
-        is_polling = poll is not None and poll.problem is not None and poll.problem.reason is Reason.PENDING
+        is_polling = poll is not None and poll.problem is not None and poll.problem.reason is ConditionReason.PENDING
         return max(0.0, FIRST_SECONDS - seen) if is_polling else 0.0
     return max(0.0, STEP_SECONDS - written) if _is_step(before, after) else 0.0
 
@@ -113,9 +113,9 @@ def _is_step(before: ResourceStatus, after: ResourceStatus) -> bool:
     )
 
 
-def with_condition(reported: S, kind: ConditionType, verdict: Verdict, *, generation: int, now: float) -> S:
+def with_condition(reported: S, kind: ConditionType, value: ConditionValue, *, generation: int, now: float) -> S:
     """Return the reported status with one condition replaced."""
-    found = _condition(kind, verdict, reported, generation, now)
+    found = _condition(kind, value, reported, generation, now)
     others = [condition for condition in reported.conditions if condition.type != kind]
     kept = tuple(condition for condition in (*others, found) if condition is not None)
     return reported.model_copy(update={"conditions": kept, "observed_generation": generation})
@@ -144,30 +144,30 @@ def news(before: ResourceStatus, after: ResourceStatus) -> list[Condition]:
 
 
 def is_bad(condition: Condition) -> bool:
-    """Return whether somebody should look at a condition."""
+    """Return whether a condition needs attention."""
     kind = ConditionType(condition.type)
     if kind in {ConditionType.DEGRADED, ConditionType.DEADLINE_AT_RISK}:
         return condition.status == "True"
-    return (kind in MEASURED and condition.status == "False") or condition.reason == Reason.ROLLOUT_STUCK
+    return (kind in MEASURED and condition.status == "False") or condition.reason == ConditionReason.ROLLOUT_STUCK
 
 
 def _condition(
-    kind: ConditionType, verdict: Verdict | None, reported: ResourceStatus, generation: int, now: float
+    kind: ConditionType, value: ConditionValue | None, reported: ResourceStatus, generation: int, now: float
 ) -> Condition | None:
     before = reported.condition(kind)
-    if verdict is None:
+    if value is None:
         return before
-    if before is not None and (before.status, before.reason) == (verdict.status, verdict.reason):
+    if before is not None and (before.status, before.reason) == (value.status, value.reason):
         if before.observed_generation == generation:
             return before
-        return before.model_copy(update={"message": verdict.message, "observed_generation": generation})
-    moved = before is None or before.status != verdict.status
+        return before.model_copy(update={"message": value.message, "observed_generation": generation})
+    moved = before is None or before.status != value.status
     at = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return Condition(
         type=kind,
-        status=verdict.status,
-        reason=verdict.reason,
-        message=verdict.message,
+        status=value.status,
+        reason=value.reason,
+        message=value.message,
         last_transition_time=at if moved or before is None else before.last_transition_time,
         observed_generation=generation,
     )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
-from ballast_api.conditions import ConditionType, Reason
+from ballast_api.conditions import ConditionReason, ConditionType
 from ballast_api.inference_deployment import Metadata, Scaling
 from ballast_api.status import Condition, ResourceStatus, ScalingStatus
 from ballast_operator.context import OperatorContext
@@ -21,7 +21,7 @@ MOST_CHARACTERS = 1000
 
 
 class Resource(Protocol):
-    """What every resource has."""
+    """The parts that every resource has."""
 
     @property
     def metadata(self) -> Metadata: ...
@@ -32,11 +32,11 @@ class Resource(Protocol):
 R = TypeVar("R", bound=Resource)
 
 
-class Verdict(NamedTuple):
+class ConditionValue(NamedTuple):
     """Status, reason and message of a condition."""
 
     status: Literal["True", "False", "Unknown"]
-    reason: Reason
+    reason: ConditionReason
     message: str
 
 
@@ -76,16 +76,16 @@ class ConditionInput(Generic[R]):
         return found is not None and self.count("observedGeneration") >= found["metadata"].get("generation", 0)
 
 
-Check = Callable[[ConditionInput[R]], Verdict | None]
+Check = Callable[[ConditionInput[R]], ConditionValue | None]
 
 
-def first(checks: Iterable[Check[R]], given: ConditionInput[R]) -> Verdict:
-    """Return the first verdict of a chain of checks. The last check always has a verdict."""
+def first(checks: Iterable[Check[R]], given: ConditionInput[R]) -> ConditionValue:
+    """Return the first result of a chain of checks. The last check always has a result."""
     for check in checks:
         found = check(given)
         if found is not None:
             return found._replace(message=found.message[:MOST_CHARACTERS])
-    raise AssertionError("the last check of a chain always has a verdict")
+    raise AssertionError("the last check of a chain always has a result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +96,17 @@ class ResourceType(Generic[R]):
     children: tuple[Kind, ...]
     """The kinds of its children, in the order of application."""
     label: str
-    """The `app.kubernetes.io/name` of its children and pods. It tells the resource types apart."""
+    """The `app.kubernetes.io/name` of its children and pods. It identifies the resource type."""
     read: Callable[[Body], R]
     """Validate an object. Raises `InvalidConfig`."""
     read_status: Callable[[Body], ResourceStatus]
     """Read the `status` of an object that `read` refuses."""
     plan: Callable[[R, ClusterSnapshot, OperatorContext, PollResult | None], ChildrenPlan]
-    conditions: Callable[[ConditionInput[R]], Mapping[ConditionType, Verdict]]
+    conditions: Callable[[ConditionInput[R]], Mapping[ConditionType, ConditionValue]]
     status: Callable[[ConditionInput[R], tuple[Condition, ...], ScalingStatus | None], ResourceStatus]
     """Build the status to report from its conditions and the last scaling decision."""
-    blocked: Callable[[R, OperatorContext], Verdict | None] = lambda _resource, _context: None
-    """Return why the resource must stay unchanged for now, as a verdict for `Degraded`."""
+    blocked: Callable[[R, OperatorContext], ConditionValue | None] = lambda _resource, _context: None
+    """Return why the resource must stay unchanged for now, as the value of `Degraded`."""
     source: Callable[[R, OperatorContext], QueueSource | None] = lambda _resource, _context: None
     """Return where its workers report; None if the type has no workers."""
     scaling: Callable[[R], Scaling | None] = lambda _resource: None

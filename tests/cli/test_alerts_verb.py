@@ -30,7 +30,7 @@ def test_rules_of_a_file_are_printed_as_a_rules_file() -> None:
     [
         pytest.param(None, "cannot be read", id="missing"),
         pytest.param("a: [", "cannot be read as YAML", id="not YAML"),
-        pytest.param("kind: Pod", "holds Pod, wanted at least one InferenceDeployment", id="another kind"),
+        pytest.param("kind: Pod", "holds Pod, expected at least one InferenceDeployment", id="another kind"),
         pytest.param("", "holds nothing", id="empty"),
         pytest.param(INVALID.read_text(), "The vLLM backend is not supported yet", id="invalid"),
     ],

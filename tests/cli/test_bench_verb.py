@@ -47,19 +47,19 @@ def write(tmp_path):
         (
             ["--setting", "sparse", "--load", "40"],
             2,
-            "--load does not apply to the setting sparse: its requests",
+            "--load does not apply to the workload sparse: its requests",
         ),
         (
             ["--setting", "sparse", "--online", "empty.csv"],
             2,
-            "--online does not apply to the setting sparse",
+            "--online does not apply to the workload sparse",
         ),
-        (["--setting", "sparse", "--plot", "pictures"], 2, "--plot does not apply to the setting sparse"),
+        (["--setting", "sparse", "--plot", "pictures"], 2, "--plot does not apply to the workload sparse"),
         (["--setting", "sparse", "--every", "often"], 2, "--every is 'often'; expected seconds from 0.05 to 1000"),
         (["--setting", "sparse", "--every", "0"], 2, "--every is '0'; expected seconds from 0.05 to 1000"),
         (["--setting", "sparse", "--tpot-ms", "5"], 1, "TPOT of 5 ms is below the fastest step"),
         (["--setting", "sparse", "--policy", "static-split"], 2, "static-split divides a load among GPUs"),
-        (["--setting", "long-prompts", "--every", "2"], 2, "--every sets the spacing of the setting sparse"),
+        (["--setting", "long-prompts", "--every", "2"], 2, "--every sets the spacing of the workload sparse"),
         (["--every", "2"], 2, "--every sets the spacing of sparse requests. Add --setting sparse"),
     ],
 )
@@ -87,7 +87,7 @@ def test_the_table_the_rows_and_the_pictures_come_from_one_run(ballast, write, t
     )
 
     assert ran.code == 0, ran.err
-    assert "the SLO-bound ceiling" in ran.out
+    assert "the SLO-bound throughput" in ran.out
     assert "best static budget at  30 % load" in ran.out
     assert "Online alone attains 99 % up to" in ran.out
     assert "Load 30 % (" in ran.out
@@ -117,7 +117,7 @@ def test_a_setting_has_one_table_for_each_point_and_holds_ballast_to_the_best_st
         for spacing in (1, 4)
         for policy in ("online-only", "ballast", "ballast-fitted=25")
     ]
-    assert {row["setting"] for row in rows} == {"sparse"}
+    assert {row["workload"] for row in rows} == {"sparse"}
     assert len(rows) > 2 * len(asked)  # the static budgets that were tried
 
 

@@ -37,7 +37,7 @@ def make_block(side: str, began: float, *, pair: int = 0, ttft: float = 0.01, of
 
 def make_record(*, slowdown: float = 1.1) -> DemoRecord:
     record = DemoRecord(
-        DemoPlan(pairs=2, slots=SLOTS), capacity=50, ceiling=800, slo={"ttft_ms": 20, "tpot_ms": 15}, reserved=1
+        DemoPlan(pairs=2, slots=SLOTS), capacity=50, maximum=800, slo={"ttft_ms": 20, "tpot_ms": 15}, reserved=1
     )
     for pair in range(2):
         record.blocks.append(make_block("online_only", 30 * pair, pair=pair))

@@ -58,7 +58,7 @@ def test_no_two_prompts_share_a_kv_block(model_dir: Path):
 def test_a_tokenizer_without_words_is_refused(tmp_path: Path):
     (tmp_path / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0}}}')
 
-    with pytest.raises(ValueError, match="expected 100"):
+    with pytest.raises(ValueError, match="expected at least 100"):
         Words.of_tokenizer(tmp_path / "tokenizer.json")
 
 

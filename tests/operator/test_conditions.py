@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from ballast_api.conditions import ConditionReason as Reason
 from ballast_api.conditions import ConditionType as Type
-from ballast_api.conditions import Reason
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.status import Status
 from ballast_operator import report
@@ -22,7 +22,7 @@ from ballast_operator.kinds import DEPLOYMENT, Body, Key
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot
 from ballast_operator.pod_problem import NOT_SERVED_EXIT
 from ballast_operator.poll_result import PollResult, Problem
-from ballast_operator.resource_type import ConditionInput, Verdict
+from ballast_operator.resource_type import ConditionInput, ConditionValue
 from ballast_queue.job import RequestCounts
 from ballast_queue.status import ClassLoad, QueueStats, ReservationStatus, SloStatus, WorkerStatus
 from ballast_worker.errors import NotServed
@@ -400,7 +400,7 @@ def test_what_workers_measure_must_last_before_it_is_reported() -> None:
 
     lasting, _ = report.settle(conditions(bad), status, unsettled, 131.0)
 
-    assert isinstance(lasting[Type.SLO_MET], Verdict)
+    assert isinstance(lasting[Type.SLO_MET], ConditionValue)
     assert lasting[Type.SLO_MET].status == "False"
 
 

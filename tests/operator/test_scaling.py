@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ballast_api.conditions import Reason
+from ballast_api.conditions import ConditionReason
 from ballast_api.inference_deployment import Scaling
 from ballast_operator.poll_result import PollResult, Problem
 from ballast_operator.scaling import Decision, History, scale
@@ -119,7 +119,7 @@ def test_items_under_way_keep_the_last_replica() -> None:
 
 
 def test_what_is_unknown_is_not_idle() -> None:
-    silence = Problem(Reason.REDIS_UNREACHABLE, "no Redis")
+    silence = Problem(ConditionReason.REDIS_UNREACHABLE, "no Redis")
     for nothing in (
         None,
         PollResult(0),

@@ -116,15 +116,15 @@ def test_what_is_wrong_with_an_entry_names_the_field(queue, add, line):
         "g": None,
         "h": None,
     }
-    assert fields["g"][1] == "deadline: found the string 'soon', wanted Unix seconds"
-    assert fields["h"][1] == "priority: found the string 'high', wanted an integer"
-    assert fields["line:2"][1] == "item: found nothing, wanted a line in OpenAI's batch format"
-    assert fields["b"][1] == "tenant: found the string 'blue', wanted the tenant of the job's first entry"
-    assert "tenant: found 'green', wanted a tenant that this queue declares: acme, blue" in fields["c"][1]
-    assert fields["d"][1] == "end: found the string 'maybe', wanted 1 in the last entry of a job"
-    assert "the string 'colour'), wanted deadline, end, item, job, priority, tenant" in fields["f"][1]
+    assert fields["g"][1] == "deadline: found the string 'soon', expected Unix seconds"
+    assert fields["h"][1] == "priority: found the string 'high', expected an integer"
+    assert fields["line:2"][1] == "item: found nothing, expected a line in OpenAI's batch format"
+    assert fields["b"][1] == "tenant: found the string 'blue', expected the tenant of the job's first entry"
+    assert "tenant: found 'green', expected a tenant that this queue declares: acme, blue" in fields["c"][1]
+    assert fields["d"][1] == "end: found the string 'maybe', expected 1 in the last entry of a job"
+    assert "the string 'colour'), expected deadline, end, item, job, priority, tenant" in fields["f"][1]
     assert param == "job"
-    assert message.startswith("job: found the string 'a b', wanted an id of at most 128 letters, digits and . _ / -")
+    assert message.startswith("job: found the string 'a b', expected an id of at most 128 letters, digits and . _ / -")
     assert message.endswith("that no submitted job has")
 
 

@@ -46,68 +46,68 @@ def books(valkey: Any, queue_name: str, line: Any) -> Iterator[Books]:
 
 OTHER = "1000|other|inf|9|job-other"
 TAMPERED = {
-    "a job counts an item too much that waits": (lambda b: b.add("waiting"), "waiting: found 4, wanted 3"),
-    "a job counts an item too much under lease": (lambda b: b.add("leased"), "leased: found 2, wanted 1"),
-    "a job counts a dead letter too much": (lambda b: b.add("dead"), "dead: found 2, wanted 1"),
-    "a job counts a success too much": (lambda b: b.add("succeeded"), "succeeded: found 2, wanted 1"),
-    "a job counts a failure too much": (lambda b: b.add("failed"), "failed: found 2, wanted 1"),
+    "a job counts an item too much that waits": (lambda b: b.add("waiting"), "waiting: found 4, expected 3"),
+    "a job counts an item too much under lease": (lambda b: b.add("leased"), "leased: found 2, expected 1"),
+    "a job counts a dead letter too much": (lambda b: b.add("dead"), "dead: found 2, expected 1"),
+    "a job counts a success too much": (lambda b: b.add("succeeded"), "succeeded: found 2, expected 1"),
+    "a job counts a failure too much": (lambda b: b.add("failed"), "failed: found 2, expected 1"),
     "a job counts an item too much that was let go": (
         lambda b: b.add("cancelled"),
-        "cancelled and expired: found 1, wanted 0",
+        "cancelled and expired: found 1, expected 0",
     ),
-    "a job counts an item too much in all": (lambda b: b.add("total"), "total: found 7, wanted 6"),
-    "a job counts a backoff too much": (lambda b: b.add("delayed"), "delayed: found 2, wanted 1"),
+    "a job counts an item too much in all": (lambda b: b.add("total"), "total: found 7, expected 6"),
+    "a job counts a backoff too much": (lambda b: b.add("delayed"), "delayed: found 2, expected 1"),
     "a job is over while items wait": (
         lambda b: b.raw.hset(b.queue.store.keys.job(b.job_id), "state", "completed"),
-        "is over: found True, wanted False",
+        "is over: found True, expected False",
     ),
     "an item came back twice": (
         lambda b: b.raw.zadd(b.part("returned"), {"4": 4}),
-        "waiting: found 3, wanted 4",
+        "waiting: found 3, expected 4",
     ),
-    "a lease is lost": (lambda b: b.raw.delete(b.part("leases")), "items with a token: found {4}, wanted set()"),
-    "a token is lost": (lambda b: b.raw.delete(b.part("live")), "items with a token: found set(), wanted {4}"),
+    "a lease is lost": (lambda b: b.raw.delete(b.part("leases")), "items with a token: found {4}, expected set()"),
+    "a token is lost": (lambda b: b.raw.delete(b.part("live")), "items with a token: found set(), expected {4}"),
     "a line is lost": (
         lambda b: b.raw.hdel(b.part("items"), "5"),
-        "items with a line: found {1, 2, 3, 4}, wanted {1, 2, 3, 4, 5}",
+        "items with a line: found {1, 2, 3, 4}, expected {1, 2, 3, 4, 5}",
     ),
     "a prefix outlives its item": (
         lambda b: b.raw.hset(b.part("prefixes"), "0", "{}"),
-        "prefixes of items that are over: found {0}, wanted set()",
+        "prefixes of items that are over: found {0}, expected set()",
     ),
     "a result is there twice": (
         lambda b: b.raw.xadd(b.part("results"), {"i": "0", "r": '{"custom_id":"r0","status_code":200}'}),
-        "custom ids with several results: found ['r0'], wanted []",
+        "custom ids with several results: found ['r0'], expected []",
     ),
     "a result is there too much": (
         lambda b: b.raw.xadd(b.part("results"), {"i": "9", "r": '{"custom_id":"r9","status_code":200}'}),
-        "results: found 3, wanted 2",
+        "results: found 3, expected 2",
     ),
     "a rank has no job": (lambda b: b.raw.zadd(b.queue.store.keys.ready, {OTHER: 0}), "ready: found "),
     "a job has no rank": (
         lambda b: b.raw.delete(b.queue.store.keys.ready),
-        "ready: found set(), wanted {'1000|default|",
+        "ready: found set(), expected {'1000|default|",
     ),
     "a group has no rank": (lambda b: b.raw.sadd(b.queue.store.keys.groups, "0999|other|"), "groups: found "),
     "a rank has no group": (
         lambda b: b.raw.delete(b.queue.store.keys.groups),
-        "groups: found set(), wanted {'1000|default|'}",
+        "groups: found set(), expected {'1000|default|'}",
     ),
     "a job is not in the backlog": (
         lambda b: b.raw.delete(b.queue.store.keys.backlog),
-        "backlog: found set(), wanted {'job-",
+        "backlog: found set(), expected {'job-",
     ),
     "a job is not among the active ones": (
         lambda b: b.raw.delete(b.queue.store.keys.active),
-        "active: found set(), wanted {'job-",
+        "active: found set(), expected {'job-",
     ),
     "a tenant holds an item too much": (
         lambda b: b.raw.hincrby(b.queue.store.keys.held, "default", 1),
-        "held: found {'default': 2}, wanted {'default': 1}",
+        "held: found {'default': 2}, expected {'default': 1}",
     ),
     "another tenant holds an item": (
         lambda b: b.raw.hset(b.queue.store.keys.held, "other", 1),
-        "wanted {'default': 1}",
+        "expected {'default': 1}",
     ),
     "the queue counts an item too much": (
         lambda b: b.raw.hincrby(b.queue.store.keys.totals, "waiting", 1),
@@ -142,4 +142,4 @@ def test_what_differs_is_found_by_name(books: Books, name: str):
 def test_a_problem_of_a_job_names_the_job(books: Books):
     books.add("total")
 
-    assert f"{books.job_id}: total: found 7, wanted 6" in books.queue.check_integrity()
+    assert f"{books.job_id}: total: found 7, expected 6" in books.queue.check_integrity()

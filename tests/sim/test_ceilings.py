@@ -98,7 +98,7 @@ def test_where_steps_bring_more_newcomers_than_the_batch_there_is_no_ceiling(cas
 @pytest.mark.parametrize(
     ("change", "found"),
     [
-        ({"milliseconds": 20}, "20 ms is below the fastest answer. A step takes 13.0 ms .* and needs the other"),
+        ({"milliseconds": 20}, "20 ms is below the fastest answer. A step takes 13.0 ms .* and needs the second"),
         ({"requests_per_second": 9000}, "9000 requests/s arrive, but a batch of .* within 50 ms, serves"),
         ({"model": "bge-base"}, "bge-base is an encoder: outputTokens is 0"),
         ({"output_tokens": 0}, "llama-2-7b generates: outputTokens is 1 or more"),

@@ -45,9 +45,9 @@ def test_a_row_pools_the_runs_of_all_seeds():
     ("options", "found"),
     [
         (["--policy", "magic"], "unknown policy 'magic'; known are ballast, static-budget"),
-        (["--caps", "0"], "wanted percentages above 0, as in 2,10,25, or none"),
-        (["--seeds", "0"], "wanted at least one seed and one slot"),
-        (["--reservation", "101"], "a reservation of 0 to 100 percent"),
+        (["--caps", "0"], "expected percentages above 0, such as 2,10,25, or none"),
+        (["--seeds", "0"], "expected at least one seed, at least one slot"),
+        (["--reservation", "101"], "a reservation from 0 to 100 percent"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(options, found):

@@ -25,7 +25,7 @@ CONFIG = PolicyConfig(slots=16, num_blocks=600, chunk_tokens=128, ttft=0.3, tpot
 def make_bench():
     def make(**fields) -> Bench:
         usual = {"trace": TRACE, "offline": POOL, "config": CONFIG, "model": MODEL, "seconds": 5.0}
-        return Bench(**{**usual, "warmup_seconds": 1.0, "ceiling_seconds": 5.0, **fields})
+        return Bench(**{**usual, "warmup_seconds": 1.0, "maximum_seconds": 5.0, **fields})
 
     return make
 

@@ -97,7 +97,7 @@ def test_a_fleet_is_planned_with_table_reasons_figures_and_picture(ballast, tmp_
     lines = [f"{0.5 * i},{300 + 37 * i % 900},{40 + 11 * i % 200}" for i in range(300)]
     (tmp_path / "online.csv").write_text("\n".join(["arrival_seconds,prompt_tokens,output_tokens", *lines]))
     (tmp_path / "plan.yaml").write_text(
-        "engine: {slots: 48}\nfleet: {onlineGpus: 2, offlineGpus: 1}\ntrafficMinutes: 0.5\nceilingMinutes: 1\n"
+        "engine: {slots: 48}\nfleet: {onlineGpus: 2, offlineGpus: 1}\ntrafficMinutes: 0.5\nthroughputMinutes: 1\n"
     )
 
     code, out, err = ballast(

@@ -74,7 +74,7 @@ def test_the_batch_ceiling_is_the_largest_batch_a_sweep_finds():
 def test_holding_steps_to_the_slo_costs_throughput_and_faster_weights_win_it_back():
     def kept(quantization):
         slo = SloInput(tpot_milliseconds=25)
-        inputs = PlanInputs(quantization=quantization, slo=slo, engine=SMALL, ceiling_minutes=1)
+        inputs = PlanInputs(quantization=quantization, slo=slo, engine=SMALL, throughput_minutes=1)
         deployment = Deployment.of(inputs, ONLINE)
         return deployment.slo_bound(ONLINE) / deployment.unbounded(ONLINE)
 
@@ -88,7 +88,7 @@ def small_fleet():
     inputs = PlanInputs(
         fleet=FleetInput(online_gpus=3, online_utilization_percent=20, offline_gpus=2, offline_utilization_percent=30),
         traffic_minutes=0.7,
-        ceiling_minutes=1.5,
+        throughput_minutes=1.5,
         engine=SMALL,
     )
     return plan_fleet(inputs, ONLINE, [Arrival(0.0, 800 + 97 * i % 1500, 50 + 13 * i % 200) for i in range(200)])
@@ -121,8 +121,8 @@ def test_money_per_token_adds_up_to_money_per_hour(small_fleet):
 @pytest.mark.parametrize(
     ("change", "found"),
     [
-        ({"ceiling_minutes": 0.01}, "ceilingMinutes is 0.01: no request ends in this time"),
-        ({"traffic_minutes": 1e-4, "ceiling_minutes": 1}, "trafficMinutes is 0.0001: only one request arrives"),
+        ({"throughput_minutes": 0.01}, "throughputMinutes is 0.01: no request ends in this time"),
+        ({"traffic_minutes": 1e-4, "throughput_minutes": 1}, "trafficMinutes is 0.0001: only one request arrives"),
     ],
 )
 def test_times_that_are_too_short_to_measure_are_refused_by_name(change, found):
@@ -134,15 +134,15 @@ def test_of_a_large_fleet_some_gpus_are_simulated_with_their_part_of_the_traffic
     inputs = PlanInputs(
         fleet=FleetInput(online_gpus=32, online_utilization_percent=4, offline_gpus=0),
         traffic_minutes=0.2,
-        ceiling_minutes=1,
+        throughput_minutes=1,
         engine=EngineInput(slots=16),
     )
     found = plan_fleet(inputs, ONLINE, ONLINE[:100])
     same = next(option for option in found.options if option.name == "mixed on the same 32")
 
     assert "16 of them simulated" in same.note
-    assert same.online_tokens == pytest.approx(32 * 0.04 * found.ceilings.online_full)
-    assert 0.5 * 32 < same.offline_tokens / found.ceilings.offline_full < 32
+    assert same.online_tokens == pytest.approx(32 * 0.04 * found.maximums.online_full)
+    assert 0.5 * 32 < same.offline_tokens / found.maximums.offline_full < 32
     assert found.offline_tokens == 0
 
 

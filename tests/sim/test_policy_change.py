@@ -30,7 +30,7 @@ def change():
 def make_row(change):
     def make(**fields):
         usual = dict.fromkeys(change.Row.__dataclass_fields__, 0.0)
-        usual |= {"setting": "azure-60", "variant": "no reservation", "seeds": 3, "requests": 1000, "failure": ""}
+        usual |= {"workload": "azure-60", "variant": "no reservation", "seeds": 3, "requests": 1000, "failure": ""}
         return change.Row(**{**usual, "ttft_attainment": 0.99, "tpot_attainment": 0.98, "total": 0.95, **fields})
 
     return make
@@ -83,17 +83,17 @@ def test_rows_are_read_back_from_what_was_written_the_same_way_alone(change, mak
         change.read_rows(path, is_quick=False)
 
 
-def test_rows_stand_in_the_order_of_the_settings(change, make_row):
+def test_rows_stand_in_the_order_of_the_workloads(change, make_row):
     names = ["caps-azure-40", "azure-60"]
 
-    found = change.in_order({name: [make_row(setting=name)] for name in names})
+    found = change.in_order({name: [make_row(workload=name)] for name in names})
 
-    assert [row.setting for row in found] == names[::-1]
+    assert [row.workload for row in found] == names[::-1]
 
 
-def test_a_resumed_run_keeps_the_settings_that_are_done(change, make_row, tmp_path):
+def test_a_resumed_run_keeps_the_workloads_that_are_done(change, make_row, tmp_path):
     path, earlier = tmp_path / "rows.json", tmp_path / "before.json"
-    done = make_row(setting="sparse-2s-arxiv", variant="SLO, fitted", total=0.5)
+    done = make_row(workload="sparse-2s-arxiv", variant="SLO, fitted", total=0.5)
     change.write_rows(path, [done], is_quick=True)
     change.write_rows(earlier, [replace(done, total=0.6)], is_quick=True)
     options = ["--quick", "--only", "sparse-2s-arxiv", "--json", path, "--resume"]
@@ -110,25 +110,25 @@ def test_a_resumed_run_keeps_the_settings_that_are_done(change, make_row, tmp_pa
     assert change.read_rows(path, is_quick=True) == {done.key: done}
 
 
-def test_a_setting_is_run_alone_and_in_every_variant_and_seeds_are_pooled(change):
+def test_a_workload_is_run_alone_and_in_every_variant_and_seeds_are_pooled(change):
     name, seconds = "sparse-2s", 40.0
-    setting = replace(change.settings()[name], minutes=seconds / 60, variants=change.SPARSE[:1])
-    turns = []
+    workload = replace(change.workloads()[name], minutes=seconds / 60, variants=change.SPARSE[:1])
+    of_seeds = []
     for seed in (0, 1):
-        bench, load = setting.make(seed, seconds)
-        outcomes = tuple(change.run(bench, bench.online(load), each) for each in (change.ALONE, *setting.variants))
-        turns.append(change.Turn(name, seed, bench.config, 5000.0, outcomes))
+        bench, load = workload.make(seed, seconds)
+        outcomes = tuple(change.run(bench, bench.online(load), each) for each in (change.ALONE, *workload.variants))
+        of_seeds.append(change.SeedRuns(name, seed, bench.config, 5000.0, outcomes))
 
-    alone, mixed = change.rows(turns)
+    alone, mixed = change.rows(of_seeds)
 
     assert (alone.variant, mixed.variant) == ("online alone", "SLO")
-    assert alone.requests == 2 * turns[0].outcomes[0].result.num_online
+    assert alone.requests == 2 * of_seeds[0].outcomes[0].result.num_online
     assert (alone.offline, alone.ttft_lost, alone.tpot_lost) == (0.0, 0.0, 0.0)
     assert mixed.offline > 0
 
 
 def test_a_simulation_that_fails_is_a_row_without_figures(change):
-    bench, load = change.settings()["sparse-2s"].make(0, 40.0)
+    bench, load = change.workloads()["sparse-2s"].make(0, 40.0)
     online = bench.online(load)
     alone = change.run(bench, online, change.ALONE)
 
@@ -137,7 +137,7 @@ def test_a_simulation_that_fails_is_a_row_without_figures(change):
             raise PolicyDefect("no plan runs any of them")
 
     failed = change.run(bench, online, change.SPARSE[0], Lost)
-    _, row = change.rows([change.Turn("sparse-2s", 0, bench.config, 5000.0, (alone, failed))])
+    _, row = change.rows([change.SeedRuns("sparse-2s", 0, bench.config, 5000.0, (alone, failed))])
 
     assert row.failure == "1 of 1 seeds: no plan runs any of them"
     assert row.total is None
@@ -145,7 +145,7 @@ def test_a_simulation_that_fails_is_a_row_without_figures(change):
 
 
 def test_without_suspension_no_step_stands_still(change):
-    bench, load = change.settings()["bursts-from-silence"].make(0, 130.0)
+    bench, load = change.workloads()["bursts-from-silence"].make(0, 130.0)
     online = bench.online(load)
 
     runs = [simulate(change.scenario_of(bench, online, variant)) for variant in change.FOUR[:2]]

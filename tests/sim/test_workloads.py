@@ -29,7 +29,7 @@ def make_bench():
     def make(**fields) -> Bench:
         config = PolicyConfig(slots=16, num_blocks=600, chunk_tokens=128, ttft=0.06, tpot=0.016)
         usual = {"trace": ONLINE, "offline": POOL, "config": config, "model": MODEL, "seconds": 10.0}
-        return Bench(**{**usual, "warmup_seconds": 2.0, "ceiling_seconds": 5.0, "is_paced": True, **fields})
+        return Bench(**{**usual, "warmup_seconds": 2.0, "maximum_seconds": 5.0, "is_paced": True, **fields})
 
     return make
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 import ballast_log
 from ballast_api.base import ApiModel
-from ballast_api.conditions import ConditionType, Reason
+from ballast_api.conditions import ConditionReason, ConditionType
 from ballast_api.errors import InvalidConfig
 from ballast_api.inference_deployment import Metadata, Scaling
 from ballast_api.names import INSTANCE_LABEL, MANAGED_BY_LABEL, NAME_LABEL, OPERATOR, SPEC_HASH
@@ -23,7 +23,7 @@ from ballast_operator.kinds import CONFIG_MAP, Body, Kind
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot, changes, deletions
 from ballast_operator.poll_result import PollResult
 from ballast_operator.process import RESOURCE_TYPES, run
-from ballast_operator.resource_type import ConditionInput, ResourceType, Verdict
+from ballast_operator.resource_type import ConditionInput, ConditionValue, ResourceType
 from ballast_operator.settings import OperatorSettings
 
 GREETING = Kind("Greeting", "test.ballast.dev", "v1", "greetings")
@@ -78,11 +78,15 @@ def plan(
     return ChildrenPlan(apply=changes(wanted, snapshot), delete=tuple(deletions(wanted, snapshot)))
 
 
-def conditions(given: ConditionInput[Greeting]) -> Mapping[ConditionType, Verdict]:
+def conditions(given: ConditionInput[Greeting]) -> Mapping[ConditionType, ConditionValue]:
     found = given.snapshot.child(CONFIG_MAP, given.resource.metadata, f"{given.resource.metadata.name}-greeting")
     if found is None:
-        return {ConditionType.READY: Verdict("False", Reason.STARTING, "the ConfigMap does not exist")}
-    return {ConditionType.READY: Verdict("True", Reason.SERVING, f"the ConfigMap says {found['data']['text']}")}
+        return {ConditionType.READY: ConditionValue("False", ConditionReason.STARTING, "the ConfigMap does not exist")}
+    return {
+        ConditionType.READY: ConditionValue(
+            "True", ConditionReason.SERVING, f"the ConfigMap says {found['data']['text']}"
+        )
+    }
 
 
 def status(

@@ -171,7 +171,7 @@ def test_more_output_than_fits_is_a_400_with_the_numbers(client) -> None:
 
 
 def test_an_unknown_role_is_a_400(client) -> None:
-    with pytest.raises(openai.BadRequestError, match="wanted 'system'"):
+    with pytest.raises(openai.BadRequestError, match="expected 'system'"):
         client.chat.completions.create(model="tiny", messages=[{"role": "judge", "content": "x"}])
 
 

@@ -9,7 +9,7 @@ from ballast_queue.claimable import Group
 from ballast_worker.prefetch import LEAST_AHEAD, OfflineSlots, Prefetch, groups_to_read, num_to_claim
 
 
-def make_room(**changes) -> OfflineSlots:
+def make_slots(**changes) -> OfflineSlots:
     return OfflineSlots(**({"slots": 10, "maximum": 10, "reserved": 1, "online": 0, "offline": 0} | changes))
 
 
@@ -27,24 +27,24 @@ def make_candidate(job_id: str, **changes) -> Candidate:
 
 
 @pytest.mark.parametrize(
-    ("room", "usable"),
+    ("slots", "usable"),
     [
-        pytest.param(make_room(), 10, id="an idle engine"),
-        pytest.param(make_room(online=4), 6, id="what online leaves"),
-        pytest.param(make_room(online=4, offline=6), 0, id="full"),
-        pytest.param(make_room(online=10), 1, id="the reservation, however heavy online is"),
-        pytest.param(make_room(online=30, offline=1), 0, id="the reservation in use"),
-        pytest.param(make_room(maximum=5, offline=3), 2, id="up to the cap"),
-        pytest.param(make_room(maximum=5, offline=5), 0, id="at the cap"),
-        pytest.param(make_room(maximum=0, reserved=0), 0, id="no offline at all"),
-        pytest.param(make_room(slots=4, offline=6), 0, id="above a ceiling that came down"),
+        pytest.param(make_slots(), 10, id="an idle engine"),
+        pytest.param(make_slots(online=4), 6, id="what online leaves"),
+        pytest.param(make_slots(online=4, offline=6), 0, id="full"),
+        pytest.param(make_slots(online=10), 1, id="the reservation, however heavy online is"),
+        pytest.param(make_slots(online=30, offline=1), 0, id="the reservation in use"),
+        pytest.param(make_slots(maximum=5, offline=3), 2, id="up to the cap"),
+        pytest.param(make_slots(maximum=5, offline=5), 0, id="at the cap"),
+        pytest.param(make_slots(maximum=0, reserved=0), 0, id="no offline at all"),
+        pytest.param(make_slots(slots=4, offline=6), 0, id="above a ceiling that came down"),
     ],
 )
-def test_usable_slots(room, usable) -> None:
-    assert room.usable() == usable
+def test_usable_slots(slots, usable) -> None:
+    assert slots.usable() == usable
 
 
-rooms = st.builds(
+offline_slots = st.builds(
     OfflineSlots,
     slots=st.integers(1, 64),
     maximum=st.integers(0, 64),
@@ -54,17 +54,17 @@ rooms = st.builds(
 )
 
 
-@given(room=rooms, ahead=st.integers(0, 20), at_hand=st.integers(0, 200))
-def test_with_what_is_claimed_a_worker_has_what_it_can_use_and_little_more(room, ahead, at_hand) -> None:
-    count = num_to_claim(room, ahead, at_hand)
+@given(slots=offline_slots, ahead=st.integers(0, 20), prefetched=st.integers(0, 200))
+def test_with_what_is_claimed_a_worker_has_what_it_can_use_and_little_more(slots, ahead, prefetched) -> None:
+    count = num_to_claim(slots, ahead, prefetched)
 
     assert count >= 0
-    if room.maximum == 0:
+    if slots.maximum == 0:
         assert count == 0
         return
-    assert at_hand + count >= room.usable(), "a free slot must be filled at the next step"
+    assert prefetched + count >= slots.usable(), "a free slot must be filled at the next step"
     if count:
-        assert at_hand + count <= room.usable() + ahead
+        assert prefetched + count <= slots.usable() + ahead
 
 
 def test_the_look_ahead_grows_with_the_rate_and_with_a_slow_redis() -> None:
@@ -100,7 +100,7 @@ def test_enough_groups_are_read_and_no_more() -> None:
     groups = [Group(0, f"t{i:04}") for i in range(1000)]
     services = {group.tenant: float(i) for i, group in enumerate(reversed(groups))}
     found = groups_to_read(
-        [Group(1, "above"), *groups], services, count=3, rooms={"t0999": 0, "t0998": 5}, reserved={"t0001"}
+        [Group(1, "above"), *groups], services, count=3, limits={"t0999": 0, "t0998": 5}, reserved={"t0001"}
     )
 
     assert found == [groups[1], Group(1, "above"), *(groups[i] for i in range(998, 998 - 5 - LEAST_AHEAD, -1))]
@@ -122,7 +122,7 @@ def test_what_is_read_is_enough_to_choose_as_from_all(waiting, services, count, 
     served = {f"t{i}": float(service) for i, service in enumerate(services)}
     groups = sorted({Group(c.priority, c.tenant) for c in candidates}, key=lambda g: (-g.priority, g.tenant))
 
-    read = set(groups_to_read(groups, served, count=count, rooms={}, reserved=()))
+    read = set(groups_to_read(groups, served, count=count, limits={}, reserved=()))
     few = [c for c in candidates if Group(c.priority, c.tenant) in read]
     taken = share_out(few, served, {}, count=count, cost=cost)
 

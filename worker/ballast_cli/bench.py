@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ballast_sim.comparison.table import Table
 
 TRACE = "trace"
-"""The `--setting` that replays a trace at several loads."""
+"""The workload that replays a trace at several loads."""
 _TRACE_ONLY = {
     "--load": "its requests have their own times",
     "--online": "it makes its own requests",
@@ -60,9 +60,9 @@ _MixedTrace = Annotated[
 ]
 _MixedLengths = Annotated[
     Path | None,
-    typer.Option(metavar="LENGTHS", help=_LENGTHS_HELP, show_default="arXiv summaries, or the setting's"),
+    typer.Option(metavar="LENGTHS", help=_LENGTHS_HELP, show_default="arXiv summaries, or the workload's"),
 ]
-_Setting = Annotated[
+_WorkloadName = Annotated[
     str,
     typer.Option(
         "--setting",
@@ -73,7 +73,7 @@ _Setting = Annotated[
 _Every = Annotated[
     str | None,
     typer.Option(
-        metavar="SECONDS,...", help="Seconds between two requests of the sparse setting.", show_default="0.5,2,10"
+        metavar="SECONDS,...", help="Seconds between two requests of the workload sparse.", show_default="0.5,2,10"
     ),
 ]
 _Model = Annotated[str, typer.Option(help="Name of a known model, or path of a model's config.json.")]
@@ -82,7 +82,7 @@ _Load = Annotated[
     str | None,
     typer.Option(
         metavar="PERCENT,...",
-        help="Online load: tokens per second, in percent of the SLO-bound ceiling.",
+        help="Online load: tokens per second, in percent of the SLO-bound throughput.",
         show_default="20,40,60",
     ),
 ]
@@ -91,31 +91,31 @@ _Reservation = Annotated[
     typer.Option(
         metavar="PERCENT,...",
         help="Share of slots, KV blocks and prefill that is reserved for offline.",
-        show_default="0,10; 0 with another setting than trace",
+        show_default="0,10; 0 with a workload other than trace",
     ),
 ]
 _Ttft = Annotated[float, typer.Option("--ttft-ms", min=0.001, max=1e9, help=_TTFT_HELP)]
 _Tpot = Annotated[float, typer.Option("--tpot-ms", min=0.001, max=1e9, help=_TPOT_HELP)]
 _MixedTtft = Annotated[
     float | None,
-    typer.Option("--ttft-ms", min=0.001, max=1e9, help=_TTFT_HELP, show_default="1000, or the setting's"),
+    typer.Option("--ttft-ms", min=0.001, max=1e9, help=_TTFT_HELP, show_default="1000, or the workload's"),
 ]
 _MixedTpot = Annotated[
-    float | None, typer.Option("--tpot-ms", min=0.001, max=1e9, help=_TPOT_HELP, show_default="50, or the setting's")
+    float | None, typer.Option("--tpot-ms", min=0.001, max=1e9, help=_TPOT_HELP, show_default="50, or the workload's")
 ]
 _Policy = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME,...", help="Policies to run, or all of them: all.", show_default="all, or the setting's"
+        metavar="NAME,...", help="Policies to run, or all of them: all.", show_default="all, or the workload's"
     ),
 ]
 _Seed = Annotated[int, typer.Option(min=0, help="Random seed for the step-time noise and for generated traffic.")]
 _Minutes = Annotated[float, typer.Option(min=0.1, max=10_000, help=_MINUTES_HELP)]
 _MixedMinutes = Annotated[
-    float | None, typer.Option(min=0.1, max=10_000, help=_MINUTES_HELP, show_default="10, or the setting's")
+    float | None, typer.Option(min=0.1, max=10_000, help=_MINUTES_HELP, show_default="10, or the workload's")
 ]
 _MixedSlots = Annotated[
-    int | None, typer.Option(min=1, max=4096, help=_SLOTS_HELP, show_default="256, or the setting's")
+    int | None, typer.Option(min=1, max=4096, help=_SLOTS_HELP, show_default="256, or the workload's")
 ]
 _Slots = Annotated[int, typer.Option(min=1, max=4096, help=_SLOTS_HELP)]
 _Chunk = Annotated[int, typer.Option(min=16, max=1_000_000, help="Most prefill tokens in a step.")]
@@ -125,7 +125,7 @@ _StepModel = Annotated[
 _Noise = Annotated[
     float, typer.Option(min=0, max=1, help="Noise of step times: standard deviation of their logarithm.")
 ]
-_Fitted = Annotated[bool, typer.Option("--fitted", help="Let Ballast learn the step times during the run.")]
+_Fitted = Annotated[bool, typer.Option("--fitted", help="Make Ballast learn the step times during the run.")]
 _Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Number of processes.", show_default="one per core")]
 _Json = Annotated[
     Path | None,
@@ -158,7 +158,7 @@ def _bench() -> None:
 @bench.command("mixed", epilog=EXAMPLES)
 def mixed(
     *,
-    setting_name: _Setting = TRACE,
+    workload_name: _WorkloadName = TRACE,
     every: _Every = None,
     online: _MixedTrace = None,
     offline: _MixedLengths = None,
@@ -182,24 +182,24 @@ def mixed(
 ) -> None:
     """Compare Ballast with other policies: online alone, GPUs apart, priorities, chunks, a rate limit and AIMD.
 
-    Every row replays the same traffic from the same seed. A load is a share of the SLO-bound ceiling: the throughput
+    Every row replays the same traffic from the same seed. A load is a share of the SLO-bound throughput: the throughput
     of one GPU with offline work alone and every step within the TPOT. With --setting, a workload other than trace
     brings its own requests and its own SLO.
     """
     _need("numpy", "worker")
     _check_json(json_file)
     processes = jobs or len(os.sched_getaffinity(0))
-    if setting_name != TRACE:
+    if workload_name != TRACE:
         for option, value in (("--load", load), ("--online", online), ("--plot", plot)):
             if value is not None:
                 reason = _TRACE_ONLY[option]
-                raise Usage(f"{option} does not apply to the setting {setting_name}: {reason}. Leave it out.")
+                raise Usage(f"{option} does not apply to the workload {workload_name}: {reason}. Leave it out.")
         with refusals():
             from ballast_cli.bench_workload import WorkloadOptions, spacings  # noqa: PLC0415
             from ballast_sim.replay.traffic import read_lengths  # noqa: PLC0415
 
             options = WorkloadOptions(
-                setting_name,
+                workload_name,
                 every=spacings(every) if every is not None else None,
                 policies=names(policy) if policy is not None else None,
                 reservations=fractions("--reservation", reservation) if reservation is not None else None,
@@ -256,7 +256,7 @@ def mixed(
                 noise=noise,
                 num_layers=engine.num_layers,
                 warmup_seconds=min(60.0, 15 * minutes),
-                ceiling_seconds=min(900.0, 900 * minutes),
+                maximum_seconds=min(900.0, 900 * minutes),
                 is_fitted=fitted,
             ),
             policies=POLICIES if policy in {None, "all"} else names(policy or ""),

@@ -53,8 +53,8 @@ def _ttft(rows: list[Row], table: Table, path: Path) -> Path:
         waits = row.series.ttft
         if waits:
             shares = [(index + 1) / len(waits) for index in range(len(waits))]
-            look = _OURS if row.policy == "ballast" else {"linewidth": 1.2}
-            axes.step([1e3 * wait for wait in waits], shares, where="post", label=row.policy, **look)
+            style = _OURS if row.policy == "ballast" else {"linewidth": 1.2}
+            axes.step([1e3 * wait for wait in waits], shares, where="post", label=row.policy, **style)
     axes.axvline(1e3 * table.bench.config.ttft, linestyle="--", color="gray", label="SLO")
     axes.set(xscale="log", xlabel="TTFT, ms", ylabel="share of online requests", ylim=(0, 1))
     axes.set_title(f"Load {rows[0].load:.0%}, reservation {rows[0].reservation:.0%}")
@@ -77,15 +77,15 @@ def _harvest(table: Table, path: Path) -> Path:
                 continue
             of_policy = [row for row in rows if row.policy == policy]
             points = [(100 * row.load, 100 * row.offline_tokens / table.bench.unbounded) for row in of_policy]
-            look = _OURS if policy == "ballast" else {"linewidth": 1.2}
-            line = axes.plot(*zip(*points, strict=True), marker="o", label=policy, **look)[0]
+            style = _OURS if policy == "ballast" else {"linewidth": 1.2}
+            line = axes.plot(*zip(*points, strict=True), marker="o", label=policy, **style)[0]
             broken = [point for point, row in zip(points, of_policy, strict=True) if not table.bench.keeps(row)]
             if broken:
                 axes.plot(
                     *zip(*broken, strict=True), marker="o", linestyle="", zorder=4,
                     markerfacecolor="white", markeredgecolor=line.get_color(),
                 )  # fmt: skip
-        axes.set(xlabel="online load, % of the SLO-bound ceiling", title=f"reservation {reservation:.0%}")
+        axes.set(xlabel="online load, % of the SLO-bound throughput", title=f"reservation {reservation:.0%}")
     plots[0].set_ylabel("harvest, % of offline alone")
     figure.supxlabel("hollow: online loses more than a point of attainment", fontsize=9)
     if plots[0].lines:

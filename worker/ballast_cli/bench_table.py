@@ -1,4 +1,4 @@
-"""The table of `ballast bench mixed`: ceilings first, then latency and work for each load and reservation."""
+"""The tables of `ballast bench mixed`: maximum throughput, then latency and work for each load and reservation."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _WORK = (
 
 
 def print_table_of(table: Table, engine: BenchEngine) -> None:
-    """Print the ceilings and all rows."""
-    _print_ceilings(table, engine)
+    """Print the maximum throughputs and all rows."""
+    _print_maximums(table, engine)
     for load in dict.fromkeys(row.load for row in table.rows):
         for reservation in dict.fromkeys(row.reservation for row in table.rows):
             rate = table.bench.request_rate(load)
@@ -36,7 +36,7 @@ def print_table_of(table: Table, engine: BenchEngine) -> None:
             print_table(_WORK, [_work(table, row) for row in rows], right=_WORK[1:-1], is_wide=True)
 
 
-def _print_ceilings(table: Table, engine: BenchEngine) -> None:
+def _print_maximums(table: Table, engine: BenchEngine) -> None:
     bench, config = table.bench, table.bench.config
     slo = f"TTFT {1e3 * config.ttft:g} ms and TPOT {1e3 * config.tpot:g} ms"
     sys.stdout.write(
@@ -45,10 +45,10 @@ def _print_ceilings(table: Table, engine: BenchEngine) -> None:
         f"{_refit_error() if engine.step_model == 'refit' else ''}"
         f"Each run replays {bench.seconds / 60:g} minutes without the first {bench.warmup_seconds:g} s; seed "
         f"{bench.seed}\n\n"
-        f"Ceilings, tokens/s of one GPU\n"
+        f"Maximum throughput, tokens/s of one GPU\n"
         f"  offline alone, unbounded           {bench.unbounded:8,.0f}\n"
         f"  offline alone, steps within TPOT   {bench.bound:8,.0f}   {bench.bound / bench.unbounded:.1%} of unbounded: "
-        "the SLO-bound ceiling\n"
+        "the SLO-bound throughput\n"
     )
     for load, row in table.budgets.items():
         kept = "" if bench.keeps(row) else " (no budget keeps the attainment; this is the smallest)"

@@ -56,7 +56,7 @@ class WorkloadOptions:
         if self.name not in WORKLOADS:
             raise Usage(f"--setting is {self.name!r}; expected one of trace, {', '.join(WORKLOADS)}.")
         if self.every and self.name != "sparse":
-            raise Usage(f"--every sets the spacing of the setting sparse, and {self.name} has none. Leave it out.")
+            raise Usage(f"--every sets the spacing of the workload sparse, and {self.name} has none. Leave it out.")
         if self.every:
             found = sparse(seconds=self.seconds, seed=self.seed, every=self.every)
         else:
@@ -102,7 +102,7 @@ def run_workload(options: WorkloadOptions, *, processes: int, progress: Progress
     workload = options.workload()
     has_goal = any(policy.startswith("ballast") for policy in workload.policies)
     budgets = [policy for policy in workload.budgets if has_goal and policy not in workload.policies]
-    ceilings: dict[str, Row] = {}
+    maximums: dict[str, Row] = {}
     for point in workload.points:
         engine = BenchEngine.of(
             model=options.model,
@@ -117,26 +117,26 @@ def run_workload(options: WorkloadOptions, *, processes: int, progress: Progress
         )
         bench = workload.bench(point, engine)
         table = run_table(
-            replace(bench, seed=options.seed, noise=options.noise, is_fitted=options.is_fitted, ceilings=ceilings),
+            replace(bench, seed=options.seed, noise=options.noise, is_fitted=options.is_fitted, maximums=maximums),
             policies=(*workload.policies, *budgets),
             reservations=options.reservations or (0.0,),
             processes=processes,
             progress=progress,
             has_best_budget=False,
         )
-        ceilings = table.bench.ceilings  # offline alone is the same beside every point
+        maximums = table.bench.maximums  # offline alone is the same beside every point
         yield PointResult(workload, point, engine, table)
 
 
 def rows_of(found: PointResult) -> list[dict[str, Any]]:
     """Return the rows as data: those of the table, and the static budgets that were tried."""
-    where = {"setting": found.workload.name, "point": found.point.label}
+    where = {"workload": found.workload.name, "point": found.point.label}
     slo = {"slo_ttft_ms": 1e3 * found.point.ttft, "slo_tpot_ms": 1e3 * found.point.tpot}
     return [where | slo | as_json(row, found.table.bench) for row in found.table.rows]
 
 
 def print_engine(found: PointResult) -> None:
-    """Print the engine and the ceiling, which all points share."""
+    """Print the engine and the SLO-bound throughput, which all points share."""
     config, bench = found.engine.config, found.table.bench
     capped = any(knob(policy).name.startswith("ballast") and knob(policy).value for policy in found.workload.policies)
     ttft, tpot = CAPPED_SLO

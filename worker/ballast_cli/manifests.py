@@ -19,7 +19,7 @@ def from_file(path: Path, namespace: str | None) -> tuple[InferenceDeployment, .
     """Every `InferenceDeployment` of a YAML file; `-` in place of a path is standard input.
 
     Raises:
-        Usage: the file cannot be read, holds none, or holds one that is not valid.
+        Usage: the file cannot be read, has no resource, or has an invalid one.
     """
     source = "standard input" if str(path) == "-" else str(path)
     try:
@@ -30,7 +30,7 @@ def from_file(path: Path, namespace: str | None) -> tuple[InferenceDeployment, .
     found = [each for each in documents if isinstance(each, dict) and each.get("kind") == KIND]
     if not found:
         kinds = ", ".join(str(each.get("kind")) if isinstance(each, dict) else "no object" for each in documents)
-        raise Usage(f"{source} holds {kinds or 'nothing'}, wanted at least one {KIND}")
+        raise Usage(f"{source} holds {kinds or 'nothing'}, expected at least one {KIND}")
     return tuple(_read(each, source, namespace) for each in found)
 
 

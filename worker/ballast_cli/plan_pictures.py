@@ -20,11 +20,11 @@ def draw_fleet(found: FleetPlan, path: Path) -> None:
     ]
     figure = Figure(figsize=(9, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    online = [option.online_tokens / found.ceilings.online_full / option.gpus for option in found.options]
-    offline = [option.offline_tokens / found.ceilings.offline_full / option.gpus for option in found.options]
+    online = [option.online_tokens / found.maximums.online_full / option.gpus for option in found.options]
+    offline = [option.offline_tokens / found.maximums.offline_full / option.gpus for option in found.options]
     left.bar(names, online, label="online")
     left.bar(names, offline, bottom=online, label="offline")
-    left.axhline(found.ceilings.bound_share, linestyle="--", color="gray", label="most within the TPOT")
+    left.axhline(found.maximums.bound_share, linestyle="--", color="gray", label="most within the TPOT")
     left.set(title="Utilization", ylim=(0, 1))
     left.legend(loc="upper left")
     places = range(len(names))

@@ -184,7 +184,7 @@ def fleet_figures(found: FleetPlan, tried: list[Alternative], sizes: list[Chunk]
         "work_gpus": found.work,
         "online_tokens_per_s": found.online_tokens,
         "offline_tokens_per_s": found.offline_tokens,
-        "ceilings": asdict(found.ceilings),
+        "maximum_throughputs": asdict(found.maximums),
         "options": [{**asdict(option), "kilowatt_hours": option.kilowatt_hours} for option in found.options],
         "because": list(found.because),
         "chunks": [asdict(one) for one in sizes],

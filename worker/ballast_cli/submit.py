@@ -1,4 +1,4 @@
-"""`ballast submit`: hand a file of requests to the queue."""
+"""`ballast submit`: submit a file of requests to the queue as a job."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 EXAMPLES = examples(
     "ballast submit items.jsonl --watch",
     "ballast submit items.jsonl --tenant research --priority 5 --deadline 24h",
-    "ballast submit items.jsonl --key nightly-2030-01-31   # again is harmless: same job",
+    "ballast submit items.jsonl --key nightly-2030-01-31   # a repetition returns the same job",
     "zcat items.jsonl.gz | ballast submit - --deadline 2030-01-31T18:00Z",
 )
 
@@ -44,24 +44,26 @@ _ANSWERS = {
 def submit(
     *,
     file: Annotated[str, typer.Argument(metavar="FILE", help="JSONL in the OpenAI batch format; - reads stdin.")],
-    tenant: Annotated[str, typer.Option(help="Who is charged.")] = "default",
-    priority: Annotated[int, typer.Option(help="Higher is more important; negative may be shed.")] = 0,
+    tenant: Annotated[str, typer.Option(help="Tenant that is charged.")] = "default",
+    priority: Annotated[int, typer.Option(help="Priority. Higher is more important.")] = 0,
     deadline: Annotated[
-        str | None, typer.Option(help="24h, +30m, 1h30m, or 2030-01-31T18:00Z (local time without a zone).")
+        str | None, typer.Option(help="Deadline: 24h, +30m, 1h30m, or 2030-01-31T18:00Z (local time without a zone).")
     ] = None,
-    key: Annotated[str | None, typer.Option(help="Idempotency key: the same key is the same job.")] = None,
+    key: Annotated[
+        str | None, typer.Option(help="Idempotency key. A second submission with the same key adds no job.")
+    ] = None,
     is_watched: Annotated[bool, typer.Option("--watch", "-w", help="Show progress until the job is over.")] = False,
     redis_url: RedisUrl = None,
     queue: QueueName = None,
     password_file: PasswordFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Submit a job: one request on each line, `custom_id, method, url, body`. Prints the job's id."""
+    """Submit a job and print its id. Each line of the file is a request: `custom_id`, `method`, `url`, and `body`."""
     due = parse_deadline(deadline, datetime.now().astimezone()) if deadline else None
     place = Place.of(redis_url, queue, password_file)
     with open_queue(place) as connected, _opened(file, connected) as (source, total):
         connected.require_fit()
-        # With a key of its own every submission can be gone on with, whatever breaks it.
+        # Every submission has a key, so that it can be resumed after any interruption.
         own_key = key or f"cli-{uuid4().hex[:12]}"
         with _resumable(own_key), progress("Submitting", total) as advance:
             done = connected.submissions.submit(
@@ -72,24 +74,21 @@ def submit(
                 key=own_key,
                 on_progress=advance,
             )
-        told = _outlook(connected, done.job_id) if due else None
-        _report(done, file=file, due=due, told=told, place=place, as_json=as_json)
+        outlook = _outlook(connected, done.job_id) if due else None
+        _report(done, file=file, due=due, outlook=outlook, place=place, as_json=as_json)
         if not done.accepted and done.is_new:
-            raise CliError(
-                f"No line of {file} could be taken: `ballast results {done.job_id}` says for each line what was found "
-                "and what was wanted."
-            )
+            raise CliError(f"No line of {file} is valid. `ballast results {done.job_id}` lists the error of each line.")
         if is_watched:
             watch(connected, done.job_id)
 
 
 @contextmanager
 def _resumable(key: str) -> Iterator[None]:
-    """Say how to go on with a submission that breaks."""
+    """Print how to resume the submission if it is interrupted."""
     try:
         yield
     except (KeyboardInterrupt, QueueUnavailable, QueueFull):
-        say(f"Interrupted: the same command with --key {key} goes on where it stopped.")
+        say(f"Interrupted. Run the same command with --key {key} to resume.")
         raise
 
 
@@ -97,39 +96,39 @@ def _resumable(key: str) -> Iterator[None]:
 def _opened(file: str, queue: Queue) -> Iterator[tuple[Iterable[bytes], int | None]]:
     """Open the file and count its lines. Lines of standard input are not counted.
 
-    Neither is ever in memory beyond the limit of a line in the queue.
+    No line is read into memory beyond the limit of the queue.
 
     Raises:
         Usage: there is no such file, it is a directory, or it is empty.
     """
-    from ballast_queue.batch_lines import bounded_lines  # noqa: PLC0415  `ballast --help` does without redis
+    from ballast_queue.batch_lines import bounded_lines  # noqa: PLC0415  `ballast --help` needs no redis
 
     most = queue.settings.read().max_line_bytes
     if file == "-":
         if sys.stdin.isatty():
-            say("Reading lines from the terminal; Ctrl-D ends.")
+            say("Reading lines from the terminal. Press Ctrl-D to end.")
         yield bounded_lines(sys.stdin.buffer, most), None
         return
     path = Path(file)
     if path.is_dir():
-        raise Usage(f"{file} is a directory, wanted a JSONL file with one request on each line.")
+        raise Usage(f"{file} is a directory, expected a JSONL file with one request on each line.")
     try:
         opened: BinaryIO = path.open("rb")
     except OSError as error:
-        raise Usage(f"{file} cannot be read ({error.strerror}): name a JSONL file, or - for standard input.") from None
+        raise Usage(f"{file} cannot be read ({error.strerror}). Name a JSONL file, or - for standard input.") from None
     with opened:
         total, content = 0, False
         for line in bounded_lines(opened, most):
             total += 1
             content = content or bool(line.strip())
         if not content:
-            raise Usage(f"{file} is empty, wanted one request on each line: {{custom_id, method, url, body}}.")
+            raise Usage(f"{file} is empty, expected one request on each line: {{custom_id, method, url, body}}.")
         opened.seek(0)
         yield bounded_lines(opened, most), total
 
 
 def _outlook(queue: Queue, job_id: str) -> tuple[Outlook, str]:
-    """Say whether the deadline can be met; the job keeps the answer."""
+    """Forecast whether the job meets its deadline, and record the outlook in the job."""
     weights = {tenant.name: tenant.weight for tenant in queue.settings.read().tenants}
     forecast = Forecast(queue.jobs.active(), queue.workers.statuses(), queue.now(), weights)
     outlook, because = forecast.of(queue.jobs.get(job_id))
@@ -138,12 +137,18 @@ def _outlook(queue: Queue, job_id: str) -> tuple[Outlook, str]:
 
 
 def _report(
-    done: Submission, *, file: str, due: Deadline | None, told: tuple[Outlook, str] | None, place: Place, as_json: bool
+    done: Submission,
+    *,
+    file: str,
+    due: Deadline | None,
+    outlook: tuple[Outlook, str] | None,
+    place: Place,
+    as_json: bool,
 ) -> None:
     if as_json:
         deadline = None
-        if due and told:
-            deadline = {"at": due.at, "feasible": told[0], "because": told[1]}
+        if due and outlook:
+            deadline = {"at": due.at, "feasible": outlook[0], "because": outlook[1]}
         print_json(
             {
                 "version": 1,
@@ -159,11 +164,13 @@ def _report(
     sys.stdout.write(f"{done.job_id}\n")
     sys.stdout.flush()
     if not done.is_new:
-        say(f"The key was known: it names {done.job_id}, which has {done.accepted:,} items; none is stored twice.")
+        say(f"A job with this key exists: {done.job_id} with {done.accepted:,} items. Nothing was added.")
     else:
-        rejected = f", {done.rejected:,} rejected (`ballast results {done.job_id}` says why)" if done.rejected else ""
+        rejected = (
+            f", {done.rejected:,} rejected (`ballast results {done.job_id}` lists the errors)" if done.rejected else ""
+        )
         say(f"{done.accepted:,} items of {file} accepted{rejected}.")
-    if due and told:
-        say(f"Deadline {due.spoken}. {_ANSWERS[told[0]]}: {told[1]}.")
-        if told[0] in {Outlook.AT_RISK, Outlook.NO}:
-            say(f"What is done by then is kept; `ballast cancel {done.job_id}` takes the job back.")
+    if due and outlook:
+        say(f"Deadline {due.spoken}. {_ANSWERS[outlook[0]]}: {outlook[1]}.")
+        if outlook[0] in {Outlook.AT_RISK, Outlook.NO}:
+            say(f"Results until then are kept. `ballast cancel {done.job_id}` cancels the job.")

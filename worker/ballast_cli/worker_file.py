@@ -36,7 +36,7 @@ class Flags:
 
 
 def compose(file: Path | None, flags: Flags) -> WorkerConfig:
-    """Return the configuration of the file, overridden by the flags. Without a model, use the one that ships.
+    """Return the configuration of the file, overridden by the flags. Without a model, use the small model.
 
     Raises:
         Usage: the file or the result is invalid. The message has one line per field.

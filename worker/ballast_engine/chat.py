@@ -93,7 +93,7 @@ class ChatTemplate:
 
     @cached_property
     def _tools(self) -> _ToolSupport:
-        """What the template renders of a conversation with a tool call."""
+        """The parts of a tool call that the template renders."""
         for no_content in (None, ""):
             try:
                 text = self._render(_conversation_with_a_call(no_content), {})

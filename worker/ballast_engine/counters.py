@@ -1,4 +1,4 @@
-"""Count what the engine does. Only its thread writes; any thread may read."""
+"""Count the work of the engine. Only its thread writes; any thread may read."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class EngineCounters:
     held_positions: int = 0
 
     def note_plan(self, step: DispatchedStep) -> None:
-        """Count what a plan did to requests, even if its computation fails."""
+        """Count the effects of a plan on requests, even if its computation fails."""
         plan = step.plan
         self.deferred_grants += step.dispatch.num_deferred
         if plan.preempt:
@@ -72,7 +72,7 @@ class EngineCounters:
         counters.decode_tokens += is_generated
 
     def note_charges(self, charges: Iterable[tuple[RequestClass, Mapping[str, float]]]) -> None:
-        """Add what the step charged to the service by class and tenant."""
+        """Add the service of the step by class and tenant."""
         service = self.service
         for request_class, by_tenant in charges:
             for tenant, cost in by_tenant.items():

@@ -26,7 +26,7 @@ _RUNS = 6
 
 
 def measure_footprint(loaded: LoadedModel) -> Footprint:
-    """Measure the device and return what the model costs on it."""
+    """Measure the device, and return the cost of the model on it."""
     config, dtype, kind = loaded.config, loaded.dtype, loaded.device.type
     head = config.vocab_size * config.hidden_size
     num_computed = loaded.num_params - (0 if config.tie_embeddings else head)  # an embedding is a lookup

@@ -119,7 +119,7 @@ class BallastEngine:
 
     @property
     def footprint(self) -> Footprint:
-        """What one token of the model costs its device."""
+        """The cost of one token of the model on this device."""
         return self._executor.footprint
 
     @property
@@ -252,7 +252,7 @@ class BallastEngine:
         return outputs
 
     def _nest(self, running: RunningStep) -> list[Output]:
-        """Take in new requests while a step is suspended, and compute as many first tokens as there is time for.
+        """Accept new requests while a step is suspended, and compute as many first tokens as the time allows.
 
         Other commands wait for the end of the suspended step, because its KV blocks must keep their owners.
         """
@@ -324,7 +324,7 @@ class BallastEngine:
         return [self._end(sequence, FinishReason.FAILED, sentence) for sequence in members]
 
     def _finish(self, step: DispatchedStep, tokens: Items[int]) -> list[Output]:
-        """Record what the step computed, and append each new token to its request."""
+        """Record the work of the step, and append each new token to its request."""
         outputs = []
         drawn = iter(tokens)
         kv, host, counters = self._scheduler.kv, self._scheduler.host, self._counters

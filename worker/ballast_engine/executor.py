@@ -67,7 +67,7 @@ class Executor:
 
     @cached_property
     def footprint(self) -> Footprint:
-        """What one token of the model costs this device. The first read measures it."""
+        """The cost of one token of the model on this device. The first read measures it."""
         return measure_footprint(self._loaded)
 
     @torch.inference_mode()

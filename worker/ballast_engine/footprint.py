@@ -1,4 +1,4 @@
-"""What a model's work costs a device: floating-point operations and bytes moved, from the shape of the model.
+"""The cost of a model's work on a device: floating-point operations and bytes moved, from the shape of the model.
 
 Together with the peak of the device, the cost yields MFU and MBU. It depends on the model, not on the implementation:
 two operations for each weight and token, and four for each head dimension and token attended to. The weights count
@@ -30,7 +30,7 @@ class PhaseWork:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What a model costs, and the peak of its device."""
+    """The cost of a model, and the peak of its device."""
 
     token_flops: float
     """For each token, in the layers."""

@@ -69,7 +69,7 @@ class GenerationRequest:
 
 @dataclass(slots=True)
 class Output:
-    """What one step produced for one request. `text` is the new text since the last output, in whole characters."""
+    """The output of one step for one request. `text` is the new text since the last output, in whole characters."""
 
     request_id: str
     token_ids: list[int] = field(default_factory=list)

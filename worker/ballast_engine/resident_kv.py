@@ -52,7 +52,7 @@ class ResidentKv:
         return self.pool.match(digests if len(digests) <= most else digests[:most])
 
     def admit(self, request: Request) -> None:
-        """Give a request a row of the block tables and its blocks in the prefix cache."""
+        """Assign to a request a row of the block tables and its blocks in the prefix cache."""
         sequence = self.live[request.seq]
         blocks = self._cached_blocks(sequence)
         self.pool.share(request.seq, blocks)

@@ -53,12 +53,12 @@ class Scheduler:
         return replace(policy, num_blocks=pool.num_blocks, block_tokens=pool.block_tokens)
 
     def enter(self, sequence: Sequence, now: float) -> None:
-        """Take in a request, which waits from now on."""
+        """Add a request that waits."""
         self.live[sequence.request.seq] = sequence
         self.host.enter(sequence.request, now)
 
     def leave(self, sequence: Sequence, now: float, *, is_complete: bool = False) -> None:
-        """Take out a request, whether it waits or is resident."""
+        """Remove a request, whether it waits or is resident."""
         request = sequence.request
         is_resident = request.phase is not Phase.WAITING
         self.host.leave(request, now, is_complete=is_complete)
@@ -79,7 +79,7 @@ class Scheduler:
         return self._lay_out(self.host.schedule(self.kv, now))
 
     def nest(self, now: float, suspended: DispatchedStep, seconds: float) -> DispatchedStep:
-        """Plan a step of at most `seconds` for new online requests beside a suspended one."""
+        """Plan a step of at most `seconds` for new online requests during a suspended step."""
         self.kv.count_private()
         in_flight = [sequence.request for sequence in suspended.members]
         return self._lay_out(self.host.nest(self.kv, now, in_flight, seconds))

@@ -18,9 +18,9 @@ from ballast_engine.token_bytes import TokenBytes
 from ballast_policy.request import Request, RequestClass
 from ballast_policy.snapshot import PolicyConfig
 
-GROUP = 64
-"""Requests of one prefix group that go together before the group opens again."""
-MOST_GROUPS = 1000
+REQUESTS_PER_KEY = 64
+"""Requests with one prefix key that keep the place of the first of them."""
+MOST_KEYS = 1000
 
 
 class Vocabulary(Protocol):
@@ -53,7 +53,7 @@ class SequenceBuilder:
         self._has_prefix_cache = has_prefix_cache
         self._isolates_tenants = isolates_tenants
         self._numbers = count(1)
-        self._groups: dict[int, tuple[int, int]] = {}
+        self._keys: dict[int, tuple[int, int]] = {}
         """By prefix key: the `seq` of the request that opened the group, and the requests since."""
 
     def make(self, generation: GenerationRequest, policy: PolicyConfig, now: float) -> Sequence:
@@ -113,19 +113,20 @@ class SequenceBuilder:
             sequence.hash_blocks(num_tokens)
         return sequence
 
-    def _prefix_seq(self, group: int | None, seq: int) -> int:
-        """Return the `seq` of the request that opened a prefix group: its place among requests of equal slack.
+    def _prefix_seq(self, key: int | None, seq: int) -> int:
+        """Return the `seq` of the first request with a prefix key: their common place among requests of equal slack.
 
-        After every `GROUP` requests the group opens again, so that it does not overtake the others indefinitely.
+        After every `REQUESTS_PER_KEY` requests, the next request keeps its own place, so that a key does not overtake
+        the others indefinitely.
         """
-        if group is None:
+        if key is None:
             return seq
-        first, num = self._groups.get(group, (seq, 0))
-        if num >= GROUP:
+        first, num = self._keys.get(key, (seq, 0))
+        if num >= REQUESTS_PER_KEY:
             first, num = seq, 0
-        elif not num and len(self._groups) >= MOST_GROUPS:
-            self._groups.clear()
-        self._groups[group] = first, num + 1
+        elif not num and len(self._keys) >= MOST_KEYS:
+            self._keys.clear()
+        self._keys[key] = first, num + 1
         return first
 
     def _ends(self, sampling: SamplingParams) -> frozenset[int]:
@@ -165,4 +166,4 @@ def _check_sampling(sampling: SamplingParams) -> None:
     )
     for is_right, name, found, wanted in checks:
         if not is_right:
-            raise InvalidRequest(f"{name} is {found!r}; wanted {wanted}.")
+            raise InvalidRequest(f"{name} is {found!r}; expected {wanted}.")

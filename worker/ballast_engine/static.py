@@ -22,8 +22,7 @@ from ballast_policy.snapshot import EngineSnapshot
 class StaticBatch:
     """Planner and executor of an engine: the planner admits whole batches, and the executor adds the padding.
 
-    A row of padding computes what a row that has not ended computes, and writes to blocks that the engine does not
-    know of.
+    A row of padding computes the same as a row that has not ended, and writes to blocks outside of the engine.
     """
 
     def __init__(self, executor: Runner, slots: int) -> None:
@@ -38,7 +37,7 @@ class StaticBatch:
 
     @property
     def footprint(self) -> Footprint:
-        """What one token of the model costs its device."""
+        """The cost of one token of the model on this device."""
         return self._executor.footprint
 
     def plan(self, snapshot: EngineSnapshot) -> StepPlan:

@@ -16,7 +16,7 @@ from ballast_policy.reservation import Reservation
 
 
 class StepKind(StrEnum):
-    """What a step computed; the label of `ballast_step_seconds`."""
+    """The kind of work in a step. A label of `ballast_step_seconds`."""
 
     DECODE = "decode"
     PREFILL = "prefill"
@@ -121,7 +121,7 @@ class EngineStats:
     work: Mapping[str, PhaseWork] = field(default_factory=dict)
     """Work by phase."""
     allowance: Allowance = UNCHECKED
-    """What offline may use, given the measured latencies."""
+    """The limits of offline work, from the measured latencies."""
     interference: float | None = None
     """Under a cap: what offline added to online latency recently, the largest of TTFT and TPOT, median and p99."""
 

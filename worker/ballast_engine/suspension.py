@@ -32,7 +32,7 @@ class Interrupt:
         self.layer.value = layer
 
     def clear(self) -> None:
-        """Let a step run to its end."""
+        """Clear the request to suspend, so that a step runs to its end."""
         self.layer.value = _NEVER
 
     def is_raised_at(self, layer: int) -> bool:

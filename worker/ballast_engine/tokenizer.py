@@ -24,7 +24,7 @@ class Tokenizer:
     """
 
     def __init__(self, directory: Path | str) -> None:
-        """Read `tokenizer.json` and, where they exist, the configuration files beside it.
+        """Read `tokenizer.json`, and the configuration files in its directory if they exist.
 
         Raises:
             InvalidCheckpoint: a file is missing or cannot be read.
@@ -52,7 +52,7 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a prompt, with the begin token if the post-processor of the file adds it.
 
-        As in transformers 5, `add_bos_token` beside a `tokenizer.json` is not read: the file defines what is added.
+        As in transformers 5, `add_bos_token` has no effect with a `tokenizer.json`, which defines the added tokens.
         """
         return self._backend.encode(text).ids
 

@@ -51,7 +51,7 @@ def is_unicode(text: str) -> bool:
 
 def _check_unicode(text: str) -> str:
     if not is_unicode(text):
-        raise _refuse("found a lone surrogate, wanted text that can be written as UTF-8")
+        raise _refuse("found a lone surrogate, expected text that can be written as UTF-8")
     return text
 
 
@@ -65,11 +65,11 @@ def _check_stop(value: object) -> object:
         return ()
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise _refuse(f"found {describe(value)}, wanted a string or a list of strings")
+        raise _refuse(f"found {describe(value)}, expected a string or a list of strings")
     if len(stops) > MAX_STOPS:
-        raise _refuse(f"found {len(stops)} stop strings, wanted at most {MAX_STOPS}")
+        raise _refuse(f"found {len(stops)} stop strings, expected at most {MAX_STOPS}")
     if "" in stops:
-        raise _refuse("found an empty stop string, wanted at least one character")
+        raise _refuse("found an empty stop string, expected at least one character")
     return tuple(stops)
 
 
@@ -77,14 +77,14 @@ def _check_prompt(value: object) -> object:
     if isinstance(value, str):
         return _check_unicode(value)
     if not isinstance(value, list):
-        raise _refuse(f"found {describe(value)}, wanted a string or a list of token ids")
+        raise _refuse(f"found {describe(value)}, expected a string or a list of token ids")
     if not value:
-        raise _refuse("found an empty list, wanted a string or at least one token id")
+        raise _refuse("found an empty list, expected a string or at least one token id")
     if isinstance(value[0], str | list):
-        raise _refuse("found a list of prompts, wanted one prompt (text or token ids): send one request for each")
+        raise _refuse("found a list of prompts, expected one prompt (text or token ids): send one request for each")
     for token in value:
         if type(token) is not int or not 0 <= token < 2**31:
-            raise _refuse(f"found {describe(token)} in the list, wanted token ids (integers from 0)")
+            raise _refuse(f"found {describe(token)} in the list, expected token ids (integers from 0)")
     return tuple(value)
 
 
@@ -92,17 +92,17 @@ def _check_content(value: object) -> object:
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list):
-        raise _refuse(f"found {describe(value)}, wanted a string or a list of text parts")
+        raise _refuse(f"found {describe(value)}, expected a string or a list of text parts")
     texts: list[str] = []
     for part in value:
         kind = part.get("type") if isinstance(part, dict) else None
         if not isinstance(part, dict) or not isinstance(kind, str):
-            raise _refuse(f"found {describe(part)}, wanted parts like {{'type': 'text', 'text': '...'}}")
+            raise _refuse(f"found {describe(part)}, expected parts like {{'type': 'text', 'text': '...'}}")
         if kind != "text":
-            raise _refuse(f"found a part of type {kind!r}, wanted text: other parts are not supported")
+            raise _refuse(f"found a part of type {kind!r}, expected text: other parts are not supported")
         text = part.get("text")
         if not isinstance(text, str) or len(part) != 2:
-            raise _refuse("found a text part with other fields, wanted {'type': 'text', 'text': '...'}")
+            raise _refuse("found a text part with other fields, expected {'type': 'text', 'text': '...'}")
         texts.append(text)
     return "".join(texts)
 
@@ -123,14 +123,14 @@ def _check_arguments(text: str) -> str:
     except (ValueError, RecursionError):
         is_object = False
     if not is_object:
-        raise _refuse(f"found {describe(text)}, wanted a JSON object as text")
+        raise _refuse(f"found {describe(text)}, expected a JSON object as text")
     return text
 
 
 def _check_template_arguments(value: object) -> object:
     reserved = sorted(_SET_BY_SERVER.intersection(value)) if isinstance(value, dict) else []
     if reserved:
-        raise _refuse(f"found {reserved[0]!r}, wanted arguments of the model's template: the server sets this one")
+        raise _refuse(f"found {reserved[0]!r}, expected arguments of the model's template: the server sets this one")
     return value
 
 
@@ -181,13 +181,13 @@ class Message(_Strict):
     @model_validator(mode="after")
     def _check_role(self) -> Self:
         if self.content is None and not self.tool_calls:
-            raise _refuse("found null, wanted a string or a list of text parts", field="content")
+            raise _refuse("found null, expected a string or a list of text parts", field="content")
         if self.tool_calls and self.role != "assistant":
-            raise _refuse(f"found it in a message of role {self.role!r}, wanted role 'assistant'", field="tool_calls")
+            raise _refuse(f"found it in a message of role {self.role!r}, expected role 'assistant'", field="tool_calls")
         if self.role == "tool" and self.tool_call_id is None:
-            raise _refuse("found nothing, wanted the id of the call that the message answers", field="tool_call_id")
+            raise _refuse("found nothing, expected the id of the call that the message answers", field="tool_call_id")
         if self.role != "tool" and self.tool_call_id is not None:
-            raise _refuse(f"found it in a message of role {self.role!r}, wanted role 'tool'", field="tool_call_id")
+            raise _refuse(f"found it in a message of role {self.role!r}, expected role 'tool'", field="tool_call_id")
         return self
 
     def for_template(self) -> dict[str, Any]:
@@ -256,7 +256,7 @@ class Body(_Strict):
     @model_validator(mode="after")
     def _check_stream(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise _refuse("found it without stream, wanted stream: true in the same request", field="stream_options")
+            raise _refuse("found it without stream, expected stream: true in the same request", field="stream_options")
         return self
 
 
@@ -300,7 +300,7 @@ class ChatBody(Body):
     def _check_lengths(self) -> Self:
         old, new = self.max_tokens, self.max_completion_tokens
         if old is not None and new is not None and old != new:
-            raise _refuse(f"found {new} and max_tokens {old}, wanted one of the two", field="max_completion_tokens")
+            raise _refuse(f"found {new} and max_tokens {old}, expected one of the two", field="max_completion_tokens")
         return self
 
 
@@ -345,17 +345,17 @@ def _translate(error: ErrorDetails) -> InvalidBody:
             field = ".".join(filter(None, (field, context.get("field"))))
             return InvalidBody(field, f"{field}: {context['text']}")
         case "missing":
-            text = f"{field}: found nothing, wanted a value: the field is required"
+            text = f"{field}: found nothing, expected a value: the field is required"
             return InvalidBody(field, text, "missing_required_parameter")
         case "extra_forbidden" | "string_unicode":
-            text = f"{field}: found an unknown field, wanted only known fields: remove it or check its name"
+            text = f"{field}: found an unknown field, expected only known fields: remove it or check its name"
             return InvalidBody(field, text, "unknown_parameter")
     if kind in {"too_short", "too_long"} and isinstance(error["input"], str):
         kind = f"string_{kind}"
     template = _WANTED.get(kind)
     wanted = template.format(**error.get("ctx", {})) if template else error["msg"]
     code = "invalid_type" if error["type"].endswith("_type") else "invalid_value"
-    return InvalidBody(field, f"{field}: found {describe(error['input'])}, wanted {wanted}", code)
+    return InvalidBody(field, f"{field}: found {describe(error['input'])}, expected {wanted}", code)
 
 
 def not_yet(url: str) -> str | None:
@@ -375,9 +375,9 @@ def parse_body(url: str, body: object) -> CompletionBody | ChatBody:
     if kind is None:
         if later := not_yet(url):
             raise Unsupported(None, f"url: {later}")
-        raise InvalidBody("url", f"url: found {url[:100]!r}, wanted {CHAT_URL} or {COMPLETIONS_URL}", "invalid_url")
+        raise InvalidBody("url", f"url: found {url[:100]!r}, expected {CHAT_URL} or {COMPLETIONS_URL}", "invalid_url")
     if not isinstance(body, dict):
-        raise InvalidBody(None, f"body: found {describe(body)}, wanted a JSON object", "invalid_type")
+        raise InvalidBody(None, f"body: found {describe(body)}, expected a JSON object", "invalid_type")
     fields = dict(body)
     drop_neutral(url, fields)
     known = kind.model_fields

@@ -17,8 +17,7 @@ from ballast_policy.request import ONLINE, Request, RequestClass, is_overdue
 Ledgers = Mapping[RequestClass, Ledger]
 
 LEAST = 32
-"""Requests of a class that are listed even if the first of them fill a chunk: later ones may fit where the first do
-not."""
+"""Requests of a class that are listed even if the first of them fill a chunk: later ones may still fit."""
 
 
 class _Queue:

@@ -2,8 +2,8 @@
 -- The transitions of the queue. Each function is atomic. It moves items and checks tokens, and decides no policy.
 --
 -- Schema 1. The number is part of the name of every function. A change that breaks older workers gets the next number. A
--- compatible change, such as new wording, increments REVISION. A worker that connects replaces a lower revision and leaves
--- a higher one.
+-- compatible change, such as new wording, increments REVISION. An administrator that connects replaces a lower revision and
+-- leaves a higher one. Workers only call the functions.
 --
 -- The keys of a queue, all in one hash slot. `keys.py` builds them, and callers pass them in KEYS:
 --   ballast:{<queue>}:inbox     stream   entries of submitters: item, job, tenant, priority, deadline, end
@@ -346,7 +346,7 @@ local function store(keys, argv)
           error = error_of('job_closed', 'this line came after the end mark of its job: submit it in another job')
         elseif kind == 'a' then
           error = error_of('duplicate_custom_id', 'custom_id: found ' .. custom_id_json
-            .. ' twice, wanted each custom_id once in a job: Ballast kept only the first line')
+            .. ' twice, expected each custom_id once in a job: Ballast kept only the first line')
         end
         if not is_fresh then custom_id_json = '"line:' .. job.lines .. '"' end
         publish(k, '-', error_result(custom_id_json, 400, error, ''))

@@ -58,9 +58,10 @@ def reject(custom_id: str, error: InvalidBody) -> Line:
     return Line("r", custom_id, text.encode())
 
 
-def wrong(field: str, found: str, wanted: str, *, code: str) -> InvalidBody:
+def wrong(field: str, found: str, expected: str, *, code: str) -> InvalidBody:
     """Return the error of a field, or of the whole `line` or `entry`."""
-    return InvalidBody(None if field in {"line", "entry"} else field, f"{field}: found {found}, wanted {wanted}", code)
+    name = None if field in {"line", "entry"} else field
+    return InvalidBody(name, f"{field}: found {found}, expected {expected}", code)
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -50,7 +50,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class InboxReader:
-    """Law: an entry leaves the inbox in the same step that stores its line, so a crash loses none."""
+    """The inbox of a queue.
+
+    Law: an entry leaves the inbox in the same step that stores its line, so a crash loses none.
+    """
 
     _store: Store
     _settings: SettingsStore
@@ -109,7 +112,7 @@ def _read_priority(fields: dict[str, str]) -> int:
     try:
         return int(text)
     except ValueError:
-        raise InvalidJob(f"priority: found {describe(text)}, wanted an integer") from None
+        raise InvalidJob(f"priority: found {describe(text)}, expected an integer") from None
 
 
 def _read_deadline(fields: dict[str, str]) -> float | None:
@@ -119,7 +122,7 @@ def _read_deadline(fields: dict[str, str]) -> float | None:
     try:
         deadline = float(text)
     except ValueError:
-        raise InvalidJob(f"deadline: found {describe(text)}, wanted Unix seconds") from None
+        raise InvalidJob(f"deadline: found {describe(text)}, expected Unix seconds") from None
     return check_deadline(deadline)
 
 

@@ -36,7 +36,7 @@ def find_differences(store: Store) -> list[str]:
         ("backlog", {job_id.decode() for job_id in backlog}, {job.id for job in jobs if job.has_backlog}),
         ("active", {job_id.decode() for job_id in active}, {job.id for job in jobs if not job.state.is_over}),
     )
-    found += [f"{name}: found {kept}, wanted {real}" for name, kept, real in wanted if kept != real]
+    found += [f"{name}: found {kept}, expected {real}" for name, kept, real in wanted if kept != real]
     sums = {name: sum(job.count[name] for job in jobs) for name in (*SUMMED, "dead")}
     sums |= {f"jobs:{state}": sum(job.state is state for job in jobs) for state in JobState}
     sums["at_risk"] = sum(job.is_at_risk for job in jobs)
@@ -112,4 +112,4 @@ class _Audited:
         )
         for what, kept, real in compared:
             if kept != real:
-                yield f"{self.id}: {what}: found {kept}, wanted {real}"
+                yield f"{self.id}: {what}: found {kept}, expected {real}"

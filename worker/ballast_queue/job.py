@@ -55,9 +55,9 @@ class Outlook(StrEnum):
 
     YES = "yes"
     AT_RISK = "at_risk"
-    """Not with the work that runs before it or beside it."""
+    """It will not, because of other work."""
     NO = "no"
-    """Not even alone."""
+    """It will not, even without other work."""
     UNKNOWN = "unknown"
     """No rate is measured yet."""
 

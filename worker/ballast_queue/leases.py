@@ -12,6 +12,7 @@ from typing import Any
 from ballast_queue.functions import Finished
 from ballast_queue.job import Claimed, Lease, Prefix, Result
 from ballast_queue.outcome import Outcome
+from ballast_queue.records import readable
 from ballast_queue.store import Store
 
 MAX_ITEMS = 1000
@@ -20,10 +21,14 @@ MAX_ITEMS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Leases:
-    """Law: an item has one holder at a time, and only the token of its current lease can change it."""
+    """The leases of a queue.
+
+    Law: an item has one holder at a time, and only the token of its current lease can change it.
+    """
 
     _store: Store
 
+    @readable("a claimed item")
     def claim(self, job_id: str, n: int, worker: str) -> list[Claimed]:
         """Lease up to `n` items of a job. Other workers may leave fewer items, or none."""
         reply = self._store.call(self._store.functions.claim(job_id, n, worker))

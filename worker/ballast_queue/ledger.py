@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
+from ballast_queue.records import readable
 from ballast_queue.store import Store
 
 MOST_IDLE = 1000
@@ -23,6 +24,7 @@ class Service:
     """The same numbers as the server writes them. A changed text shows that a tenant was charged."""
 
     @classmethod
+    @readable("the ledger")
     def read(cls, pairs: Sequence[bytes]) -> Self:
         """Return the service in the hash of the ledger."""
         texts = {name.decode(): value.decode() for name, value in zip(pairs[::2], pairs[1::2], strict=True)}
@@ -45,7 +47,10 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class SharedLedger:
-    """Law: service only grows until its tenant is forgotten."""
+    """The ledger of a queue.
+
+    Law: service only grows until its tenant is forgotten.
+    """
 
     _store: Store
 
@@ -58,7 +63,7 @@ class SharedLedger:
         return Service.read(self._store.call(self._store.functions.lift(level, tenants)))
 
     def forget(self, service: Service, tenants: Sequence[str]) -> Service:
-        """Remove tenants that nobody has charged since `service` was read."""
+        """Remove tenants that were not charged since `service` was read."""
         known = [(tenant, service.texts[tenant]) for tenant in tenants]
         return Service.read(self._store.call(self._store.functions.forget_service(known)))
 

@@ -59,11 +59,11 @@ class QueueSettings(_Settings):
             InvalidJob: the priority is out of range.
         """
         if not MIN_PRIORITY <= priority <= MAX_PRIORITY:
-            raise InvalidJob(f"priority: found {priority}, wanted {MIN_PRIORITY} to {MAX_PRIORITY}")
+            raise InvalidJob(f"priority: found {priority}, expected {MIN_PRIORITY} to {MAX_PRIORITY}")
         if not self.tenants:
             return priority
         for known in self.tenants:
             if known.name == tenant:
                 return min(priority, known.max_priority)
         names = ", ".join(known.name for known in self.tenants[:20])
-        raise UnknownTenant(f"tenant: found {tenant!r}, wanted a tenant that this queue declares: {names}")
+        raise UnknownTenant(f"tenant: found {tenant!r}, expected a tenant that this queue declares: {names}")

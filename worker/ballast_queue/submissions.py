@@ -28,7 +28,7 @@ MAX_KEY = 256
 
 
 class Terms(NamedTuple):
-    """What a job is submitted with."""
+    """The parameters of a submission."""
 
     tenant: str
     priority: int = 0
@@ -56,7 +56,7 @@ def check_tenant(tenant: str) -> str:
         return _NAME.validate_python(tenant)
     except ValidationError:
         raise InvalidJob(
-            f"tenant: found {describe(tenant)}, wanted letters, digits, '.', '_', '/' and '-', "
+            f"tenant: found {describe(tenant)}, expected letters, digits, '.', '_', '/' and '-', "
             "with a letter or digit at both ends"
         ) from None
 
@@ -64,7 +64,7 @@ def check_tenant(tenant: str) -> str:
 def check_deadline(deadline: float | None) -> float | None:
     """Return the deadline, or raise `InvalidJob` if it is no time in Unix seconds."""
     if deadline is not None and not (math.isfinite(deadline) and 0 < deadline < 1e11):
-        raise InvalidJob(f"deadline: found {deadline}, wanted Unix seconds, such as `date -d +1hour +%s` prints")
+        raise InvalidJob(f"deadline: found {deadline}, expected Unix seconds, such as `date -d +1hour +%s` prints")
     return deadline
 
 
@@ -85,7 +85,7 @@ def open_job(store: Store, job_id: str, terms: Terms, *, key: str, source: Sourc
     if status == b"other":
         return open_job(store, rest[0].decode(), terms, key=key, source=source)
     if status == b"passed":
-        raise DeadlinePassed(f"deadline: found {deadline:.0f}, wanted a time after now, {float(rest[0]):.0f}")
+        raise DeadlinePassed(f"deadline: found {deadline:.0f}, expected a time after now, {float(rest[0]):.0f}")
     found_tenant, found_source, lines, accepted, rejected, closed = rest
     return Opened(
         job_id,
@@ -101,7 +101,10 @@ def open_job(store: Store, job_id: str, terms: Terms, *, key: str, source: Sourc
 
 @dataclass(frozen=True, slots=True)
 class Submissions:
-    """Law: a repeated submission with the same key continues the first one and stores no line twice."""
+    """The submissions to a queue.
+
+    Law: a repeated submission with the same key continues the first one and stores no line twice.
+    """
 
     _store: Store
     _settings: SettingsStore
@@ -130,7 +133,7 @@ class Submissions:
         settings = self._settings.read()
         terms = Terms(check_tenant(tenant), settings.priority_of(tenant, priority), check_deadline(deadline))
         if key is not None and not 0 < len(key) <= MAX_KEY:
-            raise InvalidJob(f"key: found {len(key)} characters, wanted 1 to {MAX_KEY}")
+            raise InvalidJob(f"key: found {len(key)} characters, expected 1 to {MAX_KEY}")
         pending = _with_content(chunks(lines, settings))
         job = open_job(self._store, new_job_id(), terms, key=key or "", source="submit")
         if job.is_closed:
@@ -192,4 +195,4 @@ def _with_content(pending: Iterator[Chunk]) -> Iterator[Chunk]:
         head.append(chunk)
         if any(line.kind != "b" for line in chunk[0]):
             return chain(head, pending)
-    raise EmptyJob("found no line, wanted at least one request in OpenAI's batch format")
+    raise EmptyJob("found no line, expected at least one request in OpenAI's batch format")

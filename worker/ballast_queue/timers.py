@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ballast_queue.records import readable
 from ballast_queue.store import Store
 
 BATCH = 500
@@ -12,12 +13,16 @@ BATCH = 500
 
 @dataclass(frozen=True, slots=True)
 class Timers:
-    """Law: any worker may run what is due, and several workers may do so at once."""
+    """The timers of a queue.
+
+    Law: any worker may run due work, and several workers may do so at the same time.
+    """
 
     _store: Store
 
+    @readable("a timer")
     def run_due(self, limit: int = BATCH) -> int:
-        """Run what is due, for up to about `limit` items, and return how many items and jobs moved.
+        """Run due work, for up to about `limit` items, and return how many items and jobs moved.
 
         Call it every second. An expired lease returns its item, which spends the attempt, or makes it a dead letter.
         An item whose backoff has ended becomes claimable. A job past its deadline ends and keeps its results. A job

@@ -20,12 +20,12 @@ from ballast_queue.status import WorkerStatus
 from ballast_worker.errors import Refused
 from ballast_worker.forecast import rates_of, work_of
 from ballast_worker.in_flight import InFlightItem, InFlightItems, ItemFailure
+from ballast_worker.ledger_view import LedgerView
 from ballast_worker.loop import EngineLoop
-from ballast_worker.openai import Caller, ServedModel, of_job
+from ballast_worker.openai import Caller, PublishedModel, of_job
 from ballast_worker.prefetch import LEAST_AHEAD, OfflineSlots, Prefetch, groups_to_read, num_to_claim
 from ballast_worker.requests import RequestTiming
 from ballast_worker.responses import ResponseFormat
-from ballast_worker.shared_ledger import SharedLedger
 
 log = Log(__name__)
 
@@ -40,7 +40,7 @@ FIRST_COST = 256.0
 class Claimer:
     """Claim as many items as the engine can use soon. Only the feeder's thread uses it."""
 
-    def __init__(self, worker: str, loop: EngineLoop, served: ServedModel, in_flight: InFlightItems) -> None:
+    def __init__(self, worker: str, loop: EngineLoop, served: PublishedModel, in_flight: InFlightItems) -> None:
         self.read_at = 0.0
         """When to read the queue again without being woken; inf while no item is wanted."""
         self.weights: Mapping[str, float] = {}
@@ -48,11 +48,11 @@ class Claimer:
         self._loop = loop
         self._served = served
         self._in_flight = in_flight
-        self._appetite = Prefetch()
+        self._prefetch = Prefetch()
         self._cost = FIRST_COST
         self._rates = Rates()
         """Offline rates of all workers."""
-        self._tenants = SharedLedger()
+        self._tenants = LedgerView()
         self._seen_started = 0
         self._seen_at = time.monotonic()
         self._jobs: dict[str, Candidate] = {}
@@ -101,7 +101,7 @@ class Claimer:
             for item in claimed:
                 self._enter(item)
         done = time.monotonic()
-        self._appetite.add_round_trip(done - now)
+        self._prefetch.add_round_trip(done - now)
         self.read_at = inf if num_claimed >= count else done + SHORT_SECONDS
 
     def _choose(self, queue: Queue, count: int) -> dict[str, int]:
@@ -110,8 +110,8 @@ class Claimer:
         tenants = self._tenants
         tenants.lift_returning(queue, demand)
         services = self._expected_services(demand.tenants)
-        rooms = self._rooms()
-        groups = groups_to_read(demand.groups, services, count=count, rooms=rooms, reserved=tenants.reserved)
+        rooms = self._limits()
+        groups = groups_to_read(demand.groups, services, count=count, limits=rooms, reserved=tenants.reserved)
         return share_out(
             self._candidates(queue.claimable.heads(groups)),
             services,
@@ -124,7 +124,7 @@ class Claimer:
 
     def _wanted(self, now: float) -> int:
         started = self._loop.num_started
-        self._appetite.add_starts(started - self._seen_started, now - self._seen_at)
+        self._prefetch.add_starts(started - self._seen_started, now - self._seen_at)
         self._seen_started, self._seen_at = started, now
         engine = self._loop.engine
         stats = engine.stats()
@@ -138,11 +138,11 @@ class Claimer:
             offline=offline.running + offline.parked,
         )
         # Items that wait for the cap of their tenant fill no free slot.
-        num_stuck = sum(max(0, LEAST_AHEAD - room) for room in self._rooms().values())
+        num_stuck = sum(max(0, LEAST_AHEAD - limit) for limit in self._limits().values())
         prefetched = max(0, len(self._in_flight.held) - num_stuck - offline.running - offline.parked)
-        return num_to_claim(slots, self._appetite.ahead(), prefetched)
+        return num_to_claim(slots, self._prefetch.ahead(), prefetched)
 
-    def _rooms(self) -> dict[str, int]:
+    def _limits(self) -> dict[str, int]:
         """Return how many items may still be claimed of each capped tenant: slots and `LEAST_AHEAD`, less its items."""
         caps = {name: share.max_slots for name, share in self._loop.engine.policy.tenants.items() if share.max_slots}
         if not caps:

@@ -32,7 +32,7 @@ class Engine(Protocol):
 
     @property
     def footprint(self) -> Footprint:
-        """What one token of the model costs this device. The first read may take seconds, because it measures."""
+        """The cost of one token of the model on this device. The first read measures it, which may take seconds."""
 
     # Requests
 

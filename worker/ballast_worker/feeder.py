@@ -23,7 +23,7 @@ from ballast_queue.status import QueueStats, WorkerStatus
 from ballast_worker.claimer import Claimer
 from ballast_worker.in_flight import InFlightItems
 from ballast_worker.loop import Ended, EngineLoop
-from ballast_worker.openai import ServedModel
+from ballast_worker.openai import PublishedModel
 from ballast_worker.outlooks import update_outlooks
 from ballast_worker.requests import Recorder
 
@@ -50,7 +50,7 @@ class Feeder:
         connect: Callable[[], Queue],
         worker: str,
         loop: EngineLoop,
-        served: ServedModel,
+        served: PublishedModel,
         status: Callable[[], WorkerStatus],
         settings: QueueSettings,
     ) -> None:
@@ -185,7 +185,7 @@ class Feeder:
             self.is_up = True
             self._last_warning = ""
             self._backoff = FIRST_BACKOFF
-            log.info("queue is up", redis=queue.where, queue=queue.name)
+            log.info("queue is up", queue=queue.name)
 
     def _attach(self) -> Queue:
         """Return the queue, connected and configured. Check the server first if it was unavailable."""
@@ -228,7 +228,7 @@ class Feeder:
         old.close()
         self._last_warning = ""
         self._is_configured = False
-        log.info("using the new redis address or password", redis=fresh.where)
+        log.info("using the new redis address or password")
 
     def _exchange(self, queue: Queue) -> None:
         """Run one round with Redis: report results, extend leases, run due tasks, claim items."""
@@ -278,7 +278,7 @@ class Feeder:
         )
 
     def _take_in(self, queue: Queue) -> None:
-        """Take in a page of the inbox. If there is more, the next page follows at once, after leases and claims."""
+        """Read a page of the inbox. If there is more, the next page follows immediately, after leases and claims."""
         is_full = queue.inbox.take_in(INTAKE_ENTRIES) >= INTAKE_ENTRIES
         self._intake_at = 0.0 if is_full else time.monotonic() + TICK_SECONDS
 

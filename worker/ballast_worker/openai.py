@@ -31,8 +31,8 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
-    """The model that this worker serves, as far as requests need it."""
+class PublishedModel:
+    """The model that this worker publishes to clients: its name and its limits for requests."""
 
     name: str
     revision: str
@@ -74,7 +74,7 @@ class ServedModel:
         prompt = self._encode(body)
         field = "prompt" if isinstance(body, CompletionBody) else "messages"
         if not prompt:
-            raise Refused(400, f"{field}: found no tokens, wanted at least one", code="invalid_value", param=field)
+            raise Refused(400, f"{field}: found no tokens, expected at least one", code="invalid_value", param=field)
         asked = body.num_output
         if len(prompt) >= self.max_model_len or len(prompt) + (asked or 1) > self.max_model_len:
             wanted = f", and max_tokens is {asked}" if asked else ""
@@ -133,7 +133,7 @@ class ServedModel:
         if largest >= self.vocab_size:
             raise Refused(
                 400,
-                f"prompt: found token id {largest}, wanted ids below {self.vocab_size}, the size of the vocabulary",
+                f"prompt: found token id {largest}, expected ids below {self.vocab_size}, the size of the vocabulary",
                 code="invalid_value",
                 param="prompt",
             )
@@ -146,10 +146,10 @@ def of_job(
     """Return the request of an item: it continues an earlier attempt, and its text comes at the end.
 
     Args:
-        request: what the item asks for
+        request: the request of the item
         generated: tokens that an earlier attempt generated
         num_computed: tokens that earlier attempts computed
-        slack: of the job
+        slack: slack of the job
     """
     return replace(request, generated=generated, num_computed=num_computed, slack=slack, stream=False)
 

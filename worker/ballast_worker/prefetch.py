@@ -35,11 +35,11 @@ class Prefetch:
             self.rate = self.rate * keep + count / seconds * (1 - keep)
 
     def add_round_trip(self, seconds: float) -> None:
-        """Note how long a claim took. A slow one counts at once, a quick one slowly."""
+        """Record the time of a claim. A longer time counts fully, a shorter one partly."""
         self.round_trip = max(seconds, 0.9 * self.round_trip + 0.1 * seconds)
 
     def ahead(self) -> int:
-        """Return the items to prefetch beyond the free slots: those that start in two round trips, and two deviations.
+        """Return the items to prefetch beyond the free slots: the starts of two round trips, and two deviations.
 
         `ceil(m + 2 * sqrt(m)) + LEAST_AHEAD` with `m = 2 * rate * round_trip`, because starts are random.
         """
@@ -86,7 +86,7 @@ def groups_to_read(
     services: Mapping[str, float],
     *,
     count: int,
-    rooms: Mapping[str, int],
+    limits: Mapping[str, int],
     reserved: Collection[str],
 ) -> list[Group]:
     """Return the groups from which `share_out` could pick `count` items: the first in order, and tenants that reserve.
@@ -94,7 +94,7 @@ def groups_to_read(
     Each group has at least one item, so `count` groups suffice if no other worker claims. Twice as many leave few
     claims short.
     """
-    claimable = [group for group in groups if rooms.get(group.tenant, 1) > 0]
+    claimable = [group for group in groups if limits.get(group.tenant, 1) > 0]
     first = nsmallest(
         2 * count + LEAST_AHEAD,
         (group for group in claimable if group.tenant not in reserved),

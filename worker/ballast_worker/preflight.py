@@ -55,7 +55,7 @@ def listen(config: WorkerConfig) -> socket.socket:
 
 
 def _check_queue(config: WorkerConfig) -> None:
-    """Log what is wrong with Redis. Only a wrong address is an error: online requests do not need Redis."""
+    """Log the problems of Redis. Only a wrong address is an error: online requests do not need Redis."""
     password = redis_password(config)
     url = redis_url(config)
     if url is None:

@@ -34,10 +34,10 @@ class Scene:
 
 def why(job: Job, scene: Scene) -> list[str]:
     """Return why `job` makes no progress, the main reason first. Its failures and its deadline come last."""
-    return [*_standing(job, scene), *_failures(job), *_deadline(job, scene)]
+    return [*_scheduling(job, scene), *_failures(job), *_deadline(job, scene)]
 
 
-def _standing(job: Job, scene: Scene) -> Iterator[str]:
+def _scheduling(job: Job, scene: Scene) -> Iterator[str]:
     counts, state = job.counts, job.state
     if state.is_over:
         ended = f" {duration(max(0.0, scene.stats.at - job.finished))} ago" if job.finished is not None else ""

@@ -27,7 +27,7 @@ from ballast_worker.errors import NotServed, Refused
 from ballast_worker.feeder import Feeder
 from ballast_worker.loop import BROKEN, EngineLoop, Stream
 from ballast_worker.metrics import QueueView, ScrapeData, Spending, StepMetrics, WorkerMetrics
-from ballast_worker.openai import ServedModel
+from ballast_worker.openai import PublishedModel
 from ballast_worker.reload import ConfigWatcher, Loaded
 from ballast_worker.requests import Recorder, RequestTiming
 from ballast_worker.responses import AnswerBuffer, stopping
@@ -276,7 +276,7 @@ class Worker:
             self.feeder.configure(settings.queue_settings(config, self.served.name))
 
     def _files_beside(self, config: WorkerConfig) -> dict[Path, Callable[[], None]]:
-        """Return the files that may change while a worker runs, and what to do then."""
+        """Return the files that may change while a worker runs, each with the function to call then."""
         runtime = config.runtime
         files = {path: self._reload_keys for path in (runtime.api_keys_file,) if path is not None}
         if self.feeder is not None:
@@ -306,8 +306,8 @@ class Worker:
         )
 
 
-def _served(config: WorkerConfig, directory: Path, engine: Engine, tokenizer: Tokenizer) -> ServedModel:
-    return ServedModel(
+def _served(config: WorkerConfig, directory: Path, engine: Engine, tokenizer: Tokenizer) -> PublishedModel:
+    return PublishedModel(
         name=settings.served_name(config, directory),
         revision=settings.model_revision(config, directory),
         created=int((directory / "config.json").stat().st_mtime),

@@ -1,4 +1,4 @@
-"""A worker that is told to leave is gone at once, as SIGKILL would have it."""
+"""A worker ends immediately at SIGTERM, as at SIGKILL."""
 
 import os
 

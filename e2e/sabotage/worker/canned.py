@@ -1,4 +1,4 @@
-"""Every answer is the same text, with as many tokens as were asked for."""
+"""Every answer is the same text, with the requested number of tokens."""
 
 from ballast_engine.detokenizer import Detokenizer
 

@@ -1,4 +1,4 @@
-"""`/metrics` says for ever what it said the first time."""
+"""`/metrics` repeats its first answer indefinitely."""
 
 from functools import lru_cache
 

@@ -2,7 +2,7 @@
 
 All fields that are not hot make a version: a worker reads them only at its start. While pods of an old version run, the
 file of that version stays in the ConfigMap, and its hot fields follow the resource. A container of an old pod that
-restarts thus has its old version again.
+restarts therefore reads its old version again.
 """
 
 from __future__ import annotations

@@ -60,9 +60,9 @@ def ratio_of_percentiles(
 
 @dataclass(frozen=True, slots=True)
 class Attainment:
-    """The share of requests that meet an SLO on both sides, and the points that online loses beside offline work.
+    """The share of requests that meet an SLO on both sides, and the points that online loses with offline work.
 
-    Shares are in percent. `lost` is `alone - mixed`, so it is negative if more requests meet the SLO beside offline
+    Shares are in percent. `lost` is `alone - mixed`, so it is negative if more requests meet the SLO with offline
     work. `low` and `high` are the 95 % interval of `lost`.
     """
 
@@ -112,7 +112,7 @@ def is_met(value: float | None, slo: float) -> bool:
 
 
 def promise(ttft: Attainment, tpot: Attainment, *, most_lost: float) -> str:
-    """Return whether the promise held: online loses at most `most_lost` points of attainment beside offline work."""
+    """Return whether the promise held: online loses at most `most_lost` points of attainment with offline work."""
     both = (ttft, tpot)
     if any(one.low > most_lost for one in both):
         said = "The promise did not hold"

@@ -17,6 +17,8 @@ import httptools
 
 from ballast_sim.replay.traffic import Arrival
 
+_LATE = "the answer did not come in time"
+
 
 @dataclass(frozen=True, slots=True)
 class HttpCall:
@@ -109,8 +111,10 @@ class Client:
         except OSError as error:
             sample.failure = f"{type(error).__name__}: {error}"
             return sample
-        except asyncio.CancelledError:
-            sample.failure = "the answer did not come in time"
+        except asyncio.CancelledError as error:
+            if error.args != (_LATE,):
+                raise  # Ctrl-C
+            sample.failure = _LATE
             return sample
         self._free(connection)
         if not sample.failure:
@@ -160,7 +164,7 @@ class Client:
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=grace)
             for task in late:
-                task.cancel()
+                task.cancel(_LATE)
         return list(await asyncio.gather(*tasks))
 
 

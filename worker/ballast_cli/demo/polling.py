@@ -188,8 +188,7 @@ class WorkerPoller:
         """Stop to poll."""
         if self._task:
             self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.wait([self._task])  # unlike `await`, it raises only if the caller is cancelled
 
     async def _run(self) -> None:
         due = time.perf_counter()

@@ -66,8 +66,8 @@ def figures(record: DemoRecord, versions: dict[str, str | None]) -> dict[str, An
             "items_completed": sum(block.items_completed for block in mixed),
             "tokens": round(tokens),
             "tokens_per_second": round(tokens / seconds, 1),
-            "ceiling_tokens_per_second": round(record.ceiling, 1),
-            "harvest": round(tokens / seconds / record.ceiling, 4),
+            "maximum_tokens_per_second": round(record.maximum, 1),
+            "harvest": round(tokens / seconds / record.maximum, 4),
         },
         "prefix_hit_rate": hit_rate((*alone, *mixed)),
         "slot_utilization": {"online_only": utilization(alone), "mixed": utilization(mixed)},
@@ -166,7 +166,7 @@ def side(blocks: Sequence[Block]) -> dict[str, Any]:
 
 
 def segment(block: Block, sample: Sample) -> int:
-    """Return the number of the few seconds of the trace that a request belongs to: the same on both sides."""
+    """Return the segment of the trace to which a request belongs. It is the same on both sides."""
     return block.pair * _PAIR + int(sample.at / SEGMENT_SECONDS)
 
 
@@ -218,7 +218,7 @@ def utilization(blocks: Sequence[Block]) -> float:
 
 
 def work_conservation(mixed: Sequence[Block]) -> dict[str, int]:
-    """Count the seconds in which a poll saw a free slot, and those of them without an offline token.
+    """Count the seconds in which a poll saw a free slot, and the part of them without an offline token.
 
     The job always has a backlog, so a free slot can always be used.
     """
@@ -233,7 +233,7 @@ def work_conservation(mixed: Sequence[Block]) -> dict[str, int]:
 
 
 def flood(record: DemoRecord) -> dict[str, Any] | None:
-    """Return what offline kept while online asked for more than the worker can do."""
+    """Return the slots and tokens of offline during the flood of online requests."""
     block = record.flood
     if block is None:
         return None
@@ -258,13 +258,13 @@ def flood(record: DemoRecord) -> dict[str, Any] | None:
 
 
 def client(record: DemoRecord) -> dict[str, Any]:
-    """Return what the load generator cost, and how late it sent."""
+    """Return the CPU use of the load generator, and the delay of its requests."""
     late = [sample.late * 1000 for block in record.blocks for sample in block.samples]
     return {"cpu_share_of_a_core": round(record.client_cpu, 4), "late_ms": percentiles(late)}
 
 
 def lines(found: dict[str, Any]) -> list[str]:
-    """Return what the terminal shows at the end."""
+    """Return the final lines for the terminal."""
     alone, mixed, offline = found["online_only"], found["mixed"], found["offline"]
     slots, lost, kept = found["slots"], found["attainment_lost"], found["flood"]
     shown = [
@@ -321,7 +321,7 @@ def _harvest(offline: dict[str, Any]) -> str:
     return (
         f"Offline: {offline['items_completed']:,} items completed and {offline['tokens']:,} tokens computed, at "
         f"{offline['harvest']:.0%} of the rate without online requests "
-        f"({offline['ceiling_tokens_per_second']:,.0f} tokens/s)."
+        f"({offline['maximum_tokens_per_second']:,.0f} tokens/s)."
     )
 
 

@@ -60,7 +60,7 @@ class DemoRecord:
     plan: DemoPlan
     capacity: float = 0.0
     """Online requests per second of this traffic that the worker can serve."""
-    ceiling: float = 0.0
+    maximum: float = 0.0
     """Offline output tokens per second of the same engine without online requests."""
     speed: float = 1.0
     """Divisor of the times in the online trace."""
@@ -103,7 +103,7 @@ class Demo:
         poller = self._poller
         poller.start()
         try:
-            await self._measure_ceiling()
+            await self._measure_maximum()
             await self._measure_capacity()
             await self._warm_up()
             await self._alternate()
@@ -116,7 +116,7 @@ class Demo:
 
     # The steps, in order.
 
-    async def _measure_ceiling(self) -> None:
+    async def _measure_maximum(self) -> None:
         plan, queue = self._plan, self._stack.queue
         self._tell("Offline alone: measuring the highest offline rate")
         self._job = self._submit(int(_FIRST_ITEMS_PER_SECOND * plan.calibration_seconds), "warm-up")
@@ -126,7 +126,7 @@ class Demo:
         block = await self._poller.open("offline_only")
         await asyncio.sleep(plan.calibration_seconds - 2)
         await self._poller.close(block)
-        self._record.ceiling = block.gained("offline_tokens") / block.seconds
+        self._record.maximum = block.gained("offline_tokens") / block.seconds
         rate = (self._stack.counts(self._job).counts.succeeded - before) / block.seconds
         await self._pause()
         queue.jobs.cancel(self._job)
@@ -278,7 +278,7 @@ class Demo:
 
 
 _FIRST_ITEMS_PER_SECOND = 400
-"""Offline items per second that are submitted to measure the offline ceiling: more than a few cores can compute."""
+"""Offline items per second that measure the maximum offline rate. A few cores cannot compute as many."""
 _SIDES = {"online_only": "online alone", "mixed": "online with the offline job"}
 
 

@@ -55,7 +55,9 @@ class Words:
         vocabulary: dict[str, int] = json.loads(tokenizer_json.read_text(encoding="utf-8"))["model"]["vocab"]
         words = sorted(word.replace("Ġ", " ") for word in vocabulary if re.fullmatch(r"Ġ[a-z]{2,}", word))
         if len(words) < 100:
-            raise ValueError(f"{tokenizer_json} has {len(words)} whole words, expected 100 to make distinct prompts of")
+            raise ValueError(
+                f"{tokenizer_json} has {len(words)} whole words, expected at least 100 for distinct prompts"
+            )
         return cls(tuple(words))
 
     def prompt(self, tokens: int, random: Random) -> str:

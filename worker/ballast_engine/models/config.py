@@ -135,7 +135,7 @@ def parse_config(config: Json, *, where: str = "config.json") -> ModelConfig:
     if heads % kv_heads:
         raise InvalidCheckpoint(f"{where}: {heads} attention heads cannot share {kv_heads} key/value heads evenly.")
     if head_dim % 2:
-        raise InvalidCheckpoint(f"{where}: head_dim is {head_dim}; rotary embeddings need an even one.")
+        raise InvalidCheckpoint(f"{where}: head_dim is {head_dim}; rotary embeddings need an even number.")
     has_bias_option = architecture in {"LlamaForCausalLM", "Qwen3ForCausalLM"}
     attention_bias = has_bias_option and fields.get("attention_bias", default=False)
     return ModelConfig(

@@ -1,7 +1,7 @@
-/* Attention over paged KV, for decodes and prefill chunks alike, with a running softmax over groups of keys.
+/* Attention over paged KV, for decodes and prefill chunks, with a running softmax over groups of keys.
  *
- * A group is GROUP vectors of keys, aligned to the start of the request, so that the order in which a row's sums are
- * taken depends on its position alone: a token gives the same bits as a decode, in a chunk, or computed again.
+ * A group is GROUP vectors of keys, aligned to the start of the request. The order of the sums of a row therefore
+ * depends only on its position: a token has the same bits as a decode, in a chunk, or if it is computed again.
  */
 #include "step.h"
 
@@ -45,7 +45,7 @@ void write_row(const attention *a, int64_t slot, const float *k, const float *v)
     }
 }
 
-/* GROUP vectors of keys: where they lie, and which of their lanes some row of the tile sees. */
+/* GROUP vectors of keys: their addresses, and the lanes that a row of the tile sees. */
 typedef struct {
     int64_t keys[GROUP];   /* index of the first key's first dimension; the next dimension is block_tokens further */
     int64_t values[GROUP]; /* index of the first value */
@@ -71,8 +71,8 @@ INLINE void fetch(const void *pages, int64_t index, const int is_bfloat16) {
     __builtin_prefetch((const char *)pages + index * (is_bfloat16 ? 2 : 4));
 }
 
-/* The pages of a context lie anywhere, so the processor does not foresee the next one: the values of this span are
- * fetched while its scores are computed, and the keys of the next while the values are summed. */
+/* The pages of a context are anywhere in memory, so the processor does not prefetch the next page. Therefore the values
+ * of this span are prefetched while its scores are computed, and the keys of the next span while the values are summed. */
 INLINE void scores(work *w, const span *s, int64_t row, const int rows, const int is_bfloat16, const int is_first) {
     const attention *a = w->a;
     vec sums[MAX_ROWS][GROUP];
@@ -149,7 +149,7 @@ static void blend_of(work *w, const span *s, const span *next, int64_t row, int 
     else EACH(rows, blend_all(w, s, next, row, N, 0))
 }
 
-/* Scores of a row become weights relative to the largest score so far; what was summed before is rescaled to it. */
+/* Turn the scores of a row into weights relative to the largest score so far, and rescale the earlier sum to it. */
 INLINE void weigh(work *w, const span *s, int64_t row) {
     vec score[GROUP], best = splat(-INFINITY);
     const int64_t position = w->first_position + row / w->group;
@@ -294,7 +294,7 @@ static void write_share(const void *context, share part) {
         write_row(c->a, c->s->slots[row], c->k + row * width, c->v + row * width);
 }
 
-/* One layer's attention by itself: q, k and v contiguous. */
+/* The attention of one layer alone, with contiguous q, k and v. */
 void ballast_attention(const attention *a, const step *s, const float *q, const float *k, const float *v, float *out,
                        pool *helpers) {
     const call c = {a, s, q, k, v, 0, 0, 0};

@@ -1,4 +1,4 @@
-/* A decoder's step: embedding, layers, head; the arithmetic of models/decoder.py without a call per operation. */
+/* A decoder's step: embedding, layers, head; the same computation as models/decoder.py, in one call. */
 #include "step.h"
 
 typedef struct {
@@ -55,7 +55,7 @@ static void before_mlp(const void *context, share part) {
     normalize_share(context, part, ((const pass *)context)->l->mlp_norm);
 }
 
-/* Normalize (where the model does) and rotate q and k in place, and write k and v to their slots. */
+/* Normalize (if the model does) and rotate q and k in place, and write k and v to their slots. */
 static void place(const void *context, share part) {
     const pass *p = context;
     const layer *l = p->l;
@@ -94,9 +94,9 @@ static void run_layer(pool *helpers, const pass *p) {
     multiply(helpers, rows, d->inner, hidden, p->inner, d->inner, l->down, l->down_bias, p->x, hidden, ADD);
 }
 
-/* Compute layers from `layer` on; returns the first one not computed, which is `num_layers` unless another thread has
- * lowered `*end` (NULL: nobody may). `scratch` has room for normed, qkv and seen (or, in their place, inner) of every
- * row; nothing in it outlives a layer. */
+/* Compute layers from `layer` on, and return the first layer that was not computed. This is `num_layers`, unless another
+ * thread lowered `*end` (NULL: no thread may). `scratch` holds normed, qkv and seen (or inner, at the same place) of
+ * every row. Its content is not used after a layer. */
 int64_t ballast_layers(const decoder *d, const step *s, float *x, float *scratch, int64_t layer,
                        const volatile int32_t *end, pool *helpers) {
     if (layer == 0)

@@ -1,15 +1,15 @@
 /* C = A W^T with W packed into panels of 2 * LANES columns: [panel][depth][2 * LANES].
  *
- * Each element of C is one chain of fused multiply-adds along the depth, whatever the tile it is computed in. Panels are
- * streamed once for up to MAX_ROWS rows, which is what a decode step, bound by memory, wants; a panel stays in the L2
- * cache for the tiles of a longer batch.
+ * Each element of C is one chain of fused multiply-adds along the depth, in every tiling. Panels are streamed once for up
+ * to MAX_ROWS rows, which suits a decode step, because memory bounds it. A panel stays in the L2 cache for the tiles of a
+ * longer batch.
  */
 #include "step.h"
 
 #define PANEL (2 * LANES)
 #define MAX_ROWS (LANES == 16 ? 12 : 6)
 #define MAX_PANELS 4
-#define AHEAD 32 /* rows of a panel: the processor's own prefetching starts anew at every 4 KiB */
+#define AHEAD 32 /* rows of a panel: the processor's prefetching starts again at every 4 KiB */
 
 INLINE vec silu(vec x) { return x / (1.0f + exponential(-x)); }
 
@@ -94,7 +94,7 @@ static void tile_of(const product *p, int64_t row, int64_t panel, int rows) {
     }
 }
 
-/* Few rows leave the multipliers waiting for each other's sums: several panels at once keep them busy. */
+/* With few rows, the multipliers wait for each other's sums. Several panels at a time keep them busy. */
 static int64_t panels_at_once(const product *p, int64_t row, int64_t panel, int64_t available, int rows) {
 #if LANES == 16
     if (rows <= 2 && available >= 4) {
@@ -134,7 +134,7 @@ void multiply(pool *helpers, int64_t rows, int64_t depth, int64_t columns, const
 
 int64_t ballast_lanes(void) { return LANES; }
 
-/* For tests and benchmarks: one product by itself. */
+/* One product alone, for tests and benchmarks. */
 void ballast_multiply(int64_t rows, int64_t depth, int64_t columns, const float *a, const float *packed, float *c,
                       pool *helpers) {
     multiply(helpers, rows, depth, columns, a, depth, packed, 0, c, columns, STORE);

@@ -1,7 +1,7 @@
 /* The next token of each row, as sampling.py describes it, without sorting.
  *
- * Which tokens top_k and top_p leave is one number, the smallest mass that stays; it is found by halving the range of
- * bit patterns (those of positive floats are ordered as the floats are), a pass over the row for each bit.
+ * One number decides which tokens top_k and top_p keep: the smallest mass that stays. A bisection over bit patterns finds
+ * it, with one pass over the row for each bit. The bit patterns of positive floats have the order of the floats.
  */
 #include "step.h"
 
@@ -10,7 +10,7 @@
 
 typedef double wide_vec __attribute__((vector_size(LANES * 8)));
 
-/* How a row is drawn; mirrored in library.py. */
+/* The sampling options of a row. Mirrored in library.py. */
 typedef struct {
     float temperature, min_p;
     double top_p, uniform;
@@ -72,8 +72,8 @@ static int64_t narrow(const float *from, int64_t size, float low, float high, fl
     return count;
 }
 
-/* The largest mass for which the tokens of at least it are `count` in number and `total` in sum. `spare` has room for
- * the row: the masses that are still in question move there as they grow few. */
+/* The largest mass for which the tokens of at least it are `count` in number and `total` in sum. `spare` is a
+ * buffer of the size of the row: the remaining candidates move there as their number falls. */
 static float threshold(const float *mass, int64_t size, int64_t count, double total, float *spare) {
     uint32_t enough = 1, above = 0x3f800001u; /* the tiniest float, and just over the largest mass, which is 1 */
     amount removed = {0, 0}, at_enough = at_least(mass, size, as_float(enough)), at_above = {0, 0};
@@ -128,7 +128,7 @@ INLINE double block_mass(const float *mass, int64_t size, int64_t block) {
     return at_least(mass + block, size - block < STRIDE ? size - block : STRIDE, 0).mass;
 }
 
-/* The first token at which the sum of masses exceeds the share `uniform` of all; one of mass 0 is never taken. */
+/* The first token at which the sum of masses exceeds the share `uniform` of all; a token of mass 0 is never taken. */
 static int64_t invert(const float *mass, int64_t size, double uniform) {
     double all = 0, before = 0, reached = 0;
     int64_t chosen = 0, from = 0;
@@ -162,7 +162,7 @@ static int64_t drawn(const float *logits, int64_t size, const draw *how, float *
     return invert(mass, filled, how->uniform);
 }
 
-/* `scratch` has room for two rows, each filled up to a multiple of LANES. */
+/* `scratch` holds two rows, each padded to a multiple of LANES. */
 void ballast_sample(const float *logits, int64_t rows, int64_t vocabulary, const draw *how, float *scratch,
                     int64_t *tokens) {
     for (int64_t row = 0; row < rows; row++) {

@@ -1,4 +1,4 @@
-/* What one step is: the flat mixed batch, as ballast_engine.batch.Batch describes it. Mirrored in library.py. */
+/* One step: the flat mixed batch that ballast_engine.batch.Batch describes. Mirrored in library.py. */
 #pragma once
 #include "team.h"
 #include "vectors.h"
@@ -7,7 +7,7 @@ typedef struct {
     int64_t num_rows, num_requests, table_width;
     const int64_t *token_ids;   /* [rows] */
     const int64_t *positions;   /* [rows] */
-    const int64_t *slots;       /* [rows] where a row's K and V are written */
+    const int64_t *slots;       /* [rows] slots to which K and V of a row are written */
     const int64_t *query_start; /* [requests + 1] */
     const int64_t *table;       /* [requests, table_width] block ids */
     const int64_t *tile_start;  /* [requests + 1] tiles of rows before each request; a tile has tile_rows rows */
@@ -17,12 +17,12 @@ typedef struct {
 
 /* The attention of one layer and its pages.
  *
- * Keys lie as [block, kv head, head_dim, block_tokens], values as [block, kv head, block_tokens, head_dim]: scores are
+ * Keys are stored as [block, kv head, head_dim, block_tokens], values as [block, kv head, block_tokens, head_dim]: scores are
  * then computed for a whole vector of keys at a time, and no sum runs across the lanes of a vector.
  */
 typedef struct {
     int64_t num_heads, num_kv_heads, head_dim, block_tokens;
-    int64_t window;    /* last tokens that a token sees, itself included; 0: all */
+    int64_t window;    /* last tokens that a token sees, including itself; 0: all */
     int64_t tile_rows; /* rows of one request that are computed together */
     int64_t is_bfloat16;
     void *keys, *values;

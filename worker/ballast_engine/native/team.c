@@ -17,7 +17,7 @@
 
 struct pool {
     _Atomic uint64_t word;
-    char apart[64]; /* what follows is written by helpers; keep it off the line that all of them watch */
+    char apart[64]; /* helpers write the following fields: keep these off the cache line that all helpers poll */
     _Atomic int64_t unfinished;
     _Atomic int sleepers;
     int is_closing, helpers;
@@ -36,7 +36,7 @@ static inline void breathe(void) {
 #endif
 }
 
-/* Take and run one part; 0 if there is none. The stage cannot end, and so not change, while a part of it is claimed. */
+/* Take and run one part; return 0 if there is none. The stage cannot end or change while a part of it is claimed. */
 static int take(pool *p) {
     uint64_t word = atomic_load(&p->word);
     do {
@@ -95,7 +95,7 @@ void each(pool *helpers, int64_t units, stage *what, const void *context) {
     }
 }
 
-/* `threads` in all, the caller's among them; NULL where that is one, or where no thread can be started. */
+/* Start a team of `threads`, including the caller. Return NULL for one thread, or if no thread can be started. */
 pool *ballast_pool_open(int64_t threads) {
     if (threads < 2) return NULL;
     pool *p = calloc(1, sizeof *p + (size_t)(threads - 1) * sizeof(pthread_t));

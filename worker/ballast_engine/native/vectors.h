@@ -1,8 +1,8 @@
 /* Vectors of floats in the compiler's own notation, so that one source serves AVX-512, AVX2 and NEON.
  *
- * Everything here and in the files that include it computes each result in one fixed order that depends on nothing but
- * that result's own inputs: never on how many rows share a call, how they are tiled, or how many threads there are.
- * That is what makes a request's tokens independent of its company, bit for bit. Do not compile with -ffast-math.
+ * This file, and the files that include it, compute each result in a fixed order that depends only on the inputs of that
+ * result. The order does not depend on the number of rows in a call, the tiling, or the number of threads. The tokens of
+ * a request therefore do not depend, bit for bit, on other requests. Do not compile with -ffast-math.
  */
 #pragma once
 #include <math.h>
@@ -47,7 +47,7 @@ INLINE float largest(vec value) {
     return lanes[0];
 }
 
-/* e^x within 2 ulp for x <= 88; 0 below -87, where the true value is under 2e-38. */
+/* e^x within 2 ulp for x <= 88; 0 below -87, because the true value is under 2e-38. */
 INLINE vec exponential(vec x) {
     const ivec vanishes = x < -87.0f;
     x = choose(vanishes, splat(0.0f), x);

@@ -22,8 +22,7 @@ _SHORT = 8
 """Tokens that nearly all answers have, until some have finished. Half or twice of it costs up to 1.1 points of TTFT
 attainment (bursts-40-32)."""
 _EARLY = 0.25
-"""Most share of the mean answer that counts as its beginning, if all answers have one length
-(`tests/sim/test_alike.py`)."""
+"""Largest part of a mean answer that counts as its beginning, for answers alike (`tests/sim/test_alike.py`)."""
 _IDLE_STEP = 2.0
 """Least length of a step without online requests, in fixed costs. Half or twice of it changes nothing (sparse-2s)."""
 ONLINE_CHUNKS = 4

@@ -1,15 +1,15 @@
-"""Baselines: what other systems do, as policies that run beside Ballast's on the same traffic.
+"""Baselines: the policies of other systems, to run on the same traffic as Ballast.
 
-All of them form their batch with `Fill`. They differ in its fields, and in what a gateway in front of the engine
-releases:
+All of them form their batch with `Fill`. They differ in its fields, and in the requests that a gateway
+in front of the engine releases:
 
-- greedy: every step is filled with offline work up to 0.95 of the TPOT, whatever slack the requests have.
+- greedy: every step is filled with offline work up to 0.95 of the TPOT, independent of the slack of requests.
 - static budget (`replay.policies.held_to`): the same with another fixed step time, found by a sweep.
 - naive priority (vLLM's `--scheduling-policy priority`): online is ordered first, and that is all. A resident offline
   request takes part in every step, and keeps its slot.
 - sarathi: the same with a small chunk, so that a prefill never stalls the decodes for long (HyGen's Sarathi++).
 - qps-cap: sarathi behind a gateway that releases offline requests at a fixed rate (HyGen*).
-- aimd: naive priority behind a gateway that adjusts the number of offline requests in flight to what it observes.
+- aimd: naive priority behind a gateway that adjusts the number of offline requests in flight to the observed latency.
 """
 
 from __future__ import annotations

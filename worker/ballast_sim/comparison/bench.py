@@ -1,7 +1,7 @@
 """Run Ballast and the baselines on the same traffic: one row for each policy, load and reservation.
 
-A load of x % means online tokens (prompt and answer) per second at x % of the SLO-bound ceiling. The ceiling is the
-throughput of a GPU with offline work alone and every step within the TPOT.
+A load of x % means online tokens (prompt and answer) per second at x % of the SLO-bound throughput. This is
+the throughput of a GPU with offline work alone and every step within the TPOT.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Bench:
     seed: int = 0
     noise: float = 0.0
     warmup_seconds: float = 60.0
-    ceiling_seconds: float = 900.0
+    maximum_seconds: float = 900.0
     """Length of a run of offline work alone. The first third, in which the batch fills, does not count."""
     num_layers: int = 32
     """Layers of the model. A step can be suspended between two of them."""
@@ -109,10 +109,10 @@ class Bench:
     is_paced: bool = False
     """Whether the trace keeps its own times. Otherwise, its times are scaled to a load."""
     bound_tpot: float | None = None
-    """TPOT of the SLO-bound ceiling; None for the TPOT of the SLO."""
+    """TPOT of the SLO-bound throughput; None for the TPOT of the SLO."""
     capped_slo: tuple[float, float] | None = None
     """TTFT and TPOT in seconds for Ballast in a row with its own cap. The rows are judged by `config`."""
-    ceilings: dict[str, Row] = field(default_factory=dict)
+    maximums: dict[str, Row] = field(default_factory=dict)
     """Results of offline work alone that were computed already."""
     alones: dict[float, Row] = field(default_factory=dict)
     """Results of online-only by load that were computed already."""
@@ -126,27 +126,27 @@ class Bench:
         """Cost model of a profiling sweep."""
         return profile(self.model)
 
-    # Ceilings
+    # Maximum throughputs
 
-    def ceiling(self, name: str) -> Row:
+    def maximum(self, name: str) -> Row:
         """Run offline work alone: in `full` batches without an SLO, or with every step `bound` to the TPOT."""
-        if name not in self.ceilings:
+        if name not in self.maximums:
             held = partial(held_to, self.bound_tpot or self.config.tpot)
             policy = held if name == "bound" else unbounded
-            seconds = self.ceiling_seconds
+            seconds = self.maximum_seconds
             scenario = replace(self.scenario(policy, ()), seconds=seconds, warmup_seconds=seconds / 3)
-            self.ceilings[name] = self._row("offline-only", 0.0, 0.0, simulate(scenario))
-        return self.ceilings[name]
+            self.maximums[name] = self._row("offline-only", 0.0, 0.0, simulate(scenario))
+        return self.maximums[name]
 
     @property
     def unbounded(self) -> float:
         """Tokens per second of offline work alone, without an SLO."""
-        return self.ceiling("full").total_tokens
+        return self.maximum("full").total_tokens
 
     @property
     def bound(self) -> float:
         """Tokens per second of offline work alone, with every step within the TPOT."""
-        return self.ceiling("bound").total_tokens
+        return self.maximum("bound").total_tokens
 
     def highest(self, attainment: float = 0.99) -> Row:
         """Search for the highest load that online-only serves with an attainment, to 2 % of the bound.
@@ -218,7 +218,7 @@ class Bench:
         elif policy == "online-only":
             row = self.alone(load)
         elif policy == "offline-only":
-            row = self.ceiling("full")
+            row = self.maximum("full")
         else:
             raise BadInput(f"unknown policy {policy!r}; known are all, {', '.join(KNOWN)}")
         return [replace(row, policy=policy, load=load, reservation=reservation) for reservation in reservations]

@@ -19,7 +19,7 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One run of the bench: a ceiling, the highest rate, or the rows of a policy."""
+    """One run of the bench: a maximum throughput, the highest rate, or the rows of a policy."""
 
     kind: str
     load: float = 0.0
@@ -81,7 +81,7 @@ def run_table(
             )
             stack.callback(pool.shutdown, cancel_futures=True)
         found = _run(bench, (_FULL, _BOUND), pool, progress)
-        bench.ceilings = {"full": found[_FULL][0], "bound": found[_BOUND][0]}
+        bench.maximums = {"full": found[_FULL][0], "bound": found[_BOUND][0]}
         loads = (bench.own_load,) if bench.is_paced else loads
         alone = [Task("online-only", load) for load in loads]
         found = _run(bench, alone if bench.is_paced else (_HIGHEST, *alone), pool, progress)
@@ -142,7 +142,7 @@ def _run(
 
 def _run_task(bench: Bench, task: Task) -> list[Row]:
     if task in (_FULL, _BOUND):
-        return [bench.ceiling("full" if task == _FULL else "bound")]
+        return [bench.maximum("full" if task == _FULL else "bound")]
     if task == _HIGHEST:
         return [bench.highest()]
     return bench.rows(task.kind, task.load, task.reservations)

@@ -19,7 +19,7 @@ from ballast_sim.replay.arrivals import bursts, constant, evenly, generate, logn
 from ballast_sim.replay.traffic import Arrival, Trace
 
 BOUND_TPOT = 0.05
-"""TPOT of the ceiling. Offline tokens are shares of offline alone with every step within it."""
+"""TPOT of the SLO-bound throughput. Offline tokens are shares of offline alone with every step within it."""
 CAPPED_SLO = (1.0, 0.05)
 """TTFT and TPOT for Ballast in a row with a cap: the defaults of the command."""
 WARMUP_SECONDS = 60.0
@@ -71,7 +71,7 @@ class Workload:
             self.seconds,
             num_layers=engine.num_layers,
             warmup_seconds=min(WARMUP_SECONDS, self.seconds / 4),
-            ceiling_seconds=min(900.0, 3 * self.seconds),
+            maximum_seconds=min(900.0, 3 * self.seconds),
             is_paced=True,
             bound_tpot=BOUND_TPOT,
             capped_slo=CAPPED_SLO,

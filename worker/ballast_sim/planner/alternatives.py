@@ -29,10 +29,12 @@ class Alternative:
     full: float
     """Tokens per second of offline lengths in full batches on one GPU."""
     dollars: float
-    """Dollars per million tokens at the SLO-bound ceiling."""
+    """Dollars per million tokens at the SLO-bound throughput."""
     gpus: int = 0
-    """Mixed GPUs for the same work, if they are as near to their SLO-bound ceiling as those of the plan; 0 if the plan
-    has no mixed GPUs."""
+    """Mixed GPUs for the same work, if they reach the same share of their SLO-bound throughput as those of the plan.
+
+    0 if the plan has no mixed GPUs.
+    """
     dollars_per_hour: float = 0.0
     """Cost of these GPUs."""
     problem: str = ""
@@ -74,12 +76,12 @@ def _try(name: str, inputs: PlanInputs, found: FleetPlan, online: Trace, offline
 def _about(found: FleetPlan, kept: float, full: float) -> int:
     """Estimate the GPUs as `ceil(work / utilization)`.
 
-    The work scales with the throughput of full batches, and the utilization with the SLO-bound ceiling.
+    The work scales with the throughput of full batches, and the utilization with the SLO-bound throughput.
     """
     if not found.mixed:
         return 0
-    work = found.work * found.ceilings.offline_full / full
-    return ceil(work / (found.mixed.utilization * kept / found.ceilings.bound_share) - 1e-9)
+    work = found.work * found.maximums.offline_full / full
+    return ceil(work / (found.mixed.utilization * kept / found.maximums.bound_share) - 1e-9)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ class CeilingCase:
 
         Raises:
             BadInput: a name is unknown, or the prompt is too long for the model.
-            Impossible: published step times are asked for where none are published.
+            Impossible: the inputs need published step times, and the model has none on this GPU.
         """
         gpu, shape = inputs.find_gpu(inputs.gpu), inputs.find_shape(asked.model)
         if asked.prompt_tokens + asked.output_tokens > shape.max_context:
@@ -137,9 +137,9 @@ class CeilingCase:
         if self.slowest(1) > self.seconds:
             raise Impossible(
                 f"{self.name}: {1e3 * self.seconds:g} ms is below the fastest answer. A step takes "
-                f"{1e3 * self.step(1, 0):.1f} ms with one in it and {1e3 * self.step(1, 1):.1f} ms with a prompt of "
-                f"{self.prompt} tokens; a newcomer waits for one and needs the other, "
-                f"{1e3 * self.slowest(1):.1f} ms for {self.share:.0%} of them"
+                f"{1e3 * self.step(1, 0):.1f} ms with one decode, and {1e3 * self.step(1, 1):.1f} ms with a prompt of "
+                f"{self.prompt} tokens. A newcomer waits for the first step and needs the second: "
+                f"{1e3 * self.slowest(1):.1f} ms for {self.share:.0%} of newcomers"
             )
         low, high = 1, MOST_BATCH
         while low < high:

@@ -1,4 +1,4 @@
-"""A model on a GPU, as the inputs of a plan describe it, and what simulations of it find."""
+"""A model on a GPU, as the inputs of a plan describe it, and the results of its simulations."""
 
 from __future__ import annotations
 
@@ -122,17 +122,17 @@ class Deployment:
 
     def unbounded(self, lengths: Sequence[Arrival]) -> float:
         """Return the tokens per second of these lengths alone, without a bound on the step time."""
-        return self._ceiling(unbounded, lengths)
+        return self._maximum(unbounded, lengths)
 
     def slo_bound(self, lengths: Sequence[Arrival]) -> float:
         """Return the tokens per second of these lengths alone, with every step within the TPOT.
 
         No policy that keeps online decodes resident and within their TPOT computes more.
         """
-        return self._ceiling(lambda: held_to(self.tpot), lengths)
+        return self._maximum(lambda: held_to(self.tpot), lengths)
 
-    def _ceiling(self, policy: Callable[[], Policy], lengths: Sequence[Arrival]) -> float:
-        seconds = 60 * self.inputs.ceiling_minutes
+    def _maximum(self, policy: Callable[[], Policy], lengths: Sequence[Arrival]) -> float:
+        seconds = 60 * self.inputs.throughput_minutes
         return self.run(policy, offline=lengths, seconds=seconds, warmup=seconds / 3).total_tokens
 
     def operations_per_token(self, lengths: Sequence[Arrival]) -> float:

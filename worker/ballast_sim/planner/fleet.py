@@ -31,7 +31,7 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Ceilings:
+class MaximumThroughputs:
     """The maximum throughput of one GPU with one kind of lengths, in tokens per second."""
 
     online_full: float
@@ -80,7 +80,7 @@ class FleetPlan:
     """The plan of a fleet, with its premises and reasons."""
 
     deployment: Deployment
-    ceilings: Ceilings
+    maximums: MaximumThroughputs
     online_tokens: float
     """Tokens per second of the online traffic."""
     offline_tokens: float
@@ -108,7 +108,7 @@ def plan_fleet(
     """
     if not online or not offline:
         raise BadInput("a plan needs an online trace and offline lengths with at least one request each")
-    tokens_per_second(online)  # a bad trace is refused before minutes are spent on the ceilings
+    tokens_per_second(online)  # a bad trace is refused before minutes are spent on the simulations
     deployment = Deployment.of(inputs, online, offline)
     _check_prefill(deployment, online)
     return _Planner(inputs, deployment, online, offline, progress).plan()
@@ -138,14 +138,14 @@ class _Planner:
 
     def plan(self) -> FleetPlan:
         fleet = self.inputs.fleet
-        self.progress("measuring the ceilings of one GPU")
+        self.progress("measuring the maximum throughput of one GPU")
         full = self.deployment.unbounded
         bound = self.deployment.slo_bound(self.offline)
-        self.ceilings = ceilings = Ceilings(full(self.trace), full(self.offline), bound)
-        if min(ceilings.online_full, ceilings.offline_full, ceilings.offline_bound) <= 0:
-            raise BadInput(f"ceilingMinutes is {self.inputs.ceiling_minutes:g}: no request ends in this time")
-        self.online_tokens = fleet.online_gpus * fleet.online_utilization_percent / 100 * ceilings.online_full
-        self.offline_tokens = fleet.offline_gpus * fleet.offline_utilization_percent / 100 * ceilings.offline_full
+        self.maximums = maximums = MaximumThroughputs(full(self.trace), full(self.offline), bound)
+        if min(maximums.online_full, maximums.offline_full, maximums.offline_bound) <= 0:
+            raise BadInput(f"throughputMinutes is {self.inputs.throughput_minutes:g}: no request ends in this time")
+        self.online_tokens = fleet.online_gpus * fleet.online_utilization_percent / 100 * maximums.online_full
+        self.offline_tokens = fleet.offline_gpus * fleet.offline_utilization_percent / 100 * maximums.offline_full
         seconds = self.inputs.traffic_minutes * 60
         self.part = min(1.0, MOST_SIMULATED / fleet.online_gpus)
         if self.trace[0].num_tokens >= self.part * self.online_tokens * seconds:
@@ -160,10 +160,10 @@ class _Planner:
         ceiling, why = self.deployment.batch_ceiling(self.trace)
         return FleetPlan(
             deployment=self.deployment,
-            ceilings=ceilings,
+            maximums=maximums,
             online_tokens=self.online_tokens,
             offline_tokens=self.offline_tokens,
-            work=self.online_tokens / ceilings.online_full + self.offline_tokens / ceilings.offline_full,
+            work=self.online_tokens / maximums.online_full + self.offline_tokens / maximums.offline_full,
             batch_ceiling=ceiling,
             batch_ceiling_because=why,
             options=tuple(options),
@@ -179,7 +179,7 @@ class _Planner:
 
     def _right_sized(self) -> Option:
         """Return the fewest GPUs that meet the SLO and do the offline work with classes apart."""
-        offline = ceil(self.offline_tokens / self.ceilings.offline_full - 1e-9)
+        offline = ceil(self.offline_tokens / self.maximums.offline_full - 1e-9)
         most = self.inputs.fleet.online_gpus
         self.progress("searching for the fewest online GPUs apart")
         least = _fewest(lambda gpus: self.deployment.fits(self._online_alone(gpus)), most)
@@ -202,7 +202,7 @@ class _Planner:
     def _fewest_mixed(self, most: int) -> Option | None:
         """Return the fewest GPUs that serve both classes; None if no number does."""
         needed = self.offline_tokens
-        work = self.online_tokens / self.ceilings.online_full + needed / self.ceilings.offline_full
+        work = self.online_tokens / self.maximums.online_full + needed / self.maximums.offline_full
         least = _fewest(lambda gpus: self._step_share(gpus, needed) is not None, most, low=ceil(work))
         for gpus in range(least or most + 1, most + 1):
             option = self._mixed(gpus, FEWEST_MIXED, needed)
@@ -263,7 +263,7 @@ class _Planner:
         )
 
     def _apart(self, name: str, online_gpus: int, offline_gpus: int, result: Report) -> Option:
-        work = self.online_tokens / self.ceilings.online_full, self.offline_tokens / self.ceilings.offline_full
+        work = self.online_tokens / self.maximums.online_full, self.offline_tokens / self.maximums.offline_full
         gpus = online_gpus, offline_gpus
         each = [one / number if number else 0.0 for one, number in zip(work, gpus, strict=True)]
         costs = [number * self._price.per_hour(one) for one, number in zip(each, gpus, strict=True)]
@@ -284,8 +284,8 @@ class _Planner:
         )
 
     def _shared(self, name: str, gpus: int, result: Report, offline: float, step_share: float) -> Option:
-        online_work = self.online_tokens / self.ceilings.online_full
-        work = online_work + offline / self.ceilings.offline_full
+        online_work = self.online_tokens / self.maximums.online_full
+        work = online_work + offline / self.maximums.offline_full
         cost = gpus * self._price.per_hour(work / gpus)
         online_cost = cost * online_work / work
         return Option(
@@ -299,7 +299,7 @@ class _Planner:
             offline_tokens=offline,
             dollars_per_hour=cost,
             online_dollars=per_million(online_cost, self.online_tokens),
-            offline_dollars=per_million(cost * (offline / self.ceilings.offline_full) / work, offline),
+            offline_dollars=per_million(cost * (offline / self.maximums.offline_full) / work, offline),
             kilowatts=gpus * self._price.kilowatts(work / gpus),
             note=f"steps filled to {step_share:.0%} of the TPOT"
             + (f", {MOST_SIMULATED} of them simulated" if gpus > MOST_SIMULATED else ""),
@@ -318,8 +318,8 @@ class _Planner:
 
     def _reasons(self, apart: Option, mixed: Option | None, same: Option | None) -> list[str]:
         """Return the reasons for the figures."""
-        fleet, ceilings, tpot = self.inputs.fleet, self.ceilings, self.inputs.slo.tpot_milliseconds
-        work = self.online_tokens / ceilings.online_full + self.offline_tokens / ceilings.offline_full
+        fleet, maximums, tpot = self.inputs.fleet, self.maximums, self.inputs.slo.tpot_milliseconds
+        work = self.online_tokens / maximums.online_full + self.offline_tokens / maximums.offline_full
         lines = [
             (
                 f"{fleet.online_gpus} GPUs at {fleet.online_utilization_percent:g} % and {fleet.offline_gpus} at "
@@ -327,8 +327,8 @@ class _Planner:
                 "at 70 % by arithmetic alone."
             ),
             (
-                f"Full batches without an SLO do {ceilings.offline_full:,.0f} offline tokens/s on one GPU. With every "
-                f"step within {tpot:g} ms they do {ceilings.offline_bound:,.0f} ({ceilings.bound_share:.0%}), because "
+                f"Full batches without an SLO do {maximums.offline_full:,.0f} offline tokens/s on one GPU. With every "
+                f"step within {tpot:g} ms they do {maximums.offline_bound:,.0f} ({maximums.bound_share:.0%}), because "
                 "every step reads all weights once. This is the highest utilization of a mixed GPU."
             ),
         ]
@@ -383,7 +383,7 @@ class _Planner:
         return (
             f"Mixing does not pay here: it needs {mixed.gpus} GPUs, and classes apart need {apart.gpus} "
             f"({apart.note}). With every step within the TPOT, an offline token costs "
-            f"{1 / self.ceilings.bound_share - 1:.0%} more."
+            f"{1 / self.maximums.bound_share - 1:.0%} more."
         )
 
 

@@ -288,7 +288,7 @@ class PlanInputs(ApiModel):
     """Batch ceilings that `ballast plan --ceilings` computes."""
     traffic_minutes: float = Field(default=5, gt=0, le=240)
     """Length of the traffic that each simulation replays."""
-    ceiling_minutes: float = Field(default=9, gt=0, le=240)
+    throughput_minutes: float = Field(default=9, gt=0, le=240)
     """Length of a simulation of full batches; the first third, in which they fill, does not count."""
     seed: int = 0
 

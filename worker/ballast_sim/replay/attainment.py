@@ -90,7 +90,7 @@ def thirds(answers: Sequence[RequestLatency], *, ttft: float, tpot: float) -> tu
 
 
 def worst_lost(mixed: Sequence[Third], alone: Sequence[Third]) -> Lost:
-    """Compute what the worst third loses; nan if the groups are not the same, as with other traffic."""
+    """Return the most attainment that a third loses; nan if the groups differ because the traffic does."""
     if not mixed or len(mixed) != len(alone):
         return Lost(nan, nan)
     pairs = list(zip(mixed, alone, strict=True))

@@ -1,7 +1,7 @@
 """GPUs by name: rates from data sheets, and list prices.
 
-Rates are dense (no structured sparsity). Prices are of the order seen in 2025, and differ by region and contract. A
-plan takes other figures from its YAML file (`ballast plan --inputs`).
+Rates are dense (no structured sparsity). Prices are approximate for 2025, and differ by region and contract. A
+plan reads other figures from its YAML file (`ballast plan --inputs`).
 """
 
 from __future__ import annotations

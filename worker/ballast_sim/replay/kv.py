@@ -89,7 +89,7 @@ class SimulatedKv:
         self._release(self.items[request.seq], is_kept=self.has_prefix_cache)
 
     def free(self, item: SimulatedRequest) -> None:
-        """Free all blocks of a request that ended, and drop what the cache holds for this request alone."""
+        """Free all blocks of a request that ended, and the cached blocks that only this request used."""
         self._release(item, is_kept=False)
         entry = self._idle.pop(("own", item.request.seq), None)
         if entry:

@@ -50,7 +50,7 @@ def unbounded(chunk_tokens: int = 2048) -> Fill:
 
 
 def held_to(step_seconds: float, chunk_tokens: int = 2048) -> Fill:
-    """Make a policy that fills every step to a fixed time. For offline work alone, this gives the SLO-bound ceiling."""
+    """Make a policy that fills every step to a fixed time. Offline work alone then has the SLO-bound throughput."""
     return Fill(chunk_tokens=chunk_tokens, step_seconds=step_seconds, is_parking=True)
 
 

@@ -44,7 +44,7 @@ class Policy(Protocol):
         """Plan the next step."""
 
 
-class StepRecord(NamedTuple):
+class ReplayedStep(NamedTuple):
     """One computed step: its time, the slots by class, and the tokens computed by class and phase."""
 
     start: float
@@ -91,7 +91,7 @@ class Replica:
     kv: SimulatedKv = field(init=False)
     items: dict[int, SimulatedRequest] = field(init=False, default_factory=dict)
     """Every request here that has not finished, by `seq`."""
-    steps: list[StepRecord] = field(init=False, default_factory=list)
+    steps: list[ReplayedStep] = field(init=False, default_factory=list)
     num_preempted: int = field(init=False, default=0)
     num_suspended: int = field(init=False, default=0)
     """Steps that were suspended for newcomers."""
@@ -234,7 +234,7 @@ class Replica:
         if items:
             held = host.held
             self.steps.append(
-                StepRecord(
+                ReplayedStep(
                     self.clock.now,
                     seconds,
                     held[ONLINE][RUNNING],

@@ -18,7 +18,7 @@ from ballast_sim.replay.attainment import (
     ttft_attainment,
 )
 from ballast_sim.replay.fairness import jain, service_gap
-from ballast_sim.replay.replica import StepRecord
+from ballast_sim.replay.replica import ReplayedStep
 from ballast_sim.replay.simulated_request import SimulatedRequest
 from ballast_sim.replay.simulation import Run
 
@@ -146,7 +146,7 @@ def _tokens(items: Iterable[SimulatedRequest], start: float, end: float) -> Toke
     return Tokens(prefill / max(end - start, 1e-9), sum(item.num_output for item in done) / max(end - start, 1e-9))
 
 
-def _shortfall(steps: Sequence[StepRecord], config: PolicyConfig) -> float:
+def _shortfall(steps: Sequence[ReplayedStep], config: PolicyConfig) -> float:
     reserved = cache(config.reservation)
     owed = missing = 0.0
     prefill = 0

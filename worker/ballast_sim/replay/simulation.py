@@ -142,7 +142,7 @@ class _Simulation:
             request_class=RequestClass.ONLINE,
             arrival=self.clock.now,
             num_prompt=arrival.num_prompt,
-            max_output=self._max_output,  # nobody knows the length of an answer ahead
+            max_output=self._max_output,  # the length of an answer is not known in advance
             tenant=arrival.tenant,
             ttft=config.ttft,
             tpot=config.tpot,

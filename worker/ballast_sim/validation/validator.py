@@ -33,7 +33,7 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class StepKind:
+class StepErrors:
     """The prediction errors of the steps of one kind."""
 
     name: str
@@ -51,7 +51,7 @@ class Validation:
     """The figures of a validation. Shares are fractions of 1, and times are in seconds."""
 
     model: CostModel
-    kinds: list[StepKind]
+    kinds: list[StepErrors]
     """The first entry is all steps together."""
     noise: float
     """Mean difference of two replays of the same steps, over their mean."""
@@ -174,7 +174,7 @@ def fit_steps(steps: Sequence[MeasuredStep], clock: str) -> CostModel:
     return fit((step.work, step.seconds(clock)) for step in steps)
 
 
-def kinds(model: CostModel, steps: Sequence[MeasuredStep], clock: str) -> list[StepKind]:
+def kinds(model: CostModel, steps: Sequence[MeasuredStep], clock: str) -> list[StepErrors]:
     """Compare predictions with measured steps: of all kinds together, and of each kind."""
     by_name: dict[str, list[MeasuredStep]] = {"all steps": list(steps)}
     for step in steps:
@@ -183,11 +183,11 @@ def kinds(model: CostModel, steps: Sequence[MeasuredStep], clock: str) -> list[S
     return [_kind(model, name, found, clock) for name, found in by_name.items()]
 
 
-def _kind(model: CostModel, name: str, steps: Sequence[MeasuredStep], clock: str) -> StepKind:
+def _kind(model: CostModel, name: str, steps: Sequence[MeasuredStep], clock: str) -> StepErrors:
     times = [(Linear(model).seconds(step.work), step.seconds(clock)) for step in steps]
     error = mean(abs(predicted - found) / found for predicted, found in times)
     total = sum(found for _, found in times)
-    return StepKind(name, len(steps), total / len(steps), error, sum(predicted for predicted, _ in times) / total - 1)
+    return StepErrors(name, len(steps), total / len(steps), error, sum(predicted for predicted, _ in times) / total - 1)
 
 
 def noise(replays: Sequence[EngineReplay], clock: str) -> float:

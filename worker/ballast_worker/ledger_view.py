@@ -14,7 +14,7 @@ from ballast_queue.ledger import Service
 from ballast_queue.redis_store import Queue
 
 
-class SharedLedger:
+class LedgerView:
     """The shared ledger and the reservations, as one worker knows them. Only the feeder's thread uses it."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from ballast_queue.claimable import Demand, Group
 from ballast_queue.redis_store import Queue
-from ballast_worker.shared_ledger import SharedLedger
+from ballast_worker.ledger_view import LedgerView
 
 
 @pytest.fixture
@@ -22,12 +22,12 @@ def demand(*waiting: str, **held: int) -> Demand:
     return Demand(tuple(Group(0, tenant) for tenant in waiting), held)
 
 
-def stand(ledger: SharedLedger, *tenants: str) -> list[float]:
+def stand(ledger: LedgerView, *tenants: str) -> list[float]:
     return [ledger.service.of(tenant) for tenant in tenants]
 
 
 def test_who_returns_is_lifted_to_the_least_served_of_those_that_stayed(queue) -> None:
-    ledger = SharedLedger()
+    ledger = LedgerView()
     ledger.post(queue, {"a": 10, "b": 20, "away": 1})
     ledger.lift_returning(queue, demand("a", "b"))
     ledger.lift_returning(queue, demand("a", "b", "away", "new"))
@@ -36,7 +36,7 @@ def test_who_returns_is_lifted_to_the_least_served_of_those_that_stayed(queue) -
 
 
 def test_who_comes_to_an_idle_queue_has_no_claim_on_those_that_left(queue) -> None:
-    ledger = SharedLedger()
+    ledger = LedgerView()
     ledger.post(queue, {"a": 1000})
     ledger.lift_returning(queue, demand("a"))
     ledger.lift_returning(queue, demand())
@@ -49,7 +49,7 @@ def test_who_comes_to_an_idle_queue_has_no_claim_on_those_that_left(queue) -> No
 @pytest.mark.parametrize(("working", "new"), [(["a"], 1000), (["a", "b"], 500), ([], 500)])
 def test_a_worker_that_starts_takes_the_ledger_for_those_that_stayed(queue, working, new) -> None:
     queue.ledger.charge({"a": 1000, "b": 500})
-    ledger = SharedLedger()
+    ledger = LedgerView()
     ledger.post(queue, {})
     ledger.lift_returning(queue, demand(*working, "new"))
 
@@ -57,7 +57,7 @@ def test_a_worker_that_starts_takes_the_ledger_for_those_that_stayed(queue, work
 
 
 def test_who_holds_items_has_not_been_away(queue) -> None:
-    ledger = SharedLedger()
+    ledger = LedgerView()
     ledger.post(queue, {"a": 10, "b": 1})
     ledger.lift_returning(queue, demand("a", "b"))
     ledger.lift_returning(queue, demand("a", b=1))
@@ -67,7 +67,7 @@ def test_who_holds_items_has_not_been_away(queue) -> None:
 
 
 def test_names_do_not_pile_up_in_the_ledger(queue) -> None:
-    ledger = SharedLedger()
+    ledger = LedgerView()
     for i in range(30):
         ledger.lift_returning(queue, demand("steady", f"once-{i}"))
         ledger.post(queue, {"steady": 5, f"once-{i}": 1})
@@ -88,12 +88,12 @@ def given(slots, tenant: str) -> int:
 
 
 def test_a_reservation_is_counted_over_all_workers() -> None:
-    ledger = SharedLedger()
+    ledger = LedgerView()
     ledger.reserve({"small": 0.25, "none": 0.0})
 
     assert ledger.reserved == {"small"}
     assert given(ledger.slots(demand("small", "big", big=8)), "small") == 3, "3 of 11 slots, 2 of 10 before"
-    assert SharedLedger().slots(demand("a")) is None
+    assert LedgerView().slots(demand("a")) is None
 
 
 def test_every_worker_finds_the_same_reservation_in_the_queue(queue) -> None:
@@ -108,7 +108,7 @@ def test_every_worker_finds_the_same_reservation_in_the_queue(queue) -> None:
     big, small = (head.job_id for head in queue.claimable.heads())
     queue.leases.claim(big, 6, "w1")
     queue.leases.claim(small, 1, "w2")
-    ledger = SharedLedger()
+    ledger = LedgerView()
     ledger.reserve({"small": 0.5})
     slots = ledger.slots(queue.claimable.demand())
 
