@@ -256,6 +256,14 @@ def test_online_is_expected_for_ten_mean_gaps_of_the_last_minute():
     assert learner.expectation.online_until > 1749.0 + 1000.0
 
 
+def test_the_first_online_prompt_is_the_usual_one_and_later_prompts_change_it_slowly():
+    learner = ExpectationLearner(10_000)
+    for request_class, tokens in ((OFFLINE, 9000), (ONLINE, 400), (ONLINE, 500)):
+        learner.admitted(make_request(request_class=request_class), tokens)
+
+    assert learner.typical_prompt == pytest.approx(400 + 0.1 * 100)
+
+
 def test_the_mean_online_answer_is_published_once_some_have_ended():
     learner = ExpectationLearner(10_000)
     for length in [10] * 8 + [30] * 8:
