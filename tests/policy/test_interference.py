@@ -131,12 +131,20 @@ def test_the_lending_ratio_backs_off_while_offline_makes_requests_miss_their_slo
     assert traffic.allowance.lending_ratio == 1
 
 
-def test_lending_never_ends():
+@pytest.mark.parametrize(
+    ("number", "served", "ratio"),
+    [
+        pytest.param(200, {"tpot": 0.025}, 0.1, id="lending never ends"),
+        pytest.param(80, {"tpot": 0.015}, 1, id="an SLO that online alone would miss, too"),
+        pytest.param(140, {"num_output": 1, "ttft": 0.025}, 0.6, id="answers of one token"),
+    ],
+)
+def test_the_lending_ratio_follows_the_slo_that_offline_makes_requests_miss(number, served, ratio):
     traffic = Traffic(objective=0.99)
 
-    traffic.serve(200, tpot=0.025)
+    traffic.serve(number, **served)
 
-    assert traffic.allowance.lending_ratio == pytest.approx(0.1)
+    assert traffic.allowance.lending_ratio == pytest.approx(ratio)
 
 
 @pytest.mark.parametrize(
@@ -148,14 +156,6 @@ def test_a_few_that_are_lost_among_few_are_chance(num_lost: int, backs_off: bool
     traffic.serve(40 - num_lost, tpot=0.05)
 
     assert (traffic.allowance.lending_ratio < 1) is backs_off
-
-
-def test_an_slo_that_online_alone_would_miss_costs_offline_nothing():
-    traffic = Traffic(objective=0.99)
-
-    traffic.serve(80, tpot=0.015)
-
-    assert traffic.allowance.lending_ratio == 1
 
 
 def test_a_request_that_leaves_without_an_answer_costs_nothing():
@@ -211,14 +211,6 @@ def test_what_ran_under_other_conditions_is_not_counted():
     assert traffic.state.inflation == 0
     traffic.serve(40, alone=STEP)
     assert traffic.state.inflation == pytest.approx(0.0)
-
-
-def test_answers_of_one_token_make_the_lending_ratio_back_off_too():
-    traffic = Traffic(objective=0.99)
-
-    traffic.serve(300, num_output=1, ttft=0.025)
-
-    assert traffic.allowance.lending_ratio < 1
 
 
 def test_the_typical_step_follows_a_load_that_falls():

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,32 +28,26 @@ def test_a_shared_prefix_is_not_lost():
     assert unrecoverable(make_resident(0, blocks=10, private=3), block_tokens=4) == 12
 
 
-def test_no_victim_is_chosen_if_all_together_do_not_suffice():
-    assert choose_victims([make_resident(0, blocks=3), make_resident(1, blocks=4)], 8, block_tokens=4) is None
+SMALL, MEDIUM, LARGE, MINOR = (
+    make_resident(0, blocks=2),
+    make_resident(1, blocks=5),
+    make_resident(2, blocks=8),
+    make_resident(3, blocks=9, priority=-1),
+)
 
 
-def test_the_victim_that_loses_least_is_chosen():
-    residents = [make_resident(0, blocks=8), make_resident(1, blocks=2), make_resident(2, blocks=5)]
-
-    assert [residents[1]] == choose_victims(residents, 2, block_tokens=4)
-
-
-def test_a_small_victim_is_spared_if_a_large_one_is_needed_anyway():
-    residents = [make_resident(0, blocks=8), make_resident(1, blocks=2)]
-
-    assert [residents[0]] == choose_victims(residents, 8, block_tokens=4)
-
-
-def test_a_lower_priority_goes_before_a_cheaper_one():
-    residents = [make_resident(0, blocks=2), make_resident(1, blocks=9, priority=-1)]
-
-    assert [residents[1]] == choose_victims(residents, 1, block_tokens=4)
-
-
-def test_a_victim_that_would_have_grown_frees_that_block_too():
-    residents = [make_resident(0, blocks=2), make_resident(1, blocks=2)]
-
-    assert choose_victims(residents, 3, block_tokens=4, growing=residents[:1]) == residents[:1]
+@pytest.mark.parametrize(
+    ("candidates", "needed", "growing", "chosen"),
+    [
+        pytest.param([SMALL, MEDIUM], 8, [], None, id="none if all together do not suffice"),
+        pytest.param([LARGE, SMALL, MEDIUM], 2, [], [SMALL], id="the one that loses least"),
+        pytest.param([LARGE, SMALL], 8, [], [LARGE], id="no small one if a large one is needed anyway"),
+        pytest.param([SMALL, MINOR], 1, [], [MINOR], id="a lower priority before a cheaper one"),
+        pytest.param([SMALL, LARGE], 3, [SMALL], [SMALL], id="the block by which it would have grown counts"),
+    ],
+)
+def test_the_cheapest_victims_are_chosen(candidates, needed, growing, chosen):
+    assert choose_victims(candidates, needed, block_tokens=4, growing=growing) == chosen
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), max_size=8), st.integers(1, 30))
