@@ -178,7 +178,7 @@ def is_admitted(snapshot: EngineSnapshot) -> bool:
 
 
 @pytest.mark.parametrize(("free", "is_in"), [(10 + 10 + 11 * 5, True), (10 + 10 + 11 * 5 - 1, False)])
-def test_a_newcomer_gets_in_if_the_peak_of_everybody_fits(free, is_in):
+def test_a_newcomer_is_admitted_if_the_peak_of_all_requests_fits(free, is_in):
     assert is_admitted(look(free, Expectation({OFFLINE: (5,)}))) is is_in
 
 
@@ -225,7 +225,7 @@ def test_while_lengths_are_unknown_online_gets_in_where_its_prompt_fits():
     assert is_admitted(online_of(30, UNKNOWN))
 
 
-def test_nobody_is_preempted_where_lengths_are_as_expected():
+def test_no_request_is_preempted_if_lengths_are_as_expected():
     """Growth is what was predicted, so nothing is computed twice."""
     config = PolicyConfig(slots=30, num_blocks=160, block_tokens=1, offline_share=0.0)
     host = Host(config, cost=COST)
@@ -242,17 +242,26 @@ def test_nobody_is_preempted_where_lengths_are_as_expected():
 
 def test_online_is_expected_for_ten_mean_gaps_of_the_last_minute():
     learner = ExpectationLearner(10_000)
-    learner.arrived(make_request(), 0.0)
+    learner.arrived(make_request(), 1000.0)
     assert learner.expectation.online_until == -inf, "offline requests do not count"
 
+    learner.arrived(make_request(request_class=ONLINE), 1000.0)
+    assert learner.expectation.online_until == 1010.0
+
     for second in range(300):
-        learner.arrived(make_request(request_class=ONLINE), float(second // 2))
+        learner.arrived(make_request(request_class=ONLINE), 1000.0 + second // 2)
+    assert learner.expectation.online_until == pytest.approx(1149.0 + 10 / 2.0, abs=0.3)
 
-    assert learner.expectation.online_until == pytest.approx(149.0 + 10 / 2.0, abs=0.3)
+    learner.arrived(make_request(request_class=ONLINE), 1149.0 + 600.0)
+    assert learner.expectation.online_until > 1749.0 + 1000.0
 
-    learner.arrived(make_request(request_class=ONLINE), 149.0 + 600.0)
 
-    assert learner.expectation.online_until > 749.0 + 1000.0
+def test_the_first_online_prompt_is_the_usual_one_and_later_prompts_change_it_slowly():
+    learner = ExpectationLearner(10_000)
+    for request_class, tokens in ((OFFLINE, 9000), (ONLINE, 400), (ONLINE, 500)):
+        learner.admitted(make_request(request_class=request_class), tokens)
+
+    assert learner.typical_prompt == pytest.approx(400 + 0.1 * 100)
 
 
 def test_the_mean_online_answer_is_published_once_some_have_ended():

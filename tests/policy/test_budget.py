@@ -10,7 +10,7 @@ from ballast_policy.learning.expectation import Expectation
 from ballast_policy.learning.interference import Allowance
 from ballast_policy.request import Phase, Request, RequestClass
 from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
-from ballast_policy.step.budget import OnlineStep, idle_budget, most_prefill, prefill_room, step_budget
+from ballast_policy.step.budget import OnlineStep, idle_budget, most_prefill, prefill_limits, step_budget
 
 COST = CostModel(k0=0.001, k1=0.0001, k3=0.0005, is_trusted=True)
 CONFIG = PolicyConfig(slots=16, num_blocks=1000, ttft=1.0, tpot=0.05)
@@ -93,6 +93,8 @@ def test_where_the_lending_ratio_backs_off_less_risk_is_taken_and_less_of_the_ti
 
     assert backed_off - ONLINE_ALONE == pytest.approx(0.5 * 0.5 * (0.11 + 0.05 * log(risk)))
     assert none == ONLINE_ALONE
+    without_slo = replace(make_snapshot(allowance=Allowance(lending_ratio=0.0)), config=PolicyConfig(8, 64))
+    assert step_budget(without_slo, OnlineStep((), (), ONLINE_ALONE, ONLINE_ALONE)) == inf
 
 
 def test_a_late_decode_that_can_catch_up_gets_all_the_time_there_is():
@@ -108,7 +110,7 @@ def test_a_mean_that_cannot_be_kept_any_more_does_not_freeze_the_batch():
 
 
 def room(*decodes: Request, **snapshot) -> float:
-    return prefill_room(make_snapshot(**snapshot), OnlineStep(decodes, (), ONLINE_ALONE, ONLINE_ALONE))[0]
+    return prefill_limits(make_snapshot(**snapshot), OnlineStep(decodes, (), ONLINE_ALONE, ONLINE_ALONE))[0]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +156,7 @@ def test_with_a_cap_online_prefills_as_it_would_alone():
 def test_online_prefill_gets_a_third_of_a_step_that_decodes_fill():
     step = OnlineStep((make_decode(num_output=8, first_token=9.6, max_output=100),), (), 0.045, 0.045)
 
-    assert prefill_room(make_snapshot(), step) == pytest.approx((0.0675, 0.0675))
+    assert prefill_limits(make_snapshot(), step) == pytest.approx((0.0675, 0.0675))
 
 
 def test_an_online_request_about_to_miss_its_token_lends_a_share_of_the_time_that_it_has():

@@ -66,7 +66,7 @@ def test_without_a_rate_for_the_work_nothing_is_known(job, others, rates):
     assert (answer.verdict, answer.seconds_needed) == (Verdict.UNKNOWN, None)
 
 
-def test_a_bound_of_tokens_alone_refuses_nothing_that_items_say_is_possible():
+def test_a_bound_of_tokens_refuses_no_job_that_is_in_time_by_its_items():
     """Answers are usually shorter than `max_tokens`: a bound can only warn."""
     answer = feasible(make_work(deadline=11.0, output_tokens=50_000), [], TEN_A_SECOND, now=0.0)
 
@@ -98,7 +98,7 @@ def test_more_work_or_less_capacity_never_makes_a_deadline_safer(job, others, an
     st.lists(works, max_size=6),
     st.fixed_dictionaries({tenant: st.sampled_from([0.5, 1.0, 3.0]) for tenant in "abc"}),
 )
-def test_a_job_is_done_by_what_it_was_told(job, others, weights):
+def test_a_job_is_done_within_the_predicted_time(job, others, weights):
     answer = feasible(job, others, Rates(items=10.0), 0.0, weights)
 
     assert finished_at(job, others, 10.0, weights) <= answer.seconds_needed + 1e-6

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 from itertools import permutations
+from math import inf
 
+import pytest
 from fake_engine import FakeEngine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from workloads import EXACT, Arrival
 
 from ballast_policy.fairness.ledger import Ledger, token_cost
+from ballast_policy.fairness.order import ranked, ranking
 from ballast_policy.host import Host
-from ballast_policy.request import RequestClass
+from ballast_policy.request import Request, RequestClass
 from ballast_policy.snapshot import PolicyConfig, TenantShare
 from ballast_sim.replay.fairness import most_ahead
 
@@ -26,33 +29,22 @@ def test_service_is_cost_over_weight():
     assert (ledger.service("heavy"), ledger.service("light")) == (25, 100)
 
 
-def test_a_returning_tenant_is_lifted_to_the_least_served_that_stayed():
+@pytest.mark.parametrize(
+    ("services", "active", "lifted"),
+    [
+        pytest.param({"tenant": 10, "b": 200, "c": 300}, ["b", "c"], 200, id="to the least served that stayed"),
+        pytest.param({"tenant": 500, "poor": 5}, ["poor"], 500, id="never down"),
+        pytest.param({"last": 1000}, [], 1000, id="to the tenant charged last if none is active"),
+    ],
+)
+def test_a_tenant_that_returns_is_lifted(services, active, lifted):
     ledger = Ledger()
-    for tenant, cost in {"away": 10, "b": 200, "c": 300}.items():
+    for tenant, cost in services.items():
         ledger.charge(tenant, cost)
 
-    ledger.lift("away", ["b", "c"])
+    ledger.lift("tenant", active)
 
-    assert ledger.service("away") == 200
-
-
-def test_lifting_never_takes_service_away():
-    ledger = Ledger()
-    ledger.charge("rich", 500)
-    ledger.charge("poor", 5)
-
-    ledger.lift("rich", ["poor"])
-
-    assert ledger.service("rich") == 500
-
-
-def test_with_nobody_active_a_newcomer_starts_where_the_last_one_stood():
-    ledger = Ledger()
-    ledger.charge("old", 1000)
-
-    ledger.lift("new", [])
-
-    assert ledger.service("new") == 1000
+    assert ledger.service("tenant") == lifted
 
 
 def test_new_weights_leave_the_past_alone():
@@ -64,7 +56,7 @@ def test_new_weights_leave_the_past_alone():
     assert ledger.service("a") == 60
 
 
-def test_forgetting_idle_tenants_changes_nobody_s_standing():
+def test_forgetting_idle_tenants_changes_no_service_that_counts():
     ledger = Ledger()
     for tenant, cost in {"gone": 10, "ahead": 400, "here": 100}.items():
         ledger.charge(tenant, cost)
@@ -73,15 +65,6 @@ def test_forgetting_idle_tenants_changes_nobody_s_standing():
     ledger.lift("gone", ["here"])
 
     assert (ledger.service("gone"), ledger.service("ahead")) == (100, 400)
-
-
-def test_the_totals_of_a_shared_ledger_are_taken_over_for_the_tenants_that_it_names():
-    ledger = Ledger({"a": 2.0})
-    ledger.charge("a", 100)
-    ledger.charge("c", 30)
-    ledger.services.update({"a": 500, "b": 70})
-
-    assert [ledger.service(tenant) for tenant in "abc"] == [500, 70, 30]
 
 
 weights = st.sampled_from([0.5, 1.0, 3.0])
@@ -97,7 +80,7 @@ weights = st.sampled_from([0.5, 1.0, 3.0])
     late=st.booleans(),
     shared=st.integers(0, 20),
 )
-def test_nobody_gets_further_ahead_of_who_waits_than_the_bound(tenants, slots, chunk, late, shared):
+def test_no_tenant_exceeds_a_waiting_tenant_by_more_than_the_bound(tenants, slots, chunk, late, shared):
     """Tenants differ in weight and lengths, one may come late, and prompts may share a prefix, which costs nothing."""
     config = PolicyConfig(
         slots=slots,
@@ -156,3 +139,26 @@ def test_two_tenants_with_unequal_weights_share_in_their_proportion():
     ledger = engine.host.ledgers[RequestClass.OFFLINE]
 
     assert abs(ledger.service("a") / ledger.service("b") - 1) < 0.02
+
+
+items = st.builds(
+    Request,
+    seq=st.integers(0, 10_000),
+    request_class=st.just(RequestClass.OFFLINE),
+    arrival=st.just(0.0),
+    num_prompt=st.just(1),
+    max_output=st.just(1),
+    tenant=st.sampled_from("abcd"),
+    priority=st.integers(-1, 1),
+    slack=st.sampled_from([inf, -1.0, 2.5]),
+    prefix_seq=st.integers(0, 2),
+)
+
+
+@given(st.lists(items, unique_by=lambda item: item.seq), st.dictionaries(st.sampled_from("abc"), st.integers(0, 3)))
+def test_sorting_part_by_part_is_sorting_by_rank(requests: list[Request], service: dict[str, int]):
+    ledger = Ledger()
+    for tenant, cost in service.items():
+        ledger.charge(tenant, cost)
+
+    assert ranked(requests, ledger) == sorted(requests, key=ranking(ledger))

@@ -152,7 +152,7 @@ def test_a_resident_that_finds_no_block_keeps_its_slot():
     assert resident.phase is RUNNING
 
 
-def test_an_admission_tells_how_long_the_request_waited_and_what_the_cache_gave():
+def test_an_admitted_request_records_its_wait_and_its_cached_tokens():
     second, third = (Arrival(at, ONLINE, 8, 2, prefix_key=1, shared=8) for at in (0.001, 9.0))
     engine = FakeEngine(make_host(slots=1), [Arrival(0.0, ONLINE, 8, 12), second, third])
     begun, admissions = [], []
@@ -224,8 +224,10 @@ def test_a_tenant_pays_for_its_prompt_once_and_for_each_new_token_twice():
     request.num_tokens, request.num_output = 9, 1
     host.preempt(request)
     host.admit(request)
+    request.num_computed = 7
+    assert host.computed(request, 7, 3.0) == (0, 7), "what is computed again is not charged again"
     request.num_computed = 9
-    assert host.computed(request, 9, 3.0) == (0, 8), "what is computed again is not charged again"
+    assert host.computed(request, 2, 3.0) == (0, 1)
     assert charges(host) == {"default": 2}
     assert charges(host) == {}
     assert host.ledgers[OFFLINE].service("default") == 12
@@ -282,6 +284,14 @@ def test_the_cost_model_is_fitted_on_the_way_and_the_ceiling_follows():
     assert host.reservation.slots == -(-host.ceiling // 2)
 
 
+def test_the_ceiling_follows_the_mean_context_slowly():
+    host = Host(PolicyConfig(slots=512, num_blocks=64, tpot=0.02), cost=EXACT)
+    for context in [1000] * (REFIT_STEPS - 1) + [9000]:
+        host.observed(StepWork(num_decode=1, decode_context=context), 0.01)
+
+    assert host.ceiling == EXACT.batch_ceiling(slots=512, mean_context=1000 + 0.05 * 8000, tpot=0.02)
+
+
 def test_latencies_from_before_the_cost_model_is_trusted_do_not_count():
     host = Host(PolicyConfig(slots=8, num_blocks=64, max_interference=0.1))
     for seq in range(10):
@@ -302,7 +312,7 @@ def test_latencies_from_before_the_cost_model_is_trusted_do_not_count():
     assert host.interference.inflation == 0
 
 
-def test_only_answers_that_came_to_their_end_tell_how_long_answers_are():
+def test_only_complete_answers_count_for_the_lengths_of_answers():
     host = make_host()
     for seq in range(64):
         request = make_request(seq, num_output=3 if seq % 2 else 1)

@@ -60,7 +60,7 @@ def test_the_clock_of_delay_knows_what_online_alone_would_have_taken():
     assert traffic.allowance.crowding == pytest.approx(0.5)
 
 
-def test_who_comes_in_the_middle_of_an_offline_step_waits_for_its_rest():
+def test_a_request_that_arrives_during_an_offline_step_waits_for_its_rest():
     """Of 45 ms to the first token, online alone would have needed 20."""
     state = Interference()
     state.configure(0.1, 0.0)
@@ -104,7 +104,7 @@ def test_the_allowance_recovers_within_two_minutes_at_any_rate(gap: float):
     assert traffic.allowance.share >= 0.6 * begun
 
 
-def test_another_cap_begins_anew_and_no_cap_has_no_share():
+def test_another_cap_starts_again_and_no_cap_has_no_share():
     state = Interference()
     state.configure(0.1, 0.0)
     first = state.allowance.share
@@ -131,12 +131,20 @@ def test_the_lending_ratio_backs_off_while_offline_makes_requests_miss_their_slo
     assert traffic.allowance.lending_ratio == 1
 
 
-def test_lending_never_ends():
+@pytest.mark.parametrize(
+    ("number", "served", "ratio"),
+    [
+        pytest.param(200, {"tpot": 0.025}, 0.1, id="lending never ends"),
+        pytest.param(80, {"tpot": 0.015}, 1, id="an SLO that online alone would miss, too"),
+        pytest.param(140, {"num_output": 1, "ttft": 0.025}, 0.6, id="answers of one token"),
+    ],
+)
+def test_the_lending_ratio_follows_the_slo_that_offline_makes_requests_miss(number, served, ratio):
     traffic = Traffic(objective=0.99)
 
-    traffic.serve(200, tpot=0.025)
+    traffic.serve(number, **served)
 
-    assert traffic.allowance.lending_ratio == pytest.approx(0.1)
+    assert traffic.allowance.lending_ratio == pytest.approx(ratio)
 
 
 @pytest.mark.parametrize(
@@ -148,14 +156,6 @@ def test_a_few_that_are_lost_among_few_are_chance(num_lost: int, backs_off: bool
     traffic.serve(40 - num_lost, tpot=0.05)
 
     assert (traffic.allowance.lending_ratio < 1) is backs_off
-
-
-def test_what_online_alone_would_miss_as_well_costs_offline_nothing():
-    traffic = Traffic(objective=0.99)
-
-    traffic.serve(80, tpot=0.015)
-
-    assert traffic.allowance.lending_ratio == 1
 
 
 def test_a_request_that_leaves_without_an_answer_costs_nothing():
@@ -171,7 +171,7 @@ def test_a_request_that_leaves_without_an_answer_costs_nothing():
     assert traffic.allowance.lending_ratio == 1
 
 
-def test_the_typical_step_of_online_is_the_middle_one_of_all_it_had_a_part_in():
+def test_the_typical_step_of_online_is_the_median_of_its_steps():
     traffic = Traffic(cap=0.1)
     for index in range(4000):
         traffic.step(0.03 if index % 5 == 0 else 0.02)  # every fifth prefills
@@ -211,14 +211,6 @@ def test_what_ran_under_other_conditions_is_not_counted():
     assert traffic.state.inflation == 0
     traffic.serve(40, alone=STEP)
     assert traffic.state.inflation == pytest.approx(0.0)
-
-
-def test_answers_of_one_token_make_the_lending_ratio_back_off_too():
-    traffic = Traffic(objective=0.99)
-
-    traffic.serve(300, num_output=1, ttft=0.025)
-
-    assert traffic.allowance.lending_ratio < 1
 
 
 def test_the_typical_step_follows_a_load_that_falls():

@@ -24,7 +24,7 @@ def first_of(candidates, services=None) -> str:
     return job_id
 
 
-def test_a_job_without_items_to_give_is_not_chosen():
+def test_a_job_without_waiting_items_is_not_chosen():
     assert share_out([make_candidate(waiting=0)], {}, {}, count=8, cost=1) == {}
     assert share_out([], {}, {}, count=8, cost=1) == {}
 

@@ -79,7 +79,7 @@ def test_an_idle_engine_plans_nothing():
     assert Engine().plan() == StepPlan()
 
 
-def test_everybody_who_decodes_goes_on():
+def test_all_decodes_continue():
     engine = Engine()
     requests = [engine.decoding(ONLINE), engine.decoding(OFFLINE)]
 
@@ -210,7 +210,7 @@ def test_unused_reserved_prefill_goes_to_online():
     assert dict(engine.plan().grants) == {online: 62, offline: 2}
 
 
-def test_who_waits_for_the_chunk_keeps_its_slot_if_online():
+def test_an_online_request_that_waits_for_prefill_tokens_keeps_its_slot():
     engine = Engine()
     engine.prefilling(ONLINE, tokens=500)
     second = engine.prefilling(ONLINE, tokens=500)
@@ -404,10 +404,10 @@ def test_blocks_shared_with_a_newcomer_stay_taken_through_every_preemption_of_th
     assert why(decided, last) is Reason.NO_KV
 
 
-def test_where_only_shared_blocks_are_held_the_last_is_preempted_rather_than_nobody_going_on():
-    """Neither alone would free a block, so no preemption suffices."""
-    engine = Engine(num_blocks=20, offline_share=0.0)
-    first, last = (engine.decoding(OFFLINE, tokens=41, num_private_blocks=0) for _ in range(2))
+def test_the_last_request_is_preempted_if_only_shared_blocks_are_held_and_no_request_continues():
+    """No request alone would free a block, so no preemption suffices."""
+    engine = Engine(num_blocks=30, offline_share=0.0)
+    first, _, last = (engine.decoding(OFFLINE, tokens=41, num_private_blocks=0) for _ in range(3))
     engine.extra["free_blocks"] = 0
 
     decided = engine.plan()
@@ -651,7 +651,7 @@ class TestTriage:
             ONLINE, arrival=first - 0.1, first_token=first, num_output=num_output, ttft=1.0, tpot=0.05
         )
 
-    def test_who_can_be_in_time_goes_before_a_prompt_that_cannot(self):
+    def test_requests_that_can_be_in_time_go_before_a_prompt_that_cannot(self):
         engine = self.make()
         long, short = self.waits(engine, 30_000), self.waits(engine, 200)
 
@@ -661,7 +661,7 @@ class TestTriage:
         assert granted[short] == 200
         assert granted[long] == 2048 - 200
 
-    def test_one_that_is_put_off_gets_a_part_of_each_step_at_least(self):
+    def test_a_deferred_request_gets_a_part_of_each_step(self):
         engine = self.make()
         long = self.waits(engine, 30_000)
         others = [self.waits(engine, 600) for _ in range(8)]
@@ -671,7 +671,7 @@ class TestTriage:
         assert granted[long] == 204, "a tenth of the step"
         assert sum(granted.get(other, 0) for other in others) == 2048 - 204
 
-    def test_it_does_not_hide_the_slack_of_those_behind_it(self):
+    def test_it_does_not_hide_the_slack_of_later_requests(self):
         engine = self.make()
         self.waits(engine, 30_000)
         self.waits(engine, 200, waited=0.5)
@@ -702,7 +702,7 @@ class TestTriage:
         assert decided.predicted_seconds <= 0.05 + 1e-9
 
     @pytest.mark.parametrize("num_answers", [2, 40])
-    def test_answers_do_not_fall_behind_for_one_that_begins(self, num_answers: int):
+    def test_answers_do_not_fall_behind_for_an_answer_that_begins(self, num_answers: int):
         engine = self.make(slots=64)
         engine.extra["expectation"] = Expectation(online_answer=200.0)
         for _ in range(num_answers):
@@ -711,7 +711,7 @@ class TestTriage:
 
         assert engine.plan().predicted_seconds <= 0.05 + 1e-9
 
-    def test_a_prompt_that_is_put_off_comes_to_its_end_under_an_overload_that_does_not(self):
+    def test_a_deferred_prompt_is_finished_under_a_lasting_overload(self):
         slo = {"request_class": ONLINE, "output": 1, "ttft": 0.2, "tpot": 0.05}
         long = Arrival(at=0.0, prompt=3_000, **slo)
         flood = [Arrival(at=0.01 * i, prompt=900, **slo) for i in range(400)]

@@ -59,7 +59,7 @@ def test_a_tenant_falls_below_its_reservation_where_the_formula_says(reserved, o
     assert (slots.due("a") <= slots.num_held) is (slots.below("ab") == "a")
 
 
-def test_a_tenant_that_gives_its_reservation_up_starts_level():
+def test_a_tenant_that_loses_its_reservation_starts_level():
     ledger = Ledger(reserved={"a": 0.5})
     ledger.charge("a", 1000)
     ledger.charge("b", 300)

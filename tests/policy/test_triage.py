@@ -1,4 +1,4 @@
-"""Who of online is put off where not all can have their first token in time."""
+"""The online requests that are deferred if not all can have their first token in time."""
 
 from __future__ import annotations
 
@@ -34,17 +34,21 @@ def ends_in_time(order: list[Request]) -> bool:
     return True
 
 
-def test_the_longest_prompt_is_put_off_where_it_would_make_others_late():
+def test_the_longest_prompt_is_deferred_if_it_would_make_others_late():
     assert late(make(1, 8, 10.0), make(2, 2, 10.0), make(3, 2, 11.0)) == {1}
     assert late(make(1, 2, 10.0), make(2, 2, 10.0), make(3, 2, 11.0)) == set()
 
 
-def test_a_prompt_that_is_too_long_for_its_own_ttft_is_put_off():
+def test_a_prompt_that_is_too_long_for_its_own_ttft_is_deferred():
     assert late(make(1, 8, 5.0), make(2, 2, 5.0)) == {1}
 
 
-def test_who_is_overdue_takes_no_time_from_the_others():
-    assert late(make(1, 4, 1.0), make(2, 4, 6.0), now=2.0, start=2.0) == {1}
+def test_an_overdue_request_takes_no_time_from_the_others():
+    assert late(make(1, 4, 1.0), make(2, 4, 6.0), make(3, 4, 6.0), now=2.0, start=2.0) == {1, 3}
+
+
+def test_a_single_token_takes_no_time_and_is_never_deferred():
+    assert late(make(1, 1, 0.5), make(2, 8, 5.0)) == {2}
 
 
 def test_what_decodes_take_makes_prefill_slower():
@@ -57,17 +61,17 @@ def test_time_that_was_saved_up_counts():
     assert late(make(1, 3, 4.0), make(2, 2, 4.0), start=-1.0) == set()
 
 
-def test_an_answer_that_has_begun_is_never_put_off_but_takes_its_time():
+def test_an_answer_that_has_begun_is_never_deferred_but_takes_its_time():
     begun = make(1, 4, 1.0, num_output=2)
 
     assert late(begun, make(2, 2, 5.0)) == {2}
 
 
-def test_requests_without_an_slo_are_never_put_off():
+def test_requests_without_an_slo_are_never_deferred():
     assert late(make(1, 4, inf), make(2, 2, 7.0)) == set()
 
 
-def test_one_that_is_due_before_those_ahead_of_it_is_put_off_itself_where_no_other_makes_room():
+def test_a_request_that_is_due_before_earlier_requests_is_deferred_if_no_other_can_be():
     assert late(make(1, 3, 9.0), make(2, 3, 9.0), make(3, 2, 1.0)) == {3}
 
 
@@ -77,7 +81,7 @@ def test_only_the_own_tenant_and_priority_make_room():
     assert late(make(1, 6, 9.0, tenant="a"), make(2, 4, 9.0, tenant="a")) == {1}
 
 
-def test_those_put_off_change_places_with_their_like_only():
+def test_deferred_requests_change_places_within_their_tenant_and_priority():
     a1, b1, a2, b2 = (make(i, 1, 1.0, tenant=tenant) for i, tenant in enumerate("abab"))
 
     assert in_time_first([a1, b1, a2, b2], {a1}) == [a2, b1, a1, b2]
@@ -99,7 +103,7 @@ def test_no_choice_puts_fewer_off_where_requests_come_in_the_order_they_are_due(
 
 
 @given(jobs, st.lists(st.sampled_from(["a", "b"]), min_size=7, max_size=7))
-def test_whoever_is_kept_is_in_time_whatever_the_order(drawn: list[tuple[int, int]], tenants: list[str]):
+def test_requests_that_are_kept_are_in_time_in_any_order(drawn: list[tuple[int, int]], tenants: list[str]):
     order = [make(i, *job, tenant=tenants[i]) for i, job in enumerate(drawn)]
     off = find_late(order, COST, 0.0, speed=1.0, start=0.0)
 
@@ -109,7 +113,7 @@ def test_whoever_is_kept_is_in_time_whatever_the_order(drawn: list[tuple[int, in
 
 
 @given(jobs)
-def test_who_is_all_in_time_at_a_glance_is_not_put_off_in_any_order(drawn: list[tuple[int, int]]):
+def test_requests_that_are_all_in_time_are_deferred_in_no_order(drawn: list[tuple[int, int]]):
     order = [make(i, *job) for i, job in enumerate(drawn)]
 
     if all_in_time(order, COST, speed=1.0, start=0.0):

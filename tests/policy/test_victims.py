@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ballast_policy.request import Phase, Request, RequestClass
-from ballast_policy.step.accounts import choose_victims, unrecoverable
+from ballast_policy.step.accounts import Blocks, choose_victims, unrecoverable
 
 
 def make_resident(seq: int, *, blocks: int, private: int | None = None, priority: int = 0) -> Request:
@@ -27,36 +28,30 @@ def test_a_shared_prefix_is_not_lost():
     assert unrecoverable(make_resident(0, blocks=10, private=3), block_tokens=4) == 12
 
 
-def test_nobody_is_chosen_where_all_together_do_not_suffice():
-    assert choose_victims([make_resident(0, blocks=3), make_resident(1, blocks=4)], 8, block_tokens=4) is None
+SMALL, MEDIUM, LARGE, MINOR = (
+    make_resident(0, blocks=2),
+    make_resident(1, blocks=5),
+    make_resident(2, blocks=8),
+    make_resident(3, blocks=9, priority=-1),
+)
 
 
-def test_the_one_that_loses_least_is_chosen():
-    residents = [make_resident(0, blocks=8), make_resident(1, blocks=2), make_resident(2, blocks=5)]
-
-    assert [residents[1]] == choose_victims(residents, 2, block_tokens=4)
-
-
-def test_a_small_one_is_spared_where_the_large_one_is_needed_anyway():
-    residents = [make_resident(0, blocks=8), make_resident(1, blocks=2)]
-
-    assert [residents[0]] == choose_victims(residents, 8, block_tokens=4)
-
-
-def test_a_lower_priority_goes_before_a_cheaper_one():
-    residents = [make_resident(0, blocks=2), make_resident(1, blocks=9, priority=-1)]
-
-    assert [residents[1]] == choose_victims(residents, 1, block_tokens=4)
-
-
-def test_who_would_have_grown_frees_the_block_it_would_have_taken():
-    residents = [make_resident(0, blocks=2), make_resident(1, blocks=2)]
-
-    assert choose_victims(residents, 3, block_tokens=4, growing=residents[:1]) == residents[:1]
+@pytest.mark.parametrize(
+    ("candidates", "needed", "growing", "chosen"),
+    [
+        pytest.param([SMALL, MEDIUM], 8, [], None, id="none if all together do not suffice"),
+        pytest.param([LARGE, SMALL, MEDIUM], 2, [], [SMALL], id="the one that loses least"),
+        pytest.param([LARGE, SMALL], 8, [], [LARGE], id="no small one if a large one is needed anyway"),
+        pytest.param([SMALL, MINOR], 1, [], [MINOR], id="a lower priority before a cheaper one"),
+        pytest.param([SMALL, LARGE], 3, [SMALL], [SMALL], id="the block by which it would have grown counts"),
+    ],
+)
+def test_the_cheapest_victims_are_chosen(candidates, needed, growing, chosen):
+    assert choose_victims(candidates, needed, block_tokens=4, growing=growing) == chosen
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), max_size=8), st.integers(1, 30))
-def test_what_is_chosen_suffices_and_nobody_in_it_could_be_spared(sizes: list[tuple[int, int]], needed: int):
+def test_the_victims_suffice_and_none_could_be_spared(sizes: list[tuple[int, int]], needed: int):
     residents = [make_resident(seq, blocks=b, private=min(b, p)) for seq, (b, p) in enumerate(sizes)]
 
     chosen = choose_victims(residents, needed, block_tokens=4)
@@ -67,3 +62,9 @@ def test_what_is_chosen_suffices_and_nobody_in_it_could_be_spared(sizes: list[tu
     freed = sum(request.num_private_blocks for request in chosen)
     assert freed >= needed
     assert all(freed - request.num_private_blocks < needed for request in chosen)
+
+
+def test_a_request_fills_the_block_that_it_began_in_this_step_and_the_free_blocks():
+    request = Request(0, RequestClass.OFFLINE, 0.0, 40, 10, num_tokens=40)
+
+    assert Blocks(free=1, block_tokens=4).capacity(request, granted=5) == 3 + 4

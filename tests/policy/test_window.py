@@ -1,4 +1,4 @@
-"""An idle engine waits a moment for a batch, and never longer than it is worth."""
+"""An idle engine waits for a batch, but never so long that a first token is late."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def look(now: float, *waiting: Request, residents: tuple[Request, ...] = (), cos
     return make_snapshot(Host(config, cost=cost), [*residents, *waiting], now=now, free_blocks=100)
 
 
-def test_the_window_opens_with_the_first_arrival_whoever_comes_later():
+def test_the_window_opens_with_the_first_arrival():
     decided = plan(look(1.010, make_request(0, 1.0, OFFLINE), make_request(1, 1.009)))
 
     assert (decided.grants, decided.wait_until) == ((), pytest.approx(1.015))
     assert {because.reason for because in decided.because} == {Reason.BATCH_WINDOW}
 
 
-def test_when_it_closes_everybody_starts_online_first():
+def test_when_it_closes_all_requests_start_online_first():
     online, offline = make_request(1, 1.009), make_request(0, 1.0, OFFLINE)
     decided = plan(look(1.015, offline, online))
 

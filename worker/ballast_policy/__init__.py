@@ -1,12 +1,8 @@
 """Decide which requests run in each engine step.
 
 Law: pure. No clock, no I/O, no randomness, no tensors. Time and configuration are arguments, and each decision is a
-value.
+value. An engine or the simulator reports its events to a `host.Host` and asks it for each plan.
 
-An engine reports its events to a `host.Host` and asks it for each plan. The simulator does the same.
-
-- `step` plans one step from a snapshot.
-- `learning` holds what an engine learns from its own steps.
-- `fairness` divides service among tenants and defines the order of work.
-- `jobs` chooses the jobs from which items are claimed.
+Each tuning constant names the command that supports it. A setting in brackets is one of `benchmarks/policy_change.py`,
+run with `--quick`: its row without reservation, or with a fitted cost model and a cap of 10 % (sparse-2s).
 """

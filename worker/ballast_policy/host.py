@@ -42,7 +42,6 @@ MOST_IDLE = 1000
 """Tenants in a ledger beyond which idle tenants are dropped. Bounds memory."""
 HINTED = 32
 """Waiting requests per class whose cached prefix is looked up. Bounds the cost: a step seldom admits more."""
-_DECODE = (0, 0)
 
 
 class IllegalPlan(ValueError):
@@ -115,8 +114,6 @@ class Host:
         self._num_observed = 0
         self.forget()
 
-    # Requests
-
     def enter(self, request: Request, now: float) -> None:
         """Add a request to those that wait."""
         request_class, tenant = request.request_class, request.tenant
@@ -152,8 +149,6 @@ class Host:
         """Return the requests of a class that wait or are resident."""
         return self.backlog.count(request_class) + sum(self.held[request_class].values())
 
-    # Configuration
-
     def configure(self, config: PolicyConfig) -> None:
         """Use another configuration from the next step on."""
         self.config = config
@@ -171,8 +166,6 @@ class Host:
         self.expectations = ExpectationLearner(self.config.num_blocks * self.config.block_tokens)
         self.interference = Interference()
         self.configure(self.config)
-
-    # A step
 
     def schedule(self, kv: Kv, now: float) -> Dispatch:
         """Plan a step and carry the plan out, up to the computing."""
@@ -295,8 +288,6 @@ class Host:
             held[phase] += 1
         request.phase = phase
 
-    # The result of a step
-
     def began(self, plan: StepPlan, now: float) -> None:
         self.interference.began(plan, now)
 
@@ -311,7 +302,7 @@ class Host:
         end, before = request.num_computed, request.most_computed
         is_drawn = end == request.num_tokens
         cost = OUTPUT_COST if is_drawn and end > before else 0.0
-        found = _DECODE
+        found = 0, 0
         if end > before:
             request.most_computed = end
         if num_tokens > 1 or end <= before or end <= request.num_prompt:
@@ -369,8 +360,6 @@ class Host:
             )
         sizes = self.config.reservation(self.ceiling)
         self.reservation = replace(sizes, in_use=self.reservation.in_use, is_met=self.reservation.is_met)
-
-    # Integrity
 
     def imbalance(self) -> str:
         """Return the counts that disagree; empty if none do."""

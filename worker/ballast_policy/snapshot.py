@@ -54,7 +54,7 @@ class PolicyConfig:
     can_suspend: bool = True
     """Whether the engine can suspend a step at a layer boundary."""
     tail_tokens: int = 64
-    """Tokens that a request is expected to generate while the lengths of answers are not known yet."""
+    """Least tokens that a request is expected to generate while lengths are unknown (`benchmarks/kv_admission.py`)."""
 
     @property
     def tenant_caps(self) -> dict[str, int]:

@@ -28,8 +28,7 @@ from ballast_policy.step.reserved import fill_reservation
 from ballast_policy.step.suspension import suspendable_seconds
 
 _MOST_WAIT = 0.5
-"""Share of a TTFT for which an idle engine waits at most. The other half is for the queue and the first step. No
-benchmark depends on it: windows are 0 by default, and short (`docs/how-to/configure-a-worker.md`)."""
+"""Most share of a TTFT that an idle engine waits, and leaves the rest to the queue (`tests/policy/test_window.py`)."""
 
 
 def plan(snapshot: EngineSnapshot) -> StepPlan:

@@ -4,9 +4,8 @@ In order of arrival, every request behind a burst would be a little late. Moore 
 1968) make the fewest requests late: go through the requests in order, and whenever a request would be late, defer the
 longest request so far.
 
-A deferred request goes behind the others of its tenant and priority. Tenants and priorities keep their places. Answers
-that have begun are never deferred. The first deferred request gets a part of each step (`online`), so that even under a
-lasting overload a long prompt is finished.
+A deferred request goes behind the others of its tenant and priority, which keep their places. Answers that have begun
+are never deferred. The first deferred request gets a part of each step (`online`), so that long prompts are finished.
 """
 
 from __future__ import annotations
