@@ -69,7 +69,7 @@ class Claimable:
         if not wanted:
             return []
         each = max(1, min(HEADS_OF_GROUP, MOST_HEADS // len(wanted)))
-        ranks = self._store.call(self._store.functions.look(each, [group.prefix for group in wanted]))
+        ranks = self._store.call(self._store.functions.first_ranks(each, [group.prefix for group in wanted]))
         if not ranks:
             return []
         job_ids = [rank.decode().split("|", 4)[4] for rank in ranks]

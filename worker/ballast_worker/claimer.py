@@ -110,15 +110,15 @@ class Claimer:
         tenants = self._tenants
         tenants.lift_returning(queue, demand)
         services = self._expected_services(demand.tenants)
-        rooms = self._limits()
-        groups = groups_to_read(demand.groups, services, count=count, limits=rooms, reserved=tenants.reserved)
+        free_slots = self._limits()
+        groups = groups_to_read(demand.groups, services, count=count, limits=free_slots, reserved=tenants.reserved)
         return share_out(
             self._candidates(queue.claimable.heads(groups)),
             services,
             self.weights,
             count=count,
             cost=self._cost,
-            free_slots=rooms,
+            free_slots=free_slots,
             slots=tenants.slots(demand),
         )
 
