@@ -47,7 +47,7 @@ class Demand:
 class Claimable:
     """The claimable items of a queue.
 
-    Law: reads only, and a reply stays small with any number of jobs.
+    It only reads, and a reply stays small with any number of jobs.
     """
 
     _store: Store

@@ -49,7 +49,7 @@ class Service:
 class SharedLedger:
     """The ledger of a queue.
 
-    Law: service only grows until its tenant is forgotten.
+    Service only grows until its tenant is forgotten.
     """
 
     _store: Store
