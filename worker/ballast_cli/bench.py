@@ -11,10 +11,8 @@ from ballast_cli.console import examples
 from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
 from ballast_cli.errors import Usage
 from ballast_cli.refusals import refusals
-from ballast_cli.sim_options import Json, Lengths, Trace, check_output, require, show_progress, write_json
+from ballast_cli.sim_options import Json, Lengths, Trace, check_output, require, write_json
 
-TRACE = "trace"
-"""The workload that replays a trace at several loads."""
 TENANT_TRACE = ONLINE_TRACE.with_name("vtc_arena.csv")
 EXAMPLES = examples(
     "ballast bench mixed                                   # all policies at 20, 40 and 60 % online load",
@@ -45,7 +43,7 @@ def _bench() -> None:
 @bench.command("mixed", epilog=EXAMPLES)
 def mixed(
     *,
-    workload_name: given.WorkloadName = TRACE,
+    workload_name: given.WorkloadName = given.TRACE,
     every: given.Every = None,
     online: given.MixedTrace = None,
     offline: given.MixedLengths = None,
@@ -75,21 +73,14 @@ def mixed(
     """
     traffic = given.TrafficOptions(workload_name, every, online, offline, minutes, seed)
     engine = given.EngineOptions(model, gpu, ttft, tpot, slots, chunk, step_model)
-    options = given.MixedOptions(traffic, engine, given.RowOptions(policy, load, reservation, noise, is_fitted=fitted))
+    rows = given.RowOptions(policy, load, reservation, noise, is_fitted=fitted)
     require("ballast bench", numpy="worker")
     check_output("--json", json_file)
-    processes = jobs or len(os.sched_getaffinity(0))
-    if workload_name != TRACE:
-        options.refuse_of_trace(plot)
-        with refusals():
-            from ballast_cli.bench_workload import compare_on_workload  # noqa: PLC0415  numpy, for this verb only
-
-            compare_on_workload(options, processes=processes, progress=progress, json_file=json_file)
-        return
     with refusals():
-        from ballast_cli.bench_trace import compare_on_trace  # noqa: PLC0415
+        from ballast_cli.bench_mixed import compare  # noqa: PLC0415  numpy, for this verb only
 
-        compare_on_trace(options, processes=processes, progress=progress, json_file=json_file, plot=plot)
+        options = given.MixedOptions(traffic, engine, rows)
+        compare(options, processes=jobs or len(os.sched_getaffinity(0)), json_file=json_file, plot=plot)
 
 
 @bench.command("validate", epilog=VALIDATE_EXAMPLES)
@@ -154,8 +145,3 @@ def guarantees(
     write_json(json_file, found)
     if not all(result["is_kept"] for result in found):
         raise typer.Exit(1)
-
-
-def progress(done: int, number: int, what: str) -> None:
-    """Show on a terminal which run has finished."""
-    show_progress(f"{done} of {number}: {what}" if done < number else "")

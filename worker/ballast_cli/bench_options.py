@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ballast_sim.comparison.engine import BenchEngine
     from ballast_sim.replay.traffic import Arrival
 
+TRACE = "trace"
+"""The workload that replays a trace at several loads."""
 _SLOTS_HELP = "Number of slots of the engine."
 _MINUTES_HELP = "Length of the traffic in each run. The first quarter (at most 1 minute) does not count."
 _OR_WORKLOAD = "or the default of the workload"

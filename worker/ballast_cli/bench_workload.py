@@ -13,11 +13,11 @@ from ballast_cli.bench_options import MixedOptions, fractions, names
 from ballast_cli.bench_table import change, milliseconds, percent, points
 from ballast_cli.console import print_table
 from ballast_cli.errors import Usage
-from ballast_cli.sim_options import write_json
+from ballast_cli.sim_options import progress, write_json
 from ballast_sim.comparison.bench import POLICIES, Row, knob
 from ballast_sim.comparison.engine import BenchEngine
 from ballast_sim.comparison.json_rows import as_json
-from ballast_sim.comparison.table import Progress, Table, run_table
+from ballast_sim.comparison.table import Table, run_table
 from ballast_sim.comparison.workloads import CAPPED_SLO, WORKLOADS, Point, Workload, sparse
 from ballast_sim.replay.attainment import worst_lost
 from ballast_sim.replay.traffic import read_lengths
@@ -76,7 +76,7 @@ class PointResult:
         return [row for row in self.table.rows if row.policy in self.workload.policies]
 
 
-def compare_on_workload(options: MixedOptions, *, processes: int, progress: Progress, json_file: Path | None) -> None:
+def compare_on_workload(options: MixedOptions, *, processes: int, json_file: Path | None) -> None:
     """Run the points, and print the table of each as soon as it is known. Write the rows at the end.
 
     Raises:
@@ -85,7 +85,7 @@ def compare_on_workload(options: MixedOptions, *, processes: int, progress: Prog
         Usage: the workload is unknown, or has no spacing.
     """
     rows: list[dict[str, Any]] = []
-    for found in _run(options, processes=processes, progress=progress):
+    for found in _run(options, processes=processes):
         if str(json_file) != "-":
             if not rows:
                 print_engine(found)
@@ -94,7 +94,7 @@ def compare_on_workload(options: MixedOptions, *, processes: int, progress: Prog
     write_json(json_file, rows)
 
 
-def _run(options: MixedOptions, *, processes: int, progress: Progress) -> Iterator[PointResult]:
+def _run(options: MixedOptions, *, processes: int) -> Iterator[PointResult]:
     """Run one point after the other."""
     workload, rows = workload_of(options), options.rows
     reservations = (0.0,) if rows.reservations is None else fractions("--reservation", rows.reservations)

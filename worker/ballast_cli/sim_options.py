@@ -57,6 +57,11 @@ def write_json(path: Path | None, figures: Any) -> None:
         say(f"Figures: {path}")
 
 
+def progress(done: int, number: int, what: str) -> None:
+    """Show on a terminal which run has finished."""
+    show_progress(f"{done} of {number}: {what}" if done < number else "")
+
+
 def show_progress(line: str = "") -> None:
     """Replace the line of progress on a terminal."""
     if sys.stderr.isatty():

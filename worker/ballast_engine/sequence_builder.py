@@ -62,35 +62,16 @@ class SequenceBuilder:
         Raises:
             InvalidRequest: the engine can never serve the request. The message is for the user.
         """
-        _check_sampling(generation.sampling)
-        num_prompt = len(generation.prompt)
+        sampling, num_prompt = generation.sampling, len(generation.prompt)
+        _check_sampling(sampling)
         if not num_prompt:
             raise InvalidRequest("The prompt has no tokens: send at least one.")
         if num_prompt >= self.max_tokens:
             raise RequestTooLong(num_prompt, self.max_tokens)
-        max_output = min(generation.sampling.max_tokens, self.max_tokens - num_prompt)
-        generated = generation.generated[:max_output]
+        generated = generation.generated[: min(sampling.max_tokens, self.max_tokens - num_prompt)]
         tokens = np.array([*generation.prompt, *generated], np.int64)
         self._check_tokens(tokens)
-        num_tokens = len(tokens)
-        seq = next(self._numbers)
-        request = Request(
-            seq=seq,
-            request_class=generation.request_class,
-            arrival=now if generation.arrival is None else generation.arrival,
-            num_prompt=num_prompt,
-            max_output=max_output,
-            tenant=generation.tenant,
-            priority=_priority(generation, policy),
-            slack=generation.slack,
-            prefix_key=generation.prefix_key,
-            prefix_seq=self._prefix_seq(generation.prefix_key, seq),
-            num_tokens=num_tokens,
-            num_output=len(generated),
-            most_computed=max(generation.num_computed, num_tokens - 1 if generated else 0),
-        )
-        set_slo(request, generation, policy)
-        sampling = generation.sampling
+        request = self._request(generation, policy, now, num_generated=len(generated))
         sequence = Sequence(
             generation=generation,
             request=request,
@@ -110,8 +91,31 @@ class SequenceBuilder:
             sequence.num_reported = len(generated)
             sequence.end = sequence.find_end()
         if self._has_prefix_cache:
-            sequence.hash_blocks(num_tokens)
+            sequence.hash_blocks(len(tokens))
         return sequence
+
+    def _request(
+        self, generation: GenerationRequest, policy: PolicyConfig, now: float, *, num_generated: int
+    ) -> Request:
+        seq, num_prompt = next(self._numbers), len(generation.prompt)
+        num_tokens = num_prompt + num_generated
+        request = Request(
+            seq=seq,
+            request_class=generation.request_class,
+            arrival=now if generation.arrival is None else generation.arrival,
+            num_prompt=num_prompt,
+            max_output=min(generation.sampling.max_tokens, self.max_tokens - num_prompt),
+            tenant=generation.tenant,
+            priority=_priority(generation, policy),
+            slack=generation.slack,
+            prefix_key=generation.prefix_key,
+            prefix_seq=self._prefix_seq(generation.prefix_key, seq),
+            num_tokens=num_tokens,
+            num_output=num_generated,
+            most_computed=max(generation.num_computed, num_tokens - 1 if num_generated else 0),
+        )
+        set_slo(request, generation, policy)
+        return request
 
     def _prefix_seq(self, key: int | None, seq: int) -> int:
         """Return the `seq` of the first request with a prefix key: their common place among requests of equal slack.

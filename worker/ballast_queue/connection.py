@@ -93,17 +93,13 @@ class Connection:
         options = _options(address, socket_timeout, admits)
         options |= {name: value for name, value in (("username", username), ("password", password)) if value}
         client = _client(address, options)
-        settings: dict[str, Any] = {
-            "socket_timeout": socket_timeout,
-            "loads_functions": loads_functions,
-            "is_strict": admits is not None,
-        }
-        connection = cls(client, **settings)
+        settings: dict[str, Any] = {"loads_functions": loads_functions, "is_strict": admits is not None}
+        connection = cls(client, socket_timeout=socket_timeout, **settings)
         try:
             if connection._is_cluster():
                 client.close()
                 cluster = connection._translated(lambda: RedisCluster.from_url(address.url, **options))
-                connection = cls(cluster, **settings)
+                connection = cls(cluster, socket_timeout=socket_timeout, **settings)
             connection._translated(connection._require_library)
         except QueueError:
             connection.close()

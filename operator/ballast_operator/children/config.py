@@ -71,8 +71,7 @@ def worker_config(resource: InferenceDeployment, *, own_keys: frozenset[str]) ->
         resource: The desired state.
         own_keys: Keys of the Secret for resources that name no Redis; empty if the operator has none.
     """
-    spec, metadata = resource.spec, resource.metadata
-    source = spec.model
+    spec, metadata, source = resource.spec, resource.metadata, resource.spec.model
     model = Model(
         uri=f"file://{model_path(resource)}",
         served_name=spec.served_name,
