@@ -277,7 +277,7 @@ class Operator:
 
 
 async def _first(wanted: Coroutine[Any, Any, object], stop: Coroutine[Any, Any, object]) -> bool:
-    """Wait for the first of two coroutines. Return whether it was `wanted`."""
+    """Wait until one of two coroutines ends. Return whether `wanted` ended without an error."""
     tasks = [asyncio.create_task(wanted), asyncio.create_task(stop)]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -152,4 +152,4 @@ def test_the_answer_is_stable_json(queued: Any, queue: Any, make_line: Any) -> N
     answer = json.loads(queued("explain", job_id, "--json").out)
 
     assert (answer["version"], answer["queue"]) == (1, queue.name)
-    assert answer["because"] == ["No worker serves this queue: no worker has published its status in the last seconds"]
+    assert answer["because"] == ["No worker serves this queue: no worker has reported its status recently"]

@@ -72,7 +72,7 @@ def mixed(
     brings its own requests and its own SLO.
     """
     traffic = given.TrafficOptions(workload_name, every, online, offline, minutes, seed)
-    engine = given.EngineOptions(model, gpu, ttft, tpot, slots, chunk, step_model)
+    engine = given.BenchEngineOptions(model, gpu, ttft, tpot, slots, chunk, step_model)
     rows = given.RowOptions(policy, load, reservation, noise, is_fitted=fitted)
     require("ballast bench", numpy="worker")
     check_output("--json", json_file)
@@ -137,7 +137,7 @@ def guarantees(
     """Stress the reservation, the fairness of tenants, and a deadline. The exit code is 1 if a guarantee is broken."""
     require("ballast bench", numpy="worker")
     check_output("--json", json_file)
-    engine = given.EngineOptions(model, gpu, ttft, tpot, slots, chunk)
+    engine = given.BenchEngineOptions(model, gpu, ttft, tpot, slots, chunk)
     with refusals():
         from ballast_cli.bench_guarantees import check_guarantees  # noqa: PLC0415  numpy, for this verb only
 

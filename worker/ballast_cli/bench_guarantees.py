@@ -7,13 +7,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ballast_cli.bench_options import EngineOptions
+from ballast_cli.bench_options import BenchEngineOptions
 from ballast_sim.comparison.guarantee_runs import GuaranteeRuns
 from ballast_sim.replay.traffic import read, read_lengths
 
 
 def check_guarantees(
-    options: EngineOptions, online: Path, offline: Path, tenants: Path, *, seconds: float, seed: int
+    options: BenchEngineOptions, online: Path, offline: Path, tenants: Path, *, seconds: float, seed: int
 ) -> list[dict[str, Any]]:
     """Run the checks, print the result of each, and return the results as data.
 

@@ -27,7 +27,7 @@ def compare(options: MixedOptions, *, processes: int, json_file: Path | None, pl
         Usage: options contradict each other.
     """
     if options.traffic.workload != TRACE:
-        options.refuse_of_trace(plot)
+        options.refuse_trace_only(plot)
         compare_on_workload(options, processes=processes, json_file=json_file)
         return
     if options.traffic.every is not None:

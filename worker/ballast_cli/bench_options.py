@@ -117,7 +117,7 @@ class TrafficOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineOptions:
+class BenchEngineOptions:
     """The simulated engine and its SLO. None is the default of the workload."""
 
     model: str
@@ -169,10 +169,10 @@ class MixedOptions:
     """The options of `ballast bench mixed` that decide its figures."""
 
     traffic: TrafficOptions
-    engine: EngineOptions
+    engine: BenchEngineOptions
     rows: RowOptions
 
-    def refuse_of_trace(self, plot: Path | None) -> None:
+    def refuse_trace_only(self, plot: Path | None) -> None:
         """Refuse the options that apply only to the workload trace.
 
         Raises:

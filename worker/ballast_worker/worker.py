@@ -52,6 +52,11 @@ class Build(Protocol):
 class Worker:
     """All parts of one process except the HTTP server. It belongs to one event loop."""
 
+    is_draining = False
+    """Whether the worker shuts down: it is not ready, and claims no items."""
+    is_closed = False
+    """Whether the worker refuses new requests."""
+
     def __init__(
         self,
         loaded: Loaded,
@@ -70,18 +75,13 @@ class Worker:
             NotServed: the configuration asks for something that this worker cannot do.
             EngineError: the checkpoint or the options of the engine are wrong.
         """
-        config = loaded.config
-        directory = settings.model_directory(config)
-        keys = _load_keys(config)
+        config, directory = loaded.config, settings.model_directory(loaded.config)
+        self._keys = _load_keys(config)
         self.id = settings.worker_id(config)
         self.address = f"http://{config.runtime.host}:{config.runtime.port}"
         """The address of the HTTP API. The server corrects it when it knows its port."""
-        self.is_draining = False
-        """Whether the worker shuts down: it is not ready, and claims no items."""
-        self.is_closed = False
-        """Whether the worker refuses new requests."""
         self.recorder = Recorder()
-        self.tenancy = Tenancy(config.offline.tenants, keys)
+        self.tenancy = Tenancy(config.offline.tenants, self._keys)
         tokenizer = Tokenizer(directory)
         self.engine = build(settings.engine_options(config, directory), tokenizer=tokenizer)
         self.engine.configure(settings.policy_config(config, self.engine.policy))
@@ -90,14 +90,12 @@ class Worker:
         self.loop = EngineLoop(self.engine, self._steps.add)
         self.feeder = self._feed(config)
         self.metrics = WorkerMetrics(self._figures)
-        self._keys = keys
         self._loaded = loaded
         self._spending = Spending()
         self._utilization = Utilization(self.engine.footprint)
         self._rates = SmoothedRates()
-        self._watcher: ConfigWatcher | None = None
-        if path is not None:
-            self._watcher = ConfigWatcher(path, loaded, self._apply, also=self._files_beside(config))
+        also = self._files_beside(config)
+        self._watcher = ConfigWatcher(path, loaded, self._apply, also=also) if path is not None else None
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
