@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from ballast_api.conditions import Reason
 from ballast_log import Log
 from ballast_operator.addresses import Address, Addresses
-from ballast_operator.cluster import Cluster
 from ballast_operator.errors import ClusterRefused, ClusterUnavailable
 from ballast_operator.kinds import Key
 from ballast_operator.poll_result import PollResult, Problem, QueueSource
+from ballast_operator.redis_hosts import RedisHosts
 from ballast_queue.connection import Connection
 from ballast_queue.errors import QueueError, QueueForbidden, QueueUnavailable
 from ballast_queue.redis_store import Queue
@@ -42,13 +42,20 @@ class Poller:
     """The last poll of each resource. Belongs to one event loop; the polls run on a few threads."""
 
     def __init__(
-        self, cluster: Cluster, *, every_seconds: float, polled: Callable[[Key], None], outdated: Callable[[], None]
+        self,
+        addresses: Addresses,
+        hosts: RedisHosts,
+        *,
+        every_seconds: float,
+        polled: Callable[[Key], None],
+        outdated: Callable[[], None],
     ) -> None:
         """Prepare a poller.
 
         It calls `polled(key)` after each poll, and `outdated()` if the operator's own Secret may have changed.
         """
-        self._addresses = Addresses(cluster, least_seconds=every_seconds)
+        self._addresses = addresses
+        self._hosts = hosts
         self._every = every_seconds
         self._polled = polled
         self._outdated = outdated
@@ -88,15 +95,17 @@ class Poller:
         while True:
             try:
                 of.result = await self._result(key, of)
-            except Exception as error:
-                log.exception("poll of Redis failed on an unexpected error", resource=str(key))
-                of.result = _failed(Reason.REDIS_UNREACHABLE, f"the operator cannot poll Redis: {error}")
+            except Exception as error:  # noqa: BLE001 - its text may hold what a Secret or Redis contains
+                name = type(error).__name__
+                log.warning("poll of Redis failed on an unexpected error", resource=str(key), error=name)
+                of.result = _unusable(of.source)
             self._polled(key)
             await asyncio.sleep(self._every)
 
     async def _result(self, key: Key, of: _Polled) -> PollResult:
         try:
             address = await self._address(key.namespace, of)
+            is_admitted = address is None or await self._is_admitted(key.namespace, address, of)
         except (ClusterUnavailable, ClusterRefused) as error:
             return _failed(Reason.REDIS_UNREACHABLE, str(error))
         if address is None:
@@ -104,14 +113,18 @@ class Poller:
             assert redis is not None, "only resources with a Redis are polled"
             missing = f"Secret {redis.secret_name} with the key {redis.url_key} does not exist; create it"
             return _failed(Reason.NO_SECRET, missing)
+        if not is_admitted:
+            self._mark_outdated(of)
+            log.warning("the operator does not connect to the Redis of a resource", resource=str(key))
+            return _unusable(of.source)
         try:
             result = await self._poll(address, of)
-        except (QueueUnavailable, QueueForbidden) as error:
-            self._mark_outdated(of)
-            self._connections.pop(address, None)  # not closed, because another poll may still use it
-            return _failed(Reason.REDIS_UNREACHABLE, str(error))
         except QueueError as error:
-            return _failed(Reason.REDIS_UNREACHABLE, str(error))
+            if isinstance(error, QueueUnavailable | QueueForbidden):
+                self._mark_outdated(of)
+                self._connections.pop(address, None)  # not closed, because another poll may still use it
+            log.info("poll of Redis failed", resource=str(key), error=type(error).__name__)
+            return _unusable(of.source)
         if of.result is not None and of.result.workers and not result.workers:
             self._mark_outdated(of)  # the workers may have followed the Secret to another Redis
         return result
@@ -124,13 +137,19 @@ class Poller:
         may_be_outdated, of.may_be_outdated = of.may_be_outdated, False
         return await self._addresses.of(namespace, redis, may_be_outdated=may_be_outdated)
 
+    async def _is_admitted(self, namespace: str, address: Address, of: _Polled) -> bool:
+        """Return whether the operator may connect. The host is looked up before each new connection."""
+        if of.source.own is not None or (address == of.worked and address in self._connections):
+            return True
+        return await self._hosts.admits(namespace, address.url)
+
     async def _poll(self, address: Address, of: _Polled) -> PollResult:
         """Poll at the Secret's address. If that fails, poll at the address of the last poll that succeeded."""
         run, before = asyncio.get_running_loop().run_in_executor, of.worked
         try:
             result = await run(self._threads, self._read, address, of.source.queue)
         except QueueError:
-            if before is None or before == address:
+            if before is None or before == address or before not in self._connections:
                 raise
             of.worked = None
             result = await run(self._threads, self._read, before, of.source.queue)
@@ -168,6 +187,17 @@ class Poller:
             self._unavailable.pop(address, None)
             found = self._connections.setdefault(address, found)
         return found
+
+
+def _unusable(source: QueueSource) -> PollResult:
+    """Return one sentence for all failures: a URL must not become a way to find out what answers where."""
+    assert source.redis is not None, "only resources with a Redis are polled"
+    return _failed(
+        Reason.REDIS_UNREACHABLE,
+        f"the operator cannot use the Redis of Secret {source.redis.secret_name}: it does not answer, refuses the "
+        "login, or lacks the functions of Ballast, or the operator may not connect to the host of the URL. Check the "
+        "Secret and the server",
+    )
 
 
 def _failed(reason: Reason, message: str) -> PollResult:

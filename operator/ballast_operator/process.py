@@ -16,6 +16,7 @@ import kopf
 
 from ballast_log import Log
 from ballast_operator import handlers, inference_deployment
+from ballast_operator.addresses import Addresses
 from ballast_operator.cache import Cache
 from ballast_operator.cluster import Cluster
 from ballast_operator.context import OperatorContext
@@ -26,7 +27,9 @@ from ballast_operator.lease import Leadership
 from ballast_operator.metrics import Metrics
 from ballast_operator.poller import Poller
 from ballast_operator.reconcile import Reconciler
+from ballast_operator.redis_hosts import RedisHosts
 from ballast_operator.resource_type import ResourceType
+from ballast_operator.secret_grants import SecretGrants
 from ballast_operator.settings import OperatorSettings
 from ballast_operator.streams import survive_deleted_kinds
 from ballast_operator.web import Web
@@ -94,8 +97,12 @@ class Operator:
             max_concurrent=settings.max_concurrent_reconciles,
             failed=lambda error: metrics.errors.labels(type(error).__name__).inc(),
         )
+        self._grants = SecretGrants(
+            cluster, is_required=settings.require_secret_label, least_seconds=settings.poll_seconds
+        )
         self._poller = Poller(
-            cluster,
+            Addresses(cluster, least_seconds=settings.poll_seconds, only_allowed=settings.require_secret_label),
+            RedisHosts(cluster, [host.strip() for host in settings.redis_hosts.split(",") if host.strip()]),
             every_seconds=settings.poll_seconds,
             polled=self._controller.add,
             outdated=self._secret_outdated.set,
@@ -103,7 +110,14 @@ class Operator:
         self._context = OperatorContext(image=settings.worker_image, runbooks=settings.runbook_base_url or None)
         self._caches = {found.kind: Cache(found.kind, found.label) for found in types}
         self._reconcilers: dict[Kind, Reconciler[Any]] = {
-            found.kind: Reconciler(found, cluster, self._caches[found.kind], self._poller, self._context)
+            found.kind: Reconciler(
+                found,
+                cluster,
+                self._caches[found.kind],
+                poller=self._poller,
+                grants=self._grants,
+                context=self._context,
+            )
             for found in types
         }
         self._parts: list[asyncio.Task[object]] = []
@@ -205,6 +219,14 @@ class Operator:
                 for key in cache.forget_missing(kind, uids, present):
                     log.info("an audit found a deletion", kind=kind.name, resource=str(key))
                     self._controller.add(key)
+        self._grants.forget(key.namespace for cache in self._caches.values() for key in cache.resources)
+        if await self._grants.audit():
+            for key in (key for cache in self._caches.values() for key in cache.resources):
+                self._controller.add(key)
+        for reconciler in self._reconcilers.values():
+            for key in await reconciler.audit_secrets():
+                log.info("an audit found a Secret that is missing or changed", resource=str(key))
+                self._controller.add(key)
         await self._read_kinds()
 
     async def _read_kinds(self) -> None:

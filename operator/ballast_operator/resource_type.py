@@ -13,7 +13,7 @@ from ballast_api.conditions import ConditionType, Reason
 from ballast_api.inference_deployment import Metadata, Scaling
 from ballast_api.status import Condition, ResourceStatus, ScalingStatus
 from ballast_operator.context import OperatorContext
-from ballast_operator.kinds import DEPLOYMENT, Body, Kind
+from ballast_operator.kinds import DEPLOYMENT, Body, Key, Kind
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot, is_live
 from ballast_operator.poll_result import PollResult, Problem, QueueSource
 
@@ -107,6 +107,10 @@ class ResourceType(Generic[R]):
     """Build the status to report from its conditions and the last scaling decision."""
     blocked: Callable[[R, OperatorContext], Verdict | None] = lambda _resource, _context: None
     """Return why the resource must stay unchanged for now, as a verdict for `Degraded`."""
+    named_secrets: Callable[[R], tuple[str, ...]] = lambda _resource: ()
+    """Return the names of the Secrets that the resource names, which need the label `ballast.dev/allow`."""
+    secrets: Callable[[R, OperatorContext], tuple[Key, ...]] = lambda _resource, _context: ()
+    """Return the Secrets among its children, which no watch shows."""
     source: Callable[[R, OperatorContext], QueueSource | None] = lambda _resource, _context: None
     """Return where its workers report; None if the type has no workers."""
     scaling: Callable[[R], Scaling | None] = lambda _resource: None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from typing import Any
 
 import pytest
@@ -24,8 +23,7 @@ def one_ready(cluster: Cluster, ip: str = "10.8.0.1") -> str:
 def test_kubectl_shows_readiness_replicas_model_slots_and_age(
     operator: Operator, cluster: Cluster, valkey: Any
 ) -> None:
-    url = base64.b64encode(valkey.url.encode()).decode()
-    cluster.create("secrets", {"metadata": {"name": "redis"}, "data": {"url": url}})
+    cluster.secret("redis", url=valkey.url)
     cluster.make(redis={"secretName": "redis"})
     one_ready(cluster)
     queue = Queue.connect(valkey.url, f"{cluster.namespace}/llm")

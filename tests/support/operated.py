@@ -66,6 +66,7 @@ class Operator:
             "BALLAST_HOST": "127.0.0.1",
             "BALLAST_PORT": "0",
             "BALLAST_POLL_SECONDS": "1",
+            "BALLAST_REDIS_HOSTS": "127.0.0.1",
             **self.environment,
         }
         before = len(self.text())
@@ -139,6 +140,11 @@ class Cluster:
 
     def create(self, kind: str, body: Any) -> Any:
         return self.request("POST", self.path(kind), json=body)
+
+    def secret(self, name: str, **texts: str) -> Any:
+        """Create a Secret that resources may name."""
+        metadata = {"name": name, "labels": {"ballast.dev/allow": "true"}}
+        return self.create("secrets", {"metadata": metadata, "stringData": texts})
 
     def patch(self, kind: str, name: str, body: Any, subresource: str = "") -> Any:
         path = self.path(kind, name) + (f"/{subresource}" if subresource else "")
