@@ -198,8 +198,8 @@ def _reservation_is_not_met(given: Given) -> Verdict | None:
         "False",
         Reason.RESERVATION_NOT_MET,
         f"{_pod_of(given, first)} runs offline requests in {first.reservation.in_use} of {first.reservation.slots} "
-        f"reserved slots, while {first.offline.waiting + first.offline.parked} wait there and {_depth(given)} wait in the "
-        f"queue{others}",
+        f"reserved slots, while {first.offline.waiting + first.offline.parked} wait there and {_depth(given)} wait "
+        f"in the queue{others}",
     )
 
 

@@ -31,7 +31,7 @@ from ballast_operator.redis_hosts import RedisHosts
 from ballast_operator.resource_type import ResourceType
 from ballast_operator.secret_grants import SecretGrants
 from ballast_operator.settings import OperatorSettings
-from ballast_operator.streams import survive_deleted_kinds
+from ballast_operator.streams import Streams
 from ballast_operator.web import Web
 
 log = Log(__name__)
@@ -58,7 +58,7 @@ async def run(settings: OperatorSettings, types: Sequence[ResourceType[Any]] = R
         loop.add_signal_handler(number, stop.set)
     async with Cluster(observe_call=metrics.observe_call) as cluster:
         operator = Operator(settings, types, cluster, metrics, stop)
-        web = Web(metrics, is_alive=operator.is_alive, refresh=operator.refresh)
+        web = Web(metrics, is_alive=operator.is_alive, unready=operator.unready, refresh=operator.refresh)
         await web.start(settings.host, settings.port)
         lease = Key(LEASE, settings.namespace, settings.lease_name)
         leadership = Leadership(cluster, lease, settings.identity, seconds=time.monotonic)
@@ -120,11 +120,23 @@ class Operator:
             )
             for found in types
         }
+        self._streams = Streams(handlers.watched(types), self._relisted.set)
         self._parts: list[asyncio.Task[object]] = []
 
     def is_alive(self) -> bool:
         """Return whether every part runs, or this replica is on standby."""
         return not any(part.done() for part in self._parts)
+
+    def unready(self) -> str:
+        """Return why this replica does not reconcile; empty if it does, or is on standby."""
+        if not self.is_alive():
+            return "a part of the operator has stopped"
+        missing = ", ".join(self._streams.missing) if self._parts else ""
+        return (
+            f"not watched: {missing}; a kind that does not exist is watched when its CRD is installed"
+            if missing
+            else ""
+        )
 
     def refresh(self) -> None:
         """Update the gauges."""
@@ -179,7 +191,7 @@ class Operator:
             self._poller.close()
 
     async def _watch(self, stop: asyncio.Event) -> None:
-        survive_deleted_kinds(self._relisted.set)
+        self._streams.install()
         listener = handlers.Listener(
             add=self._controller.add, relisted=self._relisted.set, kinds_changed=self._kinds_changed.set
         )
