@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ballast_api.conditions import Reason
+from ballast_api.conditions import ConditionType, Reason
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import (
     CONFIG_HASH,
@@ -16,7 +16,7 @@ from ballast_api.names import (
     redis_secret,
     selector,
 )
-from ballast_api.status import ClassSlots, Condition, ScalingStatus, Status
+from ballast_api.status import ClassSlots, Condition, ResourceStatus, ScalingStatus, Status
 from ballast_operator.children.config import (
     REDIS_HASH,
     VERSION,
@@ -223,6 +223,7 @@ def status(given: Given, reported: tuple[Condition, ...], scaling: ScalingStatus
         replicas=given.count("replicas"),
         ready_replicas=given.count("readyReplicas"),
         updated_replicas=given.count("updatedReplicas"),
+        workers=f"{given.count('readyReplicas')}/{resource.spec.replicas}",
         selector=",".join(f"{name}={value}" for name, value in selector(metadata.name).items()),
         served_name=resource.spec.served_name,
         endpoint=f"http://{metadata.name}.{metadata.namespace}.svc:{HTTP_PORT}",
@@ -238,6 +239,15 @@ def _slots(poll: PollResult | None) -> ClassSlots | None:
         return None
     offline = sum(worker.offline.reserved for worker in poll.workers)
     return ClassSlots(online=max(0, sum(worker.slots for worker in poll.workers) - offline), offline=offline)
+
+
+def _awaits_poll(given: Given, wanted: ResourceStatus) -> bool:
+    """Return whether the resource becomes ready before a worker has reported its slots."""
+    before = given.resource.status.condition(ConditionType.READY)
+    after = wanted.condition(ConditionType.READY)
+    becomes_ready = after is not None and after.status == "True" and (before is None or before.status != "True")
+    has_workers = given.count("readyReplicas") > 0 and given.poll is not None and given.poll.problem is None
+    return becomes_ready and has_workers and isinstance(wanted, Status) and wanted.slots is None
 
 
 def _scaling(wanted: ScalingStatus | None, reported: ScalingStatus | None) -> ScalingStatus | None:
@@ -283,5 +293,6 @@ RESOURCE_TYPE = ResourceType(
     named_secrets=named_secrets,
     secrets=_secrets,
     source=_source,
+    awaits_poll=_awaits_poll,
     scaling=lambda resource: resource.spec.scaling,
 )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ballast_api.conditions import Reason
 from ballast_log import Log
@@ -36,6 +37,8 @@ class _Polled:
     may_be_outdated: bool = False
     """The Secret may have changed since it was read."""
     task: asyncio.Task[None] | None = None
+    soon: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set to poll before the interval ends."""
 
 
 class Poller:
@@ -77,6 +80,12 @@ class Poller:
         found.source = source
         return found.result or _failed(Reason.PENDING, "workers and queue have not been polled yet")
 
+    def hurry(self, key: Key) -> None:
+        """Poll a resource now."""
+        found = self._resources.get(key)
+        if found is not None:
+            found.soon.set()
+
     def forget(self, key: Key) -> None:
         """Stop the polls of a resource that is gone."""
         found = self._resources.pop(key, None)
@@ -100,7 +109,10 @@ class Poller:
                 log.warning("poll of Redis failed on an unexpected error", resource=str(key), error=name)
                 of.result = _unusable(of.source)
             self._polled(key)
-            await asyncio.sleep(self._every)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._every):
+                    await of.soon.wait()
+            of.soon.clear()
 
     async def _result(self, key: Key, of: _Polled) -> PollResult:
         try:

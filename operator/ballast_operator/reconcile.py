@@ -42,6 +42,8 @@ REFUSED_AGAIN_SECONDS = 300.0
 """A manifest that the API server refused is sent again after this time, or when it changes."""
 NAME_AGAIN_SECONDS = 10.0
 """The same time if an object of another owner has the name. No watch shows the deletion of this object."""
+POLL_WITHIN_SECONDS, HURRY_SECONDS = 5.0, 0.5
+"""A resource becomes ready with the figures of its workers, or without them after the first time."""
 PATIENCE = 2
 """A write that failed so many times in a row is reported."""
 WAITING = frozenset({"ContainerCreating", "PodInitializing", "CreateContainerConfigError"})
@@ -68,6 +70,8 @@ class _Memory(Generic[R]):
     """The resourceVersion of each Secret as it was written."""
     lost: set[Key] = field(default_factory=set)
     """Secrets that must be written again."""
+    awaited: float = 0.0
+    """When the resource became ready without the figures of its workers."""
     looked: float = 0.0
     """When its Secrets were last looked for."""
     parsed: tuple[str, R] | None = None
@@ -311,6 +315,11 @@ class Reconciler(Generic[R]):
         self._count(key, body, status)
         if status == before:
             return None
+        if self._type.awaits_poll(given, status):
+            memory.awaited = memory.awaited or given.now
+            if given.now - memory.awaited < POLL_WITHIN_SECONDS:
+                self._poller.hurry(key)
+                return HURRY_SECONDS
         wait = report.delay(
             before, status, given.poll, seen=given.now - memory.since, written=given.now - memory.written
         )

@@ -113,5 +113,7 @@ class ResourceType(Generic[R]):
     """Return the Secrets among its children, which no watch shows."""
     source: Callable[[R, OperatorContext], QueueSource | None] = lambda _resource, _context: None
     """Return where its workers report; None if the type has no workers."""
+    awaits_poll: Callable[[ConditionInput[R], ResourceStatus], bool] = lambda _given, _status: False
+    """Return whether a status lacks figures that the next poll will probably have."""
     scaling: Callable[[R], Scaling | None] = lambda _resource: None
     """Return its scaling settings; None if the operator must not change its replicas."""

@@ -19,6 +19,9 @@ from uuid import uuid4
 import httpx
 from control_plane import ControlPlane
 
+from ballast_queue.redis_store import Queue
+from ballast_queue.status import ClassLoad, WorkerStatus
+
 WAIT_SECONDS = 30
 INFD = "/apis/ballast.dev/v1alpha1/namespaces/{}/inferencedeployments"
 
@@ -192,6 +195,16 @@ class Cluster:
         self.set_pod(
             name, phase="Running", conditions=conditions, podIP=ip, podIPs=[{"ip": ip}], containerStatuses=[container]
         )
+
+
+def report(queue: Queue, ip: str) -> None:
+    """Report as a worker with 8 slots does, and close the queue."""
+    status = WorkerStatus(
+        worker_id="w", address=f"http://{ip}:8000", at=queue.now(), model="m", slots=8, batch_ceiling=8,
+        kv_blocks_total=1, kv_blocks_free=1, online=ClassLoad(), offline=ClassLoad(reserved=1),
+    )  # fmt: skip
+    queue.workers.publish(status, 60)
+    queue.close()
 
 
 def make_resource(name: str, namespace: str, **spec: Any) -> Any:
