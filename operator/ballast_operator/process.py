@@ -212,6 +212,7 @@ class Operator:
     async def _keep_auditing(self) -> None:
         """Compare caches and cluster at an interval, and soon after a watch listed its objects again."""
         self._relisted.clear()
+        looked = time.monotonic()
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.audit_seconds):
@@ -220,6 +221,9 @@ class Operator:
             self._relisted.clear()
             try:
                 await self._audit()
+                if time.monotonic() - looked >= self._settings.audit_seconds:
+                    looked = time.monotonic()
+                    await self._audit_secrets()
             except (ClusterUnavailable, ClusterRefused) as error:
                 log.warning("audit not finished", error=str(error))
 
@@ -231,6 +235,10 @@ class Operator:
                 for key in cache.forget_missing(kind, uids, present):
                     log.info("an audit found a deletion", kind=kind.name, resource=str(key))
                     self._controller.add(key)
+        await self._read_kinds()
+
+    async def _audit_secrets(self) -> None:
+        """Look for the Secrets that resources name or have as children: no watch shows them."""
         self._grants.forget(key.namespace for cache in self._caches.values() for key in cache.resources)
         if await self._grants.audit():
             for key in (key for cache in self._caches.values() for key in cache.resources):
@@ -239,7 +247,6 @@ class Operator:
             for key in await reconciler.audit_secrets():
                 log.info("an audit found a Secret that is missing or changed", resource=str(key))
                 self._controller.add(key)
-        await self._read_kinds()
 
     async def _read_kinds(self) -> None:
         self._use(replace(self._context, kinds=await self._optional_kinds()))
