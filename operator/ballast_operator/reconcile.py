@@ -28,7 +28,7 @@ from ballast_operator.errors import (
     NotFound,
 )
 from ballast_operator.events import event
-from ballast_operator.kinds import DEPLOYMENT, SECRET, Body, Key
+from ballast_operator.kinds import CONFIG_MAP, DEPLOYMENT, SECRET, Body, Key
 from ballast_operator.plan import Apply, ChildrenPlan, ClusterSnapshot, is_live, is_owned
 from ballast_operator.poll_result import PollResult, Problem
 from ballast_operator.poller import Poller
@@ -44,6 +44,8 @@ NAME_AGAIN_SECONDS = 10.0
 """The same time if an object of another owner has the name. No watch shows the deletion of this object."""
 POLL_WITHIN_SECONDS, HURRY_SECONDS = 5.0, 0.5
 """A resource becomes ready with the figures of its workers, or without them after the first time."""
+MOUNTED = frozenset({SECRET, CONFIG_MAP})
+"""Kinds of children that pods mount by name."""
 PATIENCE = 2
 """A write that failed so many times in a row is reported."""
 WAITING = frozenset({"ContainerCreating", "PodInitializing", "CreateContainerConfigError"})
@@ -225,10 +227,15 @@ class Reconciler(Generic[R]):
                     raise
                 failed = failed or error  # the other children do not depend on this one
                 refused = refused or _failure(error, apply.manifest["metadata"]["annotations"][SPEC_HASH], memory)
-                continue
-            refused = refused or problem
-            if problem is None:
-                done.append(apply.because)
+            else:
+                refused = refused or problem
+                if problem is None:
+                    done.append(apply.because)
+                    continue
+            if apply.key.kind == SECRET:
+                memory.lost.add(apply.key)
+            if apply.key.kind in MOUNTED:
+                break  # no pod may start with an object of another owner, or with an old one
         for gone in wanted.delete:
             await self._cluster.delete(gone.key, gone.uid)
             done.append(gone.because)

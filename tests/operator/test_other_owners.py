@@ -42,6 +42,7 @@ def test_an_object_of_another_owner_is_neither_changed_nor_deleted(
     cluster.make()
 
     assert child in cluster.says("Degraded", "True", "NameTaken")["message"]
+    assert not cluster.get("deployments", "llm"), "no pod mounts the object of another owner"
     assert is_untouched(cluster, kind, before)
     cluster.delete("inferencedeployments", "llm")
     until(lambda: not cluster.get("services", "llm"), said="its own children are deleted")
