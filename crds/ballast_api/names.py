@@ -35,6 +35,9 @@ SPEC_HASH = f"{GROUP}/spec-hash"
 COPY_OF = f"{GROUP}/copy-of"
 """Annotation of a copied Secret: `namespace/name` of the original."""
 
+ALLOW_LABEL = f"{GROUP}/allow"
+"""Label of a Secret: with the value `true`, resources of its namespace may name it."""
+
 NAME_LABEL = "app.kubernetes.io/name"
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
@@ -78,9 +81,9 @@ def label_value(text: str) -> str:
 
 def config_map(name: str) -> str:
     """Return the name of the ConfigMap with the `WorkerConfig` of each version."""
-    return f"{name}-config"
+    return f"{name}-ballast-config"
 
 
 def redis_secret(name: str) -> str:
     """Return the name of the copy of the operator's own Redis Secret, for a resource that names none."""
-    return f"{name}-redis"
+    return f"{name}-ballast-redis"

@@ -71,6 +71,8 @@ class Status(ResourceStatus):
     """Worker pods that serve."""
     updated_replicas: int = Field(default=0, ge=0)
     """Worker pods of the newest version."""
+    workers: str = Field(default="", max_length=32)
+    """Workers that serve, of those that `spec.replicas` asks for, e.g. `2/3`."""
     selector: str = Field(default="", max_length=1024)
     """Label selector of the pods, for the scale subresource."""
     served_name: str = Field(default="", max_length=253)

@@ -162,7 +162,7 @@ def test_equal_resources_have_equal_objects() -> None:
 def test_every_field_of_the_status_is_reported() -> None:
     resource = InferenceDeployment.read(EVERYTHING | {"metadata": {"name": "all", "generation": 3}}, "here")
     counts = {"replicas": 2, "readyReplicas": 2, "updatedReplicas": 1, "observedGeneration": 1}
-    deployment = {"metadata": {"generation": 1}, "spec": {}, "status": counts}
+    deployment = {"metadata": {"generation": 1, "ownerReferences": [{"uid": "1"}]}, "spec": {}, "status": counts}
     now, poll = next((now, poll) for now, poll in polls() if now >= 600)
     snapshot = ClusterSnapshot("1", {Key(DEPLOYMENT, "default", "all"): deployment})
     given = ConditionInput(resource, snapshot, ChildrenPlan(files={"v": "abc"}, version="v"), poll, now)
