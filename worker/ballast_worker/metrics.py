@@ -26,6 +26,7 @@ from ballast_policy.request import RequestClass
 from ballast_queue.job import ItemState
 from ballast_queue.status import QueueStats
 from ballast_worker.histogram import Histogram
+from ballast_worker.http_server import Connections
 from ballast_worker.requests import Recorder
 from ballast_worker.utilization import Utilization
 
@@ -106,6 +107,7 @@ class ScrapeData:
     recorders: tuple[Recorder, ...]
     spending: Spending
     utilization: Utilization
+    connections: Connections
     queue: QueueView | None
     """None for a worker that serves only online requests."""
     block_tokens: int
@@ -144,6 +146,7 @@ class WorkerMetrics(Collector):
         yield from _device(figures)
         yield from self._tenant_service(figures)
         yield from _process(figures)
+        yield from _http(figures.connections)
         if figures.queue is not None:
             yield from _queue(figures.queue)
         yield from _vllm(figures)
@@ -363,6 +366,22 @@ def _process(figures: ScrapeData) -> Iterator[Metric]:
         ),
     ):
         yield _gauge(name, text, (), [((), value)])
+
+
+def _http(connections: Connections) -> Iterator[Metric]:
+    yield _gauge(
+        "ballast_http_connections",
+        "Open connections, by what they wait for: the headers or the body of a request, its answer, the next request "
+        "(idle), or the end.",
+        ("waits_for",),
+        [((phase,), count) for phase, count in connections.by_phase.items()],
+    )
+    yield _counter(
+        "ballast_http_closed",
+        "Connections that the worker closed because a client exceeded a limit, by limit.",
+        ("reason",),
+        [((reason.value,), count) for reason, count in connections.closed.items()],
+    )
 
 
 def _queue(view: QueueView) -> Iterator[Metric]:

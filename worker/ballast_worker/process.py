@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import socket
-from collections.abc import Generator
 from pathlib import Path
 
-import uvicorn
 import uvloop
 from starlette.applications import Starlette
 
@@ -19,15 +16,11 @@ from ballast_log import Log
 from ballast_worker.app import create_app, load
 from ballast_worker.drain import drain
 from ballast_worker.errors import NotServed
+from ballast_worker.http_server import HttpServer
 from ballast_worker.settings import public_host
 from ballast_worker.worker import Worker
 
 log = Log(__name__)
-
-IDLE_CONNECTION_SECONDS = 75
-"""Load balancers drop idle connections after a minute. This is longer, so that they close first."""
-STOP_SECONDS = 3
-BACKLOG = 2048
 
 
 def run(config: WorkerConfig, path: Path | None, listener: socket.socket) -> None:
@@ -45,25 +38,6 @@ def run(config: WorkerConfig, path: Path | None, listener: socket.socket) -> Non
         runner.run(process.serve())
 
 
-class _Server(uvicorn.Server):
-    """A server that leaves signals to `Process`, and logs when it listens."""
-
-    address = ""
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        log.info("listening", address=self.address)
-
-    def hang_up(self) -> None:
-        """Close each connection as soon as it is idle. New connections are still accepted."""
-        for connection in tuple(self.server_state.connections):
-            connection.shutdown()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        yield
-
-
 class Process:
     """The server of one worker: signals, drain, exit."""
 
@@ -71,21 +45,7 @@ class Process:
         self._worker = worker
         self._listener = listener
         self._draining: asyncio.Task[None] | None = None
-        self._server = _Server(
-            uvicorn.Config(
-                app,
-                loop="none",
-                http="httptools",
-                ws="none",
-                lifespan="on",
-                access_log=False,
-                log_config=None,
-                server_header=False,
-                backlog=BACKLOG,
-                timeout_keep_alive=IDLE_CONNECTION_SECONDS,
-                timeout_graceful_shutdown=STOP_SECONDS,
-            )
-        )
+        self._server = HttpServer(app, worker.connections)
 
     async def serve(self) -> None:
         """Serve until a signal, and return when everything has stopped."""
