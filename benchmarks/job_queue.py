@@ -80,7 +80,7 @@ def memory(queue: Queue) -> int:
 def measure(url: str, num_items: int, num_jobs: int) -> dict[str, object]:
     """Run everything on fresh queues."""
     figures: dict[str, object] = {}
-    queue = Queue.connect(url, f"bench/{uuid4().hex}")
+    queue = Queue.connect(url, f"bench/{uuid4().hex}", loads_functions=True)
     queue.settings.apply(QueueSettings(lease_seconds=3600))
 
     before = memory(queue)

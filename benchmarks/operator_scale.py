@@ -170,7 +170,7 @@ def publish(plane: ControlPlane, url: str) -> None:
     pods: dict[str, list[Any]] = {}
     for pod in plane.http.get("/api/v1/namespaces/default/pods").json()["items"]:
         pods.setdefault(pod["metadata"]["labels"]["app.kubernetes.io/instance"], []).append(pod)
-    first = Queue.connect(url, "default/llm-0")
+    first = Queue.connect(url, "default/llm-0", loads_functions=True)
     for name, found in pods.items():
         queue = Queue(first.store.connection, f"default/{name}")
         for pod in found:

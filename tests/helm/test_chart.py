@@ -310,7 +310,7 @@ def connected(url: str, password: str) -> Queue:
     until = time.monotonic() + 20
     while True:
         try:
-            return Queue.connect(url, "helm/test", password=password)
+            return Queue.connect(url, "helm/test", password=password, loads_functions=True)
         except QueueUnavailable:
             assert time.monotonic() < until
             time.sleep(0.05)  # there is nothing to wait on but the port

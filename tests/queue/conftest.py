@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -55,6 +56,23 @@ class Desk:
 
 
 @pytest.fixture
+def user(valkey: Any) -> Iterator[Callable[..., tuple[str, str]]]:
+    """Make ACL users that the end of the test removes: `user(*rules)` returns name and password."""
+    made = []
+
+    def make(*rules: str) -> tuple[str, str]:
+        name, password = f"user-{secrets.token_hex(4)}", secrets.token_hex(8)
+        admin.execute_command("ACL", "SETUSER", name, "reset", "on", f">{password}", *rules)
+        made.append(name)
+        return name, password
+
+    with redis.Redis.from_url(valkey.url) as admin:
+        yield make
+        for name in made:
+            admin.execute_command("ACL", "DELUSER", name)
+
+
+@pytest.fixture
 def line() -> Callable[..., bytes]:
     return make_line
 
@@ -67,7 +85,7 @@ def result() -> Callable[..., Result]:
 @pytest.fixture
 def queue(valkey: Any, queue_name: str) -> Iterator[Queue]:
     """A fresh queue; a test leaves it in balance."""
-    found = Queue.connect(valkey.url, queue_name)
+    found = Queue.connect(valkey.url, queue_name, loads_functions=True)
     yield found
 
     assert found.check_integrity() == []

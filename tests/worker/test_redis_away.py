@@ -27,6 +27,7 @@ def own_valkey(tmp_path):
     def start(**config):
         server = ValkeyServer(port=port, data_dir=tmp_path / "valkey", config=SAFE | config, persist=True)
         server.start()
+        Queue.connect(server.connection_url, "test/first", loads_functions=True).close()
         servers.append(server)
         return server
 

@@ -78,6 +78,7 @@ def rotate(secret: Path, text: str) -> None:
 @pytest.fixture
 def server(tmp_path: Path, queue_name: str) -> Iterator[Server]:
     with ValkeyServer(data_dir=tmp_path / "valkey", config=SAFE, persist=True) as valkey:
+        Queue.connect(valkey.connection_url, queue_name, loads_functions=True).close()
         yield Server(valkey, queue_name, tmp_path)
 
 
@@ -132,6 +133,7 @@ def test_a_secret_that_leads_to_another_redis_is_followed(
     runtime = config.runtime.model_copy(update={"redis_url": None, "redis_url_file": address})
     with ValkeyServer(data_dir=folder / "other", config=SAFE) as valkey:
         other = Server(valkey, queue_name, folder)
+        Queue.connect(other.url, queue_name, password=other.password, loads_functions=True).close()
         job_id = other.submit()
         with serve(config.model_copy(update={"runtime": runtime})) as serving:
             eventually(lambda: serving.worker.feeder.is_up, "the first Redis")

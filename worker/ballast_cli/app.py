@@ -16,6 +16,7 @@ from ballast_cli import (
     jobs,
     pause,
     plan,
+    queue_init,
     redrive,
     results,
     resume,
@@ -77,4 +78,5 @@ for _name, _run, _panel, _examples in (
     ("version", version.version, _STATE, version.EXAMPLES),
 ):
     app.command(_name, rich_help_panel=_panel, epilog=_examples)(_run)
+app.add_typer(queue_init.queue, name="queue", rich_help_panel=_WORK)
 app.add_typer(bench.bench, name="bench", rich_help_panel=_STATE)

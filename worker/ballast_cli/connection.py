@@ -14,7 +14,9 @@ from urllib.parse import urlsplit, urlunsplit
 import typer
 
 from ballast_cli.errors import CliError, NotFound, NotNow, Unreachable, Usage
+from ballast_queue.address import parse_address
 from ballast_queue.errors import (
+    InvalidAddress,
     InvalidSubmission,
     JobNotFound,
     JobStateConflict,
@@ -111,27 +113,23 @@ class Place:
 
     @property
     def shown_url(self) -> str:
-        """Return the URL without its password."""
-        parts = urlsplit(self.url)
-        if parts.password is None:
-            return self.url
-        host = parts.netloc.rpartition("@")[2]
-        return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{host}"))
+        """Return the URL without the user, the password, and the options."""
+        parts = urlsplit(parse_address(self.url).url)  # raises if a password could be taken for a host or a path
+        return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
     @classmethod
     def of(cls, redis_url: str | None, queue: str | None, password_file: Path | None) -> Self:
         """Return the first value of: option or environment, a running `ballast up`, default.
 
         Raises:
-            Usage: the URL has an unknown scheme, or the password file cannot be read.
+            Usage: the URL is malformed, or the password file cannot be read.
         """
         running = None if redis_url and queue else Running.read()
         url = redis_url or (running.redis_url if running else DEFAULT_REDIS_URL)
-        if urlsplit(url).scheme not in {"redis", "rediss", "unix"}:
-            found = url.partition("://")[0] if "://" in url else url.rpartition("@")[2]  # the rest may hold a password
-            raise Usage(
-                f"--redis-url: found {found[:80]!r}. Use redis://host:port, rediss://host:port, or unix:///path."
-            )
+        try:
+            parse_address(url)
+        except InvalidAddress as error:
+            raise Usage(f"--redis-url: {error}.") from None
         at_home = running is not None and url == running.redis_url
         name = queue or (running.queue if running and at_home else DEFAULT_QUEUE)
         password = os.environ.get("BALLAST_REDIS_PASSWORD") or None
@@ -144,12 +142,12 @@ class Place:
 
 
 @contextmanager
-def open_queue(place: Place) -> Iterator[Queue]:
+def open_queue(place: Place, *, loads_functions: bool = False) -> Iterator[Queue]:
     """Connect to the queue. Errors of the queue become errors of this package, each with its exit code."""
     from ballast_queue.redis_store import Queue  # noqa: PLC0415  `ballast --help` works without redis
 
     try:
-        connected = Queue.connect(place.url, place.queue, password=place.password)
+        connected = Queue.connect(place.url, place.queue, password=place.password, loads_functions=loads_functions)
         try:
             yield connected
         finally:

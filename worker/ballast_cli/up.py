@@ -17,6 +17,7 @@ from ballast_cli.console import examples, say
 from ballast_cli.errors import CliError, NotNow, Usage
 from ballast_cli.processes import Signals, Valkey, WorkerProcess, require_worker_parts, take_port
 from ballast_cli.worker_file import Flags, compose, write
+from ballast_queue.errors import QueueError
 
 EXAMPLES = examples(
     "ballast up",
@@ -128,17 +129,29 @@ def up(
 def _serve(config: WorkerConfig, watched: _Watched, *, data_dir: Path, valkey: Valkey | None, signals: Signals) -> None:
     """Run the worker until a signal arrives or a process ends."""
     runtime = config.runtime
+    url = _redis_url(config)
+    _load_functions(config, url)
     say(f"Starting the worker with {config.model.uri} ...")
     worker = WorkerProcess.start(watched.target, log=data_dir / "worker.log", host=runtime.host, port=runtime.port)
     try:
         if not worker.wait_until_ready(seconds=_START_SECONDS, is_stopped=lambda: signals.received > 0):
             return
-        url = _redis_url(config)
         Running(url, config.queue_name, worker.address, os.getpid(), worker.process.pid).write(data_dir)
         _greet(config, worker, url=url, data_dir=data_dir)
         _watch(worker, watched, valkey=valkey, signals=signals)
     finally:
         _stop(worker, drain=runtime.drain_seconds, is_hurried=lambda: signals.received > 1)
+
+
+def _load_functions(config: WorkerConfig, url: str) -> None:
+    """Load the function library of the queue. A failure is a message: the worker serves online requests without it."""
+    from ballast_queue.redis_store import Queue  # noqa: PLC0415  `ballast --help` works without redis
+    from ballast_worker.settings import redis_password  # noqa: PLC0415  the worker is an extra
+
+    try:
+        Queue.connect(url, config.queue_name, password=redis_password(config), loads_functions=True).close()
+    except QueueError as error:
+        say(f"{error}. Offline work waits.")
 
 
 def _redis_url(config: WorkerConfig) -> str:

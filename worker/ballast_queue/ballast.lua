@@ -2,8 +2,8 @@
 -- The transitions of the queue. Each function is atomic. It moves items and checks tokens, and decides no policy.
 --
 -- Schema 1. The number is part of the name of every function. A change that breaks older workers gets the next number. A
--- compatible change, such as new wording, increments REVISION. A worker that connects replaces a lower revision and leaves
--- a higher one.
+-- compatible change, such as new wording, increments REVISION. An administrator that connects replaces a lower revision and
+-- leaves a higher one. Workers only call the functions.
 --
 -- The keys of a queue, all in one hash slot. `keys.py` builds them, and callers pass them in KEYS:
 --   ballast:{<queue>}:inbox     stream   entries of submitters: item, job, tenant, priority, deadline, end

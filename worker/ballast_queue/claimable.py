@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ballast_queue.job import JobHead
-from ballast_queue.records import head_of
+from ballast_queue.records import head_of, readable
 from ballast_queue.store import Store
 
 HEADS_OF_GROUP = 8
@@ -49,6 +49,7 @@ class Claimable:
 
     _store: Store
 
+    @readable("the demand")
     def demand(self) -> Demand:
         """Return the tenants with claimable items, and the number of items that each tenant holds."""
         names, held = self._store.call(self._store.functions.demand())
@@ -58,6 +59,7 @@ class Claimable:
             {name.decode(): int(n) for name, n in zip(held[::2], held[1::2], strict=True)},
         )
 
+    @readable("the claimable jobs")
     def heads(self, groups: Sequence[Group] | None = None) -> list[JobHead]:
         """Return the first jobs with claimable items of each group (of all groups by default)."""
         wanted = self.demand().groups if groups is None else groups

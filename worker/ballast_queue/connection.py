@@ -1,6 +1,6 @@
-"""Connect to the server, load the function library, and translate failures into errors of this package.
+"""Connect to a server, check or load the function library, and translate failures into errors of this package.
 
-This module retries a call only after it had to load the library. A broken connection is an error for the caller, which
+A connection repeats a call only after it had to load the library. A broken connection is an error for the caller, which
 decides whether to repeat the call. Leases cover the effects of a lost reply.
 """
 
@@ -12,72 +12,99 @@ from importlib.resources import files
 from typing import Any, Self, TypeVar
 
 import redis
-from redis import exceptions as refusals
 from redis.backoff import NoBackoff
 from redis.cluster import RedisCluster
-from redis.exceptions import NoPermissionError, RedisError, ResponseError
+from redis.exceptions import NoPermissionError, ResponseError
 from redis.retry import Retry
 
-from ballast_queue.errors import InvalidAddress, QueueError, QueueForbidden, QueueFull, QueueUnavailable, ServerUnfit
+from ballast_queue.address import RedisAddress, parse_address
+from ballast_queue.errors import (
+    HostNotAdmitted,
+    InvalidAddress,
+    LibraryUnfit,
+    QueueError,
+    QueueForbidden,
+    QueueUnavailable,
+    ServerUnfit,
+)
+from ballast_queue.failures import STRICT, failure_of, is_refused_command
 
 Argument = bytes | str | int | float
 Call = tuple[str, Sequence[bytes], Sequence[Argument]]
 """Function (without its prefix), KEYS and ARGV."""
 _T = TypeVar("_T")
+_INIT = "run `ballast queue init` as a user of Redis that may load functions"
+_MISSING = f"Redis has no functions of Ballast, or those of an older version: {_INIT}"
 
 SOURCE = files("ballast_queue").joinpath("ballast.lua").read_text(encoding="utf-8")
 _REVISION = int(re.findall(r"^local REVISION = (\d+)$", SOURCE, re.MULTILINE)[0])
 PREFIX = "ballast1_"
 _READS = frozenset({"demand", "look", "read", "heads", "due", "audit", "stats", "statuses", "now", "revision"})
 """Functions registered with no-writes."""
-_PASSING = ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "UNBLOCKED", "NOREPLICAS", "MISCONF")
-"""Codes of replies that mean a passing condition."""
+Admits = Callable[[str], bool]
+"""Return whether a connection to this host is allowed."""
 
 
 class Connection:
-    """A thread-safe connection to one server or cluster that has the function library."""
+    """A thread-safe connection to one server or cluster that has the function library.
 
-    def __init__(self, client: redis.Redis | RedisCluster, where: str, socket_timeout: float) -> None:
+    No error of a connection contains a part of the URL, or a byte that the server answered.
+    """
+
+    def __init__(
+        self,
+        client: redis.Redis | RedisCluster,
+        *,
+        socket_timeout: float,
+        loads_functions: bool = False,
+        is_strict: bool = False,
+    ) -> None:
         self._client: Any = client  # the two client classes have the same commands and no common base class
         self._longest_wait = socket_timeout / 2
-        self.where = where
+        self._loads_functions = loads_functions
+        self._is_strict = is_strict
+        self._is_known = False  # the server has answered a command of this user
 
     @classmethod
-    def open(cls, url: str, *, username: str | None, password: str | None, socket_timeout: float) -> Self:
-        """Connect, and load the library if the server has none or an older one.
+    def open(
+        cls,
+        url: str,
+        *,
+        username: str | None,
+        password: str | None,
+        socket_timeout: float,
+        loads_functions: bool = True,
+        admits: Admits | None = None,
+    ) -> Self:
+        """Connect, and check the function library. An administrator's connection loads a missing or older one.
+
+        `admits` makes the connection strict, for a URL of somebody else: it uses `redis` and `rediss` only, connects
+        only to hosts that `admits` accepts, also where a cluster redirects it, and raises one and the same error for
+        every failure before authentication.
 
         Raises:
-            InvalidAddress: the URL is malformed.
+            InvalidAddress, HostNotAdmitted: the URL is malformed, or its host is not admitted.
             QueueUnavailable, QueueForbidden: the server does not answer, or refuses the user.
+            LibraryUnfit: the server lacks the library, and this connection may not load it.
         """
-        if not url.startswith(("redis://", "rediss://", "unix://")):
-            # The URL may hold a password: show its scheme only.
-            scheme = url.partition("://")[0] if "://" in url else url
-            raise InvalidAddress(
-                f"Redis URL: found {scheme[:40]!r}, wanted redis://host:port, rediss://host:port (TLS) or unix:///path"
-            )
-        options: dict[str, Any] = {
-            "socket_timeout": socket_timeout,
-            "socket_connect_timeout": socket_timeout,
-            "socket_keepalive": True,
-            "protocol": 2,
-        }
+        address = parse_address(url, is_strict=admits is not None)
+        if admits is not None and not admits(address.host):
+            raise HostNotAdmitted
+        options = _options(address, socket_timeout, admits)
         options |= {name: value for name, value in (("username", username), ("password", password)) if value}
-        if url.startswith("unix://"):
-            del options["socket_keepalive"], options["socket_connect_timeout"]
+        client = _client(address, options)
+        settings: dict[str, Any] = {
+            "socket_timeout": socket_timeout,
+            "loads_functions": loads_functions,
+            "is_strict": admits is not None,
+        }
+        connection = cls(client, **settings)
         try:
-            client = redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **options)
-        except (ValueError, TypeError) as error:
-            raise InvalidAddress(
-                f"Redis URL: found a malformed URL ({error}), wanted redis://user:password@host:port/database"
-            ) from None
-        connection = cls(client, _where(client), socket_timeout)
-        if connection._is_cluster():
-            client.close()
-            cluster = connection._guard(lambda: RedisCluster.from_url(url, **options))
-            connection = cls(cluster, connection.where, socket_timeout)
-        try:
-            connection._load()
+            if connection._is_cluster():
+                client.close()
+                cluster = connection._guard(lambda: RedisCluster.from_url(address.url, **options))
+                connection = cls(cluster, **settings)
+            connection._guard(connection._require_library)
         except QueueError:
             connection.close()
             raise
@@ -156,7 +183,7 @@ class Connection:
         missing = [i for i, reply in enumerate(replies) if _is_missing(reply)]
         if missing and len(missing) < len(calls):
             # Another client flushed the functions during the pipeline. Repeat only the calls that did not run.
-            self._load()
+            self._require_library()
             for i in missing:
                 replies[i] = self._call(self._client, *calls[i])
         for reply in replies:
@@ -171,94 +198,107 @@ class Connection:
             except ResponseError as error:
                 if not _is_missing(error):
                     raise
-            self._load()
+            self._require_library()
             return attempt()
 
         return self._guard(attempt_twice)
 
-    def _load(self) -> None:
-        def load() -> None:
-            try:
-                known = int(self._call(self._client, "revision", (), ()))
-            except ResponseError as error:
-                if "unknown command" in str(error).lower():
-                    raise ServerUnfit(
-                        [f"Redis at {self.where}: found a server without functions, wanted 7 or newer: upgrade it"]
-                    ) from error
-                if not _is_missing(error):
-                    raise
-                known = 0
-            if known >= _REVISION:
-                return
-            try:
-                # REPLACE: another process may have loaded this revision or an older one since the call above.
-                self._client.function_load(SOURCE, replace=True)
-            except NoPermissionError as error:
-                raise QueueForbidden(
-                    f"Redis at {self.where} has no functions of Ballast yet, and this user may not load them "
-                    f"({error}): start a worker first, or allow +function|load"
-                ) from error
+    def has_newer_library(self) -> bool:
+        """Return whether the server has the library of a newer version of Ballast, which serves this one too."""
+        return self._guard(self._revision) > _REVISION
 
-        self._guard(load)
+    def _require_library(self) -> None:
+        """Load the library, or raise `LibraryUnfit`, if it is missing or older. A newer one serves older clients."""
+        if self._revision() >= _REVISION:
+            return
+        if not self._loads_functions:
+            raise LibraryUnfit(_MISSING)
+        self._load()
+
+    def _revision(self) -> int:
+        """Return the revision of the server's library, or 0 if it has none or one that is not Ballast's."""
+        try:
+            found = self._call(self._client, "revision", (), ())
+        except ResponseError as error:
+            is_old = "unknown command" in str(error).lower()
+            if not is_old and not _is_missing(error):
+                raise
+            found = None
+        else:
+            is_old = False
+        if is_old:
+            raise ServerUnfit(["Redis: found a server without functions, wanted 7 or newer: upgrade it"])
+        return found if isinstance(found, int) else 0
+
+    def _load(self) -> None:
+        try:
+            # REPLACE: another process may have loaded this revision or an older one in the meantime.
+            self._client.function_load(SOURCE, replace=True)
+        except NoPermissionError:
+            pass
+        else:
+            return
+        raise LibraryUnfit(f"{_MISSING}. This user may not load functions")
 
     def _is_cluster(self) -> bool:
         try:
-            return bool(self.info("cluster").get("cluster_enabled"))
+            found = self.info("cluster").get("cluster_enabled")
         except QueueForbidden:
             return False  # a user without +info counts as one of a single server
+        if found is None and self._is_strict:
+            raise QueueUnavailable(STRICT)  # no Redis answers INFO without it
+        return bool(found)
 
     def _guard(self, attempt: Callable[[], _T]) -> _T:
-        """Run `attempt` and raise its failure as an error of this package."""
+        """Run `attempt` and raise its failure as an error of this package, without the texts of the server."""
         try:
-            return attempt()
-        except QueueError:
+            reply = attempt()
+        except (HostNotAdmitted, LibraryUnfit):
             raise
-        except (refusals.AuthenticationError, refusals.AuthorizationError, NoPermissionError) as error:
-            raise QueueForbidden(
-                f"Redis at {self.where} refused this user ({error}): check user name, password and its ACL rules"
-            ) from error
-        except refusals.OutOfMemoryError as error:
-            raise self._full(f" ({error})") from error
-        except (refusals.ConnectionError, refusals.TimeoutError, refusals.ReadOnlyError, OSError) as error:
-            raise self._unavailable(error) from error
-        except ResponseError as error:
-            text = str(error)
-            if text.startswith("OOM"):
-                raise self._full() from error
-            if text.startswith(_PASSING):
-                raise self._unavailable(error) from error
-            if "NOPERM" in text or "permission" in text.lower():
-                raise QueueForbidden(
-                    f"Redis at {self.where} refused a command to this user ({text}): check its ACL rules"
-                ) from error
-            raise QueueError(f"Redis at {self.where} refused a call: {text}") from error
-        except RedisError as error:
-            raise self._unavailable(error) from error
+        except QueueError as error:
+            failure = error if self._is_known or not self._is_strict else QueueUnavailable(STRICT)
+        except Exception as error:  # noqa: BLE001  what answers may be no Redis, and the parser of its reply may fail
+            failure = self._failure(error)
+        else:
+            self._is_known = True
+            return reply
+        raise failure  # here, and not above: its context would quote the server
 
-    def _full(self, details: str = "") -> QueueFull:
-        return QueueFull(
-            f"Redis at {self.where} has no memory left{details}: raise maxmemory, or wait until Ballast deletes the "
-            "results of old jobs"
-        )
+    def _failure(self, error: Exception) -> QueueError:
+        self._is_known = self._is_known or is_refused_command(error)
+        failure = failure_of(error)
+        is_reply = isinstance(error, ResponseError) and self._is_known
+        return failure if is_reply or not self._is_strict else QueueUnavailable(STRICT)
 
-    def _unavailable(self, error: Exception) -> QueueUnavailable:
-        return QueueUnavailable(
-            f"Redis at {self.where} is unavailable ({_reason(error)}): check that it runs and is reachable from here; "
-            "nothing is lost, so repeat the call"
-        )
+
+def _options(address: RedisAddress, socket_timeout: float, admits: Admits | None) -> dict[str, Any]:
+    options: dict[str, Any] = {"socket_timeout": socket_timeout, "protocol": 2}
+    if not address.is_local:
+        options |= {"socket_connect_timeout": socket_timeout, "socket_keepalive": True}
+    if admits is not None:
+        options["connection_class"] = _admitting(redis.SSLConnection if address.is_tls else redis.Connection, admits)
+    return options
+
+
+def _client(address: RedisAddress, options: dict[str, Any]) -> redis.Redis:
+    try:
+        return redis.Redis.from_url(address.url, retry=Retry(NoBackoff(), 0), **options)
+    except (ValueError, TypeError):
+        pass  # the text quotes the URL
+    raise InvalidAddress("Redis URL: an option after ? is unknown or has a wrong value: remove it")
+
+
+def _admitting(kind: type[redis.Connection], admits: Admits) -> type[redis.Connection]:
+    """Return a class of connections that connect to admitted hosts only, also where a cluster redirects the client."""
+
+    class Admitted(kind):  # type: ignore[misc, valid-type]
+        def _connect(self) -> Any:
+            if not admits(self.host):
+                raise HostNotAdmitted
+            return super()._connect()
+
+    return Admitted
 
 
 def _is_missing(reply: object) -> bool:
     return isinstance(reply, ResponseError) and "Function not found" in str(reply)
-
-
-def _reason(error: Exception) -> str:
-    text = str(error) or type(error).__name__
-    return text.splitlines()[0][:200].rstrip(".")
-
-
-def _where(client: redis.Redis) -> str:
-    options = client.connection_pool.connection_kwargs
-    if "path" in options:
-        return str(options["path"])
-    return f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"

@@ -5,11 +5,13 @@ QueueError
 ├── QueueForbidden          Redis refuses the user
 ├── QueueFull               Redis is out of memory and accepts no more work
 ├── ServerUnfit             Redis is too old, or evicts keys
+├── LibraryUnfit            Redis lacks the functions of this version
 ├── UnreadableValue         another version of Ballast stored it
 ├── JobNotFound             the queue has no such job
 ├── JobStateConflict        the state of the job does not allow the call
 └── InvalidSubmission       the caller's input is wrong
     ├── InvalidAddress      the URL is no Redis address
+    │   └── HostNotAdmitted
     └── InvalidJob          a tenant, priority, deadline, key or queue name is wrong
         ├── UnknownTenant
         ├── DeadlinePassed
@@ -48,13 +50,17 @@ class ServerUnfit(QueueError):
         super().__init__("; ".join(problems))
 
 
+class LibraryUnfit(QueueError):
+    """The server has no functions of Ballast, or those of another version. Only an administrator may load them."""
+
+
 class UnreadableValue(QueueError):
     """Another version of Ballast stored a value that this one cannot read."""
 
-    def __init__(self, place: str, field: Sequence[int | str]) -> None:
+    def __init__(self, place: str, field: Sequence[int | str] = ()) -> None:
+        of = f" of {'.'.join(map(str, field))}" if field else ""
         super().__init__(
-            f"{place}: found a value of {'.'.join(map(str, field)) or 'its JSON'} that this version of Ballast cannot "
-            "read: use the version that the workers run"
+            f"{place}: found a value{of} that this version of Ballast cannot read: use the version that the workers run"
         )
 
 
@@ -79,6 +85,13 @@ class InvalidSubmission(QueueError):
 
 class InvalidAddress(InvalidSubmission):
     """The URL is not that of a Redis or Valkey server."""
+
+
+class HostNotAdmitted(InvalidAddress):
+    """The URL, or a redirection, names a host that a strict connection does not admit."""
+
+    def __init__(self) -> None:
+        super().__init__("Redis URL: the host is not admitted: use a host that the settings admit")
 
 
 class InvalidJob(InvalidSubmission):

@@ -8,11 +8,12 @@ from ballast_queue.connection import Connection
 from ballast_queue.errors import QueueForbidden
 
 MIN_VERSION = (7, 0)
+KEEPS_ALL = "noeviction"
 
 
 @dataclass(frozen=True, slots=True)
 class Fitness:
-    """The findings as sentences: what was found, what was wanted, what to do."""
+    """The findings as fixed sentences: what was found, what was wanted, what to do."""
 
     problems: tuple[str, ...]
     """Reasons why the server may lose or refuse work."""
@@ -21,29 +22,29 @@ class Fitness:
 
 def inspect(connection: Connection) -> Fitness:
     """Check the version, the eviction policy and the persistence."""
-    where = connection.where
     try:
         server, memory, persistence = (connection.info(part) for part in ("server", "memory", "persistence"))
-    except QueueForbidden as error:
-        return Fitness((), (f"Redis at {where} could not be checked: {error}",))
+    except QueueForbidden:
+        return Fitness((), ("Redis could not be checked: this user may not run INFO; allow +info",))
     problems, warnings = [], []
     # Valkey reports the Redis version that it is compatible with (7.2.4), not its own.
     version = str(server.get("redis_version", "0"))
-    if tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) < MIN_VERSION:
-        problems.append(f"Redis at {where}: found version {version}, wanted 7 or newer (or any Valkey): upgrade it")
-    policy = str(memory.get("maxmemory_policy", "noeviction"))
-    if policy != "noeviction":
+    if tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) < MIN_VERSION:
+        problems.append("Redis: found an older version, wanted 7 or newer (or any Valkey): upgrade it")
+    if memory.get("maxmemory_policy", KEEPS_ALL) != KEEPS_ALL:
         problems.append(
-            f"Redis at {where}: found maxmemory-policy {policy}, wanted noeviction: this policy deletes jobs when "
-            "memory runs short; run CONFIG SET maxmemory-policy noeviction and change the server's configuration"
+            f"Redis: found another maxmemory-policy, wanted {KEEPS_ALL}: the policy deletes jobs when memory runs "
+            f"short; run CONFIG SET maxmemory-policy {KEEPS_ALL} and change the server's configuration"
         )
     if not persistence.get("aof_enabled"):
         warnings.append(
-            f"Redis at {where}: found no append-only file, wanted one: a restart of Redis loses the jobs since its "
-            "last snapshot, or all jobs without snapshots; set appendonly yes"
+            "Redis: found no append-only file, wanted one: a restart of Redis loses the jobs since its last snapshot, "
+            "or all jobs without snapshots; set appendonly yes"
         )
     if server.get("redis_mode") == "sentinel":
-        problems.append(
-            f"Redis at {where}: found a sentinel, wanted the server that it monitors: use the address of that server"
+        problems.append("Redis: found a sentinel, wanted the server that it monitors: use the address of that server")
+    if connection.has_newer_library():
+        warnings.append(
+            "Redis has the functions of a newer version of Ballast, which serve this version too: upgrade this program"
         )
     return Fitness(tuple(problems), tuple(warnings))

@@ -8,7 +8,7 @@ from typing import Literal
 
 from ballast_queue.errors import JobNotFound, JobStateConflict
 from ballast_queue.job import Job, JobState, Outlook, Redriven
-from ballast_queue.records import job_of, parse_record
+from ballast_queue.records import job_of, parse_record, readable
 from ballast_queue.store import Store
 
 READ_JOBS = 200
@@ -36,12 +36,14 @@ class Jobs:
             raise JobNotFound(job_id, self._store.name)
         return job_of(records[0])
 
+    @readable("the jobs")
     def newest(self, limit: int | None = None) -> list[Job]:
         """Return the newest `limit` jobs (all by default) in the order of submission."""
         if limit is not None and limit < 1:
             return []
         return [job_of(record) for record in self._records(self.ids(-limit if limit else 0))]
 
+    @readable("the jobs")
     def active(self, limit: int = MOST_ACTIVE) -> list[Job]:
         """Return at most `limit` jobs that are not over, those with the nearest deadlines first."""
         members = self._store.connection.members(self._store.keys.active, 0, limit - 1)
@@ -74,6 +76,7 @@ class Jobs:
         """
         return self._hold(job_id, "resumed")
 
+    @readable("the jobs")
     def redrive(self, job_id: str, *, takes_all: bool = False) -> Redriven:
         """Put the dead letters of a job back with fresh attempts, and remove their error results.
 
@@ -105,10 +108,12 @@ class Jobs:
         """Return True to the first worker that calls it within `seconds`: this worker records the outlooks."""
         return bool(self._store.call(self._store.functions.take_turn(seconds)))
 
+    @readable("the jobs")
     def ids(self, first: int = 0) -> list[str]:
         """Return the ids of all jobs from position `first`, in the order of submission."""
         return [job_id.decode() for job_id in self._store.connection.members(self._store.keys.jobs, first, -1)]
 
+    @readable("the jobs")
     def ids_with_dead_letters(self) -> list[str]:
         """Return the ids of the jobs with dead letters."""
         return [record["id"] for record in self._records(self.ids()) if int(record["dead"])]

@@ -12,6 +12,7 @@ from typing import Any
 from ballast_queue.functions import Finished
 from ballast_queue.job import Claimed, Lease, Prefix, Result
 from ballast_queue.outcome import Outcome
+from ballast_queue.records import readable
 from ballast_queue.store import Store
 
 MAX_ITEMS = 1000
@@ -24,6 +25,7 @@ class Leases:
 
     _store: Store
 
+    @readable("a claimed item")
     def claim(self, job_id: str, n: int, worker: str) -> list[Claimed]:
         """Lease up to `n` items of a job. Other workers may leave fewer items, or none."""
         reply = self._store.call(self._store.functions.claim(job_id, n, worker))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
+from ballast_queue.records import readable
 from ballast_queue.store import Store
 
 MOST_IDLE = 1000
@@ -23,6 +24,7 @@ class Service:
     """The same numbers as the server writes them. A changed text shows that a tenant was charged."""
 
     @classmethod
+    @readable("the ledger")
     def read(cls, pairs: Sequence[bytes]) -> Self:
         """Return the service in the hash of the ledger."""
         texts = {name.decode(): value.decode() for name, value in zip(pairs[::2], pairs[1::2], strict=True)}

@@ -2,16 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
+from pydantic import BaseModel, ValidationError
+
+from ballast_queue.errors import UnreadableValue
 from ballast_queue.functions import FIELDS, HEAD
 from ballast_queue.job import Job, JobHead, JobState, Outlook, RequestCounts, output_left
 from ballast_queue.status import QueueStats
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_Model = TypeVar("_Model", bound=BaseModel)
 SUMMED = ("total", "waiting", "leased", "succeeded", "failed", "cancelled", "expired")
 
 
+def readable(place: str) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+    """Return a decorator for a function that reads a value. A failure names the place and quotes nothing."""
+
+    def decorate(read: Callable[_P, _T]) -> Callable[_P, _T]:
+        @wraps(read)
+        def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+            try:
+                return read(*args, **kwargs)
+            except (ValueError, TypeError, LookupError, AttributeError):
+                pass  # the text quotes the value
+            raise UnreadableValue(place)
+
+        return guarded
+
+    return decorate
+
+
+def parse(model: type[_Model], text: bytes, place: str) -> _Model:
+    """Return the model in a stored JSON text.
+
+    Raises:
+        UnreadableValue: names the place and the field, and quotes nothing.
+    """
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as error:
+        field = error.errors(include_input=False)[0]["loc"]
+    raise UnreadableValue(place, field)
+
+
+@readable("a job")
 def parse_record(reply: bytes) -> dict[str, str] | None:
     """Return the fields in the reply of `read` for one job, or None if there is no such job."""
     if not reply:
@@ -24,6 +62,7 @@ def counts_of(fields: Mapping[str, str]) -> RequestCounts:
     return RequestCounts(**{name: int(float(fields.get(name, 0))) for name in SUMMED})
 
 
+@readable("a job")
 def job_of(fields: Mapping[str, str]) -> Job:
     """Return the job of a record."""
     return Job(
@@ -56,6 +95,7 @@ def _output_left(fields: Mapping[str, str]) -> int:
     )
 
 
+@readable("a job")
 def head_of(job_id: str, reply: bytes) -> JobHead:
     """Return the head of a job from the reply of `heads`."""
     fields = dict(zip(HEAD, reply.decode().split("\x1f"), strict=True))
@@ -74,6 +114,7 @@ def head_of(job_id: str, reply: bytes) -> JobHead:
     )
 
 
+@readable("the figures of the queue")
 def stats_of(reply: Sequence[Any]) -> QueueStats:
     """Return the figures of a queue from the reply of `stats`."""
     at, inbox, oldest, entry, pairs = reply

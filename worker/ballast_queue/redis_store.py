@@ -16,7 +16,7 @@ from ballast_queue.integrity import find_differences
 from ballast_queue.jobs import Jobs
 from ballast_queue.leases import Leases
 from ballast_queue.ledger import SharedLedger
-from ballast_queue.records import stats_of
+from ballast_queue.records import readable, stats_of
 from ballast_queue.results import Results
 from ballast_queue.settings import Name
 from ballast_queue.settings_store import SettingsStore
@@ -56,14 +56,16 @@ class Queue:
         username: str | None = None,
         password: str | None = None,
         socket_timeout: float = 5.0,
+        loads_functions: bool = False,
     ) -> Self:
-        """Connect to `redis://`, `rediss://` (TLS) or `unix://`, and load the function library if needed.
+        """Connect to `redis://`, `rediss://` (TLS) or `unix://`.
 
-        `username` and `password` override those in the URL.
+        `username` and `password` override those in the URL. Only an administrator's connection `loads_functions`.
 
         Raises:
             InvalidAddress, InvalidJob: the URL or the queue's name is malformed.
             QueueUnavailable, QueueForbidden: the server does not answer, or refuses the user.
+            LibraryUnfit: the server lacks the functions of this version.
         """
         try:
             TypeAdapter(Name).validate_python(name)
@@ -72,18 +74,16 @@ class Queue:
                 f"queue: found {describe(name)}, wanted letters, digits, '.', '_', '/' and '-', "
                 "with a letter or digit at both ends"
             ) from None
-        connection = Connection.open(url, username=username, password=password, socket_timeout=socket_timeout)
+        connection = Connection.open(
+            url, username=username, password=password, socket_timeout=socket_timeout, loads_functions=loads_functions
+        )
         return cls(connection, name)
-
-    @property
-    def where(self) -> str:
-        """Host and port (or path) of the server, for messages."""
-        return self.store.connection.where
 
     def close(self) -> None:
         """Close the sockets. A later call opens new ones."""
         self.store.connection.close()
 
+    @readable("the time")
     def now(self) -> float:
         """Return the server's time in Unix seconds. This is also the cheapest check that the server answers."""
         return float(self.store.call(self.store.functions.now()))

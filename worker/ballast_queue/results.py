@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pydantic import ValidationError
-
-from ballast_queue.errors import UnreadableValue
 from ballast_queue.job import DeadLetter, Result
 from ballast_queue.jobs import Jobs
+from ballast_queue.records import parse, readable
 from ballast_queue.store import Store
 
 PAGE = 200
@@ -50,11 +48,14 @@ class Results:
         job_ids = [self._jobs.get(job_id).id] if job_id is not None else self._jobs.ids_with_dead_letters()
         for name in job_ids:
             for _, letter in self._store.connection.hash_pairs(self._store.keys.part(name, "dead")):
-                yield DeadLetter.model_validate_json(letter.split(b"\n", 3)[3])
+                yield _letter(letter)
 
 
+@readable("a dead letter")
+def _letter(stored: bytes) -> DeadLetter:
+    return DeadLetter.model_validate_json(stored.split(b"\n", 3)[3])
+
+
+@readable("a result")
 def _result(fields: dict[bytes, bytes], job_id: str) -> Result:
-    try:
-        return Result.model_validate_json(fields[b"r"])
-    except ValidationError as error:
-        raise UnreadableValue(f"result of job {job_id}", error.errors()[0]["loc"]) from error
+    return parse(Result, fields[b"r"], f"result of job {job_id}")

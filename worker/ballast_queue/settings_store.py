@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pydantic import ValidationError
-
-from ballast_queue.errors import UnreadableValue
+from ballast_queue.records import parse
 from ballast_queue.settings import QueueSettings
 from ballast_queue.store import Store
 
@@ -23,12 +21,9 @@ class SettingsStore:
     def read(self) -> QueueSettings:
         """Return the settings in force, or the defaults if no worker has configured the queue yet."""
         text = self._store.connection.hash_field(self._store.keys.settings, "json")
-        if text is None:
-            return QueueSettings()
-        try:
-            return QueueSettings.model_validate_json(text)
-        except ValidationError as error:
-            raise UnreadableValue(f"settings of queue {self._store.name!r}", error.errors()[0]["loc"]) from error
+        return (
+            QueueSettings() if text is None else parse(QueueSettings, text, f"settings of queue {self._store.name!r}")
+        )
 
     def apply(self, settings: QueueSettings) -> bool:
         """Put the settings in force unless newer ones are. Return whether these are in force now."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ballast_queue.records import readable
 from ballast_queue.store import Store
 
 BATCH = 500
@@ -16,6 +17,7 @@ class Timers:
 
     _store: Store
 
+    @readable("a timer")
     def run_due(self, limit: int = BATCH) -> int:
         """Run what is due, for up to about `limit` items, and return how many items and jobs moved.
 

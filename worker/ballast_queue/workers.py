@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
+from ballast_queue.records import readable
 from ballast_queue.status import WorkerStatus
 from ballast_queue.store import Store
 
@@ -26,6 +27,7 @@ class Workers:
         """Remove a worker's status at once, as a stopping worker does."""
         self._store.call(self._store.functions.publish_status(worker, 0, ""))
 
+    @readable("the statuses of the workers")
     def statuses(self) -> list[WorkerStatus]:
         """Return the statuses that have not expired, without those that this version cannot read."""
         statuses = []

@@ -185,7 +185,7 @@ class Feeder:
             self.is_up = True
             self._last_warning = ""
             self._backoff = FIRST_BACKOFF
-            log.info("queue is up", redis=queue.where, queue=queue.name)
+            log.info("queue is up", queue=queue.name)
 
     def _attach(self) -> Queue:
         """Return the queue, connected and configured. Check the server first if it was unavailable."""
@@ -228,7 +228,7 @@ class Feeder:
         old.close()
         self._last_warning = ""
         self._is_configured = False
-        log.info("using the new redis address or password", redis=fresh.where)
+        log.info("using the new redis address or password")
 
     def _exchange(self, queue: Queue) -> None:
         """Run one round with Redis: report results, extend leases, run due tasks, claim items."""

@@ -41,7 +41,7 @@ class DemoStack:
         port = take_port(HOST, 0)
         valkey = Valkey.start(directory / "valkey")
         worker: WorkerProcess | None = None
-        queue = Queue.connect(valkey.url, "demo/ballast")
+        queue = Queue.connect(valkey.url, "demo/ballast", loads_functions=True)
         try:
             config = _config(valkey.url, port=port, slots=slots, threads=threads)
             file = directory / "worker.yaml"

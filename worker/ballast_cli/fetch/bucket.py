@@ -36,6 +36,12 @@ class Bucket:
         self._tags: dict[str, str] = {}
         """ETag of each listed object."""
 
+    @property
+    def origin(self) -> str:
+        """Return the endpoint of the object store."""
+        with self._sentences():
+            return str(self._client.meta.endpoint_url)
+
     def resolve(self) -> ModelFiles:
         """List the prefix, and read the checksum of each file that an engine needs."""
         place = self._location
@@ -50,7 +56,7 @@ class Bucket:
                 raise NotFound(f"{place}: no object under this prefix. Name the prefix that contains config.json.")
             files = tuple(self._with_digest(file) for file in select(listed, str(place)))
         tagged = (File(file.name, file.size, self._tags[file.name]) for file in files)
-        return ModelFiles(str(place), version_of(tagged), files)
+        return ModelFiles(str(place), version_of(tagged), files, self.origin)
 
     def _with_digest(self, file: File) -> File:
         head = self._client.head_object(Bucket=self._location.root, Key=self._key(file.name), ChecksumMode="ENABLED")
@@ -100,12 +106,17 @@ class Bucket:
 
 
 def _digest(head: Mapping[str, Any]) -> str:
-    """Return the checksum of an object: its SHA-256, or its ETag if that is an MD5 of the content.
+    """Return the best checksum of the whole object: SHA-256, SHA-1, an ETag that is an MD5 of the content, or CRC-32.
 
-    The ETag is no MD5 if the object was uploaded in parts, or is encrypted with the user's key.
+    A checksum of an object that was uploaded in parts may be one of the parts' checksums. Its text then ends with the
+    number of parts. The ETag is no MD5 either then, or if the object is encrypted with the user's key.
     """
-    if head.get("ChecksumSHA256") and head.get("ChecksumType") == "FULL_OBJECT":
-        return f"sha256:{b64decode(head['ChecksumSHA256']).hex()}"
+    whole = {kind: head.get(f"Checksum{kind.upper()}", "") for kind in ("sha256", "sha1", "crc32")}
+    if head.get("ChecksumType", "FULL_OBJECT") != "FULL_OBJECT":
+        whole = {}
+    digests = {kind: b64decode(text).hex() for kind, text in whole.items() if text and "-" not in text}
     tag = head["ETag"].strip('"')
     is_md5 = len(tag) == _MD5_LENGTH and "-" not in tag and head.get("ServerSideEncryption", "AES256") == "AES256"
-    return f"md5:{tag}" if is_md5 and "SSECustomerAlgorithm" not in head else ""
+    if is_md5 and "SSECustomerAlgorithm" not in head:
+        digests["md5"] = tag
+    return next((f"{kind}:{digests[kind]}" for kind in ("sha256", "sha1", "md5", "crc32") if kind in digests), "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -35,6 +36,11 @@ class Hub:
         self._token = os.environ.get("HF_TOKEN")
         self._commit = ""
 
+    @property
+    def origin(self) -> str:
+        """Return the endpoint of the hub."""
+        return self._endpoint or ""
+
     def resolve(self) -> ModelFiles:
         """Return the commit of the revision and its files."""
         place = self._location
@@ -44,15 +50,15 @@ class Hub:
         listed = [
             File(
                 sibling.rfilename,
-                sibling.size or 0,
+                sibling.size,
                 f"sha256:{sibling.lfs.sha256}" if sibling.lfs else f"git:{sibling.blob_id}" if sibling.blob_id else "",
             )
             for sibling in info.siblings or ()
         ]
-        if not info.sha:
+        if not info.sha or not re.fullmatch(r"[0-9a-f]{7,64}", info.sha):
             raise CliError(f"{place}: the hub named no commit, so versions cannot be told apart. Try again later.")
         self._commit = info.sha
-        return ModelFiles(str(place), info.sha, select(listed, str(place)))
+        return ModelFiles(str(place), info.sha, select(listed, str(place)), self.origin)
 
     @contextmanager
     def read(self, file: File, start: int) -> Iterator[Iterator[bytes]]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import json
+import zlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from pathlib import Path
+from typing import IO, Protocol
 
 from ballast_cli.errors import CliError
+from ballast_cli.fetch.directory import is_plain
 
 WANTED = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
 """Files that an engine reads. Directories, other weight formats, and pictures are not downloaded."""
@@ -19,10 +22,11 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file. `digest` is `sha256:..`, `git:..` (the SHA-1 of a git blob), or `md5:..`, and empty if unknown."""
+    """A file. `digest` is `sha256:..`, `sha1:..`, `md5:..`, `crc32:..` or `git:..` (a git blob); empty: unknown."""
 
     name: str
-    size: int
+    size: int | None
+    """None: the source announces no size."""
     digest: str = ""
 
 
@@ -35,11 +39,22 @@ class ModelFiles:
     version: str
     """Identifies the content: a commit, or a digest of the listing."""
     files: tuple[File, ...]
+    origin: str = ""
+    """The endpoint that announced the files; empty: the usual one."""
 
     @property
     def size(self) -> int:
-        """Return the bytes of all files."""
-        return sum(file.size for file in self.files)
+        """Return the bytes of all files whose size is known."""
+        return sum(file.size or 0 for file in self.files)
+
+    @property
+    def key(self) -> str:
+        """Return a digest of where the files come from and what they are.
+
+        Two sources that share a name have different keys, so that none of them writes to the other's directory.
+        """
+        files = [(file.name, file.size, file.digest) for file in self.files]
+        return hashlib.sha256(json.dumps([self.origin, self.version, files]).encode()).hexdigest()
 
 
 def select(files: Iterable[File], source: str) -> tuple[File, ...]:
@@ -54,7 +69,7 @@ def select(files: Iterable[File], source: str) -> tuple[File, ...]:
         for file in listed
         if any(fnmatch(file.name, pattern) for pattern in WANTED)
         and not any(fnmatch(file.name, pattern) for pattern in NEVER)
-        and "/" not in file.name
+        and is_plain(file.name)
     )
     names = [file.name for file in selected]
     if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
@@ -75,17 +90,45 @@ def version_of(files: Iterable[File]) -> str:
     return digest.hexdigest()
 
 
-def is_intact(file: File, path: Path) -> bool:
-    """Return whether a file on disk has the size and, if known, the checksum of the source."""
-    if not path.is_file() or path.stat().st_size != file.size:
-        return False
+class _Hash(Protocol):
+    def update(self, data: bytes, /) -> None: ...
+
+    def hexdigest(self) -> str: ...
+
+
+class _Crc32:
+    """CRC-32 as a hash."""
+
+    def __init__(self) -> None:
+        self._value = 0
+
+    def update(self, data: bytes, /) -> None:
+        self._value = zlib.crc32(data, self._value)
+
+    def hexdigest(self) -> str:
+        return f"{self._value:08x}"
+
+
+_HASHES: dict[str, Callable[[], _Hash]] = {
+    "sha256": hashlib.sha256,
+    "sha1": lambda: hashlib.sha1(usedforsecurity=False),
+    "git": lambda: hashlib.sha1(usedforsecurity=False),
+    "md5": lambda: hashlib.md5(usedforsecurity=False),
+    "crc32": _Crc32,
+}
+
+
+def verified(file: File, size: int, opened: IO[bytes]) -> str | None:
+    """Return the SHA-256 of a file on disk, or None if its size or its checksum is not that of the source."""
+    if file.size not in {None, size}:
+        return None
     kind, _, wanted = file.digest.partition(":")
-    if not wanted:
-        return True
-    digest = {"sha256": hashlib.sha256, "git": hashlib.sha1, "md5": hashlib.md5}[kind](usedforsecurity=False)
-    if kind == "git":
-        digest.update(f"blob {file.size}\0".encode())
-    with path.open("rb") as opened:
-        while piece := opened.read(_PIECE):
-            digest.update(piece)
-    return digest.hexdigest() == wanted
+    own, theirs = hashlib.sha256(), _HASHES[kind]() if wanted else None
+    if theirs is not None and kind == "git":
+        theirs.update(b"blob %d\0" % size)
+    while piece := opened.read(_PIECE):
+        own.update(piece)
+        if theirs is not None and kind != "sha256":
+            theirs.update(piece)
+    found = own.hexdigest() if kind == "sha256" or theirs is None else theirs.hexdigest()
+    return own.hexdigest() if not wanted or found == wanted else None

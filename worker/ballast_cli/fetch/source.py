@@ -25,6 +25,10 @@ class Denied(CliError):
 class Source(Protocol):
     """A location with the files of a model."""
 
+    @property
+    def origin(self) -> str:
+        """Return the endpoint, or an empty text for the usual one. This asks nobody."""
+
     def resolve(self) -> ModelFiles:
         """Return the files that an engine needs.
 

@@ -1,27 +1,28 @@
 """Downloads the files of a model to a directory. One process at a time downloads, resumes, and verifies.
 
-A directory is complete when it contains `.ballast-fetch.json`. If a process dies before that, the next one continues
-with the parts that it left.
+A directory is complete when it contains a manifest. If a process dies before that, the next one continues with the
+parts that it left. No more is written than the source announces and the limits admit.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
-import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
+from typing import IO
 
 from ballast_cli.errors import CliError, Usage
-from ballast_cli.fetch.model_files import File, ModelFiles, is_intact
+from ballast_cli.fetch.directory import Directory, is_plain
+from ballast_cli.fetch.manifest import MANIFEST, Kept, Manifest, read_manifest, write_manifest
+from ballast_cli.fetch.model_files import File, ModelFiles, verified
 from ballast_cli.fetch.source import Source, Unavailable
 
-MANIFEST = ".ballast-fetch.json"
 _LOCK = ".ballast-fetch.lock"
 _PART = ".part"
 _NUM_THREADS = 4
@@ -32,54 +33,121 @@ Notify = Callable[[str], None]
 Advance = Callable[[int], None]
 
 
+class TooLarge(CliError):
+    """The source sends more than it announced, or more than the limits admit."""
+
+
 class Corrupt(CliError):
     """A downloaded file differs from the checksum of the source."""
 
 
-def manifest_of(directory: Path) -> dict[str, object]:
-    """Return the manifest of a directory, or an empty one if the directory is not complete."""
-    try:
-        found = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+def is_complete(path: Path, model: ModelFiles, *, is_shared: bool = False) -> bool:
+    """Return whether a directory has these files, unchanged since they were verified. This reads no file."""
+    with _opened(path, is_shared=is_shared) as directory:
+        if directory is None:
+            return False
+        manifest = read_manifest(directory)
+        return manifest.is_of(model) and manifest.is_unchanged(directory)
 
 
-def is_complete(directory: Path, model: ModelFiles) -> bool:
-    """Return whether a directory has these files, by its manifest and the sizes of the files."""
-    if manifest_of(directory).get("version") != model.version:
-        return False
-    paths = ((directory / file.name, file.size) for file in model.files)
-    return all(path.is_file() and path.stat().st_size == size for path, size in paths)
+def is_copy(path: Path, source: str, origin: str, *, is_verified: bool, is_shared: bool) -> bool:
+    """Return whether a directory is a complete and unchanged copy of a source that does not answer.
+
+    If a file has another time or inode than recorded, or with `is_verified`, its checksum decides.
+    """
+    with _opened(path, is_shared=is_shared) as directory:
+        if directory is None:
+            return False
+        manifest = read_manifest(directory)
+        if (manifest.source, manifest.origin) != (source, origin):
+            return False
+        if manifest.is_unchanged(directory) and not is_verified:
+            return True
+        files = [File(name, kept.size, f"sha256:{kept.sha256}") for name, kept in manifest.files.items() if kept.sha256]
+        return len(files) == len(manifest.files) and all(_verified(directory, file) for file in files)
 
 
-def download(source: Source, model: ModelFiles, directory: Path, *, notify: Notify, advance: Advance) -> bool:
-    """Download the missing files to a directory. Return False if it was complete already.
+def download(
+    source: Source,
+    model: ModelFiles,
+    path: Path,
+    *,
+    notify: Notify,
+    advance: Advance,
+    max_bytes: int | None = None,
+    is_verified: bool = False,
+    is_shared: bool = False,
+) -> bool:
+    """Download the missing and the changed files to a directory. Return False if it was complete already.
+
+    `is_verified` compares the checksums of files that look unchanged, too. `is_shared` is for a directory in a cache
+    that others can write to: the directory itself must not be a symbolic link.
 
     Raises:
         Corrupt: a file differed from its checksum twice.
+        TooLarge: the source announces or sends too much.
         CliError: the disk is full or not writable, or the source failed.
     """
-    with _disk_errors(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-        with _locked(directory, notify):
-            if is_complete(directory, model):
+    for file in model.files:
+        if not is_plain(file.name):
+            raise CliError(f"{model.source} has a file named {file.name!r}, which is not a plain name.")
+    if max_bytes is not None and model.size > max_bytes:
+        raise TooLarge(f"{model.source} has {_size(model.size)}, but --max-gigabytes admits {_size(max_bytes)}.")
+    with _disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(exist_ok=True)
+
+        def wait() -> None:
+            notify(f"Another process is downloading to {path}. Waiting for it.")
+
+        with Directory.open(path, is_shared=is_shared) as directory, directory.lock(_LOCK, wait):
+            before = read_manifest(directory)
+            is_same = before.is_of(model)
+            if is_same and before.is_unchanged(directory) and not is_verified:
                 return False
-            _remove_old_files(directory, model)
-            missing = [file for file in model.files if not is_intact(file, directory / file.name)]
-            _check_disk_space(directory, missing)
-            counter = _Counter(model.size - sum(file.size for file in missing), advance)
+            directory.remove(MANIFEST)
+            _remove_old_files(directory, before, model)
+            known = before.files if is_same else {}
             with ThreadPoolExecutor(_NUM_THREADS) as threads:
-                waiting = [threads.submit(_load, source, model, file, directory, counter) for file in missing]
-                try:
-                    for done in waiting:
-                        done.result()
-                except BaseException:
-                    counter.is_stopped = True
-                    threads.shutdown(cancel_futures=True)
-                    raise
-            _write_manifest(directory, model)
-            return True
+                checks = list(threads.map(lambda file: _verified(directory, _with_own(file, known)), model.files))
+            kept = {
+                file.name: Kept.of(directory, file.name, sha256)
+                for file, sha256 in zip(model.files, checks, strict=True)
+                if sha256
+            }
+            missing = [file for file in model.files if file.name not in kept]
+            present = sum(each.size for each in kept.values())
+            counter = _Counter(present, advance, limit=_limit(directory, missing, present, max_bytes))
+            kept |= _load_all(source, model, missing, directory, counter)
+            write_manifest(directory, Manifest(model.source, model.origin, model.version, kept))
+            return bool(missing)
+
+
+def _with_own(file: File, known: Mapping[str, Kept]) -> File:
+    """Return the file with Ballast's own checksum if the source has none."""
+    own = known[file.name].sha256 if file.name in known else ""
+    return file if file.digest or not own else replace(file, digest=f"sha256:{own}")
+
+
+def _verified(directory: Directory, file: File) -> str | None:
+    """Return the SHA-256 of an intact file, or None."""
+    found = directory.stat(file.name)
+    if found is None:
+        return None
+    try:
+        with directory.read(file.name) as opened:
+            return verified(file, found.st_size, opened)
+    except FileNotFoundError:
+        return None
+
+
+@contextmanager
+def _opened(path: Path, *, is_shared: bool) -> Iterator[Directory | None]:
+    with ExitStack() as stack:
+        directory = None
+        with suppress(OSError):
+            directory = stack.enter_context(Directory.open(path, is_shared=is_shared))
+        yield directory
 
 
 def link(name: Path, target: Path) -> None:
@@ -101,16 +169,18 @@ def link(name: Path, target: Path) -> None:
         elif name.exists() and not name.is_symlink():
             raise Usage(f"{name} is a file. Name a path that does not exist. The path becomes a link to {target}.")
         fresh = name.with_name(f".{name.name}.{os.getpid()}")
+        fresh.unlink(missing_ok=True)
         fresh.symlink_to(target)
         fresh.replace(name)
 
 
 class _Counter:
-    """Counts the received bytes of all threads."""
+    """Counts the received bytes of all threads, and stops them at the limit."""
 
-    def __init__(self, start: int, advance: Advance) -> None:
+    def __init__(self, start: int, advance: Advance, *, limit: int) -> None:
         self.is_stopped = False
         self._count = start
+        self._limit = limit
         self._advance = advance
         self._lock = Lock()
 
@@ -118,90 +188,114 @@ class _Counter:
         if self.is_stopped:
             raise CliError("Stopped.")
         with self._lock:
+            if count > 0 and self._count + count > self._limit:
+                raise TooLarge(
+                    f"The source sends more than {_size(self._limit)}, which --max-gigabytes or the free disk admits."
+                )
             self._count += count
             self._advance(self._count)
 
 
-@contextmanager
-def _locked(directory: Path, notify: Notify) -> Iterator[None]:
-    """Hold the lock of the directory. The kernel releases it when the process ends."""
-    with (directory / _LOCK).open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            notify(f"Another process is downloading to {directory}. Waiting for it.")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+def _remove_old_files(directory: Directory, before: Manifest, model: ModelFiles) -> None:
+    """Remove the files that only the previous version has."""
+    for name in before.files.keys() - {file.name for file in model.files}:
+        directory.remove(name)
 
 
-def _remove_old_files(directory: Path, model: ModelFiles) -> None:
-    """Remove the manifest, and the files that only the previous version has."""
-    before = manifest_of(directory).get("files")
-    (directory / MANIFEST).unlink(missing_ok=True)
-    wanted = {file.name for file in model.files}
-    for name in before if isinstance(before, dict) else ():
-        if name not in wanted and "/" not in name:
-            (directory / name).unlink(missing_ok=True)
+def _limit(directory: Directory, missing: list[File], present: int, max_bytes: int | None) -> int:
+    """Return the most bytes that the directory may hold.
 
-
-def _check_disk_space(directory: Path, missing: list[File]) -> None:
-    parts = (directory / f"{file.name}{_PART}" for file in missing)
-    needed = sum(file.size for file in missing) - sum(part.stat().st_size for part in parts if part.exists())
-    free = shutil.disk_usage(directory).free
+    Raises:
+        CliError: the disk has less free space than the files need.
+    """
+    parts = sum(directory.size(f"{file.name}{_PART}") for file in missing)
+    needed = sum(file.size or 0 for file in missing) - parts
+    free = shutil.disk_usage(directory.path).free
     if needed > free:
         raise CliError(
-            f"{directory} has {_size(free)} free, but the model needs {_size(needed)} more. Free some space, or use a "
-            "larger volume. Downloaded parts are kept."
+            f"{directory.path} has {_size(free)} free, but the model needs {_size(needed)} more. Free some space, or "
+            "use a larger volume. Downloaded parts are kept."
         )
+    most = present + parts + free
+    return most if max_bytes is None else min(most, max_bytes)
 
 
-def _load(source: Source, model: ModelFiles, file: File, directory: Path, counter: _Counter) -> None:
-    part, path = directory / f"{file.name}{_PART}", directory / file.name
-    path.unlink(missing_ok=True)
-    if part.exists():
-        counter.add(part.stat().st_size)
-    for is_last in (False, True):
-        _stream(source, model, file, part, counter)
-        if is_intact(file, part):
-            with part.open("rb") as opened:
+def _load_all(
+    source: Source, model: ModelFiles, missing: list[File], directory: Directory, counter: _Counter
+) -> dict[str, Kept]:
+    """Download files on a few threads. The first failure stops all of them."""
+    with ThreadPoolExecutor(_NUM_THREADS) as threads:
+        waiting = [threads.submit(_load, source, model, file, directory, counter) for file in missing]
+        try:
+            return {file.name: done.result() for file, done in zip(missing, waiting, strict=True)}
+        except BaseException:
+            counter.is_stopped = True
+            threads.shutdown(cancel_futures=True)
+            raise
+
+
+def _load(source: Source, model: ModelFiles, file: File, directory: Directory, counter: _Counter) -> Kept:
+    part = f"{file.name}{_PART}"
+    directory.remove(file.name)
+    if file.size is None or directory.size(part) > file.size:
+        directory.remove(part)  # nothing shows how much of it is right
+    counter.add(directory.size(part))
+    for _ in range(2):
+        _stream(source, model, file, directory, counter)
+        sha256 = _verified(directory, replace(file, name=part))
+        if sha256 is not None:
+            with directory.read(part) as opened:
                 os.fsync(opened.fileno())
-            part.replace(path)
-            return
-        counter.add(-part.stat().st_size)
-        part.unlink()
-        if is_last:
-            break
+            directory.replace(part, file.name)
+            return Kept.of(directory, file.name, sha256)
+        counter.add(-directory.size(part))
+        directory.remove(part)
     raise Corrupt(
-        f"{file.name} of {model.source} differed twice from the checksum of the source ({file.size:,} bytes, "
-        f"{file.digest}). The file is damaged in the source or by a proxy. Check both."
+        f"{file.name} of {model.source} differed twice from the checksum of the source ({file.digest}). The file is "
+        "damaged in the source or by a proxy. Check both."
     )
 
 
-def _stream(source: Source, model: ModelFiles, file: File, part: Path, counter: _Counter) -> None:
-    """Append to the part until it has its size. Resume a broken stream."""
-    failures = 0
-    while (start := part.stat().st_size if part.exists() else 0) < file.size or not part.exists():
+def _stream(source: Source, model: ModelFiles, file: File, directory: Directory, counter: _Counter) -> None:
+    """Append to the part until it has its size. Resume a broken stream, or start again if no size is announced."""
+    part, failures = f"{file.name}{_PART}", 0
+    while True:
+        start = directory.size(part)
+        if file.size is not None and start >= file.size and directory.stat(part):
+            return
         try:
-            with part.open("ab") as opened, source.read(file, start) as pieces:
-                for piece in pieces:
-                    opened.write(piece)
-                    counter.add(len(piece))
-            why = Unavailable(f"{model.source}: {file.name} ends after {start:,} of {file.size:,} bytes.")
+            with directory.append(part) as opened, source.read(file, start) as pieces:
+                _append(pieces, opened, model, file, counter)
+            if file.size is None:
+                return
+            why = Unavailable(
+                f"{model.source}: {file.name} ends after {directory.size(part):,} of {file.size:,} bytes."
+            )
+        except TooLarge:
+            directory.remove(part)
+            raise
         except Unavailable as error:
             why = error
-        failures = 0 if part.exists() and part.stat().st_size > start else failures + 1
+        failures = 0 if directory.size(part) > start else failures + 1
+        if file.size is None:
+            counter.add(-directory.size(part))
+            directory.remove(part)
         if failures >= _MOST_FAILURES:
             raise why
 
 
-def _write_manifest(directory: Path, model: ModelFiles) -> None:
-    files = {file.name: {"size": file.size, "digest": file.digest} for file in model.files}
-    fresh = directory / f"{MANIFEST}{_PART}"
-    fresh.write_text(
-        json.dumps({"source": model.source, "version": model.version, "files": files}, indent=1) + "\n",
-        encoding="utf-8",
-    )
-    fresh.replace(directory / MANIFEST)
+def _append(pieces: Iterator[bytes], opened: IO[bytes], model: ModelFiles, file: File, counter: _Counter) -> None:
+    """Append pieces, and no byte beyond the announced size."""
+    received = opened.tell()
+    for piece in pieces:
+        received += len(piece)
+        if file.size is not None and received > file.size:
+            raise TooLarge(
+                f"{file.name} of {model.source} is longer than the {file.size:,} bytes that the source announced. The "
+                "download was stopped, and the file was removed. Check the source."
+            )
+        counter.add(len(piece))
+        opened.write(piece)
 
 
 @contextmanager
@@ -217,6 +311,11 @@ def _disk_errors(directory: Path) -> Iterator[None]:
         if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
             raise Usage(
                 f"Cannot write to {directory} ({error.strerror}). Name a directory that you can write to."
+            ) from None
+        if error.errno in {errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENXIO}:
+            raise Usage(
+                f"{directory} is, or contains, a symbolic link or a directory where a file or directory of the model "
+                "belongs. Remove it, or name another directory."
             ) from None
         raise
 

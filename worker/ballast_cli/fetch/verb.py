@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import os
+from dataclasses import dataclass
+from glob import escape as escape_glob
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,7 @@ from ballast_cli.console import examples, say
 from ballast_cli.errors import CliError, NotFound
 from ballast_cli.fetch.location import FORMS, Location, Scheme, parse
 from ballast_cli.fetch.source import Source, Unavailable
-from ballast_cli.fetch.store import download, is_complete, link, manifest_of
+from ballast_cli.fetch.store import download, is_complete, is_copy, link
 from ballast_cli.watch import progress
 
 EXAMPLES = examples(
@@ -21,7 +22,9 @@ EXAMPLES = examples(
     "ballast fetch hf://org/name@v2 /work/model --cache /var/cache/models   # the pods of a node share the cache",
     "ballast fetch s3://weights/llama-3-8b /models/llama",
 )
-_HASH = 16
+_VERSION = 12
+_KEY = 24
+"""Digits in the name of a directory in a cache."""
 CLAIMS = Path("/pvc")
 """Directory where volume claims are mounted, each under its name."""
 
@@ -44,6 +47,18 @@ def fetch(
     is_anonymous: Annotated[
         bool, typer.Option("--anonymous", help="Read a public bucket without credentials.")
     ] = False,
+    is_verified: Annotated[
+        bool,
+        typer.Option(
+            "--verify",
+            help="Compare the checksums of files that are there already. By default, only those of files whose size, "
+            "time, or inode has changed.",
+        ),
+    ] = False,
+    max_gigabytes: Annotated[
+        float | None,
+        typer.Option(min=0, help="Refuse a larger model. By default, the free disk is the limit.", show_default=False),
+    ] = None,
     claims: Annotated[
         Path,
         typer.Option("--claims", envvar="BALLAST_CLAIMS", help="Directory where the claims of pvc:// are mounted."),
@@ -59,29 +74,58 @@ def fetch(
         say(f"{directory} is a link to {directory.resolve()}.")
         return
     directory = directory.absolute()
-    found = fetch_model(location, directory, cache, is_anonymous=is_anonymous)
+    max_bytes = None if max_gigabytes is None else int(max_gigabytes * 1e9)
+    options = FetchOptions(is_anonymous=is_anonymous, is_verified=is_verified, max_bytes=max_bytes)
+    found = fetch_model(location, directory, cache, options)
     if cache:
         link(directory, found)
     say(f"{directory} contains {location}.")
 
 
-def fetch_model(location: Location, directory: Path, cache: Path | None, *, is_anonymous: bool = False) -> Path:
+@dataclass(frozen=True, slots=True)
+class FetchOptions:
+    """Options of a download."""
+
+    is_anonymous: bool = False
+    is_verified: bool = False
+    max_bytes: int | None = None
+
+
+def fetch_model(
+    location: Location, directory: Path, cache: Path | None, options: FetchOptions = FetchOptions()
+) -> Path:
     """Download to `directory`, or to a directory for the version under `cache`. Return the directory of the files."""
-    source = _source(location, is_anonymous=is_anonymous)
+    source = _source(location, is_anonymous=options.is_anonymous)
+    is_shared = cache is not None
     try:
         model = source.resolve()
     except Unavailable as error:
-        kept = _kept(location, directory, cache)
+        kept = _kept(location, directory, cache, origin=source.origin, is_verified=options.is_verified)
         if kept is None:
             raise
         say(f"{error} Using the copy in {kept}.")
         return kept
-    target = cache / f"{_slug(location)}-{model.version[:_HASH]}" if cache else directory
-    if is_complete(target, model):
+    target = cache / f"{_slug(location)}-{model.version[:_VERSION]}-{model.key[:_KEY]}" if cache else directory
+    if not options.is_verified and is_complete(target, model, is_shared=is_shared):
         return target
     megabytes = round(model.size / 1e6)
     with progress(f"Fetching {location}, MB", megabytes) as advance:
-        download(source, model, target, notify=say, advance=lambda count: advance(round(count / 1e6)))
+        download(
+            source,
+            model,
+            target,
+            notify=say,
+            advance=lambda count: advance(round(count / 1e6)),
+            max_bytes=options.max_bytes,
+            is_verified=options.is_verified,
+            is_shared=is_shared,
+        )
+    if unknown := [file.name for file in model.files if not file.digest]:
+        say(
+            f"{location} has no checksum for {', '.join(unknown)}. Damage on the way could not be detected. Ballast "
+            "recorded its own checksums, which show later changes. To store checksums in S3, upload with "
+            "--checksum-algorithm."
+        )
     return target
 
 
@@ -118,11 +162,18 @@ def _in_place(location: Location, claims: Path) -> Path:
     return path.absolute()
 
 
-def _kept(location: Location, directory: Path, cache: Path | None) -> Path | None:
-    """Return the newest complete copy of the location."""
-    asked = [directory] if cache is None else sorted(cache.glob(f"{_slug(location)}-*"), key=os.path.getmtime)
-    whole = [path for path in asked if manifest_of(path).get("source") == str(location)]
-    return whole[-1].absolute() if whole else None
+def _kept(location: Location, directory: Path, cache: Path | None, *, origin: str, is_verified: bool) -> Path | None:
+    """Return the newest complete copy of the location from the same endpoint."""
+    is_shared = cache is not None
+    asked = sorted(cache.glob(f"{escape_glob(_slug(location))}-*"), key=_modified) if cache else [directory]
+    for path in reversed(asked):
+        if is_copy(path, str(location), origin, is_verified=is_verified, is_shared=is_shared):
+            return path.absolute()
+    return None
+
+
+def _modified(path: Path) -> float:
+    return path.lstat().st_mtime
 
 
 def _slug(location: Location) -> str:

@@ -1,0 +1,440 @@
+"""`ballast fetch` trusts neither its source nor the directory that it finds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import boto3
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ballast_cli.__main__ import main
+from ballast_cli.errors import CliError
+from ballast_cli.fetch import store
+from ballast_cli.fetch.bucket import _digest
+from ballast_cli.fetch.directory import is_plain
+from ballast_cli.fetch.manifest import MANIFEST, Kept, Manifest, parse_manifest
+from ballast_cli.fetch.model_files import File, ModelFiles, select
+from ballast_cli.fetch.source import Unavailable
+
+FROM_HUB = "hf://org/name"
+MIB = 1 << 20
+WEIGHTS = "model.safetensors"
+
+
+def fetch(*arguments: object) -> int:
+    return main(["fetch", *map(str, arguments)])
+
+
+class Endless:
+    """Sends pieces of a mebibyte, as many as somebody reads, whatever it announced."""
+
+    origin = ""
+
+    def __init__(self, announced: int | None, num_pieces: int = 600) -> None:
+        self.announced, self.num_pieces, self.num_sent = announced, num_pieces, 0
+
+    def resolve(self) -> ModelFiles:
+        return ModelFiles("here", "1", (File("config.json", self.announced),))
+
+    @contextmanager
+    def read(self, _: File, start: int) -> Iterator[Iterator[bytes]]:
+        yield self._pieces(start)
+
+    def _pieces(self, start: int) -> Iterator[bytes]:
+        for _ in range(self.num_pieces - start // MIB):
+            self.num_sent += 1
+            yield bytes(MIB)
+
+
+def download(source: Any, path: Path, **options: Any) -> bool:
+    return store.download(source, source.resolve(), path, notify=lambda _: None, advance=lambda _: None, **options)
+
+
+def stored(path: Path) -> int:
+    return sum(found.stat().st_size for found in path.iterdir())
+
+
+# More than announced
+
+
+def test_a_source_that_sends_more_than_it_announced_is_stopped_at_once(tmp_path: Path) -> None:
+    source = Endless(announced=10)
+    with pytest.raises(CliError, match=r"config.json of here is longer than the 10 bytes that the source announced"):
+        download(source, tmp_path / "model")
+
+    assert source.num_sent == 1
+    assert stored(tmp_path / "model") == 0
+
+
+def test_a_hub_that_sends_more_than_it_announced_is_stopped(
+    hub: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.announced["config.json"] = 10
+    assert fetch(FROM_HUB, tmp_path / "model") == 1
+    assert "longer than the 10 bytes" in capsys.readouterr().err
+    assert not (tmp_path / "model" / MANIFEST).exists()
+    assert not (tmp_path / "model" / "config.json").exists()
+
+
+def test_a_size_that_is_not_announced_is_limited_by_the_option_and_by_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Endless(announced=None)
+    with pytest.raises(CliError, match=r"sends more than 5\.0 MB, which --max-gigabytes or the free disk admits"):
+        download(source, tmp_path / "model", max_bytes=5_000_000)
+    by_option = source.num_sent
+    monkeypatch.setattr(store.shutil, "disk_usage", lambda _: SimpleNamespace(free=3 * MIB))
+    with pytest.raises(CliError, match="the free disk"):
+        download(source, tmp_path / "model")
+
+    assert (by_option, source.num_sent - by_option) == (5, 4)
+    assert stored(tmp_path / "model") == 0
+
+
+def test_a_file_without_an_announced_size_is_downloaded_whole(
+    hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.announced["tokenizer.json"] = None
+    assert fetch(FROM_HUB, tmp_path / "model") == 0
+    assert (tmp_path / "model" / "tokenizer.json").read_bytes() == hub.files["tokenizer.json"]
+    hub.requests.clear()
+    assert fetch(FROM_HUB, tmp_path / "model") == 0
+    assert not [path for path, _ in hub.requests if "/resolve/" in path], "complete"
+
+
+def test_a_model_above_the_limit_is_refused_before_anything_is_downloaded(
+    hub: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fetch(FROM_HUB, tmp_path / "model", "--max-gigabytes", "0.001") == 1
+    assert "but --max-gigabytes admits 1.0 MB" in capsys.readouterr().err
+    assert not [path for path, _ in hub.requests if "/resolve/" in path]
+
+
+# Names that a source chooses
+
+
+def test_a_manifest_in_the_repository_does_not_replace_ours(hub: Any, tmp_path: Path) -> None:
+    theirs = json.dumps({"source": "evil", "version": "evil", "files": {"passwd": {"size": 1}}}).encode()
+    hub.files |= {MANIFEST: theirs, ".ballast-fetch.lock": b"x", ".hidden.json": b"{}"}
+    assert fetch(FROM_HUB, tmp_path / "model") == 0
+    hub.requests.clear()
+    assert fetch(FROM_HUB, tmp_path / "model") == 0
+
+    assert not [path for path, _ in hub.requests if "/resolve/" in path], "complete"
+    assert json.loads((tmp_path / "model" / MANIFEST).read_text())["source"] == f"{FROM_HUB}@main"
+    assert not (tmp_path / "model" / ".hidden.json").exists()
+
+
+NAMES = ["../x.json", "/etc/x.json", "a/../x.json", "..", ".x.json", "a\\x.json", "x\n.json", "x\x1b[2J.json", ""]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_that_is_not_plain_is_neither_selected_nor_written(name: str, tmp_path: Path) -> None:
+    listed = [File("config.json", 1), File(WEIGHTS, 1), File(name, 1), File("long" * 70 + ".json", 1)]
+    source = Endless(announced=1)
+    source.resolve = lambda: ModelFiles("here", "1", (File(name, 1),))  # type: ignore[method-assign]
+    with pytest.raises(CliError, match="is not a plain name"):
+        download(source, tmp_path / "model")
+
+    assert [file.name for file in select(listed, "here")] == ["config.json", WEIGHTS]
+    assert source.num_sent == 0
+
+
+def test_a_commit_that_is_a_path_is_refused(hub: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hub.commit = "../../../outside"
+    assert fetch(FROM_HUB, tmp_path / "model", "--cache", tmp_path / "cache") == 1
+    assert "named no commit" in capsys.readouterr().err
+
+
+# Links in the directory
+
+
+@pytest.mark.parametrize("name", [f"{WEIGHTS}.part", WEIGHTS, "config.json", MANIFEST, f"{MANIFEST}.part"])
+@pytest.mark.parametrize("kind", ["symbolic", "hard", "dangling"])
+def test_a_link_in_the_directory_is_never_followed(hub: Any, tmp_path: Path, name: str, kind: str) -> None:
+    victim, model = tmp_path / "victim", tmp_path / "model"
+    model.mkdir()
+    if kind != "dangling":
+        victim.write_bytes(b"precious")
+    if kind == "hard":
+        os.link(victim, model / name)
+    else:
+        (model / name).symlink_to(victim)
+
+    assert fetch(FROM_HUB, model) == 0
+    assert (victim.read_bytes() == b"precious") if kind != "dangling" else not victim.exists()
+    assert not any(path.is_symlink() for path in model.iterdir())
+    assert (model / WEIGHTS).read_bytes() == hub.files[WEIGHTS]
+
+
+def test_a_link_to_good_content_is_replaced_by_a_file(hub: Any, tmp_path: Path) -> None:
+    fetch(FROM_HUB, tmp_path / "model")
+    moved = tmp_path / "elsewhere"
+    (tmp_path / "model" / WEIGHTS).rename(moved)
+    (tmp_path / "model" / WEIGHTS).symlink_to(moved)
+
+    assert fetch(FROM_HUB, tmp_path / "model") == 0
+    assert not (tmp_path / "model" / WEIGHTS).is_symlink()
+
+
+def test_a_lock_that_is_a_link_is_refused(hub: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / ".ballast-fetch.lock").symlink_to(tmp_path / "victim")
+    assert fetch(FROM_HUB, tmp_path / "model") == 2
+    assert "symbolic link" in capsys.readouterr().err
+    assert not (tmp_path / "victim").exists()
+    assert hub.requests
+
+
+def test_a_directory_of_a_cache_that_is_a_link_is_refused(
+    hub: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache, elsewhere = tmp_path / "cache", tmp_path / "elsewhere"
+    fetch(FROM_HUB, tmp_path / "a", "--cache", cache)
+    (version,) = cache.iterdir()
+    version.rename(elsewhere)
+    version.symlink_to(elsewhere)
+    hub.requests.clear()
+
+    assert fetch(FROM_HUB, tmp_path / "b", "--cache", cache) == 2
+    assert "symbolic link" in capsys.readouterr().err
+    hub.is_away = True
+    assert fetch(FROM_HUB, tmp_path / "b", "--cache", cache) == 4, "no copy for the time without the hub"
+
+
+# Changes in the directory, and caches that tenants share
+
+
+def change(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[5] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_change_of_equal_size_is_noticed_and_repaired(hub: Any, tmp_path: Path) -> None:
+    fetch(FROM_HUB, tmp_path / "a", "--cache", tmp_path / "cache")
+    change(tmp_path / "a" / WEIGHTS)
+    hub.requests.clear()
+
+    assert fetch(FROM_HUB, tmp_path / "b", "--cache", tmp_path / "cache") == 0
+    assert (tmp_path / "b" / WEIGHTS).read_bytes() == hub.files[WEIGHTS]
+    assert [path.rpartition("/")[2] for path, _ in hub.requests if "/resolve/" in path] == [WEIGHTS]
+
+
+def test_a_copy_that_was_changed_is_not_used_while_the_source_is_away(hub: Any, tmp_path: Path) -> None:
+    fetch(FROM_HUB, tmp_path / "model")
+    hub.is_away = True
+    as_it_was = fetch(FROM_HUB, tmp_path / "model")
+    os.utime(tmp_path / "model" / WEIGHTS, (1, 1))
+    touched = fetch(FROM_HUB, tmp_path / "model")
+    change(tmp_path / "model" / WEIGHTS)
+
+    assert (as_it_was, touched) == (0, 0)
+    assert fetch(FROM_HUB, tmp_path / "model") == 4
+
+
+def test_a_restored_directory_is_read_once_and_not_downloaded(
+    hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy has other times and inodes. The checksums show that it is the same."""
+    fetch(FROM_HUB, tmp_path / "model")
+    for name in ("config.json", WEIGHTS):
+        content = (tmp_path / "model" / name).read_bytes()
+        (tmp_path / "model" / name).unlink()
+        (tmp_path / "model" / name).write_bytes(content)
+    hub.requests.clear()
+    assert fetch(FROM_HUB, tmp_path / "model") == 0
+    monkeypatch.setattr(store, "verified", None)  # a second start reads no file
+
+    assert fetch(FROM_HUB, tmp_path / "model") == 0
+    assert not [path for path, _ in hub.requests if "/resolve/" in path]
+
+
+def test_verify_finds_a_change_behind_a_forged_manifest(hub: Any, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    fetch(FROM_HUB, model)
+    change(model / WEIGHTS)
+    found, forged = (model / WEIGHTS).stat(), json.loads((model / MANIFEST).read_text())
+    forged["files"][WEIGHTS] |= {
+        "mtime_ns": found.st_mtime_ns,
+        "inode": found.st_ino,
+        "sha256": hashlib.sha256((model / WEIGHTS).read_bytes()).hexdigest(),
+    }
+    (model / MANIFEST).write_text(json.dumps(forged))
+
+    assert fetch(FROM_HUB, model) == 0
+    assert (model / WEIGHTS).read_bytes() != hub.files[WEIGHTS], "the quick check believes the manifest"
+    assert fetch(FROM_HUB, model, "--verify") == 0
+    assert (model / WEIGHTS).read_bytes() == hub.files[WEIGHTS]
+
+
+def test_another_hub_cannot_put_its_files_under_the_name_of_a_model(
+    hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenant serves the same name and commit from an endpoint of its own, through the same cache."""
+    good, cache = hub.url, tmp_path / "cache"
+    monkeypatch.setenv("HF_ENDPOINT", good.replace("127.0.0.1", "localhost"))
+    hub.files[WEIGHTS] = evil = bytes(len(hub.files[WEIGHTS]))
+    fetch(FROM_HUB, tmp_path / "theirs", "--cache", cache)
+    monkeypatch.setenv("HF_ENDPOINT", good)
+    hub.files[WEIGHTS] = b"the real weights"
+    fetch(FROM_HUB, tmp_path / "ours", "--cache", cache)
+
+    assert (tmp_path / "theirs" / WEIGHTS).read_bytes() == evil
+    assert (tmp_path / "ours" / WEIGHTS).read_bytes() == b"the real weights"
+
+
+# Objects in S3
+
+
+@pytest.fixture
+def parts(bucket: Any) -> Any:
+    """The weights, uploaded in parts: their ETag is no checksum of the content."""
+    key = f"models/llama/{WEIGHTS}"
+    upload = bucket.create_multipart_upload(Bucket=bucket.name, Key=key)["UploadId"]
+    content = bytes(5 * MIB + 17)
+    done = []
+    for number, piece in enumerate((content[: 5 * MIB], content[5 * MIB :]), 1):
+        tag = bucket.upload_part(Bucket=bucket.name, Key=key, UploadId=upload, PartNumber=number, Body=piece)["ETag"]
+        done.append({"ETag": tag, "PartNumber": number})
+    bucket.complete_multipart_upload(Bucket=bucket.name, Key=key, UploadId=upload, MultipartUpload={"Parts": done})
+    return bucket
+
+
+def test_an_object_without_a_checksum_is_named_and_gets_our_own(
+    parts: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place, model = f"s3://{parts.name}/models/llama", tmp_path / "model"
+    assert fetch(place, model) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    whole = (model / WEIGHTS).read_bytes()
+    recorded = json.loads((model / MANIFEST).read_text())["files"][WEIGHTS]["sha256"]
+    change(model / WEIGHTS)
+
+    assert f"has no checksum for {WEIGHTS}." in said
+    assert recorded == hashlib.sha256(whole).hexdigest()
+    assert fetch(place, model) == 0
+    assert (model / WEIGHTS).read_bytes() == whole
+
+
+def test_a_checksum_of_s3_is_used(bucket: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    client = boto3.client("s3")
+    content = b"weights"
+    client.put_object(
+        Bucket=bucket.name, Key=f"models/llama/{WEIGHTS}", Body=content, ChecksumAlgorithm="SHA256",
+        ServerSideEncryption="aws:kms",
+    )  # fmt: skip
+    assert fetch(f"s3://{bucket.name}/models/llama", tmp_path / "model") == 0
+    assert "no checksum" not in capsys.readouterr().err
+
+
+TAG = {"ETag": '"0123456789abcdef0123456789abcdef-2"'}
+
+
+@pytest.mark.parametrize(
+    ("head", "digest"),
+    [
+        (TAG, ""),
+        (TAG | {"ChecksumSHA256": "3q2+7w=="}, "sha256:deadbeef"),
+        (TAG | {"ChecksumSHA256": "3q2+7w==", "ChecksumType": "COMPOSITE"}, ""),
+        (TAG | {"ChecksumSHA256": "3q2+7w==-2"}, ""),
+        (TAG | {"ChecksumSHA1": "3q2+7w=="}, "sha1:deadbeef"),
+        (TAG | {"ChecksumCRC32": "3q2+7w==", "ChecksumType": "FULL_OBJECT"}, "crc32:deadbeef"),
+        (TAG | {"ChecksumCRC64NVME": "3q2+7w==", "ChecksumType": "FULL_OBJECT"}, ""),
+        ({"ETag": '"0123456789abcdef0123456789abcdef"'}, "md5:0123456789abcdef0123456789abcdef"),
+        ({"ETag": '"0123456789abcdef0123456789abcdef"', "ServerSideEncryption": "aws:kms"}, ""),
+    ],
+)
+def test_the_best_checksum_of_an_object_is_chosen(head: dict[str, Any], digest: str) -> None:
+    assert _digest(head) == digest
+
+
+@pytest.mark.parametrize("kind", ["sha256", "sha1", "md5", "crc32", "git"])
+def test_every_kind_of_checksum_tells_content_apart(kind: str, tmp_path: Path) -> None:
+    right = {
+        "sha256": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+        "sha1": "a94a8fe5ccb19ba61c4c0873d391e987982fbbd3",
+        "md5": "098f6bcd4621d373cade4e832627b4f6",
+        "crc32": "d87f7e0c",
+        "git": "30d74d258442c7c65512eafab474568dd706c430",
+    }[kind]
+    found = []
+    for content in (b"test", b"tesu"):
+        (tmp_path / "x").write_bytes(content)
+        with (tmp_path / "x").open("rb") as opened:
+            found.append(store.verified(File("x", 4, f"{kind}:{right}"), 4, opened))
+
+    assert found == [hashlib.sha256(b"test").hexdigest(), None]
+
+
+# The reader of manifests
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+FILES = st.dictionaries(
+    st.sampled_from(["config.json", "../x", ".x", WEIGHTS, "a/b"]) | st.text(max_size=6),
+    st.fixed_dictionaries(
+        {"size": JSON | st.integers()},
+        optional={"sha256": JSON, "mtime_ns": JSON | st.integers(), "inode": JSON | st.integers()},
+    )
+    | JSON,
+    max_size=3,
+)
+MANIFESTS = st.fixed_dictionaries(
+    {"files": FILES | JSON}, optional={"source": JSON | st.text(), "origin": JSON | st.text(), "version": JSON}
+)
+
+
+@given(st.binary(max_size=60) | (MANIFESTS | JSON).map(lambda value: json.dumps(value).encode()))
+def test_any_bytes_are_a_manifest_with_plain_names_or_an_empty_one(text: bytes) -> None:
+    found = parse_manifest(text)
+
+    assert all(map(is_plain, found.files))
+    assert all(type(kept.size) is int and kept.size >= 0 for kept in found.files.values())
+    assert isinstance(found.source, str)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["config.json", WEIGHTS]),
+        st.builds(Kept, size=st.integers(0), sha256=st.text(), mtime_ns=st.integers(0), inode=st.integers(0)),
+    ),
+    st.text(),
+)
+def test_what_is_written_is_read(files: dict[str, Kept], text: str) -> None:
+    from dataclasses import asdict
+
+    manifest = Manifest(text, text, text, files)
+
+    assert parse_manifest(json.dumps(asdict(manifest)).encode()) == manifest
+
+
+def test_a_deep_or_a_huge_manifest_is_an_empty_one() -> None:
+    assert parse_manifest(b"[" * 100_000) == Manifest()
+    assert parse_manifest(b" " * (17 * MIB)) == Manifest()
+
+
+def test_a_source_that_breaks_off_without_a_size_starts_again(tmp_path: Path) -> None:
+    class Broken(Endless):
+        def _pieces(self, start: int) -> Iterator[bytes]:
+            assert start == 0, "nothing shows how much of the part is right"
+            self.num_sent += 1
+            yield b"half"
+            if self.num_sent < 3:
+                raise Unavailable("gone away")
+            yield b" and half"
+
+    assert download(Broken(announced=None), tmp_path)
+    assert (tmp_path / "config.json").read_bytes() == b"half and half"

