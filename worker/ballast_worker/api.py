@@ -221,10 +221,9 @@ class ReadRoutes:
 
     async def health(self, _: Request) -> Response:
         """Liveness: return 503 if only a restart helps."""
-        loop = self._worker.loop
-        if loop.is_healthy:
+        why = self._worker.failure
+        if why is None:
             return Response(b'{"status":"ok"}', media_type=JSON)
-        why = loop.failure or "Several engine steps in a row failed."
         return Response(compact({"status": "failed", "reason": why}), 503, media_type=JSON)
 
     async def ready(self, _: Request) -> Response:

@@ -7,8 +7,8 @@ work gives up its slot when an online request needs it, so it is no load for a r
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.metrics_core import (
@@ -95,6 +95,10 @@ class QueueView:
     jobs_at_risk: int
     held: int
     """Items under lease in this worker."""
+    failures: Mapping[str, int] = field(default_factory=dict)
+    """Failures of the feeder by task."""
+    unreadable: int = 0
+    """Values in Redis that cannot be read, and are skipped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,6 +391,18 @@ def _http(connections: Connections) -> Iterator[Metric]:
 def _queue(view: QueueView) -> Iterator[Metric]:
     yield _gauge(
         "ballast_redis_up", "1 if Redis answers and its configuration is safe for jobs; else 0.", (), [((), view.is_up)]
+    )
+    yield _counter(
+        "ballast_feeder_failures",
+        "Tasks between engine and queue that failed, because of a value in Redis or a defect. The others go on.",
+        ("task",),
+        [((task,), count) for task, count in view.failures.items()],
+    )
+    yield _gauge(
+        "ballast_unreadable_values",
+        "Values in Redis that the worker cannot read, and skips. Its log names them.",
+        (),
+        [((), view.unreadable)],
     )
     yield _gauge("ballast_leases", "Items under lease in this worker.", (), [((), view.held)])
     stats = view.stats

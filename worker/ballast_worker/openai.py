@@ -15,6 +15,8 @@ from ballast_worker.errors import Refused
 
 Body = CompletionBody | ChatBody
 
+MODEL_NOT_FOUND = "model_not_found"
+
 
 @dataclass(frozen=True, slots=True)
 class Caller:
@@ -61,7 +63,7 @@ class ServedModel:
             raise Refused(
                 404,
                 f"The model {name[:200]!r} does not exist. This worker serves {self.name!r}.",
-                code="model_not_found",
+                code=MODEL_NOT_FOUND,
                 param="model",
             )
 

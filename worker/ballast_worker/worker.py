@@ -206,6 +206,15 @@ class Worker:
 
     # Status and metrics
 
+    @property
+    def failure(self) -> str | None:
+        """Why only a restart helps; None while the worker is healthy."""
+        if not self.loop.is_healthy:
+            return self.loop.failure or "Several engine steps in a row failed."
+        if self.feeder is not None and self.feeder.is_dead:
+            return "The feeder ended, so the worker does no offline work."
+        return None
+
     def status(self) -> WorkerStatus:
         """Return the status of the worker now."""
         stats = self.engine.stats()
@@ -249,7 +258,15 @@ class Worker:
         feeder, watcher = self.feeder, self._watcher
         view = None
         if feeder is not None:
-            view = QueueView(self.config.queue_name, feeder.is_up, feeder.stats, feeder.num_at_risk, feeder.num_held)
+            view = QueueView(
+                name=self.config.queue_name,
+                is_up=feeder.is_up,
+                stats=feeder.stats,
+                jobs_at_risk=feeder.num_at_risk,
+                held=feeder.num_held,
+                failures=dict(feeder.failures),
+                unreadable=feeder.num_unreadable,
+            )
         return ScrapeData(
             model=self.served.name,
             stats=self.engine.stats(),
