@@ -209,11 +209,12 @@ def metric_row(metric: Metric) -> str:
 
 def metrics() -> str:
     """Return the reference of `/metrics`, from the collector itself."""
-    rows = "\n".join(metric_row(metric) for metric in WorkerMetrics(nothing_yet).collect())
+    rows = "\n".join(metric_row(metric) for metric in WorkerMetrics(nothing_yet, shows_tenants=True).collect())
     head = "| name | kind | labels | meaning |\n|---|---|---|---|\n"
     intro = (
-        "The metrics that `GET /metrics` of a worker exports. The metrics `vllm:*` repeat those that Gateway API "
-        "routers read, for online requests only. An unknown number is not exported, for example those of the queue "
+        "The metrics that `GET /metrics` of a worker exports. Series with the label `tenant` are exported only on the "
+        "port `runtime.metricsPort`. The metrics `vllm:*` repeat those that Gateway API routers read, for online requests "
+        "only. An unknown number is not exported, for example those of the queue "
         "while Redis is unreachable.\n\n"
     )
     return "# Metrics\n\n" + NOTE + intro + head + rows

@@ -80,7 +80,7 @@ def make_figures(**changes) -> ScrapeData:
 
 
 def scrape(figures: ScrapeData) -> dict[tuple[str, frozenset], float]:
-    text = WorkerMetrics(lambda: figures).render().decode()
+    text = WorkerMetrics(lambda: figures, shows_tenants=True).render().decode()
     families = text_string_to_metric_families(text)
     return {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
 

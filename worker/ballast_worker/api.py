@@ -26,6 +26,7 @@ from ballast_worker.http_exchange import ClientGone, HttpExchange, compact, read
 from ballast_worker.loop import Stream
 from ballast_worker.metrics import CONTENT_TYPE
 from ballast_worker.openai import Body, Caller
+from ballast_worker.openapi import description
 from ballast_worker.requests import RequestOutcome, RequestTiming
 from ballast_worker.responses import DONE, KEEPALIVE, AnswerBuffer, ResponseFormat, error_event, model_card, model_list
 from ballast_worker.worker import Worker
@@ -33,7 +34,10 @@ from ballast_worker.worker import Worker
 log = Log(__name__)
 
 JSON = "application/json"
-KNOWN = "/v1/models, /v1/completions, /v1/chat/completions, /health, /ready, /metrics, /version, /ballast/status"
+KNOWN = (
+    "/v1/models, /v1/completions, /v1/chat/completions, /health, /ready, /metrics, /version, /ballast/status, "
+    "/openapi.json"
+)
 
 
 def routes(worker: Worker, lifespan: Lifespan[Starlette]) -> Starlette:
@@ -50,6 +54,7 @@ def routes(worker: Worker, lifespan: Lifespan[Starlette]) -> Starlette:
             Route("/metrics", read.metrics),
             Route("/version", read.version),
             Route("/ballast/status", read.status),
+            Route("/openapi.json", read.openapi),
         ],
         exception_handlers={HTTPException: _not_routed, Refused: _refused, Exception: _internal_error},
         lifespan=lifespan,
@@ -201,6 +206,18 @@ def _outcome(refused: Refused) -> RequestOutcome:
     return RequestOutcome.FAILED if refused.status >= 500 else RequestOutcome.INVALID
 
 
+def owner_routes(worker: Worker) -> Starlette:
+    """Return the app of the metrics port: what names tenants."""
+
+    async def metrics(_: Request) -> Response:
+        return Response(worker.tenant_metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+    async def status(_: Request) -> Response:
+        return Response(worker.status().model_dump_json(), media_type=JSON)
+
+    return Starlette(routes=[Route("/metrics", metrics), Route("/ballast/status", status)])
+
+
 class ReadRoutes:
     """The routes that only read."""
 
@@ -235,7 +252,7 @@ class ReadRoutes:
         return Response(compact({"status": "not ready", "reason": why}), 503, media_type=JSON)
 
     async def metrics(self, _: Request) -> Response:
-        """Return the metrics for Prometheus."""
+        """Return the metrics for routers and Prometheus, without tenants."""
         return Response(self._worker.metrics.render(), headers={"content-type": CONTENT_TYPE})
 
     async def version(self, _: Request) -> Response:
@@ -247,8 +264,12 @@ class ReadRoutes:
         return Response(compact({"version": number}), media_type=JSON)
 
     async def status(self, _: Request) -> Response:
-        """Return the status of the worker, for the operator, the CLI and routers."""
-        return Response(self._worker.status().model_dump_json(), media_type=JSON)
+        """Return the status of the worker, without tenants."""
+        return Response(self._worker.status().model_dump_json(exclude={"tenant_slots"}), media_type=JSON)
+
+    async def openapi(self, _: Request) -> Response:
+        """Return the OpenAPI description of these routes."""
+        return Response(description(), media_type=JSON)
 
     def _check_key(self, request: Request) -> None:
         self._worker.tenancy.check_key(dict(request.scope["headers"]))

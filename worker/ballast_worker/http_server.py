@@ -347,8 +347,8 @@ class HttpServer(uvicorn.Server):
 
     address = ""
 
-    def __init__(self, app: Starlette, connections: Connections) -> None:
-        """Create a server that begins with the lifespan of the app."""
+    def __init__(self, app: Starlette, connections: Connections, *, name: str = "") -> None:
+        """Create a server. `name` tells its log lines from those of another server."""
 
         def protocol(**options: Any) -> Connection:
             return Connection(connections, **options)
@@ -370,10 +370,11 @@ class HttpServer(uvicorn.Server):
             )
         )
         self._connections = connections
+        self._event = f"{name} listening".strip()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        log.info("listening", address=self.address)
+        log.info(self._event, address=self.address)
 
     async def on_tick(self, counter: int) -> bool:
         if counter % SWEEP_TICKS == 0:

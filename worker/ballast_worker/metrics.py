@@ -123,10 +123,11 @@ class ScrapeData:
 
 
 class WorkerMetrics(Collector):
-    """Render `/metrics`."""
+    """Render `/metrics`, with or without the series that name tenants."""
 
-    def __init__(self, gather: Callable[[], ScrapeData]) -> None:
+    def __init__(self, gather: Callable[[], ScrapeData], *, shows_tenants: bool) -> None:
         self._gather = gather
+        self._shows_tenants = shows_tenants
         self._tenants: set[str] = set()
         self._lock = threading.Lock()
         self._registry = CollectorRegistry()
@@ -148,7 +149,8 @@ class WorkerMetrics(Collector):
         yield from _engine(figures)
         yield from _steps(figures)
         yield from _device(figures)
-        yield from self._tenant_service(figures)
+        if self._shows_tenants:
+            yield from self._tenant_service(figures)
         yield from _process(figures)
         yield from _http(figures.connections)
         if figures.queue is not None:

@@ -98,7 +98,8 @@ class Worker:
         self.bodies = BodyMemory(max(MOST_BODY_BYTES, 4 * 1024 * config.limits.max_body_kibibytes))
         self.readers = BodyReaders()
         self.feeder = self._feed(config)
-        self.metrics = WorkerMetrics(self._figures)
+        self.metrics = WorkerMetrics(self._figures, shows_tenants=False)
+        self.tenant_metrics = WorkerMetrics(self._figures, shows_tenants=True)
         self._keys = keys
         self._loaded = loaded
         self._spending = Spending()
