@@ -213,9 +213,9 @@ def metrics() -> str:
     head = "| name | kind | labels | meaning |\n|---|---|---|---|\n"
     intro = (
         "The metrics that `GET /metrics` of a worker exports. Series with the label `tenant` are exported only on the "
-        "port `runtime.metricsPort`. The metrics `vllm:*` repeat those that Gateway API routers read, for online requests "
-        "only. An unknown number is not exported, for example those of the queue "
-        "while Redis is unreachable.\n\n"
+        "port `runtime.metricsPort`. The metrics `vllm:*` repeat those that Gateway API routers read, for online "
+        "requests only. An unknown number is not exported, for example those of the queue while Redis is unreachable."
+        "\n\n"
     )
     return "# Metrics\n\n" + NOTE + intro + head + rows
 

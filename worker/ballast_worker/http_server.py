@@ -28,9 +28,10 @@ log = Log(__name__)
 
 BACKLOG = 2048
 STOP_SECONDS = 3
-LINGER_SECONDS = 5
-LINGER_BYTES = 16 * 1024 * 1024
-"""How much an answered client may still send, and for how long. A close with unread data would discard the answer."""
+LINGER_SECONDS = 2
+"""How long the server waits for an answered client to close. A close with unread data would discard the answer."""
+LINGER_BYTES = 1024 * 1024
+"""How much of what an answered client still sends is read."""
 SWEEP_TICKS = 5
 """Ticks of uvicorn (0.1 s) between two checks of the deadlines."""
 
@@ -167,7 +168,7 @@ class Connection(HttpToolsProtocol):
         if self.phase is _Phase.CLOSING:
             self._other_bytes += len(data)
             if self._other_bytes > LINGER_BYTES:
-                self.transport.abort()
+                self.flow.pause_reading()  # a flood costs nothing more, and its client waits
             return
         before = self._parsed_bytes
         super().data_received(data)
