@@ -58,11 +58,19 @@ class BodyShare:
         Raises:
             Refused: other bodies use the memory.
         """
-        more = max(0, num_bytes - FREE_BYTES) - self.size
-        if more <= 0:
-            return
+        more = self.check(num_bytes)
+        self._memory.used += more
+        self.size += more
+
+    def check(self, num_bytes: int) -> int:
+        """Return how much the share must grow for a body of `num_bytes`. A body that is only announced takes nothing.
+
+        Raises:
+            Refused: other bodies use the memory.
+        """
         memory = self._memory
-        if memory.used + more > memory.limit:
+        more = max(0, num_bytes - FREE_BYTES - self.size)
+        if more and memory.used + more > memory.limit:
             raise Refused(
                 429,
                 f"The request bodies that the worker receives now have {memory.used} bytes, the limit is "
@@ -71,8 +79,7 @@ class BodyShare:
                 kind="rate_limit_error",
                 headers={"retry-after": "1", "connection": "close"},
             )
-        memory.used += more
-        self.size += more
+        return more
 
 
 class BodyReaders:

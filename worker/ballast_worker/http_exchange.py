@@ -56,6 +56,7 @@ class HttpExchange:
         length = self.headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > limit:
             _too_large(limit, f"{int(length)} bytes")
+        share.check(int(length) if length.isdigit() else 0)
         body = bytearray()
         while True:
             message = await self._receive()
