@@ -78,7 +78,7 @@ def results_of(queue: Queue, job_id: str) -> dict[str, str]:
         pytest.param("model: {uri: 'hf://org/name'}", "a worker reads only directories", id="a hub"),
         pytest.param("model: {uri: 'file://host/x'}", "three slashes", id="a host"),
         pytest.param("slots: 0", "model: Field required", id="invalid"),
-        pytest.param("model: {uri: MODEL}\nruntime: {redisUrl: 'http://x'}", "wanted redis://", id="redis address"),
+        pytest.param("model: {uri: MODEL}\nruntime: {redisUrl: 'http://x'}", "use redis://", id="redis address"),
         pytest.param("model: {uri: MODEL}\nruntime: {port: 0, apiKeysFile: /none}", "API keys file", id="keys"),
         pytest.param("model: {uri: EMPTY}\nruntime: {port: 0}", "config.json", id="an empty directory"),
         pytest.param("model: {uri: CORRUPT}\nruntime: {port: 0}", "safetensors", id="a corrupt checkpoint"),

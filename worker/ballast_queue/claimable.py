@@ -8,7 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 from ballast_queue.job import JobHead
-from ballast_queue.records import head_of
+from ballast_queue.records import head_of, readable
 from ballast_queue.store import Store
 from ballast_queue.unreadable import text_of
 
@@ -51,6 +51,7 @@ class Claimable:
 
     _store: Store
 
+    @readable("the demand")
     def demand(self) -> Demand:
         """Return the tenants with claimable items, and the number of items that each tenant holds."""
         names, held = self._store.call(self._store.functions.demand())
@@ -60,6 +61,7 @@ class Claimable:
         numbers = ((name, read(f"held items of tenant {name!r}", partial(int, n))) for name, n in counts.items())
         return Demand(tuple(filter(None, groups)), {name: number for name, number in numbers if number is not None})
 
+    @readable("the claimable jobs")
     def heads(self, groups: Sequence[Group] | None = None) -> list[JobHead]:
         """Return the first jobs with claimable items of each group (of all groups by default)."""
         wanted = self.demand().groups if groups is None else groups

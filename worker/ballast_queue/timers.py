@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ballast_queue.errors import RefusedCall
+from ballast_queue.records import readable
 from ballast_queue.store import Store
 from ballast_queue.unreadable import text_of
 
@@ -18,6 +19,7 @@ class Timers:
 
     _store: Store
 
+    @readable("a timer")
     def run_due(self, limit: int = BATCH) -> int:
         """Run what is due, for up to about `limit` items, and return how many items and jobs moved.
 
