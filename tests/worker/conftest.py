@@ -17,10 +17,11 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
+import uvloop
 
 from ballast_api.worker_config import WorkerConfig
 from ballast_worker.app import create_app, load
+from ballast_worker.http_server import HttpServer
 from ballast_worker.preflight import listen
 from ballast_worker.worker import Worker
 
@@ -70,13 +71,18 @@ class Serving:
 
 @contextmanager
 def _serve(config: WorkerConfig, path: Path | None = None, **options: Any) -> Iterator[Serving]:
-    """Run the app under uvicorn on a thread; at the end the engine's books must balance."""
+    """Run the app under the server of a worker on a thread; at the end the engine's books must balance."""
     worker = Worker(load(config, path), path=path, **options)
     listener = listen(config)
     worker.address = url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     app = create_app(config, worker=worker)
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, ws="none", timeout_graceful_shutdown=2))
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
+    server = HttpServer(app, worker.connections)
+
+    def run() -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(server.serve(sockets=[listener]))
+
+    thread = threading.Thread(target=run)
     thread.start()
     _eventually(lambda: server.started, "the server to start")
     try:
