@@ -23,6 +23,9 @@ SCALING_MANAGER = "ballast-scaler"
 
 HTTP_PORT = 8000
 HTTP_PORT_NAME = "http"
+METRICS_PORT = 8001
+"""Port with the metrics that name tenants."""
+METRICS_PORT_NAME = "metrics"
 METRICS_PATH = "/metrics"
 
 MOST_NAME_CHARACTERS = 52

@@ -71,6 +71,26 @@ FIELDS: dict[str, tuple[dict[str, Any], Any, Any]] = {
         lambda c: c.get("networkpolicies", "llm")["spec"]["ingress"][0]["from"],
         [{"podSelector": {"matchLabels": {"app": "router"}}}],
     ),
+    "metrics with tenants": (
+        {"network": {"metricsFrom": [{"podSelector": {"matchLabels": {"app": "prometheus"}}}]}},
+        lambda c: [
+            config_of(c)["runtime"].get("metricsPort"),
+            [port["name"] for port in c.get("services", "llm")["spec"]["ports"]],
+            [port["containerPort"] for port in pod_of(c)["containers"][0]["ports"]],
+            c.get("networkpolicies", "llm")["spec"]["ingress"][1:],
+        ],
+        [
+            8001,
+            ["http", "metrics"],
+            [8000, 8001],
+            [
+                {
+                    "ports": [{"port": 8001, "protocol": "TCP"}],
+                    "from": [{"podSelector": {"matchLabels": {"app": "prometheus"}}}],
+                }
+            ],
+        ],
+    ),
     "no policy": ({"network": {"policy": False}}, lambda c: c.get("networkpolicies", "llm"), None),
     "keys": (
         {"apiKeys": {"secretName": "keys"}},

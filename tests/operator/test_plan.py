@@ -111,6 +111,16 @@ def test_a_plan_of_what_a_plan_produced_is_empty(
         assert again.files.keys() >= {done.version}
 
 
+@pytest.mark.parametrize(("peers", "port"), [([], "http"), ([{"podSelector": {}}], "metrics")])
+def test_the_service_monitor_scrapes_the_port_that_the_policy_opens_for_it(peers: list[Any], port: str) -> None:
+    wanted = plan(make_resource(1, network={"metricsFrom": peers}), EMPTY, CONTEXT)
+    monitor = next(step.manifest for step in wanted.apply if step.key.kind.name == "ServiceMonitor")
+    offered = next(step.manifest for step in wanted.apply if step.key.kind.name == "Service")
+
+    assert [endpoint["port"] for endpoint in monitor["spec"]["endpoints"]] == [port]
+    assert port in [each["name"] for each in offered["spec"]["ports"]]
+
+
 def test_each_running_version_keeps_its_file_which_follows_the_hot_part() -> None:
     first = plan(make_resource(1, slots=4), EMPTY, CONTEXT)
     there = after(first, ClusterSnapshot("u-1", pods=(make_pod("old", first.version),)))

@@ -59,6 +59,11 @@ class Serving:
 
     url: str
     worker: Worker
+    server: HttpServer
+
+    @property
+    def num_answers(self) -> int:
+        return self.server.server_state.total_requests
 
     def client(self, **options: Any) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=PATIENCE, **options)
@@ -86,7 +91,7 @@ def _serve(config: WorkerConfig, path: Path | None = None, **options: Any) -> It
     thread.start()
     _eventually(lambda: server.started, "the server to start")
     try:
-        yield Serving(url, worker)
+        yield Serving(url, worker, server)
     finally:
         server.should_exit = True
         thread.join(PATIENCE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from urllib.parse import urlsplit
 
@@ -141,6 +142,59 @@ def test_many_waiting_connections_do_not_keep_others_out(serve, make_config, eve
     assert status_of(answer) == 200
     assert closed >= 80
     assert goes_on.startswith("data: ")
+
+
+def test_a_client_that_does_not_read_its_answers_is_closed(serve, make_config, eventually) -> None:
+    with serve(make_config(), http_limits=HttpLimits(write_seconds=0.2)) as serving, socket.socket() as raw:
+        connections = serving.worker.connections
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        address = urlsplit(serving.url)
+        raw.connect((address.hostname, address.port))
+        num_sent = 0
+
+        def ends_or_is_closed() -> bool:
+            return connections.closed[Closed.WRITE_TIME] == 1 or serving.num_answers == num_sent
+
+        while not connections.closed[Closed.WRITE_TIME]:  # until the buffers of the kernel are full
+            raw.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: a\r\n\r\n")
+            num_sent += 1
+            eventually(ends_or_is_closed, "an answer that is sent, or a closed connection")
+        eventually(lambda: sum(connections.by_phase.values()) == 0, "no open connection")
+
+        assert connections.closed == dict.fromkeys(Closed, 0) | {Closed.WRITE_TIME: 1}
+
+
+def test_a_client_that_pipelines_and_leaves_is_no_error(serve, make_config, eventually, caplog) -> None:
+    with serve(make_config()) as serving:
+        with connect(serving) as raw:
+            raw.sendall(post(json.dumps(ENDLESS).encode()) + HEALTH)
+            assert status_of(raw.recv(1000)) == 200
+        eventually(serving.is_idle, "the end of the request")
+        metrics = serving.worker.metrics.render().decode()
+
+    assert 'ballast_requests_total{class="online",outcome="aborted"} 1.0' in metrics
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+def test_health_is_answered_many_times_while_a_flood_of_large_bodies_is_read(serving, eventually) -> None:
+    """If the event loop read the bodies, it would answer about once for each of them."""
+    flood = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": ""}] * 115_000}).encode()
+    request = post(flood).replace(b"/v1/completions", b"/v1/chat/completions")
+    bodies, num_answers = serving.worker.bodies, 0
+    with serving.client() as client, ThreadPoolExecutor(8) as pool, ExitStack() as stack:
+
+        def answer(raw: socket.socket) -> int:
+            raw.sendall(request)
+            return status_of(raw.recv(65536))
+
+        answers = [pool.submit(answer, stack.enter_context(connect(serving))) for _ in range(8)]
+        eventually(lambda: bodies.used > 0, "the flood")
+        while not all(each.done() for each in answers):
+            num_answers += client.get("/health").status_code == 200
+        statuses = {each.result() for each in answers}
+
+    assert statuses == {400}
+    assert num_answers > 4 * len(answers)
 
 
 def test_connections_that_all_wait_for_answers_make_a_new_one_a_503(serve, make_config) -> None:

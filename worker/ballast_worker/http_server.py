@@ -19,7 +19,7 @@ from typing import Any, NoReturn, cast
 
 import uvicorn
 from starlette.applications import Starlette
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from ballast_log import Log
 from ballast_worker.errors import Refused
@@ -151,6 +151,8 @@ class Connection(HttpToolsProtocol):
         """Bytes of the request that are not parsed yet, and the framing of chunks."""
         self._parsed_bytes = 0
         """Bytes of heads and bodies of all requests."""
+        self._running: RequestResponseCycle | None = None
+        """The request that the app answers. uvicorn's `cycle` is the last one that arrived, which may wait."""
         self._error: tuple[Closed, Refused] | None = None
         """The limit that stopped the parser."""
 
@@ -162,6 +164,7 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.forget(self)
         self.phase = _Phase.CLOSING
+        self._disconnect()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -206,7 +209,10 @@ class Connection(HttpToolsProtocol):
             message = f"More than {self._limits.pipelined} requests of the connection wait for an earlier answer."
             self._stop_parser(Closed.PIPELINED, Refused(429, message, code="too_many_pipelined"))
         self._in_head, self._in_body = False, True
+        num_waiting = len(self.pipeline)
         super().on_headers_complete()
+        if len(self.pipeline) == num_waiting:
+            self._running = self.cycle
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
@@ -218,7 +224,9 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        following = self.pipeline[-1][0] if self.pipeline else None
         super().on_response_complete()
+        self._running = following
         self._update()
 
     def pause_writing(self) -> None:
@@ -270,15 +278,20 @@ class Connection(HttpToolsProtocol):
             return
         self._enter(_Phase.CLOSING)
         self._other_bytes = 0
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+        self._disconnect()
         if self._has_begun and self.transport.can_write_eof():
             self.flow.resume_reading()
             self.transport.write_eof()
         else:
             self._deadline = self.loop.time() + self._limits.write_seconds
             self.transport.close_now()  # type: ignore[attr-defined]
+
+    def _disconnect(self) -> None:
+        """End the request that the app answers: its client is gone, or gets no more."""
+        for cycle in (self._running, self.cycle):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
 
     def _too_large(self) -> tuple[Closed, Refused]:
         message = f"The headers of the request have more than {self._limits.head_bytes} bytes."
