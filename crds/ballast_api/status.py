@@ -52,6 +52,8 @@ class ScalingStatus(ApiModel):
 class ResourceStatus(ApiModel):
     """The part of the status that every kind of resource has."""
 
+    operator: str = Field(default="", max_length=317)
+    """Release that reconciles the resource, by its Lease: `NAMESPACE/NAME`. Other releases write nothing to it."""
     observed_generation: int = Field(default=0, ge=0)
     """Generation of the spec that the status describes."""
     conditions: tuple[Condition, ...] = Field(default=(), max_length=16, json_schema_extra=keyed_by("type"))

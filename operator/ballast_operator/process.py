@@ -28,6 +28,7 @@ from ballast_operator.metrics import Metrics
 from ballast_operator.poller import Poller
 from ballast_operator.reconcile import Reconciler
 from ballast_operator.redis_hosts import RedisHosts
+from ballast_operator.releases import Releases
 from ballast_operator.resource_type import ResourceType
 from ballast_operator.secret_grants import SecretGrants
 from ballast_operator.settings import OperatorSettings
@@ -100,6 +101,8 @@ class Operator:
         self._grants = SecretGrants(
             cluster, is_required=settings.require_secret_label, least_seconds=settings.poll_seconds
         )
+        own = settings.release or f"{settings.namespace}/{settings.lease_name}"
+        self._releases = Releases(cluster, own)
         self._poller = Poller(
             Addresses(cluster, least_seconds=settings.poll_seconds, only_allowed=settings.require_secret_label),
             RedisHosts(cluster, [host.strip() for host in settings.redis_hosts.split(",") if host.strip()]),
@@ -116,6 +119,7 @@ class Operator:
                 self._caches[found.kind],
                 poller=self._poller,
                 grants=self._grants,
+                releases=self._releases,
                 context=self._context,
             )
             for found in types
@@ -145,6 +149,7 @@ class Operator:
             phases = Counter(figures.phase for figures in reconciler.figures.values())
             for phase in ("Ready", "Progressing", "NotReady", "Degraded"):
                 self._metrics.resources.labels(kind.name, phase).set(phases[phase])
+            self._metrics.foreign.labels(kind.name).set(len(reconciler.foreign))
             for key, figures in reconciler.figures.items():
                 if figures.desired is not None:
                     labels = kind.name, key.namespace, key.name
@@ -223,7 +228,7 @@ class Operator:
                 await self._audit()
                 if time.monotonic() - looked >= self._settings.audit_seconds:
                     looked = time.monotonic()
-                    await self._audit_secrets()
+                    await self._audit_unwatched()
             except (ClusterUnavailable, ClusterRefused) as error:
                 log.warning("audit not finished", error=str(error))
 
@@ -237,13 +242,15 @@ class Operator:
                     self._controller.add(key)
         await self._read_kinds()
 
-    async def _audit_secrets(self) -> None:
-        """Look for the Secrets that resources name or have as children: no watch shows them."""
+    async def _audit_unwatched(self) -> None:
+        """Check what no watch shows: Secrets that resources name or have as children, and other releases."""
         self._grants.forget(key.namespace for cache in self._caches.values() for key in cache.resources)
         if await self._grants.audit():
             for key in (key for cache in self._caches.values() for key in cache.resources):
                 self._controller.add(key)
         for reconciler in self._reconcilers.values():
+            for key in reconciler.foreign:
+                self._controller.add(key)
             for key in await reconciler.audit_secrets():
                 log.info("an audit found a Secret that is missing or changed", resource=str(key))
                 self._controller.add(key)

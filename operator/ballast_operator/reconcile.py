@@ -32,6 +32,7 @@ from ballast_operator.kinds import CONFIG_MAP, DEPLOYMENT, SECRET, Body, Key
 from ballast_operator.plan import Apply, ChildrenPlan, ClusterSnapshot, is_live, is_owned
 from ballast_operator.poll_result import PollResult, Problem
 from ballast_operator.poller import Poller
+from ballast_operator.releases import Releases
 from ballast_operator.resource_type import ConditionInput, ConditionValue, R, ResourceType
 from ballast_operator.scaling import History, scale
 from ballast_operator.secret_grants import SecretGrants
@@ -107,16 +108,20 @@ class Reconciler(Generic[R]):
         *,
         poller: Poller,
         grants: SecretGrants,
+        releases: Releases,
         context: OperatorContext,
     ) -> None:
         self.context = context
         """It is replaced as a whole when something changes. Every resource is reconciled then."""
         self.figures: dict[Key, Figures] = {}
+        self.foreign: dict[Key, str] = {}
+        """Resources that another release reconciles, and the name of this release."""
         self._type = resource_type
         self._cluster = cluster
         self._cache = cache
         self._poller = poller
         self._grants = grants
+        self._releases = releases
         self._memories: dict[Key, _Memory[R]] = {}
 
     async def reconcile(self, key: Key) -> float | None:
@@ -137,6 +142,10 @@ class Reconciler(Generic[R]):
             return None
         if body["metadata"].get("deletionTimestamp"):
             return None  # Kubernetes deletes its children, and the operator sets no finalizers
+        claimed = await self._claim(key, body)
+        if claimed is None:
+            return None
+        body = claimed
         memory = self._memory(key, body["metadata"]["uid"])
         try:
             resource = self._read(body, memory)
@@ -170,6 +179,28 @@ class Reconciler(Generic[R]):
         if refused and again is None:
             return NAME_AGAIN_SECONDS if refused.reason is ConditionReason.NAME_TAKEN else REFUSED_AGAIN_SECONDS
         return again
+
+    async def _claim(self, key: Key, body: Body) -> Body | None:
+        """Return the resource with this release in its status; None if another release reconciles the resource."""
+        status = self._type.read_status(body.get("status") or {})
+        if status.operator != self._releases.own:
+            if not await self._releases.may_claim(status.operator):
+                if self.foreign.get(key) != status.operator:
+                    log.warning("another release reconciles the resource", resource=str(key), release=status.operator)
+                self._forget(key)
+                self.foreign[key] = status.operator
+                return None
+            metadata = Metadata.model_validate(body["metadata"])
+            wanted = status.model_copy(update={"operator": self._releases.own})
+            manifest = report.status_manifest(key.kind, metadata, wanted)
+            manifest["metadata"]["resourceVersion"] = body["metadata"]["resourceVersion"]
+            try:
+                body = await self._cluster.apply_status(key, manifest)
+            except (Conflict, ObjectNotFound):
+                return None  # the resource has changed, and an event follows
+            self._cache.put(key.kind, body)
+        self.foreign.pop(key, None)
+        return body
 
     def _snapshot(self, key: Key, memory: _Memory[R]) -> ClusterSnapshot:
         children, pods = self._cache.children(key), self._cache.pods(key)
@@ -320,7 +351,7 @@ class Reconciler(Generic[R]):
         metadata, before = given.resource.metadata, given.resource.status
         values, memory.unsettled = report.settle(self._type.conditions(given), before, memory.unsettled, given.now)
         reported = report.conditions(values, before, generation=metadata.generation, now=time.time())
-        status = self._type.status(given, reported, scaling)
+        status = self._type.status(given, reported, scaling).model_copy(update={"operator": self._releases.own})
         self._count(key, body, status)
         if status == before:
             return None
@@ -410,6 +441,7 @@ class Reconciler(Generic[R]):
     def _forget(self, key: Key) -> None:
         self._memories.pop(key, None)
         self.figures.pop(key, None)
+        self.foreign.pop(key, None)
         self._poller.forget(key)
 
     def _read(self, body: Body, memory: _Memory[R]) -> R:

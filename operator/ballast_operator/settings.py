@@ -27,6 +27,9 @@ class OperatorSettings(BaseModel):
     """Name of this replica in the Lease. The default is host name and process id."""
     lease_name: str = Field(default="ballast-operator", min_length=1)
     """Name of the Lease. Replicas that share a Lease form one operator."""
+    release: str = ""
+    """Name of this release in the status of the resources that it reconciles. The default is the namespace and the name
+    of the Lease, as `NAMESPACE/NAME`."""
     redis_secret: str = ""
     """Secret in the operator's namespace with `url` and `password` of the Redis for resources that name none. If it is
     empty, there is no such Redis. While the Secret is missing, those resources are `Degraded` and do not change."""

@@ -168,6 +168,7 @@ def test_every_field_of_the_status_is_reported() -> None:
     given = ConditionInput(resource, snapshot, ChildrenPlan(files={"v": "abc"}, version="v"), poll, now)
     found = report.conditions(conditions(given), resource.status, generation=3, now=now)
     wanted = status(given, found, ScalingStatus(replicas=4, because="load"))
+    wanted = wanted.model_copy(update={"operator": "ballast/ballast-operator"})  # each reconciliation sets it
     reported = report.status_manifest(INFERENCE_DEPLOYMENT, resource.metadata, wanted)["status"]
 
     assert set(leaves(STATUS)) == set(filled(reported, STATUS))

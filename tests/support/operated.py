@@ -69,6 +69,7 @@ class Operator:
             "BALLAST_HOST": "127.0.0.1",
             "BALLAST_PORT": "0",
             "BALLAST_POLL_SECONDS": "1",
+            "BALLAST_RELEASE": "tests/all",
             "BALLAST_REDIS_HOSTS": "127.0.0.1",
             **self.environment,
         }
