@@ -56,66 +56,59 @@ class SequenceBuilder:
         self._keys: dict[int, tuple[int, int]] = {}
         """By prefix key: the `seq` of the request that opened the group, and the requests since."""
 
+    def _sequence(self, generation: GenerationRequest, request: Request, tokens: Ints) -> Sequence:
+        sampling, prompt = generation.sampling, generation.prompt
+        token_bytes = self._vocabulary.token_bytes
+        return Sequence(
+            generation=generation,
+            request=request,
+            text=Detokenizer(token_bytes, prompt=prompt, stop=sampling.stop, keep_stop=sampling.include_stop),
+            tokens=tokens,
+            block_tokens=self._block_tokens,
+            ends=self._ends(sampling),
+            salt=f"{generation.tenant}\0{generation.cache_salt}" if self._isolates_tenants else generation.cache_salt,
+        )
+
     def make(self, generation: GenerationRequest, policy: PolicyConfig, now: float) -> Sequence:
         """Check a request and return its sequence.
 
         Raises:
             InvalidRequest: the engine can never serve the request. The message is for the user.
         """
-        sampling, num_prompt = generation.sampling, len(generation.prompt)
-        _check_sampling(sampling)
+        _check_sampling(generation.sampling)
+        num_prompt = len(generation.prompt)
         if not num_prompt:
             raise InvalidRequest("The prompt has no tokens: send at least one.")
         if num_prompt >= self.max_tokens:
             raise RequestTooLong(num_prompt, self.max_tokens)
-        generated = generation.generated[: min(sampling.max_tokens, self.max_tokens - num_prompt)]
+        max_output = min(generation.sampling.max_tokens, self.max_tokens - num_prompt)
+        generated = generation.generated[:max_output]
         tokens = np.array([*generation.prompt, *generated], np.int64)
         self._check_tokens(tokens)
-        request = self._request(generation, policy, now, num_generated=len(generated))
-        sequence = Sequence(
-            generation=generation,
-            request=request,
-            text=Detokenizer(
-                self._vocabulary.token_bytes,
-                prompt=generation.prompt,
-                stop=sampling.stop,
-                keep_stop=sampling.include_stop,
-            ),
-            tokens=tokens,
-            block_tokens=self._block_tokens,
-            ends=self._ends(sampling),
-            salt=f"{generation.tenant}\0{generation.cache_salt}" if self._isolates_tenants else generation.cache_salt,
-        )
-        if generated:
-            sequence.last_token = generated[-1]
-            sequence.num_reported = len(generated)
-            sequence.end = sequence.find_end()
-        if self._has_prefix_cache:
-            sequence.hash_blocks(len(tokens))
-        return sequence
-
-    def _request(
-        self, generation: GenerationRequest, policy: PolicyConfig, now: float, *, num_generated: int
-    ) -> Request:
-        seq, num_prompt = next(self._numbers), len(generation.prompt)
-        num_tokens = num_prompt + num_generated
+        num_tokens, seq = len(tokens), next(self._numbers)
         request = Request(
             seq=seq,
             request_class=generation.request_class,
             arrival=now if generation.arrival is None else generation.arrival,
             num_prompt=num_prompt,
-            max_output=min(generation.sampling.max_tokens, self.max_tokens - num_prompt),
+            max_output=max_output,
             tenant=generation.tenant,
             priority=_priority(generation, policy),
             slack=generation.slack,
             prefix_key=generation.prefix_key,
             prefix_seq=self._prefix_seq(generation.prefix_key, seq),
             num_tokens=num_tokens,
-            num_output=num_generated,
-            most_computed=max(generation.num_computed, num_tokens - 1 if num_generated else 0),
+            num_output=len(generated),
+            most_computed=max(generation.num_computed, num_tokens - 1 if generated else 0),
         )
         set_slo(request, generation, policy)
-        return request
+        sequence = self._sequence(generation, request, tokens)
+        if generated:
+            sequence.last_token, sequence.num_reported = generated[-1], len(generated)
+            sequence.end = sequence.find_end()
+        if self._has_prefix_cache:
+            sequence.hash_blocks(num_tokens)
+        return sequence
 
     def _prefix_seq(self, key: int | None, seq: int) -> int:
         """Return the `seq` of the first request with a prefix key: their common place among requests of equal slack.
