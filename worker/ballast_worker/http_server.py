@@ -41,8 +41,7 @@ class HttpLimits:
     """What clients may send, and for how long."""
 
     connections: int = 1024
-    """Open connections. Above it, the server closes the connection that has waited longest for its client, or the new
-    one if every other connection waits for an answer."""
+    """Most open connections; see `Connections.opened`."""
     head_bytes: int = 65536
     """Request line, headers and trailers of a request."""
     head_seconds: float = 10
@@ -100,7 +99,7 @@ class Connections:
         return {phase.value: counts[phase] for phase in _Phase}
 
     def opened(self, connection: Connection) -> None:
-        """Add a connection, and close another one if there are too many."""
+        """Add a connection. If there are too many, close the one that has waited longest for its client, or this one."""
         self._open.add(connection)
         self.moved(connection)
         if len(self._open) > self.limits.connections:
