@@ -99,7 +99,7 @@ class Connections:
         return {phase.value: counts[phase] for phase in _Phase}
 
     def opened(self, connection: Connection) -> None:
-        """Add a connection. If there are too many, close the one that has waited longest for its client, or this one."""
+        """Add a connection. If there are too many, close the one that waits longest for its client, or this one."""
         self._open.add(connection)
         self.moved(connection)
         if len(self._open) > self.limits.connections:
