@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Protocol
 
-from images import IMAGES, Image, fingerprint, id_of_archive
+from images import CPU_ONLY, IMAGES, Image, fingerprint, id_of_archive
 from layers import add_layer
 from programs import ROOT, run
 
@@ -103,7 +103,7 @@ class Local:
         self._images.mkdir(parents=True, exist_ok=True)
         tar = self._images / f"{name.replace(':', '-')}.tar"  # of a commit, which the tag names: it stays as it is
         if not tar.exists():
-            run(self._kube / "build-image", context, dockerfile, name, tar, seconds=15 * MINUTES)
+            run(self._kube / "build-image", context, dockerfile, name, tar, *CPU_ONLY, seconds=15 * MINUTES)
         self.cluster("load", str(tar), seconds=5 * MINUTES)
 
     def offer_gpus(self, count: int) -> None:
@@ -142,7 +142,8 @@ class Local:
             if image.program:
                 self._pack(image, tar)
             else:
-                run(self._kube / "build-image", ".", image.dockerfile, image.name, tar, seconds=15 * MINUTES)
+                run(self._kube / "build-image", ".", image.dockerfile, image.name, tar, *CPU_ONLY,
+                    seconds=15 * MINUTES)  # fmt: skip
             made_from.write_text(wanted)
         print(f"image {image.name}: {tar.stat().st_size / 1e6:.0f} MB, {id_of_archive(tar)}")
         return tar
@@ -200,7 +201,7 @@ class Kind:
         for image in IMAGES:
             if image.is_pulled_elsewhere:
                 continue
-            run("docker", "build", "-f", image.dockerfile, "-t", image.name,
+            run("docker", "build", "-f", image.dockerfile, "-t", image.name, *CPU_ONLY,
                 "--build-arg", "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu", ".",
                 seconds=30 * MINUTES)  # fmt: skip
             ids[image] = self._load(image)
@@ -218,7 +219,7 @@ class Kind:
         return self._load(image)
 
     def bring(self, context: Path, dockerfile: str, name: str) -> None:
-        run("docker", "build", "-f", context / dockerfile, "-t", name,
+        run("docker", "build", "-f", context / dockerfile, "-t", name, *CPU_ONLY,
             "--build-arg", "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu", context,
             seconds=30 * MINUTES)  # fmt: skip
         run("kind", "load", "docker-image", "--name", self.NAME, name, seconds=10 * MINUTES)
