@@ -227,20 +227,21 @@ class Kind:
     def offer_gpus(self, count: int) -> None:
         path = "/status/{}/nvidia.com~1gpu"
         patch = [{"op": "add", "path": path.format(part), "value": str(count)} for part in ("capacity", "allocatable")]
-        run("kubectl", "--kubeconfig", self.kubeconfig, "patch", "node", self.NODE, "--subresource=status",
-            "--type=json", "-p", str(patch).replace("'", '"'))  # fmt: skip
+        for node in self._nodes():
+            run("kubectl", "--kubeconfig", self.kubeconfig, "patch", "node", node, "--subresource=status",
+                "--type=json", "-p", str(patch).replace("'", '"'))  # fmt: skip
 
     def renew_volumes(self) -> None:
         pass  # kind makes them on demand
 
     def kill(self, container_id: str) -> None:
-        self._node("ctr", "-n", "k8s.io", "tasks", "kill", "-s", "KILL", container_id)
+        self._tasks("kill", "-s", "KILL", container_id)
 
     def freeze(self, container_id: str) -> None:
-        self._node("ctr", "-n", "k8s.io", "tasks", "pause", container_id)
+        self._tasks("pause", container_id)
 
     def thaw(self, container_id: str) -> None:
-        self._node("ctr", "-n", "k8s.io", "tasks", "resume", container_id)
+        self._tasks("resume", container_id)
 
     def restart(self, component: str) -> None:
         if component == "kubelet":
@@ -256,8 +257,17 @@ class Kind:
         print(f"image {image.name}: {int(said[1]) / 1e6:.0f} MB, {said[0]}")
         return said[0]
 
-    def _node(self, *words: str) -> str:
-        return run("docker", "exec", self.NODE, *words).stdout
+    def _nodes(self) -> list[str]:
+        return run("kind", "get", "nodes", "--name", self.NAME).stdout.split()
+
+    def _tasks(self, *words: str) -> None:
+        """Call `ctr tasks` on the node of the container, which is the last word."""
+        ctr = ("ctr", "-n", "k8s.io", "tasks")
+        [node] = (node for node in self._nodes() if words[-1] in self._node(*ctr, "list", "-q", node=node))
+        self._node(*ctr, *words, node=node)
+
+    def _node(self, *words: str, node: str = NODE) -> str:
+        return run("docker", "exec", node, *words).stdout
 
 
 def chosen() -> Provider:
