@@ -55,7 +55,7 @@ def test_workers_use_prebuilt_kernels_because_their_image_has_no_compiler(
     search = "for name in cc gcc clang tcc as ld; do command -v $name; done; true"
     for pod in cluster.pods(first, namespace=namespace):
         name = pod["metadata"]["name"]
-        found = cluster.kubectl("exec", "-n", namespace, name, "--", "sh", "-c", search).stdout
+        found = cluster.exec(name, "sh", "-c", search, namespace=namespace).stdout
         log = cluster.kubectl("logs", "-n", namespace, name).stdout
 
         assert found == ""
