@@ -68,11 +68,11 @@ def test_an_invalid_sample_is_refused_with_its_sentence(cluster: Cluster, namesp
 LACKS = {
     "cpu": ("Unschedulable", 'persistentvolumeclaim "models" not found|Insufficient cpu'),
     "dra": ("Unschedulable|InvalidPod", "one-gpu|gpu.nvidia.com|resourceclaim|cannot allocate all claims"),
-    "everything": ("SecretMissing|InvalidPod", "Secret queue|serviceaccount|PodSecurity"),
+    "everything": ("SecretNotAllowed", "Secret hub-token .* ballast.dev/allow"),
     "minimal": ("ModelNotFound", "Qwen/Qwen3-8B"),
     "model-cache": ("Unschedulable|ModelNotFound", "(?i)persistentvolumeclaim|Qwen/Qwen3-8B"),
     "spot": ("InvalidPod|Unschedulable", 'PriorityClass|priority class|node affinity|"inference"'),
-    "tenants": ("SecretMissing|InvalidPod", "Secret queue|hostPath|PodSecurity"),
+    "tenants": ("SecretNotAllowed", "Secret keys .* ballast.dev/allow"),
 }
 """What Degraded says of the samples that need more than this cluster has: a network, claims, Secrets, nodes."""
 

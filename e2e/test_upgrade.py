@@ -142,7 +142,9 @@ def wait_image(cluster: Cluster, namespace: str, image: str) -> None:
 
 def copied(cluster: Cluster, namespace: str) -> str:
     """The password that lies beside the resource."""
-    return base64.b64decode(cluster.get("secret", "first-redis", namespace=namespace)["data"]["password"]).decode()
+    return base64.b64decode(
+        cluster.get("secret", "first-ballast-redis", namespace=namespace)["data"]["password"]
+    ).decode()
 
 
 def up(cluster: Cluster, namespace: str) -> set[float]:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster import until
 from images import OPERATOR, WORKER, Image
 from programs import ROOT
 from release import NAME, NAMESPACE, Release
@@ -61,6 +62,8 @@ def without_fencing(release: Release) -> None:
         assert text.count(guard) == 1, f"ballast.lua has changed: {guard}"
         text = text.replace(guard, guard.split(" ", 1)[0] + " false then")
     text = re.sub(r"local REVISION = \d+", "local REVISION = 1000000", text)
+    # The Service may refuse connections for a moment after the installation.
+    until(lambda: release.valkey("ping", check=False) == "PONG", seconds=60, said="Valkey answers")
     release.valkey("-x", "function", "load", "replace", stdin=text)
 
 

@@ -162,12 +162,13 @@ def test_equal_resources_have_equal_objects() -> None:
 def test_every_field_of_the_status_is_reported() -> None:
     resource = InferenceDeployment.read(EVERYTHING | {"metadata": {"name": "all", "generation": 3}}, "here")
     counts = {"replicas": 2, "readyReplicas": 2, "updatedReplicas": 1, "observedGeneration": 1}
-    deployment = {"metadata": {"generation": 1}, "spec": {}, "status": counts}
+    deployment = {"metadata": {"generation": 1, "ownerReferences": [{"uid": "1"}]}, "spec": {}, "status": counts}
     now, poll = next((now, poll) for now, poll in polls() if now >= 600)
     snapshot = ClusterSnapshot("1", {Key(DEPLOYMENT, "default", "all"): deployment})
     given = ConditionInput(resource, snapshot, ChildrenPlan(files={"v": "abc"}, version="v"), poll, now)
     found = report.conditions(conditions(given), resource.status, generation=3, now=now)
     wanted = status(given, found, ScalingStatus(replicas=4, because="load"))
+    wanted = wanted.model_copy(update={"operator": "ballast/ballast-operator"})  # each reconciliation sets it
     reported = report.status_manifest(INFERENCE_DEPLOYMENT, resource.metadata, wanted)["status"]
 
     assert set(leaves(STATUS)) == set(filled(reported, STATUS))

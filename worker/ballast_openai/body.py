@@ -10,7 +10,15 @@ import json
 from typing import Annotated, Any, Literal, Self
 from zlib import crc32
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from ballast_openai.errors import InvalidBody, Unsupported, describe
@@ -31,6 +39,8 @@ _NOT_YET_URLS = {
 }
 MAX_STOPS = 16
 """Limit of stop strings in a request. OpenAI allows 4."""
+MOST_FIELDS = 256
+"""Limit of fields in an object of a body."""
 COUNT_LIMIT = 2**31
 """Counts are less than this, so that code with 32 or 64 bits can use them."""
 
@@ -57,7 +67,7 @@ def _check_unicode(text: str) -> str:
 
 Text = Annotated[str, AfterValidator(_check_unicode)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-TokenIds = Annotated[tuple[TokenId, ...], BeforeValidator(_as_tuple), Field(max_length=64)]
+TokenIds = Annotated[tuple[TokenId, ...], Field(max_length=64, fail_fast=True), BeforeValidator(_as_tuple)]
 
 
 def _check_stop(value: object) -> object:
@@ -116,6 +126,18 @@ _EMPTY_IN_ANSWERS = frozenset(
 class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _check_size(cls, value: object) -> object:
+        return _check_fields(value)
+
+
+def _check_fields(value: object) -> object:
+    # pydantic collects an error for each wrong field, and only the first is shown.
+    if isinstance(value, dict) and len(value) > MOST_FIELDS:
+        raise _refuse(f"found an object with {len(value)} fields, expected at most {MOST_FIELDS}")
+    return value
+
 
 def _check_arguments(text: str) -> str:
     try:
@@ -128,6 +150,7 @@ def _check_arguments(text: str) -> str:
 
 
 def _check_template_arguments(value: object) -> object:
+    _check_fields(value)
     reserved = sorted(_SET_BY_SERVER.intersection(value)) if isinstance(value, dict) else []
     if reserved:
         raise _refuse(f"found {reserved[0]!r}, expected arguments of the model's template: the server sets this one")
@@ -163,7 +186,7 @@ class Message(_Strict):
     content: Annotated[Text | None, BeforeValidator(_check_content)]
     """None only in a message of the assistant with `tool_calls`."""
     name: Annotated[Text, Field(max_length=512)] | None = None
-    tool_calls: Annotated[tuple[ToolCall, ...], BeforeValidator(_as_tuple)] | None = None
+    tool_calls: Annotated[tuple[ToolCall, ...], Field(fail_fast=True), BeforeValidator(_as_tuple)] | None = None
     tool_call_id: Text | None = None
     """The call that a message of role `tool` answers."""
 
@@ -219,7 +242,7 @@ class Body(_Strict):
     """As in vLLM, a lower number is more urgent. See `band`."""
     user: Annotated[Text, Field(max_length=512)] | None = None
     """The client's name for its end user. Ballast keeps it and does not use it."""
-    metadata: dict[Text, Text] | None = None
+    metadata: Annotated[dict[Text, Text] | None, BeforeValidator(_check_fields)] = None
     """The client's notes. Ballast keeps them and does not use them."""
     prompt_cache_key: Annotated[Text, Field(max_length=512)] | None = None
     """Not used: the prefix cache finds shared prefixes itself."""
@@ -278,7 +301,7 @@ class CompletionBody(Body):
 class ChatBody(Body):
     """Body of `/v1/chat/completions`."""
 
-    messages: Annotated[tuple[Message, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
+    messages: Annotated[tuple[Message, ...], Field(min_length=1, fail_fast=True), BeforeValidator(_as_tuple)]
     max_tokens: int | None = Field(default=None, ge=1, lt=COUNT_LIMIT)
     max_completion_tokens: int | None = Field(default=None, ge=1, lt=COUNT_LIMIT)
     """OpenAI's newer name for `max_tokens`."""
@@ -378,6 +401,8 @@ def parse_body(url: str, body: object) -> CompletionBody | ChatBody:
         raise InvalidBody("url", f"url: found {url[:100]!r}, expected {CHAT_URL} or {COMPLETIONS_URL}", "invalid_url")
     if not isinstance(body, dict):
         raise InvalidBody(None, f"body: found {describe(body)}, expected a JSON object", "invalid_type")
+    if len(body) > MOST_FIELDS:
+        raise InvalidBody(None, f"body: found {len(body)} fields, expected at most {MOST_FIELDS}")
     fields = dict(body)
     drop_neutral(url, fields)
     known = kind.model_fields

@@ -7,8 +7,8 @@ work gives up its slot when an online request needs it, so it is no load for a r
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.metrics_core import (
@@ -26,6 +26,7 @@ from ballast_policy.request import RequestClass
 from ballast_queue.job import ItemState
 from ballast_queue.status import QueueStats
 from ballast_worker.histogram import Histogram
+from ballast_worker.http_server import Connections
 from ballast_worker.requests import Recorder
 from ballast_worker.utilization import Utilization
 
@@ -94,6 +95,10 @@ class QueueView:
     jobs_at_risk: int
     held: int
     """Items under lease in this worker."""
+    failures: Mapping[str, int] = field(default_factory=dict)
+    """Failures of the feeder by task."""
+    unreadable: int = 0
+    """Values in Redis that cannot be read, and are skipped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,7 @@ class ScrapeData:
     recorders: tuple[Recorder, ...]
     spending: Spending
     utilization: Utilization
+    connections: Connections
     queue: QueueView | None
     """None for a worker that serves only online requests."""
     block_tokens: int
@@ -117,10 +123,11 @@ class ScrapeData:
 
 
 class WorkerMetrics(Collector):
-    """Render `/metrics`."""
+    """Render `/metrics`, with or without the series that name tenants."""
 
-    def __init__(self, gather: Callable[[], ScrapeData]) -> None:
+    def __init__(self, gather: Callable[[], ScrapeData], *, shows_tenants: bool) -> None:
         self._gather = gather
+        self._shows_tenants = shows_tenants
         self._tenants: set[str] = set()
         self._lock = threading.Lock()
         self._registry = CollectorRegistry()
@@ -142,8 +149,10 @@ class WorkerMetrics(Collector):
         yield from _engine(figures)
         yield from _steps(figures)
         yield from _device(figures)
-        yield from self._tenant_service(figures)
+        if self._shows_tenants:
+            yield from self._tenant_service(figures)
         yield from _process(figures)
+        yield from _http(figures.connections)
         if figures.queue is not None:
             yield from _queue(figures.queue)
         yield from _vllm(figures)
@@ -365,9 +374,37 @@ def _process(figures: ScrapeData) -> Iterator[Metric]:
         yield _gauge(name, text, (), [((), value)])
 
 
+def _http(connections: Connections) -> Iterator[Metric]:
+    yield _gauge(
+        "ballast_http_connections",
+        "Open connections, by what they wait for: the headers or the body of a request, its answer, the next request "
+        "(idle), or the end.",
+        ("waits_for",),
+        [((phase,), count) for phase, count in connections.by_phase.items()],
+    )
+    yield _counter(
+        "ballast_http_closed",
+        "Connections that the worker closed because a client exceeded a limit, by limit.",
+        ("reason",),
+        [((reason.value,), count) for reason, count in connections.closed.items()],
+    )
+
+
 def _queue(view: QueueView) -> Iterator[Metric]:
     yield _gauge(
         "ballast_redis_up", "1 if Redis answers and its configuration is safe for jobs; else 0.", (), [((), view.is_up)]
+    )
+    yield _counter(
+        "ballast_feeder_failures",
+        "Tasks between engine and queue that failed, because of a value in Redis or a defect. The others go on.",
+        ("task",),
+        [((task,), count) for task, count in view.failures.items()],
+    )
+    yield _gauge(
+        "ballast_unreadable_values",
+        "Values in Redis that the worker cannot read, and skips. Its log names them.",
+        (),
+        [((), view.unreadable)],
     )
     yield _gauge("ballast_leases", "Items under lease in this worker.", (), [((), view.held)])
     stats = view.stats

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -22,12 +23,15 @@ from ballast_queue.errors import QueueForbidden
 from ballast_queue.redis_store import Queue
 from ballast_queue.status import WorkerStatus
 from ballast_worker import settings
+from ballast_worker.bodies import MOST_BODY_BYTES, BodyMemory, BodyReaders
 from ballast_worker.engine import Engine
 from ballast_worker.errors import NotServed, Refused
 from ballast_worker.feeder import Feeder
+from ballast_worker.http_server import Connections, HttpLimits
 from ballast_worker.loop import BROKEN, EngineLoop, Stream
 from ballast_worker.metrics import QueueView, ScrapeData, Spending, StepMetrics, WorkerMetrics
 from ballast_worker.openai import PublishedModel
+from ballast_worker.prompt_length import longest_token_bytes
 from ballast_worker.reload import ConfigWatcher, Loaded
 from ballast_worker.requests import Recorder, RequestTiming
 from ballast_worker.responses import AnswerBuffer, stopping
@@ -58,6 +62,7 @@ class Worker:
         *,
         path: Path | None = None,
         build: Build = build_engine,
+        http_limits: HttpLimits | None = None,
     ) -> None:
         """Load the model.
 
@@ -65,6 +70,7 @@ class Worker:
             loaded: the configuration
             path: the file of the configuration, which is watched for changes; None: it never changes
             build: builds the engine; by default that of Ballast
+            http_limits: limits of the HTTP server; by default those for the queue limits of the configuration
 
         Raises:
             NotServed: the configuration asks for something that this worker cannot do.
@@ -88,8 +94,12 @@ class Worker:
         self.served = _served(config, directory, self.engine, tokenizer)
         self._steps = StepMetrics()
         self.loop = EngineLoop(self.engine, self._steps.add)
+        self.connections = Connections(http_limits or _http_limits(config, self.engine.policy.slots))
+        self.bodies = BodyMemory(max(MOST_BODY_BYTES, 4 * 1024 * config.limits.max_body_kibibytes))
+        self.readers = BodyReaders()
         self.feeder = self._feed(config)
-        self.metrics = WorkerMetrics(self._figures)
+        self.metrics = WorkerMetrics(self._figures, shows_tenants=False)
+        self.tenant_metrics = WorkerMetrics(self._figures, shows_tenants=True)
         self._keys = keys
         self._loaded = loaded
         self._spending = Spending()
@@ -139,6 +149,7 @@ class Worker:
         if self.feeder is not None:
             await asyncio.to_thread(self.feeder.stop)
         await asyncio.to_thread(self.loop.stop)
+        self.readers.close()
         log.info("worker stopped", worker=self.id)
 
     # Requests
@@ -196,6 +207,15 @@ class Worker:
 
     # Status and metrics
 
+    @property
+    def failure(self) -> str | None:
+        """Why only a restart helps; None while the worker is healthy."""
+        if not self.loop.is_healthy:
+            return self.loop.failure or "Several engine steps in a row failed."
+        if self.feeder is not None and self.feeder.is_dead:
+            return "The feeder ended, so the worker does no offline work."
+        return None
+
     def status(self) -> WorkerStatus:
         """Return the status of the worker now."""
         stats = self.engine.stats()
@@ -239,7 +259,15 @@ class Worker:
         feeder, watcher = self.feeder, self._watcher
         view = None
         if feeder is not None:
-            view = QueueView(self.config.queue_name, feeder.is_up, feeder.stats, feeder.num_at_risk, feeder.num_held)
+            view = QueueView(
+                name=self.config.queue_name,
+                is_up=feeder.is_up,
+                stats=feeder.stats,
+                jobs_at_risk=feeder.num_at_risk,
+                held=feeder.num_held,
+                failures=dict(feeder.failures),
+                unreadable=feeder.num_unreadable,
+            )
         return ScrapeData(
             model=self.served.name,
             stats=self.engine.stats(),
@@ -247,6 +275,7 @@ class Worker:
             recorders=(self.recorder, feeder.recorder) if feeder is not None else (self.recorder,),
             spending=self._spending,
             utilization=self._utilization,
+            connections=self.connections,
             queue=view,
             block_tokens=self.engine.policy.block_tokens,
             generation=self.config.runtime.generation,
@@ -306,6 +335,12 @@ class Worker:
         )
 
 
+def _http_limits(config: WorkerConfig, slots: int) -> HttpLimits:
+    """Return limits that leave a connection for each request that may run or wait, and the usual number beside."""
+    limits = HttpLimits()
+    return replace(limits, connections=limits.connections + slots + 2 * config.limits.max_queued_requests)
+
+
 def _served(config: WorkerConfig, directory: Path, engine: Engine, tokenizer: Tokenizer) -> PublishedModel:
     return PublishedModel(
         name=settings.served_name(config, directory),
@@ -314,6 +349,7 @@ def _served(config: WorkerConfig, directory: Path, engine: Engine, tokenizer: To
         max_model_len=engine.max_tokens,
         vocab_size=tokenizer.vocab_size,
         tokenizer=tokenizer,
+        longest_token_bytes=longest_token_bytes(directory / "tokenizer.json"),
     )
 
 

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from ballast_api.errors import InvalidConfig
 from ballast_api.hot import with_hot_fields
 from ballast_api.inference_deployment import InferenceDeployment
-from ballast_api.names import HTTP_PORT, config_map, redis_secret
+from ballast_api.names import HTTP_PORT, METRICS_PORT, config_map, redis_secret
 from ballast_api.sections import Model
 from ballast_api.worker_config import Runtime, WorkerConfig
 from ballast_operator.children.manifest import hash_of, manifest
@@ -85,6 +85,7 @@ def worker_config(resource: InferenceDeployment, *, own_keys: frozenset[str]) ->
     runtime = Runtime(
         host="0.0.0.0",  # noqa: S104 - a pod serves its Service
         port=HTTP_PORT,
+        metrics_port=METRICS_PORT if spec.network.metrics_from else None,
         redis_url_file=Path(REDIS_DIRECTORY, redis.url_key) if redis else None,
         redis_password_file=Path(REDIS_DIRECTORY, redis.password_key) if redis and redis.password_key else None,
         namespace=metadata.namespace,
