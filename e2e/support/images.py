@@ -10,7 +10,17 @@ from pathlib import Path
 
 from programs import ROOT
 
-CONTEXT = ("crds", "operator", "worker", "pyproject.toml", "constraints.txt", "README.md", "LICENSE", "CHANGELOG.md")
+CONTEXT = (
+    "crds",
+    "operator",
+    "worker",
+    "pyproject.toml",
+    "requirements-build.txt",
+    "README.md",
+    "LICENSE",
+    "CHANGELOG.md",
+)
+CPU_ONLY = ("--build-arg", "TORCH=cpu")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Protocol
 
-from images import IMAGES, Image, fingerprint, id_of_archive
+from images import CPU_ONLY, IMAGES, Image, fingerprint, id_of_archive
 from layers import add_layer
 from programs import ROOT, run
 
@@ -103,7 +103,7 @@ class Local:
         self._images.mkdir(parents=True, exist_ok=True)
         tar = self._images / f"{name.replace(':', '-')}.tar"  # the tag names a commit: the image never changes
         if not tar.exists():
-            run(self._kube / "build-image", context, dockerfile, name, tar, seconds=15 * MINUTES)
+            run(self._kube / "build-image", context, dockerfile, name, tar, *CPU_ONLY, seconds=15 * MINUTES)
         self.cluster("load", str(tar), seconds=5 * MINUTES)
 
     def offer_gpus(self, count: int) -> None:
@@ -142,7 +142,8 @@ class Local:
             if image.program:
                 self._pack(image, tar)
             else:
-                run(self._kube / "build-image", ".", image.dockerfile, image.name, tar, seconds=15 * MINUTES)
+                run(self._kube / "build-image", ".", image.dockerfile, image.name, tar, *CPU_ONLY,
+                    seconds=15 * MINUTES)  # fmt: skip
             made_from.write_text(wanted)
         print(f"image {image.name}: {tar.stat().st_size / 1e6:.0f} MB, {id_of_archive(tar)}")
         return tar
@@ -200,7 +201,7 @@ class Kind:
         for image in IMAGES:
             if image.is_pulled_elsewhere:
                 continue
-            run("docker", "build", "-f", image.dockerfile, "-t", image.name,
+            run("docker", "build", "-f", image.dockerfile, "-t", image.name, *CPU_ONLY,
                 "--build-arg", "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu", ".",
                 seconds=30 * MINUTES)  # fmt: skip
             ids[image] = self._load(image)
@@ -218,7 +219,7 @@ class Kind:
         return self._load(image)
 
     def bring(self, context: Path, dockerfile: str, name: str) -> None:
-        run("docker", "build", "-f", context / dockerfile, "-t", name,
+        run("docker", "build", "-f", context / dockerfile, "-t", name, *CPU_ONLY,
             "--build-arg", "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu", context,
             seconds=30 * MINUTES)  # fmt: skip
         run("kind", "load", "docker-image", "--name", self.NAME, name, seconds=10 * MINUTES)
@@ -226,20 +227,21 @@ class Kind:
     def offer_gpus(self, count: int) -> None:
         path = "/status/{}/nvidia.com~1gpu"
         patch = [{"op": "add", "path": path.format(part), "value": str(count)} for part in ("capacity", "allocatable")]
-        run("kubectl", "--kubeconfig", self.kubeconfig, "patch", "node", self.NODE, "--subresource=status",
-            "--type=json", "-p", str(patch).replace("'", '"'))  # fmt: skip
+        for node in self._nodes():
+            run("kubectl", "--kubeconfig", self.kubeconfig, "patch", "node", node, "--subresource=status",
+                "--type=json", "-p", str(patch).replace("'", '"'))  # fmt: skip
 
     def renew_volumes(self) -> None:
         pass  # kind provisions them on demand
 
     def kill(self, container_id: str) -> None:
-        self._node("ctr", "-n", "k8s.io", "tasks", "kill", "-s", "KILL", container_id)
+        self._tasks("kill", "-s", "KILL", container_id)
 
     def freeze(self, container_id: str) -> None:
-        self._node("ctr", "-n", "k8s.io", "tasks", "pause", container_id)
+        self._tasks("pause", container_id)
 
     def thaw(self, container_id: str) -> None:
-        self._node("ctr", "-n", "k8s.io", "tasks", "resume", container_id)
+        self._tasks("resume", container_id)
 
     def restart(self, component: str) -> None:
         if component == "kubelet":
@@ -255,8 +257,17 @@ class Kind:
         print(f"image {image.name}: {int(said[1]) / 1e6:.0f} MB, {said[0]}")
         return said[0]
 
-    def _node(self, *words: str) -> str:
-        return run("docker", "exec", self.NODE, *words).stdout
+    def _nodes(self) -> list[str]:
+        return run("kind", "get", "nodes", "--name", self.NAME).stdout.split()
+
+    def _tasks(self, *words: str) -> None:
+        """Call `ctr tasks` on the node of the container, which is the last word."""
+        ctr = ("ctr", "-n", "k8s.io", "tasks")
+        [node] = (node for node in self._nodes() if words[-1] in self._node(*ctr, "list", "-q", node=node))
+        self._node(*ctr, *words, node=node)
+
+    def _node(self, *words: str, node: str = NODE) -> str:
+        return run("docker", "exec", node, *words).stdout
 
 
 def chosen() -> Provider:
