@@ -1,4 +1,4 @@
-"""Online requests through the Service's name: every worker takes some, and the answers are the model's own."""
+"""Online requests to the Service: every worker answers some, and the answers are those of the model."""
 
 from __future__ import annotations
 
@@ -71,6 +71,6 @@ def test_a_wrong_model_name_is_refused_with_the_name_that_is_served(client: Clie
 
 
 def answered(cluster: Cluster, pod: dict) -> float:
-    """Online requests that a worker has answered so far."""
+    """Return the number of online requests that a worker has answered."""
     samples = cluster.metrics(pod)
     return sum(samples[f'ballast_requests_total{{class="online",outcome="{how}"}}'] for how in ("stop", "length"))
