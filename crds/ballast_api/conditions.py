@@ -53,6 +53,8 @@ class ConditionReason(StrEnum):
     QUOTA = "Quota"
     NAME_TAKEN = "NameTaken"
     NOT_APPLIED = "NotApplied"
+    QUEUE_CONFLICT = "QueueConflict"
+    QUEUE_LEFT = "QueueLeft"
     # ConfigApplied
     APPLIED = "Applied"
     PENDING = "Pending"

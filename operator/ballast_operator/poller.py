@@ -16,7 +16,7 @@ from ballast_log import Log
 from ballast_operator.addresses import Address, Addresses
 from ballast_operator.errors import ClusterRefused, ClusterUnavailable
 from ballast_operator.kinds import Key
-from ballast_operator.poll_result import PollResult, Problem, QueueSource
+from ballast_operator.poll_result import FormerQueue, PollResult, Problem, QueueSource
 from ballast_operator.redis_hosts import RedisHosts
 from ballast_queue.connection import Connection
 from ballast_queue.errors import HostNotAdmitted, LibraryUnfit, QueueError, QueueForbidden, QueueUnavailable
@@ -160,12 +160,12 @@ class Poller:
         self._loop = asyncio.get_running_loop()
         run, before = asyncio.get_running_loop().run_in_executor, of.worked
         try:
-            result = await run(self._threads, self._read, server, of.source.queue)
+            result = await run(self._threads, self._read, server, of.source)
         except QueueError:
             if before is None or before == server or before not in self._connections:
                 raise
             of.worked = None
-            result = await run(self._threads, self._read, before, of.source.queue)
+            result = await run(self._threads, self._read, before, of.source)
             of.worked = before
         else:
             of.worked = server
@@ -178,10 +178,12 @@ class Poller:
             self._outdated()
         of.may_be_outdated = True
 
-    def _read(self, server: Server, name: str) -> PollResult:
+    def _read(self, server: Server, source: QueueSource) -> PollResult:
         """Poll one queue. Runs on a thread."""
-        queue = Queue(self._connection(server), name)
-        return PollResult(time.monotonic(), workers=tuple(queue.workers.statuses()), queue=queue.stats())
+        connection = self._connection(server)
+        queue = Queue(connection, source.queue)
+        former = tuple(_former(Queue(connection, name)) for name in source.former)
+        return PollResult(time.monotonic(), workers=tuple(queue.workers.statuses()), queue=queue.stats(), former=former)
 
     def _admits(self, namespace: str, host: str) -> bool:
         """Return whether the operator may connect to a host. Runs on a thread, before each connection."""
@@ -229,6 +231,11 @@ def _unusable(source: QueueSource, known: str = "") -> PollResult:
         f"the operator cannot use the Redis of Secret {source.redis.secret_name}: it does not answer, refuses the "
         "login, or the operator may not connect to the host of the URL. Check the Secret and the server",
     )
+
+
+def _former(queue: Queue) -> FormerQueue:
+    stats = queue.stats()
+    return FormerQueue(queue.name, stats.depth + stats.items.leased, is_served=bool(queue.workers.statuses()))
 
 
 def _failed(reason: ConditionReason, message: str) -> PollResult:

@@ -158,10 +158,10 @@ class Reconciler(Generic[R]):
             self._poller.forget(key)
             await self._report_degraded(key, body, refusal)
             return self._grants.least_seconds
-        blocked = self._type.blocked(resource, self.context)
+        blocked = self._type.blocked(resource, self.context, self._cache.resources.values())
         if blocked is not None:
             await self._report_degraded(key, body, blocked)
-            return None
+            return NAME_AGAIN_SECONDS if blocked.reason is ConditionReason.QUEUE_CONFLICT else None
         source = self._type.source(resource, self.context)
         poll = None
         if source is not None:

@@ -105,8 +105,9 @@ class ResourceType(Generic[R]):
     conditions: Callable[[ConditionInput[R]], Mapping[ConditionType, ConditionValue]]
     status: Callable[[ConditionInput[R], tuple[Condition, ...], ScalingStatus | None], ResourceStatus]
     """Build the status to report from its conditions and the last scaling decision."""
-    blocked: Callable[[R, OperatorContext], ConditionValue | None] = lambda _resource, _context: None
-    """Return why the resource must stay unchanged for now, as the value of `Degraded`."""
+    blocked: Callable[[R, OperatorContext, Iterable[Body]], ConditionValue | None] = lambda *_: None
+    """Return why the resource must stay unchanged for now, as the value of `Degraded`. The third argument is every
+    resource of this type."""
     named_secrets: Callable[[R], tuple[str, ...]] = lambda _resource: ()
     """Return the names of the Secrets that the resource names, which need the label `ballast.dev/allow`."""
     secrets: Callable[[R, OperatorContext], tuple[Key, ...]] = lambda _resource, _context: ()

@@ -1,0 +1,98 @@
+"""Which queue a resource serves: one model for each queue, and no queue is left with work unnoticed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from operated import Cluster, Operator, report, until
+
+from ballast_queue.redis_store import Queue
+
+pytestmark = pytest.mark.envtest
+
+LINE = json.dumps(
+    {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "tiny", "prompt": "x"}}
+)
+
+
+@pytest.fixture
+def redis(cluster: Cluster, valkey: Any) -> str:
+    cluster.secret("redis", url=valkey.url)
+    return str(valkey.url)
+
+
+def submit(redis: str, name: str) -> Queue:
+    queue = Queue.connect(redis, name)
+    queue.submissions.submit([LINE], tenant="default")
+    return queue
+
+
+def test_a_queue_that_a_change_leaves_with_work_is_reported_until_it_is_finished(
+    operator: Operator, cluster: Cluster, redis: str
+) -> None:
+    old = f"{cluster.namespace}/llm"
+    cluster.make(redis={"secretName": "redis"})
+    until(lambda: (cluster.resource().get("status") or {}).get("queue") == old)
+    queue = submit(redis, old)
+    cluster.patch("inferencedeployments", "llm", {"spec": {"offline": {"queue": f"{cluster.namespace}/other"}}})
+
+    message = cluster.says("Degraded", "True", "QueueLeft")["message"]
+    assert old in message
+    assert "1 unfinished items" in message
+    (job,) = queue.jobs.newest()
+    queue.jobs.cancel(job.id)
+    queue.timers.run_due()
+    cluster.says("Degraded", "False")
+    until(lambda: not cluster.resource()["status"]["formerQueues"])
+    queue.close()
+
+
+def test_a_former_queue_that_another_worker_serves_is_not_left(
+    operator: Operator, cluster: Cluster, redis: str
+) -> None:
+    old = f"{cluster.namespace}/llm"
+    cluster.make(redis={"secretName": "redis"})
+    until(lambda: (cluster.resource().get("status") or {}).get("queue") == old)
+    report(submit(redis, old), "10.7.7.7")
+    cluster.patch("inferencedeployments", "llm", {"spec": {"offline": {"queue": f"{cluster.namespace}/other"}}})
+    until(lambda: cluster.resource()["status"]["formerQueues"] == [old])
+
+    assert cluster.says("Degraded", "False")
+
+
+def test_the_younger_of_two_resources_with_two_models_on_one_queue_is_refused(
+    operator: Operator, cluster: Cluster, redis: str
+) -> None:
+    shared = {"offline": {"queue": f"{cluster.namespace}/shared"}, "redis": {"secretName": "redis"}}
+    cluster.make("older", model={"uri": "file:///models/one"}, **shared)
+    until(lambda: cluster.get("deployments", "older"))
+    until(lambda: is_younger_now(cluster), said="the next second")
+    cluster.make("younger", model={"uri": "file:///models/two"}, **shared)
+
+    message = cluster.says("Degraded", "True", "QueueConflict", name="younger")["message"]
+    assert f"{cluster.namespace}/older, which serves the model one, and this one serves two" in message
+    assert not cluster.get("deployments", "younger")
+    assert cluster.condition("Degraded", name="older")["status"] == "False"
+    cluster.patch("inferencedeployments", "younger", {"spec": {"model": {"servedName": "one"}}})
+    cluster.says("Degraded", "False", name="younger")
+    until(lambda: cluster.get("deployments", "younger"))
+
+
+def is_younger_now(cluster: Cluster) -> bool:
+    """Return whether an object that is created now has a later time of creation: it counts whole seconds."""
+    name = f"clock-{len(cluster.names('configmaps'))}"
+    clock = cluster.create("configmaps", {"metadata": {"name": name}})["metadata"]["creationTimestamp"]
+    return bool(clock > cluster.resource("older")["metadata"]["creationTimestamp"])
+
+
+def test_two_models_on_queues_of_the_same_name_in_two_servers_are_no_conflict(
+    operator: Operator, cluster: Cluster, redis: str
+) -> None:
+    offline = {"queue": f"{cluster.namespace}/shared"}
+    cluster.secret("another", url=redis)
+    cluster.make("one", model={"uri": "file:///models/one"}, offline=offline, redis={"secretName": "redis"})
+    cluster.make("two", model={"uri": "file:///models/two"}, offline=offline, redis={"secretName": "another"})
+
+    until(lambda: cluster.get("deployments", "one") and cluster.get("deployments", "two"))
