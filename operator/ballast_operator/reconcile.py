@@ -18,7 +18,7 @@ from ballast_operator import report
 from ballast_operator.cache import Cache
 from ballast_operator.cluster import Cluster
 from ballast_operator.context import OperatorContext
-from ballast_operator.drift import drift
+from ballast_operator.drift import additions, drift
 from ballast_operator.errors import (
     ClusterRefused,
     ClusterUnavailable,
@@ -328,6 +328,8 @@ class Reconciler(Generic[R]):
                 if not is_owned(found, owner):
                     raise NameTaken(f"{step.key.kind.name} {step.key.name}") from None
                 uid = str(found["metadata"]["uid"])
+        if step.patch is not None:
+            return await self._cluster.overwrite(step.key, step.patch, uid=uid)
         try:
             return await self._cluster.apply(step.key, step.manifest, uid=uid)
         except Invalid:
@@ -339,7 +341,8 @@ class Reconciler(Generic[R]):
     @staticmethod
     def _tolerate(step: Apply, answer: Body, marker: str, memory: _Memory[R]) -> None:
         """Remember which fields the cluster changes after an apply, so that they are not restored indefinitely."""
-        paths = frozenset(drift(step.manifest, answer))
+        kept = additions(step.manifest, answer) if step.patch is not None else ()
+        paths = frozenset((*drift(step.manifest, answer), *kept))
         if paths and memory.tolerated.get(marker) != paths:
             log.warning("the cluster changes applied fields", kind=step.key.kind.name, fields=sorted(paths)[:8])
             memory.tolerated[marker] = paths
