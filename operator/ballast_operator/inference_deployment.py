@@ -307,6 +307,11 @@ def _queue_of(about: Body, spec: Body) -> tuple[str, str]:
     return queue, f"{about['namespace']}/{redis['secretName']}" if redis else ""
 
 
+def _own_queue(body: Body) -> str | None:
+    queue, redis = _queue_of(body["metadata"], body["spec"])
+    return None if redis else queue
+
+
 def _lacks_redis(resource: InferenceDeployment, context: OperatorContext) -> ConditionValue | None:
     if not context.lacks_redis or resource.spec.redis is not None:
         return None
@@ -343,6 +348,7 @@ RESOURCE_TYPE = ResourceType(
     blocked=_blocked,
     named_secrets=named_secrets,
     secrets=_secrets,
+    own_queue=_own_queue,
     source=_source,
     awaits_poll=_awaits_poll,
     scaling=lambda resource: resource.spec.scaling,

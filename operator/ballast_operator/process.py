@@ -34,6 +34,7 @@ from ballast_operator.secret_grants import SecretGrants
 from ballast_operator.settings import OperatorSettings
 from ballast_operator.streams import Streams
 from ballast_operator.web import Web
+from ballast_queue.errors import QueueError
 
 log = Log(__name__)
 
@@ -46,6 +47,7 @@ KINDS_AGAIN_SECONDS = 3.0
 """The API server may list a new kind a moment after its CRD changed."""
 AUDIT_SOON_SECONDS = 5.0
 RETRY_SECONDS = 2.0
+DAY_SECONDS = 86400.0
 LEADERSHIP_LOST = 1
 PART_ENDED = 70
 
@@ -107,6 +109,7 @@ class Operator:
             Addresses(cluster, least_seconds=settings.poll_seconds, only_allowed=settings.require_secret_label),
             RedisHosts(cluster, [host.strip() for host in settings.redis_hosts.split(",") if host.strip()]),
             every_seconds=settings.poll_seconds,
+            keep_seconds=settings.unused_queue_days * DAY_SECONDS,
             polled=self._controller.add,
             outdated=self._secret_outdated.set,
         )
@@ -229,6 +232,7 @@ class Operator:
                 if time.monotonic() - looked >= self._settings.audit_seconds:
                     looked = time.monotonic()
                     await self._audit_unwatched()
+                    await self._update_queues()
             except (ClusterUnavailable, ClusterRefused) as error:
                 log.warning("audit not finished", error=str(error))
 
@@ -254,6 +258,24 @@ class Operator:
             for key in await reconciler.audit_secrets():
                 log.info("an audit found a Secret that is missing or changed", resource=str(key))
                 self._controller.add(key)
+
+    async def _update_queues(self) -> None:
+        """Remove the queues of the operator's own Redis that no resource has used for long."""
+        if self._context.redis is None or self._streams.missing:
+            return
+        used = {
+            queue
+            for found in self._types
+            for body in self._caches[found.kind].resources.values()
+            if (queue := found.own_queue(body)) is not None
+        }
+        try:
+            removed = await self._poller.update_queues(self._context.redis, used, release=self._releases.own)
+        except QueueError as error:
+            log.warning("unused queues were not checked", error=type(error).__name__)
+        else:
+            if removed:
+                log.info("unused queues removed", queues=removed, days=self._settings.unused_queue_days)
 
     async def _read_kinds(self) -> None:
         self._use(replace(self._context, kinds=await self._optional_kinds()))

@@ -47,6 +47,9 @@ class OperatorSettings(BaseModel):
     """Number of resources that are reconciled at the same time."""
     poll_seconds: float = Field(default=10, ge=1, le=60)
     """Interval between two polls of a resource's workers and queue in Redis."""
+    unused_queue_days: float = Field(default=30, gt=0)
+    """Days that a queue in the operator's own Redis is kept, with its jobs and results, after the last resource that
+    used it was deleted or names another queue."""
     audit_seconds: float = Field(default=600, ge=1)
     """Interval between two comparisons of the caches with the cluster, with one list of names per kind."""
     host: str = "0.0.0.0"  # noqa: S104 - the kubelet probes a pod from outside

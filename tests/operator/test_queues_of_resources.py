@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
-from operated import Cluster, Operator, report, until
+from control_plane import ControlPlane
+from operated import Cluster, Operator, report, running, until
 
 from ballast_queue.redis_store import Queue
+from ballast_queue.settings import QueueSettings
+from ballast_queue.unused import REGISTRY
 
 pytestmark = pytest.mark.envtest
 
@@ -47,6 +51,54 @@ def test_a_queue_that_a_change_leaves_with_work_is_reported_until_it_is_finished
     cluster.says("Degraded", "False")
     until(lambda: not cluster.resource()["status"]["formerQueues"])
     queue.close()
+
+
+def test_the_queue_of_a_deleted_resource_is_kept_for_its_days_and_then_removed(
+    controllers: ControlPlane, cluster: Cluster, valkey: Any, tmp_path: Path
+) -> None:
+    cluster.create("secrets", {"metadata": {"name": "own"}, "stringData": {"url": valkey.url}})
+    environment = {"BALLAST_NAMESPACE": cluster.namespace, "BALLAST_REDIS_SECRET": "own", "BALLAST_AUDIT_SECONDS": "1"}
+    environment |= {"BALLAST_RELEASE": f"{cluster.namespace}/all"}
+    gone, kept = (submit(valkey.url, f"{cluster.namespace}/{name}") for name in ("gone", "kept"))
+    with running(controllers.kubeconfig, tmp_path, **environment):
+        cluster.make("gone")
+        cluster.make("kept", offline={"queue": kept.name})
+        until(lambda: registered(kept) == {gone.name, kept.name}, said="both queues are known")
+        cluster.delete("inferencedeployments", "gone")
+        until(lambda: is_unused(gone), said="noticed")
+        assert gone.jobs.newest(), "it is kept for 30 days"
+    with running(controllers.kubeconfig, tmp_path, **environment, BALLAST_UNUSED_QUEUE_DAYS="0.00001") as operator:
+        until(lambda: not gone.jobs.newest(), said="removed")
+        until(lambda: registered(kept) == {kept.name})
+        assert "unused queues removed" in operator.text()
+        assert kept.jobs.newest()
+    for queue in (gone, kept):
+        queue.close()
+
+
+def test_a_paused_job_expires_although_no_worker_serves_its_queue(
+    operator: Operator, cluster: Cluster, redis: str
+) -> None:
+    queue = submit(redis, f"{cluster.namespace}/llm")
+    queue.settings.apply(QueueSettings(abandoned_seconds=0.1))
+    (job,) = queue.jobs.newest()
+    queue.jobs.pause(job.id)
+    cluster.make(redis={"secretName": "redis"}, replicas=0)
+
+    until(lambda: queue.jobs.get(job.id).state == "expired")
+    queue.close()
+
+
+def registered(queue: Queue) -> set[str]:
+    """Return the queues of this namespace that the operator knows."""
+    own = queue.name.partition("/")[0]
+    pairs = queue.store.connection.hash_pairs(REGISTRY)
+    return {name for field, _ in pairs if (name := field.decode().partition(" ")[0]).startswith(own)}
+
+
+def is_unused(queue: Queue) -> bool:
+    pairs = queue.store.connection.hash_pairs(REGISTRY)
+    return any(value for field, value in pairs if field.decode().partition(" ")[0] == queue.name)
 
 
 def test_a_former_queue_that_another_worker_serves_is_not_left(
