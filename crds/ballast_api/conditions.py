@@ -49,6 +49,7 @@ class ConditionReason(StrEnum):
     INVALID_SPEC = "InvalidSpec"
     NO_SECRET = "SecretMissing"  # noqa: S105 - a reason, no password
     SECRET_NOT_ALLOWED = "SecretNotAllowed"  # noqa: S105 - the same
+    NOT_PERMITTED = "NotPermitted"
     ROLLOUT_STUCK = "RolloutStuck"
     QUOTA = "Quota"
     NAME_TAKEN = "NameTaken"

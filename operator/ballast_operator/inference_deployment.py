@@ -268,7 +268,22 @@ def _scaling(wanted: ScalingStatus | None, reported: ScalingStatus | None) -> Sc
 
 
 def _blocked(resource: InferenceDeployment, context: OperatorContext, others: Iterable[Body]) -> ConditionValue | None:
-    return _lacks_redis(resource, context) or _shares_queue(resource, context, others)
+    return (
+        _is_not_permitted(resource, context)
+        or _lacks_redis(resource, context)
+        or _shares_queue(resource, context, others)
+    )
+
+
+def _is_not_permitted(resource: InferenceDeployment, context: OperatorContext) -> ConditionValue | None:
+    found = "; ".join(context.rules.violations(resource))
+    if not found:
+        return None
+    message = (
+        f"{found}. Change the resource, or ask the owner of the cluster for the setting of the operator. Until then, "
+        "the children of this resource do not change"
+    )
+    return ConditionValue("True", ConditionReason.NOT_PERMITTED, message[:1000])
 
 
 def _shares_queue(

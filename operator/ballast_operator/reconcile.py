@@ -47,6 +47,8 @@ POLL_WITHIN_SECONDS, HURRY_SECONDS = 5.0, 0.5
 """A resource becomes ready with the figures of its workers, or without them after the first time."""
 MOUNTED = frozenset({SECRET, CONFIG_MAP})
 """Kinds of children that pods mount by name."""
+CLAIM_AGAIN_SECONDS = 1.0
+"""A resource that changed while this release claimed it is read again after this time."""
 PATIENCE = 2
 """A write that failed this number of times in a row is reported."""
 WAITING = frozenset({"ContainerCreating", "PodInitializing", "CreateContainerConfigError"})
@@ -144,7 +146,7 @@ class Reconciler(Generic[R]):
             return None  # Kubernetes deletes its children, and the operator sets no finalizers
         claimed = await self._claim(key, body)
         if claimed is None:
-            return None
+            return None if key in self.foreign else CLAIM_AGAIN_SECONDS
         body = claimed
         memory = self._memory(key, body["metadata"]["uid"])
         try:
@@ -181,7 +183,7 @@ class Reconciler(Generic[R]):
         return again
 
     async def _claim(self, key: Key, body: Body) -> Body | None:
-        """Return the resource with this release in its status; None if another release reconciles the resource."""
+        """Return the resource with this release in its status; None if it could not be claimed."""
         status = self._type.read_status(body.get("status") or {})
         if status.operator != self._releases.own:
             if not await self._releases.may_claim(status.operator):
@@ -197,7 +199,7 @@ class Reconciler(Generic[R]):
             try:
                 body = await self._cluster.apply_status(key, manifest)
             except (Conflict, ObjectNotFound):
-                return None  # the resource has changed, and an event follows
+                return None  # the resource has changed
             self._cache.put(key.kind, body)
         self.foreign.pop(key, None)
         return body
