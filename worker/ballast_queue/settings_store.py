@@ -17,7 +17,7 @@ _NUMBERS = (
 
 @dataclass(frozen=True, slots=True)
 class SettingsStore:
-    """Law: the settings of the newest resource and generation are in force."""
+    """The settings of a queue. Those of the newest resource and generation are in force."""
 
     _store: Store
 
