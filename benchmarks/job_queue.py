@@ -125,8 +125,13 @@ def measure_tenants(queue: Queue, num_items: int, num_tenants: int) -> dict[str,
     }
     drained = drain(queue, job_ids, each * num_tenants, at_once=64)
     tenth = max(2, len(drained.claims) // 10)
-    for name, part in (("first", drained.claims[:tenth]), ("middle", drained.claims[len(drained.claims) // 2 :][:tenth]),
-                       ("last", drained.claims[-tenth:])):  # fmt: skip
+    middle = len(drained.claims) // 2
+    parts = {
+        "first": drained.claims[:tenth],
+        "middle": drained.claims[middle:][:tenth],
+        "last": drained.claims[-tenth:],
+    }
+    for name, part in parts.items():
         figures[f"claim_64_in_the_{name}_tenth"] = percentiles(part)
     figures["claim_and_finish_64_items_per_second"] = round(drained.rate)
     figures["the_same_per_processor_second_of_the_client"] = round(drained.items / drained.client_cpu)
@@ -158,7 +163,10 @@ def measure_jobs(queue: Queue, num_jobs: int) -> dict[str, object]:
 def measure(url: str, num_items: int, num_jobs: int, num_tenants: int) -> dict[str, object]:
     """Run all measurements on new queues."""
     figures: dict[str, object] = {}
-    for run in (lambda queue: measure_tenants(queue, num_items, num_tenants), lambda queue: measure_jobs(queue, num_jobs)):
+    for run in (
+        lambda queue: measure_tenants(queue, num_items, num_tenants),
+        lambda queue: measure_jobs(queue, num_jobs),
+    ):
         queue = Queue.connect(url, f"bench/{uuid4().hex}", loads_functions=True, socket_timeout=60)
         queue.settings.apply(QueueSettings(lease_seconds=3600))
         figures |= run(queue)
@@ -169,7 +177,13 @@ def measure(url: str, num_items: int, num_jobs: int, num_tenants: int) -> dict[s
 def measure_peers(python: str, num: int) -> dict[str, object]:
     """Return the items per second of arq, rq and celery."""
     with ValkeyServer(config=CONFIG) as server:
-        command = [python, str(Path(__file__).with_name("job_queue_peers.py")), server.connection_url, "--jobs", str(num)]
+        command = [
+            python,
+            str(Path(__file__).with_name("job_queue_peers.py")),
+            server.connection_url,
+            "--jobs",
+            str(num),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"the peers failed:\n{done.stderr[-2000:]}")

@@ -33,11 +33,11 @@ import ballast_cli
 from ballast_queue.redis_store import Queue
 
 FIRST, OTHERS = "first", ("second", "third")
-TREE_SHARE = 0.25
+TREE_SHARE = 0.35
 """Share of the kills that end all processes of one `ballast up` at once, as a power cut does."""
-FAULT_SHARE = 0.35
+FAULT_SHARE = 0.3
 """Share of the events that are network faults."""
-PATIENCE_SECONDS = 4
+PATIENCE_SECONDS = 12
 """How long a kill waits for a worker that is ready. After it, the kill hits processes that start."""
 PROGRESS_SECONDS = 10
 
@@ -156,14 +156,18 @@ class Chaos:
             self._spoil(link, fault, seconds)
             return
         # Without a ready worker there is less to lose, and no progress.
-        wait_for(lambda: self._follow_redis() or any(each.is_ready for each in self.stacks), seconds=PATIENCE_SECONDS, pause=0.1)
+        wait_for(
+            lambda: self._follow_redis() or any(each.is_ready for each in self.stacks),
+            seconds=PATIENCE_SECONDS,
+            pause=0.1,
+        )
         processes = stack.processes()
         if tree_dice < TREE_SHARE:
             self.num_trees += 1
             for process in processes:
                 stack.kill(process)
-        elif victims := [process for process in processes if process.kind is kind]:
-            stack.kill(self.rng.choice(victims))
+        elif processes:
+            stack.kill(next((process for process in processes if process.kind is kind), processes[0]))
 
     def _spoil(self, name: str, fault: Fault, seconds: float) -> None:
         if name in self._heal_at:
@@ -249,8 +253,8 @@ class Chaos:
         ready = sum(stack.is_ready for stack in self.stacks)
         answered, lost = self.online.outcomes[Outcome.ANSWERED], self.online.outcomes[Outcome.LOST]
         say(
-            f"{seconds:6.0f} s  {self.num_kills} kills, {self.faults.total()} faults, {ready} of {len(self.stacks)} ready, "
-            f"{self.jobs.finished} of {self.jobs.num_items} items done, {answered} online answers, {lost} lost"
+            f"{seconds:6.0f} s  {self.num_kills} kills, {self.faults.total()} faults, {ready} of {len(self.stacks)} "
+            f"ready, {self.jobs.finished} of {self.jobs.num_items} items done, {answered} online answers, {lost} lost"
         )
 
     def print_table(self, problems: Sequence[str]) -> None:
@@ -281,7 +285,6 @@ class Chaos:
             say(f"| {name:<{width}} | {value!s:>10} |")
         for problem in problems:
             say(f"PROBLEM: {problem}")
-
 
     def _stack(self, name: str) -> Stack:
         config: dict[str, object] = {

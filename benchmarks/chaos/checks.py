@@ -105,4 +105,4 @@ def descriptor_leaks(stacks: Sequence[Stack], links: dict[str, Link]) -> Iterato
         after = descriptors(life.pid)
         for kind in after:
             if after[kind] > before[stack.name].get(kind, 0) + 1:  # one connection may be renewed at this moment
-                yield f"{stack.name}: {kind} descriptors before {len(FAULTS)} faults: {before[stack.name]}, after: {after}"
+                yield f"{stack.name}: descriptors before {len(FAULTS)} faults: {before[stack.name]}, after: {after}"

@@ -17,8 +17,8 @@ import httpx
 
 PROGRAM = "toxiproxy-server"
 MISSING = (
-    f"{PROGRAM} was not found: the run has no network faults. Get it from https://github.com/Shopify/toxiproxy, and put "
-    "it on the PATH, or set TOXIPROXY."
+    f"{PROGRAM} was not found, so this run has NO network faults. Install toxiproxy, and put it on the PATH, or set "
+    "TOXIPROXY to its path."
 )
 
 

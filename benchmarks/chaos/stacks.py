@@ -5,7 +5,6 @@ A process belongs to a stack if its working directory is the stack's, so the sea
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -104,10 +103,11 @@ class Stack:
 
     def processes(self) -> list[Process]:
         """Return the processes of this stack that run now."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit() and (kind := self._kind(entry)) is not None:
-                found.append(Process(int(entry.name), kind))
+        found = [
+            Process(int(entry.name), kind)
+            for entry in Path("/proc").iterdir()
+            if entry.name.isdigit() and (kind := self._kind(entry)) is not None
+        ]
         return sorted(found, key=lambda process: (process.kind, process.pid))
 
     def kill(self, process: Process) -> bool:
@@ -202,8 +202,3 @@ def metrics(address: str) -> dict[str, float]:
             name, _, value = line.rpartition(" ")
             samples[name] = float(value)
     return samples
-
-
-def as_json(value: object) -> str:
-    """Return compact JSON."""
-    return json.dumps(value, separators=(",", ":"))

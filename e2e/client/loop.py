@@ -2,7 +2,7 @@
 
 Four lanes run side by side: one opens a connection for each request, the others keep theirs as long as they may, so
 that each worker has some. Nothing is sent a second time. Arguments: host, port, model, path of the files without its
-ending.
+ending, seconds after which the lanes end.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ from pathlib import Path
 from ballast_cli.demo.load import Client, call
 from ballast_sim.replay.traffic import Arrival
 
-host, port, model, stem = sys.argv[1:]
-TOKENS, PAUSE, LONGEST, ANSWER = 16, 0.2, 900.0, 120.0
+host, port, model, stem, longest = sys.argv[1:]
+TOKENS, PAUSE, LONGEST, ANSWER = 16, 0.2, float(longest), 120.0
 stop, told = Path(f"{stem}.stop"), Path(f"{stem}.jsonl")
 
 
