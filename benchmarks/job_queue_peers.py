@@ -3,8 +3,8 @@
 python benchmarks/job_queue_peers.py redis://127.0.0.1:6379 --jobs 2000
 
 `job_queue.py --peers PYTHON` calls this file with an interpreter that has some of the three packages. It imports
-nothing of Ballast. A job gets a line of 600 bytes, and returns a result of 500 bytes. Each worker is one process that runs jobs
-without a child process, and stops when the queue is empty.
+nothing of Ballast. A job gets a line of 600 bytes, and returns a result of 500 bytes. Each worker is one process that
+runs jobs without a child process, and stops when the queue is empty.
 """
 
 from __future__ import annotations

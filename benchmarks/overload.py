@@ -212,17 +212,16 @@ class Running:
 
 
 @contextlib.contextmanager
-def worker(redis_url: str, queue: str, options: argparse.Namespace) -> Iterator[Running]:
-    """Start a worker."""
+def worker(redis_url: str, sections: dict[str, Any]) -> Iterator[Running]:
+    """Start a worker with the small model and these sections of its configuration."""
     with tempfile.TemporaryDirectory() as directory:
         path, log = Path(directory, "worker.yaml"), Path(directory, "log")
         config: dict[str, Any] = {
             "model": {"uri": str(MODEL), "servedName": "tiny"},
             "engine": {"threads": 1},
             "slots": SLOTS,
-            "slo": {"ttftMilliseconds": options.ttft, "tpotMilliseconds": options.tpot},
-            "offline": {"queue": queue, "reservedPercent": RESERVED_PERCENT},
             "runtime": {"port": 0, "redisUrl": redis_url},
+            **sections,
         }
         path.write_text(json.dumps(config))
         command = [sys.executable, "-m", "ballast_worker", "--config", str(path)]
@@ -339,7 +338,11 @@ def main() -> None:
     queue = f"overload/{uuid4().hex[:8]}"
     with ValkeyServer(config=CONFIG) as server:
         submit_offline(server.connection_url, queue, 30_000)
-        with worker(server.connection_url, queue, options) as running:
+        sections = {
+            "slo": {"ttftMilliseconds": options.ttft, "tpotMilliseconds": options.tpot},
+            "offline": {"queue": queue, "reservedPercent": RESERVED_PERCENT},
+        }
+        with worker(server.connection_url, sections) as running:
             asyncio.run(measure(running, options))
 
 

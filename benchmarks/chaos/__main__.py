@@ -6,8 +6,9 @@ python benchmarks/chaos --kills 1000           until 1,000 processes were killed
 python benchmarks/chaos --cluster              components of a Kubernetes cluster instead (see e2e/README.md)
 
 Three workers serve one queue: one `ballast up` has the embedded Valkey, two reach it through toxiproxy. Jobs and online
-requests come all the time. A kill is a SIGKILL of one process, or of all processes of one `ballast up` at once. The
-seed decides what is killed and broken, and in which order. The machine decides how far a process has come by then.
+requests come all the time. A kill is a SIGKILL of one process, or of all processes of one `ballast up` at once. Kills
+come in bursts, so they hit processes that work, that start, and that end. The seed decides what is killed and broken,
+and in which order. The machine decides how far a process has come by then.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,8 +38,10 @@ TREE_SHARE = 0.35
 """Share of the kills that end all processes of one `ballast up` at once, as a power cut does."""
 FAULT_SHARE = 0.3
 """Share of the events that are network faults."""
-PATIENCE_SECONDS = 12
-"""How long a kill waits for a worker that is ready. After it, the kill hits processes that start."""
+REST_SECONDS = 60
+"""How long the workers may take to be ready again after a burst of kills. Then the next burst hits them anyway."""
+WORK_SECONDS = (2.0, 8.0)
+"""How long all workers work between two bursts, at least and at most."""
 PROGRESS_SECONDS = 10
 
 
@@ -79,6 +82,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=None, help="end after this number of kills")
     parser.add_argument("--seed", type=int, default=None, help="default: from the clock; it is printed")
     parser.add_argument("--pause", type=float, default=2.0, help="mean seconds between two events (default: 2)")
+    parser.add_argument("--burst", type=int, default=5, help="mean kills of a burst (default: 5)")
     parser.add_argument("--cluster", action="store_true", help="kill components of a cluster; PROVIDER=local or kind")
     options = parser.parse_args()
     if options.seed is None:
@@ -110,6 +114,7 @@ class Chaos:
         self.jobs = Jobs(lambda: self.stacks[0].redis_url, random.Random(self.options.seed + 1))
         self.online = Online(self.stacks)
         self._heal_at: dict[str, float] = {}
+        self._began = self._said_at = 0.0
 
     @property
     def num_kills(self) -> int:
@@ -131,20 +136,30 @@ class Chaos:
         return self._settle()
 
     def _break_things(self) -> None:
-        began = time.monotonic()
+        self._began = self._said_at = time.monotonic()
         most = self.options.kills
-        until, next_at, said_at = began + 60 * self.options.minutes, began, began
+        until = self._began + 60 * self.options.minutes
         while time.monotonic() < until and (most is None or self.num_kills < most):
+            self._wait(lambda: False, self.rng.uniform(*WORK_SECONDS))
+            before, kills = self.num_kills, self.rng.randint(1, 2 * self.options.burst - 1)
+            while self.num_kills < before + kills and time.monotonic() < until:
+                self._event()
+                self._wait(lambda: False, self.rng.expovariate(1 / self.options.pause))
+            self._wait(self._all_ready, REST_SECONDS)
+        self.seconds = time.monotonic() - self._began
+
+    def _wait(self, what: Callable[[], bool], seconds: float) -> None:
+        """Wait until `what` returns True, at most `seconds`, and keep the network and the progress up to date."""
+        until = time.monotonic() + seconds
+        while True:
             self._follow_redis()
             self._heal(time.monotonic())
-            if time.monotonic() >= next_at:
-                self._event()
-                next_at = time.monotonic() + self.rng.expovariate(1 / self.options.pause)
-            if time.monotonic() >= said_at + PROGRESS_SECONDS:
-                said_at = time.monotonic()
-                self._say_progress(said_at - began)
-            time.sleep(0.05)
-        self.seconds = time.monotonic() - began
+            if time.monotonic() >= self._said_at + PROGRESS_SECONDS:
+                self._said_at = time.monotonic()
+                self._say_progress(self._said_at - self._began)
+            if what() or time.monotonic() >= until:
+                return
+            time.sleep(max(0.0, min(0.1, until - time.monotonic())))
 
     def _event(self) -> None:
         """Draw an event. The draws depend on the seed alone."""
@@ -155,12 +170,6 @@ class Chaos:
         if dice < FAULT_SHARE and self.links:
             self._spoil(link, fault, seconds)
             return
-        # Without a ready worker there is less to lose, and no progress.
-        wait_for(
-            lambda: self._follow_redis() or any(each.is_ready for each in self.stacks),
-            seconds=PATIENCE_SECONDS,
-            pause=0.1,
-        )
         processes = stack.processes()
         if tree_dice < TREE_SHARE:
             self.num_trees += 1

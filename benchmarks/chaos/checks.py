@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from load import QUEUE, Jobs
+from load import Jobs
 from network import FAULTS, Link
 from redis import Redis
 from stacks import Stack, descriptors, metrics
@@ -56,10 +56,10 @@ def leaks_in_redis(queue: Queue, connection: Redis, stacks: Sequence[Stack]) -> 
     items = queue.stats().items
     if items.leased or items.waiting:
         yield f"{items.leased} items are under lease and {items.waiting} wait, with every job over"
-    held = connection.hgetall(f"ballast:{{{QUEUE}}}:held")
+    held = connection.hgetall(queue.store.keys.held)
     if held:
         yield f"tenants hold items: {held}"
-    timers = connection.zrange(f"ballast:{{{QUEUE}}}:timers", 0, -1)
+    timers = connection.zrange(queue.store.keys.timers, 0, -1)
     if left := [timer for timer in timers if not timer.startswith(b"forget:")]:
         yield f"timers of jobs that are over: {left[:3]}"
     alive = {stack.life.pid for stack in stacks if stack.life is not None}

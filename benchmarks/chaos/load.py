@@ -166,13 +166,14 @@ class Online:
                 await asyncio.sleep(0.2)
                 continue
             number += 1
-            outcome, said = await self._ask(life, f"{stack.name} {lane} {number}", is_streamed=bool(number % 3))
+            outcome, said = await self.ask(life, f"{stack.name} {lane} {number}", is_streamed=bool(number % 3))
             self.outcomes[outcome] += 1
             if outcome is Outcome.LOST:
                 self.lost.append(f"{stack.name}, worker {life.pid}: {said}")
             await asyncio.sleep(0.1 if outcome is Outcome.ANSWERED else 0.3)
 
-    async def _ask(self, life: WorkerLife, name: str, *, is_streamed: bool) -> tuple[Outcome, str]:
+    async def ask(self, life: WorkerLife, name: str, *, is_streamed: bool) -> tuple[Outcome, str]:
+        """Send one request to a worker, and return its outcome with what came instead of an answer."""
         answer = b""
         try:
             reader, writer = await asyncio.open_connection(*_place(life.address))

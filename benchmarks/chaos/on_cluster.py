@@ -1,7 +1,7 @@
 """The same on a Kubernetes cluster: random kills of every component, with jobs and online requests.
 
-It uses parts of `e2e/`: the cluster of PROVIDER, the images of the Dockerfiles, the chart, and a client pod. It needs what
-`make e2e` needs, and installs the release again. One node is enough.
+It uses parts of `e2e/`: the cluster of PROVIDER, the images of the Dockerfiles, the chart, and a client pod. It needs
+what `make e2e` needs, and installs the release again. One node is enough.
 """
 
 from __future__ import annotations
