@@ -8,8 +8,8 @@ sustainable load is what one client per slot gets, each sending its next request
 sent before the overload and after it, for comparison. Requests of the overload come at random, whatever became of the
 others. Times count from the time at which a request was due, so a slow client adds to them.
 
-The overload comes twice: with the default of `limits.maxQueuedRequests`, which admits more requests than the SLO lets
-wait, and with half of what the worker starts within the TTFT of the SLO.
+The overload comes twice: with the default limit of 256 waiting requests, which is more than can start within the TTFT
+of the SLO, and with `limits.maxQueueMilliseconds` at half of this TTFT.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ class Client:
         self.number += 1
         body = {
             "model": "tiny",
-            "prompt": f"Request {self.number}. The ship left the harbour before the storm, and nobody on board " * 3,
+            "prompt": f"Request {self.number}. The ship left the harbour before the storm, with its cargo on board "
+            * 3,
             "max_tokens": TOKENS,
             "ignore_eos": True,
             "stream": True,
@@ -201,11 +202,13 @@ class Running:
     path: Path
     config: dict[str, Any]
 
-    def limit_queue(self, requests: int) -> None:
-        """Change `limits.maxQueuedRequests`, and wait until it is in force."""
+    def limit_queue(self, milliseconds: float) -> None:
+        """Change `limits.maxQueueMilliseconds`, and wait until it is in force."""
         runtime = self.config["runtime"] | {"generation": 1}
         part = self.path.with_suffix(".part")
-        part.write_text(json.dumps(self.config | {"limits": {"maxQueuedRequests": requests}, "runtime": runtime}))
+        part.write_text(
+            json.dumps(self.config | {"limits": {"maxQueueMilliseconds": milliseconds}, "runtime": runtime})
+        )
         part.replace(self.path)
         while read_metrics(self.port)["ballast_config_generation"] != 1:
             time.sleep(0.1)
@@ -293,7 +296,6 @@ async def measure(running: Running, options: argparse.Namespace) -> None:
     client = Client(running.port)
     await closed_loop(client, options.warm_up)
     sustainable = await closed_loop(client, options.warm_up)
-    fitted = max(1, round(sustainable * options.ttft / 1000 / 2))
     half, flood = sustainable / 2, options.factor * sustainable
 
     async def phase(name: str, rate: float, seconds: float) -> None:
@@ -312,10 +314,11 @@ async def measure(running: Running, options: argparse.Namespace) -> None:
     )
     print(HEAD)
     await phase("half", half, options.calm)
-    await phase("overload, limit 256", flood, options.seconds)
+    await phase("overload, 256", flood, options.seconds)
     await phase("half after it", half, options.calm)
-    await asyncio.to_thread(running.limit_queue, fitted)
-    await phase(f"overload, limit {fitted}", flood, options.seconds)
+    longest = options.ttft / 2
+    await asyncio.to_thread(running.limit_queue, longest)
+    await phase(f"overload, {longest:g} ms", flood, options.seconds)
     await phase("half after this", half, options.calm)
     client.close()
     await asyncio.sleep(2)

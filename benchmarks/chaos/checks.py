@@ -51,7 +51,7 @@ def results_of(queue: Queue, jobs: Jobs) -> tuple[int, list[str]]:
 
 
 def leaks_in_redis(queue: Queue, connection: Redis, stacks: Sequence[Stack]) -> Iterator[str]:
-    """Yield leases, counters, indexes and connections that nobody holds any more."""
+    """Yield leases, counters, indexes and connections without a holder."""
     yield from queue.check_integrity()
     items = queue.stats().items
     if items.leased or items.waiting:

@@ -105,18 +105,21 @@ def test_the_expected_wait_is_the_queue_divided_by_the_rate_while_all_slots_are_
     for second, started in enumerate((0, 20, 40)):
         wait.sample(started, float(second), is_full=True)
 
-    assert wait.expected(10) == pytest.approx(0.5)
-    assert wait.expected(-3) == 0.0
+    assert wait.expected(10, slots=4) == pytest.approx(0.5)
+    assert wait.expected(-3, slots=4) == 0.0
 
 
-def test_an_idle_worker_expects_no_wait() -> None:
+def test_before_all_slots_were_taken_the_last_answers_bound_the_wait() -> None:
     wait = SlotWait()
+    before_any_answer = wait.expected(100, slots=4)
+    wait.add_answer(0.2)
     wait.sample(0, 0.0, is_full=True)
     wait.sample(1, 1.0, is_full=True)
     wait.sample(2, 2.0, is_full=False)
     wait.sample(3, 3.0, is_full=True)
 
-    assert wait.expected(100) == 0.0
+    assert before_any_answer == 0.0
+    assert wait.expected(100, slots=4) == pytest.approx(5.0)
 
 
 def test_a_burst_at_one_moment_fills_the_queue_and_not_more(serve, make_config) -> None:

@@ -161,7 +161,7 @@ class Worker:
             return
         stats = self.engine.stats()
         behind = waiting - _num_free(stats, request_class)
-        wait = self._slot_wait.expected(behind) if request_class is RequestClass.ONLINE else 0.0
+        wait = self._slot_wait.expected(behind, stats.slots) if request_class is RequestClass.ONLINE else 0.0
         noun = "request waits" if waiting == 1 else "requests wait"
         if behind >= limit:
             because = f"{waiting} {request_class} {noun}, the limit is {limit} (limits.maxQueuedRequests)"
@@ -192,14 +192,12 @@ class Worker:
 
     def ended(self, timing: RequestTiming, stream: Stream, answer: AnswerBuffer) -> None:
         """Count an HTTP request that ended. Without a finish reason, its client is gone."""
+        now = time.monotonic()
         timing.first_at = stream.first_at
-        self.recorder.ended(
-            timing,
-            answer.finish_reason or FinishReason.ABORTED,
-            answer.num_prompt,
-            answer.num_output,
-            time.monotonic(),
-        )
+        reason = answer.finish_reason or FinishReason.ABORTED
+        self.recorder.ended(timing, reason, answer.num_prompt, answer.num_output, now)
+        if reason in {FinishReason.STOP, FinishReason.LENGTH} and stream.first_at is not None:
+            self._slot_wait.add_answer(now - stream.first_at)
 
     # Status and metrics
 
