@@ -263,7 +263,7 @@ HEAD = (
 )
 """The columns. SLO met: share of the accepted requests that met TTFT and TPOT by the client's clock. TTFT met: by the
 worker's clock. Late: milliseconds by which the client sent a request late, p50. Reserved met: share of the readings at
-which offline had its reservation. The last three: offline slots on average, most waiting online requests, most memory."""
+which offline had its reservation. The last three: mean offline slots, most waiting online requests, most memory."""
 
 
 def p(values: list[float], share: float) -> float:

@@ -1,23 +1,33 @@
-"""The output of `ballast bench guarantees`."""
+"""`ballast bench guarantees`: check what a table of latencies does not show."""
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from ballast_cli.console import say
-from ballast_sim.comparison.guarantee_runs import GuaranteeResult
-
-
-def print_result(result: GuaranteeResult) -> None:
-    """Print whether a guarantee was kept."""
-    sys.stdout.write(f"{result.name:16} {'kept' if result.is_kept else 'BROKEN'}: {result.sentence}\n")
-    sys.stdout.flush()
+from ballast_cli.bench_options import BenchEngineOptions
+from ballast_sim.comparison.guarantee_runs import GuaranteeRuns
+from ballast_sim.replay.traffic import read, read_lengths
 
 
-def write_results(results: list[GuaranteeResult], path: Path) -> None:
-    """Write the results as JSON."""
-    path.write_text(json.dumps([asdict(result) for result in results], indent=2) + "\n", encoding="utf-8")
-    say(f"Figures: {path}")
+def check_guarantees(
+    options: BenchEngineOptions, online: Path, offline: Path, tenants: Path, *, seconds: float, seed: int
+) -> list[dict[str, Any]]:
+    """Run the checks, print the result of each, and return the results as data.
+
+    Raises:
+        BadInput: an option is unknown or out of range.
+        Impossible: the model does not fit, or the SLO is below the fastest step.
+    """
+    trace, lengths = read(online), read_lengths(offline)
+    engine = options.build(trace, lengths)
+    runs = GuaranteeRuns(engine.config, engine.model, trace, read(tenants), lengths, seconds, seed)
+    found = []
+    for run in runs.all():
+        result = run()
+        found.append(asdict(result))
+        sys.stdout.write(f"{result.name:16} {'kept' if result.is_kept else 'BROKEN'}: {result.sentence}\n")
+        sys.stdout.flush()
+    return found
