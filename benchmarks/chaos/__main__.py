@@ -24,6 +24,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import httpx
 from checks import SETTLE_SECONDS, descriptor_leaks, leaks_in_redis, leaks_in_workers, results_of, wait_for
 from load import MODEL, QUEUE, Jobs, Online, Outcome
 from network import MISSING, Fault, Link, draw, program, toxiproxy
@@ -31,6 +32,7 @@ from redis import Redis
 from stacks import Kind, Stack
 
 import ballast_cli
+from ballast_queue.errors import QueueError
 from ballast_queue.redis_store import Queue
 
 FIRST, OTHERS = "first", ("second", "third")
@@ -217,19 +219,26 @@ class Chaos:
             problems.append("not all workers became ready after the last kill")
         self.online.stop()
         self.jobs.stop()
-        url = str(self.stacks[0].redis_url)
-        queue = Queue.connect(url, QUEUE)
-        connection = Redis.from_url(url)
-        if not wait_for(lambda: self._is_done(queue), seconds=SETTLE_SECONDS):
-            problems.append(f"jobs are not over: {queue.stats().items}")
-        self.num_results, differing = results_of(queue, self.jobs)
-        problems += differing + self.online.lost
-        time.sleep(6)  # statuses of dead workers expire after 5 s
-        problems += [*leaks_in_redis(queue, connection, self.stacks), *leaks_in_workers(self.stacks)]
-        problems += descriptor_leaks(self.stacks, self.links)
-        connection.close()
-        queue.close()
+        problems += self.online.lost
+        try:
+            problems += self._check(str(self.stacks[0].redis_url))
+        except (QueueError, httpx.HTTPError) as error:
+            problems.append(f"a check could not run: {error!r}")
         return problems + self._end()
+
+    def _check(self, url: str) -> list[str]:
+        queue = Queue.connect(url, QUEUE, socket_timeout=120)
+        problems = []
+        with Redis.from_url(url) as connection:
+            if not wait_for(lambda: self._is_done(queue), seconds=SETTLE_SECONDS):
+                problems.append(f"jobs are not over: {queue.stats().items}")
+            self.num_results, differing = results_of(queue, self.jobs)
+            problems += differing
+            time.sleep(6)  # statuses of dead workers expire after 5 s
+            problems += [*leaks_in_redis(queue, connection, self.stacks), *leaks_in_workers(self.stacks)]
+            problems += descriptor_leaks(self.stacks, self.links)
+        queue.close()
+        return problems
 
     def _end(self) -> list[str]:
         """Stop everything, and return what did not stop."""
