@@ -71,7 +71,7 @@ e2e-recording: $(VENV)/.ready ## Draw docs/images/cluster.svg from a run of the 
 	@PROVIDER=$(PROVIDER) PYTHONPATH=e2e/support $(BIN)/python e2e/recording.py
 
 chaos: $(VENV)/.ready ## Kill every process of `ballast up` at random for an hour; ARGS='--minutes 2 --seed 7', ARGS=--cluster
-	@$(BIN)/python benchmarks/chaos $(ARGS)
+	@PROVIDER=$(PROVIDER) $(BIN)/python benchmarks/chaos $(ARGS)
 
 workflows: ## Check the GitHub workflows with actionlint, from the PATH or ACTIONLINT
 	@command -v "$${ACTIONLINT:-actionlint}" >/dev/null || { echo "actionlint is missing. One way to get it (Go 1.24+):"; \

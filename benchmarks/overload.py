@@ -87,7 +87,7 @@ class Client:
         }
         data = json.dumps(body).encode()
         try:
-            reader, writer = self.idle.pop() if self.idle else await asyncio.open_connection(HOST, self.port)
+            reader, writer = await self._connection()
             answer.sent = time.monotonic()
             writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(data) + data)
             head = (await reader.readuntil(b"\r\n\r\n")).lower()
@@ -106,6 +106,14 @@ class Client:
         else:
             self.idle.append((reader, writer))
         return answer
+
+    async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        while self.idle:
+            reader, writer = self.idle.pop()
+            if not reader.at_eof():  # the worker closes connections that are idle for long
+                return reader, writer
+            writer.close()
+        return await asyncio.open_connection(HOST, self.port)
 
     async def _read_events(self, reader: asyncio.StreamReader, answer: Answer) -> None:
         seen = b""

@@ -23,10 +23,11 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from uuid import uuid4
 
 import httpx
 from checks import SETTLE_SECONDS, descriptor_leaks, leaks_in_redis, leaks_in_workers, results_of, wait_for
-from load import MODEL, QUEUE, Jobs, Online, Outcome
+from load import MODEL, Jobs, Online, Outcome
 from network import MISSING, Fault, Link, draw, program, toxiproxy
 from redis import Redis
 from stacks import Kind, Stack
@@ -112,8 +113,11 @@ class Chaos:
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.options.seed)
+        self.queue = (
+            f"chaos/{uuid4().hex[:8]}"  # a worker that finds another server on the old port finds no queue there
+        )
         self.stacks = [self._stack(name) for name in (FIRST, *OTHERS)]
-        self.jobs = Jobs(lambda: self.stacks[0].redis_url, random.Random(self.options.seed + 1))
+        self.jobs = Jobs(lambda: self.stacks[0].redis_url, self.queue, random.Random(self.options.seed + 1))
         self.online = Online(self.stacks)
         self._heal_at: dict[str, float] = {}
         self._began = self._said_at = 0.0
@@ -196,6 +200,8 @@ class Chaos:
         """Point the other workers to the present Valkey, which gets a new port at each start."""
         url = self.stacks[0].redis_url
         if url is None:
+            for link in self.links.values():
+                link.point_to(None)
             return
         for name in OTHERS:
             file = self.directory / f"{name}.url"
@@ -227,7 +233,7 @@ class Chaos:
         return problems + self._end()
 
     def _check(self, url: str) -> list[str]:
-        queue = Queue.connect(url, QUEUE, socket_timeout=120)
+        queue = Queue.connect(url, self.queue, socket_timeout=120)
         problems = []
         with Redis.from_url(url) as connection:
             if not wait_for(lambda: self._is_done(queue), seconds=SETTLE_SECONDS):
@@ -309,7 +315,7 @@ class Chaos:
             "model": {"uri": str(Path(ballast_cli.__file__).parent / "demo" / "model"), "servedName": MODEL},
             "slots": 8,
             "engine": {"threads": 1, "kvMemoryMebibytes": 32},
-            "offline": {"queue": QUEUE, "leaseSeconds": 5, "maxAttempts": 100},
+            "offline": {"queue": self.queue, "leaseSeconds": 5, "maxAttempts": 100},
             "runtime": {} if name == FIRST else {"redisUrlFile": str(self.directory / f"{name}.url")},
         }
         return Stack(name, self.directory / name, config, has_valkey=name == FIRST)

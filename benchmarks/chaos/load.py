@@ -20,7 +20,6 @@ from ballast_queue.errors import JobStateConflict, QueueError
 from ballast_queue.redis_store import Queue
 
 MODEL = "ballast-tiny"
-QUEUE = "chaos/queue"
 BACKLOG = 400
 """Waiting items below which the next job is submitted."""
 ANSWER_SECONDS = 120.0
@@ -48,6 +47,7 @@ class Jobs:
     """Submit jobs until it is stopped. A job whose submission broke off is submitted again with the same key."""
 
     redis_url: Callable[[], str | None]
+    queue: str
     rng: random.Random
     most_items: int = 120
     submitted: list[SubmittedJob] = field(default_factory=list)
@@ -107,7 +107,7 @@ class Jobs:
 
     def _connect(self) -> Queue | None:
         url = self.redis_url()
-        return Queue.connect(url, QUEUE) if url else None
+        return Queue.connect(url, self.queue) if url else None
 
     def _draw(self) -> tuple[str, list[str], list[bytes]]:
         self._number += 1

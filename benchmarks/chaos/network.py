@@ -70,20 +70,25 @@ class Link:
         self._api = api
         self._name = name
         self.port = free_port()
-        self._upstream = ""
+        self._upstream: str | None = None
+        """None: Redis is away, and the proxy refuses connections."""
+        self._is_made = False
 
-    def point_to(self, host_and_port: str) -> None:
-        """Send connections to this address from now on."""
+    def point_to(self, host_and_port: str | None) -> None:
+        """Send connections to this address from now on, or refuse them."""
         if host_and_port == self._upstream:
             return
-        body = {"name": self._name, "listen": f"127.0.0.1:{self.port}", "upstream": host_and_port, "enabled": True}
-        path = f"/proxies/{self._name}" if self._upstream else "/proxies"
-        self._api.post(path, json=body).raise_for_status()
         self._upstream = host_and_port
+        if host_and_port is None:
+            self._api.post(f"/proxies/{self._name}", json={"enabled": False}).raise_for_status()
+            return
+        body = {"name": self._name, "listen": f"127.0.0.1:{self.port}", "upstream": host_and_port, "enabled": True}
+        self._api.post(f"/proxies/{self._name}" if self._is_made else "/proxies", json=body).raise_for_status()
+        self._is_made = True
 
     def spoil(self, fault: Fault) -> None:
         """Begin a fault."""
-        if not self._upstream:
+        if self._upstream is None:
             return
         if not fault.toxics:
             self._api.post(f"/proxies/{self._name}", json={"enabled": False}).raise_for_status()
@@ -93,11 +98,11 @@ class Link:
 
     def heal(self) -> None:
         """End all faults."""
-        if not self._upstream:
+        if not self._is_made:
             return
         for toxic in self._api.get(f"/proxies/{self._name}/toxics").json():
             self._api.delete(f"/proxies/{self._name}/toxics/{toxic['name']}")
-        self._api.post(f"/proxies/{self._name}", json={"enabled": True}).raise_for_status()
+        self._api.post(f"/proxies/{self._name}", json={"enabled": self._upstream is not None}).raise_for_status()
 
 
 @contextmanager

@@ -6,6 +6,7 @@ A process belongs to a stack if its working directory is the stack's, so the sea
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -94,12 +95,18 @@ class Stack:
 
     @property
     def redis_url(self) -> str | None:
-        """Return the address of the embedded Valkey, from the file that `ballast up` wrote for its worker."""
+        """Return the address of the embedded Valkey that runs now, from the title of its process.
+
+        A file could name the port of a dead Valkey, which another server on this machine may have taken.
+        """
+        data = self.directory / ".ballast" / "valkey"
         try:
-            written = yaml.safe_load((self.directory / ".ballast" / "worker.yaml").read_text())
-            return str(written["runtime"]["redisUrl"])
-        except (OSError, KeyError, TypeError, yaml.YAMLError):
+            process = Path("/proc", str(int((data / "valkey.pid").read_text())))
+            is_ours = (process / "cwd").readlink() == data
+            title = re.search(r"127\.0\.0\.1:(\d+)", (process / "cmdline").read_text())
+        except (OSError, ValueError):
             return None
+        return f"redis://127.0.0.1:{title[1]}" if is_ours and title else None
 
     def processes(self) -> list[Process]:
         """Return the processes of this stack that run now."""

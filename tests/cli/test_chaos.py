@@ -40,7 +40,7 @@ def finish(queue: Queue, job: SubmittedJob, count: int) -> None:
 
 
 def problems(queue: Queue, *submitted: SubmittedJob) -> list[str]:
-    jobs = Jobs(lambda: None, None)
+    jobs = Jobs(lambda: None, queue.name, None)
     jobs.submitted = list(submitted)
     return results_of(queue, jobs)[1]
 
