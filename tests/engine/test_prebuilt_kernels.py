@@ -50,7 +50,7 @@ def test_other_machines_get_their_own_kernels_or_none():
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The kernels for every instruction set of this processor."""
+    """The kernels for every instruction set of this processor. It takes 20 seconds."""
     return dict(zip(HERE, prebuilt.build(tmp_path_factory.mktemp("prebuilt"), HERE), strict=True))
 
 
@@ -72,6 +72,7 @@ def only(request, installed, built):
     return path
 
 
+@pytest.mark.slow
 def test_the_fastest_kernels_of_the_folder_are_chosen(built, installed):
     for name in reversed(HERE):
         path = installed / built[name].name
@@ -79,6 +80,7 @@ def test_the_fastest_kernels_of_the_folder_are_chosen(built, installed):
         assert prebuilt.find(installed, MACHINE, CPUINFO) == path
 
 
+@pytest.mark.slow
 def test_kernels_from_other_sources_are_not_used(only, installed, monkeypatch):
     assert prebuilt.find(installed, MACHINE, CPUINFO) == only
     monkeypatch.setattr(compiler, "_FLAGS", (*compiler._FLAGS, "-DCHANGED"))  # noqa: SLF001 -- part of the digest
@@ -86,6 +88,7 @@ def test_kernels_from_other_sources_are_not_used(only, installed, monkeypatch):
     assert prebuilt.find(installed, MACHINE, CPUINFO) is None
 
 
+@pytest.mark.slow
 def test_prebuilt_kernels_need_no_compiler(only, checkpoints, caplog):
     caplog.set_level("INFO")
 
@@ -104,6 +107,7 @@ def executor_of(directory, attention):
     return Executor(loaded, num_blocks=64, block_tokens=BLOCK_TOKENS)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("only")
 @pytest.mark.parametrize("model", ["llama", "mistral, sliding window", "qwen2", "qwen3"])
 def test_the_answers_are_the_same_with_the_kernels_of_each_instruction_set(model, checkpoints, batch_of, part):
@@ -120,6 +124,7 @@ def test_the_answers_are_the_same_with_the_kernels_of_each_instruction_set(model
     assert torch.equal(ours.argmax(-1), reference.argmax(-1))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("only")
 def test_the_answers_of_each_instruction_set_do_not_depend_on_the_batch(checkpoints, batch_of, part):
     executor = executor_of(checkpoints("llama")[0], "cpu")

@@ -8,7 +8,7 @@ import typer
 
 from ballast_cli import bench_options as given
 from ballast_cli.console import examples
-from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
+from ballast_cli.demo.traffic import ONLINE_TRACE
 from ballast_cli.errors import Usage
 from ballast_cli.refusals import refusals
 from ballast_cli.sim_options import Json, Lengths, Trace, check_output, require, write_json
@@ -45,18 +45,18 @@ def mixed(
     *,
     workload_name: given.WorkloadName = given.TRACE,
     every: given.Every = None,
-    online: given.MixedTrace = None,
-    offline: given.MixedLengths = None,
+    online: Trace = None,
+    offline: Lengths = None,
     model: given.Model = "llama-3-8b",
     gpu: given.Gpu = "a100",
     load: given.Load = None,
     reservation: given.Reservation = None,
-    ttft: given.MixedTtft = None,
-    tpot: given.MixedTpot = None,
+    ttft: given.Ttft = None,
+    tpot: given.Tpot = None,
     policy: given.PolicyNames = None,
     seed: given.Seed = 0,
     minutes: given.MixedMinutes = None,
-    slots: given.MixedSlots = None,
+    slots: given.Slots = None,
     chunk: given.Chunk = 512,
     step_model: given.StepModelName = "auto",
     noise: given.Noise = 0.0,
@@ -69,7 +69,7 @@ def mixed(
 
     Every row replays the same traffic from the same seed. A load is a share of the SLO-bound throughput: the throughput
     of one GPU with offline work alone and every step within the TPOT. With --setting, a workload other than trace
-    brings its own requests and its own SLO.
+    brings its own requests, policies, SLO and length of a run. Its reservation is 0 by default.
     """
     traffic = given.TrafficOptions(workload_name, every, online, offline, minutes, seed)
     engine = given.BenchEngineOptions(model, gpu, ttft, tpot, slots, chunk, step_model)
@@ -86,14 +86,14 @@ def mixed(
 @bench.command("validate", epilog=VALIDATE_EXAMPLES)
 def validate(
     *,
-    online: Trace = ONLINE_TRACE,
-    offline: Lengths = OFFLINE_TRACE,
+    online: Trace = None,
+    offline: Lengths = None,
     model: given.Checkpoint = None,
     clock: given.Clock = "wall",
     load: given.Share = 15.0,
     seconds: given.Seconds = 40.0,
     turns: given.Turns = 2,
-    slots: given.Slots = 16,
+    slots: given.ReplaySlots = 16,
     json_file: Json = None,
 ) -> None:
     """Compare the simulator with the engine on this machine. The exit code is 1 if the simulator is not valid.
@@ -121,16 +121,16 @@ def validate(
 @bench.command("guarantees", epilog=GUARANTEES_EXAMPLES)
 def guarantees(
     *,
-    online: Trace = ONLINE_TRACE,
-    offline: Lengths = OFFLINE_TRACE,
+    online: Trace = None,
+    offline: Lengths = None,
     tenants: given.Tenants = TENANT_TRACE,
     model: given.Model = "llama-3-8b",
     gpu: given.Gpu = "a100",
-    ttft: given.Ttft = 1000.0,
-    tpot: given.Tpot = 50.0,
+    ttft: given.Ttft = None,
+    tpot: given.Tpot = None,
     seed: given.Seed = 0,
     minutes: given.Minutes = 5.0,
-    slots: given.Slots = 256,
+    slots: given.Slots = None,
     chunk: given.Chunk = 512,
     json_file: Json = None,
 ) -> None:

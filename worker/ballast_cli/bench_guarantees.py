@@ -8,20 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from ballast_cli.bench_options import BenchEngineOptions
+from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
 from ballast_sim.comparison.guarantee_runs import GuaranteeRuns
 from ballast_sim.replay.traffic import read, read_lengths
 
 
 def check_guarantees(
-    options: BenchEngineOptions, online: Path, offline: Path, tenants: Path, *, seconds: float, seed: int
+    options: BenchEngineOptions, online: Path | None, offline: Path | None, tenants: Path, *, seconds: float, seed: int
 ) -> list[dict[str, Any]]:
-    """Run the checks, print the result of each, and return the results as data.
-
-    Raises:
-        BadInput: an option is unknown or out of range.
-        Impossible: the model does not fit, or the SLO is below the fastest step.
-    """
-    trace, lengths = read(online), read_lengths(offline)
+    """Run the checks, print the result of each, and return the results as data."""
+    trace, lengths = read(online or ONLINE_TRACE), read_lengths(offline or OFFLINE_TRACE)
     engine = options.build(trace, lengths)
     runs = GuaranteeRuns(engine.config, engine.model, trace, read(tenants), lengths, seconds, seed)
     found = []

@@ -19,13 +19,7 @@ from ballast_sim.replay.traffic import read, read_lengths
 
 
 def compare(options: MixedOptions, *, processes: int, json_file: Path | None, plot: Path | None) -> None:
-    """Run the rows, print them, and write them and their pictures.
-
-    Raises:
-        BadInput: an option is unknown or out of range.
-        Impossible: the model does not fit, or the SLO is below the fastest step.
-        Usage: options contradict each other.
-    """
+    """Run the rows, print them, and write them and their pictures."""
     if options.traffic.workload != TRACE:
         options.refuse_trace_only(plot)
         compare_on_workload(options, processes=processes, json_file=json_file)

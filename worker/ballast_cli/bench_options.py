@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ballast_cli.errors import Usage
-from ballast_cli.sim_options import LENGTHS_HELP, TPOT_HELP, TRACE_HELP, TTFT_HELP
+from ballast_cli.sim_options import TPOT_HELP, TTFT_HELP
 
 if TYPE_CHECKING:
     from ballast_sim.comparison.engine import BenchEngine
@@ -18,14 +18,7 @@ if TYPE_CHECKING:
 
 TRACE = "trace"
 """The workload that replays a trace at several loads."""
-_SLOTS_HELP = "Number of slots of the engine."
 _MINUTES_HELP = "Length of the traffic in each run. The first quarter (at most 1 minute) does not count."
-_OR_WORKLOAD = "or the default of the workload"
-MixedTrace = Annotated[Path | None, typer.Option(metavar="TRACE", help=TRACE_HELP, show_default="Azure conversations")]
-MixedLengths = Annotated[
-    Path | None,
-    typer.Option(metavar="LENGTHS", help=LENGTHS_HELP, show_default=f"arXiv summaries, {_OR_WORKLOAD}"),
-]
 WorkloadName = Annotated[
     str,
     typer.Option(
@@ -55,29 +48,18 @@ Reservation = Annotated[
     typer.Option(
         metavar="PERCENT,...",
         help="Share of slots, KV blocks and prefill that is reserved for offline.",
-        show_default="0,10; 0 with a workload other than trace",
+        show_default="0,10",
     ),
 ]
-Ttft = Annotated[float, typer.Option("--ttft-ms", min=0.001, max=1e9, help=TTFT_HELP)]
-Tpot = Annotated[float, typer.Option("--tpot-ms", min=0.001, max=1e9, help=TPOT_HELP)]
-MixedTtft = Annotated[
-    float | None,
-    typer.Option("--ttft-ms", min=0.001, max=1e9, help=TTFT_HELP, show_default=f"1000, {_OR_WORKLOAD}"),
-]
-MixedTpot = Annotated[
-    float | None, typer.Option("--tpot-ms", min=0.001, max=1e9, help=TPOT_HELP, show_default=f"50, {_OR_WORKLOAD}")
-]
+Ttft = Annotated[float | None, typer.Option("--ttft-ms", min=0.001, max=1e9, help=TTFT_HELP, show_default="1000")]
+Tpot = Annotated[float | None, typer.Option("--tpot-ms", min=0.001, max=1e9, help=TPOT_HELP, show_default="50")]
 PolicyNames = Annotated[
-    str | None,
-    typer.Option(metavar="NAME,...", help="Policies to run, or all of them: all.", show_default=f"all, {_OR_WORKLOAD}"),
+    str | None, typer.Option(metavar="NAME,...", help="Policies to run, or all of them: all.", show_default="all")
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Random seed for the step-time noise and for generated traffic.")]
 Minutes = Annotated[float, typer.Option(min=0.1, max=10_000, help=_MINUTES_HELP)]
-MixedMinutes = Annotated[
-    float | None, typer.Option(min=0.1, max=10_000, help=_MINUTES_HELP, show_default=f"10, {_OR_WORKLOAD}")
-]
-MixedSlots = Annotated[int | None, typer.Option(min=1, max=4096, help=_SLOTS_HELP, show_default=f"256, {_OR_WORKLOAD}")]
-Slots = Annotated[int, typer.Option(min=1, max=4096, help=_SLOTS_HELP)]
+MixedMinutes = Annotated[float | None, typer.Option(min=0.1, max=10_000, help=_MINUTES_HELP, show_default="10")]
+Slots = Annotated[int | None, typer.Option(min=1, max=4096, help="Number of slots of the engine.", show_default="256")]
 Chunk = Annotated[int, typer.Option(min=16, max=1_000_000, help="Most prefill tokens in a step.")]
 StepModelName = Annotated[
     str, typer.Option(help="Step times: refit or published (llama-3-8b on a100 only), roofline, or auto.")
@@ -97,6 +79,7 @@ Share = Annotated[
         "--load", min=1, max=100, help="Online load, in percent of the maximum throughput of offline work alone."
     ),
 ]
+ReplaySlots = Annotated[int, typer.Option("--slots", min=1, max=4096, help="Number of slots of the engine.")]
 Seconds = Annotated[float, typer.Option(min=2, help="Length of each slice of the trace, in seconds.")]
 Tenants = Annotated[
     Path, typer.Option(metavar="TRACE", help="Traffic with tenants.", show_default="27 tenants of the arena trace")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ballast_cli.console import print_table
+from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
 from ballast_cli.errors import CliError
 from ballast_cli.sim_options import show_progress
 from ballast_cli.worker_file import DEMO_MODEL
@@ -49,8 +50,8 @@ def shortened(lengths: list[Arrival]) -> list[Arrival]:
 
 
 def validate(
-    online: Path,
-    offline: Path,
+    online: Path | None,
+    offline: Path | None,
     *,
     model: Path | None,
     clock: str,
@@ -65,7 +66,7 @@ def validate(
     from ballast_sim.validation.engine_replay import BLOCK_TOKENS, EngineUnderTest  # noqa: PLC0415
     from ballast_sim.validation.validator import Validator  # noqa: PLC0415
 
-    trace, lengths = shortened(read(online)), shortened(read_lengths(offline))
+    trace, lengths = shortened(read(online or ONLINE_TRACE)), shortened(read_lengths(offline or OFFLINE_TRACE))
     longest = max(arrival.num_tokens for arrival in (*trace, *lengths))
     config = PolicyConfig(
         slots=slots, num_blocks=slots * -(-longest // BLOCK_TOKENS), block_tokens=BLOCK_TOKENS, ttft=0.15, tpot=0.02

@@ -30,11 +30,7 @@ _GOAL = ("best static budget that keeps the same", "of alone", "goal")
 
 
 def workload_of(options: MixedOptions) -> Workload:
-    """Return the workload that the options name, with the values that they replace.
-
-    Raises:
-        Usage: the workload is unknown, or has no spacing.
-    """
+    """Return the workload that the options name, with the values that they replace."""
     traffic, engine = options.traffic, options.engine
     name, seconds, every = traffic.workload, traffic.minutes and 60 * traffic.minutes, traffic.every
     if name not in WORKLOADS:
@@ -77,13 +73,7 @@ class PointResult:
 
 
 def compare_on_workload(options: MixedOptions, *, processes: int, json_file: Path | None) -> None:
-    """Run the points, and print the table of each as soon as it is known. Write the rows at the end.
-
-    Raises:
-        BadInput: a policy or a reservation is unknown or out of range.
-        Impossible: the SLO is below the fastest step.
-        Usage: the workload is unknown, or has no spacing.
-    """
+    """Run the points, and print the table of each as soon as it is known. Write the rows at the end."""
     rows: list[dict[str, Any]] = []
     for found in _run(options, processes=processes):
         if str(json_file) != "-":
@@ -213,11 +203,7 @@ def _print_thirds(rows: Sequence[Row]) -> None:
 
 
 def spacings(text: str) -> tuple[float, ...]:
-    """Read seconds, separated by commas.
-
-    Raises:
-        Usage: a part is not a number from 0.05 to 1,000.
-    """
+    """Read seconds, separated by commas."""
     try:
         found = tuple(float(part) for part in text.split(","))
     except ValueError:

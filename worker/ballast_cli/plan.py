@@ -70,8 +70,8 @@ _Plot = Annotated[
 
 def plan(
     *,
-    online: Trace = ONLINE_TRACE,
-    offline: Lengths = OFFLINE_TRACE,
+    online: Trace = None,
+    offline: Lengths = None,
     inputs: _Inputs = None,
     model: _Model = None,
     gpu: _Gpu = None,
@@ -93,7 +93,7 @@ def plan(
     require("ballast plan", numpy="worker", **({"matplotlib": "local"} if plot else {}))
     check_output("--json", json_file)
     check_output("--plot", plot)
-    _check_kind(ahead=ahead, ceilings=ceilings, has_traffic=(online, offline) != (ONLINE_TRACE, OFFLINE_TRACE))
+    _check_kind(ahead=ahead, ceilings=ceilings, has_traffic=bool(online or offline))
     if ceilings and plot:
         raise Usage("--plot draws a plan, and --ceilings has no picture. Use --json.")
     with refusals():
@@ -142,7 +142,13 @@ def _with_options(found: PlanInputs, *, ttft: float | None, tpot: float | None, 
 
 
 def _fleet(
-    inputs: PlanInputs, online: Path, offline: Path, *, tries: bool, json_file: Path | None, plot: Path | None
+    inputs: PlanInputs,
+    online: Path | None,
+    offline: Path | None,
+    *,
+    tries: bool,
+    json_file: Path | None,
+    plot: Path | None,
 ) -> None:
     from ballast_cli.plan_pictures import draw_fleet  # noqa: PLC0415
     from ballast_cli.plan_tables import fleet_figures, print_alternatives, print_options, print_premises  # noqa: PLC0415
@@ -150,7 +156,7 @@ def _fleet(
     from ballast_sim.planner.fleet import plan_fleet  # noqa: PLC0415
     from ballast_sim.replay.traffic import read, read_lengths  # noqa: PLC0415
 
-    trace, lengths = read(online), read_lengths(offline)
+    trace, lengths = read(online or ONLINE_TRACE), read_lengths(offline or OFFLINE_TRACE)
     found = plan_fleet(inputs, trace, lengths, _progress)
     tried = alternatives(inputs, found, lengths, trace, _progress) if tries else []
     sizes = chunks(found, found.mixed, trace, lengths) if tries and found.mixed else []

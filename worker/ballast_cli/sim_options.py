@@ -13,12 +13,20 @@ import typer
 from ballast_cli.console import print_json, say
 from ballast_cli.errors import CliError, Usage
 
-TRACE_HELP = "Online traffic: a CSV or JSONL file with times."
-LENGTHS_HELP = "Offline work: a CSV or JSONL file with lengths."
 TTFT_HELP = "SLO of the time to the first token, in milliseconds."
 TPOT_HELP = "SLO of the mean time per token after the first, in milliseconds."
-Trace = Annotated[Path, typer.Option(metavar="TRACE", help=TRACE_HELP, show_default="Azure conversations")]
-Lengths = Annotated[Path, typer.Option(metavar="LENGTHS", help=LENGTHS_HELP, show_default="arXiv summaries")]
+Trace = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="TRACE", help="Online traffic: a CSV or JSONL file with times.", show_default="Azure conversations"
+    ),
+]
+Lengths = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="LENGTHS", help="Offline work: a CSV or JSONL file with lengths.", show_default="arXiv summaries"
+    ),
+]
 Json = Annotated[
     Path | None,
     typer.Option("--json", metavar="FILE", help="Write the figures as JSON to FILE; - is stdout.", show_default=False),

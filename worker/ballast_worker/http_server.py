@@ -2,7 +2,7 @@
 
 uvicorn's httptools protocol limits neither headers nor time. Its h11 protocol limits the size of headers only, and
 parses in Python. hypercorn also parses with h11. granian has such limits, but runs the app in processes of its own,
-while the app of a worker shares the process with the engine. So `Connection` adds the limits to the httptools protocol.
+while the app of a worker shares the process with the engine. So `HttpConnection` adds limits to the httptools protocol.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class Connections:
         self.limits = limits
         self.closed = dict.fromkeys(Closed, 0)
         """Connections that the server closed."""
-        self._open: set[Connection] = set()
-        self._waiting: dict[Connection, None] = {}
+        self._open: set[HttpConnection] = set()
+        self._waiting: dict[HttpConnection, None] = {}
         """Connections that wait for their client, the longest waiting first."""
 
     @property
@@ -98,7 +98,7 @@ class Connections:
         counts = Counter(connection.phase for connection in list(self._open))
         return {phase.value: counts[phase] for phase in _Phase}
 
-    def opened(self, connection: Connection) -> None:
+    def opened(self, connection: HttpConnection) -> None:
         """Add a connection. If there are too many, close the one that waits longest for its client, or this one."""
         self._open.add(connection)
         self.moved(connection)
@@ -113,13 +113,13 @@ class Connections:
                 self.forget(longest)
                 longest.transport.abort()
 
-    def moved(self, connection: Connection) -> None:
+    def moved(self, connection: HttpConnection) -> None:
         """Note that the phase of a connection changed."""
         self._waiting.pop(connection, None)
         if connection.phase is not _Phase.ANSWER and connection in self._open:
             self._waiting[connection] = None
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: HttpConnection) -> None:
         """Remove a connection."""
         self._open.discard(connection)
         self._waiting.pop(connection, None)
@@ -130,7 +130,7 @@ class Connections:
             connection.check_time(now)
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """One connection within the limits."""
 
     def __init__(self, connections: Connections, **options: Any) -> None:
@@ -333,7 +333,7 @@ class Connection(HttpToolsProtocol):
 class _PatientTransport:
     """A transport that does not discard an answer while the client still sends its body."""
 
-    def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
+    def __init__(self, transport: asyncio.Transport, connection: HttpConnection) -> None:
         self._transport = transport
         self._connection = connection
         self.write = transport.write
@@ -359,8 +359,8 @@ class HttpServer(uvicorn.Server):
     def __init__(self, app: Starlette, connections: Connections, *, name: str = "") -> None:
         """Create a server. Its log lines start with `name`."""
 
-        def protocol(**options: Any) -> Connection:
-            return Connection(connections, **options)
+        def protocol(**options: Any) -> HttpConnection:
+            return HttpConnection(connections, **options)
 
         super().__init__(
             uvicorn.Config(
