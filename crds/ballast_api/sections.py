@@ -179,6 +179,10 @@ class Limits(ApiModel):
 
     max_queued_requests: Hot[int] = Field(default=256, ge=0)
     """Maximum online requests that wait for a slot. Above it, HTTP answers 429 with a Retry-After header."""
+    max_queue_milliseconds: Hot[float | None] = Field(default=None, gt=0)
+    """Maximum time that a new online request is expected to wait for a slot while all slots are taken. Above it, HTTP
+    answers 429 with a Retry-After header. With a value below `slo.ttftMilliseconds`, accepted requests keep their TTFT
+    in an overload. By default only `limits.maxQueuedRequests` limits the queue."""
     max_body_kibibytes: Hot[int] = Field(default=4096, ge=1)
     """Maximum size of an HTTP body and of a line of a job."""
 

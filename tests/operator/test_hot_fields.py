@@ -24,7 +24,7 @@ HOT_FIELDS = {
     *(f"offline.{name}" for name in ("reservedPercent", "maxPercent", "maxInterferencePercent", "tenants")),
     *(f"offline.{name}" for name in ("batchWindowMilliseconds", "maxAttempts", "leaseSeconds")),
     *("offline.resultsDays", "offline.abandonedDays"),
-    *(f"limits.{name}" for name in ("maxQueuedRequests", "maxBodyKibibytes")),
+    *(f"limits.{name}" for name in ("maxQueuedRequests", "maxQueueMilliseconds", "maxBodyKibibytes")),
     "cost.dollarsPerGpuHour",
     *(f"runtime.{name}" for name in ("generation", "created", "unreadySeconds", "drainSeconds")),
 }
