@@ -22,8 +22,8 @@ from ballast_queue.settings import QueueSettings
 from ballast_queue.status import QueueStats, WorkerStatus
 from ballast_worker.claimer import Claimer
 from ballast_worker.in_flight import InFlightItems
-from ballast_worker.loop import Ended, EngineLoop
-from ballast_worker.openai import PublishedModel
+from ballast_worker.items import ItemLoop, ItemReader
+from ballast_worker.loop import Ended
 from ballast_worker.outlooks import update_outlooks
 from ballast_worker.requests import Recorder
 
@@ -49,8 +49,8 @@ class Feeder:
         *,
         connect: Callable[[], Queue],
         worker: str,
-        loop: EngineLoop,
-        served: PublishedModel,
+        loop: ItemLoop,
+        reader: ItemReader,
         status: Callable[[], WorkerStatus],
         settings: QueueSettings,
     ) -> None:
@@ -70,8 +70,8 @@ class Feeder:
         self._status = status
         self._settings = settings
         self._is_configured = False
-        self._in_flight = InFlightItems(worker, served.revision)
-        self._claimer = Claimer(worker, loop, served, self._in_flight)
+        self._in_flight = InFlightItems(worker, reader.revision)
+        self._claimer = Claimer(worker, loop, reader, self._in_flight)
         self._queue: Queue | None = None
         self._is_stale = False
         """Whether address or password changed since the connection was made."""
@@ -113,6 +113,11 @@ class Feeder:
         self._wake()
         if self._thread.is_alive():
             self._thread.join(timeout=10)
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the thread ended although no caller stopped it."""
+        return self._thread.ident is not None and not self._thread.is_alive() and not self._is_stopping
 
     @property
     def num_held(self) -> int:
