@@ -18,7 +18,7 @@ from ballast_openai.refused import drop_neutral
 
 COMPLETIONS_URL = "/v1/completions"
 CHAT_URL = "/v1/chat/completions"
-_NOT_YET_URLS = {
+URL_NAMES = {
     "/v1/embeddings": "embeddings",
     "/v1/responses": "the Responses API",
     "/v1/moderations": "moderation",
@@ -29,6 +29,7 @@ _NOT_YET_URLS = {
     "/v1/score": "scoring",
     "/v1/rerank": "reranking",
 }
+"""URLs that Ballast's own engine does not serve, and what they are for."""
 MAX_STOPS = 16
 """Limit of stop strings in a request. OpenAI allows 4."""
 COUNT_LIMIT = 2**31
@@ -360,7 +361,7 @@ def _translate(error: ErrorDetails) -> InvalidBody:
 
 def not_yet(url: str) -> str | None:
     """Return what to use instead of a URL of OpenAI that Ballast does not support yet; None for any other URL."""
-    what = _NOT_YET_URLS.get(url)
+    what = URL_NAMES.get(url)
     return what and f"found {url} ({what}), which is not supported yet: use {CHAT_URL} or {COMPLETIONS_URL}"
 
 
