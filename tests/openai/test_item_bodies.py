@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import pytest
@@ -96,11 +97,9 @@ JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambd
     ),
 )
 def test_any_body_is_read_or_refused(url, fields):
-    try:
+    with contextlib.suppress(InvalidBody):
         body = parse_item(url, {"model": "m", **fields}, ITEM_URLS)
-    except InvalidBody as error:
-        assert error.message
-    else:
+
         assert body.num_output is None or body.num_output >= 0
 
 
