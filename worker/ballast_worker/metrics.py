@@ -105,7 +105,8 @@ class ScrapeData:
     steps: StepMetrics
     recorders: tuple[Recorder, ...]
     spending: Spending
-    utilization: Utilization
+    utilization: Utilization | None
+    """None if the peak of the device is not known."""
     queue: QueueView | None
     """None for a worker that serves only online requests."""
     block_tokens: int
@@ -138,15 +139,20 @@ class WorkerMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield every metric family with its samples."""
         figures = self._gather()
+        yield from self.own(figures)
+        yield from _vllm(figures)
+
+    def own(self, figures: ScrapeData) -> Iterator[Metric]:
+        """Yield the metric families of Ballast."""
         yield from _requests(figures)
         yield from _engine(figures)
         yield from _steps(figures)
-        yield from _device(figures)
+        if figures.utilization is not None:
+            yield from _device(figures.utilization)
         yield from self._tenant_service(figures)
         yield from _process(figures)
         if figures.queue is not None:
             yield from _queue(figures.queue)
-        yield from _vllm(figures)
 
     def _tenant_service(self, figures: ScrapeData) -> Iterator[Metric]:
         sums: dict[tuple[str, str], float] = {}
@@ -307,8 +313,7 @@ def _engine(figures: ScrapeData) -> Iterator[Metric]:
     )
 
 
-def _device(figures: ScrapeData) -> Iterator[Metric]:
-    used = figures.utilization
+def _device(used: Utilization) -> Iterator[Metric]:
     for name, what, shares in (
         ("flops", "operations per second", used.flops),
         ("bandwidth", "memory bandwidth", used.bandwidth),

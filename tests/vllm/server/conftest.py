@@ -1,0 +1,169 @@
+"""Real `vllm serve` processes with Ballast, on a small model with random weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ballast_queue.redis_store import Queue
+
+PATIENCE = 180.0
+"""Seconds after which a wait is a failure; nothing waits so long when all is well."""
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}{% endfor %}"
+    "{% if tools %}[{{ tools | length }}]{% endif %}{% if add_generation_prompt %}<a>{% endif %}"
+)
+
+
+def _program() -> str | None:
+    beside = Path(sys.executable).parent / "vllm"
+    return os.environ.get("VLLM") or (str(beside) if beside.exists() else shutil.which("vllm"))
+
+
+def _eventually(is_true: Callable[[], Any], what: str) -> Any:
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        if found := is_true():
+            return found
+        time.sleep(0.02)
+    pytest.fail(f"waited {PATIENCE:.0f} s for: {what}")
+
+
+@pytest.fixture(scope="session")
+def eventually() -> Callable[[Callable[[], Any], str], Any]:
+    return _eventually
+
+
+@pytest.fixture(scope="session")
+def wandering_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small Llama whose greedy answers wander, so that equal answers prove something."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    directory = tmp_path_factory.mktemp("models") / "wandering"
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: index for index, letter in enumerate([*letters, "<s>", "</s>"])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+    fast.chat_template = TEMPLATE
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        hidden_size=128, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, intermediate_size=344,
+        vocab_size=258, max_position_embeddings=2048, bos_token_id=256, eos_token_id=257, tie_word_embeddings=False,
+        initializer_range=0.16, dtype="float32",
+    )  # fmt: skip
+    LlamaForCausalLM(config).to(torch.float32).save_pretrained(directory)
+    fast.save_pretrained(directory)
+    return directory
+
+
+@dataclass
+class Serving:
+    """A `vllm serve` process."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def client(self, **options: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=PATIENCE, **options)
+
+    def series(self) -> dict[str, float]:
+        """The values of `/metrics` by name and labels."""
+        lines = httpx.get(f"{self.url}/metrics", timeout=PATIENCE).text.splitlines()
+        pairs = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
+        return {name: float(value) for name, value in pairs}
+
+    def engine_core(self) -> int:
+        """The process id of EngineCore."""
+        found = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
+        rows = [line.split(None, 2) for line in found.splitlines()]
+        return next(int(pid) for pid, parent, name in rows if int(parent) == self.process.pid and "EngineCore" in name)
+
+
+@contextmanager
+def _serve(model: Path, log: Path, *arguments: str, **variables: str) -> Iterator[Serving]:
+    program = _program()
+    assert program, "no `vllm` found: set VLLM to the program"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    command = [
+        program, "serve", str(model), "--served-model-name", "m", "--dtype", "float32", "--max-model-len", "1024",
+        "--max-num-seqs", "8", "--enforce-eager", "--host", "127.0.0.1", "--port", str(port),
+        "--scheduler-cls", "ballast_vllm.scheduler.BallastScheduler",
+        "--middleware", "ballast_vllm.middleware.Ballast", *arguments,
+    ]  # fmt: skip
+    environment = {
+        **os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "0-1", **variables,
+    }  # fmt: skip
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file, env=environment, start_new_session=True)
+    serving = Serving(f"http://127.0.0.1:{port}", process, log)
+    try:
+        yield serving
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def _is_ready(serving: Serving) -> bool:
+    assert serving.process.poll() is None, serving.log.read_text()[-4000:]
+    try:
+        return httpx.get(f"{serving.url}/ready", timeout=5).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@pytest.fixture(scope="session")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., AbstractContextManager[Serving]]:
+    """`with start(model, "--argument", BALLAST_X="y") as serving` runs a server until the end of the block."""
+
+    @contextmanager
+    def started(model: Path, *arguments: str, is_awaited: bool = True, **variables: str) -> Iterator[Serving]:
+        log = tmp_path_factory.mktemp("server") / "log"
+        with _serve(model, log, *arguments, **variables) as serving:
+            if is_awaited:
+                _eventually(lambda: _is_ready(serving), "the server to be ready")
+            yield serving
+
+    return started
+
+
+@pytest.fixture
+def queue(valkey: Any, queue_name: str) -> Iterator[Queue]:
+    found = Queue.connect(valkey.url, queue_name)
+    yield found
+    found.close()
+
+
+def line(custom_id: str, url: str, **body: Any) -> str:
+    return json.dumps({"custom_id": custom_id, "url": url, "body": {"model": "m", **body}})
+
+
+@pytest.fixture(scope="session")
+def as_line() -> Callable[..., str]:
+    return line
