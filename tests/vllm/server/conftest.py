@@ -1,10 +1,9 @@
-"""Real `vllm serve` processes with Ballast, on a small model with random weights."""
+"""Real `vllm serve` processes with Ballast."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -29,11 +28,6 @@ TEMPLATE = (
 )
 
 
-def _program() -> str | None:
-    beside = Path(sys.executable).parent / "vllm"
-    return os.environ.get("VLLM") or (str(beside) if beside.exists() else shutil.which("vllm"))
-
-
 def _eventually(is_true: Callable[[], Any], what: str) -> Any:
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
@@ -46,32 +40,6 @@ def _eventually(is_true: Callable[[], Any], what: str) -> Any:
 @pytest.fixture(scope="session")
 def eventually() -> Callable[[Callable[[], Any], str], Any]:
     return _eventually
-
-
-@pytest.fixture(scope="session")
-def wandering_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small Llama whose greedy answers wander, so that equal answers prove something."""
-    import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    directory = tmp_path_factory.mktemp("models") / "wandering"
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {letter: index for index, letter in enumerate([*letters, "<s>", "</s>"])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
-    fast.chat_template = TEMPLATE
-    torch.manual_seed(3)
-    config = LlamaConfig(
-        hidden_size=128, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, intermediate_size=344,
-        vocab_size=258, max_position_embeddings=2048, bos_token_id=256, eos_token_id=257, tie_word_embeddings=False,
-        initializer_range=0.16, dtype="float32",
-    )  # fmt: skip
-    LlamaForCausalLM(config).to(torch.float32).save_pretrained(directory)
-    fast.save_pretrained(directory)
-    return directory
 
 
 @dataclass
@@ -100,13 +68,14 @@ class Serving:
 
 @contextmanager
 def _serve(model: Path, log: Path, *arguments: str, **variables: str) -> Iterator[Serving]:
-    program = _program()
-    assert program, "no `vllm` found: set VLLM to the program"
+    template = log.with_name("template.jinja")
+    template.write_text(TEMPLATE)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
     command = [
-        program, "serve", str(model), "--served-model-name", "m", "--dtype", "float32", "--max-model-len", "1024",
+        str(Path(sys.executable).parent / "vllm"), "serve", str(model), "--chat-template", str(template),
+        "--served-model-name", "m", "--dtype", "float32", "--max-model-len", "1024",
         "--max-num-seqs", "8", "--enforce-eager", "--host", "127.0.0.1", "--port", str(port),
         "--scheduler-cls", "ballast_vllm.scheduler.BallastScheduler",
         "--middleware", "ballast_vllm.middleware.Ballast", *arguments,

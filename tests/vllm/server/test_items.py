@@ -8,7 +8,7 @@ import pytest
 
 from ballast_queue.redis_store import Queue
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(900)
 
 WEATHER = {
     "type": "function",
