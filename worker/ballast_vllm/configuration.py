@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -82,8 +82,7 @@ def _overrides(environment: Mapping[str, str]) -> Iterator[tuple[str | None, str
         variable = PREFIX + "_".join(filter(None, (section, name))).upper()
         if variable in environment:
             text = environment[variable]
-            is_text = bool({str, Path} & {kind, *get_args(kind)})  # a name stays text if it looks like a number
-            yield section, to_camel(name), text if is_text else yaml.safe_load(text)
+            yield section, to_camel(name), text if _is_text(kind) else yaml.safe_load(text)
 
 
 def _fields() -> Iterator[tuple[str | None, str, object]]:
@@ -93,3 +92,8 @@ def _fields() -> Iterator[tuple[str | None, str, object]]:
             yield from ((name, inner, found.annotation) for inner, found in kind.model_fields.items())
         else:
             yield None, name, kind
+
+
+def _is_text(kind: object) -> bool:
+    """Return whether a field has text, which stays text if it looks like a number."""
+    return kind in {str, Path} or (get_origin(kind) is not tuple and any(_is_text(part) for part in get_args(kind)))

@@ -14,6 +14,7 @@ WEATHER = {
     "type": "function",
     "function": {
         "name": "weather",
+        "strict": True,
         "parameters": {
             "type": "object",
             "properties": {"city": {"type": "string", "enum": ["Bonn", "Ulm"]}},
