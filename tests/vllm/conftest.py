@@ -18,7 +18,7 @@ if HAS_VLLM:
         VLLM_CPU_KVCACHE_SPACE="1",
         VLLM_CPU_OMP_THREADS_BIND="nobind",
         HF_HUB_OFFLINE="1",
-        OMP_NUM_THREADS="2",
+        OMP_NUM_THREADS="1",
         TOKENIZERS_PARALLELISM="false",
     )
     sys.path[:0] = [str(Path(__file__).parent / "support"), str(Path(__file__).parent.parent / "policy")]

@@ -28,7 +28,7 @@ def test_the_answers_of_the_model_wander(plain_answers):
     ("blocks", "policy"),
     [
         pytest.param(None, SLO, id="chunks"),
-        pytest.param(45, SLO, id="few KV blocks"),
+        pytest.param(22, SLO, id="few KV blocks"),
         pytest.param(None, SLO | {"slots": 3}, id="few slots, parked requests"),
     ],
 )

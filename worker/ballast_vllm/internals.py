@@ -180,7 +180,7 @@ class KvBlocks:
 
     def __init__(self, scheduler: Any) -> None:
         manager = scheduler.kv_cache_manager
-        tables = manager.coordinator.single_type_managers
+        tables: Sequence[Any] = manager.coordinator.single_type_managers
         self._get_computed_blocks = manager.get_computed_blocks
         self._has_cache = bool(manager.enable_caching and tables)
         self._pool = manager.block_pool
@@ -211,7 +211,7 @@ class KvBlocks:
     def private(self, request_id: str) -> int:
         """Return the blocks of a request that no other request uses."""
         blocks = self.tables.get(request_id, ())
-        return len(blocks) - sum([block.ref_cnt > 1 for block in blocks[: self.num_shared_blocks]])
+        return len(blocks) - int(sum([block.ref_cnt > 1 for block in blocks[: self.num_shared_blocks]]))
 
     def look_up(self, request: Any, record: Record) -> None:
         """Set the tokens of a waiting request that the prefix cache holds."""
@@ -225,8 +225,8 @@ class KvBlocks:
         """Blocks that only the prefix cache uses. The call reads every block."""
         if not self._num_tables:
             return 0
-        cached = sum([block.ref_cnt == 0 and block.block_hash is not None for block in self._pool.blocks])
-        return cached // self._num_tables
+        cached = [block for block in self._pool.blocks if block.ref_cnt == 0 and block.block_hash is not None]
+        return len(cached) // self._num_tables
 
 
 def is_running(request: Any) -> bool:

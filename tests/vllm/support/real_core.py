@@ -26,10 +26,10 @@ class RealCore:
             EngineArgs(
                 model=str(model),
                 dtype="float32",
-                max_model_len=1024,
+                max_model_len=384,
                 max_num_seqs=slots,
-                max_num_batched_tokens=512 + slots,
-                block_size=16,
+                max_num_batched_tokens=384 + slots,
+                block_size=32,
                 enforce_eager=True,
                 disable_log_stats=True,
                 seed=0,
