@@ -81,7 +81,7 @@ class HttpItem:
         )
 
 
-class ItemEngine:
+class VllmEngine:
     """vLLM's engine as the feeder sees it. Any thread may read it."""
 
     def __init__(self, tap: EngineTap, stats: EngineStats, policy: PolicyConfig) -> None:
@@ -123,10 +123,10 @@ class ItemEngine:
         self.hang_up(request_ids)
 
 
-class ItemLoop:
+class HttpItemLoop:
     """Runs items on the event loop of the API server, and passes their ends to the feeder's thread."""
 
-    def __init__(self, app: ASGIApp, scope: Mapping[str, Any], engine: ItemEngine) -> None:
+    def __init__(self, app: ASGIApp, scope: Mapping[str, Any], engine: VllmEngine) -> None:
         """Run items with `app`; `scope` has what the scopes of all items have in common."""
         self.engine = engine
         self.num_started = 0

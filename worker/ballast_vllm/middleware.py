@@ -1,4 +1,4 @@
-"""Ballast in front of vLLM's app: `vllm serve --middleware ballast_vllm.middleware.Ballast`.
+"""Ballast in front of vLLM's app: `vllm serve --middleware ballast_vllm.middleware.BallastMiddleware`.
 
 vLLM adds the middleware to its app, so it is in every API server process, has each request before vLLM reads it, and
 starts and stops with the app: Starlette passes the lifespan of the app through its middleware, too. When that starts,
@@ -46,7 +46,7 @@ _FLEX = re.compile(rb'"service_tier"\s*:\s*"flex"')
 TEXT = (b"content-type", CONTENT_TYPE.encode())
 
 
-class Ballast:
+class BallastMiddleware:
     """The middleware."""
 
     def __init__(self, app: ASGIApp) -> None:

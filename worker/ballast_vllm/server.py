@@ -31,7 +31,7 @@ from ballast_queue.status import WorkerStatus
 from ballast_vllm import configuration
 from ballast_vllm.calls import Call
 from ballast_vllm.engine_client import EngineDead, EngineTap
-from ballast_vllm.items import HttpReader, ItemEngine, ItemLoop
+from ballast_vllm.items import HttpItemLoop, HttpReader, VllmEngine
 from ballast_vllm.metrics import ServerMetrics
 from ballast_vllm.settings import message_of
 from ballast_vllm.stats import engine_stats, steps
@@ -115,11 +115,11 @@ class Server:
         num_blocks = stats.kv_used + stats.kv_cached + stats.kv_free
         block_tokens = self._app.state.vllm_config.cache_config.block_size
         policy = self._policy(PolicyConfig(slots=stats.slots, num_blocks=num_blocks, block_tokens=block_tokens))
-        self.engine = ItemEngine(self.tap, stats, policy)
+        self.engine = VllmEngine(self.tap, stats, policy)
         await self.tap.configure(message_of(policy))
         self.tap.isolates_tenants = self.config.engine.isolate_tenants
         self._urls = _item_urls(self._app)
-        self.loop = ItemLoop(self._inner, self._scope(), self.engine)
+        self.loop = HttpItemLoop(self._inner, self._scope(), self.engine)
         await self._poll()
         self._start_feeder()
         self._start_watcher()

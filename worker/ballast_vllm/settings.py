@@ -20,13 +20,13 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from ballast_api.worker_config import WorkerConfig
 from ballast_policy.snapshot import PolicyConfig, TenantShare
 from ballast_policy.step.budget import ONLINE_CHUNKS
+from ballast_vllm import configuration
+from ballast_vllm.configuration import FILE_VARIABLE
 from ballast_worker.settings import policy_config
 
 KEY = "ballast"
-FILE_VARIABLE = "BALLAST_CONFIG"
 
 HOT = frozenset(
     {
@@ -87,7 +87,7 @@ def initial(additional: Any, limits: Limits, *, num_blocks: int, block_tokens: i
     )
     path = stated.pop("config", None) or os.environ.get(FILE_VARIABLE)
     if path:
-        file = WorkerConfig.load(Path(path))
+        file = configuration.load(Path(path))
         config = policy_config(file, config)
         if file.slots is not None:
             config = replace(config, slots=file.slots)

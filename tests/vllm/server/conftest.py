@@ -78,7 +78,7 @@ def _serve(model: Path, log: Path, *arguments: str, **variables: str) -> Iterato
         "--served-model-name", "m", "--dtype", "float32", "--max-model-len", "1024",
         "--max-num-seqs", "8", "--enforce-eager", "--host", "127.0.0.1", "--port", str(port),
         "--scheduler-cls", "ballast_vllm.scheduler.BallastScheduler",
-        "--middleware", "ballast_vllm.middleware.Ballast", *arguments,
+        "--middleware", "ballast_vllm.middleware.BallastMiddleware", *arguments,
     ]  # fmt: skip
     environment = {
         **os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",

@@ -38,7 +38,7 @@ BODIES = {
         "/v1/chat/completions",
         {
             "messages": ASK,
-            "max_tokens": 64,
+            "max_tokens": 400,
             "tools": [WEATHER],
             "tool_choice": {"type": "function", "function": {"name": "weather"}},
         },
