@@ -12,6 +12,9 @@ from ballast_engine.build import build_engine
 from ballast_engine.request import GenerationRequest
 from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
+from ballast_queue.settings import QueueSettings
+from ballast_worker.feeder import Feeder
+from ballast_worker.items import GenerationReader
 from ballast_worker.prefetch import LEAST_AHEAD
 from ballast_worker.waiting_reasons import why
 
@@ -448,3 +451,25 @@ def test_a_reservation_holds_over_all_workers(fed, queue, eventually) -> None:
         )
         for job_id in (big, small):
             queue.jobs.cancel(job_id)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_feeder_whose_thread_ended_states_it(serve, make_config, valkey, queue_name, eventually):
+    def exits():
+        raise SystemExit
+
+    with serve(make_config()) as serving:
+        feeder = Feeder(
+            connect=exits,
+            worker="w",
+            loop=serving.worker.loop,
+            reader=GenerationReader(serving.worker.served, serving.worker.loop.submit),
+            status=serving.worker.status,
+            settings=QueueSettings(),
+        )
+        was_dead = feeder.is_dead
+        feeder.start()
+        eventually(lambda: feeder.is_dead, "the feeder to end")
+
+    assert not was_dead
+    assert not feeder.is_up

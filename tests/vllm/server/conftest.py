@@ -82,7 +82,7 @@ def _serve(model: Path, log: Path, *arguments: str, **variables: str) -> Iterato
     ]  # fmt: skip
     environment = {
         **os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "0-1", **variables,
+        "VLLM_LOGGING_LEVEL": "INFO", **variables,
     }  # fmt: skip
     with log.open("wb") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file, env=environment, start_new_session=True)
