@@ -26,6 +26,17 @@ from vllm.v1.request import RequestStatus
 from ballast_policy.request import Request as Record
 
 PRIVATE = {
+    "AsyncScheduler": (),
+    "EngineCore": ("scheduler",),
+    "RequestQueue": (
+        "add_request",
+        "pop_request",
+        "peek_request",
+        "prepend_request",
+        "prepend_requests",
+        "remove_request",
+        "remove_requests",
+    ),
     "Scheduler": (
         "_reserve_prefill_lookahead",
         "_preempt_request",
@@ -34,7 +45,7 @@ PRIVATE = {
         "running",
         "requests",
         "finished_req_ids",
-        "grammar_compile_error_reqs",
+        "encoder_cache_mismatch_reqs",
         "kv_cache_manager",
         "max_num_running_reqs",
         "max_num_active_reqs",
@@ -148,7 +159,7 @@ class PlannedBatch(Scheduler):  # type: ignore[misc]
 
     def fail(self, request: Any) -> None:
         """End a request with an error in the next call of `update_from_output`."""
-        self.grammar_compile_error_reqs.add(request.request_id)
+        self.encoder_cache_mismatch_reqs.add(request.request_id)
 
     def _reserve_prefill_lookahead(self, request: Any, num_computed_tokens: int, num_new_tokens: int) -> int:
         tokens: int = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)

@@ -117,7 +117,7 @@ class BareCore:
         output = None
         if self.scheduler.has_requests():
             output = self.scheduler.schedule()
-            self.flights.append((output, self._run(output)))
+            self.flights.append((output, self.run(output)))
             self.num_steps += 1
         if len(self.flights) > self.is_async or output is None or not output.num_scheduled_tokens:
             self.process()
@@ -137,7 +137,8 @@ class BareCore:
             drafts = [[9] * self.rng.randint(0, scheduler.num_spec_tokens) for _ in drafted]
             scheduler.update_draft_token_ids(DraftTokenIds([request.request_id for request in drafted], drafts))
 
-    def _run(self, output: Any) -> ModelRunnerOutput:
+    def run(self, output: Any) -> ModelRunnerOutput:
+        """Return made-up tokens for the batch of a step."""
         ids, tokens, pooled = list(output.num_scheduled_tokens), [], []
         for request_id in ids:
             request = self.scheduler.requests[request_id]
