@@ -32,13 +32,13 @@ class EngineRequest:
     call: Call
     num_prompt: int
     can_continue: bool
-    """Whether another worker can continue it with the same tokens."""
+    """Whether it is of an item, and another worker can continue it with the same tokens."""
     replay: tuple[int, ...] = ()
     """Tokens of an earlier attempt that go in front of its first output."""
     num_cached: int = 0
     num_output: int = 0
     token_ids: list[int] = field(default_factory=list)
-    """Its output, if it can be continued."""
+    """What it computed of its output, if it can be continued."""
     is_begun: bool = False
     is_over: bool = False
     is_aborted: bool = False
@@ -52,6 +52,7 @@ class Call:
 
     caller: Caller
     timing: RequestTiming
+    is_item: bool = False
     states_priority: bool = False
     """Whether the priority of the caller is that of a header or a job. It overrides the priority in the body."""
     most_priority: int = MAX_PRIORITY

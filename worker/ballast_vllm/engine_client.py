@@ -121,7 +121,9 @@ class EngineTap:
 
     def _placed(self, request: Any, call: Call) -> Any:
         """Return the request with its place in the policy, and after the tokens of an earlier attempt."""
-        record = EngineRequest(request.request_id, call, len(request.prompt_token_ids or ()), can_continue(request))
+        record = EngineRequest(
+            request.request_id, call, len(request.prompt_token_ids or ()), call.is_item and can_continue(request)
+        )
         place = call.place(request.priority).message()
         if request.priority:
             request.priority = 0
@@ -163,13 +165,13 @@ class EngineTap:
         return result
 
     def _note(self, output: Any, record: EngineRequest, now: float) -> None:
-        call = record.call
-        call.last_at = now
+        record.call.last_at = now
+        computed = output.new_token_ids
         if not record.is_begun:
             self._begin(output, record, now)
-        record.num_output += len(output.new_token_ids)
+        record.num_output += len(computed)
         if record.can_continue:
-            record.token_ids += output.new_token_ids
+            record.token_ids += computed
 
     def _begin(self, output: Any, record: EngineRequest, now: float) -> None:
         call = record.call

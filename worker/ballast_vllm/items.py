@@ -310,6 +310,7 @@ class HttpReader:
         call = Call(
             Caller(claimed.tenant, RequestClass.OFFLINE, claimed.priority),
             RequestTiming(RequestClass.OFFLINE, time.monotonic()),
+            is_item=True,
             states_priority=True,
             slack=slack,
             prefix_key=body.prefix_key,

@@ -88,6 +88,7 @@ class Server:
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_entered = dict.fromkeys(RequestClass, 0)
         self._urls: tuple[str, ...] = ()
+        self._queue_models: tuple[str, ...] = ()
         self._drain: asyncio.Task[None] | None = None
 
     @property
@@ -110,6 +111,7 @@ class Server:
             NotServed: the configuration or vLLM's arguments ask for something that Ballast cannot do.
         """
         self._check_arguments()
+        self.revision = await asyncio.to_thread(self._revision)
         found = await self.tap.stats(0)
         stats = engine_stats(found)
         num_blocks = stats.kv_used + stats.kv_cached + stats.kv_free
@@ -180,7 +182,7 @@ class Server:
             connect=lambda: _connect(config),
             worker=self.id,
             loop=self.loop,
-            reader=HttpReader(self._revision(), self._urls, self.loop.start),
+            reader=HttpReader(self.revision, self._urls, self.loop.start),
             status=self.status,
             settings=self._queue_settings(),
         )
@@ -375,7 +377,7 @@ class Server:
             address=self.address,
             at=time.time(),
             model=self.models[0],
-            model_revision=self.config.model.revision,
+            model_revision=self.revision,
             device=self.tap.device,
             slots=stats.slots,
             batch_ceiling=stats.batch_ceiling,
@@ -440,6 +442,8 @@ class Server:
     async def _sample(self) -> None:
         now = time.monotonic()
         self.tap.sweep()
+        if self.feeder is not None and self.models != self._queue_models:  # an adapter was loaded
+            self.feeder.configure(self._queue_settings())
         stats = self.engine.stats()
         started = {**self._num_entered, RequestClass.OFFLINE: self.loop.num_started}
         self._rates.sample(stats, started, self.recorder.num_ended(), now)
@@ -453,8 +457,9 @@ class Server:
         return policy if config.slots is None else replace(policy, slots=min(config.slots, current.slots))
 
     def _queue_settings(self) -> QueueSettings:
-        found = settings.queue_settings(self.config, self.models[0])
-        return found.model_copy(update={"models": self.models, "urls": self._urls})
+        self._queue_models = self.models
+        found = settings.queue_settings(self.config, self._queue_models[0])
+        return found.model_copy(update={"models": self._queue_models, "urls": self._urls})
 
     def _apply(self, loaded: Loaded) -> None:
         """Put a changed configuration in force, on the watcher's thread."""
