@@ -20,7 +20,7 @@ import pytest
 
 from ballast_queue.redis_store import Queue
 
-PATIENCE = 180.0
+PATIENCE = 600.0
 """Seconds after which a wait is a failure; nothing waits so long when all is well."""
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}{% endfor %}"
