@@ -133,7 +133,7 @@ def test_a_draining_server_finishes_its_requests_and_takes_no_others(variables):
         async with running() as found:
             post = asyncio.create_task(found.client.post("/v1/completions", json=BODY))
             await found.sent("r1")
-            drain = asyncio.create_task(found.server.drain())
+            drain = asyncio.create_task(found.server.drain.run())
             await _until(lambda: found.server.is_closed)
             seen = await found.client.get("/ready"), await found.client.post("/v1/completions", json=BODY)
             health = await found.client.get("/health")
@@ -151,7 +151,7 @@ def test_requests_that_outlive_the_drain_are_aborted(variables):
         async with running() as found:
             post = asyncio.create_task(found.client.post("/v1/completions", json=BODY))
             await found.sent("r1")
-            await found.server.drain()
+            await found.server.drain.run()
             await _until(lambda: not found.server.tap.live)
             return (await post).status_code, found.engine.answers
 
@@ -214,12 +214,12 @@ def test_an_item_that_is_given_back_goes_on_after_its_tokens(fed, as_item):
             await first.sent("r1")
             first.engine.give("r1", 11)
             first.engine.give("r1", 12)
-            await first.server.drain()
+            await first.server.drain.run()
         counts = fed.jobs.get(job_id).counts
         async with running() as second:
             request = await second.sent("r1")
             second.engine.give("r1", 13)
-            await second.server.drain()
+            await second.server.drain.run()
         async with running() as third:
             last = await third.sent("r1")
             third.engine.give("r1", 14, reason="length")
@@ -246,10 +246,10 @@ def test_an_item_that_cannot_go_on_starts_again_and_its_tokens_count_as_computed
             await asyncio.to_thread(fed.submissions.submit, [item])
             await first.sent("r1")
             first.engine.give("r1", 11)
-            await first.server.drain()
+            await first.server.drain.run()
         async with running() as second:
             request = await second.sent("r1")
-            await second.server.drain()
+            await second.server.drain.run()
         return request
 
     request = asyncio.run(main())

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-import signal
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -30,6 +29,7 @@ from ballast_queue.settings import QueueSettings
 from ballast_queue.status import WorkerStatus
 from ballast_vllm import configuration
 from ballast_vllm.calls import Call
+from ballast_vllm.drain import Drain
 from ballast_vllm.engine_client import EngineDead, EngineTap
 from ballast_vllm.items import HttpItemLoop, HttpReader, VllmEngine
 from ballast_vllm.metrics import ServerMetrics
@@ -49,9 +49,6 @@ log = Log(__name__)
 
 POLL_SECONDS = 0.25
 """How often the figures of the scheduler are read. Between two polls, the API server counts itself."""
-DRAIN_POLL_SECONDS = 0.05
-STOP_SECONDS = 3.0
-"""Time that the HTTP server has to close its connections after the drain."""
 REPORT_SECONDS = 3.0
 """Time that the feeder has for its last reports."""
 MAX_RETRY_SECONDS = 30
@@ -89,7 +86,7 @@ class Server:
         self._num_entered = dict.fromkeys(RequestClass, 0)
         self._urls: tuple[str, ...] = ()
         self._queue_models: tuple[str, ...] = ()
-        self._drain: asyncio.Task[None] | None = None
+        self.drain = Drain(self, getattr(app.state, "server", None))
 
     @property
     def config(self) -> WorkerConfig:
@@ -127,7 +124,7 @@ class Server:
         self._start_watcher()
         for seconds, task in ((POLL_SECONDS, self._poll), (POLL_SECONDS, self._watch), (1.0, self._sample)):
             self._keep(asyncio.create_task(_every(seconds, task)))
-        self._take_signals()
+        self.drain.take_signals()
         for field in configuration.ignored(self.config):
             log.warning("vLLM's own arguments decide this, the field has no effect", field=field)
         log.info(
@@ -235,61 +232,6 @@ class Server:
         directory = Path(self.tap.identity[0])
         weights = settings.model_revision(self.config, directory) if directory.is_dir() else self.config.model.revision
         return hashlib.sha256("\0".join(("vllm", weights, *self.tap.identity)).encode()).hexdigest()[:16]
-
-    # Drain
-
-    def _take_signals(self) -> None:
-        """Handle SIGTERM and SIGINT in vLLM's place, which would abort all requests at once."""
-        if getattr(self._app.state, "server", None) is None:
-            return  # another program serves the app, and stops it
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal, signal.Signals(number).name)
-
-    def _on_signal(self, name: str) -> None:
-        server = self._app.state.server
-        if self._drain is None:
-            log.info("signal received", name=name)
-            self._drain = asyncio.get_running_loop().create_task(self._drain_and_exit())
-            return
-        log.warning("second signal received, stopping at once", name=name)
-        server.force_exit = server.should_exit = True
-
-    async def _drain_and_exit(self) -> None:
-        server = self._app.state.server
-        try:
-            await self.drain()
-        finally:
-            server.should_exit = True  # vLLM then ends EngineCore
-        await asyncio.sleep(STOP_SECONDS)
-        server.force_exit = True
-
-    async def drain(self) -> None:
-        """Return items, finish online requests, and abort those that are left after `drain_seconds`."""
-        runtime, feeder = self.config.runtime, self.feeder
-        self.is_draining = True
-        held = feeder.num_held if feeder else 0
-        log.info("draining", online=len(self.calls), offline=held, seconds=runtime.drain_seconds)
-        if feeder is not None:
-            feeder.drain()
-        if runtime.unready_seconds:
-            await asyncio.sleep(runtime.unready_seconds)
-        self.is_closed = True
-        await self._until(
-            lambda: not self.calls and (feeder is None or feeder.drained.is_set()), seconds=runtime.drain_seconds
-        )
-        if self.calls:
-            log.warning("drain time is over, online requests are aborted", count=len(self.calls))
-            for call in tuple(self.calls):
-                call.hang_up()
-            await self._until(lambda: not self.calls, seconds=STOP_SECONDS)
-        if feeder is not None and not feeder.drained.is_set():
-            log.warning("drain time is over, leases of offline items expire", count=feeder.num_held)
-
-    async def _until(self, is_done: Callable[[], bool], *, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while not is_done() and not self.tap.is_dead and time.monotonic() < end:  # noqa: ASYNC110 - as in ballast_worker.drain
-            await asyncio.sleep(DRAIN_POLL_SECONDS)
 
     # Requests
 
