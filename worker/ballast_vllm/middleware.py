@@ -83,7 +83,7 @@ class BallastMiddleware:
                 except (InvalidConfig, WorkerError) as error:
                     code = error.exit_code if isinstance(error, WorkerError) else BAD_CONFIG
                     sys.stderr.write(f"ballast: {error}\n")
-                    # The ASGI server would exit with status 0.
+                    # uvicorn before 0.50 would end with status 0.
                     asyncio.get_running_loop().call_soon(sys.exit, code)
                     message = {"type": "lifespan.startup.failed", "message": str(error)}
             await send(message)
