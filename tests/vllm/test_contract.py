@@ -43,7 +43,9 @@ def test_schedule_asks_the_hook_for_running_and_for_waiting_requests():
 def test_a_running_request_without_tokens_is_left_out_and_keeps_its_place():
     running = source.text("Scheduler", "schedule").split("_reserve_prefill_lookahead")[1]
 
-    assert "if num_new_tokens == 0:\n            req_index += 1\n            continue" in running.replace("    " * 3, "    " * 3)
+    assert "if num_new_tokens == 0:\n            req_index += 1\n            continue" in running.replace(
+        "    " * 3, "    " * 3
+    )
 
 
 def test_admissions_come_from_the_waiting_queue_in_its_order():

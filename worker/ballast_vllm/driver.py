@@ -223,12 +223,12 @@ class Driver:
     def leave(self, request_ids: Iterable[str], now: float) -> None:
         """Remove requests that finished; other ids are ignored."""
         for request_id in request_ids:
-            record = self.records.pop(request_id, None)
-            if record is None:
-                continue
+            record = self.records.get(request_id)
+            if record is None or not self.live[record.seq].is_finished():
+                continue  # the id is in use again
             seq = record.seq
             request = self.live.pop(seq)
-            del self._ids[seq]
+            del self.records[request_id], self._ids[seq]
             self._slos.pop(seq, None)
             self._kv.forget(seq)
             if self._blocked.pop(seq, None) is None:

@@ -57,6 +57,7 @@ PRIVATE = {
     ),
     "Request": (
         "status",
+        "is_finished",
         "num_tokens",
         "num_output_tokens",
         "num_output_placeholders",
