@@ -6,7 +6,7 @@ import pytest
 from bare_core import BareCore
 from real_core import RealCore, prompt_of, run_mixed
 
-NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 1}
 
 
 @pytest.mark.parametrize("blocks", [600, 110], ids=["plenty of KV", "tight KV"])
@@ -24,7 +24,11 @@ def test_only_drafts_exceed_a_grant(tiny_model, blocks):
         if output is not None:
             num_drafts = sum(map(len, output.scheduled_spec_decode_tokens.values()))
             grants = core.scheduler.driver.grants
-            extra = sum(n - grants[request_id] for request_id, n in output.num_scheduled_tokens.items() if n > grants[request_id])
+            extra = sum(
+                n - grants[request_id]
+                for request_id, n in output.num_scheduled_tokens.items()
+                if n > grants[request_id]
+            )
             assert extra == num_drafts == counters.draft_tokens - before
     core.check_idle()
 

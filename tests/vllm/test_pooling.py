@@ -9,7 +9,11 @@ from bare_core import BareCore
 @pytest.mark.parametrize("can_chunk", [True, False], ids=["chunks", "whole prompts"])
 def test_prompts_are_computed_as_the_plan_states(tiny_model, can_chunk):
     core = BareCore(
-        tiny_model, runner="pooling", enable_chunked_prefill=can_chunk, policy={"ttft": 1.0, "chunk_tokens": 64}
+        tiny_model,
+        runner="pooling",
+        enable_chunked_prefill=can_chunk,
+        step_tokens=2048,
+        policy={"ttft": 1.0, "chunk_tokens": 64},
     )
     assert core.scheduler.scheduler_config.enable_chunked_prefill is can_chunk
     ids = [core.add("online" if i % 3 == 0 else "offline", prompt=20 + 9 * i, pooling=True) for i in range(24)]
