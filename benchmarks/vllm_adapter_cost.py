@@ -53,7 +53,7 @@ def main() -> None:
             times: list[list[float]] = [[], []]
             for _ in range(found.rounds):
                 for core, into in zip(sides, times, strict=True):
-                    into += timed(core, found.steps, running)
+                    into.extend(timed(core, found.steps, running))
             own, both = median(times[0]), median(times[1])
             added = both - own
             print(

@@ -29,6 +29,7 @@ from ballast_policy.request import ONLINE, PARKED, RUNNING, WAITING, Request, Re
 from ballast_policy.snapshot import PolicyConfig
 from ballast_policy.step.planner import plan as plan_step
 from ballast_vllm.counters import Counters
+from ballast_vllm.drafts import DraftGain
 from ballast_vllm.requests import Place, place_of
 
 HINT_STEPS = 8
@@ -163,6 +164,7 @@ class Driver:
         self._max_tokens = max_tokens
         self._num_draft_tokens = num_draft_tokens
         self._clock = clock
+        self.draft_gain = DraftGain()
         self._places = PrefixPlaces()
         self._seq = 0
         self._flights: deque[Flight] = deque()
@@ -223,12 +225,12 @@ class Driver:
     def leave(self, request_ids: Iterable[str], now: float) -> None:
         """Remove requests that finished; other ids are ignored."""
         for request_id in request_ids:
-            record = self.records.pop(request_id, None)
-            if record is None:
-                continue
+            record = self.records.get(request_id)
+            if record is None or not self.live[record.seq].is_finished():
+                continue  # the id is in use again
             seq = record.seq
             request = self.live.pop(seq)
-            del self._ids[seq]
+            del self.records[request_id], self._ids[seq]
             self._slos.pop(seq, None)
             self._kv.forget(seq)
             if self._blocked.pop(seq, None) is None:
@@ -267,11 +269,15 @@ class Driver:
             self._release_blocked(now)
         kv.step += 1
         kv.is_eager = sum([held[RUNNING] for held in host.held.values()]) < host.config.slots
-        if self._num_draft_tokens:
+        if self._num_draft_tokens and self.draft_gain.is_on:
             num_running = sum([held[RUNNING] for held in host.held.values()])
             kv.draft_blocks = -(-num_running * self._num_draft_tokens // self._blocks.block_tokens)
+        else:
+            kv.draft_blocks = 0
         self._count_private()
         snapshot = host.snapshot(kv, now)
+        if self.draft_gain.per_decode:
+            snapshot = replace(snapshot, cost=self.draft_gain.expected(snapshot.cost))
         num_leaving = 0
         if self._is_async:
             # A request that draws its last token now takes part in no later step. It keeps its KV until it leaves.
@@ -444,9 +450,11 @@ class Driver:
         """Charge the step at the head of the flights, after vLLM added its output to the requests."""
         flight, host = self._flights.popleft(), self.host
         if flight.ends is None:
-            self._charge(flight.pairs, now)
+            num_accepted = self._charge(flight.pairs, now)
         else:
-            self._charge_late(flight.pairs, flight.ends, now)
+            num_accepted = self._charge_late(flight.pairs, flight.ends, now)
+        if self._num_draft_tokens:
+            self.draft_gain.note(flight.work, num_drafts=flight.num_drafts, num_accepted=num_accepted, cost=host.cost)
         self.counters.tokens.note_charges(host.settle())
         end = self._clock()
         started = max(flight.started, self._last_end)
@@ -459,7 +467,9 @@ class Driver:
             following.begun = end
             host.began(following.plan, end)
 
-    def _charge(self, pairs: Pairs, now: float) -> None:
+    def _charge(self, pairs: Pairs, now: float) -> int:
+        """Charge a step; return the accepted drafts."""
+        num_accepted = 0
         live, computed, counters = self.live, self.host.computed, self.counters.tokens
         generated = dict.fromkeys(RequestClass, 0)
         for record, num_tokens in pairs:
@@ -471,7 +481,8 @@ class Driver:
             if num_new or num_wasted:
                 counters.note_tokens(record, num_new, num_wasted, is_generated=False)
             if num_drawn:
-                for _ in range(num_drawn - 1):  # accepted drafts
+                num_accepted += num_drawn - 1
+                for _ in range(num_drawn - 1):
                     record.num_tokens += 1
                     record.num_computed += 1
                     computed(record, 1, now)
@@ -480,9 +491,11 @@ class Driver:
                 generated[record.request_class] += num_drawn
         for request_class, num_tokens in generated.items():
             counters.classes[request_class].decode_tokens += num_tokens
+        return num_accepted
 
-    def _charge_late(self, pairs: Pairs, ends: Sequence[int], now: float) -> None:
-        """Charge a step whose requests may be in a later step already."""
+    def _charge_late(self, pairs: Pairs, ends: Sequence[int], now: float) -> int:
+        """Charge a step whose requests may be in a later step already; return the accepted drafts."""
+        num_accepted = 0
         live, computed, counters = self.live, self.host.computed, self.counters.tokens
         for (record, num_tokens), end in zip(pairs, ends, strict=True):
             request = live.get(record.seq)
@@ -494,12 +507,14 @@ class Driver:
             num_new, num_wasted = computed(record, num_tokens, now)
             if num_new or num_wasted:
                 counters.note_tokens(record, num_new, num_wasted, is_generated=False)
-            for _ in range(num_drawn - 1):  # accepted drafts
+            num_accepted += max(0, num_drawn - 1)
+            for _ in range(num_drawn - 1):
                 record.num_computed = record.num_tokens = record.num_tokens + 1
                 computed(record, 1, now)
             record.num_output += num_drawn
             counters.classes[record.request_class].decode_tokens += num_drawn
             self._resync(record, request)
+        return num_accepted
 
 
 def _record(flight: Flight, seconds: float, run_seconds: float) -> StepRecord:

@@ -51,12 +51,14 @@ PRIVATE = {
         "max_num_active_reqs",
         "max_num_scheduled_tokens",
         "max_model_len",
+        "num_prefill_lookahead",
         "num_spec_tokens",
         "need_mamba_block_aligned_split",
         "use_v2_model_runner",
     ),
     "Request": (
         "status",
+        "is_finished",
         "num_tokens",
         "num_output_tokens",
         "num_output_placeholders",
@@ -162,7 +164,9 @@ class PlannedBatch(Scheduler):  # type: ignore[misc]
         self.encoder_cache_mismatch_reqs.add(request.request_id)
 
     def _reserve_prefill_lookahead(self, request: Any, num_computed_tokens: int, num_new_tokens: int) -> int:
-        tokens: int = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
+        tokens = num_new_tokens
+        if self.num_prefill_lookahead:
+            tokens = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
         granted = self.grants.get(request.request_id, 0)
         if tokens <= granted:
             return tokens

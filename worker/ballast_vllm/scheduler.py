@@ -93,6 +93,7 @@ class _Ballast(PlannedBatch):
             driver.grants = {}
             return self.run_planned({}, (), throttle_prefills=throttle_prefills)
         self._is_planned = True
+        self.uses_drafts = driver.draft_gain.is_on
         driver.begin(now, admits=self.pause_state == PauseState.UNPAUSED)
         self._is_planned = False
         output = self.run_planned(driver.grants, driver.admissions, throttle_prefills=throttle_prefills)

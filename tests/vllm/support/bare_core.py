@@ -85,6 +85,8 @@ class BareCore:
         output: int = 32,
         request_id: str | None = None,
         pooling: bool = False,
+        resumable: bool = False,
+        status: RequestStatus = RequestStatus.WAITING,
         **place: Any,
     ) -> str:
         """Add a request; `prompt` is its length or its tokens."""
@@ -93,15 +95,16 @@ class BareCore:
         tokens = prompt if isinstance(prompt, list) else [self.rng.randrange(256) for _ in range(prompt)]
         stated = {"ballast": {"class": kind, **place}}
         sampling = SamplingParams(max_tokens=output, ignore_eos=True, temperature=0, extra_args=stated)
-        self.scheduler.add_request(
-            Request(
-                request_id=request_id,
-                prompt_token_ids=tokens,
-                sampling_params=None if pooling else sampling,
-                pooling_params=PoolingParams(task="embed", extra_kwargs=stated) if pooling else None,
-                block_hasher=self._hasher,
-            )
+        request = Request(
+            request_id=request_id,
+            prompt_token_ids=tokens,
+            sampling_params=None if pooling else sampling,
+            pooling_params=PoolingParams(task="embed", extra_kwargs=stated) if pooling else None,
+            block_hasher=self._hasher,
+            resumable=resumable,
         )
+        request.status = status
+        self.scheduler.add_request(request)
         return request_id
 
     def abort(self, request_id: str) -> None:
@@ -119,7 +122,8 @@ class BareCore:
             output = self.scheduler.schedule()
             self.flights.append((output, self.run(output)))
             self.num_steps += 1
-        if len(self.flights) > self.is_async or output is None or not output.num_scheduled_tokens:
+        is_due = len(self.flights) > self.is_async or output is None or not output.num_scheduled_tokens
+        if self.flights and is_due:
             self.process()
         return output
 

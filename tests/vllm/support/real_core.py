@@ -17,11 +17,19 @@ SCHEDULER = "ballast_vllm.scheduler.BallastScheduler"
 class RealCore:
     """An engine that a test steps."""
 
-    def __init__(self, model: Path, *, policy: dict[str, Any] | None = None, slots: int = 8, **arguments: Any) -> None:
+    def __init__(
+        self,
+        model: Path,
+        *,
+        policy: dict[str, Any] | None = None,
+        slots: int = 8,
+        scheduler: str | type = SCHEDULER,
+        **arguments: Any,
+    ) -> None:
         """Without a `policy`, vLLM schedules by itself."""
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         if policy is not None:
-            arguments |= {"scheduler_cls": SCHEDULER, "additional_config": {"ballast": policy}}
+            arguments |= {"scheduler_cls": scheduler, "additional_config": {"ballast": policy}}
         self.engine = LLMEngine.from_engine_args(
             EngineArgs(
                 model=str(model),

@@ -26,7 +26,8 @@ def root() -> Path:
     if source := os.environ.get("VLLM_SOURCE"):
         return Path(source)
     spec = importlib.util.find_spec("vllm")
-    assert spec is not None and spec.origin is not None
+    assert spec is not None
+    assert spec.origin is not None
     return Path(spec.origin).parent
 
 
