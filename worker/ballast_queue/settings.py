@@ -41,6 +41,9 @@ class QueueSettings(_Settings):
     """Empty: the queue accepts any tenant and any priority."""
     models: tuple[str, ...] = ()
     """Empty: the queue accepts any model."""
+    urls: tuple[str, ...] = ()
+    """URLs of items, if the engine of the workers checks their bodies itself. Empty: items are for Ballast's own
+    engine, and their bodies are checked when they are submitted."""
     max_attempts: int = Field(default=5, ge=1)
     lease_seconds: float = Field(default=30, gt=0)
     """How long an unresponsive worker keeps an item."""
