@@ -64,7 +64,7 @@ def step_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
     tpot, slack = _decode_slack(snapshot, part)
     slack = min(slack, _prefill_slack(snapshot, part))
     bound = min(
-        _newcomer_bound(snapshot, part.fixed),
+        _newcomer_bound(snapshot, part),
         snapshot.config.tpot_share * tpot,
         part.seconds + _SPENT * max(0.0, slack),
         _cap_bound(snapshot, part.alone),
@@ -79,7 +79,7 @@ def idle_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
     The newcomer bounds it, and the cap while the next online request is expected.
     """
     cost = snapshot.cost
-    bound = _newcomer_bound(snapshot, part.fixed)
+    bound = _newcomer_bound(snapshot, part)
     if snapshot.now <= snapshot.expectation.online_until:
         bound = min(bound, _idle_cap_bound(snapshot))
     longest = max([request.num_tokens for request in (*snapshot.residents, *snapshot.waiting)], default=0)
@@ -113,10 +113,10 @@ def prefill_limits(snapshot: EngineSnapshot, part: OnlineStep) -> tuple[float, f
     return max(until, pace), pace
 
 
-def _newcomer_bound(snapshot: EngineSnapshot, fixed: float) -> float:
+def _newcomer_bound(snapshot: EngineSnapshot, part: OnlineStep) -> float:
     """Return the longest step after which a newcomer is in time in its own step; one TPOT if it is late in any case."""
-    config = snapshot.config
-    left = config.ttft - fixed - snapshot.cost.prefill(0, snapshot.typical_prompt)
+    config, fixed = snapshot.config, part.fixed
+    left = config.ttft - fixed - snapshot.cost.prefill(0, snapshot.typical_prompt, len(part.decodes))
     return left if left > fixed else fixed + min(config.tpot, config.ttft)
 
 
@@ -168,16 +168,16 @@ def _decode_slack(snapshot: EngineSnapshot, part: OnlineStep) -> tuple[float, fl
     if not saved or least_tpot == inf:
         return least_tpot, slack
     most_risk = snapshot.config.most_risk * snapshot.allowance.lending_ratio
-    return least_tpot, min(slack, _shared_slack(saved, _burst(snapshot, least_tpot), most_risk))
+    return least_tpot, min(slack, _shared_slack(saved, _burst(snapshot, least_tpot, len(part.decodes)), most_risk))
 
 
-def _burst(snapshot: EngineSnapshot, tpot: float) -> float:
+def _burst(snapshot: EngineSnapshot, tpot: float, num_decodes: int) -> float:
     """Return the standard deviation of the seconds of online prefill during an answer; at least one TPOT."""
     expectation, typical = snapshot.expectation, snapshot.typical_prompt
     if not typical:
         return tpot
     tokens = expectation.online_spread * sqrt(expectation.online_answer * tpot)
-    return max(tpot, tokens * snapshot.cost.prefill(0, typical) / typical)
+    return max(tpot, tokens * snapshot.cost.prefill(0, typical, num_decodes) / typical)
 
 
 def _shared_slack(saved: Collection[float], burst: float, most_risk: float) -> float:
@@ -201,7 +201,7 @@ def _catches_up(request: Request, late: float, fixed: float) -> bool:
 def _prefill_slack(snapshot: EngineSnapshot, part: OnlineStep) -> float:
     """Return the least slack of the requests that prefill or wait, behind all before them; inf if all are late."""
     now, fixed, chunk = snapshot.now, part.fixed, snapshot.config.chunk_tokens
-    k1, k2 = snapshot.cost.k1, snapshot.cost.k2
+    cost, num_decodes, k1, k2 = snapshot.cost, len(part.decodes), snapshot.cost.k1, snapshot.cost.k2
     slack, tokens, context = inf, 0, 0.0
     for request in islice(part.pending, _LOOK_AHEAD):  # `attended` and `next_deadline` written out: many wait
         computed, cached = request.num_computed, request.num_cached
@@ -213,7 +213,8 @@ def _prefill_slack(snapshot: EngineSnapshot, part: OnlineStep) -> float:
         due = request.arrival + request.ttft
         if request.num_output:
             due += request.num_output * request.tpot
-        left = due - now - (-(-tokens // chunk) * fixed + k1 * tokens + k2 * context)
+        step = fixed + cost.experts(min(tokens, chunk), num_decodes)
+        left = due - now - (-(-tokens // chunk) * step + k1 * tokens + k2 * context)
         if 0 <= left < slack:
             slack = left
     return slack

@@ -64,7 +64,8 @@ def plan_nested(snapshot: EngineSnapshot, in_flight: Collection[Request], second
         left = request.num_tokens - done
         if step.num_free_online_slots < 1 or left > step.time.chunk:
             break
-        takes = cost.decode(request.num_tokens) if left == 1 else cost.prefill(done, left)
+        beside = step.time.num_tokens
+        takes = cost.decode(request.num_tokens, beside) if left == 1 else cost.prefill(done, left, beside)
         if step.time.seconds + takes > seconds:
             break
         needed = blocks.whole(request) + blocks.num_promised + online.num_running

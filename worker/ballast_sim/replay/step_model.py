@@ -60,6 +60,7 @@ class Linear:
             + cost.k2 * work.prefill_context
             + cost.k3 * work.num_decode
             + cost.k4 * work.decode_context
+            + cost.experts(work.num_prefill + work.num_decode)
         )
 
 
@@ -87,15 +88,15 @@ in every argument. `benchmarks/step_model.py` repeats the fit and prints its err
 """
 
 
-def profile(model: StepModel, seed: int = 0, num_steps: int = 512) -> CostModel:
+def profile(model: StepModel, seed: int = 0, num_steps: int = 512, expert_share: float = 0.0) -> CostModel:
     """Fit the policy's cost model to a step model, as a profiling sweep does for an engine."""
-    return fit((work, model.seconds(work)) for work in sample_steps(Random(seed), num_steps))
+    return fit(((work, model.seconds(work)) for work in sample_steps(Random(seed), num_steps)), expert_share)
 
 
-def fit(steps: Iterable[tuple[BatchWork, float]]) -> CostModel:
+def fit(steps: Iterable[tuple[BatchWork, float]], expert_share: float = 0.0) -> CostModel:
     """Fit the policy's cost model to steps and their times."""
     steps = list(steps)
-    ring = Fit(capacity=len(steps))
+    ring = Fit(capacity=len(steps), expert_share=expert_share)
     for work, seconds in steps:
         ring.add(work.for_policy, seconds)
     return replace(ring.refit(), is_trusted=True)
