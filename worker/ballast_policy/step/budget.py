@@ -76,10 +76,14 @@ def step_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
 def idle_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
     """Return the budget of a step without online requests: always long enough for the next token of a request.
 
-    The newcomer bounds it, and the cap while the next online request is expected.
+    The newcomer bounds it, and the cap while the next online request is expected. If the engine can suspend steps, the
+    rest of the step only delays the second token of a newcomer, which catches up in its first tokens.
     """
-    cost = snapshot.cost
+    config, cost = snapshot.config, snapshot.cost
     bound = _newcomer_bound(snapshot, part)
+    if config.can_suspend:
+        catches_up = _beginning(snapshot) * max(0.0, config.tpot - part.fixed)
+        bound = max(bound, min(config.ttft, catches_up))
     if snapshot.now <= snapshot.expectation.online_until:
         bound = min(bound, _idle_cap_bound(snapshot))
     longest = max([request.num_tokens for request in (*snapshot.residents, *snapshot.waiting)], default=0)
@@ -94,10 +98,7 @@ def prefill_limits(snapshot: EngineSnapshot, part: OnlineStep) -> tuple[float, f
     answers have, a decode may fall behind as far as it catches up by their end. The second figure is one TPOT, or a
     step of which prefill has a third. Both are infinite without decodes.
     """
-    now, fixed, expectation = snapshot.now, part.fixed, snapshot.expectation
-    short: float = expectation.online_short or _SHORT
-    if expectation.online_answer:
-        short = min(short, _EARLY * expectation.online_answer)
+    now, fixed, short = snapshot.now, part.fixed, _beginning(snapshot)
     least_tpot = until = inf
     for request in part.decodes:
         tpot, num_output = request.tpot, request.num_output
@@ -109,8 +110,16 @@ def prefill_limits(snapshot: EngineSnapshot, part: OnlineStep) -> tuple[float, f
                 least_tpot = tpot
             if left < until:
                 until = left
-    pace = max(least_tpot, _PREFILL_PACE * fixed)
+    experts = snapshot.cost.experts(snapshot.config.chunk_tokens, len(part.decodes))
+    pace = max(least_tpot, _PREFILL_PACE * (fixed + experts))
     return max(until, pace), pace
+
+
+def _beginning(snapshot: EngineSnapshot) -> float:
+    """Return the first tokens of an answer, which nearly all answers have."""
+    expectation = snapshot.expectation
+    short: float = expectation.online_short or _SHORT
+    return min(short, _EARLY * expectation.online_answer) if expectation.online_answer else short
 
 
 def _newcomer_bound(snapshot: EngineSnapshot, part: OnlineStep) -> float:
