@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import exp, inf, sqrt
 
 from ballast_policy.request import ONLINE, Request, RequestClass
@@ -127,8 +128,8 @@ class ExpectationLearner:
         self._bursts.extend([0] * quiet)
         self._burst, self._since = 0, now
         ordered = sorted(self._bursts)
-        mean = sum(ordered) / len(ordered)
-        variance = sum((tokens - mean) ** 2 for tokens in ordered) / len(ordered) / BURST_SECONDS
+        pairs = list(pairwise(self._bursts))
+        variance = sum([(then - now) ** 2 for then, now in pairs]) / max(1, 2 * len(pairs)) / BURST_SECONDS
         share = ordered[int(0.99 * (len(ordered) - 1))] / self._num_tokens
         watermark = min(max(share, LEAST_WATERMARK), MOST_WATERMARK)
         self.expectation = replace(self.expectation, online_spread=sqrt(variance), watermark_share=watermark)

@@ -65,7 +65,7 @@ def step_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
     slack = min(slack, _prefill_slack(snapshot, part))
     bound = min(
         _newcomer_bound(snapshot, part),
-        snapshot.config.tpot_share * tpot,
+        snapshot.config.tpot_share * tpot + snapshot.cost.k5,
         part.seconds + _SPENT * max(0.0, slack),
         _cap_bound(snapshot, part.alone),
     )
@@ -126,7 +126,7 @@ def _newcomer_bound(snapshot: EngineSnapshot, part: OnlineStep) -> float:
     """Return the longest step after which a newcomer is in time in its own step; one TPOT if it is late in any case."""
     config, fixed = snapshot.config, part.fixed
     left = config.ttft - fixed - snapshot.cost.prefill(0, snapshot.typical_prompt, len(part.decodes))
-    return left if left > fixed else fixed + min(config.tpot, config.ttft)
+    return left if left > part.seconds else part.seconds + min(config.tpot, config.ttft)
 
 
 def _cap_bound(snapshot: EngineSnapshot, alone: float) -> float:
