@@ -44,6 +44,7 @@ def online_step(
         alone=alone,
         seconds=seconds,
         fixed=fixed,
+        experts=cost.experts(inf, time.num_tokens),
     )
 
 
