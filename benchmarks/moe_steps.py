@@ -2,9 +2,9 @@
 
     python benchmarks/moe_steps.py
 
-The model is a Qwen3-MoE of `transformers` with random weights, in float32, on one thread. A step is either one token for
-each of `n` sequences, or a chunk of one prompt. Times are processor time. The cost model is fitted to half of the steps
-of each size, as a worker fits it, and predicts the other half. The first fit does not know that the model has experts.
+The model is a Qwen3-MoE of `transformers` with random weights, in float32, on one thread. A step is one token for each
+of `n` sequences, or a chunk of one prompt. Times are processor time. The cost model is fitted to half of the steps, as
+a worker fits it, and predicts the other half. The first fit does not know that the model has experts.
 """
 
 from __future__ import annotations

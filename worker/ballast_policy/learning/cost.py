@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from dataclasses import dataclass
 from math import inf
 
@@ -38,8 +39,7 @@ class CostModel:
     """`t = k0 + k1 * num_prefill + k2 * prefill_context + k3 * num_decode + k4 * decode_context + experts`, in seconds.
 
     The terms are those of `StepWork`. A step of a mixture of experts reads the experts that its `n` tokens touch:
-    `experts = k5 * (1 - missed^n)`. Each cost `beside` other tokens of the step counts only the experts that these
-    tokens do not touch.
+    `experts = k5 * (1 - missed^n)`. A cost `beside` other tokens of the step leaves out the experts that those touch.
     """
 
     k0: float = 0.0
@@ -58,14 +58,9 @@ class CostModel:
         """Return the seconds of a step; 0 if it is empty."""
         if not work.num_prefill and not work.num_decode:
             return 0.0
-        return (
-            self.k0
-            + self.k1 * work.num_prefill
-            + self.k2 * work.prefill_context
-            + self.k3 * work.num_decode
-            + self.k4 * work.decode_context
-            + self.experts(work.num_prefill + work.num_decode)
-        )
+        seconds = self.k0 + self.k1 * work.num_prefill + self.k2 * work.prefill_context
+        seconds = seconds + self.k3 * work.num_decode + self.k4 * work.decode_context
+        return seconds + self.experts(work.num_prefill + work.num_decode)
 
     def experts(self, num_tokens: float, beside: int = 0) -> float:
         """Return the seconds that the experts of some tokens add to a step; a negative number removes tokens."""
@@ -97,23 +92,20 @@ class CostModel:
         if not self.is_trusted:
             return slots
 
-
-        def is_late(size: int) -> bool:
+        def of_slo(size: int) -> float:
             step, before = (self.k0 + self.decode(mean_context, num=number) for number in (size, size - 1))
-            first = step + before + self.prefill(0, prompt, size - 1)
-            return step > tpot * (1 + 1e-12) or first > ttft * (1 + 1e-12)
+            return max(step / tpot, (step + before + self.prefill(0, prompt, size - 1)) / ttft)
 
-        return max(1, bisect_right(range(1, slots + 1), False, key=is_late))
+        return max(1, bisect_right(range(1, slots + 1), 1 + 1e-12, key=of_slo))
 
 
 class Fit:
     """Recent step times, and the model that explains them best.
 
-    Steps with prefill and steps of decodes alone have a ring each, so that no kind displaces the other. Errors are
+    Steps with prefill and steps of decodes alone are kept apart, so that no kind displaces the other. Errors are
     relative to the time of the step. The model is trusted while it predicts half of the steps within `trusted_error`,
-    and if there are steps of different sizes: steps with and without prefill, or steps with decodes whose prefill
-    differs by half. `capacity` bounds memory. Half or twice of `least` or `trusted_error` changes the total by 0.1
-    points at most (sparse-2s).
+    and if there are steps of different sizes (`_is_varied`). `capacity` bounds memory. Half or twice of `least` or
+    `trusted_error` changes the total by 0.1 points at most (sparse-2s).
     """
 
     def __init__(
@@ -122,30 +114,27 @@ class Fit:
         self._least, self._trusted_error = least, trusted_error
         choices = _CHOICES if expert_share else (1.0,)
         self._missed = [(1.0 - expert_share) ** choice for choice in choices]
-        self._rings = (_Ring(capacity), _Ring(capacity))
+        self._recent: tuple[deque[tuple[float, ...]], ...] = (deque(maxlen=capacity), deque(maxlen=capacity))
+        self.num_steps = 0
         self.model = CostModel()
         self.error = inf
         """Median relative error of `model` over the recent steps."""
 
     def add(self, work: StepWork, seconds: float) -> None:
         if seconds > 0 and (work.num_prefill or work.num_decode):
-            self._rings[work.num_prefill == 0].add(work, seconds)
-
-    @property
-    def num_steps(self) -> int:
-        """Return the number of all steps so far."""
-        return sum(ring.num_added for ring in self._rings)
+            row = (1.0, work.num_prefill, work.prefill_context, work.num_decode, work.decode_context, seconds)
+            self._recent[work.num_prefill == 0].append(row)
+            self.num_steps += 1
 
     def refit(self) -> CostModel:
-        """Fit the model and return it. This takes some hundred microseconds.
+        """Fit the model and return it. This takes some hundred microseconds for each choice of experts.
 
-        The second fit leaves out steps that took twice their prediction (another process had the core), if they are
-        few.
+        The second fit leaves out steps that took twice their prediction (another process had the core), if few.
         """
-        features = np.concatenate([ring.features[: len(ring)] for ring in self._rings])
-        seconds = np.concatenate([ring.seconds[: len(ring)] for ring in self._rings])
-        if len(seconds) < self._least:
+        if sum(map(len, self._recent)) < self._least:
             return self.model
+        rows = np.array([*self._recent[0], *self._recent[1]], np.float64)
+        features, seconds = rows[:, :5], rows[:, 5]
         tokens, least_error, seen = features[:, 1] + features[:, 3], inf, self._is_varied(features)
         for missed in self._missed:
             weighted = np.column_stack((features, 1.0 - missed**tokens)) / seconds[:, None]
@@ -162,32 +151,12 @@ class Fit:
         return self.model
 
     def _is_varied(self, features: Floats) -> bool:
-        """Return whether there are enough steps with and without prefill, or with decodes and less than half of the
-        largest prefill.
-        """
-        if all(len(ring) >= self._least for ring in self._rings):
+        """Return whether enough steps have prefill and none, or decodes and less than half of the largest prefill."""
+        if min(map(len, self._recent)) >= self._least:
             return True
         prefill, decodes = features[:, 1], features[:, 3]
         small = (decodes > 0) & (prefill < 0.5 * prefill.max())
         return bool(np.count_nonzero(small) >= self._least <= np.count_nonzero(prefill))
-
-
-class _Ring:
-    """The last steps of one kind: features and seconds."""
-
-    def __init__(self, capacity: int) -> None:
-        self.features: Floats = np.zeros((capacity, 5))
-        self.seconds: Floats = np.zeros(capacity)
-        self.num_added = 0
-
-    def __len__(self) -> int:
-        return min(self.num_added, len(self.seconds))
-
-    def add(self, work: StepWork, seconds: float) -> None:
-        index = self.num_added % len(self.seconds)
-        self.features[index] = (1.0, work.num_prefill, work.prefill_context, work.num_decode, work.decode_context)
-        self.seconds[index] = seconds
-        self.num_added += 1
 
 
 def non_negative_least_squares(rows: Floats) -> Floats:

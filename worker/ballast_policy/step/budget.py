@@ -16,24 +16,19 @@ _LOOK_AHEAD = 32
 _SPENT = 0.5
 """Share of its slack that online spends on one step. All of it costs 1.8 points of TTFT attainment (bursts-40-32)."""
 _PREFILL_PACE = 1.5
-"""A step with online prefill is at least 1.5 times as long as its decodes alone, so that prefill does not stall behind
-decodes that are late. 1.25 or 2 changes nothing (bursts-40-32)."""
+"""Least length of a step with online prefill, over decodes and experts. 1.25 or 2 changes nothing (bursts-40-32)."""
 _SHORT = 8
-"""Tokens that nearly all answers have, until some have finished. Half or twice of it costs up to 1.1 points of TTFT
-attainment (bursts-40-32)."""
+"""Tokens of nearly all answers, until some finished. Half or twice costs up to 1.1 points of TTFT (bursts-40-32)."""
 _EARLY = 0.25
 """Largest part of a mean answer that counts as its beginning, for answers alike (`tests/sim/test_alike.py`)."""
 SUSPENDED_SHARE = 0.85
-"""Share of the time for which decodes can wait that nested steps may take. Half of it costs 1.8 points of TTFT
-attainment, all of it changes 0.4 points of any figure at most (bursts-40-32)."""
+"""Share of the time for which decodes can wait that nested steps may take. Half costs 1.8 points (bursts-40-32)."""
 _FULL = 1.25
-"""Least time that offline work takes beside online decodes, over the time for reading all experts, if the decodes can
-save up for it (`benchmarks/llm_d_protocol.py --quick`)."""
+"""Least time that offline borrows beside online decodes, in readings of all experts (`benchmarks/llm_d_protocol.py`)."""
 _IDLE_STEP = 2.0
 """Least length of a step without online requests, in fixed costs. Half or twice of it changes nothing (sparse-2s)."""
 ONLINE_CHUNKS = 4
-"""Chunks that online prefill may fill in one step if step times are known and the decodes can wait. Half or twice of it
-changes attainment by 0.5 points at most (bursts-40-32)."""
+"""Chunks that online prefill may fill in one step. Half or twice changes attainment by 0.5 points (bursts-40-32)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +58,12 @@ def step_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
     """Return the seconds that the step may take: the smallest of four bounds.
 
     - The newcomer: a request of the usual length that arrives as the step starts has its first token in time.
-    - The decodes: at most one TPOT, and at most half of their slack (`_shared_slack`) on top of online's part.
+    - The decodes: at most one TPOT beside reading all experts, and half of their slack on top of online's part.
     - The prompts: at most half of the least slack among online requests that prefill or wait.
     - The cap on interference, if there is one.
 
-    The lending ratio reduces both the risk and the time that the bounds leave beside online's part.
+    The lending ratio reduces both the risk and the time beside online's part. Small steps of a mixture of experts lend
+    nothing while their decodes can save time for a full step: each token of a small step reads other experts.
     """
     tpot, slack, least = _decode_slack(snapshot, part)
     slack = min(slack, _prefill_slack(snapshot, part))
@@ -126,8 +122,7 @@ def prefill_limits(snapshot: EngineSnapshot, part: OnlineStep) -> tuple[float, f
 def _beginning(snapshot: EngineSnapshot) -> float:
     """Return the first tokens of an answer, which nearly all answers have."""
     expectation = snapshot.expectation
-    short: float = expectation.online_short or _SHORT
-    return min(short, _EARLY * expectation.online_answer) if expectation.online_answer else short
+    return min(expectation.online_short or _SHORT, _EARLY * (expectation.online_answer or inf))
 
 
 def _newcomer_bound(snapshot: EngineSnapshot, part: OnlineStep, saved: float = 0.0) -> float:
@@ -167,9 +162,7 @@ def _share(snapshot: EngineSnapshot) -> float:
 
 
 def _decode_slack(snapshot: EngineSnapshot, part: OnlineStep) -> tuple[float, float, float]:
-    """Return the least TPOT of the online decodes, the slack that they have together after online's part, and the least
-    time that a decode saved.
-    """
+    """Return the least TPOT of the online decodes, the slack that they share, and the least time that one saved."""
     next_token = snapshot.now + part.seconds
     least_tpot = slack = inf
     saved = []
@@ -189,7 +182,8 @@ def _decode_slack(snapshot: EngineSnapshot, part: OnlineStep) -> tuple[float, fl
     if not saved or least_tpot == inf:
         return least_tpot, slack, 0.0
     most_risk = snapshot.config.most_risk * snapshot.allowance.lending_ratio
-    return least_tpot, min(slack, _shared_slack(saved, _burst(snapshot, least_tpot, len(part.decodes)), most_risk)), min(saved)
+    burst = _burst(snapshot, least_tpot, len(part.decodes))
+    return least_tpot, min(slack, _shared_slack(saved, burst, most_risk)), min(saved)
 
 
 def _burst(snapshot: EngineSnapshot, tpot: float, num_decodes: int) -> float:

@@ -11,6 +11,7 @@ from ballast_policy.snapshot import EngineSnapshot
 from ballast_policy.step.budget import SUSPENDED_SHARE
 from ballast_policy.step.draft import StepDraft
 
+
 def suspendable_seconds(step: StepDraft) -> float:
     """Return how long the step may be suspended: until the first of its online tokens would be late.
 
