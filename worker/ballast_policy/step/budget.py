@@ -24,7 +24,7 @@ _EARLY = 0.25
 SUSPENDED_SHARE = 0.85
 """Share of the time for which decodes can wait that nested steps may take. Half costs 1.8 points (bursts-40-32)."""
 _FULL = 1.25
-"""Least time that offline borrows beside online decodes, in readings of all experts (`benchmarks/llm_d_protocol.py`)."""
+"""Least time that offline borrows beside online decodes, in readings of all experts (`llm_d_protocol.py --quick`)."""
 _IDLE_STEP = 2.0
 """Least length of a step without online requests, in fixed costs. Half or twice of it changes nothing (sparse-2s)."""
 ONLINE_CHUNKS = 4
