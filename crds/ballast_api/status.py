@@ -13,6 +13,8 @@ from pydantic import Field
 from ballast_api.base import ApiModel, keyed_by
 from ballast_api.conditions import ConditionType
 
+MOST_FORMER_QUEUES = 8
+
 
 class Condition(ApiModel):
     """One entry of `status.conditions`."""
@@ -52,6 +54,8 @@ class ScalingStatus(ApiModel):
 class ResourceStatus(ApiModel):
     """The part of the status that every kind of resource has."""
 
+    operator: str = Field(default="", max_length=317)
+    """Release that reconciles the resource, by its Lease: `NAMESPACE/NAME`. Other releases write nothing to it."""
     observed_generation: int = Field(default=0, ge=0)
     """Generation of the spec that the status describes."""
     conditions: tuple[Condition, ...] = Field(default=(), max_length=16, json_schema_extra=keyed_by("type"))
@@ -71,12 +75,18 @@ class Status(ResourceStatus):
     """Worker pods that serve."""
     updated_replicas: int = Field(default=0, ge=0)
     """Worker pods of the newest version."""
+    workers: str = Field(default="", max_length=32)
+    """Workers that serve, of those that `spec.replicas` asks for, e.g. `2/3`."""
     selector: str = Field(default="", max_length=1024)
     """Label selector of the pods, for the scale subresource."""
     served_name: str = Field(default="", max_length=253)
     """The model name that clients use."""
     endpoint: str = Field(default="", max_length=1024)
     """Base URL of the Service inside the cluster."""
+    queue: str = Field(default="", max_length=507)
+    """Name of the queue that the workers serve."""
+    former_queues: tuple[str, ...] = Field(default=(), max_length=MOST_FORMER_QUEUES)
+    """Queues that the workers served before a change of `spec.offline.queue`, and that still have unfinished items."""
     config_hash: str = Field(default="", max_length=64)
     """Hash of the configuration that workers should have in force."""
     slots: ClassSlots | None = None

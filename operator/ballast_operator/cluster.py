@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from types import TracebackType
 from typing import Self
@@ -30,7 +30,7 @@ from ballast_operator.errors import (
     Invalid,
     ObjectNotFound,
 )
-from ballast_operator.kinds import EVENT, Body, Key, Kind, key_of
+from ballast_operator.kinds import EVENT, SECRET, Body, Key, Kind, key_of
 
 log = Log(__name__)
 
@@ -40,6 +40,9 @@ KUBECONFIG = "~/.kube/config"
 APPLY = "application/apply-patch+yaml"  # JSON is YAML
 MERGE = "application/merge-patch+json"
 METADATA_ONLY = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
+METADATA_OF_ONE = "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io"
+NO_VERSION = "1"
+"""A resourceVersion that no object has: etcd counts all objects of the cluster, and begins at 1."""
 PAGE = 500
 STRICT = {"fieldValidation": "Strict"}
 ANY_OBJECT = {HTTPStatus.OK: "object", HTTPStatus.CREATED: "object", HTTPStatus.ACCEPTED: "object"}
@@ -50,6 +53,7 @@ _REFUSALS: Mapping[int, type[ClusterRefused]] = {
     409: Conflict,
     422: Invalid,
 }
+_OTHER_UID = "metadata.uid: Invalid value"
 _NOT_TYPED = "failed to create typed patch object"
 _TRANSIENT = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.TOO_MANY_REQUESTS})
 
@@ -57,8 +61,16 @@ _TRANSIENT = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.TOO_MANY_REQUESTS})
 class Cluster:
     """A client of the API server. It belongs to one event loop and is used as an async context manager."""
 
-    def __init__(self, *, observe_call: Callable[[str, str, int], None] | None = None) -> None:
-        """Prepare a client. `observe_call(verb, kind, status)` is called for each answer; status 0 means no answer."""
+    def __init__(
+        self, *, observe_call: Callable[[str, str, int], None] | None = None, namespaces: Sequence[str] = ()
+    ) -> None:
+        """Prepare a client.
+
+        Args:
+            observe_call: `observe_call(verb, kind, status)` is called for each answer; status 0 means no answer.
+            namespaces: lists contain the objects of these namespaces; by default of all.
+        """
+        self._namespaces = tuple(namespaces)
         self._observe_call = observe_call or (lambda _verb, _kind, _status: None)
         self._client: ApiClient | None = None
         self._connecting = asyncio.Lock()
@@ -75,14 +87,26 @@ class Cluster:
         if self._client is not None:
             await self._client.close()
 
-    async def apply(self, key: Key, manifest: Body, *, force: bool) -> Body:
-        """Make an object match `manifest` by server-side apply. `force` takes over fields that others own."""
-        return await self._patch("apply", key, manifest, APPLY, query={"force": str(force).lower()} | STRICT)
+    async def apply(self, key: Key, manifest: Body, *, uid: str | None) -> Body:
+        """Make an object match `manifest` by server-side apply, which takes over fields that others own.
 
-    async def overwrite(self, key: Key, manifest: Body) -> Body:
+        Args:
+            key: the object.
+            manifest: the wanted fields.
+            uid: the object must have this uid. None: the object must not exist.
+
+        Raises:
+            Conflict: another object has the name.
+        """
+        # The API server creates an object under any version, and changes one only under its present version.
+        condition = {"resourceVersion": NO_VERSION} if uid is None else {"uid": uid}
+        body = manifest | {"metadata": manifest["metadata"] | condition}
+        return await self._patch("apply", key, body, APPLY, query={"force": "true"} | STRICT)
+
+    async def overwrite(self, key: Key, manifest: Body, *, uid: str) -> Body:
         """Set the content of an object to `manifest`, lists included. Apply would keep the items that others added."""
         body = {name: value for name, value in manifest.items() if name not in {"apiVersion", "kind", "metadata"}}
-        return await self._patch("overwrite", key, body, MERGE)
+        return await self._patch("overwrite", key, body | {"metadata": {"uid": uid}}, MERGE)
 
     async def apply_status(self, key: Key, manifest: Body) -> Body:
         """Make the status of a resource match `manifest`."""
@@ -112,6 +136,23 @@ class Cluster:
         except ObjectNotFound:
             return None
 
+    async def metadata(self, key: Key) -> Body | None:
+        """Return an object with its metadata only, or None if it does not exist.
+
+        A Secret is read by its name, and other objects with the permission to list.
+        """
+        if key.kind != SECRET:
+            return await self.find(key, accept=METADATA_ONLY)
+        with contextlib.suppress(ObjectNotFound):
+            return await self._call("get", "GET", SECRET, key.path(), accept=METADATA_OF_ONE)
+        return None
+
+    async def find(self, key: Key, *, accept: str = "application/json") -> Body | None:
+        """Return an object, or None if it does not exist, with the permission to list."""
+        query, path = {"fieldSelector": f"metadata.name={key.name}"}, key.kind.path(key.namespace)
+        answer = await self._call("list", "GET", key.kind, path, query=query, accept=accept)
+        return next(iter(answer["items"] or ()), None)
+
     async def create(self, kind: Kind, body: Body) -> Body:
         """Create an object."""
         path = kind.path(body["metadata"]["namespace"])
@@ -125,10 +166,16 @@ class Cluster:
     async def uids(self, kind: Kind, selector: str) -> dict[Key, str]:
         """Return the uid of each object of a kind. The result is empty if the cluster does not have the kind."""
         found: dict[Key, str] = {}
+        for namespace in self._namespaces or (None,):
+            found |= await self._uids(kind, kind.path(namespace), selector)
+        return found
+
+    async def _uids(self, kind: Kind, path: str, selector: str) -> dict[Key, str]:
+        found: dict[Key, str] = {}
         query = {"labelSelector": selector, "limit": str(PAGE)}
         while True:
             try:
-                page = await self._call("list", "GET", kind, kind.path(), query=query, accept=METADATA_ONLY)
+                page = await self._call("list", "GET", kind, path, query=query, accept=METADATA_ONLY)
             except ObjectNotFound:
                 return {}
             found |= {key_of(kind, item): item["metadata"]["uid"] for item in page["items"] or ()}
@@ -243,6 +290,8 @@ async def _configuration() -> Configuration:
 
 def _failure(call: str, status: int, error: ApiException) -> ClusterUnavailable | ClusterRefused:
     message = _message(error)
+    if _OTHER_UID in message:
+        status = HTTPStatus.CONFLICT
     if _NOT_TYPED in message:
         status = HTTPStatus.UNPROCESSABLE_ENTITY  # server-side apply answers 500 to an unknown field
     if status in _TRANSIENT or status >= HTTPStatus.INTERNAL_SERVER_ERROR:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
-from ballast_api.conditions import ConditionReason
-from ballast_api.inference_deployment import InferenceDeployment
+from ballast_api.conditions import ConditionReason, ConditionType
+from ballast_api.inference_deployment import InferenceDeployment, default_served_name
 from ballast_api.names import (
     CONFIG_HASH,
     COPY_OF,
@@ -16,7 +16,7 @@ from ballast_api.names import (
     redis_secret,
     selector,
 )
-from ballast_api.status import ClassSlots, Condition, ScalingStatus, Status
+from ballast_api.status import MOST_FORMER_QUEUES, ClassSlots, Condition, ResourceStatus, ScalingStatus, Status
 from ballast_operator.children.config import (
     REDIS_HASH,
     VERSION,
@@ -47,9 +47,11 @@ from ballast_operator.kinds import (
     SERVICE,
     SERVICE_MONITOR,
     Body,
+    Key,
     Kind,
     key_of,
 )
+from ballast_operator.named_secrets import named_secrets
 from ballast_operator.plan import (
     Annotate,
     Apply,
@@ -91,7 +93,8 @@ def plan(
     return ChildrenPlan(
         costs=tuple(_costs(resource, snapshot, poll)),
         apply=(*_redis_copy(resource, snapshot, context), *changes(wanted, snapshot)),
-        delete=tuple(deletions(wanted, snapshot)),
+        # Pods of a former release mount its ConfigMap, which had another name. It goes with the resource.
+        delete=tuple(gone for gone in deletions(wanted, snapshot) if gone.key.kind != CONFIG_MAP),
         annotate=tuple(_annotations(resource, snapshot, files, copied)),
         files=files,
         version=version_of(config),
@@ -125,14 +128,15 @@ def _redis_copy(resource: InferenceDeployment, snapshot: ClusterSnapshot, contex
         return
     found = _config_map(resource, snapshot)
     copied = (found["metadata"].get("annotations") or {}).get(REDIS_HASH) if found is not None else None
-    if found is not None and is_owned(found, snapshot.uid) and copied == context.redis_hash:
-        return
     name = redis_secret(resource.metadata.name)
+    is_copied = found is not None and is_owned(found, snapshot.uid) and copied == context.redis_hash
+    if is_copied and Key(SECRET, resource.metadata.namespace, name) not in snapshot.lost:
+        return
     source = context.redis_key
     origin = {COPY_OF: f"{source.namespace}/{source.name}" if source is not None else ""}
     content: Body = {"type": "Opaque", "data": dict(context.redis)}
     body = manifest(SECRET, resource, content, name=name, annotations=origin)
-    yield Apply(key_of(SECRET, body), body, force=True, because=f"Copied the Redis Secret to {name}")
+    yield Apply(key_of(SECRET, body), body, uid=None, because=f"Copied the Redis Secret to {name}")
 
 
 def _annotations(
@@ -219,14 +223,25 @@ def status(given: Given, reported: tuple[Condition, ...], scaling: ScalingStatus
         replicas=given.count("replicas"),
         ready_replicas=given.count("readyReplicas"),
         updated_replicas=given.count("updatedReplicas"),
+        workers=f"{given.count('readyReplicas')}/{resource.spec.replicas}",
         selector=",".join(f"{name}={value}" for name, value in selector(metadata.name).items()),
         served_name=resource.spec.served_name,
         endpoint=f"http://{metadata.name}.{metadata.namespace}.svc:{HTTP_PORT}",
+        queue=resource.queue_name,
+        former_queues=_former_queues(resource, given.poll),
         config_hash=given.plan.files.get(given.plan.version, ""),
         slots=_slots(given.poll) or resource.status.slots,
         scaling=_scaling(scaling, resource.status.scaling),
         conditions=reported,
     )
+
+
+def _former_queues(resource: InferenceDeployment, poll: PollResult | None) -> tuple[str, ...]:
+    """Return the queues that the resource left, without those that the poll found to be finished."""
+    before = (*resource.status.former_queues, resource.status.queue)
+    done = {queue.name for queue in poll.former if not queue.num_unfinished} if poll is not None else set()
+    left = (name for name in dict.fromkeys(before) if name and name != resource.queue_name and name not in done)
+    return tuple(left)[-MOST_FORMER_QUEUES:]
 
 
 def _slots(poll: PollResult | None) -> ClassSlots | None:
@@ -236,6 +251,15 @@ def _slots(poll: PollResult | None) -> ClassSlots | None:
     return ClassSlots(online=max(0, sum(worker.slots for worker in poll.workers) - offline), offline=offline)
 
 
+def _awaits_poll(given: Given, wanted: ResourceStatus) -> bool:
+    """Return whether the resource becomes ready before a worker has reported its slots."""
+    before = given.resource.status.condition(ConditionType.READY)
+    after = wanted.condition(ConditionType.READY)
+    becomes_ready = after is not None and after.status == "True" and (before is None or before.status != "True")
+    has_workers = given.count("readyReplicas") > 0 and given.poll is not None and given.poll.problem is None
+    return becomes_ready and has_workers and isinstance(wanted, Status) and wanted.slots is None
+
+
 def _scaling(wanted: ScalingStatus | None, reported: ScalingStatus | None) -> ScalingStatus | None:
     """Return the reported decision while its replicas stay the same: another sentence alone is not reported."""
     if wanted is not None and reported is not None and wanted.replicas == reported.replicas:
@@ -243,7 +267,67 @@ def _scaling(wanted: ScalingStatus | None, reported: ScalingStatus | None) -> Sc
     return wanted
 
 
-def _blocked(resource: InferenceDeployment, context: OperatorContext) -> ConditionValue | None:
+def _blocked(resource: InferenceDeployment, context: OperatorContext, others: Iterable[Body]) -> ConditionValue | None:
+    return (
+        _is_not_permitted(resource, context)
+        or _lacks_redis(resource, context)
+        or _shares_queue(resource, context, others)
+    )
+
+
+def _is_not_permitted(resource: InferenceDeployment, context: OperatorContext) -> ConditionValue | None:
+    found = "; ".join(context.rules.violations(resource))
+    if not found:
+        return None
+    message = (
+        f"{found}. Change the resource, or ask the owner of the cluster for the setting of the operator. Until then, "
+        "the children of this resource do not change"
+    )
+    return ConditionValue("True", ConditionReason.NOT_PERMITTED, message[:1000])
+
+
+def _shares_queue(
+    resource: InferenceDeployment, context: OperatorContext, others: Iterable[Body]
+) -> ConditionValue | None:
+    """Return the conflict with an older resource that serves another model from the same queue.
+
+    A queue accepts the models of one resource, so the jobs of the other one would be refused.
+    """
+    if redis_of(resource, own_keys=context.redis_keys) is None:
+        return None
+    mine = _queue_of(resource.metadata.model_dump(by_alias=True), resource.spec.model_dump(by_alias=True))
+    age = (resource.metadata.creation_timestamp or "", resource.metadata.namespace, resource.metadata.name)
+    for body in others:
+        about = body["metadata"]
+        name, uri = (body["spec"]["model"].get(each) for each in ("servedName", "uri"))
+        is_older = (about["creationTimestamp"], about["namespace"], about["name"]) < age
+        if about.get("deletionTimestamp") or not is_older or _queue_of(about, body["spec"]) != mine:
+            continue
+        served = name or default_served_name(uri)
+        if served != resource.spec.served_name:
+            message = (
+                f"the queue {resource.queue_name} is the one of the older resource {about['namespace']}/{about['name']}"
+                f", which serves the model {served}, and this one serves {resource.spec.served_name}. Set another "
+                "spec.offline.queue, or the same spec.model.servedName. Until then, the children of this resource do "
+                "not change"
+            )
+            return ConditionValue("True", ConditionReason.QUEUE_CONFLICT, message)
+    return None
+
+
+def _queue_of(about: Body, spec: Body) -> tuple[str, str]:
+    """Return the queue of a resource, and the Secret that leads to its Redis; empty for the operator's own."""
+    queue = (spec.get("offline") or {}).get("queue") or f"{about['namespace']}/{about['name']}"
+    redis = spec.get("redis")
+    return queue, f"{about['namespace']}/{redis['secretName']}" if redis else ""
+
+
+def _own_queue(body: Body) -> str | None:
+    queue, redis = _queue_of(body["metadata"], body["spec"])
+    return None if redis else queue
+
+
+def _lacks_redis(resource: InferenceDeployment, context: OperatorContext) -> ConditionValue | None:
     if not context.lacks_redis or resource.spec.redis is not None:
         return None
     secret = context.redis_key
@@ -255,9 +339,16 @@ def _blocked(resource: InferenceDeployment, context: OperatorContext) -> Conditi
     return ConditionValue("True", ConditionReason.NO_SECRET, message)
 
 
+def _secrets(resource: InferenceDeployment, context: OperatorContext) -> tuple[Key, ...]:
+    if context.redis is None or resource.spec.redis is not None:
+        return ()
+    return (Key(SECRET, resource.metadata.namespace, redis_secret(resource.metadata.name)),)
+
+
 def _source(resource: InferenceDeployment, context: OperatorContext) -> QueueSource:
     own = context.redis if resource.spec.redis is None else None
-    return QueueSource(redis_of(resource, own_keys=context.redis_keys), resource.queue_name, own)
+    redis = redis_of(resource, own_keys=context.redis_keys)
+    return QueueSource(redis, resource.queue_name, _former_queues(resource, None), own)
 
 
 RESOURCE_TYPE = ResourceType(
@@ -270,6 +361,10 @@ RESOURCE_TYPE = ResourceType(
     conditions=conditions,
     status=status,
     blocked=_blocked,
+    named_secrets=named_secrets,
+    secrets=_secrets,
+    own_queue=_own_queue,
     source=_source,
+    awaits_poll=_awaits_poll,
     scaling=lambda resource: resource.spec.scaling,
 )

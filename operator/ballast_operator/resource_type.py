@@ -13,7 +13,7 @@ from ballast_api.conditions import ConditionReason, ConditionType
 from ballast_api.inference_deployment import Metadata, Scaling
 from ballast_api.status import Condition, ResourceStatus, ScalingStatus
 from ballast_operator.context import OperatorContext
-from ballast_operator.kinds import DEPLOYMENT, Body, Kind
+from ballast_operator.kinds import DEPLOYMENT, Body, Key, Kind
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot, is_live
 from ballast_operator.poll_result import PollResult, Problem, QueueSource
 
@@ -105,9 +105,18 @@ class ResourceType(Generic[R]):
     conditions: Callable[[ConditionInput[R]], Mapping[ConditionType, ConditionValue]]
     status: Callable[[ConditionInput[R], tuple[Condition, ...], ScalingStatus | None], ResourceStatus]
     """Build the status to report from its conditions and the last scaling decision."""
-    blocked: Callable[[R, OperatorContext], ConditionValue | None] = lambda _resource, _context: None
-    """Return why the resource must stay unchanged for now, as the value of `Degraded`."""
+    blocked: Callable[[R, OperatorContext, Iterable[Body]], ConditionValue | None] = lambda *_: None
+    """Return why the resource must stay unchanged for now, as the value of `Degraded`. The third argument is every
+    resource of this type."""
+    named_secrets: Callable[[R], tuple[str, ...]] = lambda _resource: ()
+    """Return the names of the Secrets that the resource names, which need the label `ballast.dev/allow`."""
+    secrets: Callable[[R, OperatorContext], tuple[Key, ...]] = lambda _resource, _context: ()
+    """Return the Secrets among its children, which no watch shows."""
+    own_queue: Callable[[Body], str | None] = lambda _body: None
+    """Return the queue of a resource that may be invalid, if it is in the operator's own Redis."""
     source: Callable[[R, OperatorContext], QueueSource | None] = lambda _resource, _context: None
     """Return where its workers report; None if the type has no workers."""
+    awaits_poll: Callable[[ConditionInput[R], ResourceStatus], bool] = lambda _given, _status: False
+    """Return whether a status lacks figures that the next poll will probably have."""
     scaling: Callable[[R], Scaling | None] = lambda _resource: None
     """Return its scaling settings; None if the operator must not change its replicas."""

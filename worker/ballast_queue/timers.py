@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ballast_queue.errors import RefusedCall
 from ballast_queue.records import readable
 from ballast_queue.store import Store
+from ballast_queue.unreadable import text_of
 
 BATCH = 500
 """Items of one job that one call moves, so that no call blocks the server for long."""
@@ -15,7 +17,7 @@ BATCH = 500
 class Timers:
     """The timers of a queue.
 
-    Law: any worker may run due work, and several workers may do so at the same time.
+    Any worker may run due work, and several workers may do so at the same time.
     """
 
     _store: Store
@@ -25,13 +27,16 @@ class Timers:
         """Run due work, for up to about `limit` items, and return how many items and jobs moved.
 
         Call it every second. An expired lease returns its item, which spends the attempt, or makes it a dead letter.
-        An item whose backoff has ended becomes claimable. A job past its deadline ends and keeps its results. A job
-        whose results were kept long enough is deleted.
+        An item whose backoff has ended becomes claimable. A job past its deadline ends and keeps its results. So does a
+        job that was paused or open for too long. A job whose results were kept long enough is deleted.
         """
         moved = 0
         for timer in self._store.call(self._store.functions.due(min(limit, 100))):
-            kind, _, job_id = timer.decode().partition(":")
-            moved += self._run(kind, job_id, limit)
+            kind, _, job_id = text_of(timer).partition(":")
+            try:
+                moved += self._run(kind, job_id, limit)
+            except RefusedCall:
+                self._store.unreadable.skip(f"job {job_id}")
             if moved >= limit:
                 break
         return moved
@@ -44,7 +49,7 @@ class Timers:
                 return int(call(functions.expire_leases(job_id, batch)))
             case "wake":
                 return int(call(functions.wake(job_id, batch)))
-            case "deadline":
+            case "deadline" | "abandon":
                 return int(call(functions.begin_end(job_id, "expired")))
             case "sweep":
                 call(functions.sweep(job_id, batch))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -22,15 +23,19 @@ from ballast_queue.errors import QueueForbidden
 from ballast_queue.redis_store import Queue
 from ballast_queue.status import WorkerStatus
 from ballast_worker import settings
+from ballast_worker.bodies import MOST_BODY_BYTES, BodyMemory, BodyReaders
 from ballast_worker.engine import Engine
 from ballast_worker.errors import NotServed, Refused
 from ballast_worker.feeder import Feeder
+from ballast_worker.http_server import Connections, HttpLimits
 from ballast_worker.loop import BROKEN, EngineLoop, Stream
 from ballast_worker.metrics import QueueView, ScrapeData, Spending, StepMetrics, WorkerMetrics
 from ballast_worker.openai import PublishedModel
+from ballast_worker.prompt_length import longest_token_bytes
 from ballast_worker.reload import ConfigWatcher, Loaded
 from ballast_worker.requests import Recorder, RequestTiming
 from ballast_worker.responses import AnswerBuffer, stopping
+from ballast_worker.slot_wait import SlotWait
 from ballast_worker.status import SmoothedRates, coefficients, reservation
 from ballast_worker.tenancy import ApiKeys, Tenancy
 from ballast_worker.utilization import Utilization
@@ -52,12 +57,20 @@ class Build(Protocol):
 class Worker:
     """All parts of one process except the HTTP server. It belongs to one event loop."""
 
+    address: str
+    """The address of the HTTP API. The server corrects it when it knows its port."""
+    is_draining = False
+    """Whether the worker shuts down: it is not ready, and claims no items."""
+    is_closed = False
+    """Whether the worker refuses new requests."""
+
     def __init__(
         self,
         loaded: Loaded,
         *,
         path: Path | None = None,
         build: Build = build_engine,
+        http_limits: HttpLimits | None = None,
     ) -> None:
         """Load the model.
 
@@ -65,39 +78,31 @@ class Worker:
             loaded: the configuration
             path: the file of the configuration, which is watched for changes; None: it never changes
             build: builds the engine; by default that of Ballast
+            http_limits: limits of the HTTP server; by default those for the queue limits of the configuration
 
         Raises:
             NotServed: the configuration asks for something that this worker cannot do.
             EngineError: the checkpoint or the options of the engine are wrong.
         """
         config = loaded.config
-        directory = settings.model_directory(config)
-        keys = _load_keys(config)
+        self._keys = _load_keys(config)
         self.id = settings.worker_id(config)
         self.address = f"http://{config.runtime.host}:{config.runtime.port}"
-        """The address of the HTTP API. The server corrects it when it knows its port."""
-        self.is_draining = False
-        """Whether the worker shuts down: it is not ready, and claims no items."""
-        self.is_closed = False
-        """Whether the worker refuses new requests."""
         self.recorder = Recorder()
-        self.tenancy = Tenancy(config.offline.tenants, keys)
-        tokenizer = Tokenizer(directory)
-        self.engine = build(settings.engine_options(config, directory), tokenizer=tokenizer)
-        self.engine.configure(settings.policy_config(config, self.engine.policy))
-        self.served = _served(config, directory, self.engine, tokenizer)
+        self.tenancy = Tenancy(config.offline.tenants, self._keys)
+        self.engine, self.served = _load(config, build)
         self._steps = StepMetrics()
         self.loop = EngineLoop(self.engine, self._steps.add)
+        self.connections = Connections(http_limits or _http_limits(config, self.engine.policy.slots))
+        self.bodies = BodyMemory(max(MOST_BODY_BYTES, 4 * 1024 * config.limits.max_body_kibibytes))
+        self.readers = BodyReaders()
         self.feeder = self._feed(config)
-        self.metrics = WorkerMetrics(self._figures)
-        self._keys = keys
+        self.metrics = WorkerMetrics(self._figures, shows_tenants=False)
+        self.tenant_metrics = WorkerMetrics(self._figures, shows_tenants=True)
         self._loaded = loaded
-        self._spending = Spending()
         self._utilization = Utilization(self.engine.footprint)
-        self._rates = SmoothedRates()
-        self._watcher: ConfigWatcher | None = None
-        if path is not None:
-            self._watcher = ConfigWatcher(path, loaded, self._apply, also=self._files_beside(config))
+        self._spending, self._rates, self._slot_wait = Spending(), SmoothedRates(), SlotWait()
+        self._watcher = None if path is None else self._watch(path, loaded)
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -139,6 +144,7 @@ class Worker:
         if self.feeder is not None:
             await asyncio.to_thread(self.feeder.stop)
         await asyncio.to_thread(self.loop.stop)
+        self.readers.close()
         log.info("worker stopped", worker=self.id)
 
     # Requests
@@ -152,24 +158,29 @@ class Worker:
 
     def check_queue(self, request_class: RequestClass) -> None:
         """Refuse a request if the waiting queue of its class is full: 429 with a time for the next try."""
-        limit = self.config.limits.max_queued_requests
+        limits = self.config.limits
+        limit, longest = limits.max_queued_requests, limits.max_queue_milliseconds
         waiting = self.loop.num_waiting(request_class)
-        if waiting < limit:
+        if waiting < limit and (longest is None or not waiting or request_class is not RequestClass.ONLINE):
             return
         stats = self.engine.stats()
-        if request_class is RequestClass.ONLINE:
-            free = stats.slots - stats.online.running - stats.reservation.in_use
+        behind = waiting - _num_free(stats, request_class)
+        wait = self._slot_wait.expected(behind, stats.slots) if request_class is RequestClass.ONLINE else 0.0
+        noun = "request waits" if waiting == 1 else "requests wait"
+        if behind >= limit:
+            because = f"{waiting} {request_class} {noun}, the limit is {limit} (limits.maxQueuedRequests)"
+        elif longest is not None and 1000 * wait > longest:
+            because = (
+                f"{waiting} {request_class} {noun}, so a slot takes about {1000 * wait:.0f} ms, the limit is "
+                f"{longest:g} ms (limits.maxQueueMilliseconds)"
+            )
         else:
-            free = stats.slots - stats.online.running - stats.offline.running
-        if waiting - free < limit:
             return
         rate = self._rates.classes[request_class].ended
         seconds = min(MAX_RETRY_SECONDS, max(1, round(waiting / rate))) if rate else 1
-        noun = "request waits" if waiting == 1 else "requests wait"
         raise Refused(
             429,
-            f"The waiting queue is full: {waiting} {request_class} {noun}, the limit is {limit} "
-            f"(limits.maxQueuedRequests). Retry after {seconds} s.",
+            f"The waiting queue is full: {because}. Retry after {seconds} s.",
             code="queue_full",
             kind="rate_limit_error",
             headers={"retry-after": str(seconds)},
@@ -185,16 +196,23 @@ class Worker:
 
     def ended(self, timing: RequestTiming, stream: Stream, answer: AnswerBuffer) -> None:
         """Count an HTTP request that ended. Without a finish reason, its client is gone."""
+        now = time.monotonic()
         timing.first_at = stream.first_at
-        self.recorder.ended(
-            timing,
-            answer.finish_reason or FinishReason.ABORTED,
-            answer.num_prompt,
-            answer.num_output,
-            time.monotonic(),
-        )
+        reason = answer.finish_reason or FinishReason.ABORTED
+        self.recorder.ended(timing, reason, answer.num_prompt, answer.num_output, now)
+        if reason in {FinishReason.STOP, FinishReason.LENGTH} and stream.first_at is not None:
+            self._slot_wait.add_answer(now - stream.first_at)
 
     # Status and metrics
+
+    @property
+    def failure(self) -> str | None:
+        """Why only a restart helps; None while the worker is healthy."""
+        if not self.loop.is_healthy:
+            return self.loop.failure or "Several engine steps in a row failed."
+        if self.feeder is not None and self.feeder.is_dead:
+            return "The feeder ended, so the worker does no offline work."
+        return None
 
     def status(self) -> WorkerStatus:
         """Return the status of the worker now."""
@@ -239,7 +257,15 @@ class Worker:
         feeder, watcher = self.feeder, self._watcher
         view = None
         if feeder is not None:
-            view = QueueView(self.config.queue_name, feeder.is_up, feeder.stats, feeder.num_at_risk, feeder.num_held)
+            view = QueueView(
+                name=self.config.queue_name,
+                is_up=feeder.is_up,
+                stats=feeder.stats,
+                jobs_at_risk=feeder.num_at_risk,
+                held=feeder.num_held,
+                failures=dict(feeder.failures),
+                unreadable=feeder.num_unreadable,
+            )
         return ScrapeData(
             model=self.served.name,
             stats=self.engine.stats(),
@@ -247,6 +273,7 @@ class Worker:
             recorders=(self.recorder, feeder.recorder) if feeder is not None else (self.recorder,),
             spending=self._spending,
             utilization=self._utilization,
+            connections=self.connections,
             queue=view,
             block_tokens=self.engine.policy.block_tokens,
             generation=self.config.runtime.generation,
@@ -262,6 +289,9 @@ class Worker:
         started = {RequestClass.ONLINE: self.loop.num_entered(RequestClass.ONLINE)}
         started[RequestClass.OFFLINE] = self.loop.num_started
         self._rates.sample(stats, started, self.recorder.num_ended(), now)
+        waiting = self.loop.num_waiting(RequestClass.ONLINE)
+        is_full = waiting > _num_free(stats, RequestClass.ONLINE)
+        self._slot_wait.sample(started[RequestClass.ONLINE] - waiting, now, is_full=is_full)
         self._utilization.sample(stats, now)
         self._spending.sample(stats, self.config.cost.dollars_per_gpu_hour, now)
 
@@ -274,6 +304,9 @@ class Worker:
         self._loaded = loaded
         if self.feeder is not None:
             self.feeder.configure(settings.queue_settings(config, self.served.name))
+
+    def _watch(self, path: Path, loaded: Loaded) -> ConfigWatcher:
+        return ConfigWatcher(path, loaded, self._apply, also=self._files_beside(loaded.config))
 
     def _files_beside(self, config: WorkerConfig) -> dict[Path, Callable[[], None]]:
         """Return the files that may change while a worker runs, each with the function to call then."""
@@ -306,15 +339,34 @@ class Worker:
         )
 
 
-def _served(config: WorkerConfig, directory: Path, engine: Engine, tokenizer: Tokenizer) -> PublishedModel:
-    return PublishedModel(
+def _num_free(stats: EngineStats, request_class: RequestClass) -> int:
+    """Return the slots that a request of the class can take now."""
+    if request_class is RequestClass.ONLINE:
+        return stats.slots - stats.online.running - stats.reservation.in_use
+    return stats.slots - stats.online.running - stats.offline.running
+
+
+def _http_limits(config: WorkerConfig, slots: int) -> HttpLimits:
+    """Return limits that leave a connection for each request that may run or wait, and the usual number beside."""
+    limits = HttpLimits()
+    return replace(limits, connections=limits.connections + slots + 2 * config.limits.max_queued_requests)
+
+
+def _load(config: WorkerConfig, build: Build) -> tuple[Engine, PublishedModel]:
+    directory = settings.model_directory(config)
+    tokenizer = Tokenizer(directory)
+    engine = build(settings.engine_options(config, directory), tokenizer=tokenizer)
+    engine.configure(settings.policy_config(config, engine.policy))
+    served = PublishedModel(
         name=settings.served_name(config, directory),
         revision=settings.model_revision(config, directory),
         created=int((directory / "config.json").stat().st_mtime),
         max_model_len=engine.max_tokens,
         vocab_size=tokenizer.vocab_size,
         tokenizer=tokenizer,
+        longest_token_bytes=longest_token_bytes(directory / "tokenizer.json"),
     )
+    return engine, served
 
 
 def _caps(policy: PolicyConfig, stats: EngineStats) -> dict[str, int]:
