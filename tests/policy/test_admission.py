@@ -153,6 +153,7 @@ def test_the_watermark_follows_what_online_asks_for_within_a_second():
         pytest.param([500] * 20, 0.0, id="steady"),
         pytest.param([500] * 10 + [8000] * 10, 7500 / (2 * 19) ** 0.5, id="a new phase counts once, as a change"),
         pytest.param([0, 1000] * 10, 500.0, id="bursts count around their mean"),
+        pytest.param([500, 500, 1500, 1500] * 5, 500.0, id="of changes that are noise as well"),
     ],
 )
 def test_the_spread_of_online_prompts_is_that_of_bursts(tokens: list[int], expected: float):

@@ -103,15 +103,13 @@ class Fit:
     """Recent step times, and the model that explains them best.
 
     Steps with prefill and steps of decodes alone are kept apart, so that no kind displaces the other. Errors are
-    relative to the time of the step. The model is trusted while it predicts half of the steps within `trusted_error`,
-    and if there are steps of different sizes (`_is_varied`). `capacity` bounds memory. Half or twice of `least` or
-    `trusted_error` changes the total by 0.1 points at most (sparse-2s).
+    relative to the time of the step. The model is trusted while it predicts half of the steps within `_trusted_error`,
+    and if there are steps of different sizes (`_is_varied`). `capacity` bounds memory. Half or twice of `_least` or
+    `_trusted_error` changes the total by 0.1 points at most (sparse-2s).
     """
 
-    def __init__(
-        self, *, capacity: int = 256, least: int = 16, trusted_error: float = 0.25, expert_share: float = 0.0
-    ) -> None:
-        self._least, self._trusted_error = least, trusted_error
+    def __init__(self, *, capacity: int = 256, expert_share: float = 0.0) -> None:
+        self._least, self._trusted_error = 16, 0.25
         choices = _CHOICES if expert_share else (1.0,)
         self._missed = [(1.0 - expert_share) ** choice for choice in choices]
         self._recent: tuple[deque[tuple[float, ...]], ...] = (deque(maxlen=capacity), deque(maxlen=capacity))

@@ -128,8 +128,9 @@ class ExpectationLearner:
         self._bursts.extend([0] * quiet)
         self._burst, self._since = 0, now
         ordered = sorted(self._bursts)
-        changes = [(then - now) ** 2 for then, now in pairwise(self._bursts)]
-        variance = min(pvariance(ordered), sum(changes) / max(1, 2 * len(changes))) / BURST_SECONDS
+        changes, variance = [(then - now) ** 2 for then, now in pairwise(self._bursts)], pvariance(ordered)
+        of_changes = sum(changes) / max(1, 2 * len(changes))  # von Neumann: the same, but for new phases of traffic
+        variance = (of_changes if of_changes < variance / 2 else variance) / BURST_SECONDS
         share = ordered[int(0.99 * (len(ordered) - 1))] / self._num_tokens
         watermark = min(max(share, LEAST_WATERMARK), MOST_WATERMARK)
         self.expectation = replace(self.expectation, online_spread=sqrt(variance), watermark_share=watermark)
