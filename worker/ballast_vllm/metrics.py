@@ -22,9 +22,9 @@ RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 class ServerMetrics:
     """Render `/metrics`."""
 
-    def __init__(self, gather: Callable[[], ScrapeData]) -> None:
+    def __init__(self, gather: Callable[[], ScrapeData], *, shows_tenants: bool) -> None:
         self._gather = gather
-        self._worker = WorkerMetrics(gather)
+        self._worker = WorkerMetrics(gather, shows_tenants=shows_tenants)
 
     def render(self) -> bytes:
         """Return the text that Prometheus scrapes."""

@@ -136,7 +136,7 @@ class BallastMiddleware:
         timing = RequestTiming(server.tenancy.caller(headers).request_class, time.monotonic())
         try:
             server.check_open()
-            body = await _body(exchange, server.config.limits.max_body_kibibytes * 1024)
+            body = await _body(server, exchange)
             caller = server.tenancy.caller(headers, is_flex=_is_flex(body))
             timing.request_class = caller.request_class
             if scope["path"] not in UNQUEUED:
@@ -212,22 +212,29 @@ async def _own(server: Server, path: str, exchange: HttpExchange) -> bool:
         case "/metrics":
             await exchange.answer(200, server.metrics.render(), [TEXT])
         case "/ballast/status":
-            await exchange.answer(200, server.status().model_dump_json().encode())
+            await exchange.answer(200, _status(server))
         case _:
             return False
     return True
 
 
-async def _body(exchange: HttpExchange, limit: int) -> bytes:
+def _status(server: Server) -> bytes:
+    hidden = None if server.shows_tenants else {"tenant_slots"}
+    return server.status().model_dump_json(exclude=hidden).encode()
+
+
+async def _body(server: Server, exchange: HttpExchange) -> bytes:
     """Return the whole body.
 
     Raises:
-        Refused: 413 as soon as the body exceeds `limit` bytes, 408 if it does not arrive in time.
+        Refused: 413 as soon as the body exceeds the limit, 429 as soon as it exceeds its share of the memory for
+            bodies, 408 if it does not arrive in time.
         ClientGone: the client closed the connection before the end of the body.
     """
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            return await exchange.body(limit)
+            with server.bodies.share() as share:
+                return bytes(await exchange.body(server.config.limits.max_body_kibibytes * 1024, share))
     except TimeoutError:
         raise Refused(
             408,

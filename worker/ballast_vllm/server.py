@@ -36,6 +36,7 @@ from ballast_vllm.metrics import ServerMetrics
 from ballast_vllm.settings import message_of
 from ballast_vllm.stats import engine_stats, steps
 from ballast_worker import settings
+from ballast_worker.bodies import MOST_BODY_BYTES, BodyMemory
 from ballast_worker.errors import NotServed, Refused
 from ballast_worker.feeder import Feeder
 from ballast_worker.metrics import QueueView, ScrapeData, Spending, StepMetrics
@@ -72,7 +73,10 @@ class Server:
         self.calls: set[Call] = set()
         """HTTP requests that wait for an answer."""
         self.feeder: Feeder | None = None
-        self.metrics = ServerMetrics(self._figures)
+        self.shows_tenants = config.runtime.api_keys_file is None
+        """Whether metrics and status name tenants: not on a port where clients prove theirs."""
+        self.metrics = ServerMetrics(self._figures, shows_tenants=self.shows_tenants)
+        self.bodies = BodyMemory(max(MOST_BODY_BYTES, 4 * 1024 * config.limits.max_body_kibibytes))
         self._app, self._inner = app, inner
         self._loaded, self._path = loaded, path
         self._keys = _load_keys(config)
@@ -179,7 +183,7 @@ class Server:
             connect=lambda: _connect(config),
             worker=self.id,
             loop=self.loop,
-            reader=HttpReader(self.revision, self._urls, self.loop.start),
+            reader=HttpReader(self.revision, self._urls, lambda: self.models, self.loop.start),
             status=self.status,
             settings=self._queue_settings(),
         )
@@ -347,7 +351,15 @@ class Server:
         feeder, watcher = self.feeder, self._watcher
         view = None
         if feeder is not None:
-            view = QueueView(self.config.queue_name, feeder.is_up, feeder.stats, feeder.num_at_risk, feeder.num_held)
+            view = QueueView(
+                name=self.config.queue_name,
+                is_up=feeder.is_up,
+                stats=feeder.stats,
+                jobs_at_risk=feeder.num_at_risk,
+                held=feeder.num_held,
+                failures=dict(feeder.failures),
+                unreadable=feeder.num_unreadable,
+            )
         return ScrapeData(
             model=self.models[0],
             stats=self.engine.stats(),
@@ -355,6 +367,7 @@ class Server:
             recorders=(self.recorder, feeder.recorder) if feeder is not None else (self.recorder,),
             spending=self._spending,
             utilization=None,
+            connections=None,
             queue=view,
             block_tokens=self.engine.policy.block_tokens,
             generation=self.config.runtime.generation,
