@@ -12,7 +12,7 @@ PROVIDER ?= $(if $(wildcard ../shared/kube/cluster),local,kind)
 E2E = PROVIDER=$(PROVIDER) $(BIN)/python -m pytest -p no:randomly -o timeout=1800 -o cache_dir=.pytest_cache/e2e
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test nightly mutation envtest alerts chart e2e e2e-short e2e-sabotage e2e-recording workflows lock sbom audit vllm vllm-env check bench generate verify lint format clean
+.PHONY: help demo test nightly mutation chaos envtest alerts chart e2e e2e-short e2e-sabotage e2e-recording workflows lock sbom audit vllm vllm-env check bench generate verify lint format clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,6 +73,9 @@ e2e-sabotage: $(VENV)/.ready ## Break the product on purpose, and require that e
 
 e2e-recording: $(VENV)/.ready ## Draw docs/images/cluster.svg from a run of the tutorial's commands
 	@PROVIDER=$(PROVIDER) PYTHONPATH=e2e/support $(BIN)/python e2e/recording.py
+
+chaos: $(VENV)/.ready ## Kill every process of `ballast up` at random for an hour; ARGS='--minutes 2 --seed 7', ARGS=--cluster
+	@PROVIDER=$(PROVIDER) $(BIN)/python benchmarks/chaos $(ARGS)
 
 workflows: ## Check the GitHub workflows with actionlint, from the PATH or ACTIONLINT
 	@command -v "$${ACTIONLINT:-actionlint}" >/dev/null || { echo "actionlint is missing. One way to get it (Go 1.24+):"; \

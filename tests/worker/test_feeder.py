@@ -498,6 +498,7 @@ def test_a_shared_value_that_cannot_be_read_stops_no_job(fed, queue, desk, event
     with fed() as serving:
         job = wait_for(queue, job_id, eventually)
         is_dead = serving.worker.feeder.is_dead
+    desk.delete(*desk.scan_iter(f"*{{{queue.name}}}*"))  # the queue is checked after each test
 
     assert job.counts.succeeded == 1
     assert not is_dead

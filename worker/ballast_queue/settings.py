@@ -49,6 +49,8 @@ class QueueSettings(_Settings):
     """How long an unresponsive worker keeps an item."""
     results_seconds: float = Field(default=7 * 86400, gt=0)
     """How long the queue keeps the results of a job that is over."""
+    abandoned_seconds: float = Field(default=30 * 86400, gt=0)
+    """How long a job that is paused or open may stay without a change."""
     backoff_seconds: float = Field(default=1, ge=0)
     """Wait before the second attempt. Each further attempt doubles it."""
     backoff_max_seconds: float = Field(default=60, ge=0)
