@@ -11,6 +11,8 @@ from ballast_policy.host import Dispatch
 from ballast_policy.learning.cost import CostModel
 from ballast_vllm.scheduler import AsyncBallastScheduler, SyncBallastScheduler
 
+pytestmark = pytest.mark.timeout(900)
+
 
 class Lawful(SyncBallastScheduler):
     """Checks each plan against every law."""

@@ -26,7 +26,7 @@ from ballast_vllm.internals import (
     is_running,
 )
 from ballast_vllm.refusals import check_config
-from ballast_vllm.settings import Limits, changed, initial
+from ballast_vllm.settings import StepLimits, changed, initial
 from ballast_vllm.versions import check_version
 
 check_version(vllm_version)
@@ -48,7 +48,7 @@ class _Ballast(PlannedBatch):
         config = self.vllm_config
         check_config(config, aligns_mamba=self.need_mamba_block_aligned_split)
         self.kv_blocks = KvBlocks(self)
-        self.limits = Limits(
+        self.limits = StepLimits(
             self.scheduler_config.max_num_seqs, self.max_num_scheduled_tokens, num_draft_tokens=self.num_spec_tokens
         )
         policy = initial(
