@@ -19,8 +19,8 @@ class Lawful(SyncBallastScheduler):
 
     planner = staticmethod(lawful)
 
-    def schedule(self, throttle_prefills: bool = False):
-        output = super().schedule(throttle_prefills)
+    def schedule(self, *args):
+        output = super().schedule(*args)
         the_reservation_is_what_residents_and_backlog_say(self.driver.host, Dispatch(self.driver._plan, []))
         return output
 

@@ -33,7 +33,7 @@ from ballast_vllm.drafts import DraftGain
 from ballast_vllm.requests import RequestPlace, place_of
 
 HINT_STEPS = 8
-"""Steps for which a looked-up prefix stays valid while no slot is free. Bounds the cost of a long backlog."""
+"""Steps for which a matched prefix stays valid while no slot is free. Bounds the cost of a long backlog."""
 TIGHT = 4
 """Private blocks are counted when less than this part of the KV is free: only then a plan preempts for KV."""
 
@@ -58,7 +58,7 @@ class VllmBlocks(Protocol):
     def num_free(self) -> int: ...
     def held(self, request_id: str) -> int: ...
     def private(self, request_id: str) -> int: ...
-    def look_up(self, request: Any, record: Request) -> None: ...
+    def match_prefix(self, request: Any, record: Request) -> None: ...
 
 
 Pairs = Sequence[tuple[Request, int]]
@@ -107,10 +107,10 @@ class SnapshotKv:
             or self._hinted.get(request.seq, -HINT_STEPS) + HINT_STEPS <= self.step
         ):
             self._hinted[request.seq] = self.step
-            self._blocks.look_up(self._live[request.seq], request)
+            self._blocks.match_prefix(self._live[request.seq], request)
 
     def forget(self, seq: int) -> None:
-        """Forget the looked-up prefix of a request that left."""
+        """Forget the matched prefix of a request that left."""
         self._hinted.pop(seq, None)
 
     def admit(self, request: Request) -> None:
