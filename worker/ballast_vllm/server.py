@@ -56,7 +56,7 @@ MAX_RETRY_SECONDS = 30
 DIED = "EngineCore of vLLM ended."
 
 
-class Server:
+class VllmServer:
     """All parts of Ballast in one API server."""
 
     def __init__(self, app: Any, inner: ASGIApp, loaded: Loaded, path: Path | None) -> None:
