@@ -130,7 +130,9 @@ class BallastMiddleware:
         except Refused as refused:
             await exchange.refuse(refused)
 
-    async def _call(self, server: VllmServer, exchange: HttpExchange, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _call(
+        self, server: VllmServer, exchange: HttpExchange, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         """Pass on a request with its class and its tenant, if its limits allow it."""
         headers = exchange.headers
         timing = RequestTiming(server.tenancy.caller(headers).request_class, time.monotonic())

@@ -130,7 +130,7 @@ class VllmServer:
             self._keep(asyncio.create_task(_every(seconds, task)))
         self.drain.take_signals()
         for field in configuration.ignored(self.config):
-            log.warning("vLLM's own arguments decide this, the field has no effect", field=field)
+            log.warning("the field has no effect inside vLLM", field=field)
         log.info(
             "ballast started",
             worker=self.id,
