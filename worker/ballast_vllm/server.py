@@ -73,14 +73,14 @@ class VllmServer:
         self.calls: set[Call] = set()
         """HTTP requests that wait for an answer."""
         self.feeder: Feeder | None = None
-        self.shows_tenants = config.runtime.api_keys_file is None
-        """Whether metrics and status name tenants: not on a port where clients prove theirs."""
-        self.metrics = ServerMetrics(self._figures, shows_tenants=self.shows_tenants)
+        self.metrics = ServerMetrics(self._figures, shows_tenants=False)
+        self.tenant_metrics = ServerMetrics(self._figures, shows_tenants=True)
         self.bodies = BodyMemory(max(MOST_BODY_BYTES, 4 * 1024 * config.limits.max_body_kibibytes))
         self._app, self._inner = app, inner
         self._loaded, self._path = loaded, path
         self._keys = _load_keys(config)
         self.tenancy = Tenancy(config.offline.tenants, self._keys)
+        self.has_keys = self._keys is not None
         self._step_metrics = StepMetrics()
         self._num_steps = 0
         self._spending = Spending()
@@ -351,15 +351,7 @@ class VllmServer:
         feeder, watcher = self.feeder, self._watcher
         view = None
         if feeder is not None:
-            view = QueueView(
-                name=self.config.queue_name,
-                is_up=feeder.is_up,
-                stats=feeder.stats,
-                jobs_at_risk=feeder.num_at_risk,
-                held=feeder.num_held,
-                failures=dict(feeder.failures),
-                unreadable=feeder.num_unreadable,
-            )
+            view = QueueView(self.config.queue_name, feeder.is_up, feeder.stats, feeder.num_at_risk, feeder.num_held)
         return ScrapeData(
             model=self.models[0],
             stats=self.engine.stats(),

@@ -106,7 +106,7 @@ class ScrapeData:
     utilization: Utilization | None
     """None if the peak of the device is not known."""
     connections: Connections | None
-    """None if Ballast does not serve the connections."""
+    """None if another server holds the connections."""
     queue: QueueView | None
     """None for a worker that serves only online requests."""
     block_tokens: int

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,9 +53,9 @@ class Serving:
     def client(self, **options: Any) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=PATIENCE, **options)
 
-    def series(self) -> dict[str, float]:
+    def series(self, path: str = "/metrics", headers: Mapping[str, str] | None = None) -> dict[str, float]:
         """The values of `/metrics` by name and labels."""
-        lines = httpx.get(f"{self.url}/metrics", timeout=PATIENCE).text.splitlines()
+        lines = httpx.get(f"{self.url}{path}", headers=headers, timeout=PATIENCE).text.splitlines()
         pairs = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
         return {name: float(value) for name, value in pairs}
 

@@ -154,9 +154,11 @@ def test_a_changed_file_is_in_force_without_a_restart(serving, folder, eventuall
     assert (status["generation"], status["model"], status["slots"]) == (2, "m", 2)
 
 
-def test_a_tenant_is_charged_for_its_requests(serving):
+def test_a_tenant_is_charged_for_its_requests_and_only_metrics_behind_a_key_name_it(serving):
     with serving.client(headers=LAB) as client:
         assert client.post("/v1/completions", json=BODY).status_code == 200
     time.sleep(0.6)
 
-    assert serving.series()['ballast_tenant_service_total{class="online",tenant="lab"}'] > 0
+    assert serving.series("/ballast/metrics", LAB)['ballast_tenant_service_total{class="online",tenant="lab"}'] > 0
+    assert httpx.get(f"{serving.url}/ballast/metrics").status_code == 401
+    assert not [name for name in serving.series() if "lab" in name]
