@@ -38,6 +38,7 @@ from ballast_policy.request import RequestClass
 from ballast_policy.reservation import Reservation
 from ballast_queue.job import RequestCounts
 from ballast_queue.status import QueueStats
+from ballast_worker.http_server import Connections, HttpLimits
 from ballast_worker.metrics import QueueView, ScrapeData, Spending, StepMetrics, WorkerMetrics
 from ballast_worker.requests import Recorder
 from ballast_worker.utilization import Utilization
@@ -188,7 +189,7 @@ def nothing_yet() -> ScrapeData:
     items = QueueStats(at=0, items=RequestCounts(), inbox=0, oldest_waiting_seconds=0, dead_letters=0, jobs={})
     return ScrapeData(
         model="model", stats=stats, steps=StepMetrics(), recorders=(Recorder(),), spending=Spending(),
-        utilization=Utilization(Footprint(*[1.0] * 7)),
+        utilization=Utilization(Footprint(*[1.0] * 7)), connections=Connections(HttpLimits()),
         queue=QueueView("queue", is_up=True, stats=items, jobs_at_risk=0, held=0), block_tokens=16, generation=0,
         restart_required=0, config_invalid=False, is_draining=False, is_healthy=True,
     )  # fmt: skip
@@ -208,12 +209,13 @@ def metric_row(metric: Metric) -> str:
 
 def metrics() -> str:
     """Return the reference of `/metrics`, from the collector itself."""
-    rows = "\n".join(metric_row(metric) for metric in WorkerMetrics(nothing_yet).collect())
+    rows = "\n".join(metric_row(metric) for metric in WorkerMetrics(nothing_yet, shows_tenants=True).collect())
     head = "| name | kind | labels | meaning |\n|---|---|---|---|\n"
     intro = (
-        "The metrics that `GET /metrics` of a worker exports. The metrics `vllm:*` repeat those that Gateway API "
-        "routers read, for online requests only. An unknown number is not exported, for example those of the queue "
-        "while Redis is unreachable.\n\n"
+        "The metrics that `GET /metrics` of a worker exports. Series with the label `tenant` are exported only on the "
+        "port `runtime.metricsPort`. The metrics `vllm:*` repeat those that Gateway API routers read, for online "
+        "requests only. An unknown number is not exported, for example those of the queue while Redis is unreachable."
+        "\n\n"
     )
     return "# Metrics\n\n" + NOTE + intro + head + rows
 

@@ -1,4 +1,4 @@
-"""The documented samples, applied byte for byte: one serves, the others say in plain words what they lack here."""
+"""The documented samples, applied unchanged. One serves; the conditions of the others state what the cluster lacks."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ def test_an_invalid_sample_is_refused_with_its_sentence(cluster: Cluster, namesp
 LACKS = {
     "cpu": ("Unschedulable", 'persistentvolumeclaim "models" not found|Insufficient cpu'),
     "dra": ("Unschedulable|InvalidPod", "one-gpu|gpu.nvidia.com|resourceclaim|cannot allocate all claims"),
-    "everything": ("SecretMissing|InvalidPod", "Secret queue|serviceaccount|PodSecurity"),
+    "everything": ("SecretNotAllowed", "Secret hub-token .* ballast.dev/allow"),
     "minimal": ("ModelNotFound", "Qwen/Qwen3-8B"),
     "model-cache": ("Unschedulable|ModelNotFound", "(?i)persistentvolumeclaim|Qwen/Qwen3-8B"),
     "spot": ("InvalidPod|Unschedulable", 'PriorityClass|priority class|node affinity|"inference"'),
-    "tenants": ("SecretMissing|InvalidPod", "Secret queue|hostPath|PodSecurity"),
+    "tenants": ("SecretNotAllowed", "Secret keys .* ballast.dev/allow"),
 }
 """What Degraded says of the samples that need more than this cluster has: a network, claims, Secrets, nodes."""
 
@@ -131,7 +131,7 @@ def test_one_gpu_too_many_is_degraded_in_the_schedulers_words_and_recovers(
 
 
 def degraded(cluster: Cluster, name: str, namespace: str) -> Callable[[], dict[str, str]]:
-    """Gives the condition once it is True."""
+    """Return the condition `Degraded` if it is True."""
 
     def found() -> dict[str, str]:
         condition = cluster.condition(name, "Degraded", namespace=namespace)

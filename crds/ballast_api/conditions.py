@@ -48,9 +48,11 @@ class ConditionReason(StrEnum):
     INVALID_POD = "InvalidPod"
     INVALID_SPEC = "InvalidSpec"
     NO_SECRET = "SecretMissing"  # noqa: S105 - a reason, no password
+    SECRET_NOT_ALLOWED = "SecretNotAllowed"  # noqa: S105 - the same
     ROLLOUT_STUCK = "RolloutStuck"
     QUOTA = "Quota"
     NAME_TAKEN = "NameTaken"
+    NOT_APPLIED = "NotApplied"
     # ConfigApplied
     APPLIED = "Applied"
     PENDING = "Pending"

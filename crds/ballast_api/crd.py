@@ -15,7 +15,7 @@ _READY = '.status.conditions[?(@.type=="Ready")]'
 COLUMNS = (
     ("Ready", "string", f"{_READY}.status", 0),
     ("Reason", "string", f"{_READY}.reason", 1),
-    ("Replicas", "integer", ".spec.replicas", 0),
+    ("Replicas", "string", ".status.workers", 0),
     ("Model", "string", ".spec.model.uri", 0),
     ("Online", "integer", ".status.slots.online", 0),
     ("Offline", "integer", ".status.slots.offline", 0),

@@ -255,15 +255,25 @@ class Network(ApiModel):
     """Clients that may connect to the workers."""
 
     policy: bool = True
-    """Make a NetworkPolicy that admits only port 8000."""
+    """Make a NetworkPolicy that admits only port 8000, and port 8001 for the peers of `metricsFrom`."""
     ingress_from: tuple[Json, ...] = Field(default=(), max_length=64)
     """NetworkPolicy peers (`podSelector`, `namespaceSelector`, `ipBlock`) that may connect; by default all."""
+    metrics_from: tuple[Json, ...] = Field(default=(), max_length=64)
+    """NetworkPolicy peers that may scrape the metrics with tenants, e.g. Prometheus. With a peer, workers serve all
+    metrics on port 8001, and the ServiceMonitor scrapes this port. By default no port shows tenants, and the
+    ServiceMonitor scrapes port 8000. A change between none and some peers rolls the pods."""
 
     rules = (
         Rule(
             "self.policy || !has(self.ingressFrom) || size(self.ingressFrom) == 0",
             lambda network: network.policy or not network.ingress_from,
             "network.ingressFrom has no effect without the policy. Set network.policy to true, or remove the peers",
+        ),
+        Rule(
+            "self.policy || !has(self.metricsFrom) || size(self.metricsFrom) == 0",
+            lambda network: network.policy or not network.metrics_from,
+            "network.metricsFrom needs the policy, which admits only these peers. Set network.policy to true, or "
+            "remove the peers",
         ),
     )
 

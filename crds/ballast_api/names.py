@@ -23,6 +23,9 @@ SCALING_MANAGER = "ballast-scaler"
 
 HTTP_PORT = 8000
 HTTP_PORT_NAME = "http"
+METRICS_PORT = 8001
+"""Port with the metrics that name tenants."""
+METRICS_PORT_NAME = "metrics"
 METRICS_PATH = "/metrics"
 
 MOST_NAME_CHARACTERS = 52
@@ -34,6 +37,9 @@ SPEC_HASH = f"{GROUP}/spec-hash"
 """Annotation: hash of the manifest of a child."""
 COPY_OF = f"{GROUP}/copy-of"
 """Annotation of a copied Secret: `namespace/name` of the original."""
+
+ALLOW_LABEL = f"{GROUP}/allow"
+"""Label of a Secret: with the value `true`, resources of its namespace may name it."""
 
 NAME_LABEL = "app.kubernetes.io/name"
 INSTANCE_LABEL = "app.kubernetes.io/instance"
@@ -78,9 +84,9 @@ def label_value(text: str) -> str:
 
 def config_map(name: str) -> str:
     """Return the name of the ConfigMap with the `WorkerConfig` of each version."""
-    return f"{name}-config"
+    return f"{name}-ballast-config"
 
 
 def redis_secret(name: str) -> str:
     """Return the name of the copy of the operator's own Redis Secret, for a resource that names none."""
-    return f"{name}-redis"
+    return f"{name}-ballast-redis"

@@ -52,6 +52,8 @@ class ScalingStatus(ApiModel):
 class ResourceStatus(ApiModel):
     """The part of the status that every kind of resource has."""
 
+    operator: str = Field(default="", max_length=317)
+    """Release that reconciles the resource, by its Lease: `NAMESPACE/NAME`. Other releases write nothing to it."""
     observed_generation: int = Field(default=0, ge=0)
     """Generation of the spec that the status describes."""
     conditions: tuple[Condition, ...] = Field(default=(), max_length=16, json_schema_extra=keyed_by("type"))
@@ -71,6 +73,8 @@ class Status(ResourceStatus):
     """Worker pods that serve."""
     updated_replicas: int = Field(default=0, ge=0)
     """Worker pods of the newest version."""
+    workers: str = Field(default="", max_length=32)
+    """Workers that serve, of those that `spec.replicas` asks for, e.g. `2/3`."""
     selector: str = Field(default="", max_length=1024)
     """Label selector of the pods, for the scale subresource."""
     served_name: str = Field(default="", max_length=253)

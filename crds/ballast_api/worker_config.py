@@ -31,6 +31,9 @@ class Runtime(ApiModel):
     """Address of the HTTP server."""
     port: int = Field(default=8000, ge=0, le=65535)
     """Port of the HTTP server. 0 uses a free port, and prints it."""
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    """Port of a second HTTP server, with the metrics and the status that name tenants. Only Prometheus and the owner of
+    the deployment need to reach it. By default no port shows them. 0 uses a free port, and prints it."""
     redis_url: str | None = None
     """Address of Redis: `redis://`, `rediss://` or `unix://`. Without Redis the worker serves only online requests."""
     redis_url_file: Path | None = None

@@ -16,6 +16,7 @@ from typing import Self
 from ballast_operator.children.config import Redis
 from ballast_operator.cluster import Cluster
 from ballast_operator.kinds import SECRET, Key
+from ballast_operator.named_secrets import is_allowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +45,16 @@ def _text(data: Mapping[str, str], key: str | None) -> str:
 class Addresses:
     """The Secrets as they were last read. Belongs to one event loop."""
 
-    def __init__(self, cluster: Cluster, *, least_seconds: float) -> None:
-        """Prepare an empty store. A Secret is read at most once in `least_seconds`."""
+    def __init__(self, cluster: Cluster, *, least_seconds: float, only_allowed: bool) -> None:
+        """Prepare an empty store.
+
+        Args:
+            cluster: the client.
+            least_seconds: a Secret is read at most once in this time.
+            only_allowed: a Secret that resources may not name counts as missing.
+        """
         self._cluster = cluster
+        self._only_allowed = only_allowed
         self._least_seconds = least_seconds
         self._read: dict[Key, tuple[float, Mapping[str, str]]] = {}
         self._locks: defaultdict[Key, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -66,7 +74,8 @@ class Addresses:
             is_old = known is None or time.monotonic() - known[0] >= self._least_seconds
             if is_old and (found is None or may_be_outdated):
                 body = await self._cluster.get(key)
-                data = (body or {}).get("data") or {}
+                is_readable = body is not None and (not self._only_allowed or is_allowed(body))
+                data: Mapping[str, str] = ((body or {}).get("data") or {}) if is_readable else {}
                 self._read[key] = time.monotonic(), data
                 found = Address.of(data, redis)
             return found

@@ -30,7 +30,7 @@ from ballast_operator.errors import (
     Invalid,
     ObjectNotFound,
 )
-from ballast_operator.kinds import EVENT, Body, Key, Kind, key_of
+from ballast_operator.kinds import EVENT, SECRET, Body, Key, Kind, key_of
 
 log = Log(__name__)
 
@@ -40,6 +40,9 @@ KUBECONFIG = "~/.kube/config"
 APPLY = "application/apply-patch+yaml"  # JSON is YAML
 MERGE = "application/merge-patch+json"
 METADATA_ONLY = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
+METADATA_OF_ONE = "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io"
+NO_VERSION = "1"
+"""A resourceVersion that no object has: etcd counts all objects of the cluster, and begins at 1."""
 PAGE = 500
 STRICT = {"fieldValidation": "Strict"}
 ANY_OBJECT = {HTTPStatus.OK: "object", HTTPStatus.CREATED: "object", HTTPStatus.ACCEPTED: "object"}
@@ -50,6 +53,7 @@ _REFUSALS: Mapping[int, type[ClusterRefused]] = {
     409: Conflict,
     422: Invalid,
 }
+_OTHER_UID = "metadata.uid: Invalid value"
 _NOT_TYPED = "failed to create typed patch object"
 _TRANSIENT = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.TOO_MANY_REQUESTS})
 
@@ -75,14 +79,26 @@ class Cluster:
         if self._client is not None:
             await self._client.close()
 
-    async def apply(self, key: Key, manifest: Body, *, force: bool) -> Body:
-        """Make an object match `manifest` by server-side apply. `force` takes over fields that others own."""
-        return await self._patch("apply", key, manifest, APPLY, query={"force": str(force).lower()} | STRICT)
+    async def apply(self, key: Key, manifest: Body, *, uid: str | None) -> Body:
+        """Make an object match `manifest` by server-side apply, which takes over fields that others own.
 
-    async def overwrite(self, key: Key, manifest: Body) -> Body:
+        Args:
+            key: the object.
+            manifest: the wanted fields.
+            uid: the object must have this uid. None: the object must not exist.
+
+        Raises:
+            Conflict: another object has the name.
+        """
+        # The API server creates an object under any version, and changes one only under its present version.
+        condition = {"resourceVersion": NO_VERSION} if uid is None else {"uid": uid}
+        body = manifest | {"metadata": manifest["metadata"] | condition}
+        return await self._patch("apply", key, body, APPLY, query={"force": "true"} | STRICT)
+
+    async def overwrite(self, key: Key, manifest: Body, *, uid: str) -> Body:
         """Set the content of an object to `manifest`, lists included. Apply would keep the items that others added."""
         body = {name: value for name, value in manifest.items() if name not in {"apiVersion", "kind", "metadata"}}
-        return await self._patch("overwrite", key, body, MERGE)
+        return await self._patch("overwrite", key, body | {"metadata": {"uid": uid}}, MERGE)
 
     async def apply_status(self, key: Key, manifest: Body) -> Body:
         """Make the status of a resource match `manifest`."""
@@ -111,6 +127,23 @@ class Cluster:
             return await self._call("get", "GET", key.kind, key.path())
         except ObjectNotFound:
             return None
+
+    async def metadata(self, key: Key) -> Body | None:
+        """Return an object with its metadata only, or None if it does not exist.
+
+        A Secret is read by its name, and other objects with the permission to list.
+        """
+        if key.kind != SECRET:
+            return await self.find(key, accept=METADATA_ONLY)
+        with contextlib.suppress(ObjectNotFound):
+            return await self._call("get", "GET", SECRET, key.path(), accept=METADATA_OF_ONE)
+        return None
+
+    async def find(self, key: Key, *, accept: str = "application/json") -> Body | None:
+        """Return an object, or None if it does not exist, with the permission to list."""
+        query, path = {"fieldSelector": f"metadata.name={key.name}"}, key.kind.path(key.namespace)
+        answer = await self._call("list", "GET", key.kind, path, query=query, accept=accept)
+        return next(iter(answer["items"] or ()), None)
 
     async def create(self, kind: Kind, body: Body) -> Body:
         """Create an object."""
@@ -243,6 +276,8 @@ async def _configuration() -> Configuration:
 
 def _failure(call: str, status: int, error: ApiException) -> ClusterUnavailable | ClusterRefused:
     message = _message(error)
+    if _OTHER_UID in message:
+        status = HTTPStatus.CONFLICT
     if _NOT_TYPED in message:
         status = HTTPStatus.UNPROCESSABLE_ENTITY  # server-side apply answers 500 to an unknown field
     if status in _TRANSIENT or status >= HTTPStatus.INTERNAL_SERVER_ERROR:

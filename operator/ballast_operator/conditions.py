@@ -203,9 +203,9 @@ def _reservation_is_not_met(given: Given) -> ConditionValue | None:
     return ConditionValue(
         "False",
         ConditionReason.RESERVATION_NOT_MET,
-        f"{first.worker_id} runs offline requests in {first.reservation.in_use} of {first.reservation.slots} reserved "
-        f"slots, while {first.offline.waiting + first.offline.parked} wait there and {_depth(given)} wait in the "
-        f"queue{others}",
+        f"{_pod_of(given, first)} runs offline requests in {first.reservation.in_use} of {first.reservation.slots} "
+        f"reserved slots, while {first.offline.waiting + first.offline.parked} wait there and {_depth(given)} wait "
+        f"in the queue{others}",
     )
 
 
@@ -223,7 +223,7 @@ def _reservation_is_not_reported(given: Given) -> ConditionValue | None:
     known = given.poll.by_pod(given.live) if given.poll else {}
     silent = [name for pod in given.live if _is_ready(pod) and (name := pod["metadata"]["name"]) not in known]
     total = len(workers) + len(silent)
-    silent += [worker.worker_id for worker in workers if worker.reservation is None]
+    silent += [_pod_of(given, worker) for worker in workers if worker.reservation is None]
     if silent:
         message = f"{len(silent)} of {total} workers did not report their reservation, such as {silent[0]}"
     elif not workers:
@@ -256,6 +256,12 @@ def _serving_workers(given: Given) -> list[WorkerStatus]:
     return [worker for worker in _poll(given).workers if worker.is_ready and not worker.is_draining]
 
 
+def _pod_of(given: Given, worker: WorkerStatus) -> str:
+    """Return the name of a worker's pod. Names from Redis are not shown: a URL may lead to the queue of others."""
+    pods = _poll(given).by_pod(given.live).items()
+    return next((name for name, status in pods if status is worker), "a worker")
+
+
 def _depth(given: Given) -> int:
     return given.poll.queue.depth if given.poll and given.poll.queue else 0
 
@@ -277,7 +283,7 @@ def _slo_is_missed(given: Given) -> ConditionValue | None:
 
 def _slo_is_not_reported(given: Given) -> ConditionValue | None:
     workers = _poll(given).workers
-    silent = [worker.worker_id for worker in workers if worker.slo is None]
+    silent = [_pod_of(given, worker) for worker in workers if worker.slo is None]
     if not silent:
         return None
     message = (

@@ -4,6 +4,7 @@ OperatorError
 ├── MissingExtra          a package of the `operator` extra is not installed
 ├── BadSetting            a setting of the operator is missing or invalid
 ├── ClusterUnavailable    no answer, a busy answer (429) or a failed one (5xx): the reconciliation is retried
+├── NameTaken             an object of another owner has the name of a child
 └── ClusterRefused        the API server refused the call
     ├── ObjectNotFound
     ├── Conflict          another writer changed the object, or owns the fields
@@ -36,6 +37,16 @@ class ClusterUnavailable(OperatorError):
         super().__init__(message)
         self.retry_after = retry_after
         self.is_about_one = is_about_one
+
+
+class NameTaken(OperatorError):
+    """An object of another owner has the name of a child. It is left as it is."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"{name} exists, and Ballast does not own it for this resource; rename or delete it, or rename this "
+            "resource"
+        )
 
 
 class ClusterRefused(OperatorError):

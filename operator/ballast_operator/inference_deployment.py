@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ballast_api.conditions import ConditionReason
+from ballast_api.conditions import ConditionReason, ConditionType
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import (
     CONFIG_HASH,
@@ -16,7 +16,7 @@ from ballast_api.names import (
     redis_secret,
     selector,
 )
-from ballast_api.status import ClassSlots, Condition, ScalingStatus, Status
+from ballast_api.status import ClassSlots, Condition, ResourceStatus, ScalingStatus, Status
 from ballast_operator.children.config import (
     REDIS_HASH,
     VERSION,
@@ -47,9 +47,11 @@ from ballast_operator.kinds import (
     SERVICE,
     SERVICE_MONITOR,
     Body,
+    Key,
     Kind,
     key_of,
 )
+from ballast_operator.named_secrets import named_secrets
 from ballast_operator.plan import (
     Annotate,
     Apply,
@@ -91,7 +93,8 @@ def plan(
     return ChildrenPlan(
         costs=tuple(_costs(resource, snapshot, poll)),
         apply=(*_redis_copy(resource, snapshot, context), *changes(wanted, snapshot)),
-        delete=tuple(deletions(wanted, snapshot)),
+        # Pods of a former release mount its ConfigMap, which had another name. It goes with the resource.
+        delete=tuple(gone for gone in deletions(wanted, snapshot) if gone.key.kind != CONFIG_MAP),
         annotate=tuple(_annotations(resource, snapshot, files, copied)),
         files=files,
         version=version_of(config),
@@ -125,14 +128,15 @@ def _redis_copy(resource: InferenceDeployment, snapshot: ClusterSnapshot, contex
         return
     found = _config_map(resource, snapshot)
     copied = (found["metadata"].get("annotations") or {}).get(REDIS_HASH) if found is not None else None
-    if found is not None and is_owned(found, snapshot.uid) and copied == context.redis_hash:
-        return
     name = redis_secret(resource.metadata.name)
+    is_copied = found is not None and is_owned(found, snapshot.uid) and copied == context.redis_hash
+    if is_copied and Key(SECRET, resource.metadata.namespace, name) not in snapshot.lost:
+        return
     source = context.redis_key
     origin = {COPY_OF: f"{source.namespace}/{source.name}" if source is not None else ""}
     content: Body = {"type": "Opaque", "data": dict(context.redis)}
     body = manifest(SECRET, resource, content, name=name, annotations=origin)
-    yield Apply(key_of(SECRET, body), body, force=True, because=f"Copied the Redis Secret to {name}")
+    yield Apply(key_of(SECRET, body), body, uid=None, because=f"Copied the Redis Secret to {name}")
 
 
 def _annotations(
@@ -219,6 +223,7 @@ def status(given: Given, reported: tuple[Condition, ...], scaling: ScalingStatus
         replicas=given.count("replicas"),
         ready_replicas=given.count("readyReplicas"),
         updated_replicas=given.count("updatedReplicas"),
+        workers=f"{given.count('readyReplicas')}/{resource.spec.replicas}",
         selector=",".join(f"{name}={value}" for name, value in selector(metadata.name).items()),
         served_name=resource.spec.served_name,
         endpoint=f"http://{metadata.name}.{metadata.namespace}.svc:{HTTP_PORT}",
@@ -234,6 +239,15 @@ def _slots(poll: PollResult | None) -> ClassSlots | None:
         return None
     offline = sum(worker.offline.reserved for worker in poll.workers)
     return ClassSlots(online=max(0, sum(worker.slots for worker in poll.workers) - offline), offline=offline)
+
+
+def _awaits_poll(given: Given, wanted: ResourceStatus) -> bool:
+    """Return whether the resource becomes ready before a worker has reported its slots."""
+    before = given.resource.status.condition(ConditionType.READY)
+    after = wanted.condition(ConditionType.READY)
+    becomes_ready = after is not None and after.status == "True" and (before is None or before.status != "True")
+    has_workers = given.count("readyReplicas") > 0 and given.poll is not None and given.poll.problem is None
+    return becomes_ready and has_workers and isinstance(wanted, Status) and wanted.slots is None
 
 
 def _scaling(wanted: ScalingStatus | None, reported: ScalingStatus | None) -> ScalingStatus | None:
@@ -255,6 +269,12 @@ def _blocked(resource: InferenceDeployment, context: OperatorContext) -> Conditi
     return ConditionValue("True", ConditionReason.NO_SECRET, message)
 
 
+def _secrets(resource: InferenceDeployment, context: OperatorContext) -> tuple[Key, ...]:
+    if context.redis is None or resource.spec.redis is not None:
+        return ()
+    return (Key(SECRET, resource.metadata.namespace, redis_secret(resource.metadata.name)),)
+
+
 def _source(resource: InferenceDeployment, context: OperatorContext) -> QueueSource:
     own = context.redis if resource.spec.redis is None else None
     return QueueSource(redis_of(resource, own_keys=context.redis_keys), resource.queue_name, own)
@@ -270,6 +290,9 @@ RESOURCE_TYPE = ResourceType(
     conditions=conditions,
     status=status,
     blocked=_blocked,
+    named_secrets=named_secrets,
+    secrets=_secrets,
     source=_source,
+    awaits_poll=_awaits_poll,
     scaling=lambda resource: resource.spec.scaling,
 )

@@ -28,6 +28,12 @@ class Metrics:
             registry=registry,
         )
         self.resources = Gauge("ballast_operator_resources", "Resources by phase", ["kind", "phase"], registry=registry)
+        self.foreign = Gauge(
+            "ballast_operator_foreign_resources",
+            "Resources that another release of the chart reconciles, to which this one writes nothing",
+            ["kind"],
+            registry=registry,
+        )
         self.waiting = Gauge("ballast_operator_queue_length", "Resources in the work queue", registry=registry)
         self.active = Gauge("ballast_operator_active", "1 in the active replica, else 0", registry=registry)
         self.replicas = Gauge(

@@ -39,6 +39,8 @@ CLUSTER = (
     Permission("", ("secrets",), ("get", "create", "patch")),
     Permission("", ("events",), ("create",)),
     Permission("apiextensions.k8s.io", ("customresourcedefinitions",), READ),
+    # The Lease of another release shows whether this release is gone.
+    Permission("coordination.k8s.io", ("leases",), ("get",)),
 )
 """Permissions in every namespace: a ClusterRole."""
 OWN_NAMESPACE = (Permission("coordination.k8s.io", ("leases",), ("get", "create", "update")),)

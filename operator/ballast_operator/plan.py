@@ -24,19 +24,23 @@ class ClusterSnapshot:
     pods: tuple[Body, ...] = ()
     tolerated: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """By the hash of a manifest: paths that the cluster changes after each apply, as a webhook does."""
+    lost: frozenset[Key] = frozenset()
+    """Secrets of the resource that are missing or were changed by others. The cache holds no Secrets."""
 
     def child(self, kind: Kind, owner: Metadata, name: str | None = None) -> Body | None:
-        """Return a child, which is named like its owner unless `name` is given; None if it does not exist."""
-        return self.children.get(Key(kind, owner.namespace, name or owner.name))
+        """Return a child, which is named like its owner unless `name` is given; None if the resource owns none."""
+        found = self.children.get(Key(kind, owner.namespace, name or owner.name))
+        return found if found is not None and is_owned(found, self.uid) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Make an object match a manifest. `force` takes over fields that others own."""
+    """Make an object match a manifest."""
 
     key: Key
     manifest: Body
-    force: bool
+    uid: str | None
+    """The uid of the resource's own object. None: create the object."""
     because: str
     is_repair: bool = False
     """Another writer changed the object after it was applied."""
@@ -93,19 +97,21 @@ def _change(key: Key, wanted: Body, snapshot: ClusterSnapshot) -> Apply | None:
     label = f"{key.kind.name} {key.name}"
     found = snapshot.children.get(key)
     if found is None:
-        return Apply(key, wanted, force=False, because=f"Created {label}")
+        return Apply(key, wanted, uid=None, because=f"Created {label}")
     if found["metadata"].get("deletionTimestamp"):
         return None  # it is created again after the deletion
     if not is_owned(found, snapshot.uid):
-        return Apply(key, wanted, force=True, because=f"Took over {label} of a deleted resource")
-    marker = wanted["metadata"]["annotations"][SPEC_HASH]
+        if _is_left_over(wanted, found):
+            return None  # Kubernetes deletes it, and it is created again then
+        return Apply(key, wanted, uid=None, because=f"Created {label}")
+    uid, marker = found["metadata"]["uid"], wanted["metadata"]["annotations"][SPEC_HASH]
     if (found["metadata"].get("annotations") or {}).get(SPEC_HASH) != marker:
-        return Apply(key, wanted, force=True, because=f"Updated {label}")
+        return Apply(key, wanted, uid=uid, because=f"Updated {label}")
     paths = [path for path in drift(wanted, found) if path not in snapshot.tolerated.get(marker, ())]
     if paths:
         named = ", ".join(paths[:MOST_PATHS]) + (" ..." if len(paths) > MOST_PATHS else "")
         because = f"Restored {label}, of which another writer changed {named}"
-        return Apply(key, wanted, force=True, because=because, is_repair=True)
+        return Apply(key, wanted, uid=uid, because=because, is_repair=True)
     return None
 
 
@@ -117,6 +123,13 @@ def deletions(wanted: Sequence[tuple[Kind, Body]], snapshot: ClusterSnapshot) ->
         if key in keys or metadata.get("deletionTimestamp") or not is_owned(found, snapshot.uid):
             continue
         yield Delete(key, metadata["uid"], f"Deleted {key.kind.name} {key.name}, which is no longer needed")
+
+
+def _is_left_over(wanted: Body, found: Body) -> bool:
+    """Return whether only deleted resources of the same kind and name own an object."""
+    (mine,) = wanted["metadata"]["ownerReferences"]
+    owners = found["metadata"].get("ownerReferences") or ()
+    return bool(owners) and all(all(owner[part] == mine[part] for part in ("kind", "name")) for owner in owners)
 
 
 def is_live(pod: Body) -> bool:

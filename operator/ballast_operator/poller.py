@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
 
 from ballast_api.conditions import ConditionReason
 from ballast_log import Log
 from ballast_operator.addresses import Address, Addresses
-from ballast_operator.cluster import Cluster
 from ballast_operator.errors import ClusterRefused, ClusterUnavailable
 from ballast_operator.kinds import Key
 from ballast_operator.poll_result import PollResult, Problem, QueueSource
+from ballast_operator.redis_hosts import RedisHosts
 from ballast_queue.connection import Connection
-from ballast_queue.errors import QueueError, QueueForbidden, QueueUnavailable
+from ballast_queue.errors import HostNotAdmitted, LibraryUnfit, QueueError, QueueForbidden, QueueUnavailable
 from ballast_queue.redis_store import Queue
 
 log = Log(__name__)
@@ -25,36 +28,53 @@ TIMEOUT_SECONDS = 3.0
 MOST_THREADS = 8
 
 
+class Server(NamedTuple):
+    """A Redis, and the namespace whose Secret leads there; empty for the operator's own. Namespaces share nothing."""
+
+    namespace: str
+    address: Address
+
+
 @dataclass(slots=True)
 class _Polled:
     """One resource that is polled."""
 
     source: QueueSource
     result: PollResult | None = None
-    worked: Address | None = None
-    """The address of the last poll that succeeded."""
+    worked: Server | None = None
+    """The server of the last poll that succeeded."""
     may_be_outdated: bool = False
     """The Secret may have changed since it was read."""
     task: asyncio.Task[None] | None = None
+    soon: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set to poll before the interval ends."""
 
 
 class Poller:
     """The last poll of each resource. Belongs to one event loop; the polls run on a few threads."""
 
     def __init__(
-        self, cluster: Cluster, *, every_seconds: float, polled: Callable[[Key], None], outdated: Callable[[], None]
+        self,
+        addresses: Addresses,
+        hosts: RedisHosts,
+        *,
+        every_seconds: float,
+        polled: Callable[[Key], None],
+        outdated: Callable[[], None],
     ) -> None:
         """Prepare a poller.
 
         It calls `polled(key)` after each poll, and `outdated()` if the operator's own Secret may have changed.
         """
-        self._addresses = Addresses(cluster, least_seconds=every_seconds)
+        self._addresses = addresses
+        self._hosts = hosts
         self._every = every_seconds
         self._polled = polled
         self._outdated = outdated
         self._resources: dict[Key, _Polled] = {}
-        self._connections: dict[Address, Connection] = {}
-        self._unavailable: dict[Address, tuple[float, QueueError]] = {}
+        self._connections: dict[Server, Connection] = {}
+        self._unavailable: dict[Server, tuple[float, QueueError]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._threads = ThreadPoolExecutor(MOST_THREADS, "ballast-poll")
 
     def last(self, key: Key, source: QueueSource) -> PollResult:
@@ -69,6 +89,12 @@ class Poller:
             found.task = asyncio.get_running_loop().create_task(self._keep_polling(key, found))
         found.source = source
         return found.result or _failed(ConditionReason.PENDING, "workers and queue have not been polled yet")
+
+    def hurry(self, key: Key) -> None:
+        """Poll a resource now."""
+        found = self._resources.get(key)
+        if found is not None:
+            found.soon.set()
 
     def forget(self, key: Key) -> None:
         """Stop the polls of a resource that is gone."""
@@ -88,11 +114,15 @@ class Poller:
         while True:
             try:
                 of.result = await self._result(key, of)
-            except Exception as error:
-                log.exception("poll of Redis failed on an unexpected error", resource=str(key))
-                of.result = _failed(ConditionReason.REDIS_UNREACHABLE, f"the operator cannot poll Redis: {error}")
+            except Exception as error:  # noqa: BLE001 - its text may hold what a Secret or Redis contains
+                name = type(error).__name__
+                log.warning("poll of Redis failed on an unexpected error", resource=str(key), error=name)
+                of.result = _unusable(of.source)
             self._polled(key)
-            await asyncio.sleep(self._every)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._every):
+                    await of.soon.wait()
+            of.soon.clear()
 
     async def _result(self, key: Key, of: _Polled) -> PollResult:
         try:
@@ -104,14 +134,15 @@ class Poller:
             assert redis is not None, "only resources with a Redis are polled"
             missing = f"Secret {redis.secret_name} with the key {redis.url_key} does not exist; create it"
             return _failed(ConditionReason.NO_SECRET, missing)
+        server = Server("" if of.source.own is not None else key.namespace, address)
         try:
-            result = await self._poll(address, of)
-        except (QueueUnavailable, QueueForbidden) as error:
-            self._mark_outdated(of)
-            self._connections.pop(address, None)  # not closed, because another poll may still use it
-            return _failed(ConditionReason.REDIS_UNREACHABLE, str(error))
+            result = await self._poll(server, of)
         except QueueError as error:
-            return _failed(ConditionReason.REDIS_UNREACHABLE, str(error))
+            self._mark_outdated(of)
+            if isinstance(error, QueueUnavailable | QueueForbidden):
+                self._connections.pop(server, None)  # not closed, because another poll may still use it
+            log.info("poll of Redis failed", resource=str(key), error=type(error).__name__)
+            return _unusable(of.source, str(error) if isinstance(error, LibraryUnfit) else "")
         if of.result is not None and of.result.workers and not result.workers:
             self._mark_outdated(of)  # the workers may have followed the Secret to another Redis
         return result
@@ -124,19 +155,20 @@ class Poller:
         may_be_outdated, of.may_be_outdated = of.may_be_outdated, False
         return await self._addresses.of(namespace, redis, may_be_outdated=may_be_outdated)
 
-    async def _poll(self, address: Address, of: _Polled) -> PollResult:
-        """Poll at the Secret's address. If that fails, poll at the address of the last poll that succeeded."""
+    async def _poll(self, server: Server, of: _Polled) -> PollResult:
+        """Poll the Secret's server. If that fails, poll the server of the last poll that succeeded."""
+        self._loop = asyncio.get_running_loop()
         run, before = asyncio.get_running_loop().run_in_executor, of.worked
         try:
-            result = await run(self._threads, self._read, address, of.source.queue)
+            result = await run(self._threads, self._read, server, of.source.queue)
         except QueueError:
-            if before is None or before == address:
+            if before is None or before == server or before not in self._connections:
                 raise
             of.worked = None
             result = await run(self._threads, self._read, before, of.source.queue)
             of.worked = before
         else:
-            of.worked = address
+            of.worked = server
             if before is not None and not any(other.worked == before for other in self._resources.values()):
                 self._connections.pop(before, None)
         return result
@@ -146,28 +178,57 @@ class Poller:
             self._outdated()
         of.may_be_outdated = True
 
-    def _read(self, address: Address, name: str) -> PollResult:
+    def _read(self, server: Server, name: str) -> PollResult:
         """Poll one queue. Runs on a thread."""
-        queue = Queue(self._connection(address), name)
+        queue = Queue(self._connection(server), name)
         return PollResult(time.monotonic(), workers=tuple(queue.workers.statuses()), queue=queue.stats())
 
-    def _connection(self, address: Address) -> Connection:
+    def _admits(self, namespace: str, host: str) -> bool:
+        """Return whether the operator may connect to a host. Runs on a thread, before each connection."""
+        assert self._loop is not None, "polls begin on the event loop"
+        asked = asyncio.run_coroutine_threadsafe(self._hosts.admits(namespace, host), self._loop)
+        try:
+            return asked.result(TIMEOUT_SECONDS)
+        except (ClusterUnavailable, ClusterRefused, TimeoutError):
+            return False
+
+    def _connection(self, server: Server) -> Connection:
         """Return the connection that all resources of a Redis share. An unavailable Redis is not retried by each."""
-        unavailable = self._unavailable.get(address)
+        unavailable = self._unavailable.get(server)
         if unavailable is not None and time.monotonic() - unavailable[0] < self._every / 2:
             raise unavailable[1]
-        found = self._connections.get(address)
+        found = self._connections.get(server)
         if found is None:
             try:
                 found = Connection.open(
-                    address.url, username=None, password=address.password, socket_timeout=TIMEOUT_SECONDS
+                    server.address.url,
+                    username=None,
+                    password=server.address.password,
+                    socket_timeout=TIMEOUT_SECONDS,
+                    loads_functions=not server.namespace,
+                    admits=partial(self._admits, server.namespace) if server.namespace else None,
                 )
-            except (QueueUnavailable, QueueForbidden) as error:
-                self._unavailable[address] = time.monotonic(), error
+            except (QueueUnavailable, QueueForbidden, HostNotAdmitted) as error:
+                self._unavailable[server] = time.monotonic(), error
                 raise
-            self._unavailable.pop(address, None)
-            found = self._connections.setdefault(address, found)
+            self._unavailable.pop(server, None)
+            found = self._connections.setdefault(server, found)
         return found
+
+
+def _unusable(source: QueueSource, known: str = "") -> PollResult:
+    """Return one sentence for all failures: a URL must not become a way to find out what answers where.
+
+    `known` is a fixed sentence about a server that admitted the operator.
+    """
+    assert source.redis is not None, "only resources with a Redis are polled"
+    if known:
+        return _failed(ConditionReason.REDIS_UNREACHABLE, f"{known} (Secret {source.redis.secret_name})")
+    return _failed(
+        ConditionReason.REDIS_UNREACHABLE,
+        f"the operator cannot use the Redis of Secret {source.redis.secret_name}: it does not answer, refuses the "
+        "login, or the operator may not connect to the host of the URL. Check the Secret and the server",
+    )
 
 
 def _failed(reason: ConditionReason, message: str) -> PollResult:

@@ -16,6 +16,7 @@ import kopf
 
 from ballast_log import Log
 from ballast_operator import handlers, inference_deployment
+from ballast_operator.addresses import Addresses
 from ballast_operator.cache import Cache
 from ballast_operator.cluster import Cluster
 from ballast_operator.context import OperatorContext
@@ -26,9 +27,12 @@ from ballast_operator.lease import Leadership
 from ballast_operator.metrics import Metrics
 from ballast_operator.poller import Poller
 from ballast_operator.reconcile import Reconciler
+from ballast_operator.redis_hosts import RedisHosts
+from ballast_operator.releases import Releases
 from ballast_operator.resource_type import ResourceType
+from ballast_operator.secret_grants import SecretGrants
 from ballast_operator.settings import OperatorSettings
-from ballast_operator.streams import survive_deleted_kinds
+from ballast_operator.streams import Streams
 from ballast_operator.web import Web
 
 log = Log(__name__)
@@ -55,7 +59,7 @@ async def run(settings: OperatorSettings, types: Sequence[ResourceType[Any]] = R
         loop.add_signal_handler(number, stop.set)
     async with Cluster(observe_call=metrics.observe_call) as cluster:
         operator = Operator(settings, types, cluster, metrics, stop)
-        web = Web(metrics, is_alive=operator.is_alive, refresh=operator.refresh)
+        web = Web(metrics, is_alive=operator.is_alive, unready=operator.unready, refresh=operator.refresh)
         await web.start(settings.host, settings.port)
         lease = Key(LEASE, settings.namespace, settings.lease_name)
         leadership = Leadership(cluster, lease, settings.identity, seconds=time.monotonic)
@@ -94,23 +98,48 @@ class Operator:
             max_concurrent=settings.max_concurrent_reconciles,
             failed=lambda error: metrics.errors.labels(type(error).__name__).inc(),
         )
+        self._grants = SecretGrants(
+            cluster, is_required=settings.require_secret_label, least_seconds=settings.poll_seconds
+        )
+        self._releases = Releases(cluster, settings.release or f"{settings.namespace}/{settings.lease_name}")
         self._poller = Poller(
-            cluster,
+            Addresses(cluster, least_seconds=settings.poll_seconds, only_allowed=settings.require_secret_label),
+            RedisHosts(cluster, [host.strip() for host in settings.redis_hosts.split(",") if host.strip()]),
             every_seconds=settings.poll_seconds,
             polled=self._controller.add,
             outdated=self._secret_outdated.set,
         )
         self._context = OperatorContext(image=settings.worker_image, runbooks=settings.runbook_base_url or None)
         self._caches = {found.kind: Cache(found.kind, found.label) for found in types}
-        self._reconcilers: dict[Kind, Reconciler[Any]] = {
-            found.kind: Reconciler(found, cluster, self._caches[found.kind], self._poller, self._context)
-            for found in types
-        }
+        self._reconcilers: dict[Kind, Reconciler[Any]] = {found.kind: self._reconciler(found) for found in types}
+        self._streams = Streams(handlers.watched(types), self._relisted.set)
         self._parts: list[asyncio.Task[object]] = []
+
+    def _reconciler(self, resource_type: ResourceType[Any]) -> Reconciler[Any]:
+        return Reconciler(
+            resource_type,
+            self._cluster,
+            self._caches[resource_type.kind],
+            poller=self._poller,
+            grants=self._grants,
+            releases=self._releases,
+            context=self._context,
+        )
 
     def is_alive(self) -> bool:
         """Return whether every part runs, or this replica is on standby."""
         return not any(part.done() for part in self._parts)
+
+    def unready(self) -> str:
+        """Return why this replica does not reconcile; empty if it does, or is on standby."""
+        if not self.is_alive():
+            return "a part of the operator has stopped"
+        missing = ", ".join(self._streams.missing) if self._parts else ""
+        return (
+            f"not watched: {missing}; a kind that does not exist is watched when its CRD is installed"
+            if missing
+            else ""
+        )
 
     def refresh(self) -> None:
         """Update the gauges."""
@@ -119,6 +148,7 @@ class Operator:
             phases = Counter(figures.phase for figures in reconciler.figures.values())
             for phase in ("Ready", "Progressing", "NotReady", "Degraded"):
                 self._metrics.resources.labels(kind.name, phase).set(phases[phase])
+            self._metrics.foreign.labels(kind.name).set(len(reconciler.foreign))
             for key, figures in reconciler.figures.items():
                 if figures.desired is not None:
                     labels = kind.name, key.namespace, key.name
@@ -165,7 +195,7 @@ class Operator:
             self._poller.close()
 
     async def _watch(self, stop: asyncio.Event) -> None:
-        survive_deleted_kinds(self._relisted.set)
+        self._streams.install()
         listener = handlers.Listener(
             add=self._controller.add, relisted=self._relisted.set, kinds_changed=self._kinds_changed.set
         )
@@ -186,6 +216,7 @@ class Operator:
     async def _keep_auditing(self) -> None:
         """Compare caches and cluster at an interval, and soon after a watch listed its objects again."""
         self._relisted.clear()
+        looked = time.monotonic()
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.audit_seconds):
@@ -194,6 +225,9 @@ class Operator:
             self._relisted.clear()
             try:
                 await self._audit()
+                if time.monotonic() - looked >= self._settings.audit_seconds:
+                    looked = time.monotonic()
+                    await self._audit_unwatched()
             except (ClusterUnavailable, ClusterRefused) as error:
                 log.warning("audit not finished", error=str(error))
 
@@ -206,6 +240,19 @@ class Operator:
                     log.info("an audit found a deletion", kind=kind.name, resource=str(key))
                     self._controller.add(key)
         await self._read_kinds()
+
+    async def _audit_unwatched(self) -> None:
+        """Check what no watch shows: Secrets that resources name or have as children, and other releases."""
+        self._grants.forget(key.namespace for cache in self._caches.values() for key in cache.resources)
+        if await self._grants.audit():
+            for key in (key for cache in self._caches.values() for key in cache.resources):
+                self._controller.add(key)
+        for reconciler in self._reconcilers.values():
+            for key in reconciler.foreign:
+                self._controller.add(key)
+            for key in await reconciler.audit_secrets():
+                log.info("an audit found a Secret that is missing or changed", resource=str(key))
+                self._controller.add(key)
 
     async def _read_kinds(self) -> None:
         self._use(replace(self._context, kinds=await self._optional_kinds()))
@@ -277,7 +324,7 @@ class Operator:
 
 
 async def _first(wanted: Coroutine[Any, Any, object], stop: Coroutine[Any, Any, object]) -> bool:
-    """Wait for the first of two coroutines. Return whether it was `wanted`."""
+    """Wait until one of two coroutines ends. Return whether `wanted` ended without an error."""
     tasks = [asyncio.create_task(wanted), asyncio.create_task(stop)]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Generic
 
@@ -17,21 +19,42 @@ from ballast_operator.cache import Cache
 from ballast_operator.cluster import Cluster
 from ballast_operator.context import OperatorContext
 from ballast_operator.drift import drift
-from ballast_operator.errors import ClusterUnavailable, Conflict, Invalid, ObjectNotFound, OperatorError
+from ballast_operator.errors import (
+    ClusterRefused,
+    ClusterUnavailable,
+    Conflict,
+    Invalid,
+    NameTaken,
+    ObjectNotFound,
+)
 from ballast_operator.events import event
-from ballast_operator.kinds import DEPLOYMENT, SECRET, Body, Key
-from ballast_operator.plan import Apply, ChildrenPlan, ClusterSnapshot
+from ballast_operator.kinds import CONFIG_MAP, DEPLOYMENT, SECRET, Body, Key
+from ballast_operator.plan import Apply, ChildrenPlan, ClusterSnapshot, is_live, is_owned
 from ballast_operator.poll_result import PollResult, Problem
 from ballast_operator.poller import Poller
+from ballast_operator.releases import Releases
 from ballast_operator.resource_type import ConditionInput, ConditionValue, R, ResourceType
 from ballast_operator.scaling import History, scale
+from ballast_operator.secret_grants import SecretGrants
 
 log = Log(__name__)
 
-OWNED_BY_OTHERS = "Apply failed with"
-"""How the API server's message begins if other managers own fields. Other conflicts are transient."""
 REFUSED_AGAIN_SECONDS = 300.0
 """A manifest that the API server refused is sent again after this time, or when it changes."""
+NAME_AGAIN_SECONDS = 10.0
+"""The same time if an object of another owner has the name. No watch shows the deletion of this object."""
+POLL_WITHIN_SECONDS, HURRY_SECONDS = 5.0, 0.5
+"""A resource becomes ready with the figures of its workers, or without them after the first time."""
+MOUNTED = frozenset({SECRET, CONFIG_MAP})
+"""Kinds of children that pods mount by name."""
+PATIENCE = 2
+"""A write that failed this number of times in a row is reported."""
+WAITING = frozenset({"ContainerCreating", "PodInitializing", "CreateContainerConfigError"})
+SECRETS_AGAIN_SECONDS = 15.0
+"""Interval of checks of the resource's Secrets while a pod cannot start."""
+
+
+Failure = ClusterUnavailable | ClusterRefused
 
 
 @dataclass(slots=True)
@@ -43,7 +66,17 @@ class _Memory(Generic[R]):
     unsettled: report.Unsettled = field(default_factory=dict)
     tolerated: dict[str, frozenset[str]] = field(default_factory=dict)
     refused: dict[str, tuple[float, Problem]] = field(default_factory=dict)
-    """By the hash of a manifest: time and problem."""
+    """By the hash of a manifest: when to send it again, and the problem."""
+    failures: Counter[str] = field(default_factory=Counter)
+    """By the hash of a manifest, or empty for the whole reconciliation: failures in a row."""
+    secrets: dict[Key, str] = field(default_factory=dict)
+    """The resourceVersion of each Secret as it was written."""
+    lost: set[Key] = field(default_factory=set)
+    """Secrets that must be written again."""
+    awaited: float = 0.0
+    """When the resource became ready without the figures of its workers."""
+    checked: float = 0.0
+    """When its Secrets were last checked."""
     parsed: tuple[str, R] | None = None
     """The resource at a resourceVersion."""
     settled: tuple[tuple[str, int, OperatorContext], ChildrenPlan] | None = None
@@ -68,25 +101,51 @@ class Reconciler(Generic[R]):
     """Makes the cluster match the resources of one type."""
 
     def __init__(
-        self, resource_type: ResourceType[R], cluster: Cluster, cache: Cache, poller: Poller, context: OperatorContext
+        self,
+        resource_type: ResourceType[R],
+        cluster: Cluster,
+        cache: Cache,
+        *,
+        poller: Poller,
+        grants: SecretGrants,
+        releases: Releases,
+        context: OperatorContext,
     ) -> None:
         self.context = context
         """It is replaced as a whole when something changes. Every resource is reconciled then."""
         self.figures: dict[Key, Figures] = {}
+        self.foreign: dict[Key, str] = {}
+        """Resources that another release reconciles, and the name of this release."""
         self._type = resource_type
         self._cluster = cluster
         self._cache = cache
         self._poller = poller
+        self._grants = grants
+        self._releases = releases
         self._memories: dict[Key, _Memory[R]] = {}
 
     async def reconcile(self, key: Key) -> float | None:
         """Reconcile one resource. Return the seconds after which to do so again; None: each event or poll does."""
+        try:
+            again = await self._reconcile(key)
+        except (ClusterUnavailable, ClusterRefused) as error:
+            await self._report_failure(key, error)
+            raise
+        if key in self._memories:
+            self._memories[key].failures.clear()
+        return again
+
+    async def _reconcile(self, key: Key) -> float | None:
         body = self._cache.resources.get(key)
         if body is None:
             self._forget(key)
             return None
         if body["metadata"].get("deletionTimestamp"):
             return None  # Kubernetes deletes its children, and the operator sets no finalizers
+        claimed = await self._claim(key, body)
+        if claimed is None:
+            return None
+        body = claimed
         memory = self._memory(key, body["metadata"]["uid"])
         try:
             resource = self._read(body, memory)
@@ -94,6 +153,11 @@ class Reconciler(Generic[R]):
             message = "; ".join(error.problems)[:1000]
             await self._report_degraded(key, body, ConditionValue("True", ConditionReason.INVALID_SPEC, message))
             return None
+        refusal = await self._grants.refusal(key.namespace, self._type.named_secrets(resource))
+        if refusal is not None:
+            self._poller.forget(key)
+            await self._report_degraded(key, body, refusal)
+            return self._grants.least_seconds
         blocked = self._type.blocked(resource, self.context)
         if blocked is not None:
             await self._report_degraded(key, body, blocked)
@@ -102,15 +166,45 @@ class Reconciler(Generic[R]):
         poll = None
         if source is not None:
             poll = self._poller.last(key, source).only_workers_in(self._cache.pods(key))
+        await self._check_secrets_of_waiting_pods(key, resource, memory)
         scaling = await self._scale(key, body, resource, poll, memory)
         wanted = self._plan(key, resource, poll, memory)
-        refused = await self._execute(key, resource.metadata, wanted, memory)
+        refused, failed = await self._execute(key, resource.metadata, wanted, memory)
+        if failed is not None and refused is None:
+            raise failed
         given = ConditionInput(resource, self._snapshot(key, memory), wanted, poll, time.monotonic(), refused)
         again = await self._report(key, body, given, scaling, memory)
-        return REFUSED_AGAIN_SECONDS if refused and again is None else again
+        if failed is not None:
+            raise failed
+        if refused and again is None:
+            return NAME_AGAIN_SECONDS if refused.reason is ConditionReason.NAME_TAKEN else REFUSED_AGAIN_SECONDS
+        return again
+
+    async def _claim(self, key: Key, body: Body) -> Body | None:
+        """Return the resource with this release in its status; None if another release reconciles the resource."""
+        status = self._type.read_status(body.get("status") or {})
+        if status.operator != self._releases.own:
+            if not await self._releases.may_claim(status.operator):
+                if self.foreign.get(key) != status.operator:
+                    log.warning("another release reconciles the resource", resource=str(key), release=status.operator)
+                self._forget(key)
+                self.foreign[key] = status.operator
+                return None
+            metadata = Metadata.model_validate(body["metadata"])
+            wanted = status.model_copy(update={"operator": self._releases.own})
+            manifest = report.status_manifest(key.kind, metadata, wanted)
+            manifest["metadata"]["resourceVersion"] = body["metadata"]["resourceVersion"]
+            try:
+                body = await self._cluster.apply_status(key, manifest)
+            except (Conflict, ObjectNotFound):
+                return None  # the resource has changed, and an event follows
+            self._cache.put(key.kind, body)
+        self.foreign.pop(key, None)
+        return body
 
     def _snapshot(self, key: Key, memory: _Memory[R]) -> ClusterSnapshot:
-        return ClusterSnapshot(memory.uid, self._cache.children(key), self._cache.pods(key), memory.tolerated)
+        children, pods = self._cache.children(key), self._cache.pods(key)
+        return ClusterSnapshot(memory.uid, children, pods, memory.tolerated, frozenset(memory.lost))
 
     def _plan(self, key: Key, resource: R, poll: PollResult | None, memory: _Memory[R]) -> ChildrenPlan:
         """Return what must be written.
@@ -119,7 +213,7 @@ class Reconciler(Generic[R]):
         """
         version = memory.parsed[0] if memory.parsed is not None else ""
         read = version, self._cache.revision(key), self.context
-        if memory.settled is not None and memory.settled[0] == read:
+        if memory.settled is not None and memory.settled[0] == read and not memory.lost:
             return memory.settled[1]
         wanted = self._type.plan(resource, self._snapshot(key, memory), self.context, poll)
         memory.settled = None if wanted else (read, wanted)
@@ -147,24 +241,32 @@ class Reconciler(Generic[R]):
             self._post(resource.metadata, "Scaled", message)
         return ScalingStatus(replicas=decision.replicas, because=decision.because[:1024])
 
-    async def _execute(self, key: Key, metadata: Metadata, wanted: ChildrenPlan, memory: _Memory[R]) -> Problem | None:
-        """Write the plan. Return the first child that the API server refused."""
+    async def _execute(
+        self, key: Key, metadata: Metadata, wanted: ChildrenPlan, memory: _Memory[R]
+    ) -> tuple[Problem | None, Failure | None]:
+        """Write the plan. Return the first problem to report, and the first failure, after which to try again."""
         for step in wanted.costs:
             await self._cluster.annotate(step.key, step.annotations)
         refused: Problem | None = None
-        failed: OperatorError | None = None
+        failed: Failure | None = None
         done: list[str] = []
         for apply in wanted.apply:
             try:
                 problem = await self._apply(apply, memory)
-            except (ClusterUnavailable, Conflict) as error:
+            except (ClusterUnavailable, ClusterRefused) as error:
                 if isinstance(error, ClusterUnavailable) and not error.is_about_one:
                     raise
                 failed = failed or error  # the other children do not depend on this one
-                continue
-            refused = refused or problem
-            if problem is None:
-                done.append(apply.because)
+                refused = refused or _failure(error, apply.manifest["metadata"]["annotations"][SPEC_HASH], memory)
+            else:
+                refused = refused or problem
+                if problem is None:
+                    done.append(apply.because)
+                    continue
+            if apply.key.kind == SECRET:
+                memory.lost.add(apply.key)
+            if apply.key.kind in MOUNTED:
+                break  # no pod may start with an object of another owner, or with an old one
         for gone in wanted.delete:
             await self._cluster.delete(gone.key, gone.uid)
             done.append(gone.because)
@@ -173,18 +275,17 @@ class Reconciler(Generic[R]):
         if done:
             log.info("applied", resource=str(key), because=done)
             self._post(metadata, "Applied", "; ".join(done))
-        if failed is not None:
-            raise failed
-        return refused
+        return refused, failed
 
     async def _apply(self, step: Apply, memory: _Memory[R]) -> Problem | None:
         marker = step.manifest["metadata"]["annotations"][SPEC_HASH]
         known = memory.refused.get(marker)
-        if known is not None and time.monotonic() - known[0] < REFUSED_AGAIN_SECONDS:
+        if known is not None and time.monotonic() < known[0]:
             return known[1]
         kind, name = step.key.kind, step.key.name
+        again = REFUSED_AGAIN_SECONDS
         try:
-            answer = await self._write_child(step)
+            answer = await self._write_child(step, memory.uid)
         except Invalid as error:
             problem = Problem(
                 ConditionReason.INVALID_POD, f"the API server refused {kind.name} {name}: {error.message}"
@@ -193,31 +294,47 @@ class Reconciler(Generic[R]):
             if not kind.is_optional:
                 raise
             return None  # the kind was deleted, and the next audit finds that
-        except Conflict as error:
-            if step.force or OWNED_BY_OTHERS not in error.message:
-                raise
-            message = (
-                f"{kind.name} {name} exists and Ballast does not own it; rename it or this resource ({error.message})"
-            )
-            problem = Problem(ConditionReason.NAME_TAKEN, message)
+        except NameTaken as error:
+            problem, again = Problem(ConditionReason.NAME_TAKEN, str(error)), NAME_AGAIN_SECONDS
         else:
             memory.refused.pop(marker, None)
-            if kind != SECRET:
+            memory.failures.pop(marker, None)
+            if kind == SECRET:
+                memory.secrets[step.key] = answer["metadata"]["resourceVersion"]
+                memory.lost.discard(step.key)
+            else:
                 self._cache.put(kind, answer)
                 self._tolerate(step, answer, marker, memory)
             return None
-        memory.refused[marker] = (time.monotonic(), problem)
+        memory.refused[marker] = (time.monotonic() + again, problem)
         log.warning("refused by the API server", kind=kind.name, name=name, because=problem.message)
         return problem
 
-    async def _write_child(self, step: Apply) -> Body:
+    async def _write_child(self, step: Apply, owner: str) -> Body:
+        """Create an object, or change the resource's own.
+
+        Raises:
+            NameTaken: the object exists, and the resource does not own it.
+        """
+        uid = step.uid
+        if uid is None:
+            try:
+                return await self._cluster.apply(step.key, step.manifest, uid=None)
+            except Conflict:
+                # The cache does not show an object that was created just now, or that lost its labels.
+                found = await self._cluster.metadata(step.key)
+                if found is None or found["metadata"].get("deletionTimestamp"):
+                    raise
+                if not is_owned(found, owner):
+                    raise NameTaken(f"{step.key.kind.name} {step.key.name}") from None
+                uid = str(found["metadata"]["uid"])
         try:
-            return await self._cluster.apply(step.key, step.manifest, force=step.force)
+            return await self._cluster.apply(step.key, step.manifest, uid=uid)
         except Invalid:
             # A Service whose port was changed would get two ports of the same name, so its lists are replaced.
             if not step.is_repair:
                 raise
-        return await self._cluster.overwrite(step.key, step.manifest)
+        return await self._cluster.overwrite(step.key, step.manifest, uid=uid)
 
     @staticmethod
     def _tolerate(step: Apply, answer: Body, marker: str, memory: _Memory[R]) -> None:
@@ -234,10 +351,15 @@ class Reconciler(Generic[R]):
         metadata, before = given.resource.metadata, given.resource.status
         values, memory.unsettled = report.settle(self._type.conditions(given), before, memory.unsettled, given.now)
         reported = report.conditions(values, before, generation=metadata.generation, now=time.time())
-        status = self._type.status(given, reported, scaling)
+        status = self._type.status(given, reported, scaling).model_copy(update={"operator": self._releases.own})
         self._count(key, body, status)
         if status == before:
             return None
+        if self._type.awaits_poll(given, status):
+            memory.awaited = memory.awaited or given.now
+            if given.now - memory.awaited < POLL_WITHIN_SECONDS:
+                self._poller.hurry(key)
+                return HURRY_SECONDS
         wait = report.delay(
             before, status, given.poll, seen=given.now - memory.since, written=given.now - memory.written
         )
@@ -268,6 +390,40 @@ class Reconciler(Generic[R]):
         if status != before:
             await self._write(key, metadata, before, status)
 
+    async def _report_failure(self, key: Key, error: Failure) -> None:
+        """Report a reconciliation that failed several times in a row, unless the failure of a child is reported."""
+        memory, body = self._memories.get(key), self._cache.resources.get(key)
+        if memory is None or body is None or (isinstance(error, ClusterUnavailable) and not error.is_about_one):
+            return
+        problem = _failure(error, "", memory)
+        if problem is not None:
+            with contextlib.suppress(ClusterUnavailable, ClusterRefused):
+                await self._report_degraded(key, body, ConditionValue("True", problem.reason, problem.message))
+
+    async def audit_secrets(self) -> list[Key]:
+        """Check the Secrets of every resource. Return the resources to reconcile."""
+        found = []
+        for key, memory in list(self._memories.items()):
+            if memory.parsed is not None and await self._check_secrets(memory.parsed[1], memory):
+                found.append(key)
+        return found
+
+    async def _check_secrets(self, resource: R, memory: _Memory[R]) -> bool:
+        """Find out which Secrets of a resource must be written again. Return whether there are any."""
+        memory.checked = time.monotonic()
+        for secret in self._type.secrets(resource, self.context):
+            found = await self._cluster.metadata(secret)
+            # A former process may have written it. To write it again changes nothing then.
+            if found is None or found["metadata"]["resourceVersion"] != memory.secrets.get(secret):
+                memory.lost.add(secret)
+        return bool(memory.lost)
+
+    async def _check_secrets_of_waiting_pods(self, key: Key, resource: R, memory: _Memory[R]) -> None:
+        """Check the Secrets without waiting for an audit while a pod cannot start: it may wait for one of them."""
+        is_waiting = any(map(_is_waiting, self._cache.pods(key)))
+        if is_waiting and time.monotonic() - max(memory.checked, memory.since) >= SECRETS_AGAIN_SECONDS:
+            await self._check_secrets(resource, memory)
+
     def _count(self, key: Key, body: Body, status: ResourceStatus) -> None:
         self.figures[key] = Figures(phase(status), _replicas(body), getattr(status, "ready_replicas", 0))
 
@@ -285,6 +441,7 @@ class Reconciler(Generic[R]):
     def _forget(self, key: Key) -> None:
         self._memories.pop(key, None)
         self.figures.pop(key, None)
+        self.foreign.pop(key, None)
         self._poller.forget(key)
 
     def _read(self, body: Body, memory: _Memory[R]) -> R:
@@ -292,6 +449,20 @@ class Reconciler(Generic[R]):
         if memory.parsed is None or memory.parsed[0] != version:
             memory.parsed = (version, self._type.read(body))
         return memory.parsed[1]
+
+
+def _failure(error: Failure, marker: str, memory: _Memory[R]) -> Problem | None:
+    """Count a failure. Return a problem if it is to be reported."""
+    memory.failures[marker] += 1
+    return Problem(ConditionReason.NOT_APPLIED, str(error)) if memory.failures[marker] >= PATIENCE else None
+
+
+def _is_waiting(pod: Body) -> bool:
+    """Return whether a container of a pod waits to be created."""
+    status = pod.get("status") or {}
+    containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+    waiting = ((each.get("state") or {}).get("waiting") or {} for each in containers)
+    return is_live(pod) and any(each.get("reason") in WAITING for each in waiting)
 
 
 def _replicas(body: Body) -> int | None:

@@ -25,7 +25,7 @@ MEASURED = frozenset(
     {ConditionType.OFFLINE_RESERVATION_SATISFIED, ConditionType.SLO_MET, ConditionType.DEADLINE_AT_RISK}
 )
 """Conditions that depend on figures, which fluctuate."""
-COUNTS = ("replicas", "ready_replicas", "updated_replicas", "conditions")
+COUNTS = ("replicas", "ready_replicas", "updated_replicas", "workers", "conditions")
 """Fields of a status that change while a rollout proceeds."""
 S = TypeVar("S", bound=ResourceStatus)
 

@@ -13,7 +13,7 @@ from ballast_api.conditions import ConditionReason, ConditionType
 from ballast_api.inference_deployment import Metadata, Scaling
 from ballast_api.status import Condition, ResourceStatus, ScalingStatus
 from ballast_operator.context import OperatorContext
-from ballast_operator.kinds import DEPLOYMENT, Body, Kind
+from ballast_operator.kinds import DEPLOYMENT, Body, Key, Kind
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot, is_live
 from ballast_operator.poll_result import PollResult, Problem, QueueSource
 
@@ -107,7 +107,13 @@ class ResourceType(Generic[R]):
     """Build the status to report from its conditions and the last scaling decision."""
     blocked: Callable[[R, OperatorContext], ConditionValue | None] = lambda _resource, _context: None
     """Return why the resource must stay unchanged for now, as the value of `Degraded`."""
+    named_secrets: Callable[[R], tuple[str, ...]] = lambda _resource: ()
+    """Return the names of the Secrets that the resource names, which need the label `ballast.dev/allow`."""
+    secrets: Callable[[R, OperatorContext], tuple[Key, ...]] = lambda _resource, _context: ()
+    """Return the Secrets among its children, which no watch shows."""
     source: Callable[[R, OperatorContext], QueueSource | None] = lambda _resource, _context: None
     """Return where its workers report; None if the type has no workers."""
+    awaits_poll: Callable[[ConditionInput[R], ResourceStatus], bool] = lambda _given, _status: False
+    """Return whether a status lacks figures that the next poll will probably have."""
     scaling: Callable[[R], Scaling | None] = lambda _resource: None
     """Return its scaling settings; None if the operator must not change its replicas."""

@@ -27,9 +27,20 @@ class OperatorSettings(BaseModel):
     """Name of this replica in the Lease. The default is host name and process id."""
     lease_name: str = Field(default="ballast-operator", min_length=1)
     """Name of the Lease. Replicas that share a Lease form one operator."""
+    release: str = ""
+    """Name of this release in the status of the resources that it reconciles. The default is the namespace and the name
+    of the Lease, as `NAMESPACE/NAME`."""
     redis_secret: str = ""
     """Secret in the operator's namespace with `url` and `password` of the Redis for resources that name none. If it is
     empty, there is no such Redis. While the Secret is missing, those resources are `Degraded` and do not change."""
+    redis_hosts: str = ""
+    """Names of the hosts to which the operator connects if the Secret of a resource names them, separated by commas;
+    `*` stands for any characters. It also connects to Services with a selector in the namespace of the resource, and to
+    its own Redis."""
+    require_secret_label: bool = True
+    """Resources may name only Secrets with the label `ballast.dev/allow: "true"`. Set it to false only while you label
+    the Secrets of existing resources: an account that may create resources can then read every Secret of its
+    namespace."""
     runbook_base_url: str = Field(default="", pattern="^(|https?://.+)$")
     """URL of the runbook pages. Alerts link to them; without it they have no `runbook_url`."""
     max_concurrent_reconciles: int = Field(default=16, ge=1, le=100)

@@ -1,46 +1,115 @@
-"""Makes Kopf's watches survive the deletion of the kind that they watch.
+"""Makes Kopf's watches survive that a kind comes and goes, and shows which kinds are watched.
 
 A watch may get a 404 before Kopf learns that the CRD was deleted. Kopf treats that as fatal and ends. It has no setting
 and no public name for this, so this module replaces one private function of Kopf. Starting Kopf again is not enough:
 when Kopf ends, it cancels every task that began after it, those of the operator included.
+
+Kopf asks the API server for its kinds once after each event of a CRD. The API server may list a new kind only later,
+and no event follows. So the watch of the CRDs repeats the last event of a CRD until its kind is watched.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from kopf._cogs.clients import watching
 from kopf._cogs.clients.errors import APINotFoundError
 
 from ballast_log import Log
+from ballast_operator.kinds import CRD, Body, Kind
 
 log = Log(__name__)
 
 RETRY_SECONDS = 3.0
-"""Delay before a watch without a kind is tried again. Kopf ends the watch when it learns that the CRD is gone."""
+"""Delay before a watch without a kind is tried again, and before an event of a CRD is repeated."""
 
 _continuous_watch = watching.continuous_watch
 
 
-def survive_deleted_kinds(relisted: Callable[[], None]) -> None:
-    """Make every watch of this process that gets a 404 wait and try again.
+class Streams:
+    """The watches of this process."""
 
-    `relisted` is called then: the next list does not show the objects that were deleted in between.
-    """
+    def __init__(self, kinds: Sequence[Kind], relisted: Callable[[], None]) -> None:
+        """Prepare for the watches of `kinds`.
 
-    async def patient_watch(*, resource: Any, **more: Any) -> AsyncIterator[Any]:
-        is_gone = False
+        `relisted` is called when a watch ends because its kind is gone: the next list does not show which objects were
+        deleted in between.
+        """
+        self._kinds = kinds
+        self._relisted = relisted
+        self._watched: set[tuple[str, str]] = set()
+        """Group and plural of each kind whose objects were listed and are watched."""
+        self._crds: dict[tuple[str, str], Body] = {}
+        """The CRDs of `kinds` that exist."""
+
+    def install(self) -> None:
+        """Make every watch of this process use this object."""
+
+        def watch(*, resource: Any, **more: Any) -> AsyncIterator[Any]:
+            stream = self._patient(resource, more)
+            return self._repeating(stream) if resource.plural == CRD.plural else stream
+
+        watching.continuous_watch = watch
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Return the names of the kinds that must be watched and are not."""
+        return tuple(
+            kind.name for kind in self._kinds if not kind.is_optional and (kind.group, kind.plural) not in self._watched
+        )
+
+    async def _patient(self, resource: Any, more: dict[str, Any]) -> AsyncIterator[Any]:
+        key, is_gone = (resource.group, resource.plural), False
         try:
             async for event in _continuous_watch(resource=resource, **more):
+                if event is watching.Bookmark.LISTED:
+                    self._watched.add(key)
                 yield event
         except APINotFoundError:
             is_gone = True
+        except (asyncio.CancelledError, GeneratorExit):
+            self._relisted()
+            raise
+        finally:
+            self._watched.discard(key)
         if is_gone:
             log.info("the kind does not exist, so its watch waits", kind=str(resource))
             yield watching.Bookmark.LISTED  # Kopf waits for the first list of each kind
             await asyncio.sleep(RETRY_SECONDS)
-            relisted()
+            self._relisted()
 
-    watching.continuous_watch = patient_watch
+    async def _repeating(self, stream: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        """Yield the events of the CRDs, and repeat them while their kinds are not watched."""
+        self._crds.clear()
+        following = asyncio.ensure_future(anext(stream))
+        try:
+            while True:
+                await asyncio.wait([following], timeout=RETRY_SECONDS)
+                if not following.done():
+                    for crd in [body for key, body in self._crds.items() if key not in self._watched]:
+                        yield {"type": "MODIFIED", "object": crd}
+                    continue
+                try:
+                    event = following.result()
+                except StopAsyncIteration:
+                    return
+                self._remember(event)
+                yield event
+                following = asyncio.ensure_future(anext(stream))
+        finally:
+            following.cancel()
+            with contextlib.suppress(asyncio.CancelledError, StopAsyncIteration):
+                await following
+
+    def _remember(self, event: Any) -> None:
+        if not isinstance(event, dict) or "spec" not in event["object"]:
+            return  # a bookmark
+        spec = event["object"]["spec"]
+        key = spec["group"], spec["names"]["plural"]
+        if event["type"] == "DELETED":
+            self._crds.pop(key, None)
+        elif any(key == (kind.group, kind.plural) for kind in self._kinds):
+            self._crds[key] = event["object"]

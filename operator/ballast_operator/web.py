@@ -15,10 +15,22 @@ log = Log(__name__)
 class Web:
     """An HTTP server for the kubelet and Prometheus."""
 
-    def __init__(self, metrics: Metrics, *, is_alive: Callable[[], bool], refresh: Callable[[], None]) -> None:
-        """Prepare a server. It calls `refresh` before each scrape, to update the gauges."""
+    def __init__(
+        self,
+        metrics: Metrics,
+        *,
+        is_alive: Callable[[], bool],
+        unready: Callable[[], str],
+        refresh: Callable[[], None],
+    ) -> None:
+        """Prepare a server.
+
+        It calls `refresh` before each scrape, to update the gauges. `unready` returns why the process is not ready, or
+        an empty text.
+        """
         self._metrics = metrics
         self._is_alive = is_alive
+        self._unready = unready
         self._refresh = refresh
         self._runner: web.AppRunner | None = None
 
@@ -27,7 +39,7 @@ class Web:
         app = web.Application()
         app.router.add_get("/metrics", self._scrape)
         app.router.add_get("/healthz", self._health)
-        app.router.add_get("/readyz", self._health)
+        app.router.add_get("/readyz", self._readiness)
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port)
@@ -44,6 +56,10 @@ class Web:
     async def _scrape(self, _: web.Request) -> web.Response:
         self._refresh()
         return web.Response(body=self._metrics.text(), content_type="text/plain", charset="utf-8")
+
+    async def _readiness(self, _: web.Request) -> web.Response:
+        why = self._unready()
+        return web.Response(status=503, text=f"{why}\n") if why else web.Response(text="ok\n")
 
     async def _health(self, _: web.Request) -> web.Response:
         if self._is_alive():

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from every_field import BY_SCALING, EVERYTHING, REFUSED, SPEC, changed, everything
+from queue_objects import make_status
 
 from ballast_api import crd
 from ballast_api.inference_deployment import InferenceDeployment, Scaling
@@ -30,7 +31,7 @@ from ballast_operator.resource_type import ConditionInput
 from ballast_operator.scaling import History, scale
 from ballast_policy.snapshot import PolicyConfig
 from ballast_queue.job import RequestCounts
-from ballast_queue.status import ClassLoad, QueueStats, WorkerStatus
+from ballast_queue.status import ClassLoad, QueueStats
 from ballast_worker import settings
 
 TESTS = Path(__file__).parents[1]
@@ -66,10 +67,8 @@ def polls() -> Iterator[tuple[float, PollResult]]:
     for minute in range(240):
         online = 40 if 10 <= minute < 60 else 0
         depth = 900 if 90 <= minute < 120 else 0
-        worker = WorkerStatus(
-            worker_id="w", address="http://10.0.0.1:8000", at=minute * 60, model="m", slots=16, batch_ceiling=8,
-            kv_blocks_total=1, kv_blocks_free=1, online=ClassLoad(running=online), offline=ClassLoad(reserved=2),
-        )  # fmt: skip
+        loads = {"online": ClassLoad(running=online), "offline": ClassLoad(reserved=2)}
+        worker = make_status(at=minute * 60, slots=16, **loads)
         counts = RequestCounts(waiting=depth)
         queue = QueueStats(at=0, items=counts, inbox=0, oldest_waiting_seconds=0, dead_letters=0, jobs={})
         for second in (0, 20, 40):
@@ -162,12 +161,13 @@ def test_equal_resources_have_equal_objects() -> None:
 def test_every_field_of_the_status_is_reported() -> None:
     resource = InferenceDeployment.read(EVERYTHING | {"metadata": {"name": "all", "generation": 3}}, "here")
     counts = {"replicas": 2, "readyReplicas": 2, "updatedReplicas": 1, "observedGeneration": 1}
-    deployment = {"metadata": {"generation": 1}, "spec": {}, "status": counts}
+    deployment = {"metadata": {"generation": 1, "ownerReferences": [{"uid": "1"}]}, "spec": {}, "status": counts}
     now, poll = next((now, poll) for now, poll in polls() if now >= 600)
     snapshot = ClusterSnapshot("1", {Key(DEPLOYMENT, "default", "all"): deployment})
     given = ConditionInput(resource, snapshot, ChildrenPlan(files={"v": "abc"}, version="v"), poll, now)
     found = report.conditions(conditions(given), resource.status, generation=3, now=now)
     wanted = status(given, found, ScalingStatus(replicas=4, because="load"))
+    wanted = wanted.model_copy(update={"operator": "ballast/ballast-operator"})  # each reconciliation sets it
     reported = report.status_manifest(INFERENCE_DEPLOYMENT, resource.metadata, wanted)["status"]
 
     assert set(leaves(STATUS)) == set(filled(reported, STATUS))

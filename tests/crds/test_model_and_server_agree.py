@@ -39,6 +39,7 @@ MODELS = st.fixed_dictionaries(
 TENANTS = st.lists(some(reservedPercent=PERCENT, weight=st.just(2)), max_size=3).map(
     lambda tenants: [{"name": f"t{number}"} | tenant for number, tenant in enumerate(tenants)]
 )
+PEERS = st.lists(st.just({"podSelector": {}}), max_size=1)
 PARTS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     "model": st.fixed_dictionaries({"model": MODELS}),
     "device": st.builds(
@@ -56,7 +57,7 @@ PARTS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
         )
     ),
     "rollout": some(rollout=some(maxSurge=FEW, maxUnavailable=FEW)),
-    "network": some(network=some(policy=st.booleans(), ingressFrom=st.lists(st.just({"podSelector": {}}), max_size=1))),
+    "network": some(network=some(policy=st.booleans(), ingressFrom=PEERS, metricsFrom=PEERS)),
 }
 """Tested one by one. In a spec with several wrong parts, the other parts would hide a wrong rule."""
 NAMES = st.sampled_from(["a", "a-b", "a" * 52, "a" * 53, "7b"])

@@ -18,7 +18,7 @@ CHILDREN = ("deployments", "services", "poddisruptionbudgets", "networkpolicies"
 def config_of(cluster: Cluster, name: str = "llm") -> Any:
     """The configuration that new pods read."""
     args = pod_of(cluster, name)["containers"][0]["args"]
-    data = cluster.get("configmaps", f"{name}-config")["data"]
+    data = cluster.get("configmaps", f"{name}-ballast-config")["data"]
     text = data[args[1].rpartition("/")[2]]
     return WorkerConfig.parse(text, name).model_dump(mode="json", by_alias=True)
 
@@ -71,6 +71,26 @@ FIELDS: dict[str, tuple[dict[str, Any], Any, Any]] = {
         lambda c: c.get("networkpolicies", "llm")["spec"]["ingress"][0]["from"],
         [{"podSelector": {"matchLabels": {"app": "router"}}}],
     ),
+    "metrics with tenants": (
+        {"network": {"metricsFrom": [{"podSelector": {"matchLabels": {"app": "prometheus"}}}]}},
+        lambda c: [
+            config_of(c)["runtime"].get("metricsPort"),
+            [port["name"] for port in c.get("services", "llm")["spec"]["ports"]],
+            [port["containerPort"] for port in pod_of(c)["containers"][0]["ports"]],
+            c.get("networkpolicies", "llm")["spec"]["ingress"][1:],
+        ],
+        [
+            8001,
+            ["http", "metrics"],
+            [8000, 8001],
+            [
+                {
+                    "ports": [{"port": 8001, "protocol": "TCP"}],
+                    "from": [{"podSelector": {"matchLabels": {"app": "prometheus"}}}],
+                }
+            ],
+        ],
+    ),
     "no policy": ({"network": {"policy": False}}, lambda c: c.get("networkpolicies", "llm"), None),
     "keys": (
         {"apiKeys": {"secretName": "keys"}},
@@ -107,6 +127,7 @@ def test_each_change_of_a_field_reaches_its_child(operator: Operator, cluster: C
     names = {case: f"llm-{i}" for i, case in enumerate(FIELDS)}
     for name in names.values():
         cluster.make(name)
+    cluster.secret("keys")
     for name in names.values():
         made(cluster, name)
     for case, (spec, _, _) in FIELDS.items():
@@ -134,12 +155,12 @@ def test_what_somebody_changes_or_deletes_is_restored(operator: Operator, cluste
     cluster.patch("deployments", "llm", {"spec": {"replicas": 9}})
     cluster.patch("services", "llm", {"spec": {"ports": [{"name": "http", "port": 9, "targetPort": "http"}]}})
     cluster.delete("poddisruptionbudgets", "llm")
-    cluster.delete("configmaps", "llm-config")
+    cluster.delete("configmaps", "llm-ballast-config")
 
     until(lambda: cluster.get("deployments", "llm")["spec"]["replicas"] == 2)
     until(lambda: cluster.get("services", "llm")["spec"]["ports"][0]["port"] == 8000)
     until(lambda: cluster.get("poddisruptionbudgets", "llm"))
-    until(lambda: cluster.get("configmaps", "llm-config"))
+    until(lambda: cluster.get("configmaps", "llm-ballast-config"))
 
 
 def test_fields_that_others_add_are_left_alone(operator: Operator, cluster: Cluster) -> None:
@@ -177,7 +198,7 @@ def test_deletion_leaves_nothing_behind(operator: Operator, cluster: Cluster) ->
 
     kinds = ("inferencedeployments", *CHILDREN, "pods")
     until(lambda: not [kind for kind in kinds if cluster.names(kind)], said="nothing is left")
-    assert "llm-config" not in cluster.names("configmaps")
+    assert "llm-ballast-config" not in cluster.names("configmaps")
 
 
 def test_a_resource_made_again_under_its_name_gets_children_of_its_own(operator: Operator, cluster: Cluster) -> None:

@@ -51,7 +51,7 @@ def make_deployment(total: int, updated: int, serving: int, **condition: str) ->
         "unavailableReplicas": total - serving,
         "conditions": [condition] if condition else [],
     }
-    return {"metadata": {"generation": 1}, "status": status}
+    return {"metadata": {"generation": 1, "ownerReferences": [{"uid": "u"}]}, "status": status}
 
 
 def make_pod(name: str = "p", ip: str = "10.0.0.1", **status: Any) -> Body:
@@ -234,7 +234,7 @@ RESERVATION: dict[str, tuple[dict[str, Any], str, Reason, str]] = {
         "False", Reason.RESERVATION_NOT_MET, "0 of 2 reserved slots, while 2 wait there and 1000 wait in the queue",
     ),
     "too few run": (
-        {"poll": make_poll(NOT_MET)}, "False", Reason.RESERVATION_NOT_MET, "p-1 runs offline requests in 1 of 3",
+        {"poll": make_poll(NOT_MET)}, "False", Reason.RESERVATION_NOT_MET, "p runs offline requests in 1 of 3",
     ),
     "too few run on one of two": (
         {"poll": make_poll(make_worker(), NOT_MET, NOT_MET)},
@@ -313,7 +313,7 @@ SLO: dict[str, tuple[tuple[WorkerStatus, ...], float, str, Reason, str]] = {
     "no request": ((make_worker(slo=SloStatus()),), 99, "True", Reason.NO_TRAFFIC, "no online request"),
     "an older worker": (
         (make_worker(), make_worker(worker_id="old", slo=None)), 99, "Unknown", Reason.NOT_REPORTED,
-        "1 of 2 workers did not report how many requests met the SLO, such as old",
+        "1 of 2 workers did not report how many requests met the SLO, such as p",
     ),
     "an older worker, and too few on another one": (
         (make_worker(slo=make_slo(98)), make_worker(slo=None)), 99, "False", Reason.MISSED, "98 of 100",

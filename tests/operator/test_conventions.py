@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 from typing import Any
 
 import pytest
 import yaml
-from operated import Cluster, Operator, until
+from operated import Cluster, Operator, report, until
 
 from ballast_queue.redis_store import Queue
-from ballast_queue.status import ClassLoad, WorkerStatus
 
 pytestmark = pytest.mark.envtest
 
@@ -24,24 +22,16 @@ def one_ready(cluster: Cluster, ip: str = "10.8.0.1") -> str:
 def test_kubectl_shows_readiness_replicas_model_slots_and_age(
     operator: Operator, cluster: Cluster, valkey: Any
 ) -> None:
-    url = base64.b64encode(valkey.url.encode()).decode()
-    cluster.create("secrets", {"metadata": {"name": "redis"}, "data": {"url": url}})
+    cluster.secret("redis", url=valkey.url)
     cluster.make(redis={"secretName": "redis"})
     one_ready(cluster)
-    queue = Queue.connect(valkey.url, f"{cluster.namespace}/llm")
-    status = WorkerStatus(
-        worker_id="w", address="http://10.8.0.1:8000", at=queue.now(), model="m", slots=8, batch_ceiling=8,
-        kv_blocks_total=1, kv_blocks_free=1, online=ClassLoad(), offline=ClassLoad(reserved=1),
-    )  # fmt: skip
-    queue.workers.publish(status, 60)
-    queue.close()
-    cluster.says("Ready", "True")
-    until(lambda: cluster.resource()["status"].get("slots"))
+    report(Queue.connect(valkey.url, f"{cluster.namespace}/llm"), "10.8.0.1")
+    cluster.plane.kubectl("wait", "-n", cluster.namespace, "infd/llm", "--for=condition=Ready", "--timeout=20s")
 
     head, row = cluster.plane.kubectl("get", "infd", "-n", cluster.namespace).stdout.splitlines()
 
     assert head.split() == ["NAME", "READY", "REPLICAS", "MODEL", "ONLINE", "OFFLINE", "AGE"]
-    assert row.split()[:-1] == ["llm", "True", "1", "file:///models/tiny", "7", "1"]
+    assert row.split()[:-1] == ["llm", "True", "1/1", "file:///models/tiny", "7", "1"]
 
 
 def test_pods_carry_the_labels_and_the_port_that_an_inference_pool_selects_by(

@@ -51,7 +51,7 @@ def test_each_field_reaches_its_child(monitored: ControlPlane, cluster: Cluster,
     """`scaling` decides on replicas, which the operator writes into the resource itself."""
     spec: dict[str, Any] = everything() | {"replicas": 0}
     del spec["scaling"]
-    with running(monitored.kubeconfig, tmp_path):
+    with running(monitored.kubeconfig, tmp_path, BALLAST_REQUIRE_SECRET_LABEL="false"):
         cluster.make(**spec)
         for leaf in sorted(set(leaves(SPEC)) - set(REFUSED) - BY_SCALING):
             _, after = changed(spec, leaf, SPEC)

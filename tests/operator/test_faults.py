@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import time
 from collections.abc import Iterator
 from itertools import cycle
@@ -29,7 +28,9 @@ def between(controllers: ControlPlane) -> Iterator[Proxy]:
 
 def is_right(cluster: Cluster, name: str = "llm") -> bool:
     """Every child is there, once, and the status speaks of this generation."""
-    if not all(cluster.names(kind) == [name] for kind in CHILDREN) or not cluster.get("configmaps", f"{name}-config"):
+    if not all(cluster.names(kind) == [name] for kind in CHILDREN) or not cluster.get(
+        "configmaps", f"{name}-ballast-config"
+    ):
         return False
     resource = cluster.resource(name)
     return resource.get("status", {}).get("observedGeneration") == resource["metadata"]["generation"]
@@ -58,7 +59,7 @@ def test_the_operator_may_be_killed_at_every_step(between: Proxy, cluster: Clust
             break
         for kind in CHILDREN:  # the next one begins from nothing
             cluster.delete(kind, "llm")
-        cluster.delete("configmaps", "llm-config")
+        cluster.delete("configmaps", "llm-ballast-config")
         cluster.patch("inferencedeployments", "llm", {"spec": {"slots": step}})
 
     assert step == 7, "five children and the status, and one that lives"
@@ -271,8 +272,7 @@ def test_a_watch_survives_a_kind_that_is_gone(own: Cluster, tmp_path: Path, aske
 
 def test_deletion_needs_neither_operator_nor_redis(cluster: Cluster, tmp_path: Path) -> None:
     """Nothing holds a resource up, so an operator that was uninstalled first leaves nothing behind."""
-    nowhere = {"url": base64.b64encode(b"redis://127.0.0.1:9").decode()}
-    cluster.create("secrets", {"metadata": {"name": "redis"}, "data": nowhere})
+    cluster.secret("redis", url="redis://127.0.0.1:9")
     with running(cluster.plane.kubeconfig, tmp_path):
         cluster.make(redis={"secretName": "redis"})
         ends_right(cluster)

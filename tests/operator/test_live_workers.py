@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 from collections.abc import Callable
@@ -23,8 +22,7 @@ TOLD = "ballast.dev/config-hash"
 @pytest.fixture
 def queue(cluster: Cluster, valkey: Any) -> Queue:
     """The queue of the resource `llm`, and the Secret that leads there."""
-    data = {"url": base64.b64encode(valkey.url.encode()).decode()}
-    cluster.create("secrets", {"metadata": {"name": "redis"}, "data": data})
+    cluster.secret("redis", url=valkey.url)
     return Queue.connect(valkey.url, f"{cluster.namespace}/llm")
 
 
@@ -42,7 +40,7 @@ def publish(
 def file_hash(cluster: Cluster, pod: Any) -> str:
     """What a worker in this pod would say that it has in force."""
     name = f"worker-{pod['metadata']['annotations'][VERSION]}.yaml"
-    return hashlib.sha256(cluster.get("configmaps", "llm-config")["data"][name].encode()).hexdigest()
+    return hashlib.sha256(cluster.get("configmaps", "llm-ballast-config")["data"][name].encode()).hexdigest()
 
 
 def pod_of(cluster: Cluster) -> Any:
@@ -97,7 +95,7 @@ def test_a_broken_version_is_degraded_while_the_old_one_serves(operator: Operato
     degraded = cluster.says("Degraded", "True", "ImagePull")
     assert "worker:none: manifest unknown" in degraded["message"]
     assert cluster.condition("Ready")["status"] == "True"
-    files = cluster.get("configmaps", "llm-config")["data"]
+    files = cluster.get("configmaps", "llm-ballast-config")["data"]
     assert {f"worker-{pod['metadata']['annotations'][VERSION]}.yaml" for pod in (old, new)} == set(files)
 
 
@@ -105,9 +103,8 @@ def test_a_deployment_without_its_secret_says_so_and_goes_on_when_it_comes(
     operator: Operator, cluster: Cluster, valkey: Any
 ) -> None:
     cluster.make(redis={"secretName": "late"})
-    assert "Secret late" in cluster.says("Degraded", "True", "SecretMissing")["message"]
-    data = {"url": base64.b64encode(valkey.url.encode()).decode()}
-    cluster.create("secrets", {"metadata": {"name": "late"}, "data": data})
+    assert "Secret late" in cluster.says("Degraded", "True", "SecretNotAllowed")["message"]
+    cluster.secret("late", url=valkey.url)
 
     cluster.says("Degraded", "False")
     cluster.says("SLOMet", "Unknown", "NoWorkers")
@@ -172,8 +169,7 @@ def test_replicas_that_leave_are_marked_with_their_load_first(
 def test_of_two_resources_with_one_queue_each_counts_its_own_workers(
     operator: Operator, cluster: Cluster, valkey: Any
 ) -> None:
-    data = {"url": base64.b64encode(valkey.url.encode()).decode()}
-    cluster.create("secrets", {"metadata": {"name": "redis"}, "data": data})
+    cluster.secret("redis", url=valkey.url)
     shared = Queue.connect(valkey.url, f"{cluster.namespace}/shared")
     more = {"redis": {"secretName": "redis"}, "offline": {"queue": shared.name}}
     scaling = {"maxReplicas": 5, "scaleUpSeconds": 0, "headroomPercent": 0}

@@ -90,9 +90,9 @@ def live(cluster: Cluster, valkey: Any) -> None:
     )  # fmt: skip
     queue.workers.publish(status, 60)
     until(lambda: cluster.resource()["spec"]["replicas"] == 2)
-    until(lambda: cluster.get("secrets", "llm-redis"))
+    until(lambda: cluster.get("secrets", "llm-ballast-redis"))
     cluster.patch("secrets", "own-redis", {"data": {"note": "cm90YXRlZA=="}})
-    until(lambda: "note" in cluster.get("secrets", "llm-redis")["data"], said="the copy follows")
+    until(lambda: "note" in cluster.get("secrets", "llm-ballast-redis")["data"], said="the copy follows")
     until(lambda: cluster.get("prometheusrules", "llm") and cluster.get("servicemonitors", "llm"))
     off = {"monitoring": {"serviceMonitor": False, "prometheusRule": False}, "network": {"policy": False}}
     cluster.patch("inferencedeployments", "llm", {"spec": off | {"slo": {"ttftMilliseconds": 9}}})

@@ -111,6 +111,16 @@ def test_a_plan_of_what_a_plan_produced_is_empty(
         assert again.files.keys() >= {done.version}
 
 
+@pytest.mark.parametrize(("peers", "port"), [([], "http"), ([{"podSelector": {}}], "metrics")])
+def test_the_service_monitor_scrapes_the_port_that_the_policy_opens_for_it(peers: list[Any], port: str) -> None:
+    wanted = plan(make_resource(1, network={"metricsFrom": peers}), EMPTY, CONTEXT)
+    monitor = next(step.manifest for step in wanted.apply if step.key.kind.name == "ServiceMonitor")
+    offered = next(step.manifest for step in wanted.apply if step.key.kind.name == "Service")
+
+    assert [endpoint["port"] for endpoint in monitor["spec"]["endpoints"]] == [port]
+    assert port in [each["name"] for each in offered["spec"]["ports"]]
+
+
 def test_each_running_version_keeps_its_file_which_follows_the_hot_part() -> None:
     first = plan(make_resource(1, slots=4), EMPTY, CONTEXT)
     there = after(first, ClusterSnapshot("u-1", pods=(make_pod("old", first.version),)))
@@ -177,7 +187,7 @@ def test_the_operators_own_secret_is_copied_until_its_hash_is_known() -> None:
     kinds = [step.key.kind.name for step in plan(make_resource(1), there, rotated).apply]
 
     assert first.apply[0].key.kind.name == "Secret"
-    assert first.apply[0].manifest["metadata"]["name"] == "llm-redis"
+    assert first.apply[0].manifest["metadata"]["name"] == "llm-ballast-redis"
     assert kinds == ["Secret", "ConfigMap"]
 
 
@@ -195,16 +205,24 @@ def test_running_pods_are_told_of_a_rotated_secret_once_and_new_ones_are_not() -
     assert plan(make_resource(1), there, rotated).because == ()
 
 
-def test_what_belongs_to_a_deleted_namesake_is_taken_over_and_what_is_going_is_left() -> None:
+def test_what_belongs_to_a_deleted_namesake_or_is_being_deleted_is_left() -> None:
     old = after(plan(make_resource(1), EMPTY, CONTEXT), EMPTY)
-    new = plan(make_resource(1), ClusterSnapshot("u-2", old.children), CONTEXT)
-    assert len(new.apply) == len(old.children)
-    assert all(step.force and step.because.startswith("Took over") for step in new.apply)
+    assert plan(make_resource(1), ClusterSnapshot("u-2", old.children), CONTEXT).because == ()
     going = copy.deepcopy(dict(old.children))
     for body in going.values():
         body["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
 
     assert plan(make_resource(1, slots=3), ClusterSnapshot("u-1", going), CONTEXT).because == ()
+
+
+def test_an_object_of_another_owner_is_never_changed_nor_deleted() -> None:
+    theirs = copy.deepcopy(dict(after(plan(make_resource(1), EMPTY, CONTEXT), EMPTY).children))
+    for body in theirs.values():
+        body["metadata"]["ownerReferences"][0] |= {"kind": "Database", "uid": "u-9"}
+    found = plan(make_resource(1, network={"policy": False}), ClusterSnapshot("u-1", theirs), CONTEXT)
+
+    assert found.delete == ()
+    assert {step.uid for step in found.apply} == {None}, "create, or nothing"
 
 
 def test_a_path_that_the_cluster_always_changes_is_tolerated_and_others_are_not() -> None:

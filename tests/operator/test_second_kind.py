@@ -84,7 +84,7 @@ def test_resources_of_two_kinds_with_one_name_keep_apart(both: Operator, cluster
     until(lambda: said(cluster) == "None", said="its own child is deleted")
 
     assert cluster.get("deployments", "llm")
-    assert cluster.get("configmaps", "llm-config")
+    assert cluster.get("configmaps", "llm-ballast-config")
 
 
 def test_the_replicas_of_a_second_kind_are_written_through_its_own_scale_subresource(

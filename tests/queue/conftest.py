@@ -83,16 +83,6 @@ def result() -> Callable[..., Result]:
 
 
 @pytest.fixture
-def queue(valkey: Any, queue_name: str) -> Iterator[Queue]:
-    """A fresh queue; a test leaves it in balance."""
-    found = Queue.connect(valkey.url, queue_name, loads_functions=True)
-    yield found
-
-    assert found.check_integrity() == []
-    found.close()
-
-
-@pytest.fixture
 def impatient(queue: Queue) -> Queue:
     """Retries at once."""
     queue.settings.apply(QueueSettings(backoff_seconds=0))

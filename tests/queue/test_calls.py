@@ -18,6 +18,7 @@ from ballast_queue.errors import (
     QueueForbidden,
     QueueFull,
     QueueUnavailable,
+    RefusedCall,
 )
 from ballast_queue.fitness import inspect
 from ballast_queue.keys import Keys
@@ -98,12 +99,12 @@ REFUSALS = {
     ),
     "a key of another program": (
         redis.ResponseError("WRONGTYPE hunter2"),
-        QueueError,
+        RefusedCall,
         "refused a call (a key has another type): check that only Ballast writes to the keys of the queue",
     ),
     "anything else": (
         redis.ResponseError("hunter2"),
-        QueueError,
+        RefusedCall,
         "refused a call (another error): check that only Ballast writes to the keys of the queue",
     ),
 }

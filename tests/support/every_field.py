@@ -41,7 +41,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     },
     "model.cache.volumeClaimTemplate": {"model": {"uri": "hf://a/b", "cache": {"volumeClaimTemplate": TEMPLATE}}},
     "model.sizeLimitGibibytes": {"model": {"uri": "hf://a/b"}},
-    "network.policy": {"network.ingressFrom": []},
+    "network.policy": {"network.ingressFrom": [], "network.metricsFrom": []},
     "template.env[].valueFrom": {
         "template.env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}}]
     },
@@ -67,6 +67,7 @@ OTHER: dict[str, Any] = {
     "template.volumes": [{"name": "scratch", "emptyDir": {"medium": "Memory"}}],
     "template.volumeMounts": [{"name": "scratch", "mountPath": "/other"}],
     "network.ingressFrom": [{"podSelector": {}}],
+    "network.metricsFrom": [{"podSelector": {}}],
     "runtime.redisUrl": "redis://other",
 }
 

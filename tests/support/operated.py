@@ -19,6 +19,9 @@ from uuid import uuid4
 import httpx
 from control_plane import ControlPlane
 
+from ballast_queue.redis_store import Queue
+from ballast_queue.status import ClassLoad, WorkerStatus
+
 WAIT_SECONDS = 30
 INFD = "/apis/ballast.dev/v1alpha1/namespaces/{}/inferencedeployments"
 
@@ -66,6 +69,8 @@ class Operator:
             "BALLAST_HOST": "127.0.0.1",
             "BALLAST_PORT": "0",
             "BALLAST_POLL_SECONDS": "1",
+            "BALLAST_RELEASE": "tests/all",
+            "BALLAST_REDIS_HOSTS": "127.0.0.1",
             **self.environment,
         }
         before = len(self.text())
@@ -140,6 +145,11 @@ class Cluster:
     def create(self, kind: str, body: Any) -> Any:
         return self.request("POST", self.path(kind), json=body)
 
+    def secret(self, name: str, **texts: str) -> Any:
+        """Create a Secret that resources may name."""
+        metadata = {"name": name, "labels": {"ballast.dev/allow": "true"}}
+        return self.create("secrets", {"metadata": metadata, "stringData": texts})
+
     def patch(self, kind: str, name: str, body: Any, subresource: str = "") -> Any:
         path = self.path(kind, name) + (f"/{subresource}" if subresource else "")
         return self.request("PATCH", path, json=body, headers={"Content-Type": "application/merge-patch+json"})
@@ -186,6 +196,16 @@ class Cluster:
         self.set_pod(
             name, phase="Running", conditions=conditions, podIP=ip, podIPs=[{"ip": ip}], containerStatuses=[container]
         )
+
+
+def report(queue: Queue, ip: str) -> None:
+    """Report as a worker with 8 slots does, and close the queue."""
+    status = WorkerStatus(
+        worker_id="w", address=f"http://{ip}:8000", at=queue.now(), model="m", slots=8, batch_ceiling=8,
+        kv_blocks_total=1, kv_blocks_free=1, online=ClassLoad(), offline=ClassLoad(reserved=1),
+    )  # fmt: skip
+    queue.workers.publish(status, 60)
+    queue.close()
 
 
 def make_resource(name: str, namespace: str, **spec: Any) -> Any:

@@ -17,10 +17,11 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
+import uvloop
 
 from ballast_api.worker_config import WorkerConfig
 from ballast_worker.app import create_app, load
+from ballast_worker.http_server import HttpServer
 from ballast_worker.preflight import listen
 from ballast_worker.worker import Worker
 
@@ -58,6 +59,11 @@ class Serving:
 
     url: str
     worker: Worker
+    server: HttpServer
+
+    @property
+    def num_answers(self) -> int:
+        return self.server.server_state.total_requests
 
     def client(self, **options: Any) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=PATIENCE, **options)
@@ -70,17 +76,22 @@ class Serving:
 
 @contextmanager
 def _serve(config: WorkerConfig, path: Path | None = None, **options: Any) -> Iterator[Serving]:
-    """Run the app under uvicorn on a thread; at the end the engine's books must balance."""
+    """Run the app under the server of a worker on a thread; at the end the engine's books must balance."""
     worker = Worker(load(config, path), path=path, **options)
     listener = listen(config)
     worker.address = url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     app = create_app(config, worker=worker)
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, ws="none", timeout_graceful_shutdown=2))
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
+    server = HttpServer(app, worker.connections)
+
+    def run() -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(server.serve(sockets=[listener]))
+
+    thread = threading.Thread(target=run)
     thread.start()
     _eventually(lambda: server.started, "the server to start")
     try:
-        yield Serving(url, worker)
+        yield Serving(url, worker, server)
     finally:
         server.should_exit = True
         thread.join(PATIENCE)

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import redis
+from queue_objects import make_line
 
 from ballast_cli.explain import scene
 from ballast_engine.build import build_engine
@@ -14,13 +15,6 @@ from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
 from ballast_worker.prefetch import LEAST_AHEAD
 from ballast_worker.waiting_reasons import why
-
-
-@pytest.fixture
-def queue(valkey, queue_name):
-    queue = Queue.connect(valkey.url, queue_name)
-    yield queue
-    queue.close()
 
 
 @pytest.fixture
@@ -44,11 +38,6 @@ def fed(serve, make_config, valkey, queue_name):
         return serve(make_config(**config), build=build)
 
     return start
-
-
-def make_line(index: int, **body) -> str:
-    body = {"model": "tiny", "prompt": f"Item {index} returns", "max_tokens": 8, "temperature": 0} | body
-    return json.dumps({"custom_id": f"item-{index}", "method": "POST", "url": "/v1/completions", "body": body})
 
 
 def wait_for(queue: Queue, job_id: str, eventually):
@@ -448,3 +437,116 @@ def test_a_reservation_holds_over_all_workers(fed, queue, eventually) -> None:
         )
         for job_id in (big, small):
             queue.jobs.cancel(job_id)
+
+
+def records_of(queue: Queue, job_id: str) -> tuple[str, str]:
+    """Return the keys of a job's record and of its items."""
+    keys = queue.store.keys
+    return keys.job(job_id), keys.job(job_id) + b":items"
+
+
+@pytest.mark.parametrize("field", [b"tenant", b"priority", b"waiting", b"created", b"token", b"deadline", b"stored"])
+def test_a_job_that_cannot_be_read_stops_no_other_and_runs_when_it_can_be(fed, queue, desk, eventually, field) -> None:
+    bad = queue.submissions.submit([make_line(index) for index in range(3)]).job_id
+    record, _ = records_of(queue, bad)
+    sound = desk.hget(record, field)
+    desk.hset(record, field, b"\xff\xfe")
+    with fed() as serving, serving.client() as client:
+        feeder = serving.worker.feeder
+        eventually(lambda: feeder.stats is not None, "the first round")
+        good = queue.submissions.submit([make_line(index) for index in range(3)]).job_id
+        job = wait_for(queue, good, eventually)
+        health = client.get("/health").status_code
+        eventually(lambda: "ballast_redis_up 1.0" in client.get("/metrics").text, "the worker to see Redis")
+        desk.hdel(record, field) if sound is None else desk.hset(record, field, sound)
+        repaired = eventually(lambda: (job := queue.jobs.get(bad)).state.is_over and job, "the repaired job")
+
+    assert job.counts.succeeded == 3
+    assert health == 200
+    assert repaired.counts.succeeded == 3
+
+
+def test_an_item_that_cannot_be_read_fails_with_a_sentence_and_the_others_run(fed, queue, desk, eventually) -> None:
+    job_id = queue.submissions.submit([make_line(index) for index in range(4)]).job_id
+    _, items = records_of(queue, job_id)
+    custom_id, _, _ = desk.hget(items, 1).partition(b"\n")
+    desk.hset(items, 1, custom_id + b"\n\xff\xfe{")
+    with fed():
+        job = wait_for(queue, job_id, eventually)
+    results = {result.custom_id: result for result in queue.results.read(job_id)}
+
+    assert (job.counts.succeeded, job.counts.failed) == (3, 1)
+    assert results["item-1"].error["code"] == "unreadable_item"
+    assert "Submit the item again." in results["item-1"].error["message"]
+
+
+@pytest.mark.parametrize("name", ["held", "service", "statuses", "groups", "ready", "totals"])
+def test_a_shared_value_that_cannot_be_read_stops_no_job(fed, queue, desk, eventually, name) -> None:
+    keys = queue.store.keys
+    match name:
+        case "groups":
+            desk.sadd(keys.groups, b"\xff\xfe")
+        case "ready":
+            desk.zadd(keys.ready, {b"1000|t|\xff\xfe": 0})
+            desk.sadd(keys.groups, b"1000|t|")
+        case "statuses":
+            desk.zadd(keys.workers, {b"\xff": 2**40})
+            desk.hset(keys.statuses, b"\xff", b"\xff\xfe")
+        case _:
+            desk.hset(getattr(keys, name), b"\xff\xfe", b"\xff\xfe")
+    job_id = queue.submissions.submit([make_line(0)]).job_id
+    with fed() as serving:
+        job = wait_for(queue, job_id, eventually)
+        is_dead = serving.worker.feeder.is_dead
+
+    assert job.counts.succeeded == 1
+    assert not is_dead
+
+
+def test_a_defect_in_one_task_is_counted_and_offline_work_goes_on(fed, queue, eventually) -> None:
+    job_id = queue.submissions.submit([make_line(0)]).job_id
+    with fed() as serving, serving.client() as client:
+        feeder = serving.worker.feeder
+        feeder._claimer.add_end = None  # noqa: SLF001 -- a defect: every settled item raises
+        feeder._status = lambda: 1 / 0  # noqa: SLF001 -- another one
+        eventually(lambda: feeder.failures["status"] > 1, "the failures to be counted")
+        eventually(lambda: queue.jobs.get(job_id).counts.succeeded == 1, "the result")
+        shown = client.get("/metrics").text
+
+    assert 'ballast_feeder_failures_total{task="status"}' in shown
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_feeder_that_ended_makes_the_worker_unhealthy(fed, eventually) -> None:
+    with fed() as serving, serving.client() as client:
+        feeder = serving.worker.feeder
+        before = client.get("/health").status_code
+
+        def end() -> None:
+            raise SystemExit
+
+        feeder._round = end  # noqa: SLF001 -- what no handler of errors catches
+        feeder._wake()  # noqa: SLF001
+        eventually(lambda: feeder.is_dead, "the thread to end")
+        health = client.get("/health")
+
+    assert before == 200
+    assert health.status_code == 503
+    assert "offline" in health.json()["reason"]
+
+
+def test_items_that_name_another_model_wait_for_a_worker_of_it(fed, queue, eventually) -> None:
+    old = queue.submissions.submit([make_line(index, model="tiny") for index in range(6)]).job_id
+    with fed(model={"servedName": "renamed"}) as serving:
+        eventually(lambda: queue.jobs.get(old).counts.waiting == 6 and serving.worker.feeder.is_up, "the first round")
+        new = queue.submissions.submit([make_line(0, model="renamed")]).job_id
+        done = wait_for(queue, new, eventually)
+        waiting = eventually(
+            lambda: (counts := queue.jobs.get(old).counts).waiting == 6 and counts, "all items to be back"
+        )
+    with fed():
+        finished = wait_for(queue, old, eventually)
+
+    assert done.counts.succeeded == 1
+    assert (waiting.waiting, waiting.failed) == (6, 0)
+    assert finished.counts.succeeded == 6

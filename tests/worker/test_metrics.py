@@ -16,6 +16,7 @@ from ballast_policy.request import RequestClass
 from ballast_policy.reservation import Reservation
 from ballast_queue.status import ReservationStatus, SloStatus
 from ballast_worker.histogram import Histogram
+from ballast_worker.http_server import Connections, HttpLimits
 from ballast_worker.metrics import MOST_TENANTS, ScrapeData, Spending, StepMetrics, WorkerMetrics
 from ballast_worker.requests import Recorder, RequestOutcome, RequestTiming
 from ballast_worker.status import SMOOTHING_SECONDS, SmoothedRates, reservation
@@ -66,6 +67,7 @@ def make_figures(**changes) -> ScrapeData:
         "recorders": (Recorder(),),
         "spending": Spending(),
         "utilization": Utilization(FOOTPRINT),
+        "connections": Connections(HttpLimits()),
         "queue": None,
         "block_tokens": 16,
         "generation": 0,
@@ -78,7 +80,7 @@ def make_figures(**changes) -> ScrapeData:
 
 
 def scrape(figures: ScrapeData) -> dict[tuple[str, frozenset], float]:
-    text = WorkerMetrics(lambda: figures).render().decode()
+    text = WorkerMetrics(lambda: figures, shows_tenants=True).render().decode()
     families = text_string_to_metric_families(text)
     return {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
 

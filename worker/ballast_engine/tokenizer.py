@@ -49,12 +49,13 @@ class Tokenizer:
         """The number of ids, including added tokens. The vocabulary of the model may be padded beyond it."""
         return self._backend.get_vocab_size()
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, is_chat: bool = False) -> list[int]:
         """Return the tokens of a prompt, with the begin token if the post-processor of the file adds it.
 
         As in transformers 5, `add_bos_token` has no effect with a `tokenizer.json`, which defines the added tokens.
+        A rendered chat already has all special tokens.
         """
-        return self._backend.encode(text).ids
+        return self._backend.encode(text, add_special_tokens=not is_chat).ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens, without special tokens."""
@@ -94,10 +95,8 @@ class Tokenizer:
             return None
         return ChatTemplate(found, str(self.directory / "tokenizer_config.json"), self.special_tokens)
 
-    def apply_chat_template(
-        self, messages: Iterable[Mapping[str, Any]], options: Mapping[str, object] | None = None
-    ) -> list[int]:
-        """Return the tokens of a prompt that asks for the assistant's next message.
+    def render_chat(self, messages: Iterable[Mapping[str, Any]], options: Mapping[str, object] | None = None) -> str:
+        """Return the text of a prompt that asks for the assistant's next message.
 
         `options` are further arguments of the template.
 
@@ -109,8 +108,7 @@ class Tokenizer:
                 f"The model in {self.directory} has no chat template (neither chat_template.jinja nor chat_template in "
                 "tokenizer_config.json): use /v1/completions, or add the template that the model was trained with."
             )
-        text = self._template.render(messages, options or {})
-        return self._backend.encode(text, add_special_tokens=False).ids
+        return self._template.render(messages, options or {})
 
 
 def _load_backend(file: Path) -> tokenizers.Tokenizer:

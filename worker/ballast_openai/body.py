@@ -10,11 +10,20 @@ import json
 from typing import Annotated, Any, Literal, Self
 from zlib import crc32
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from ballast_openai.errors import InvalidBody, Unsupported, describe
 from ballast_openai.refused import drop_neutral
+from ballast_openai.validation_errors import translate
 
 COMPLETIONS_URL = "/v1/completions"
 CHAT_URL = "/v1/chat/completions"
@@ -31,6 +40,8 @@ _NOT_YET_URLS = {
 }
 MAX_STOPS = 16
 """Limit of stop strings in a request. OpenAI allows 4."""
+MOST_FIELDS = 256
+"""Limit of fields in an object of a body."""
 COUNT_LIMIT = 2**31
 """Counts are less than this, so that code with 32 or 64 bits can use them."""
 
@@ -57,7 +68,7 @@ def _check_unicode(text: str) -> str:
 
 Text = Annotated[str, AfterValidator(_check_unicode)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-TokenIds = Annotated[tuple[TokenId, ...], BeforeValidator(_as_tuple), Field(max_length=64)]
+TokenIds = Annotated[tuple[TokenId, ...], Field(max_length=64, fail_fast=True), BeforeValidator(_as_tuple)]
 
 
 def _check_stop(value: object) -> object:
@@ -116,6 +127,18 @@ _EMPTY_IN_ANSWERS = frozenset(
 class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _check_size(cls, value: object) -> object:
+        return _check_fields(value)
+
+
+def _check_fields(value: object) -> object:
+    # pydantic collects an error for each wrong field, and only the first is shown.
+    if isinstance(value, dict) and len(value) > MOST_FIELDS:
+        raise _refuse(f"found an object with {len(value)} fields, expected at most {MOST_FIELDS}")
+    return value
+
 
 def _check_arguments(text: str) -> str:
     try:
@@ -128,6 +151,7 @@ def _check_arguments(text: str) -> str:
 
 
 def _check_template_arguments(value: object) -> object:
+    _check_fields(value)
     reserved = sorted(_SET_BY_SERVER.intersection(value)) if isinstance(value, dict) else []
     if reserved:
         raise _refuse(f"found {reserved[0]!r}, expected arguments of the model's template: the server sets this one")
@@ -163,7 +187,7 @@ class Message(_Strict):
     content: Annotated[Text | None, BeforeValidator(_check_content)]
     """None only in a message of the assistant with `tool_calls`."""
     name: Annotated[Text, Field(max_length=512)] | None = None
-    tool_calls: Annotated[tuple[ToolCall, ...], BeforeValidator(_as_tuple)] | None = None
+    tool_calls: Annotated[tuple[ToolCall, ...], Field(fail_fast=True), BeforeValidator(_as_tuple)] | None = None
     tool_call_id: Text | None = None
     """The call that a message of role `tool` answers."""
 
@@ -219,7 +243,7 @@ class Body(_Strict):
     """As in vLLM, a lower number is more urgent. See `band`."""
     user: Annotated[Text, Field(max_length=512)] | None = None
     """The client's name for its end user. Ballast keeps it and does not use it."""
-    metadata: dict[Text, Text] | None = None
+    metadata: Annotated[dict[Text, Text] | None, BeforeValidator(_check_fields)] = None
     """The client's notes. Ballast keeps them and does not use them."""
     prompt_cache_key: Annotated[Text, Field(max_length=512)] | None = None
     """Not used: the prefix cache finds shared prefixes itself."""
@@ -278,7 +302,7 @@ class CompletionBody(Body):
 class ChatBody(Body):
     """Body of `/v1/chat/completions`."""
 
-    messages: Annotated[tuple[Message, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
+    messages: Annotated[tuple[Message, ...], Field(min_length=1, fail_fast=True), BeforeValidator(_as_tuple)]
     max_tokens: int | None = Field(default=None, ge=1, lt=COUNT_LIMIT)
     max_completion_tokens: int | None = Field(default=None, ge=1, lt=COUNT_LIMIT)
     """OpenAI's newer name for `max_tokens`."""
@@ -304,60 +328,6 @@ class ChatBody(Body):
         return self
 
 
-_WANTED = {
-    "float_type": "a number",
-    "finite_number": "a finite number",
-    "int_type": "an integer",
-    "string_type": "a string",
-    "bool_type": "true or false",
-    "tuple_type": "a list",
-    "dict_type": "an object",
-    "model_type": "an object",
-    "greater_than_equal": "{ge} or more",
-    "greater_than": "more than {gt}",
-    "less_than_equal": "{le} or less",
-    "less_than": "less than {lt}",
-    "string_too_short": "{min_length} or more characters",
-    "string_too_long": "{max_length} or fewer characters",
-    "too_short": "{min_length} or more entries",
-    "too_long": "{max_length} or fewer entries",
-    "literal_error": "{expected}",
-}
-"""The type of pydantic's error -> the wanted value."""
-
-
-def _path(location: tuple[int | str, ...]) -> str | None:
-    text = ""
-    for part in location:
-        # The client chooses a field's name, which may be long, or contain lone surrogates.
-        text += f"[{part}]" if isinstance(part, int) else f".{part[:80].encode(errors='backslashreplace').decode()}"
-    return text.removeprefix(".") or None
-
-
-def _translate(error: ErrorDetails) -> InvalidBody:
-    """Return an error of pydantic as one sentence."""
-    kind = error["type"]
-    # pydantic refuses the name of an unknown field with a lone surrogate as text, and reports the name as the input.
-    field = _path((*error["loc"], error["input"]) if kind == "string_unicode" else error["loc"])
-    match kind:
-        case "ballast":
-            context = error.get("ctx", {})
-            field = ".".join(filter(None, (field, context.get("field"))))
-            return InvalidBody(field, f"{field}: {context['text']}")
-        case "missing":
-            text = f"{field}: found nothing, expected a value: the field is required"
-            return InvalidBody(field, text, "missing_required_parameter")
-        case "extra_forbidden" | "string_unicode":
-            text = f"{field}: found an unknown field, expected only known fields: remove it or check its name"
-            return InvalidBody(field, text, "unknown_parameter")
-    if kind in {"too_short", "too_long"} and isinstance(error["input"], str):
-        kind = f"string_{kind}"
-    template = _WANTED.get(kind)
-    wanted = template.format(**error.get("ctx", {})) if template else error["msg"]
-    code = "invalid_type" if error["type"].endswith("_type") else "invalid_value"
-    return InvalidBody(field, f"{field}: found {describe(error['input'])}, expected {wanted}", code)
-
-
 def not_yet(url: str) -> str | None:
     """Return what to use instead of a URL of OpenAI that Ballast does not support yet; None for any other URL."""
     what = _NOT_YET_URLS.get(url)
@@ -378,6 +348,8 @@ def parse_body(url: str, body: object) -> CompletionBody | ChatBody:
         raise InvalidBody("url", f"url: found {url[:100]!r}, expected {CHAT_URL} or {COMPLETIONS_URL}", "invalid_url")
     if not isinstance(body, dict):
         raise InvalidBody(None, f"body: found {describe(body)}, expected a JSON object", "invalid_type")
+    if len(body) > MOST_FIELDS:
+        raise InvalidBody(None, f"body: found {len(body)} fields, expected at most {MOST_FIELDS}")
     fields = dict(body)
     drop_neutral(url, fields)
     known = kind.model_fields
@@ -386,7 +358,7 @@ def parse_body(url: str, body: object) -> CompletionBody | ChatBody:
     try:
         return kind.model_validate(given)
     except ValidationError as error:
-        raise _translate(error.errors(include_url=False)[0]) from None
+        raise translate(error.errors(include_url=False)[0]) from None
 
 
 _KINDS: dict[str, type[CompletionBody | ChatBody]] = {COMPLETIONS_URL: CompletionBody, CHAT_URL: ChatBody}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from ballast_queue.job import JobHead
 from ballast_queue.records import head_of, readable
 from ballast_queue.store import Store
+from ballast_queue.unreadable import text_of
 
 HEADS_OF_GROUP = 8
 """Heads of one tenant in one band: the nearest deadlines first, then the order of submission."""
@@ -47,7 +49,7 @@ class Demand:
 class Claimable:
     """The claimable items of a queue.
 
-    Law: reads only, and a reply stays small with any number of jobs.
+    It only reads, and a reply stays small with any number of jobs.
     """
 
     _store: Store
@@ -56,11 +58,11 @@ class Claimable:
     def demand(self) -> Demand:
         """Return the tenants with claimable items, and the number of items that each tenant holds."""
         names, held = self._store.call(self._store.functions.demand())
-        found = (name.split("|") for name in sorted(names.decode().splitlines()))
-        return Demand(
-            tuple(Group(1000 - int(band), tenant) for band, tenant, _ in found),
-            {name.decode(): int(n) for name, n in zip(held[::2], held[1::2], strict=True)},
-        )
+        read = self._store.unreadable.try_read
+        groups = (read(f"group {name!r}", partial(_group_of, name)) for name in sorted(text_of(names).splitlines()))
+        counts = {text_of(name): n for name, n in zip(held[::2], held[1::2], strict=True)}
+        numbers = ((name, read(f"held items of tenant {name!r}", partial(int, n))) for name, n in counts.items())
+        return Demand(tuple(filter(None, groups)), {name: number for name, number in numbers if number is not None})
 
     @readable("the claimable jobs")
     def heads(self, groups: Sequence[Group] | None = None) -> list[JobHead]:
@@ -69,9 +71,19 @@ class Claimable:
         if not wanted:
             return []
         each = max(1, min(HEADS_OF_GROUP, MOST_HEADS // len(wanted)))
-        ranks = self._store.call(self._store.functions.look(each, [group.prefix for group in wanted]))
+        ranks = self._store.call(self._store.functions.first_ranks(each, [group.prefix for group in wanted]))
         if not ranks:
             return []
-        job_ids = [rank.decode().split("|", 4)[4] for rank in ranks]
-        found = map(head_of, job_ids, self._store.call(self._store.functions.heads(job_ids)))
-        return [head for head in found if head.waiting > 0]
+        read = self._store.unreadable.try_read
+        parts = (text_of(rank).split("|", 4) for rank in ranks)
+        job_ids = [part[4] for part in parts if len(part) == 5]
+        if not job_ids:
+            return []
+        replies = zip(job_ids, self._store.call(self._store.functions.heads(job_ids)), strict=True)
+        found = [read(f"job {job_id}", partial(head_of, job_id, reply)) for job_id, reply in replies]
+        return [head for head in found if head is not None and head.waiting > 0]
+
+
+def _group_of(name: str) -> Group:
+    band, tenant, _ = name.split("|")
+    return Group(1000 - int(band), tenant)

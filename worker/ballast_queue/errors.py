@@ -6,6 +6,7 @@ QueueError
 ├── QueueFull               Redis is out of memory and accepts no more work
 ├── ServerUnfit             Redis is too old, or evicts keys
 ├── LibraryUnfit            Redis lacks the functions of this version
+├── RefusedCall             a function met a value that it cannot read
 ├── UnreadableValue         another version of Ballast stored it
 ├── JobNotFound             the queue has no such job
 ├── JobStateConflict        the state of the job does not allow the call
@@ -52,6 +53,10 @@ class ServerUnfit(QueueError):
 
 class LibraryUnfit(QueueError):
     """The server has no functions of Ballast, or those of another version. Only an administrator may load them."""
+
+
+class RefusedCall(QueueError):
+    """A function failed at a value that it cannot read. Calls about other values may succeed."""
 
 
 class UnreadableValue(QueueError):

@@ -11,7 +11,7 @@ import ssl
 
 from redis import exceptions as refusals
 
-from ballast_queue.errors import QueueError, QueueForbidden, QueueFull, QueueUnavailable
+from ballast_queue.errors import QueueError, QueueForbidden, QueueFull, QueueUnavailable, RefusedCall
 
 _KINDS: tuple[tuple[type[BaseException], str], ...] = (
     (ssl.SSLCertVerificationError, "its TLS certificate is not trusted"),
@@ -74,7 +74,7 @@ def failure_of(error: Exception) -> QueueError:
             return _unavailable(reason)
     if isinstance(error, refusals.ResponseError):
         reason = _LASTING.get(code, "another error")
-        return QueueError(f"Redis refused a call ({reason}): check that only Ballast writes to the keys of the queue")
+        return RefusedCall(f"Redis refused a call ({reason}): check that only Ballast writes to the keys of the queue")
     return _unavailable("the answer is not one of Redis")
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from ballast_queue.errors import JobNotFound, JobStateConflict
 from ballast_queue.job import Job, JobState, Outlook, Redriven
 from ballast_queue.records import job_of, parse_record, readable
 from ballast_queue.store import Store
+from ballast_queue.unreadable import text_of
 
 READ_JOBS = 200
 """Records read in one call."""
@@ -23,7 +25,7 @@ MOST_ACTIVE = 2000
 class Jobs:
     """The jobs of a queue.
 
-    Law: a job that is over keeps its state, except that a redrive reopens a completed one.
+    A job that is over keeps its state, except that a redrive reopens a completed one.
     """
 
     _store: Store
@@ -48,9 +50,15 @@ class Jobs:
 
     @readable("the jobs")
     def active(self, limit: int = MOST_ACTIVE) -> list[Job]:
-        """Return at most `limit` jobs that are not over, those with the nearest deadlines first."""
+        """Return at most `limit` jobs that are not over, those with the nearest deadlines first.
+
+        Jobs that cannot be read are left out.
+        """
         members = self._store.connection.members(self._store.keys.active, 0, limit - 1)
-        return [job_of(record) for record in self._records([job_id.decode() for job_id in members])]
+        records = self._records([text_of(job_id) for job_id in members])
+        read = self._store.unreadable.try_read
+        found = [read(f"job {record['id']}", partial(job_of, record)) for record in records]
+        return [job for job in found if job is not None]
 
     def cancel(self, job_id: str) -> Job:
         """End a job that is not over. Items under lease end at their worker's next heartbeat.

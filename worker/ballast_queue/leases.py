@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
+from pydantic import ValidationError
+
+from ballast_queue.errors import RefusedCall
 from ballast_queue.functions import Finished
 from ballast_queue.job import Claimed, Lease, Prefix, Result
 from ballast_queue.outcome import Outcome
 from ballast_queue.records import readable
 from ballast_queue.store import Store
+from ballast_queue.unreadable import text_of
 
 MAX_ITEMS = 1000
 """Items of one job in one call. Lua can unpack only some thousands of arguments."""
@@ -23,7 +29,7 @@ MAX_ITEMS = 1000
 class Leases:
     """The leases of a queue.
 
-    Law: an item has one holder at a time, and only the token of its current lease can change it.
+    An item has one holder at a time, and only the token of its current lease can change it.
     """
 
     _store: Store
@@ -34,11 +40,32 @@ class Leases:
         reply = self._store.call(self._store.functions.claim(job_id, n, worker))
         if not reply:
             return []
-        expires, tenant, priority = float(reply[0]), reply[1].decode(), int(reply[2])
-        return [
-            _claimed(job_id, reply[at : at + 5], expires=expires, tenant=tenant, priority=priority)
-            for at in range(3, len(reply), 5)
-        ]
+        expires, tenant, priority = float(reply[0]), text_of(reply[1]), int(reply[2])
+        claimed: list[Claimed] = []
+        for at in range(3, len(reply), 5):
+            item = reply[at : at + 5]
+            read = partial(_claimed, job_id, item, expires=expires, tenant=tenant, priority=priority)
+            found = self._store.unreadable.try_read(f"item {int(item[0])} of job {job_id}", read)
+            if found is None:
+                self._drop(job_id, int(item[0]), item[1])
+            else:
+                claimed.append(found)
+        return claimed
+
+    def _drop(self, job_id: str, index: int, token: int) -> None:
+        """Fail an item for good whose stored line cannot be read."""
+        call = self._store.functions.retry(
+            job_id,
+            index,
+            token,
+            code="unreadable_item",
+            message="The line that is stored for this item cannot be read. Submit the item again.",
+            again=False,
+            status=500,
+            jitter=0.0,
+        )
+        with contextlib.suppress(RefusedCall):  # if even the id of the item cannot be read, its lease expires
+            self._store.call(call)
 
     def heartbeat(self, leases: Sequence[Lease]) -> list[Lease]:
         """Extend leases and return the lost ones: expired and taken over, cancelled, or past their job's deadline.
@@ -163,8 +190,16 @@ def _claimed(job_id: str, item: Sequence[Any], *, expires: float, tenant: str, p
         token=token,
         expires=expires,
         seed=_seed_of(job_id, int(index), line["body"]),
-        prefix=Prefix.model_validate_json(prefix) if prefix else None,
+        prefix=_prefix(prefix),
     )
+
+
+def _prefix(text: bytes) -> Prefix | None:
+    """Return what an earlier attempt generated. Without it, an attempt begins again."""
+    try:
+        return Prefix.model_validate_json(text) if text else None
+    except ValidationError:
+        return None
 
 
 def _finished(claimed: Claimed, result: Result, worker: str) -> Finished:

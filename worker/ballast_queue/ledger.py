@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Self
 
-from ballast_queue.records import readable
 from ballast_queue.store import Store
+from ballast_queue.unreadable import text_of
 
 MOST_IDLE = 1000
 """Idle tenants whose service the ledger keeps."""
@@ -24,10 +25,13 @@ class Service:
     """The same numbers as the server writes them. A changed text shows that a tenant was charged."""
 
     @classmethod
-    @readable("the ledger")
     def read(cls, pairs: Sequence[bytes]) -> Self:
         """Return the service in the hash of the ledger."""
-        texts = {name.decode(): value.decode() for name, value in zip(pairs[::2], pairs[1::2], strict=True)}
+        texts = {
+            text_of(name): text_of(value)
+            for name, value in zip(pairs[::2], pairs[1::2], strict=True)
+            if _is_number(value)
+        }
         level = float(texts.pop("", 0))
         return cls(level, {name: float(text) for name, text in texts.items()}, texts)
 
@@ -45,11 +49,18 @@ class Service:
         return [name for rank, name in enumerate(idle) if rank >= MOST_IDLE or self.of(name) <= self.level]
 
 
+def _is_number(value: bytes) -> bool:
+    try:
+        return isfinite(float(value))
+    except ValueError:
+        return False
+
+
 @dataclass(frozen=True, slots=True)
 class SharedLedger:
     """The ledger of a queue.
 
-    Law: service only grows until its tenant is forgotten.
+    Service only grows until its tenant is forgotten.
     """
 
     _store: Store

@@ -12,6 +12,7 @@ from ballast_queue.errors import UnreadableValue
 from ballast_queue.functions import FIELDS, HEAD
 from ballast_queue.job import Job, JobHead, JobState, Outlook, RequestCounts, output_left
 from ballast_queue.status import QueueStats
+from ballast_queue.unreadable import text_of
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -54,7 +55,7 @@ def parse_record(reply: bytes) -> dict[str, str] | None:
     """Return the fields in the reply of `read` for one job, or None if there is no such job."""
     if not reply:
         return None
-    return dict(zip(FIELDS, reply.decode().split("\x1f"), strict=True))
+    return dict(zip(FIELDS, text_of(reply).split("\x1f"), strict=True))
 
 
 def counts_of(fields: Mapping[str, str]) -> RequestCounts:
@@ -98,7 +99,7 @@ def _output_left(fields: Mapping[str, str]) -> int:
 @readable("a job")
 def head_of(job_id: str, reply: bytes) -> JobHead:
     """Return the head of a job from the reply of `heads`."""
-    fields = dict(zip(HEAD, reply.decode().split("\x1f"), strict=True))
+    fields = dict(zip(HEAD, text_of(reply).split("\x1f"), strict=True))
     waiting, leased = int(fields["waiting"]), int(fields["leased"])
     return JobHead(
         job_id=job_id,
@@ -118,7 +119,7 @@ def head_of(job_id: str, reply: bytes) -> JobHead:
 def stats_of(reply: Sequence[Any]) -> QueueStats:
     """Return the figures of a queue from the reply of `stats`."""
     at, inbox, oldest, entry, pairs = reply
-    totals = {name.decode(): value.decode() for name, value in zip(pairs[::2], pairs[1::2], strict=True)}
+    totals = {text_of(name): text_of(value) for name, value in zip(pairs[::2], pairs[1::2], strict=True)}
     since = [float(oldest)] if oldest else []
     if entry:
         since.append(int(entry.split(b"-")[0]) / 1000)

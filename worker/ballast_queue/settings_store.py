@@ -14,7 +14,7 @@ _NUMBERS = ("max_attempts", "lease_seconds", "results_seconds", "backoff_seconds
 
 @dataclass(frozen=True, slots=True)
 class SettingsStore:
-    """Law: the settings of the newest resource and generation are in force."""
+    """The settings of a queue. Those of the newest resource and generation are in force."""
 
     _store: Store
 

@@ -7,6 +7,7 @@ from typing import Any
 from ballast_queue.connection import Call, Connection
 from ballast_queue.functions import Functions
 from ballast_queue.keys import Keys
+from ballast_queue.unreadable import Unreadable
 
 
 class Store:
@@ -17,6 +18,7 @@ class Store:
         self.name = name
         self.keys = Keys(name)
         self.functions = Functions(self.keys)
+        self.unreadable = Unreadable()
 
     def call(self, call: Call) -> Any:
         """Run one function and return its reply."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ballast_queue.errors import RefusedCall
 from ballast_queue.records import readable
 from ballast_queue.store import Store
+from ballast_queue.unreadable import text_of
 
 BATCH = 500
 """Items of one job that one call moves, so that no call blocks the server for long."""
@@ -15,7 +17,7 @@ BATCH = 500
 class Timers:
     """The timers of a queue.
 
-    Law: any worker may run due work, and several workers may do so at the same time.
+    Any worker may run due work, and several workers may do so at the same time.
     """
 
     _store: Store
@@ -30,8 +32,11 @@ class Timers:
         """
         moved = 0
         for timer in self._store.call(self._store.functions.due(min(limit, 100))):
-            kind, _, job_id = timer.decode().partition(":")
-            moved += self._run(kind, job_id, limit)
+            kind, _, job_id = text_of(timer).partition(":")
+            try:
+                moved += self._run(kind, job_id, limit)
+            except RefusedCall:
+                self._store.unreadable.skip(f"job {job_id}")
             if moved >= limit:
                 break
         return moved

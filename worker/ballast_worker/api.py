@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from uuid import uuid4
 
@@ -21,10 +22,11 @@ from ballast_log import Log
 from ballast_openai.body import CHAT_URL, COMPLETIONS_URL, not_yet
 from ballast_policy.request import RequestClass
 from ballast_worker.errors import Refused
-from ballast_worker.http_exchange import ClientGone, HttpExchange, compact
+from ballast_worker.http_exchange import ClientGone, HttpExchange, compact, read_json
 from ballast_worker.loop import Stream
 from ballast_worker.metrics import CONTENT_TYPE
-from ballast_worker.openai import SHORT_PROMPT_CHARS, Body, Caller, num_chars
+from ballast_worker.openai import Body, Caller
+from ballast_worker.openapi import description
 from ballast_worker.requests import RequestOutcome, RequestTiming
 from ballast_worker.responses import DONE, KEEPALIVE, AnswerBuffer, ResponseFormat, error_event, model_card, model_list
 from ballast_worker.worker import Worker
@@ -32,7 +34,10 @@ from ballast_worker.worker import Worker
 log = Log(__name__)
 
 JSON = "application/json"
-KNOWN = "/v1/models, /v1/completions, /v1/chat/completions, /health, /ready, /metrics, /version, /ballast/status"
+KNOWN = (
+    "/v1/models, /v1/completions, /v1/chat/completions, /health, /ready, /metrics, /version, /ballast/status, "
+    "/openapi.json"
+)
 
 
 def routes(worker: Worker, lifespan: Lifespan[Starlette]) -> Starlette:
@@ -49,10 +54,21 @@ def routes(worker: Worker, lifespan: Lifespan[Starlette]) -> Starlette:
             Route("/metrics", read.metrics),
             Route("/version", read.version),
             Route("/ballast/status", read.status),
+            Route("/openapi.json", read.openapi),
         ],
         exception_handlers={HTTPException: _not_routed, Refused: _refused, Exception: _internal_error},
         lifespan=lifespan,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Accepted:
+    """A request that the engine has, and how to answer it."""
+
+    stream: Stream
+    timing: RequestTiming
+    is_streamed: bool
+    includes_usage: bool
 
 
 class GenerateRoute:
@@ -77,51 +93,56 @@ class GenerateRoute:
                 await call.refuse(refused)
 
     async def _serve(self, call: HttpExchange) -> None:
+        await self._answer(call, await self._accept(call))
+
+    async def _accept(self, call: HttpExchange) -> _Accepted:
+        """Submit the request to the engine. Nothing else of the body stays in memory."""
         worker = self._worker
         arrival = time.monotonic()
         request_class = RequestClass.ONLINE
         try:
             worker.check_open()
             worker.tenancy.check_key(call.headers)
-            data = await call.json(worker.config.limits.max_body_kibibytes * 1024)
-            body = worker.served.read(self._url, data)
-            caller = worker.tenancy.caller(call.headers, body.band, is_flex=body.service_tier == "flex")
-            request_class = caller.request_class
+            with worker.bodies.share() as share:
+                raw = await call.body(worker.config.limits.max_body_kibibytes * 1024, share)
+                async with worker.readers.reader(len(raw)) as reader:
+                    body, caller = await reader.run(partial(self._read, raw, call.headers))
+                    del raw
+                    request_class = caller.request_class
+                    worker.check_queue(request_class)
+                    request = await reader.run(partial(self._request, body, caller))
+            worker.check_open()  # again, because a long body takes time
             worker.check_queue(request_class)
-            request = await self._request(body, caller, arrival)
-            worker.check_open()  # again, because a long prompt takes time
-            worker.check_queue(request_class)
-            stream = worker.loop.stream(request)
+            stream = worker.loop.stream(replace(request, arrival=arrival))
         except InvalidRequest as error:
             worker.recorder.refused(request_class, RequestOutcome.INVALID)
             raise Refused(400, str(error), code="invalid_request") from None
         except Refused as refused:
             worker.recorder.refused(request_class, _outcome(refused))
             raise
-        await self._answer(call, stream, body, worker.timing(request, arrival))
+        return _Accepted(stream, worker.timing(request, arrival), body.stream, body.includes_usage)
 
-    async def _request(self, body: Body, caller: Caller, arrival: float) -> GenerationRequest:
+    def _read(self, raw: bytearray, headers: dict[bytes, bytes]) -> tuple[Body, Caller]:
+        body = self._worker.served.read(self._url, read_json(raw))
+        return body, self._worker.tenancy.caller(headers, body.band, is_flex=body.service_tier == "flex")
+
+    def _request(self, body: Body, caller: Caller) -> GenerationRequest:
         served = self._worker.served
-        if num_chars(body) > SHORT_PROMPT_CHARS:  # the tokenizer releases the interpreter lock
-            prompt = await asyncio.to_thread(served.tokens, body)
-        else:
-            prompt = served.tokens(body)
-        request = served.request(self._prefix + uuid4().hex, body, prompt, caller)
-        return replace(request, arrival=arrival)
+        return served.request(self._prefix + uuid4().hex, body, served.tokens(body), caller)
 
-    async def _answer(self, call: HttpExchange, stream: Stream, body: Body, timing: RequestTiming) -> None:
-        worker = self._worker
+    async def _answer(self, call: HttpExchange, accepted: _Accepted) -> None:
+        worker, stream = self._worker, accepted.stream
         shape = ResponseFormat(
             is_chat=self._url == CHAT_URL,
             id=stream.request_id,
             created=int(time.time()),
             model=worker.served.name,
-            include_usage=body.includes_usage,
+            include_usage=accepted.includes_usage,
         )
         answer = AnswerBuffer()
         watcher = asyncio.create_task(_watch(call, stream))
         try:
-            if body.stream:
+            if accepted.is_streamed:
                 await _send_events(call, stream, shape, answer)
             else:
                 await _send_whole(call, stream, shape, answer)
@@ -129,7 +150,7 @@ class GenerateRoute:
             watcher.cancel()
             if not answer.is_over:
                 worker.loop.abort(stream.request_id)
-            worker.ended(timing, stream, answer)
+            worker.ended(accepted.timing, stream, answer)
 
 
 async def _watch(call: HttpExchange, stream: Stream) -> None:
@@ -185,6 +206,18 @@ def _outcome(refused: Refused) -> RequestOutcome:
     return RequestOutcome.FAILED if refused.status >= 500 else RequestOutcome.INVALID
 
 
+def owner_routes(worker: Worker) -> Starlette:
+    """Return the app of the metrics port: what names tenants."""
+
+    async def metrics(_: Request) -> Response:
+        return Response(worker.tenant_metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+    async def status(_: Request) -> Response:
+        return Response(worker.status().model_dump_json(), media_type=JSON)
+
+    return Starlette(routes=[Route("/metrics", metrics), Route("/ballast/status", status)])
+
+
 class ReadRoutes:
     """The routes that only read."""
 
@@ -205,10 +238,9 @@ class ReadRoutes:
 
     async def health(self, _: Request) -> Response:
         """Liveness: return 503 if only a restart helps."""
-        loop = self._worker.loop
-        if loop.is_healthy:
+        why = self._worker.failure
+        if why is None:
             return Response(b'{"status":"ok"}', media_type=JSON)
-        why = loop.failure or "Several engine steps in a row failed."
         return Response(compact({"status": "failed", "reason": why}), 503, media_type=JSON)
 
     async def ready(self, _: Request) -> Response:
@@ -220,7 +252,7 @@ class ReadRoutes:
         return Response(compact({"status": "not ready", "reason": why}), 503, media_type=JSON)
 
     async def metrics(self, _: Request) -> Response:
-        """Return the metrics for Prometheus."""
+        """Return the metrics for routers and Prometheus, without tenants."""
         return Response(self._worker.metrics.render(), headers={"content-type": CONTENT_TYPE})
 
     async def version(self, _: Request) -> Response:
@@ -232,8 +264,12 @@ class ReadRoutes:
         return Response(compact({"version": number}), media_type=JSON)
 
     async def status(self, _: Request) -> Response:
-        """Return the status of the worker, for the operator, the CLI and routers."""
-        return Response(self._worker.status().model_dump_json(), media_type=JSON)
+        """Return the status of the worker, without tenants."""
+        return Response(self._worker.status().model_dump_json(exclude={"tenant_slots"}), media_type=JSON)
+
+    async def openapi(self, _: Request) -> Response:
+        """Return the OpenAPI description of these routes."""
+        return Response(description(), media_type=JSON)
 
     def _check_key(self, request: Request) -> None:
         self._worker.tenancy.check_key(dict(request.scope["headers"]))

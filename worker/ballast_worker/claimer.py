@@ -14,6 +14,8 @@ from ballast_policy.jobs.choice import Candidate, in_submission_order, job_slack
 from ballast_policy.jobs.deadline import Rates
 from ballast_policy.request import RequestClass
 from ballast_policy.reservation import most_slots
+from ballast_queue.claimable import Group
+from ballast_queue.errors import RefusedCall
 from ballast_queue.job import Claimed, JobHead, Prefix
 from ballast_queue.redis_store import Queue
 from ballast_queue.status import WorkerStatus
@@ -22,7 +24,7 @@ from ballast_worker.forecast import rates_of, work_of
 from ballast_worker.in_flight import InFlightItem, InFlightItems, ItemFailure
 from ballast_worker.ledger_view import LedgerView
 from ballast_worker.loop import EngineLoop
-from ballast_worker.openai import Caller, PublishedModel, of_job
+from ballast_worker.openai import MODEL_NOT_FOUND, Caller, PublishedModel, of_job
 from ballast_worker.prefetch import LEAST_AHEAD, OfflineSlots, Prefetch, groups_to_read, num_to_claim
 from ballast_worker.requests import RequestTiming
 from ballast_worker.responses import ResponseFormat
@@ -33,6 +35,10 @@ EMPTY_SECONDS = 0.1
 """How soon an empty queue is read again while slots are free."""
 SHORT_SECONDS = 0.02
 """How soon the queue is read again after a claim that returned fewer items than wanted."""
+AVOID_SECONDS = 30.0
+"""How long a worker claims no items of a job that names another model, or whose record cannot be read."""
+AVOID_GROUP_SECONDS = 1.0
+"""How long a worker does not read the jobs of a tenant if it avoids the first of them."""
 FIRST_COST = 256.0
 """The expected cost of an item before any item has ended, in tokens as `token_cost` counts them."""
 
@@ -55,6 +61,8 @@ class Claimer:
         self._tenants = LedgerView()
         self._seen_started = 0
         self._seen_at = time.monotonic()
+        self._avoided: dict[str | Group, float] = {}
+        """Jobs and groups whose items this worker cannot run, and when it tries them again."""
         self._jobs: dict[str, Candidate] = {}
         """The jobs at the last read of the queue."""
 
@@ -96,7 +104,12 @@ class Claimer:
             return
         num_claimed = 0
         for job_id, num in chosen.items():
-            claimed = queue.leases.claim(job_id, num, self._worker)
+            try:
+                claimed = queue.leases.claim(job_id, num, self._worker)
+            except RefusedCall:  # the record of this job cannot be read
+                queue.store.unreadable.skip(f"job {job_id}")
+                self._avoid(job_id)
+                continue
             num_claimed += len(claimed)
             for item in claimed:
                 self._enter(item)
@@ -110,15 +123,16 @@ class Claimer:
         tenants = self._tenants
         tenants.lift_returning(queue, demand)
         services = self._expected_services(demand.tenants)
-        rooms = self._limits()
-        groups = groups_to_read(demand.groups, services, count=count, limits=rooms, reserved=tenants.reserved)
+        limits = self._limits()
+        wanted = [group for group in demand.groups if not self._is_avoided(group)]
+        groups = groups_to_read(wanted, services, count=count, limits=limits, reserved=tenants.reserved)
         return share_out(
-            self._candidates(queue.claimable.heads(groups)),
+            self._candidates(self._usable(queue.claimable.heads(groups))),
             services,
             self.weights,
             count=count,
             cost=self._cost,
-            free_slots=rooms,
+            free_slots=limits,
             slots=tenants.slots(demand),
         )
 
@@ -192,6 +206,9 @@ class Claimer:
                 slack=self._jobs[claimed.job_id].slack,
             )
         except Refused as refused:
+            if refused.code == MODEL_NOT_FOUND:
+                self._give_back(claimed, refused.message)
+                return
             self._refuse(claimed, refused.code or "invalid_request", refused.message, refused.status)
             return
         now = time.monotonic()
@@ -213,6 +230,35 @@ class Claimer:
     def _can_continue(self, earlier: Prefix, seed: int) -> bool:
         """Return whether the same weights generated the prefix from the same seed."""
         return earlier.model_revision == self._served.revision and earlier.seed == seed
+
+    def _give_back(self, claimed: Claimed, because: str) -> None:
+        """Return an item that names another model: the name of the model changes during a rollout.
+
+        It spends no attempt, and waits for a worker that serves the name.
+        """
+        if claimed.job_id not in self._avoided:
+            log.warning(
+                "job names another model, its items wait for a worker of it", job=claimed.job_id, because=because
+            )
+        self._avoid(claimed.job_id)
+        self._in_flight.returns.append((claimed, claimed.prefix))
+
+    def _usable(self, heads: Sequence[JobHead]) -> list[JobHead]:
+        """Return the heads of jobs that are not avoided. A group without any is not read again for some time."""
+        usable = [head for head in heads if not self._is_avoided(head.job_id)]
+        groups = {Group(head.priority, head.tenant) for head in heads}
+        for group in groups - {Group(head.priority, head.tenant) for head in usable}:
+            self._avoid(group)
+        return usable
+
+    def _avoid(self, what: str | Group) -> None:
+        """Claim no item of a job or of a group for some time."""
+        now = time.monotonic()
+        self._avoided = {known: end for known, end in self._avoided.items() if end > now}
+        self._avoided[what] = now + (AVOID_SECONDS if isinstance(what, str) else AVOID_GROUP_SECONDS)
+
+    def _is_avoided(self, what: str | Group) -> bool:
+        return self._avoided.get(what, 0.0) > time.monotonic()
 
     def _refuse(self, claimed: Claimed, code: str, message: str, status: int) -> None:
         log.debug("item refused", job=claimed.job_id, item=claimed.custom_id, because=message)

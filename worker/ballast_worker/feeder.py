@@ -6,16 +6,19 @@ it claims no items and keeps finished results. It stores them when Redis is back
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 from ballast_engine.request import FinishReason
 from ballast_log import Log
 from ballast_policy.request import RequestClass
-from ballast_queue.errors import QueueError, QueueUnavailable, ServerUnfit
+from ballast_queue.errors import QueueError, QueueUnavailable, RefusedCall, ServerUnfit, UnreadableValue
+from ballast_queue.job import Lease
 from ballast_queue.outcome import Outcome
 from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
@@ -44,6 +47,12 @@ GATHER_SECONDS = 0.002
 class Feeder:
     """The feeder and its thread. Any thread may call the public methods."""
 
+    is_up = False
+    """Whether Redis answers and its configuration is safe for jobs."""
+    stats: QueueStats | None = None
+    can_claim = False
+    """Whether the queue had items at the last tick whose tenant is below its slot cap here."""
+
     def __init__(
         self,
         *,
@@ -57,11 +66,8 @@ class Feeder:
         self.recorder = Recorder()
         self.outcomes: Counter[Outcome] = Counter()
         """The answers of Redis to the reports of this worker."""
-        self.is_up = False
-        """Whether Redis answers and its configuration is safe for jobs."""
-        self.stats: QueueStats | None = None
-        self.can_claim = False
-        """Whether the queue had items at the last tick whose tenant is below its slot cap here."""
+        self.failures: Counter[str] = Counter()
+        """How often each task of a round failed."""
         self.drained = threading.Event()
         """Set when a draining feeder has no items left."""
         self._connect = connect
@@ -75,6 +81,8 @@ class Feeder:
         self._queue: Queue | None = None
         self._is_stale = False
         """Whether address or password changed since the connection was made."""
+        self._workers: list[WorkerStatus] = []
+        """The statuses of all workers at the last tick."""
         self._last_warning = ""
         self._backoff = FIRST_BACKOFF
         self._posted: dict[str, float] = {}
@@ -115,6 +123,17 @@ class Feeder:
             self._thread.join(timeout=10)
 
     @property
+    def is_dead(self) -> bool:
+        """Whether the thread ended although `stop` was not called."""
+        return self._thread.ident is not None and not self._thread.is_alive() and not self._is_stopping
+
+    @property
+    def num_unreadable(self) -> int:
+        """Values in Redis that cannot be read, and are skipped."""
+        queue = self._queue
+        return len(queue.store.unreadable.places) if queue is not None else 0
+
+    @property
     def num_held(self) -> int:
         """Items under lease in this worker."""
         return len(self._in_flight)
@@ -132,17 +151,44 @@ class Feeder:
     def _run(self) -> None:
         try:
             while not self._is_stopping:
-                self._collect()
-                self._round()
+                try:
+                    self._collect()
+                    self._round()
+                except Exception as error:  # noqa: BLE001 -- a defect must end neither offline work nor its signals
+                    self._fail("feeder", error)
+                    self._pause_offline(QueueError("the feeder failed"))
             if self._queue is not None and self.is_up:
                 self._queue.workers.withdraw(self._worker)
         except QueueError as error:
             log.warning("worker status not removed, it expires later", because=str(error))
-        except Exception:  # a defect here must not look like an empty queue
-            log.exception("feeder failed, offline work stops on this worker")
         finally:
             self.is_up = False
             self.drained.set()  # no item is returned after this, so the drain need not wait
+
+    def _try(self, what: str, task: Callable[[], object]) -> bool:
+        """Run one task of a round, and return whether it succeeded. If it fails, the other tasks still run.
+
+        Raises:
+            QueueError: Redis is unavailable, or refuses the worker.
+        """
+        try:
+            task()
+        except (RefusedCall, UnreadableValue) as error:
+            self._fail(what, error)
+        except QueueError:
+            raise
+        except Exception as error:  # noqa: BLE001 -- a defect in one task must not end the others
+            self._fail(what, error)
+        else:
+            return True
+        return False
+
+    def _fail(self, what: str, error: Exception) -> None:
+        """Count a failed task, and log it the first time."""
+        if not self.failures[what]:
+            is_defect = not isinstance(error, QueueError)
+            log.error("feeder task failed, the others go on", task=what, because=repr(error), exc_info=is_defect)
+        self.failures[what] += 1
 
     def _collect(self) -> None:
         """Wait until a request ends, a slot is free or a task is due, then take in all requests that ended."""
@@ -150,7 +196,7 @@ class Feeder:
             return
         time.sleep(GATHER_SECONDS)
         for ended in self._loop.take_ended():
-            self._settle(ended)
+            self._try("settle", partial(self._settle, ended))
         if self._loop.failure is not None:
             self._loop.fail_all(list(self._in_flight.held), self._settle)
 
@@ -233,24 +279,25 @@ class Feeder:
     def _exchange(self, queue: Queue) -> None:
         """Run one round with Redis: report results, extend leases, run due tasks, claim items."""
         if self._in_flight.has_reports:
-            self._in_flight.report(queue, self._count)
+            self._try("report", partial(self._in_flight.report, queue, self._count))
         now = time.monotonic()
         if now >= self._heartbeat_at:
-            self._heartbeat(queue)
+            self._try("heartbeat", partial(self._heartbeat, queue))
             self._heartbeat_at = now + self._lease_seconds / 3
         if now >= self._tick_at:
             self._tick(queue)
             self._tick_at = now + min(TICK_SECONDS, self._lease_seconds / 3)
         if now >= self._intake_at:
-            self._take_in(queue)
+            self._intake_at = now + TICK_SECONDS
+            self._try("inbox", partial(self._take_in, queue))
         if self._is_draining:
             self._drain()
-        elif self._loop.is_healthy:
-            self._claimer.refill(queue)
+        elif self._loop.is_healthy and not self._try("claim", partial(self._claimer.refill, queue)):
+            self._claimer.read_at = now + TICK_SECONDS
 
     def _heartbeat(self, queue: Queue) -> None:
         leases = self._in_flight.leases()
-        lost = queue.leases.heartbeat(leases) if leases else []
+        lost = _heartbeat(queue, leases) if leases else []
         queue.leases.report_progress(self._in_flight.progress(self._loop.engine.num_computed))
         if lost:
             log.info("leases lost or cancelled", count=len(lost))
@@ -258,13 +305,23 @@ class Feeder:
                 self._loop.abort(request_id)
 
     def _tick(self, queue: Queue) -> None:
-        queue.timers.run_due()
+        self._try("timers", queue.timers.run_due)
+        self._try("status", partial(self._publish, queue))
+        self._try("ledger", lambda: self._claimer.update(queue, self._workers, self._gained()))
+        self._try("figures", partial(self._read_figures, queue))
+        self._try("outlooks", partial(self._update_outlooks, queue))
+
+    def _publish(self, queue: Queue) -> None:
         self.can_claim = self._finds_work(queue)
         queue.workers.publish(self._status(), STATUS_TTL_SECONDS)
-        workers = queue.workers.statuses()
-        self._claimer.update(queue, workers, self._gained())
+        self._workers = queue.workers.statuses()
+
+    def _read_figures(self, queue: Queue) -> None:
         self.stats = queue.stats()
-        update_outlooks(queue, workers, self.stats.at, self._claimer.weights)
+
+    def _update_outlooks(self, queue: Queue) -> None:
+        if self.stats is not None:
+            update_outlooks(queue, self._workers, self.stats.at, self._claimer.weights)
 
     def _finds_work(self, queue: Queue) -> bool:
         """Return whether the queue has an item that this worker could run, whether or not it claims any.
@@ -328,3 +385,15 @@ class Feeder:
 
     def _count(self, outcome: Outcome) -> None:
         self.outcomes[outcome] += 1
+
+
+def _heartbeat(queue: Queue, leases: list[Lease]) -> list[Lease]:
+    """Extend leases and return the lost ones. The leases of a job that cannot be read expire."""
+    try:
+        return queue.leases.heartbeat(leases)
+    except RefusedCall:
+        lost: list[Lease] = []
+        for lease in leases:
+            with contextlib.suppress(RefusedCall):
+                lost += queue.leases.heartbeat([lease])
+        return lost

@@ -14,6 +14,7 @@ from uuid import uuid4
 from starlette.types import Receive, Scope, Send
 
 from ballast_openai.errors import describe
+from ballast_worker.bodies import BodyShare
 from ballast_worker.errors import Refused
 
 JSON = (b"content-type", b"application/json")
@@ -45,53 +46,30 @@ class HttpExchange:
         self.is_last = is_last
         self.is_started = False
 
-    async def body(self, limit: int) -> bytes:
+    async def body(self, limit: int, share: BodyShare) -> bytearray:
         """Return the whole body.
 
         Raises:
-            Refused: 413 as soon as the body exceeds `limit` bytes.
+            Refused: 413 as soon as the body exceeds `limit` bytes, 429 as soon as it exceeds its share of the memory.
             ClientGone: the client closed the connection before the end of the body.
         """
         length = self.headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > limit:
             _too_large(limit, f"{int(length)} bytes")
-        parts: list[bytes] = []
-        size = 0
+        share.check(int(length) if length.isdigit() else 0)
+        body = bytearray()
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise ClientGone
             part: bytes = message.get("body", b"")
-            size += len(part)
+            size = len(body) + len(part)
             if size > limit:
                 _too_large(limit, f"more than {limit} bytes")
-            parts.append(part)
+            share.grow(size)
+            body += part
             if not message.get("more_body", False):
-                return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    async def json(self, limit: int) -> dict[str, object]:
-        """Return the body as a JSON object; see `body`."""
-        raw = await self.body(limit)
-        try:
-            text = raw.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise Refused(
-                400,
-                f"The body is not UTF-8: byte {error.start} is 0x{raw[error.start]:02x}. Send JSON encoded as UTF-8.",
-                code="invalid_utf8",
-            ) from None
-        try:
-            value = json.loads(text, parse_constant=_no_constant)
-        except RecursionError:
-            raise Refused(400, "The body is nested too deeply.", code="invalid_json") from None
-        except ValueError as error:
-            found = f"{text[:40]!r}" if text.strip() else "an empty body"
-            raise Refused(
-                400, f"The body is not JSON ({error}): found {found}. Send one JSON object.", code="invalid_json"
-            ) from None
-        if not isinstance(value, dict):
-            raise Refused(400, f"The body is {describe(value)}, expected a JSON object: {{...}}.", code="invalid_json")
-        return value
+                return body
 
     async def gone(self) -> None:
         """Wait until the client closes the connection. Call it after the body is read."""
@@ -123,6 +101,34 @@ class HttpExchange:
         if self.is_last:
             headers.append((b"connection", b"close"))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+def read_json(raw: bytearray) -> dict[str, object]:
+    """Return a body as a JSON object.
+
+    Raises:
+        Refused: the body is not UTF-8, not JSON, or not an object.
+    """
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise Refused(
+            400,
+            f"The body is not UTF-8: byte {error.start} is 0x{raw[error.start]:02x}. Send JSON encoded as UTF-8.",
+            code="invalid_utf8",
+        ) from None
+    try:
+        value = json.loads(text, parse_constant=_no_constant)
+    except RecursionError:
+        raise Refused(400, "The body is nested too deeply.", code="invalid_json") from None
+    except ValueError as error:
+        found = f"{text[:40]!r}" if text.strip() else "an empty body"
+        raise Refused(
+            400, f"The body is not JSON ({error}): found {found}. Send one JSON object.", code="invalid_json"
+        ) from None
+    if not isinstance(value, dict):
+        raise Refused(400, f"The body is {describe(value)}, expected a JSON object: {{...}}.", code="invalid_json")
+    return value
 
 
 def event(data: Mapping[str, object]) -> bytes:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 
 from ballast_engine.request import FinishReason, Output
+from ballast_queue.errors import RefusedCall
 from ballast_queue.job import Claimed, Lease, Prefix, Result
 from ballast_queue.outcome import Outcome
 from ballast_queue.redis_store import Queue
 from ballast_worker.requests import RequestTiming
 from ballast_worker.responses import AnswerBuffer, ResponseFormat
+
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True)
@@ -120,25 +126,45 @@ class InFlightItems:
     def report(self, queue: Queue, count: Callable[[Outcome], None]) -> None:
         """Report everything to Redis. A report that succeeded is forgotten even if a later one fails.
 
+        If the record of a job cannot be read, its reports are dropped, and its leases expire.
+
         Raises:
             QueueError: the other reports stay. A repeated report changes nothing in Redis.
         """
         if self.results:
-            for outcome in queue.leases.finish_many(self.worker, self.results):
+            for outcome in _all_or_each(partial(queue.leases.finish_many, self.worker), self.results):
                 count(outcome)
             self.results = []
         while self.failures:
-            failure = self.failures[-1]
-            outcome = queue.leases.retry(
-                failure.claimed,
-                failure.code,
-                failure.message,
-                is_retryable=failure.is_retryable,
-                status_code=failure.status_code,
-            )
-            count(outcome)
+            for outcome in _all_or_each(partial(_fail, queue), self.failures[-1:]):
+                count(outcome)
             self.failures.pop()
         if self.returns:
-            for outcome in queue.leases.give_back_many(self.returns):
+            for outcome in _all_or_each(queue.leases.give_back_many, self.returns):
                 count(outcome)
             self.returns = []
+
+
+def _fail(queue: Queue, failures: Sequence[ItemFailure]) -> list[Outcome]:
+    return [
+        queue.leases.retry(
+            failure.claimed,
+            failure.code,
+            failure.message,
+            is_retryable=failure.is_retryable,
+            status_code=failure.status_code,
+        )
+        for failure in failures
+    ]
+
+
+def _all_or_each(send: Callable[[Sequence[_T]], list[Outcome]], reports: Sequence[_T]) -> list[Outcome]:
+    """Send all reports at once. If Redis cannot read a value, send each alone, and drop those that fail."""
+    try:
+        return send(reports)
+    except RefusedCall:
+        outcomes: list[Outcome] = []
+        for report in reports:
+            with contextlib.suppress(RefusedCall):
+                outcomes += send([report])
+        return outcomes

@@ -15,8 +15,7 @@ from ballast_worker.errors import Refused
 
 Body = CompletionBody | ChatBody
 
-SHORT_PROMPT_CHARS = 4096
-"""A prompt up to this length takes about a millisecond to tokenize, too little for another thread."""
+MODEL_NOT_FOUND = "model_not_found"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +40,8 @@ class PublishedModel:
     max_model_len: int
     vocab_size: int
     tokenizer: Tokenizer
+    longest_token_bytes: int | None = None
+    """The most bytes of text in one token; None: unlimited."""
 
     def read(self, url: str, data: object) -> Body:
         """Check a decoded JSON body.
@@ -48,6 +49,7 @@ class PublishedModel:
         Raises:
             Refused: the message names the field and what was expected; 404 for another model.
         """
+        self._check_counts(data)
         try:
             body = parse_body(url, data)
         except InvalidBody as error:
@@ -61,7 +63,7 @@ class PublishedModel:
             raise Refused(
                 404,
                 f"The model {name[:200]!r} does not exist. This worker serves {self.name!r}.",
-                code="model_not_found",
+                code=MODEL_NOT_FOUND,
                 param="model",
             )
 
@@ -71,8 +73,8 @@ class PublishedModel:
         Raises:
             Refused: the model cannot read the prompt, or it leaves too few tokens for the output.
         """
-        prompt = self._encode(body)
         field = "prompt" if isinstance(body, CompletionBody) else "messages"
+        prompt = self._encode(body, field)
         if not prompt:
             raise Refused(400, f"{field}: found no tokens, expected at least one", code="invalid_value", param=field)
         asked = body.num_output
@@ -120,15 +122,43 @@ class PublishedModel:
             stream=body.stream,
         )
 
-    def _encode(self, body: Body) -> tuple[int, ...]:
+    def _check_counts(self, data: object) -> None:
+        """Refuse more token ids or messages than the context has tokens, before each of them is checked."""
+        for field, what in (("prompt", "token ids"), ("messages", "messages")):
+            value = data.get(field) if isinstance(data, dict) else None
+            if isinstance(value, list) and len(value) > self.max_model_len:
+                raise self._too_long(field, f"{len(value)} {what}")
+
+    def _check_bytes(self, text: str, field: str) -> str:
+        """Return the text, unless it has more bytes than the tokens of the context can stand for."""
+        longest = self.longest_token_bytes
+        if (
+            longest is not None and len(text) * 4 > longest * self.max_model_len
+        ):  # UTF-8 has at most 4 bytes a character
+            num_bytes = len(text.encode())
+            if num_bytes > longest * self.max_model_len:
+                raise self._too_long(field, f"{num_bytes} bytes, and a token has at most {longest}")
+        return text
+
+    def _too_long(self, field: str, found: str) -> Refused:
+        return Refused(
+            400,
+            f"The maximum context length of this model is {self.max_model_len} tokens, but {field} has {found}. "
+            f"Shorten {field}.",
+            code="context_length_exceeded",
+            param=field,
+        )
+
+    def _encode(self, body: Body, field: str) -> tuple[int, ...]:
         if isinstance(body, ChatBody):
             messages = [message.for_template() for message in body.messages]
             try:
-                return tuple(self.tokenizer.apply_chat_template(messages, body.chat_template_kwargs))
+                text = self.tokenizer.render_chat(messages, body.chat_template_kwargs)
             except InvalidChat as error:
                 raise Refused(400, str(error), code="invalid_chat", param="messages") from None
+            return tuple(self.tokenizer.encode(self._check_bytes(text, field), is_chat=True))
         if isinstance(body.prompt, str):
-            return tuple(self.tokenizer.encode(body.prompt))
+            return tuple(self.tokenizer.encode(self._check_bytes(body.prompt, field)))
         largest = max(body.prompt)
         if largest >= self.vocab_size:
             raise Refused(
@@ -152,10 +182,3 @@ def of_job(
         slack: slack of the job
     """
     return replace(request, generated=generated, num_computed=num_computed, slack=slack, stream=False)
-
-
-def num_chars(body: Body) -> int:
-    """Return the number of characters to tokenize."""
-    if isinstance(body, ChatBody):
-        return sum(len(message.content or "") for message in body.messages)
-    return len(body.prompt) if isinstance(body.prompt, str) else 0

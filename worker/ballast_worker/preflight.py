@@ -36,7 +36,16 @@ def listen(config: WorkerConfig) -> socket.socket:
     Raises:
         AddressTaken: the message states what to do.
     """
-    host, port = config.runtime.host, config.runtime.port
+    return _bind(config.runtime.host, config.runtime.port, "port")
+
+
+def listen_for_metrics(config: WorkerConfig) -> socket.socket | None:
+    """Bind the address of the metrics port, if there is one; see `listen`."""
+    port = config.runtime.metrics_port
+    return None if port is None else _bind(config.runtime.host, port, "metricsPort")
+
+
+def _bind(host: str, port: int, field: str) -> socket.socket:
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         with contextlib.ExitStack() as on_error:
@@ -49,7 +58,7 @@ def listen(config: WorkerConfig) -> socket.socket:
     except OSError as error:
         raise AddressTaken(
             f"Cannot listen on {host}:{port}: {error.strerror or error}. Stop the process that listens there, or set "
-            "runtime.port to another port (0 uses a free port)."
+            f"runtime.{field} to another port (0 uses a free port)."
         ) from error
     return taken
 

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import socket
-from collections.abc import Generator
 from pathlib import Path
 
-import uvicorn
 import uvloop
 from starlette.applications import Starlette
 
 from ballast_api.worker_config import WorkerConfig
 from ballast_engine.errors import EngineError
 from ballast_log import Log
+from ballast_worker.api import owner_routes
 from ballast_worker.app import create_app, load
 from ballast_worker.drain import drain
 from ballast_worker.errors import NotServed
+from ballast_worker.http_server import Connections, HttpLimits, HttpServer
+from ballast_worker.preflight import listen_for_metrics
 from ballast_worker.settings import public_host
 from ballast_worker.worker import Worker
 
 log = Log(__name__)
 
-IDLE_CONNECTION_SECONDS = 75
-"""Load balancers drop idle connections after a minute. This is longer, so that they close first."""
-STOP_SECONDS = 3
-BACKLOG = 2048
+OWNER_LIMITS = HttpLimits(connections=64)
 
 
 def run(config: WorkerConfig, path: Path | None, listener: socket.socket) -> None:
@@ -36,65 +33,45 @@ def run(config: WorkerConfig, path: Path | None, listener: socket.socket) -> Non
     Raises:
         NotServed: the model or the machine does not match the configuration.
     """
+    metrics_listener = listen_for_metrics(config)
     try:
         worker = Worker(load(config, path), path=path)
     except EngineError as error:
         raise NotServed(str(error)) from error
-    process = Process(worker, create_app(config, worker=worker), listener)
+    process = Process(worker, create_app(config, worker=worker), listener, metrics_listener)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(process.serve())
-
-
-class _Server(uvicorn.Server):
-    """A server that leaves signals to `Process`, and logs when it listens."""
-
-    address = ""
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        log.info("listening", address=self.address)
-
-    def hang_up(self) -> None:
-        """Close each connection as soon as it is idle. New connections are still accepted."""
-        for connection in tuple(self.server_state.connections):
-            connection.shutdown()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        yield
 
 
 class Process:
     """The server of one worker: signals, drain, exit."""
 
-    def __init__(self, worker: Worker, app: Starlette, listener: socket.socket) -> None:
+    def __init__(
+        self, worker: Worker, app: Starlette, listener: socket.socket, metrics_listener: socket.socket | None = None
+    ) -> None:
         self._worker = worker
         self._listener = listener
         self._draining: asyncio.Task[None] | None = None
-        self._server = _Server(
-            uvicorn.Config(
-                app,
-                loop="none",
-                http="httptools",
-                ws="none",
-                lifespan="on",
-                access_log=False,
-                log_config=None,
-                server_header=False,
-                backlog=BACKLOG,
-                timeout_keep_alive=IDLE_CONNECTION_SECONDS,
-                timeout_graceful_shutdown=STOP_SECONDS,
-            )
-        )
+        self._metrics_listener = metrics_listener
+        self._server = HttpServer(app, worker.connections)
 
     async def serve(self) -> None:
         """Serve until a signal, and return when everything has stopped."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, signal.Signals(number).name)
-        host, port = self._listener.getsockname()[:2]
-        self._worker.address = self._server.address = f"http://{public_host(host)}:{port}"
-        await self._server.serve(sockets=[self._listener])
+        self._worker.address = self._server.address = _address_of(self._listener)
+        if self._metrics_listener is None:
+            await self._server.serve(sockets=[self._listener])
+            return
+        metrics = HttpServer(owner_routes(self._worker), Connections(OWNER_LIMITS), name="metrics")
+        metrics.address = _address_of(self._metrics_listener)
+        beside = asyncio.create_task(metrics.serve(sockets=[self._metrics_listener]))
+        try:
+            await self._server.serve(sockets=[self._listener])
+        finally:
+            metrics.should_exit = True
+            await beside
 
     def _on_signal(self, name: str) -> None:
         if self._draining is None:
@@ -110,3 +87,8 @@ class Process:
             await drain(self._worker, hang_up=self._server.hang_up)
         finally:
             self._server.should_exit = True
+
+
+def _address_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://{public_host(host)}:{port}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -22,12 +23,15 @@ from ballast_queue.errors import QueueForbidden
 from ballast_queue.redis_store import Queue
 from ballast_queue.status import WorkerStatus
 from ballast_worker import settings
+from ballast_worker.bodies import MOST_BODY_BYTES, BodyMemory, BodyReaders
 from ballast_worker.engine import Engine
 from ballast_worker.errors import NotServed, Refused
 from ballast_worker.feeder import Feeder
+from ballast_worker.http_server import Connections, HttpLimits
 from ballast_worker.loop import BROKEN, EngineLoop, Stream
 from ballast_worker.metrics import QueueView, ScrapeData, Spending, StepMetrics, WorkerMetrics
 from ballast_worker.openai import PublishedModel
+from ballast_worker.prompt_length import longest_token_bytes
 from ballast_worker.reload import ConfigWatcher, Loaded
 from ballast_worker.requests import Recorder, RequestTiming
 from ballast_worker.responses import AnswerBuffer, stopping
@@ -52,12 +56,20 @@ class Build(Protocol):
 class Worker:
     """All parts of one process except the HTTP server. It belongs to one event loop."""
 
+    address: str
+    """The address of the HTTP API. The server corrects it when it knows its port."""
+    is_draining = False
+    """Whether the worker shuts down: it is not ready, and claims no items."""
+    is_closed = False
+    """Whether the worker refuses new requests."""
+
     def __init__(
         self,
         loaded: Loaded,
         *,
         path: Path | None = None,
         build: Build = build_engine,
+        http_limits: HttpLimits | None = None,
     ) -> None:
         """Load the model.
 
@@ -65,39 +77,31 @@ class Worker:
             loaded: the configuration
             path: the file of the configuration, which is watched for changes; None: it never changes
             build: builds the engine; by default that of Ballast
+            http_limits: limits of the HTTP server; by default those for the queue limits of the configuration
 
         Raises:
             NotServed: the configuration asks for something that this worker cannot do.
             EngineError: the checkpoint or the options of the engine are wrong.
         """
         config = loaded.config
-        directory = settings.model_directory(config)
-        keys = _load_keys(config)
+        self._keys = _load_keys(config)
         self.id = settings.worker_id(config)
         self.address = f"http://{config.runtime.host}:{config.runtime.port}"
-        """The address of the HTTP API. The server corrects it when it knows its port."""
-        self.is_draining = False
-        """Whether the worker shuts down: it is not ready, and claims no items."""
-        self.is_closed = False
-        """Whether the worker refuses new requests."""
         self.recorder = Recorder()
-        self.tenancy = Tenancy(config.offline.tenants, keys)
-        tokenizer = Tokenizer(directory)
-        self.engine = build(settings.engine_options(config, directory), tokenizer=tokenizer)
-        self.engine.configure(settings.policy_config(config, self.engine.policy))
-        self.served = _served(config, directory, self.engine, tokenizer)
+        self.tenancy = Tenancy(config.offline.tenants, self._keys)
+        self.engine, self.served = _load(config, build)
         self._steps = StepMetrics()
         self.loop = EngineLoop(self.engine, self._steps.add)
+        self.connections = Connections(http_limits or _http_limits(config, self.engine.policy.slots))
+        self.bodies = BodyMemory(max(MOST_BODY_BYTES, 4 * 1024 * config.limits.max_body_kibibytes))
+        self.readers = BodyReaders()
         self.feeder = self._feed(config)
-        self.metrics = WorkerMetrics(self._figures)
-        self._keys = keys
+        self.metrics = WorkerMetrics(self._figures, shows_tenants=False)
+        self.tenant_metrics = WorkerMetrics(self._figures, shows_tenants=True)
         self._loaded = loaded
-        self._spending = Spending()
         self._utilization = Utilization(self.engine.footprint)
-        self._rates = SmoothedRates()
-        self._watcher: ConfigWatcher | None = None
-        if path is not None:
-            self._watcher = ConfigWatcher(path, loaded, self._apply, also=self._files_beside(config))
+        self._spending, self._rates = Spending(), SmoothedRates()
+        self._watcher = None if path is None else self._watch(path, loaded)
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -139,6 +143,7 @@ class Worker:
         if self.feeder is not None:
             await asyncio.to_thread(self.feeder.stop)
         await asyncio.to_thread(self.loop.stop)
+        self.readers.close()
         log.info("worker stopped", worker=self.id)
 
     # Requests
@@ -196,6 +201,15 @@ class Worker:
 
     # Status and metrics
 
+    @property
+    def failure(self) -> str | None:
+        """Why only a restart helps; None while the worker is healthy."""
+        if not self.loop.is_healthy:
+            return self.loop.failure or "Several engine steps in a row failed."
+        if self.feeder is not None and self.feeder.is_dead:
+            return "The feeder ended, so the worker does no offline work."
+        return None
+
     def status(self) -> WorkerStatus:
         """Return the status of the worker now."""
         stats = self.engine.stats()
@@ -239,7 +253,15 @@ class Worker:
         feeder, watcher = self.feeder, self._watcher
         view = None
         if feeder is not None:
-            view = QueueView(self.config.queue_name, feeder.is_up, feeder.stats, feeder.num_at_risk, feeder.num_held)
+            view = QueueView(
+                name=self.config.queue_name,
+                is_up=feeder.is_up,
+                stats=feeder.stats,
+                jobs_at_risk=feeder.num_at_risk,
+                held=feeder.num_held,
+                failures=dict(feeder.failures),
+                unreadable=feeder.num_unreadable,
+            )
         return ScrapeData(
             model=self.served.name,
             stats=self.engine.stats(),
@@ -247,6 +269,7 @@ class Worker:
             recorders=(self.recorder, feeder.recorder) if feeder is not None else (self.recorder,),
             spending=self._spending,
             utilization=self._utilization,
+            connections=self.connections,
             queue=view,
             block_tokens=self.engine.policy.block_tokens,
             generation=self.config.runtime.generation,
@@ -274,6 +297,9 @@ class Worker:
         self._loaded = loaded
         if self.feeder is not None:
             self.feeder.configure(settings.queue_settings(config, self.served.name))
+
+    def _watch(self, path: Path, loaded: Loaded) -> ConfigWatcher:
+        return ConfigWatcher(path, loaded, self._apply, also=self._files_beside(loaded.config))
 
     def _files_beside(self, config: WorkerConfig) -> dict[Path, Callable[[], None]]:
         """Return the files that may change while a worker runs, each with the function to call then."""
@@ -306,15 +332,27 @@ class Worker:
         )
 
 
-def _served(config: WorkerConfig, directory: Path, engine: Engine, tokenizer: Tokenizer) -> PublishedModel:
-    return PublishedModel(
+def _http_limits(config: WorkerConfig, slots: int) -> HttpLimits:
+    """Return limits that leave a connection for each request that may run or wait, and the usual number beside."""
+    limits = HttpLimits()
+    return replace(limits, connections=limits.connections + slots + 2 * config.limits.max_queued_requests)
+
+
+def _load(config: WorkerConfig, build: Build) -> tuple[Engine, PublishedModel]:
+    directory = settings.model_directory(config)
+    tokenizer = Tokenizer(directory)
+    engine = build(settings.engine_options(config, directory), tokenizer=tokenizer)
+    engine.configure(settings.policy_config(config, engine.policy))
+    served = PublishedModel(
         name=settings.served_name(config, directory),
         revision=settings.model_revision(config, directory),
         created=int((directory / "config.json").stat().st_mtime),
         max_model_len=engine.max_tokens,
         vocab_size=tokenizer.vocab_size,
         tokenizer=tokenizer,
+        longest_token_bytes=longest_token_bytes(directory / "tokenizer.json"),
     )
+    return engine, served
 
 
 def _caps(policy: PolicyConfig, stats: EngineStats) -> dict[str, int]:

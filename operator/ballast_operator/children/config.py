@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from ballast_api.errors import InvalidConfig
 from ballast_api.hot import with_hot_fields
 from ballast_api.inference_deployment import InferenceDeployment
-from ballast_api.names import HTTP_PORT, config_map, redis_secret
+from ballast_api.names import HTTP_PORT, METRICS_PORT, config_map, redis_secret
 from ballast_api.sections import Model
 from ballast_api.worker_config import Runtime, WorkerConfig
 from ballast_operator.children.manifest import hash_of, manifest
@@ -72,19 +72,11 @@ def worker_config(resource: InferenceDeployment, *, own_keys: frozenset[str]) ->
         own_keys: Keys of the Secret for resources that name no Redis; empty if the operator has none.
     """
     spec, metadata = resource.spec, resource.metadata
-    source = spec.model
-    model = Model(
-        uri=f"file://{model_path(resource)}",
-        served_name=spec.served_name,
-        revision=source.revision,
-        max_model_len=source.max_model_len,
-        dtype=source.dtype,
-        load_format=source.load_format,
-    )
     redis = redis_of(resource, own_keys=own_keys)
     runtime = Runtime(
         host="0.0.0.0",  # noqa: S104 - a pod serves its Service
         port=HTTP_PORT,
+        metrics_port=METRICS_PORT if spec.network.metrics_from else None,
         redis_url_file=Path(REDIS_DIRECTORY, redis.url_key) if redis else None,
         redis_password_file=Path(REDIS_DIRECTORY, redis.password_key) if redis and redis.password_key else None,
         namespace=metadata.namespace,
@@ -96,7 +88,7 @@ def worker_config(resource: InferenceDeployment, *, own_keys: frozenset[str]) ->
         drain_seconds=spec.rollout.drain_seconds,
     )
     return WorkerConfig(
-        model=model,
+        model=_model(resource),
         engine=spec.engine,
         slots=spec.slots,
         slo=spec.slo,
@@ -104,6 +96,18 @@ def worker_config(resource: InferenceDeployment, *, own_keys: frozenset[str]) ->
         limits=spec.limits,
         cost=spec.cost,
         runtime=runtime,
+    )
+
+
+def _model(resource: InferenceDeployment) -> Model:
+    source = resource.spec.model
+    return Model(
+        uri=f"file://{model_path(resource)}",
+        served_name=resource.spec.served_name,
+        revision=source.revision,
+        max_model_len=source.max_model_len,
+        dtype=source.dtype,
+        load_format=source.load_format,
     )
 
 

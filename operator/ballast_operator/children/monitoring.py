@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ballast_api.alerts import rule_groups
 from ballast_api.inference_deployment import InferenceDeployment
-from ballast_api.names import HTTP_PORT_NAME, METRICS_PATH, selector
+from ballast_api.names import HTTP_PORT_NAME, METRICS_PATH, METRICS_PORT_NAME, selector
 from ballast_operator.children.manifest import manifest
 from ballast_operator.kinds import RULE, SERVICE_MONITOR, Body
 
@@ -14,7 +14,8 @@ def service_monitor(resource: InferenceDeployment) -> Body | None:
     monitoring = resource.spec.monitoring
     if not monitoring.service_monitor:
         return None
-    endpoint = {"port": HTTP_PORT_NAME, "path": METRICS_PATH, "interval": f"{monitoring.scrape_seconds}s"}
+    port = METRICS_PORT_NAME if resource.spec.network.metrics_from else HTTP_PORT_NAME
+    endpoint = {"port": port, "path": METRICS_PATH, "interval": f"{monitoring.scrape_seconds}s"}
     spec = {"selector": {"matchLabels": selector(resource.metadata.name)}, "endpoints": [endpoint]}
     return manifest(SERVICE_MONITOR, resource, {"spec": spec}, labels=dict(monitoring.labels))
 

@@ -7,7 +7,15 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from ballast_api.inference_deployment import InferenceDeployment
-from ballast_api.names import HTTP_PORT, HTTP_PORT_NAME, config_map, pod_labels, selector
+from ballast_api.names import (
+    HTTP_PORT,
+    HTTP_PORT_NAME,
+    METRICS_PORT,
+    METRICS_PORT_NAME,
+    config_map,
+    pod_labels,
+    selector,
+)
 from ballast_operator.children.config import (
     CACHE_DIRECTORY,
     CONFIG_DIRECTORY,
@@ -153,7 +161,7 @@ def _worker(resource: InferenceDeployment, version: str, *, image: str, own_keys
     return _container(resource, WORKER, image=image) | {
         "command": ["ballast-worker"],
         "args": arguments,
-        "ports": [{"name": HTTP_PORT_NAME, "containerPort": HTTP_PORT, "protocol": "TCP"}],
+        "ports": list(_ports(resource)),
         "env": [
             # The operator matches the status of a worker to its pod by this address.
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
@@ -165,6 +173,12 @@ def _worker(resource: InferenceDeployment, version: str, *, image: str, own_keys
         "readinessProbe": _probe("/ready", failures=1),
         "livenessProbe": _probe("/health", failures=6),
     }
+
+
+def _ports(resource: InferenceDeployment) -> Iterator[Body]:
+    yield {"name": HTTP_PORT_NAME, "containerPort": HTTP_PORT, "protocol": "TCP"}
+    if resource.spec.network.metrics_from:
+        yield {"name": METRICS_PORT_NAME, "containerPort": METRICS_PORT, "protocol": "TCP"}
 
 
 def _fetch(resource: InferenceDeployment, *, image: str) -> Body:

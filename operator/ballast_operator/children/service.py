@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ballast_api.inference_deployment import InferenceDeployment
-from ballast_api.names import HTTP_PORT, HTTP_PORT_NAME, selector
+from ballast_api.names import HTTP_PORT, HTTP_PORT_NAME, METRICS_PORT, METRICS_PORT_NAME, selector
 from ballast_operator.children.manifest import manifest
 from ballast_operator.kinds import BUDGET, NETWORK_POLICY, SERVICE, Body
 
@@ -11,6 +11,10 @@ from ballast_operator.kinds import BUDGET, NETWORK_POLICY, SERVICE, Body
 def service(resource: InferenceDeployment) -> Body:
     """Return the Service of all ready workers."""
     ports = [{"name": HTTP_PORT_NAME, "port": HTTP_PORT, "targetPort": HTTP_PORT_NAME, "protocol": "TCP"}]
+    if resource.spec.network.metrics_from:
+        ports.append(
+            {"name": METRICS_PORT_NAME, "port": METRICS_PORT, "targetPort": METRICS_PORT_NAME, "protocol": "TCP"}
+        )
     spec = {"type": "ClusterIP", "ports": ports, "selector": selector(resource.metadata.name)}
     return manifest(SERVICE, resource, {"spec": spec})
 
@@ -26,16 +30,19 @@ def budget(resource: InferenceDeployment) -> Body:
 
 
 def network_policy(resource: InferenceDeployment) -> Body | None:
-    """Return the policy that admits only the HTTP port, or None if it is turned off."""
+    """Return the policy that admits only the ports of the workers, or None if it is turned off."""
     network = resource.spec.network
     if not network.policy:
         return None
     rule: Body = {"ports": [{"port": HTTP_PORT, "protocol": "TCP"}]}
     if network.ingress_from:
         rule["from"] = list(network.ingress_from)
+    rules = [rule]
+    if network.metrics_from:
+        rules.append({"ports": [{"port": METRICS_PORT, "protocol": "TCP"}], "from": list(network.metrics_from)})
     spec = {
         "podSelector": {"matchLabels": selector(resource.metadata.name)},
         "policyTypes": ["Ingress"],
-        "ingress": [rule],
+        "ingress": rules,
     }
     return manifest(NETWORK_POLICY, resource, {"spec": spec})

@@ -1,0 +1,49 @@
+"""Which Secrets a resource names, and which Secrets it may name. PURE.
+
+An account that may create resources need not have any right on Secrets, but the operator and the pods of a resource
+read the Secrets that it names. So a resource may name only Secrets with the label `ballast.dev/allow: "true"`. Whoever
+labels a Secret has rights on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ballast_api.inference_deployment import InferenceDeployment
+from ballast_api.names import ALLOW_LABEL
+from ballast_operator.kinds import Body
+
+
+def named_secrets(resource: InferenceDeployment) -> tuple[str, ...]:
+    """Return the names of the Secrets that a resource names, sorted."""
+    spec, template = resource.spec, resource.spec.template
+    found = {spec.redis and spec.redis.secret_name, spec.api_keys and spec.api_keys.secret_name}
+    found |= {spec.model.credentials_secret, *template.image_pull_secrets}
+    found |= {name for each in (*template.volumes, *(env.value_from for env in template.env)) for name in _names(each)}
+    return tuple(sorted(name for name in found if name))
+
+
+def _names(value: Any) -> Iterator[str]:
+    """Yield the names of Secrets in a volume or a source of a variable.
+
+    Kubernetes names a Secret by `secretName`, by `secret` in a projected volume, and by fields such as `secretRef`,
+    `secretKeyRef` and `nodePublishSecretRef`.
+    """
+    if isinstance(value, list | tuple):
+        for each in value:
+            yield from _names(each)
+    if not isinstance(value, dict):
+        return
+    for field, content in value.items():
+        if field == "secretName" and isinstance(content, str):
+            yield content
+        elif field == "secret" or field.lower().endswith(("secretref", "secretkeyref")):
+            yield from (str(content[key]) for key in ("name", "secretName") if key in (content or {}))
+        else:
+            yield from _names(content)
+
+
+def is_allowed(body: Body) -> bool:
+    """Return whether resources may name a Secret."""
+    return ((body["metadata"].get("labels") or {}).get(ALLOW_LABEL)) == "true"

@@ -1,0 +1,324 @@
+"""Clients that send too much, too slowly, or too many things at once, over real sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from urllib.parse import urlsplit
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ballast_worker.http_server import Closed, HttpLimits
+from ballast_worker.prompt_length import longest_token_bytes
+
+BODY = {"model": "tiny", "prompt": "The method returns", "max_tokens": 4, "temperature": 0}
+ENDLESS = BODY | {"max_tokens": 2000, "ignore_eos": True, "stream": True}
+HEALTH = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"
+
+
+def connect(serving) -> socket.socket:
+    address = urlsplit(serving.url)
+    return socket.create_connection((address.hostname, address.port), timeout=60)
+
+
+def post(body: bytes, *headers: str) -> bytes:
+    lines = ["POST /v1/completions HTTP/1.1", "host: a", f"content-length: {len(body)}", *headers, "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+def read_all(raw: socket.socket) -> bytes:
+    """Return all that the server sends until it closes the connection."""
+    parts = []
+    try:
+        while part := raw.recv(65536):
+            parts.append(part)
+    except ConnectionResetError:
+        parts.append(b"RESET")
+    return b"".join(parts)
+
+
+def status_of(answer: bytes) -> int:
+    return int(answer.split(b" ", 2)[1]) if answer else 0
+
+
+def code_of(answer: bytes) -> str:
+    return json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"]
+
+
+def send_until_closed(raw: socket.socket, part: bytes, limit: int) -> int:
+    """Send the part again and again, at most `limit` bytes; returns how many the server took before it closed."""
+    sent = 0
+    try:
+        while sent < limit:
+            raw.sendall(part)
+            sent += len(part)
+    except (ConnectionResetError, BrokenPipeError):
+        pass
+    return sent
+
+
+@pytest.mark.parametrize(
+    ("begin", "part"),
+    [
+        pytest.param(b"GET /health HTTP/1.1\r\nx: ", b"a" * 65536, id="one endless header"),
+        pytest.param(b"GET /health HTTP/1.1\r\n", b"x: a\r\n" * 1000, id="headers without end"),
+        pytest.param(b"GET /", b"a" * 65536, id="an endless path"),
+        pytest.param(
+            b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\nx: ",
+            b"a" * 65536,
+            id="an endless trailer",
+        ),
+        pytest.param(
+            b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n1;",
+            b"a" * 65536,
+            id="an endless chunk extension",
+        ),
+    ],
+)
+def test_headers_without_end_close_the_connection(serving, eventually, begin, part) -> None:
+    before = serving.worker.connections.closed[Closed.HEAD_SIZE]
+    with connect(serving) as raw:
+        raw.sendall(begin)
+        sent = send_until_closed(raw, part, 256 * 2**20)
+
+    assert sent < 256 * 2**20
+    eventually(lambda: serving.worker.connections.closed[Closed.HEAD_SIZE] == before + 1, "the count")
+
+
+def test_large_headers_get_a_431(serving) -> None:
+    with connect(serving) as raw:
+        raw.sendall(b"GET /health HTTP/1.1\r\nhost: a\r\nx: " + b"a" * 70_000 + b"\r\n\r\n")
+        answer = read_all(raw)
+
+    assert status_of(answer) == 431
+    assert code_of(answer) == "headers_too_large"
+
+
+@pytest.mark.parametrize(
+    ("begin", "status"),
+    [
+        pytest.param(b"", 0, id="nothing"),
+        pytest.param(b"GET /health HTTP/1.1\r\nhost:", 408, id="half of the headers"),
+        pytest.param(post(b"a" * 100)[:-50], 408, id="half of the body"),
+        pytest.param(post(b"a" * 100, "authorization: Bearer x")[:-100], 408, id="no body"),
+        pytest.param(HEALTH, 200, id="no second request"),
+        pytest.param(b"PUT /health HTTP/1.1\r\ncontent-length: 9\r\n\r\n", 405, id="no body of a refused request"),
+    ],
+)
+def test_a_client_that_takes_too_long_is_closed(serve, make_config, begin, status) -> None:
+    limits = HttpLimits(head_seconds=0.2, body_seconds=0.2, idle_seconds=0.2)
+    with serve(make_config(), http_limits=limits) as serving, connect(serving) as raw:
+        raw.sendall(begin)
+        answer = read_all(raw)
+
+    assert status_of(answer) == status
+
+
+def test_many_waiting_connections_do_not_keep_others_out(serve, make_config, eventually) -> None:
+    with (
+        serve(make_config(), http_limits=HttpLimits(connections=20)) as serving,
+        serving.client() as client,
+        ExitStack() as stack,
+    ):
+        begun = stack.enter_context(client.stream("POST", "/v1/completions", json=ENDLESS))
+        lines = begun.iter_lines()
+        next(lines)
+        idle = [stack.enter_context(connect(serving)) for _ in range(100)]
+        for number, raw in enumerate(idle):
+            raw.sendall([b"", b"GET /", post(b"a" * 100)[:-50]][number % 3])
+        with connect(serving) as raw:
+            raw.sendall(HEALTH)
+            answer = raw.recv(65536)
+        eventually(lambda: sum(serving.worker.connections.by_phase.values()) <= 20, "the number of connections")
+        closed = serving.worker.connections.closed[Closed.CROWDED]
+        goes_on = next(line for line in lines if line)
+        stack.callback(lines.close)
+
+    assert status_of(answer) == 200
+    assert closed >= 80
+    assert goes_on.startswith("data: ")
+
+
+def test_a_client_that_does_not_read_its_answers_is_closed(serve, make_config, eventually) -> None:
+    with serve(make_config(), http_limits=HttpLimits(write_seconds=0.2)) as serving, socket.socket() as raw:
+        connections = serving.worker.connections
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        address = urlsplit(serving.url)
+        raw.connect((address.hostname, address.port))
+        num_sent = 0
+
+        def ends_or_is_closed() -> bool:
+            return connections.closed[Closed.WRITE_TIME] == 1 or serving.num_answers == num_sent
+
+        while not connections.closed[Closed.WRITE_TIME]:  # until the buffers of the kernel are full
+            raw.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: a\r\n\r\n")
+            num_sent += 1
+            eventually(ends_or_is_closed, "an answer that is sent, or a closed connection")
+        eventually(lambda: sum(connections.by_phase.values()) == 0, "no open connection")
+
+        assert connections.closed == dict.fromkeys(Closed, 0) | {Closed.WRITE_TIME: 1}
+
+
+def test_a_client_that_pipelines_and_leaves_is_no_error(serve, make_config, eventually, caplog) -> None:
+    with serve(make_config()) as serving:
+        with connect(serving) as raw:
+            raw.sendall(post(json.dumps(ENDLESS).encode()) + HEALTH)
+            assert status_of(raw.recv(1000)) == 200
+        eventually(serving.is_idle, "the end of the request")
+        metrics = serving.worker.metrics.render().decode()
+
+    assert 'ballast_requests_total{class="online",outcome="aborted"} 1.0' in metrics
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+def test_health_is_answered_many_times_while_a_flood_of_large_bodies_is_read(serving, eventually) -> None:
+    """If the event loop read the bodies, it would answer about once for each of them."""
+    flood = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": ""}] * 115_000}).encode()
+    request = post(flood).replace(b"/v1/completions", b"/v1/chat/completions")
+    bodies, num_answers = serving.worker.bodies, 0
+    with serving.client() as client, ThreadPoolExecutor(8) as pool, ExitStack() as stack:
+
+        def answer(raw: socket.socket) -> int:
+            raw.sendall(request)
+            return status_of(raw.recv(65536))
+
+        answers = [pool.submit(answer, stack.enter_context(connect(serving))) for _ in range(8)]
+        eventually(lambda: bodies.used > 0, "the flood")
+        while not all(each.done() for each in answers):
+            num_answers += client.get("/health").status_code == 200
+        statuses = {each.result() for each in answers}
+
+    assert statuses == {400}
+    assert num_answers > 4 * len(answers)
+
+
+def test_connections_that_all_wait_for_answers_make_a_new_one_a_503(serve, make_config) -> None:
+    with serve(make_config(), http_limits=HttpLimits(connections=2)) as serving, ExitStack() as stack:
+        for _ in range(2):
+            raw = stack.enter_context(connect(serving))
+            raw.sendall(post(json.dumps(ENDLESS).encode()))
+            assert status_of(raw.recv(1000)) == 200
+        with connect(serving) as raw:
+            answer = read_all(raw)
+
+    assert status_of(answer) == 503
+    assert b"retry-after: 1" in answer
+    assert code_of(answer) == "too_many_connections"
+
+
+def test_large_bodies_beyond_the_memory_are_a_429_and_usual_requests_are_served(serving, eventually) -> None:
+    worker = serving.worker
+    large = json.dumps(BODY | {"user": "x", "metadata": {"a": "b" * 1_000_000}}).encode()
+    limit, worker.bodies.limit = worker.bodies.limit, 1_500_000
+    try:
+        with serving.client() as client, connect(serving) as half:
+            half.sendall(post(large)[:-1])
+            eventually(lambda: worker.bodies.used > 900_000, "the first body to be received")
+            refused = client.post("/v1/completions", content=large)
+            usual = client.post("/v1/completions", json=BODY)
+            half.sendall(large[-1:])
+            first = half.recv(65536)
+            eventually(lambda: worker.bodies.used == 0, "the memory to be free")
+            later = client.post("/v1/completions", content=large)
+    finally:
+        worker.bodies.limit = limit
+
+    assert refused.status_code == 429
+    assert refused.headers["retry-after"] == "1"
+    assert refused.json()["error"]["code"] == "too_many_bytes"
+    assert usual.status_code == 200
+    assert status_of(first) == 200
+    assert later.status_code == 200
+
+
+def test_a_client_that_sends_on_still_receives_why_it_is_refused(serving) -> None:
+    body = b"a" * (8 * 2**20)
+    with connect(serving) as raw:
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+            raw.sendall(post(body))
+        answer = read_all(raw)
+
+    assert status_of(answer) == 413
+    assert code_of(answer) == "request_too_large"
+
+
+def test_a_flood_of_pipelined_requests_closes_the_connection(serving, eventually) -> None:
+    before = serving.worker.connections.closed[Closed.PIPELINED]
+    with connect(serving) as raw:
+        raw.sendall(post(json.dumps(ENDLESS).encode()) + HEALTH * 5000)
+        read_all(raw)
+
+    assert serving.worker.connections.closed[Closed.PIPELINED] == before + 1
+    eventually(serving.is_idle, "the endless answer to end")
+
+
+def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(serving) -> None:
+    served = serving.worker.served
+    limit = served.max_model_len * served.longest_token_bytes
+    with serving.client() as client:
+        prompt = client.post("/v1/completions", json=BODY | {"prompt": "a" * (limit + 1)})
+        messages = [{"role": "user", "content": "a" * (limit + 1)}]
+        chat = client.post("/v1/chat/completions", json={"model": "tiny", "messages": messages})
+        tokens = client.post("/v1/completions", json=BODY | {"prompt": [1] * (served.max_model_len + 1)})
+        empty = [{"role": "user", "content": ""}] * 115_000
+        many = client.post("/v1/chat/completions", json={"model": "tiny", "messages": empty})
+
+    for response, said in (
+        (prompt, f"{limit + 1} bytes"),
+        (chat, "bytes"),
+        (tokens, "token ids"),
+        (many, "115000 mess"),
+    ):
+        assert response.status_code == 400
+        assert response.json()["error"]["code"] == "context_length_exceeded"
+        assert said in response.json()["error"]["message"]
+
+
+@given(text=st.text() | st.text(alphabet=" \n\ta<|>endoftext"))
+def test_no_token_stands_for_more_bytes_than_the_longest(model_dir, text) -> None:
+    from ballast_engine.tokenizer import Tokenizer
+
+    longest = longest_token_bytes(model_dir / "tokenizer.json")
+    tokenizer = _tokenizer(Tokenizer, model_dir)
+
+    assert longest is not None
+    assert len(text.encode()) <= longest * len(tokenizer.encode(text))
+
+
+_tokenizers: dict = {}
+
+
+def _tokenizer(kind, directory):
+    return _tokenizers.setdefault(directory, kind(directory))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"normalizer": {"type": "Strip"}}, id="a normalizer that drops text"),
+        pytest.param({"normalizer": {"type": "NFKC"}}, id="a normalizer without a known ratio"),
+        pytest.param({"pre_tokenizer": {"type": "Whitespace"}}, id="blanks that are dropped"),
+        pytest.param(
+            {
+                "pre_tokenizer": {
+                    "type": "Sequence",
+                    "pretokenizers": [{"type": "Split", "behavior": "Removed"}, {"type": "ByteLevel"}],
+                }
+            },
+            id="a split that drops text",
+        ),
+        pytest.param({"added_tokens": [{"content": "<m>", "lstrip": True}]}, id="a token that takes in blanks"),
+        pytest.param({"model": {"type": "WordPiece", "vocab": {"a": 1}}}, id="a token for all unknown words"),
+        pytest.param({"model": {"type": "BPE", "vocab": {"a": 1}}}, id="bytes that no token has"),
+    ],
+)
+def test_a_tokenizer_that_may_drop_text_sets_no_limit(model_dir, tmp_path, change) -> None:
+    found = json.loads((model_dir / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(found | change))
+
+    assert longest_token_bytes(tmp_path / "tokenizer.json") is None

@@ -1,0 +1,129 @@
+"""The memory and the threads for request bodies, both bounded.
+
+A body of 4 MiB becomes up to a hundred megabytes of Python objects, and takes up to a second to check and to tokenize.
+Short bodies are read on the event loop. Longer ones are read on threads, one at a time for each size.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from ballast_worker.errors import Refused
+
+MOST_BODY_BYTES = 64 * 1024 * 1024
+"""Memory for the bodies that are being received and read, besides the free bytes of each request."""
+FREE_BYTES = 65536
+"""The first bytes of each body need no share of the memory, so that large bodies never hold up usual requests."""
+SHORT_BYTES = 8192
+"""Reading a body up to this size takes about a millisecond, too little for another thread."""
+LONG_BYTES = 256 * 1024
+"""Bodies above this size have a thread of their own."""
+
+MOST_REST_SECONDS = 1.0
+
+_T = TypeVar("_T")
+
+
+class BodyMemory:
+    """Bytes of request bodies in memory. Only the event loop uses it."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+
+    @contextlib.contextmanager
+    def share(self) -> Iterator[BodyShare]:
+        """Return a share for one body, which ends with the block."""
+        share = BodyShare(self)
+        try:
+            yield share
+        finally:
+            self.used -= share.size
+
+
+class BodyShare:
+    """The memory of one body."""
+
+    def __init__(self, memory: BodyMemory) -> None:
+        self.size = 0
+        self._memory = memory
+
+    def grow(self, num_bytes: int) -> None:
+        """Extend the share to a body of `num_bytes`.
+
+        Raises:
+            Refused: other bodies use the memory.
+        """
+        more = self.check(num_bytes)
+        self._memory.used += more
+        self.size += more
+
+    def check(self, num_bytes: int) -> int:
+        """Return how much the share must grow for a body of `num_bytes`. A body that is only announced takes nothing.
+
+        Raises:
+            Refused: other bodies use the memory.
+        """
+        memory = self._memory
+        more = max(0, num_bytes - FREE_BYTES - self.size)
+        if more and memory.used + more > memory.limit:
+            raise Refused(
+                429,
+                f"The request bodies that the worker receives now have {memory.used} bytes, the limit is "
+                f"{memory.limit} bytes. Retry after 1 s.",
+                code="too_many_bytes",
+                kind="rate_limit_error",
+                headers={"retry-after": "1", "connection": "close"},
+            )
+        return more
+
+
+class BodyReaders:
+    """One thread for long bodies, and one for those between long and short. Only the event loop uses it."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="ballast-body")
+        self._medium, self._long = asyncio.Lock(), asyncio.Lock()
+
+    @contextlib.asynccontextmanager
+    async def reader(self, num_bytes: int) -> AsyncIterator[BodyReader]:
+        """Wait for the reader of bodies of this size.
+
+        The reader of long bodies then rests for as long as it worked: it holds the interpreter lock for much of its
+        time, which the engine and the event loop need too.
+        """
+        if num_bytes <= SHORT_BYTES:
+            yield BodyReader(None)
+            return
+        lock = self._medium if num_bytes <= LONG_BYTES else self._long
+        await lock.acquire()
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
+        try:
+            yield BodyReader(self._threads)
+        finally:
+            if lock is self._long:
+                loop.call_later(min(loop.time() - begin, MOST_REST_SECONDS), lock.release)
+            else:
+                lock.release()
+
+    def close(self) -> None:
+        """End the threads after their current body."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+class BodyReader:
+    """Runs the work on one body."""
+
+    def __init__(self, threads: ThreadPoolExecutor | None) -> None:
+        self._threads = threads
+
+    async def run(self, work: Callable[[], _T]) -> _T:
+        """Return the result of `work`, which may run on a thread."""
+        if self._threads is None:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
