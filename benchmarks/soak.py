@@ -128,7 +128,8 @@ async def load(client: Client, rate: float, seconds: float) -> int:
 
     async def ask(at: float) -> None:
         nonlocal answered
-        answered += (await client.ask(at)).status == 200
+        answer = await client.ask(at)
+        answered += answer.status == 200
 
     while (due := due + rng.expovariate(rate)) < seconds:
         await asyncio.sleep(max(0.0, began + due - time.monotonic()))
