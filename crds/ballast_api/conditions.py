@@ -49,10 +49,13 @@ class ConditionReason(StrEnum):
     INVALID_SPEC = "InvalidSpec"
     NO_SECRET = "SecretMissing"  # noqa: S105 - a reason, no password
     SECRET_NOT_ALLOWED = "SecretNotAllowed"  # noqa: S105 - the same
+    NOT_PERMITTED = "NotPermitted"
     ROLLOUT_STUCK = "RolloutStuck"
     QUOTA = "Quota"
     NAME_TAKEN = "NameTaken"
     NOT_APPLIED = "NotApplied"
+    QUEUE_CONFLICT = "QueueConflict"
+    QUEUE_LEFT = "QueueLeft"
     # ConfigApplied
     APPLIED = "Applied"
     PENDING = "Pending"

@@ -162,6 +162,8 @@ class Offline(ApiModel):
     """Time after which the items of an unresponsive worker return to the queue."""
     results_days: Hot[float] = Field(default=7, gt=0)
     """Days that the results of a completed job are kept."""
+    abandoned_days: Hot[float] = Field(default=30, gt=0)
+    """Days after which a job that is paused, or whose submission has not ended, expires if nothing in it changes."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

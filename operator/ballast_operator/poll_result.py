@@ -34,8 +34,20 @@ class QueueSource:
     redis: Redis | None
     """The Secret that leads to Redis; None if no Redis is configured."""
     queue: str
+    former: tuple[str, ...] = field(default=(), compare=False)
+    """Queues that the resource served before."""
     own: Mapping[str, str] | None = field(default=None, compare=False)
     """Data of the operator's own Secret, if the resource names none."""
+
+
+@dataclass(frozen=True, slots=True)
+class FormerQueue:
+    """A queue that the resource served before."""
+
+    name: str
+    num_unfinished: int
+    is_served: bool
+    """A worker serves it: one that is being replaced, or one of another resource."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +59,7 @@ class PollResult:
     workers: tuple[WorkerStatus, ...] = ()
     queue: QueueStats | None = None
     problem: Problem | None = None
+    former: tuple[FormerQueue, ...] = ()
 
     def only_workers_in(self, pods: tuple[Body, ...]) -> Self:
         """Return the result with the workers of these pods. Workers of other resources may serve the same queue."""

@@ -105,12 +105,15 @@ class ResourceType(Generic[R]):
     conditions: Callable[[ConditionInput[R]], Mapping[ConditionType, ConditionValue]]
     status: Callable[[ConditionInput[R], tuple[Condition, ...], ScalingStatus | None], ResourceStatus]
     """Build the status to report from its conditions and the last scaling decision."""
-    blocked: Callable[[R, OperatorContext], ConditionValue | None] = lambda _resource, _context: None
-    """Return why the resource must stay unchanged for now, as the value of `Degraded`."""
+    blocked: Callable[[R, OperatorContext, Iterable[Body]], ConditionValue | None] = lambda *_: None
+    """Return why the resource must stay unchanged for now, as the value of `Degraded`. The third argument is every
+    resource of this type."""
     named_secrets: Callable[[R], tuple[str, ...]] = lambda _resource: ()
     """Return the names of the Secrets that the resource names, which need the label `ballast.dev/allow`."""
     secrets: Callable[[R, OperatorContext], tuple[Key, ...]] = lambda _resource, _context: ()
     """Return the Secrets among its children, which no watch shows."""
+    own_queue: Callable[[Body], str | None] = lambda _body: None
+    """Return the queue of a resource that may be invalid, if it is in the operator's own Redis."""
     source: Callable[[R, OperatorContext], QueueSource | None] = lambda _resource, _context: None
     """Return where its workers report; None if the type has no workers."""
     awaits_poll: Callable[[ConditionInput[R], ResourceStatus], bool] = lambda _given, _status: False

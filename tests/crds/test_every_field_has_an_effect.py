@@ -160,7 +160,8 @@ def test_equal_resources_have_equal_objects() -> None:
 
 
 def test_every_field_of_the_status_is_reported() -> None:
-    resource = InferenceDeployment.read(EVERYTHING | {"metadata": {"name": "all", "generation": 3}}, "here")
+    about = {"metadata": {"name": "all", "generation": 3}, "status": {"queue": "before"}}
+    resource = InferenceDeployment.read(EVERYTHING | about, "here")
     counts = {"replicas": 2, "readyReplicas": 2, "updatedReplicas": 1, "observedGeneration": 1}
     deployment = {"metadata": {"generation": 1, "ownerReferences": [{"uid": "1"}]}, "spec": {}, "status": counts}
     now, poll = next((now, poll) for now, poll in polls() if now >= 600)

@@ -28,6 +28,7 @@ from ballast_worker.engine import Engine
 from ballast_worker.errors import NotServed, Refused
 from ballast_worker.feeder import Feeder
 from ballast_worker.http_server import Connections, HttpLimits
+from ballast_worker.items import GenerationReader
 from ballast_worker.loop import BROKEN, EngineLoop, Stream
 from ballast_worker.metrics import QueueView, ScrapeData, Spending, StepMetrics, WorkerMetrics
 from ballast_worker.openai import PublishedModel
@@ -333,7 +334,7 @@ class Worker:
             connect=lambda: _connect(config),
             worker=self.id,
             loop=self.loop,
-            served=self.served,
+            reader=GenerationReader(self.served, self.loop.submit),
             status=self.status,
             settings=settings.queue_settings(config, self.served.name),
         )
