@@ -6,9 +6,9 @@ python benchmarks/soak.py --minutes 2 --no-attack
 
 Online requests come at half of what the worker can answer. One of ten clients leaves in the middle of its answer.
 Offline jobs keep a backlog. Their results are kept for a minute, so the memory of Redis follows the throughput. After
-the load, the program waits until all jobs are over and forgotten: Redis must return to what it used before. Then
-hostile clients attack (`hostile_clients.py`), and the program prints the memory before, during and after it. The exit
-status is 1 if something grows.
+the load, the program waits until all jobs are over and forgotten: the memory of Redis and the descriptors must return.
+Then hostile clients attack (`hostile_clients.py`), and the program prints the memory before, during and after it. The
+exit status is 1 if something grows.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ LEAVE_SHARE = 0.1
 DRAIN_SECONDS = 600.0
 MOST_LEFT_MEBIBYTES = 0.5
 """Memory that Redis may keep of a load that is forgotten: the settings of the queue, the ledger of tenants, buffers."""
+MOST_LEFT_DESCRIPTORS = 3
+"""Descriptors that a worker may open at its first work: its connection to Redis, and files that it reads then."""
 WARM_UP_SHARE = 0.25
 """Share of the run before the slopes are measured: caches fill, and the first jobs are forgotten."""
 ATTACK_SECONDS, CALM_SECONDS = 15.0, 30.0
@@ -148,7 +150,7 @@ async def watch(running: Running, jobs: Jobs, series: Sequence[Series], every: f
     while True:
         at = time.monotonic() - began
         rss.add(at, rss_mebibytes(running.pid))
-        descriptors.add(at, len(os.listdir(f"/proc/{running.pid}/fd")))  # noqa: PTH208  a coroutine may not use Path
+        descriptors.add(at, num_descriptors(running.pid))
         redis.add(at, await asyncio.to_thread(jobs.memory) / MEBIBYTE)
         await asyncio.sleep(every)
 
@@ -166,6 +168,11 @@ async def soak(running: Running, jobs: Jobs, series: Sequence[Series], options: 
         await reader
     client.close()
     print(f"{answered} online answers, {jobs.submitted} items submitted")
+
+
+def num_descriptors(pid: int) -> int:
+    """Return the open file descriptors of a process."""
+    return len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208  a coroutine calls it
 
 
 def attack(running: Running) -> None:
@@ -224,7 +231,7 @@ def main() -> int:
         options.minutes, options.every, options.attack = 1.0, 1.0, False
     series = (
         Series("Memory of the worker", "MiB", 0.05),
-        Series("Descriptors of the worker", "open", 0.15),
+        Series("Descriptors of the worker", "open"),
         Series("Memory of Redis", "MiB"),
     )
     queue = f"soak/{uuid4().hex[:8]}"
@@ -232,18 +239,21 @@ def main() -> int:
         jobs = Jobs(server.connection_url, queue)
         offline = {"queue": queue, "resultsDays": RESULTS_DAYS}
         with worker(server.connection_url, {"offline": offline}) as running:
-            before = jobs.memory() / MEBIBYTE
+            before, opened = jobs.memory() / MEBIBYTE, num_descriptors(running.pid)
             jobs.start()
             asyncio.run(soak(running, jobs, series, options))
             jobs.stop()
             jobs.wait_forgotten()
-            left = jobs.memory() / MEBIBYTE - before
+            left, still_open = jobs.memory() / MEBIBYTE - before, num_descriptors(running.pid) - opened
             if options.attack:
                 attack(running)
     if options.picture:
         draw(series, options.picture)
     grows = [each.name for each in series if each.slope()[1] > each.most_growth]
     print(f"Memory of Redis after all jobs were forgotten: {left:+.2f} MiB, compared with before the load")
+    print(f"Descriptors after it: {still_open:+}")
+    if still_open > MOST_LEFT_DESCRIPTORS:
+        grows.append("Descriptors of the worker")
     if left > MOST_LEFT_MEBIBYTES:
         grows.append("Memory of Redis")
     for each in series:
