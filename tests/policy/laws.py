@@ -338,7 +338,9 @@ def g4_online_alone_takes_its_part_less_the_crowding(snapshot: EngineSnapshot, p
     """Requests that leave sooner meet fewer others: as many fewer as they stay longer now."""
     cost, expected = snapshot.cost, 0.0
     if granted := [(r, n) for r, n in plan.grants if r.request_class is ONLINE]:
-        expected = cost.k0 + (cost.predict(work_of(granted)) - cost.k0) / (1 + snapshot.allowance.crowding)
+        crowding, num_tokens = 1 + snapshot.allowance.crowding, sum(n for _, n in granted)
+        linear = cost.predict(work_of(granted)) - cost.k0 - cost.experts(num_tokens)
+        expected = cost.k0 + linear / crowding + cost.experts(num_tokens / crowding)
     assert abs(plan.online_seconds - expected) < 1e-9
 
 
