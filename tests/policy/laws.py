@@ -309,8 +309,9 @@ def _check_reason(after: After, request: Request, reason: Reason) -> None:
         needed = blocks(after, request.num_tokens) + cached + watermark + tails + rest + len(everyone)
         assert after.free < needed, "KV is left"
     elif reason is Reason.NO_SLOT:
-        taken = len(after.online) + max(len(after.offline), 0)
-        assert taken >= config.slots, "a slot is left"
+        # The next step gives the slots of running requests that this plan preempts for the blocks of another request.
+        freed = sum(r.phase is Phase.RUNNING for r in plan.preempt)
+        assert len(after.online) + len(after.offline) + freed >= config.slots, "a slot is left"
     else:
         raise AssertionError(f"{reason} is no reason for waiting beside an empty slot")
 
