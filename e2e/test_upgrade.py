@@ -64,6 +64,7 @@ def test_an_upgrade_and_a_rollback_under_a_running_job_lose_nothing(
     cluster.apply(SAMPLE, namespace=namespace)
     cluster.wait_pods("first", 2, namespace=namespace)
     assert set(images(cluster, namespace).values()) == {before.worker}
+    client.ballast("queue", "init", queue=queue)  # the command is newer than the installation
     with loop(client, namespace, "first") as online:
         job = jobs.submit(client, queue, ITEMS, most=TOKENS)
         assert job.wait_leased() > 0
