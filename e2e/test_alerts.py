@@ -33,7 +33,7 @@ RESOURCE: dict[str, Any] = {
 CALM = ("poisson", "3", "1")
 """About one request a second."""
 OVERLOAD = ("saturate", "192", "20")
-"""So many at a time for two slots that first tokens are late on a fast machine, too."""
+"""192 requests at a time for two slots: first tokens are late on a fast machine, too."""
 
 
 @pytest.fixture(scope="module")
