@@ -90,7 +90,7 @@ class Queue:
 
     def stats(self) -> QueueStats:
         """Return the figures of the whole queue."""
-        return stats_of(self.store.call(self.store.functions.stats()))
+        return stats_of(self.store.call(self.store.functions.stats(self.settings.tenants())))
 
     def check_server(self) -> list[str]:
         """Return the problems of the server as sentences. Mere warnings start with `warning:`."""

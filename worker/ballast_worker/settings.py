@@ -114,6 +114,7 @@ def queue_settings(config: WorkerConfig, name: str) -> QueueSettings:
     """Return the settings of the queue. `name` is the model that it accepts."""
     offline = config.offline
     return QueueSettings(
+        owner=f"{config.runtime.namespace}/{config.runtime.name}",
         created=config.runtime.created,
         generation=config.runtime.generation,
         tenants=tuple(

@@ -1,0 +1,34 @@
+"""The rules of the users in Redis that work with one queue. PURE.
+
+A user needs the commands that functions run too, because Redis checks these against the rights of the caller.
+"""
+
+from __future__ import annotations
+
+from ballast_queue.keys import Keys, key_pattern
+
+DIRECT = ("fcall", "fcall_ro", "hget", "hscan", "info", "xrange", "xread", "zrange")
+"""Commands that this package runs outside of the functions."""
+WITHIN = (
+    *("time", "get", "set", "del", "unlink", "sadd", "srem", "smembers"),
+    *("hmget", "hgetall", "hkeys", "hexists", "hset", "hsetnx", "hdel", "hincrby", "hincrbyfloat"),
+    *("zadd", "zrem", "zscore", "zpopmin", "xadd", "xdel", "xlen"),
+)
+"""Further commands that the functions in ballast.lua run."""
+DATABASE = ("select",)
+"""Further commands if the URL names another database than 0."""
+CLUSTER = ("command", "cluster|slots")
+"""Further commands on Redis Cluster."""
+_NOTHING = ("resetkeys", "resetchannels", "-@all")
+
+
+def worker_rules(queue: str, *more: str) -> tuple[str, ...]:
+    """Return the rules of a worker, and of a user of the `ballast` command: everything in one queue, nothing else."""
+    return (*_NOTHING, f"~{key_pattern(queue)}", *(f"+{command}" for command in (*DIRECT, *WITHIN, *more)))
+
+
+def submitter_rules(queue: str, tenant: str | None = None) -> tuple[str, ...]:
+    """Return the rules of a user that only adds to the inbox of a queue, or to that of one tenant."""
+    keys = Keys(queue)
+    inbox = keys.inbox if tenant is None else keys.inbox_of(tenant)
+    return (*_NOTHING, f"~{inbox.decode()}", "+xadd")
