@@ -53,9 +53,12 @@ class ConditionReason(StrEnum):
     QUOTA = "Quota"
     NAME_TAKEN = "NameTaken"
     NOT_APPLIED = "NotApplied"
+    QUEUE_NOT_ALLOWED = "QueueNotAllowed"
+    NO_REDIS_USER = "NoRedisUser"
     # ConfigApplied
     APPLIED = "Applied"
     PENDING = "Pending"
+    OTHER_SETTINGS = "OtherSettings"
     # OfflineReservationSatisfied, SLOMet, DeadlineAtRisk
     SATISFIED = "Satisfied"
     RESERVATION_NOT_MET = "ReservationNotMet"

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ballast_operator.kinds import Key
+
+
+@dataclass(frozen=True, slots=True)
+class UserKeys:
+    """The keys from which the passwords of users in Redis are computed."""
+
+    present: str = field(default="", repr=False)
+    previous: str = field(default="", repr=False)
+    """Empty unless the key was replaced a short time ago."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +31,13 @@ class OperatorContext:
     """Key of that Secret; None if the operator has no Redis of its own."""
     runbooks: str | None = None
     """Base URL of the runbook pages that alerts link to."""
+    release: str = ""
+    """Name of this release."""
+    user_keys: UserKeys = UserKeys()
+    refuses_users: bool = False
+    """The operator's own Redis does not let the operator create users."""
+    shared_queues: tuple[str, ...] = ()
+    """Patterns of queues that every namespace may use."""
 
     @property
     def lacks_redis(self) -> bool:
@@ -34,10 +48,3 @@ class OperatorContext:
     def redis_keys(self) -> frozenset[str]:
         """Return the keys of the operator's own Secret."""
         return frozenset(self.redis or ())
-
-    @property
-    def redis_hash(self) -> str:
-        """Return a hash of the Secret's data; empty if there is no Secret."""
-        if self.redis is None:
-            return ""
-        return hashlib.sha256(json.dumps(dict(self.redis), sort_keys=True).encode()).hexdigest()[:16]

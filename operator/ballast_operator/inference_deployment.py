@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from ballast_api.conditions import ConditionReason, ConditionType
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import (
     CONFIG_HASH,
-    COPY_OF,
     HTTP_PORT,
     KIND,
     WORKER,
     config_map,
-    redis_secret,
     selector,
 )
 from ballast_api.status import ClassSlots, Condition, ResourceStatus, ScalingStatus, Status
@@ -29,9 +27,9 @@ from ballast_operator.children.config import (
     version_of_file,
     worker_config,
 )
-from ballast_operator.children.manifest import manifest
 from ballast_operator.children.monitoring import prometheus_rule, service_monitor
 from ballast_operator.children.pods import deployment
+from ballast_operator.children.redis_users import redis_secrets, redis_users, secrets_hash
 from ballast_operator.children.service import budget, network_policy, service
 from ballast_operator.conditions import Given, conditions
 from ballast_operator.context import OperatorContext
@@ -63,6 +61,7 @@ from ballast_operator.plan import (
     is_owned,
 )
 from ballast_operator.poll_result import PollResult, QueueSource
+from ballast_operator.queue_grants import queue_refusal
 from ballast_operator.resource_type import ConditionValue, ResourceType
 from ballast_queue.status import WorkerStatus
 
@@ -88,11 +87,11 @@ def plan(
     config = worker_config(resource, own_keys=context.redis_keys)
     texts = config_texts(config, _files(resource, snapshot), _running(resource, snapshot))
     files = {version: content_hash(text) for version, text in texts.items()}
-    copied = context.redis_hash if resource.spec.redis is None else ""
+    copied = secrets_hash(resource, context)
     wanted = list(_wanted(resource, context, texts, version_of(config), copied))
     return ChildrenPlan(
         costs=tuple(_costs(resource, snapshot, poll)),
-        apply=(*_redis_copy(resource, snapshot, context), *changes(wanted, snapshot)),
+        apply=(*_redis_secrets(resource, snapshot, context, copied), *changes(wanted, snapshot)),
         # Pods of a former release mount its ConfigMap, which had another name. It goes with the resource.
         delete=tuple(gone for gone in deletions(wanted, snapshot) if gone.key.kind != CONFIG_MAP),
         annotate=tuple(_annotations(resource, snapshot, files, copied)),
@@ -118,25 +117,23 @@ def _wanted(
             yield kind, body
 
 
-def _redis_copy(resource: InferenceDeployment, snapshot: ClusterSnapshot, context: OperatorContext) -> Iterator[Apply]:
-    """Yield the copy of the operator's own Redis Secret if it is outdated.
+def _redis_secrets(
+    resource: InferenceDeployment, snapshot: ClusterSnapshot, context: OperatorContext, copied: str
+) -> Iterator[Apply]:
+    """Yield the Secrets with users of the operator's own Redis if they are outdated.
 
-    An annotation of the ConfigMap records which data was copied. The cache holds no Secrets, because the operator would
-    need the permission to read all of them.
+    An annotation of the ConfigMap records which data was written. The cache holds no Secrets, because the operator
+    would need the permission to read all of them.
     """
-    if context.redis is None or resource.spec.redis is not None:
+    if not copied:
         return
     found = _config_map(resource, snapshot)
-    copied = (found["metadata"].get("annotations") or {}).get(REDIS_HASH) if found is not None else None
-    name = redis_secret(resource.metadata.name)
-    is_copied = found is not None and is_owned(found, snapshot.uid) and copied == context.redis_hash
-    if is_copied and Key(SECRET, resource.metadata.namespace, name) not in snapshot.lost:
-        return
-    source = context.redis_key
-    origin = {COPY_OF: f"{source.namespace}/{source.name}" if source is not None else ""}
-    content: Body = {"type": "Opaque", "data": dict(context.redis)}
-    body = manifest(SECRET, resource, content, name=name, annotations=origin)
-    yield Apply(key_of(SECRET, body), body, uid=None, because=f"Copied the Redis Secret to {name}")
+    written = (found["metadata"].get("annotations") or {}).get(REDIS_HASH) if found is not None else None
+    is_written = found is not None and is_owned(found, snapshot.uid) and written == copied
+    for body in redis_secrets(resource, context):
+        key = key_of(SECRET, body)
+        if not is_written or key in snapshot.lost:
+            yield Apply(key, body, uid=None, because=f"Wrote the Redis Secret {key.name}")
 
 
 def _annotations(
@@ -257,7 +254,23 @@ def _scaling(wanted: ScalingStatus | None, reported: ScalingStatus | None) -> Sc
     return wanted
 
 
-def _blocked(resource: InferenceDeployment, context: OperatorContext) -> ConditionValue | None:
+def _blocked(resource: InferenceDeployment, context: OperatorContext, others: Iterable[Body]) -> ConditionValue | None:
+    return queue_refusal(resource, context, others) or _lacks_redis(resource, context) or _lacks_user(resource, context)
+
+
+def _lacks_user(resource: InferenceDeployment, context: OperatorContext) -> ConditionValue | None:
+    if not context.refuses_users or context.redis is None or resource.spec.redis is not None:
+        return None
+    assert context.redis_key is not None, "a Secret that was read has a name"
+    message = (
+        f"the user in the operator's own Redis Secret {context.redis_key.name} may not create users in Redis, so this "
+        "resource must name a Secret with a user of its own in spec.redis, or this user needs the right. Until then, "
+        "the children of this resource do not change"
+    )
+    return ConditionValue("True", ConditionReason.NO_REDIS_USER, message)
+
+
+def _lacks_redis(resource: InferenceDeployment, context: OperatorContext) -> ConditionValue | None:
     if not context.lacks_redis or resource.spec.redis is not None:
         return None
     secret = context.redis_key
@@ -270,14 +283,13 @@ def _blocked(resource: InferenceDeployment, context: OperatorContext) -> Conditi
 
 
 def _secrets(resource: InferenceDeployment, context: OperatorContext) -> tuple[Key, ...]:
-    if context.redis is None or resource.spec.redis is not None:
-        return ()
-    return (Key(SECRET, resource.metadata.namespace, redis_secret(resource.metadata.name)),)
+    return tuple(key_of(SECRET, body) for body in redis_secrets(resource, context))
 
 
 def _source(resource: InferenceDeployment, context: OperatorContext) -> QueueSource:
     own = context.redis if resource.spec.redis is None else None
-    return QueueSource(redis_of(resource, own_keys=context.redis_keys), resource.queue_name, own)
+    owner = f"{resource.metadata.namespace}/{resource.metadata.name}"
+    return QueueSource(redis_of(resource, own_keys=context.redis_keys), resource.queue_name, own=own, owner=owner)
 
 
 RESOURCE_TYPE = ResourceType(
@@ -292,6 +304,7 @@ RESOURCE_TYPE = ResourceType(
     blocked=_blocked,
     named_secrets=named_secrets,
     secrets=_secrets,
+    redis_users=redis_users,
     source=_source,
     awaits_poll=_awaits_poll,
     scaling=lambda resource: resource.spec.scaling,

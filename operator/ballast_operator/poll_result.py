@@ -34,6 +34,8 @@ class QueueSource:
     redis: Redis | None
     """The Secret that leads to Redis; None if no Redis is configured."""
     queue: str
+    owner: str = ""
+    """The resource, as `namespace/name`."""
     own: Mapping[str, str] | None = field(default=None, compare=False)
     """Data of the operator's own Secret, if the resource names none."""
 
@@ -47,6 +49,8 @@ class PollResult:
     workers: tuple[WorkerStatus, ...] = ()
     queue: QueueStats | None = None
     problem: Problem | None = None
+    follows: bool = True
+    """Whether the queue has the settings of this resource in force, or none with an owner."""
 
     def only_workers_in(self, pods: tuple[Body, ...]) -> Self:
         """Return the result with the workers of these pods. Workers of other resources may serve the same queue."""

@@ -160,12 +160,12 @@ class Poller:
         self._loop = asyncio.get_running_loop()
         run, before = asyncio.get_running_loop().run_in_executor, of.worked
         try:
-            result = await run(self._threads, self._read, server, of.source.queue)
+            result = await run(self._threads, self._read, server, of.source)
         except QueueError:
             if before is None or before == server or before not in self._connections:
                 raise
             of.worked = None
-            result = await run(self._threads, self._read, before, of.source.queue)
+            result = await run(self._threads, self._read, before, of.source)
             of.worked = before
         else:
             of.worked = server
@@ -178,10 +178,13 @@ class Poller:
             self._outdated()
         of.may_be_outdated = True
 
-    def _read(self, server: Server, name: str) -> PollResult:
+    def _read(self, server: Server, source: QueueSource) -> PollResult:
         """Poll one queue. Runs on a thread."""
-        queue = Queue(self._connection(server), name)
-        return PollResult(time.monotonic(), workers=tuple(queue.workers.statuses()), queue=queue.stats())
+        connection = self._connection(server)
+        queue = Queue(connection, source.queue)
+        follows = queue.settings.renew(source.owner) in ("", source.owner)
+        workers = tuple(queue.workers.statuses())
+        return PollResult(time.monotonic(), workers=workers, queue=queue.stats(), follows=follows)
 
     def _admits(self, namespace: str, host: str) -> bool:
         """Return whether the operator may connect to a host. Runs on a thread, before each connection."""

@@ -165,6 +165,35 @@ class Connection:
         milliseconds = max(1, int(1000 * min(seconds, self._longest_wait)))
         self._guard(lambda: self._client.xread({key: after}, count=1, block=milliseconds))
 
+    @property
+    def is_cluster(self) -> bool:
+        """Return whether this is a Redis Cluster."""
+        return isinstance(self._client, RedisCluster)
+
+    @property
+    def has_database(self) -> bool:
+        """Return whether the URL names another database than 0."""
+        return not self.is_cluster and bool(self._client.get_connection_kwargs().get("db"))
+
+    def administer(self, commands: Sequence[Sequence[str]]) -> list[Any]:
+        """Run commands of an administrator, in a cluster on every node. Return the replies, of a cluster any node's."""
+        if not commands:
+            return []
+        return self._guard(lambda: self._administer(commands))
+
+    def _administer(self, commands: Sequence[Sequence[str]]) -> list[Any]:
+        if not self.is_cluster:
+            pipeline = self._client.pipeline(transaction=False)
+            for command in commands:
+                pipeline.execute_command(*command)
+            replies: list[Any] = pipeline.execute()
+            return replies
+        found = []
+        for command in commands:
+            reply = self._client.execute_command(*command, target_nodes=RedisCluster.ALL_NODES)
+            found.append(next(iter(reply.values())) if isinstance(reply, dict) else reply)
+        return found
+
     def info(self, section: str) -> dict[str, Any]:
         """Return one section of INFO."""
         reply: dict[str, Any] = self._guard(lambda: self._client.info(section))

@@ -81,7 +81,7 @@ class InboxReader:
         try:
             jobs: dict[tuple[str | None, str], list[Entry]] = {}
             for entry in (_entry(tenants, *reply) for reply in replies):
-                # A queue with tenants has nobody whom the inbox for all could name, so no entry there joins a job.
+                # The inbox for all proves no tenant. In a queue with tenants, no entry of it joins a job.
                 job_id = entry.own_job if tenants and entry.tenant is None else entry.job
                 jobs.setdefault((entry.tenant, job_id), []).append(entry)
             for (_, job_id), entries in jobs.items():

@@ -22,6 +22,12 @@ def key_pattern(queue: str) -> str:
     return f"{_base(queue)}*"
 
 
+def queue_of_pattern(pattern: str) -> str | None:
+    """Return the queue of a pattern from `key_pattern`, or None for another pattern."""
+    queue = pattern.removeprefix("ballast:{").removesuffix("}:*")
+    return queue if pattern == key_pattern(queue) else None
+
+
 class Keys:
     """The keys of one queue."""
 

@@ -5,6 +5,8 @@ A user needs the commands that functions run too, because Redis checks these aga
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from ballast_queue.keys import Keys, key_pattern
 
 DIRECT = ("fcall", "fcall_ro", "hget", "hscan", "info", "xrange", "xread", "zrange")
@@ -20,6 +22,16 @@ DATABASE = ("select",)
 CLUSTER = ("command", "cluster|slots")
 """Further commands on Redis Cluster."""
 _NOTHING = ("resetkeys", "resetchannels", "-@all")
+
+
+@dataclass(frozen=True, slots=True)
+class RedisUser:
+    """A user with all its rules."""
+
+    name: str
+    passwords: tuple[str, ...] = field(repr=False)
+    """The valid passwords, the newest first."""
+    rules: tuple[str, ...]
 
 
 def worker_rules(queue: str, *more: str) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """Settings of a queue: its tenants, its models, its attempts and its time limits.
 
 Workers write them from their configuration. If several resources share a queue, the resource that the queue is named
-after has its settings in force, then one of its namespace, then the oldest. Settings of a resource that nobody renews
-for some minutes give way.
+after has its settings in force, then one of its namespace, then the oldest. Settings that are not
+renewed for some minutes give way.
 """
 
 from __future__ import annotations

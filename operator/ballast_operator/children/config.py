@@ -124,7 +124,7 @@ def redis_of(resource: InferenceDeployment, *, own_keys: frozenset[str]) -> Redi
         return Redis(named.secret_name, named.url_key, named.password_key)
     if not own_keys:
         return None
-    return Redis(redis_secret(resource.metadata.name), "url", "password" if "password" in own_keys else None)
+    return Redis(redis_secret(resource.metadata.name), "url", "password")
 
 
 def version_of(config: WorkerConfig) -> str:
