@@ -43,7 +43,10 @@ CLUSTER = (
     Permission("coordination.k8s.io", ("leases",), ("get",)),
 )
 """Permissions in every namespace: a ClusterRole."""
-OWN_NAMESPACE = (Permission("coordination.k8s.io", ("leases",), ("get", "create", "update")),)
+OWN_NAMESPACE = (
+    Permission("coordination.k8s.io", ("leases",), ("get", "create", "update")),
+    Permission("", ("secrets",), ("get", "create", "patch")),
+)
 """Permissions in the operator's namespace: a Role."""
 
 

@@ -19,10 +19,10 @@ from ballast_operator.addresses import Address
 from ballast_operator.children.redis_users import user_prefix
 from ballast_operator.cluster import Cluster
 from ballast_operator.context import UserKeys
-from ballast_operator.errors import ClusterUnavailable, Conflict
+from ballast_operator.errors import ClusterRefused, ClusterUnavailable, Conflict
 from ballast_operator.kinds import SECRET, Body, Key, Kind
 from ballast_queue.connection import Connection
-from ballast_queue.errors import QueueError, QueueForbidden
+from ballast_queue.errors import CommandForbidden, QueueError
 from ballast_queue.redis_store import Queue
 from ballast_queue.rights import RedisUser
 from ballast_queue.users import RedisUsers
@@ -142,7 +142,7 @@ class RedisUserSync:
             known = await asyncio.to_thread(self._put, address, users)
             gone = await self._gone(wanted, set(known) - {user.name for user in users})
             await asyncio.to_thread(self._remove, address, gone)
-        except QueueForbidden:
+        except CommandForbidden:
             self._refused(is_refused=True)
         except QueueError as error:
             self._connection = None  # not closed: redis-py closes it with its last use

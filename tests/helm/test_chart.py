@@ -15,7 +15,7 @@ import pytest
 import yaml
 from control_plane import free_port
 
-from ballast_api import crd
+from ballast_api import crd, names
 from ballast_operator import permissions
 from ballast_operator.settings import PREFIX, OperatorSettings
 from ballast_queue.errors import QueueUnavailable
@@ -268,6 +268,27 @@ def test_the_program_of_helm_test_asks_operator_and_redis(helm: Helm, valkey, is
 
     assert done.returncode == code, done.stderr
     assert "operator: ok" in done.stdout
+
+
+def test_only_pods_that_need_the_queue_reach_the_bundled_valkey(helm: Helm) -> None:
+    objects = helm.objects({})
+    (rule,) = objects["NetworkPolicy/ballast-valkey"]["spec"]["ingress"]
+    operator = objects["Deployment/ballast-operator"]["spec"]["template"]["metadata"]["labels"]
+    worker = names.pod_labels("llm", "m")
+    client = objects["Pod/ballast-test"]["metadata"]["labels"]
+
+    def admitted(labels: dict[str, str], *, is_near: bool) -> bool:
+        return any(
+            peer["podSelector"]["matchLabels"].items() <= labels.items() and (is_near or "namespaceSelector" in peer)
+            for peer in rule["from"]
+        )
+
+    assert rule["ports"] == [{"port": 6379}]
+    assert admitted(operator, is_near=True)
+    assert not admitted(operator, is_near=False), "the operator of another namespace"
+    assert admitted(worker, is_near=False)
+    assert admitted(client, is_near=True)
+    assert not admitted({"app": "anything"}, is_near=True)
 
 
 @pytest.mark.parametrize("password", ["plain", 'a"b\\c', "with space", "#hash$dollar"])

@@ -16,7 +16,7 @@ from ballast_queue.errors import LibraryUnfit, QueueForbidden
 from ballast_queue.job import JobState
 from ballast_queue.outcome import Outcome
 from ballast_queue.redis_store import Queue
-from ballast_queue.rights import DIRECT, submitter_rules, worker_rules
+from ballast_queue.rights import DIRECT, administrator_rules, submitter_rules, worker_rules
 from ballast_queue.settings import QueueSettings, TenantSettings
 
 FOREIGN = """#!lua name=x
@@ -116,6 +116,7 @@ def test_the_rules_name_exactly_the_commands_that_ballast_runs():
 def test_the_documentation_names_the_same_rules():
     assert sorted(documented_rules("q")) == sorted(worker_rules("q"))
     assert sorted(documented_rules("q", user="submitter")) == sorted(submitter_rules("q"))
+    assert sorted(documented_rules("q", user="operator")) == sorted(administrator_rules())
     assert sorted(documented_rules("q", user="acme")) == sorted(submitter_rules("q", "acme"))
 
 

@@ -21,6 +21,8 @@ DATABASE = ("select",)
 """Further commands if the URL names another database than 0."""
 CLUSTER = ("command", "cluster|slots")
 """Further commands on Redis Cluster."""
+ADMINISTRATION = ("function|load", "acl|setuser", "acl|getuser", "acl|users", "acl|deluser")
+"""Further commands of an administrator."""
 _NOTHING = ("resetkeys", "resetchannels", "-@all")
 
 
@@ -37,6 +39,12 @@ class RedisUser:
 def worker_rules(queue: str, *more: str) -> tuple[str, ...]:
     """Return the rules of a worker, and of a user of the `ballast` command: everything in one queue, nothing else."""
     return (*_NOTHING, f"~{key_pattern(queue)}", *(f"+{command}" for command in (*DIRECT, *WITHIN, *more)))
+
+
+def administrator_rules() -> tuple[str, ...]:
+    """Return the rules of the operator's user: all queues, their users and the functions."""
+    commands = (*DIRECT, *WITHIN, *ADMINISTRATION)
+    return (*_NOTHING, "~ballast:*", *(f"+{command}" for command in commands))
 
 
 def submitter_rules(queue: str, tenant: str | None = None) -> tuple[str, ...]:
