@@ -8,7 +8,7 @@ PROVIDER ?= $(if $(wildcard ../shared/kube/cluster),local,kind)
 E2E = PROVIDER=$(PROVIDER) $(BIN)/python -m pytest -p no:randomly -o timeout=1800 -o cache_dir=.pytest_cache/e2e
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test nightly mutation envtest alerts chart e2e e2e-short e2e-sabotage e2e-recording check bench generate verify lint format clean
+.PHONY: help demo test nightly mutation envtest alerts chart e2e e2e-short e2e-sabotage e2e-recording workflows lock sbom audit check bench generate verify lint format clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +69,54 @@ e2e-sabotage: $(VENV)/.ready ## Break the product on purpose, and require that e
 
 e2e-recording: $(VENV)/.ready ## Draw docs/images/cluster.svg from a run of the tutorial's commands
 	@PROVIDER=$(PROVIDER) PYTHONPATH=e2e/support $(BIN)/python e2e/recording.py
+
+workflows: ## Check the GitHub workflows with actionlint, from the PATH or ACTIONLINT
+	@command -v "$${ACTIONLINT:-actionlint}" >/dev/null || { echo "actionlint is missing. One way to get it (Go 1.24+):"; \
+	  echo "  go install github.com/rhysd/actionlint/cmd/actionlint@v1.7.12"; echo "Put it on the PATH, or set ACTIONLINT."; exit 1; }
+	@"$${ACTIONLINT:-actionlint}"
+
+# The tools for a release have an environment of their own, so that they do not change that of everything else.
+.supply/.ready:
+	@rm -rf .supply && $(PYTHON) -m venv .supply
+	@.supply/bin/python -m pip install --quiet --disable-pip-version-check uv==0.13.8 cyclonedx-bom==7.5.0 pip-audit==2.10.1
+	@touch $@
+
+# The locks are made for Linux on x86_64 with Python 3.11, and have the hashes of all files of a version. On aarch64 the
+# same packages are needed. TORCH_CPU is a page or a folder with the wheels of torch for CPUs.
+TORCH_CPU ?= https://download.pytorch.org/whl/cpu/torch/
+LOCK = .supply/bin/uv pip compile --quiet --no-config --constraints constraints.txt --generate-hashes \
+  --python-version 3.11 --python-platform x86_64-manylinux_2_28 --custom-compile-command
+define TORCH_CUDA_NOTE
+make lock
+#
+# torch is the build on PyPI, which needs the packages of CUDA below. constraints.txt does not name these: a machine with
+# torch for CPUs has none of them.
+endef
+define TORCH_CPU_NOTE
+make lock
+#
+# torch is the build for CPUs, which PyPI does not have: pip needs an index or a folder with it. `make lock` records the
+# hashes of the wheels that it finds in TORCH_CPU. A lock with one hash was made from one wheel: Python 3.11 on x86_64.
+endef
+export TORCH_CUDA_NOTE TORCH_CPU_NOTE
+
+lock: .supply/.ready ## Pin the dependencies of the images by hash; TORCH_CPU=PAGE or FOLDER with torch for CPUs
+	@$(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])' \
+	  | $(LOCK) 'make lock' -o requirements-build.txt -
+	@$(LOCK) 'make lock' --extra operator -o operator/requirements.txt pyproject.toml
+	@$(LOCK) "$$TORCH_CUDA_NOTE" --extra worker --extra fetch -o worker/requirements-cuda.txt pyproject.toml
+	@$(LOCK) "$$TORCH_CPU_NOTE" --extra worker --extra fetch --find-links $(TORCH_CPU) -o worker/requirements-cpu.txt pyproject.toml
+
+sbom: .supply/.ready ## Write the bills of materials of the images to dist/, as CycloneDX JSON
+	@mkdir -p dist
+	@for lock in operator/requirements.txt worker/requirements-cuda.txt worker/requirements-cpu.txt; do \
+	  PYTHONWARNINGS=ignore .supply/bin/cyclonedx-py requirements --pyproject pyproject.toml --mc-type application --output-reproducible \
+	    --of JSON -o "dist/ballast-$$(echo $${lock%.txt} | sed 's,/requirements,,').cdx.json" $$lock || exit 1; \
+	done
+
+audit: .supply/.ready ## Fail for known vulnerabilities of the dependencies in the images, from the database of PyPI
+	@.supply/bin/pip-audit --strict --require-hashes --disable-pip --progress-spinner off -r operator/requirements.txt \
+	  -r worker/requirements-cuda.txt -r requirements-build.txt
 
 check: $(VENV)/.ready lint verify ## Check lint, types, import directions and generated files, and run the quick tests
 	@$(BIN)/python -m pytest -m 'not slow and not envtest and not promtool and not helm' $(ARGS)

@@ -27,9 +27,10 @@ from pathlib import Path
 
 from pooled import pooled_table, rotated
 
-from ballast_cli.bench import progress, refusals
 from ballast_cli.console import print_table
 from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
+from ballast_cli.refusals import refusals
+from ballast_cli.sim_options import progress
 from ballast_sim.comparison.bench import Bench, Row, knob
 from ballast_sim.comparison.engine import BenchEngine
 from ballast_sim.comparison.table import Table, run_table

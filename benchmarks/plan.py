@@ -33,12 +33,12 @@ def make_shares(num_tenants: int, reserved: float = 0.0, max_slots: int | None =
     return {f"tenant-{seq}": TenantShare(reserved=reserved, max_slots=max_slots) for seq in range(num_tenants)}
 
 
-NOBODY: Mapping[str, TenantShare] = {}
+NO_SHARES: Mapping[str, TenantShare] = {}
 VARIANTS = {
     "2 reserve": (make_shares(2, reserved=0.25), UNKNOWN),
     "27 reserve": (make_shares(TENANTS, reserved=0.5 / TENANTS), UNKNOWN),
     "27 capped": (make_shares(TENANTS, max_slots=5), UNKNOWN),
-    "lengths": (NOBODY, Expectation(ANSWERS, watermark_share=0.05)),
+    "lengths": (NO_SHARES, Expectation(ANSWERS, watermark_share=0.05)),
 }
 
 
@@ -68,7 +68,7 @@ def make_snapshot(
     waiting: int,
     *,
     busy: bool,
-    shares: Mapping[str, TenantShare] = NOBODY,
+    shares: Mapping[str, TenantShare] = NO_SHARES,
     expectation: Expectation = UNKNOWN,
 ) -> Callable[[], EngineSnapshot]:
     """Return a function that takes the snapshot of such an engine, as an engine does in every step."""
@@ -111,9 +111,9 @@ def measure(call: Callable[[], object], seconds: float) -> tuple[float, float]:
 def show(label: str, take: Callable[[], EngineSnapshot], seconds: float) -> None:
     """Print one row."""
     snapshot = take()
-    decided, decided_p99 = measure(lambda: plan(snapshot), seconds)
-    looked, looked_p99 = measure(take, seconds)
-    print(f"{label} {decided:9.0f} {decided_p99:7.0f} {looked:12.0f} {looked_p99:7.0f} {len(plan(snapshot).grants):7}")
+    plans, plan_p99 = measure(lambda: plan(snapshot), seconds)
+    snapshots, snapshot_p99 = measure(take, seconds)
+    print(f"{label} {plans:9.0f} {plan_p99:7.0f} {snapshots:12.0f} {snapshot_p99:7.0f} {len(plan(snapshot).grants):7}")
 
 
 def main() -> None:

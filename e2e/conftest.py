@@ -1,6 +1,7 @@
-"""One cluster, one release and one client for the whole run, in a user's order; each file has a namespace of its own.
+"""Fixtures: one cluster, one release and one client for the whole run, and a namespace for each test file.
 
-Where a test fails, events, resources, pods, logs and queues are printed. Nothing is tried a second time.
+The files run in the order in which a user does these things. If a test fails, events, resources, pods, logs and queues
+are printed. No test is repeated.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 
-# In importlib mode pytest leaves sys.path alone, and what lies there is shared by all files.
+# In importlib mode pytest does not change sys.path. All files share the modules in this folder.
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 from client import Client
@@ -28,13 +29,13 @@ SAMPLES = Path(__file__).parents[1] / "docs" / "samples"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Install first, then apply, and so on."""
+    """Sort the files: install first, then apply, and so on."""
     items.sort(key=lambda item: STEPS.index(item.path.stem.removeprefix("test_")))
 
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A running cluster: one that is up is used and left up, else one is made and removed."""
+    """Return a running cluster. One that runs already is left running; else one is created, and removed at the end."""
     provider = chosen()
     was_up = provider.is_up()
     if not was_up:
@@ -48,14 +49,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def images(cluster: Cluster, request: pytest.FixtureRequest) -> dict[Image, str]:
-    """Every image built from its Dockerfile and brought in, with its id; the sizes are shown."""
+    """Build every image from its Dockerfile and load it into the cluster. Return the id of each image."""
     with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
         return cluster.provider.build()
 
 
 @pytest.fixture(scope="session")
 def release(cluster: Cluster, images: dict[Image, str]) -> Release:
-    """The packed chart, installed."""
+    """Package the chart and install it."""
     for resource in cluster.get(INFD) if cluster.get("crd", INFD) else ():
         cluster.kubectl("delete", INFD, resource["metadata"]["name"], "-n", resource["metadata"]["namespace"])
     return install(cluster, images)
@@ -63,20 +64,20 @@ def release(cluster: Cluster, images: dict[Image, str]) -> Release:
 
 @pytest.fixture(scope="module", autouse=True)
 def rights(release: Release) -> Iterator[None]:
-    """At the end of each file no log may show that the chart's rights were too few."""
+    """Check at the end of each file that the API server refused nothing to the operator."""
     yield
     release.check_rights()
 
 
 @pytest.fixture(scope="session")
 def client(cluster: Cluster, release: Release) -> Client:
-    """A user's machine inside the cluster."""
+    """Start the pod of a user inside the cluster."""
     return Client.start(cluster, release)
 
 
 @pytest.fixture(scope="module")
 def namespace(request: pytest.FixtureRequest, cluster: Cluster, release: Release) -> Iterator[str]:
-    """A namespace for this file, which admits only restricted pods."""
+    """Create a namespace for this file that admits only restricted pods."""
     stem = Path(str(request.node.path)).stem.removeprefix("test_").replace("_", "-")
     name = f"{stem}-{uuid4().hex[:4]}"
     cluster.make_namespace(name)
@@ -87,7 +88,7 @@ def namespace(request: pytest.FixtureRequest, cluster: Cluster, release: Release
 
 @pytest.fixture(scope="module")
 def first(cluster: Cluster, namespace: str) -> str:
-    """The resource of docs/samples/first.yaml, two workers that serve; return its name."""
+    """Apply docs/samples/first.yaml and wait for its two workers. Return the name of the resource."""
     cluster.apply(SAMPLES / "first.yaml", namespace=namespace)
     cluster.wait_ready("first", namespace=namespace)
     cluster.wait_pods("first", 2, namespace=namespace)
@@ -96,7 +97,7 @@ def first(cluster: Cluster, namespace: str) -> str:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Print the cluster's state below a failure."""
+    """Add the state of the cluster to the report of a failure."""
     report = yield
     if report.failed and hasattr(item, "funcargs"):
         cluster, client = (item.funcargs.get(name) for name in ("cluster", "client"))
@@ -105,7 +106,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
         if isinstance(client, Client):
             try:
                 queues = client.state_of_queues()
-            except AssertionError as error:  # Valkey is what broke, or the release is gone
+            except AssertionError as error:  # Valkey is down, or the release is gone
                 queues = f"not to be had: {error}"
             report.sections.append(("queues", queues))
     return report

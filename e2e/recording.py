@@ -1,6 +1,6 @@
-"""Draw docs/images/cluster.svg: the tutorial's commands on a real cluster, and what they printed just now.
+"""Draw docs/images/cluster.svg: the commands of the tutorial on a real cluster, with their output.
 
-`make e2e-recording` installs the chart, runs the page's steps in one shell, and draws them with the seconds they took.
+`make e2e-recording` installs the chart, runs the steps of the page in one shell, and draws them with their duration.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def drawn(recorded: dict[str, Step]) -> str:
-    """The steps as a picture of a terminal."""
+    """Return a picture of a terminal with the steps."""
     console = Console(record=True, width=WIDTH, file=StringIO())
     before = 0
     for name, step in recorded.items():
@@ -63,7 +63,7 @@ def drawn(recorded: dict[str, Step]) -> str:
         console.print()
         before = int(step.at)
     svg = console.export_svg(title="Ballast on a cluster of one node")
-    return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)  # a picture fetches nothing
+    return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)  # the picture must not load fonts
 
 
 if __name__ == "__main__":

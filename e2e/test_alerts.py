@@ -1,7 +1,7 @@
 """The alerts of a resource, from its live PrometheusRule through Prometheus and Alertmanager to a person's pager.
 
-The rules are the cluster's own. One factor shortens time: a minute of theirs is a second here (`paging.FACTOR`), in
-every window, interval and scrape alike; thresholds, labels and expressions stay as they are.
+The rules come from the cluster. One factor shortens every window, interval and scrape: a minute becomes a second
+(`paging.FACTOR`). Thresholds, labels and expressions stay the same.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OVERLOAD = ("saturate", "64", "20")
 
 @pytest.fixture(scope="module")
 def paged(cluster: Cluster, namespace: str) -> Iterator[str]:
-    """One worker of two slots, in a cluster that has the prometheus-operator's kinds."""
+    """Start one worker with two slots, in a cluster that has the kinds of the prometheus-operator."""
     cluster.apply(*KINDS, namespace=namespace)
     cluster.apply(RESOURCE, namespace=namespace)
     cluster.wait_ready("paged", namespace=namespace)
@@ -50,7 +50,7 @@ def paged(cluster: Cluster, namespace: str) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def groups(cluster: Cluster, namespace: str, paged: str) -> Any:
-    """The groups of rules that the live PrometheusRule holds."""
+    """Return the groups of rules in the live PrometheusRule."""
     found = until(
         lambda: cluster.get("prometheusrules", paged, namespace=namespace), seconds=60, said="a PrometheusRule"
     )

@@ -1,4 +1,4 @@
-"""The documented samples, applied byte for byte: one serves, the others say in plain words what they lack here."""
+"""The documented samples, applied unchanged. One serves; the conditions of the others state what the cluster lacks."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_one_gpu_too_many_is_degraded_in_the_schedulers_words_and_recovers(
 
 
 def degraded(cluster: Cluster, name: str, namespace: str) -> Callable[[], dict[str, str]]:
-    """Gives the condition once it is True."""
+    """Return the condition `Degraded` if it is True."""
 
     def found() -> dict[str, str]:
         condition = cluster.condition(name, "Degraded", namespace=namespace)

@@ -1,4 +1,4 @@
-"""Offline work fills the slots that online leaves, as an external Prometheus sees it, and returns them immediately."""
+"""Offline work fills the slots that online leaves free, as Prometheus sees it, and returns them immediately."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ REPLAY = ("poisson", "7", "4", "30")
 
 @pytest.fixture(scope="module")
 def mixed(cluster: Cluster, namespace: str) -> str:
-    """One worker of eight slots, two of them reserved for offline."""
+    """Start one worker with eight slots, two of them reserved for offline."""
     cluster.apply(RESOURCE, namespace=namespace)
     cluster.wait_ready("mixed", namespace=namespace)
     cluster.wait_pods("mixed", 1, namespace=namespace)
@@ -52,7 +52,7 @@ def queue(namespace: str, mixed: str) -> str:
 
 
 class Online:
-    """A client of the Service's name."""
+    """A client that sends online requests to the Service."""
 
     def __init__(self, client: Client, namespace: str, name: str) -> None:
         self._client = client
@@ -69,7 +69,7 @@ def online(client: Client, namespace: str, mixed: str) -> Online:
 
 @pytest.fixture
 def running(client: Client, queue: str) -> Any:
-    """A job that does not end by itself while a test looks at it."""
+    """Submit a job that is longer than the test."""
     job = jobs.submit(client, queue, 3000, most=64)
     until(lambda: job.counts["leased"] >= SLOTS, seconds=60, said="offline holds every slot")
     yield job

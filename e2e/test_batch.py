@@ -1,4 +1,4 @@
-"""Offline jobs: each item has one result, which is the answer of the model, for every way of submission."""
+"""Offline jobs: whichever way a job is submitted, each item has one result, and it is the answer of the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers that go while they hold items: at the end every item has one result, and the counters agree."""
+"""Workers that end while they hold items. At the end every item has one result, and the counters agree."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def queue(namespace: str, first: str) -> str:
 
 @pytest.fixture
 def holding(cluster: Cluster, namespace: str, first: str, client: Client, queue: str) -> Held:
-    """A job under way, and a pod that holds items of it at this moment."""
+    """Submit a job. Return it with a pod that holds items of it."""
     pods = cluster.wait_pods(first, 2, namespace=namespace)
     job = jobs.submit(client, queue, ITEMS, most=TOKENS)
 
@@ -38,7 +38,7 @@ def holding(cluster: Cluster, namespace: str, first: str, client: Client, queue:
 
 @pytest.fixture
 def once(cluster: Cluster, namespace: str, first: str) -> Iterator[None]:
-    """An item has one attempt: where one is spent, the item is lost and the job's counts say so."""
+    """Start workers whose items have one attempt. If an attempt is spent, the counts of the job show a lost item."""
     cluster.hot_patch(first, {"offline": {"maxAttempts": 1}}, namespace=namespace)
     yield
     cluster.hot_patch(first, {"offline": {"maxAttempts": None}}, namespace=namespace)
@@ -107,7 +107,7 @@ def test_a_pod_that_is_deleted_gives_its_items_back_and_no_token_is_computed_twi
 def test_a_drain_of_the_node_takes_one_pod_and_waits_for_the_other(
     cluster: Cluster, namespace: str, first: str, client: Client, holding: Held
 ) -> None:
-    """The budget lets the second go once the first serves elsewhere, and here there is no other node."""
+    """The disruption budget allows the second pod to end after the first serves again. There is no other node here."""
     job, _ = holding
     pods = cluster.pods(first, namespace=namespace)
     (node,) = {pod["spec"]["nodeName"] for pod in pods}
@@ -151,12 +151,12 @@ def leases(cluster: Cluster, pod: dict[str, Any]) -> float:
 
 
 def drawn(cluster: Cluster, pod: dict[str, Any]) -> float:
-    """Offline tokens that a worker has generated."""
+    """Return the number of offline tokens that a worker has generated."""
     return cluster.metrics(pod)['ballast_tokens_total{class="offline",phase="decode"}']
 
 
 def begun(cluster: Cluster, pod: dict[str, Any]) -> bool:
-    """Whether a worker is in the middle of items: it has leases, and has generated some of their tokens."""
+    """Return whether a worker has started items that it holds: it has leases and running offline requests."""
     samples = cluster.metrics(pod)
     return samples["ballast_leases"] > 0 and samples['ballast_slots{class="offline",state="running"}'] > 0
 

@@ -1,4 +1,4 @@
-"""Parts other than workers fail during a job and online traffic: nothing is lost, and no online request fails."""
+"""Other parts than workers fail during a job and online traffic. No item is lost, and no online request fails."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AWAY_SECONDS = 30
 
 @dataclass(frozen=True)
 class Traffic:
-    """A job under way, and someone who asks meanwhile."""
+    """A job, and a client that sends online requests meanwhile."""
 
     cluster: Cluster
     namespace: str
@@ -33,7 +33,7 @@ class Traffic:
     online: Loop
 
     def end_well(self) -> None:
-        """Nothing was lost, nothing failed, nothing is left over."""
+        """Assert that no item was lost, no request failed, and no object is left over."""
         self.job.finish(seconds=400, compared=6)
         assert self.online.stop()["failures"] == []
         wait_tidy(self.cluster, self.namespace)
@@ -41,7 +41,7 @@ class Traffic:
 
 @pytest.fixture
 def traffic(request: pytest.FixtureRequest, cluster: Cluster, namespace: str, first: str) -> Iterator[Traffic]:
-    """Items are under lease at this moment. The workers of before are those of after, and none was started again."""
+    """Start a job and online traffic. Check afterwards that no worker was replaced or restarted."""
     client: Client = request.getfixturevalue("client")
     cluster.wait_pods(first, 2, namespace=namespace)
     before = lives(cluster, first, namespace)
@@ -124,19 +124,19 @@ def test_kubelet_api_server_and_etcd_are_restarted_and_nothing_is_lost(
 
 
 def holder(cluster: Cluster) -> str:
-    """The pod of the active operator."""
+    """Return the pod of the active operator."""
     found = cluster.get("lease", LEASE, namespace=NAMESPACE)
     return str(found["spec"].get("holderIdentity") or "")
 
 
 def valkey(cluster: Cluster) -> dict[str, Any]:
-    """The status of Valkey's container."""
+    """Return the status of Valkey's container."""
     (found,) = cluster.get("pod", VALKEY, namespace=NAMESPACE)["status"]["containerStatuses"]
     return dict(found)
 
 
 def lives(cluster: Cluster, name: str, namespace: str) -> dict[str, int]:
-    """How often each worker was started again, by the uid of its pod."""
+    """Return the number of restarts of each worker by the uid of its pod."""
     pods = cluster.pods(name, namespace=namespace)
     return {pod["metadata"]["uid"]: pod["status"]["containerStatuses"][0]["restartCount"] for pod in pods}
 
@@ -147,7 +147,7 @@ def up(cluster: Cluster, pods: list[dict[str, Any]]) -> set[float]:
 
 
 def is_up(cluster: Cluster) -> bool:
-    """Whether the API server answers, its store included, and the kubelet knows its pods again."""
+    """Return whether the API server and its store answer, and the kubelet reports its pods."""
     ready = cluster.kubectl("get", "--raw", "/readyz", check=False)
     reached = cluster.exec(CLIENT, "true", namespace=CLIENTS, check=False)
     return (ready.returncode, reached.returncode) == (0, 0)

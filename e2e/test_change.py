@@ -1,4 +1,4 @@
-"""Changes of a resource while a job runs and people ask: hot ones take effect, cold ones roll, bad ones halt."""
+"""Changes of a resource during a job and online requests. Hot fields take effect, cold fields roll, bad values halt."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def queue(namespace: str, first: str) -> str:
 
 @pytest.fixture
 def job(cluster: Cluster, namespace: str, first: str, client: Client, queue: str) -> Iterator[jobs.Submitted]:
-    """A job whose items are under lease at this moment, and which ends well."""
+    """Submit a job and wait for leases. Check at the end that every item has its result."""
     cluster.wait_pods(first, REPLICAS, namespace=namespace)
     running = jobs.submit(client, queue, 500, most=128)
     assert running.wait_leased() > 0
@@ -48,7 +48,7 @@ def test_a_hot_patch_of_the_reservation_reaches_the_same_pods(
     assert uids(cluster, first, namespace) == before
 
 
-def test_a_cold_change_rolls_the_pods_and_nobody_who_asks_notices(
+def test_a_cold_change_rolls_the_pods_and_no_request_fails(
     cluster: Cluster, namespace: str, first: str, client: Client, job: jobs.Submitted
 ) -> None:
     before = uids(cluster, first, namespace)
@@ -116,7 +116,7 @@ def conditions(cluster: Cluster, name: str, namespace: str) -> dict[str, str]:
 
 
 def degraded(cluster: Cluster, name: str, namespace: str) -> Callable[[], dict[str, Any]]:
-    """Gives the condition once it is True and tells of the old pods, too."""
+    """Return the condition `Degraded` if it is True and its message mentions the old pods."""
 
     def found() -> dict[str, Any]:
         condition = cluster.condition(name, "Degraded", namespace=namespace)
@@ -134,6 +134,6 @@ def serving(cluster: Cluster, name: str, namespace: str) -> set[str]:
 
 
 def reserved(cluster: Cluster, name: str, namespace: str) -> list[float]:
-    """Slots that each worker keeps for offline."""
+    """Return the slots that each worker reserves for offline."""
     pods = cluster.pods(name, namespace=namespace)
     return [cluster.metrics(pod)['ballast_slots_reserved{class="offline"}'] for pod in pods]

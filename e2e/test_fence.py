@@ -1,4 +1,4 @@
-"""A worker that wakes after its leases ran out: what others did meanwhile stands, and its late results are refused."""
+"""A worker that resumes after its leases expired. The results of others stay, and its late results are refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RESOURCE: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def queue(cluster: Cluster, namespace: str) -> str:
-    """That of two workers whose leases are short."""
+    """Start two workers with short leases, and return the name of their queue."""
     cluster.apply(RESOURCE, namespace=namespace)
     cluster.wait_ready("fenced", namespace=namespace)
     cluster.wait_pods("fenced", 2, namespace=namespace)
@@ -66,13 +66,13 @@ def test_a_worker_that_slept_through_its_leases_changes_nothing(
 
 
 def holder(cluster: Cluster, pods: list[dict[str, Any]]) -> str:
-    """The name of a pod that holds more items than one."""
+    """Return the name of a pod that holds more than one item."""
     held = jobs.leases(cluster, pods)
     return next((name for name, count in held.items() if count > 1), "")
 
 
 def leased(release: Release, place: str) -> dict[str, str]:
-    """The items under lease, as the queue has them: index and worker."""
+    """Return the items under lease, as the queue lists them: index and worker."""
     said = release.valkey("hgetall", f"{place}:live").splitlines()
     entries = dict(zip(said[::2], said[1::2], strict=True))
     return {index: entry for index, entry in entries.items() if not entry.startswith("0:")}

@@ -1,4 +1,4 @@
-"""Replicas: as people ask, as load asks, and down to none and back by a job that waits in the queue."""
+"""Replicas: set by a user, set by load, and scaled to zero and back by a job that waits in the queue."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RESOURCE: dict[str, Any] = {
     },
 }
 """Workers of less than half a core, so that two of them do more than one where there are two cores."""
-LOOK_SECONDS = 10
+POLL_SECONDS = 10
 """How often the operator looks at workers in Redis, by its own default."""
 WINDOWS = {"scaleUpSeconds": 10, "scaleDownSeconds": 20, "idleSeconds": 20}
 
@@ -48,16 +48,16 @@ def queue(namespace: str, elastic: str) -> str:
 
 @pytest.fixture
 def scaling(cluster: Cluster, namespace: str, elastic: str) -> Iterator[None]:
-    """One to two replicas by load, with short windows."""
+    """Start a resource of one to two replicas that scales by load, with short windows."""
     cluster.patch("elastic", {"scaling": {"minReplicas": 1, "maxReplicas": 2, **WINDOWS}}, namespace=namespace)
     yield
     cluster.patch("elastic", {"scaling": None, "replicas": 1}, namespace=namespace)
 
 
-def test_kubectl_scale_adds_a_worker_and_takes_the_one_away_that_nobody_asks(
+def test_kubectl_scale_adds_a_worker_and_then_removes_the_idle_one(
     cluster: Cluster, namespace: str, elastic: str, client: Client, queue: str
 ) -> None:
-    """The older one: Kubernetes by itself would take the younger."""
+    """The idle worker is the older one. Without Ballast, Kubernetes would remove the younger one."""
     (first,) = cluster.wait_pods(elastic, 1, namespace=namespace)
 
     cluster.kubectl("scale", f"infd/{elastic}", "-n", namespace, "--replicas=2")
@@ -71,7 +71,7 @@ def test_kubectl_scale_adds_a_worker_and_takes_the_one_away_that_nobody_asks(
         address = asked_one["status"]["podIP"]
         place = (address, "8000", jobs.MODEL)
         online = beside.submit(client.script, "replay.py", *place, "saturate", str(2 * SLOTS), "60", seconds=180)
-        wait_looked(client, queue, f"http://{address}:8000")
+        wait_polled(client, queue, f"http://{address}:8000")
         assert not online.done()
         cluster.kubectl("scale", f"infd/{elastic}", "-n", namespace, "--replicas=1")
         (last,) = cluster.wait_pods(elastic, 1, namespace=namespace)
@@ -122,13 +122,13 @@ def test_an_idle_deployment_goes_to_zero_and_a_job_brings_it_back(
 
 
 def asked(cluster: Cluster, namespace: str) -> tuple[int, int]:
-    """Replicas that the resource asks for, and those that it has."""
+    """Return the replicas that the resource wants, and those that it has."""
     found = cluster.get(INFD, "elastic", namespace=namespace)
     return found["spec"]["replicas"], found["status"].get("replicas", 0)
 
 
-def wait_looked(client: Client, queue: str, address: str) -> None:
-    """Wait until the worker there, and no other, says that it serves somebody, and the operator has looked since."""
+def wait_polled(client: Client, queue: str, address: str) -> None:
+    """Wait until only the worker at this address reports a running request, and the operator has polled since."""
 
     def asked_ones() -> list[str]:
         workers = json.loads(client.ballast("top", "--json", queue=queue))["workers"]
@@ -136,10 +136,10 @@ def wait_looked(client: Client, queue: str, address: str) -> None:
 
     until(lambda: asked_ones() == [address], seconds=30, said=f"{address} alone says that it serves")
     seen = monotonic()
-    until(lambda: monotonic() > seen + 1.2 * LOOK_SECONDS, seconds=2 * LOOK_SECONDS, said="a look of the operator")
+    until(lambda: monotonic() > seen + 1.2 * POLL_SECONDS, seconds=2 * POLL_SECONDS, said="a poll of the operator")
 
 
 def because(cluster: Cluster, namespace: str) -> list[str]:
-    """Why replicas changed, as the resource's events say."""
+    """Return the messages of the resource's events about its replicas."""
     events = cluster.get("events", namespace=namespace)
     return [str(event["message"]) for event in events if event["involvedObject"]["kind"] == "InferenceDeployment"]

@@ -1,4 +1,4 @@
-"""Online requests through the Service's name: every worker takes some, and the answers are the model's own."""
+"""Online requests to the Service: every worker answers some, and the answers are those of the model."""
 
 from __future__ import annotations
 
@@ -48,6 +48,21 @@ def test_the_service_spreads_requests_over_every_worker(
     assert min(gained) > 0
 
 
+@pytest.mark.short
+def test_workers_use_prebuilt_kernels_because_their_image_has_no_compiler(
+    cluster: Cluster, namespace: str, first: str
+) -> None:
+    search = "for name in cc gcc clang tcc as ld; do command -v $name; done; true"
+    for pod in cluster.pods(first, namespace=namespace):
+        name = pod["metadata"]["name"]
+        found = cluster.exec(name, "sh", "-c", search, namespace=namespace).stdout
+        log = cluster.kubectl("logs", "-n", namespace, name).stdout
+
+        assert found == ""
+        assert "/native/prebuilt_kernels/kernels-" in log
+        assert "kernels not used" not in log
+
+
 def test_a_wrong_model_name_is_refused_with_the_name_that_is_served(client: Client, url: str) -> None:
     said = client.script("refused.py", url, "gpt-4", "Hello")
 
@@ -56,6 +71,6 @@ def test_a_wrong_model_name_is_refused_with_the_name_that_is_served(client: Clie
 
 
 def answered(cluster: Cluster, pod: dict) -> float:
-    """Online requests that a worker has answered so far."""
+    """Return the number of online requests that a worker has answered."""
     samples = cluster.metrics(pod)
     return sum(samples[f'ballast_requests_total{{class="online",outcome="{how}"}}'] for how in ("stop", "length"))

@@ -1,4 +1,4 @@
-"""The tutorial's commands, read from its page and run unchanged."""
+"""The commands of the tutorial, read from its page and run unchanged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tutorial import run_steps
 
 @pytest.fixture
 def folder(cluster: Cluster, release: Release, tmp_path: Path) -> Any:
-    """Where the files of the job are written."""
+    """Return the directory for the files of the job."""
     yield tmp_path
     cluster.kubectl("delete", "infd/laptop", "-n", "default", "--ignore-not-found")
 

@@ -1,4 +1,4 @@
-"""The chart changes under a running job: another password, another version and back, and no chart at all."""
+"""Changes of the chart during a job: another password, another version and back, and an uninstall."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CRD = "inferencedeployments.ballast.dev"
 
 @pytest.fixture(scope="module")
 def before(cluster: Cluster, release: Release) -> Previous:
-    """The previous version, whose chart is installed in this one's place."""
+    """Install the chart of the previous version instead of this one."""
     old = previous(cluster)
     release.check_rights()
     remove(cluster)
@@ -80,7 +80,7 @@ def test_an_upgrade_and_a_rollback_under_a_running_job_lose_nothing(
         another.finish(seconds=500, compared=6)
         said = online.stop()
 
-    # A worker of the previous version may keep connections that it then refuses; new ones never meet it.
+    # A worker of the previous version may refuse requests on connections that clients keep; new ones never reach it.
     assert [failure for failure in said["failures"] if failure["lane"] == "fresh"] == []
     wait_tidy(cluster, namespace)
 
@@ -123,25 +123,25 @@ def test_without_the_operator_a_resource_is_deleted_all_the_same(
 
 
 def upgrade(release: Release, *values: str) -> None:
-    """Upgrade the release as its notes say."""
+    """Upgrade the release as its notes describe."""
     release.check_rights()
     release.cluster.helm("upgrade", NAME, release.package, "-n", NAMESPACE, *values, "--wait", "--timeout", "3m")
 
 
 def images(cluster: Cluster, namespace: str) -> dict[str, str]:
-    """The image of each worker pod, by its uid."""
+    """Return the image of each worker pod by its uid."""
     pods = cluster.pods("first", namespace=namespace)
     return {pod["metadata"]["uid"]: pod["spec"]["containers"][0]["image"] for pod in pods}
 
 
 def wait_image(cluster: Cluster, namespace: str, image: str) -> None:
-    """Wait until all workers run an image, and serve."""
+    """Wait until all workers run this image and serve."""
     until(lambda: set(images(cluster, namespace).values()) == {image}, seconds=300, said=f"workers run {image}")
     cluster.wait_pods("first", 2, namespace=namespace, seconds=240)
 
 
 def copied(cluster: Cluster, namespace: str) -> str:
-    """The password that lies beside the resource."""
+    """Return the password in the resource's namespace."""
     return base64.b64decode(
         cluster.get("secret", "first-ballast-redis", namespace=namespace)["data"]["password"]
     ).decode()

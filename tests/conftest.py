@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -69,6 +70,18 @@ def namespace(plane: ControlPlane) -> Iterator[str]:
 def queue_name() -> str:
     """A queue that no other test knows."""
     return f"test/{uuid4().hex}"
+
+
+@pytest.fixture
+def queue(valkey: Valkey, queue_name: str) -> Iterator[Any]:
+    """Return an empty queue. A test leaves it in balance."""
+    from ballast_queue.redis_store import Queue
+
+    queue = Queue.connect(valkey.url, queue_name)
+    yield queue
+
+    assert queue.check_integrity() == []
+    queue.close()
 
 
 @pytest.fixture(scope="session")

@@ -212,18 +212,7 @@ def _burning(labels: str, burn: Burn, budget: float) -> str:
 def _other_alerts(own: Labels, resource: InferenceDeployment) -> Iterator[Alert]:
     offline = resource.spec.offline
     if offline.reserved_percent > 0:
-        yield Alert(
-            "BallastOfflineReservationNotMet",
-            "warning",
-            "5m",
-            f"avg_over_time({own.of(metrics.OFFLINE_RESERVATION_MET)}[10m]) < 0.9",
-            f"{own}: the offline reservation is not met on {{{{ $labels.pod }}}}",
-            "For more than a tenth of the last ten minutes, offline requests waited while fewer ran than the "
-            f"reservation ({offline.reserved_percent:g} %, spec.offline.reservedPercent) and the maxSlots of their "
-            "tenants allow. Parked requests do not count as running. The policy keeps the reservation at any online "
-            "load, so something prevents it.",
-            "offline-reservation-not-met",
-        )
+        yield _reservation_not_met(own, offline.reserved_percent)
     yield Alert(
         "BallastDeadlineAtRisk",
         "warning",
@@ -257,6 +246,21 @@ def _other_alerts(own: Labels, resource: InferenceDeployment) -> Iterator[Alert]
         "redis-unreachable",
     )
     yield _worker_not_ready(own, resource)
+
+
+def _reservation_not_met(own: Labels, percent: float) -> Alert:
+    return Alert(
+        "BallastOfflineReservationNotMet",
+        "warning",
+        "5m",
+        f"avg_over_time({own.of(metrics.OFFLINE_RESERVATION_MET)}[10m]) < 0.9",
+        f"{own}: the offline reservation is not met on {{{{ $labels.pod }}}}",
+        "For more than a tenth of the last ten minutes, offline requests waited while fewer ran than the "
+        f"reservation ({percent:g} %, spec.offline.reservedPercent) and the maxSlots of their tenants allow. Parked "
+        "requests do not count as running. The policy keeps the reservation at any online load, so something prevents "
+        "it.",
+        "offline-reservation-not-met",
+    )
 
 
 def _worker_not_ready(own: Labels, resource: InferenceDeployment) -> Alert:

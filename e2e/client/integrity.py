@@ -1,4 +1,4 @@
-"""Compare everything that a queue keeps twice; print what differs. Arguments: queue, URL and password of Redis."""
+"""Compare the values that a queue stores twice. Print the differences. Arguments: queue, URL and password of Redis."""
 
 import json
 import sys

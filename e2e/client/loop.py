@@ -1,8 +1,7 @@
-"""Send online requests one after the other until a file says stop; each that ended is a line of JSON in another.
+"""Send online requests, one after the other, until a stop file exists. Write the result of each as a line of JSON.
 
-Four lanes run side by side: one opens a connection for each request, the others keep theirs as long as they may, so
-that each worker has some. Nothing is sent a second time. Arguments: host, port, model, path of the files without its
-ending.
+Four lanes run in parallel. One opens a connection for each request. The others keep their connections, so that each
+worker serves some requests. No request is repeated. Arguments: host, port, model, path of the files without suffix.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Receive what Alertmanager sends to its webhook; print each alert on a line of its own, as JSON."""
+"""Receive the notifications of Alertmanager's webhook, and print each alert as a line of JSON."""
 
 import json
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,7 +13,7 @@ class Pager(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Keep the log to the alerts."""
+        """Log nothing: the output has only the alerts."""
 
 
 ThreadingHTTPServer(("", 8080), Pager).serve_forever()

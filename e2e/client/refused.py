@@ -1,4 +1,4 @@
-"""Send a request that is refused, and print status and message as JSON. Arguments: base URL, model, prompt."""
+"""Send a request that the worker refuses, and print status and message as JSON. Arguments: base URL, model, prompt."""
 
 import json
 import sys

@@ -1,9 +1,9 @@
-"""Send online requests to a worker's Service; print as JSON what became of them.
+"""Send online requests to a worker's Service, and print their results as JSON.
 
-Arguments: host, port, model, how, and its figures:
-  poisson SEED RATE SECONDS    arrivals at times drawn from the seed, whatever became of the ones before
-  saturate WIDTH SECONDS       so many at a time, each followed by the next
-  burst COUNT                  so many at once
+Arguments: host, port, model, pattern, and the figures of the pattern:
+  poisson SEED RATE SECONDS    arrivals at random times, independent of earlier requests
+  saturate WIDTH SECONDS       WIDTH requests at a time, each followed by the next
+  burst COUNT                  COUNT requests at once
 """
 
 import asyncio

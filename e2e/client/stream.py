@@ -1,7 +1,7 @@
-"""Stream completions of the prompts on the command line with the openai client; print what came, as JSON.
+"""Stream completions of the prompts on the command line with the openai client, and print them as JSON.
 
-Arguments: base URL, model, most tokens, then the prompts. Every request opens a connection of its own, so that a
-Service spreads them.
+Arguments: base URL, model, most tokens, then the prompts. Every request opens its own connection, so that the Service
+spreads the requests over the workers.
 """
 
 import json

@@ -29,15 +29,15 @@ def main() -> int:
     """Run the named sabotages; return 1 if the tests missed one."""
     names = sys.argv[1:] or list(FAULTS)
     if unknown := set(names) - set(FAULTS):
-        print(f"no such sabotage: {', '.join(sorted(unknown))}; there are {', '.join(FAULTS)}")
+        print(f"Unknown sabotage: {', '.join(sorted(unknown))}. Known: {', '.join(FAULTS)}")
         return 2
     unseen = [name for name in names if not caught(name, FAULTS[name])]
-    print(f"\nnot seen: {', '.join(unseen)}" if unseen else f"\nall of {len(names)} seen")
+    print(f"\nNot detected: {', '.join(unseen)}" if unseen else f"\nAll {len(names)} detected.")
     return 1 if unseen else 0
 
 
 def caught(name: str, fault: Fault) -> bool:
-    """Commit one sabotage, run the tests, and note which of them failed."""
+    """Apply one sabotage, run the tests, and record which of them failed."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
@@ -51,7 +51,7 @@ def caught(name: str, fault: Fault) -> bool:
         print(f"\n=== {name}: {fault.what}", flush=True)
         done = subprocess.run([*words, *(E2E / test for test in fault.tests)], env=env, cwd=ROOT, check=False)
         red, green = outcomes(report) if report.exists() else ([], [])
-    # 1: tests failed. Anything else is pytest's own trouble, which proves nothing.
+    # Exit code 1: tests failed. Any other code is a failure of pytest itself, which proves nothing.
     is_seen = done.returncode == 1 and bool(red)
     note(name, fault, red, green, (time.monotonic() - began) / MINUTES)
     return is_seen
@@ -63,7 +63,7 @@ def outcomes(report: Path) -> tuple[list[str], list[str]]:
     for case in ET.parse(report).getroot().iter("testcase"):
         name, failure, error = str(case.get("name")), case.find("failure"), case.find("error")
         if error is not None and str(error.get("message")).startswith("failed on teardown"):
-            red.append("the_check_at_the_end_of_the_file")  # which pytest counts to the last test
+            red.append("the_check_at_the_end_of_the_file")  # pytest reports it for the last test
         elif failure is not None or error is not None:
             red.append(name)
         else:
@@ -84,7 +84,7 @@ def note(name: str, fault: Fault, red: list[str], green: list[str], minutes: flo
 
 
 def sentence(test: str) -> str:
-    """The sentence that a test's name is."""
+    """Return the name of a test as a sentence."""
     return test.removeprefix("test_").replace("_", " ")
 
 

@@ -1,6 +1,6 @@
-"""What is done to the product, from outside of it, and the files of e2e/ that have to notice.
+"""The faults that are put into the product from outside, and the tests in e2e/ that must detect them.
 
-A program is sabotaged by a layer over its image: a module, and a `.pth` file by which Python imports it at every start.
+A fault of a program is a layer over its image: a module, and a `.pth` file with which Python imports it at every start.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Fault:
     """One sabotage.
 
     Attributes:
-        what: What is done, for the table in the documentation.
-        tests: What of e2e/ is run.
-        module: What is put into the image that its folder names; empty where images stay as they were built.
-        act: What is done once the chart is installed, before the first test.
+        what: The fault in words, for the table in the documentation.
+        tests: The files or tests in e2e/ to run.
+        module: The module to put into the image that its folder names. Empty: the images stay as they were built.
+        act: The action after the chart is installed, before the first test.
     """
 
     what: str
@@ -38,17 +38,17 @@ class Fault:
 
     @property
     def image(self) -> Image:
-        """The image that the module is put into."""
+        """Return the image that gets the module."""
         return {"worker": WORKER, "operator": OPERATOR}[self.module.partition("/")[0]]
 
     def layer(self) -> dict[str, str]:
-        """The files that are put over that image."""
+        """Return the files of the layer over that image."""
         text = (HERE / self.module).read_text()
         return {f"{PACKAGES}/sabotage.py": text, f"{PACKAGES}/sabotage.pth": "import sabotage\n"}
 
 
 def without_operator(release: Release) -> None:
-    """Nobody reconciles."""
+    """Scale the operator to zero, so that no resource is reconciled."""
     release.cluster.kubectl("scale", "deployment/ballast-operator", "-n", NAMESPACE, "--replicas=0")
     release.cluster.kubectl(
         "wait", "pod", "-n", NAMESPACE, "-l", "app.kubernetes.io/component=operator", "--for=delete", "--timeout=60s"
@@ -56,11 +56,14 @@ def without_operator(release: Release) -> None:
 
 
 def without_fencing(release: Release) -> None:
-    """The queue's functions take results and heartbeats under any token; a later revision is left alone by workers."""
+    """Replace the queue's functions by functions that accept any token.
+
+    Their revision is newer than that of the workers, so that no worker replaces them.
+    """
     text = (ROOT / "worker" / "ballast_queue" / "ballast.lua").read_text()
-    for guard in ("elseif held ~= token then", "if parse_live(live[i]) ~= argv[2 * i + 1] then"):
-        assert text.count(guard) == 1, f"ballast.lua has changed: {guard}"
-        text = text.replace(guard, guard.split(" ", 1)[0] + " false then")
+    for check in ("elseif held ~= token then", "if parse_live(live[i]) ~= argv[2 * i + 1] then"):
+        assert text.count(check) == 1, f"ballast.lua has changed: {check}"
+        text = text.replace(check, check.split(" ", 1)[0] + " false then")
     text = re.sub(r"local REVISION = \d+", "local REVISION = 1000000", text)
     # The Service may refuse connections for a moment after the installation.
     until(lambda: release.valkey("ping", check=False) == "PONG", seconds=60, said="Valkey answers")
@@ -68,7 +71,7 @@ def without_fencing(release: Release) -> None:
 
 
 def without_volume(release: Release) -> None:
-    """Valkey keeps its data in its pod."""
+    """Install the chart without a volume for Valkey."""
     release.cluster.helm("uninstall", NAME, "-n", NAMESPACE, "--wait", "--timeout", "2m")
     release.cluster.kubectl("delete", "pvc", "--all", "-n", NAMESPACE)
     values = ("--set=valkey.persistence.enabled=false", "--wait", "--timeout", "3m")
@@ -76,7 +79,7 @@ def without_volume(release: Release) -> None:
 
 
 def without_right_to_events(release: Release) -> None:
-    """The operator may no longer write events; all else it may."""
+    """Remove only the permission to write events from the operator's role."""
     role = release.cluster.get("clusterrole", f"{NAME}-operator-{NAMESPACE}")
     role["rules"] = [rule for rule in role["rules"] if rule["resources"] != ["events"]]
     release.cluster.kubectl("replace", "-f", "-", stdin=json.dumps(role))
@@ -115,7 +118,7 @@ FAULTS = {
         "the operator's image makes Deployments with `maxSurge: 0, maxUnavailable: 1` for every resource",
         (
             "test_change.py::test_a_hot_patch_of_the_reservation_reaches_the_same_pods",
-            "test_change.py::test_a_cold_change_rolls_the_pods_and_nobody_who_asks_notices",
+            "test_change.py::test_a_cold_change_rolls_the_pods_and_no_request_fails",
         ),
         module="operator/hasty.py",
     ),

@@ -1,4 +1,4 @@
-"""For pytest: commits one sabotage, named by BALLAST_E2E_SABOTAGE, on the images built or the chart installed."""
+"""A pytest plugin that applies the sabotage BALLAST_E2E_SABOTAGE to the built images or to the installed chart."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FAULT = FAULTS[os.environ["BALLAST_E2E_SABOTAGE"]]
 def pytest_fixture_setup(
     fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
 ) -> Generator[None, object, object]:
-    """Act once the fixture of that name has its value. A sabotage that fails ends the run: no test has seen it then."""
+    """Apply the sabotage after its fixture is set up. If that fails, end the run, because no test could detect it."""
     value: Any = yield
     try:
         if fixturedef.argname == "images" and FAULT.module:

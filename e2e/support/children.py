@@ -1,4 +1,4 @@
-"""What a resource owns in its namespace, and what lies there that nobody owns any more."""
+"""The objects that a resource owns in its namespace, and those without an owner."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ OF_KUBERNETES = {"kube-root-ca.crt"}
 
 
 def objects(cluster: Cluster, namespace: str) -> list[dict[str, Any]]:
-    """Everything of those kinds, but for what Kubernetes puts into each namespace."""
+    """Return all objects of these kinds, except those that Kubernetes creates in each namespace."""
     found = cluster.get(KINDS, namespace=namespace)
     return [each for each in found if each["metadata"]["name"] not in OF_KUBERNETES]
 
 
 def leftovers(cluster: Cluster, namespace: str) -> list[str]:
-    """Objects without an owner, on their way out, or held by a finalizer."""
+    """Return the objects without an owner, in deletion, or held by a finalizer."""
     found = objects(cluster, namespace)
     uids = {each["metadata"]["uid"] for each in found}
     said = []
@@ -35,7 +35,7 @@ def leftovers(cluster: Cluster, namespace: str) -> list[str]:
 
 
 def wait_tidy(cluster: Cluster, namespace: str, *, seconds: float = 90) -> None:
-    """Wait until nothing is left over."""
+    """Wait until no such object is left."""
     left: list[str] = []
 
     def is_tidy() -> bool:

@@ -1,4 +1,4 @@
-"""A user inside the cluster: a pod with `ballast` and `openai` installed, and nothing of the engine."""
+"""A user inside the cluster: a pod with `ballast` and `openai` installed, but without the engine."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MANIFEST: dict[str, Any] = {
 
 @dataclass
 class Client:
-    """The pod."""
+    """The pod of the user."""
 
     cluster: Cluster
     release: Release
@@ -61,7 +61,7 @@ class Client:
 
     @property
     def redis(self) -> tuple[str, str]:
-        """URL and password of the queue's server, as arguments of a script."""
+        """Return URL and password of the queue's server, as arguments of a script."""
         return self.release.redis_url, self.release.redis_password
 
     def script(self, name: str, *arguments: str, seconds: float = 120) -> Any:
@@ -80,7 +80,7 @@ class Client:
         return done.stdout if done.returncode == 0 else done.stdout + done.stderr
 
     def submit(self, lines: Iterable[Mapping[str, Any]], *, queue: str, options: tuple[str, ...] = ()) -> str:
-        """Submit a job with the command; return its id."""
+        """Submit a job with `ballast submit`, and return its id."""
         text = "".join(json.dumps(line) + "\n" for line in lines)
         said = json.loads(self.ballast("submit", "-", "--json", *options, queue=queue, stdin=text))
         return str(said["job_id"])
@@ -91,12 +91,12 @@ class Client:
         return found
 
     def results(self, job: str, *, queue: str) -> list[dict[str, Any]]:
-        """Every line of the job's results."""
+        """Return the lines of the job's results."""
         text = self.ballast("results", job, queue=queue)
         return [json.loads(line) for line in text.splitlines()]
 
     def state_of_queues(self) -> str:
-        """Jobs and workers of every queue in Valkey."""
+        """Return the jobs and the workers of every queue in Valkey."""
         keys = self.release.valkey("--scan", "--pattern", "ballast:*:totals", check=False).split()
         parts = [self.release.valkey("info", "clients", check=False)]
         for key in keys:

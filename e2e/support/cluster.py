@@ -1,4 +1,4 @@
-"""The cluster as a person at a terminal has it: kubectl, helm, and waiting with a limit."""
+"""The cluster as a user at a terminal sees it: kubectl, helm, and waiting with a limit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 
 
 def until(what: Callable[[], Found], *, seconds: float, said: str, pause: float = 0.5) -> Found:
-    """Wait until `what` returns a true value. There is one limit, and no retry."""
+    """Wait until `what` returns a true value, and return that value. Fail after the limit."""
     end = time.monotonic() + seconds
     while True:
         found = what()
@@ -69,7 +69,7 @@ class Cluster:
         return json.loads(text)["items"] if text.strip() else []
 
     def apply(self, *manifests: dict[str, Any] | Path, namespace: str) -> None:
-        """Apply manifests as they are; a path is applied byte for byte."""
+        """Apply manifests unchanged: a text, or the file at a path."""
         for each in manifests:
             if isinstance(each, Path):
                 self.kubectl("apply", "-n", namespace, "-f", each)
@@ -82,12 +82,12 @@ class Cluster:
         self.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(manifest))
 
     def drop_namespace(self, name: str) -> None:
-        """Remove a namespace and wait until it is gone; what hangs in a finalizer fails here."""
+        """Delete a namespace and wait until it is gone. An object that its finalizer holds makes this fail."""
         self.kubectl("delete", INFD, "--all", "-n", name, "--timeout=60s", seconds=70)
         self.kubectl("delete", "namespace", name, "--ignore-not-found", "--timeout=120s", seconds=130)
 
     def condition(self, name: str, kind: str, *, namespace: str) -> dict[str, Any]:
-        """A condition of an InferenceDeployment; empty while it has none."""
+        """Return a condition of an InferenceDeployment; empty if it has none."""
         found = self.get(INFD, name, namespace=namespace) or {}
         entries = found.get("status", {}).get("conditions", ())
         return next((entry for entry in entries if entry["type"] == kind), {})
@@ -100,13 +100,13 @@ class Cluster:
         )  # fmt: skip
 
     def pods(self, name: str, *, namespace: str) -> list[dict[str, Any]]:
-        """The worker pods of a resource that are not on their way out, by name."""
+        """Return the worker pods of a resource that are not in deletion, sorted by name."""
         found = self.get("pods", namespace=namespace, selector=f"app.kubernetes.io/instance={name}")
         live = [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
         return sorted(live, key=lambda pod: str(pod["metadata"]["name"]))
 
     def ready_pods(self, name: str, *, namespace: str) -> list[dict[str, Any]]:
-        """Those of them that serve."""
+        """Return the worker pods that serve."""
         return [pod for pod in self.pods(name, namespace=namespace) if is_ready(pod)]
 
     def wait_pods(self, name: str, count: int, *, namespace: str, seconds: float = 180) -> list[dict[str, Any]]:
@@ -135,12 +135,12 @@ class Cluster:
         until(is_applied, seconds=90, said=f"all workers of {name} have {wanted}")
 
     def kill(self, pod: str, *, namespace: str) -> None:
-        """SIGKILL the first process of a pod's one container."""
+        """Kill the first process of a pod's only container with SIGKILL."""
         (container,) = self.get("pod", pod, namespace=namespace)["status"]["containerStatuses"]
         self.provider.kill(container["containerID"].removeprefix("containerd://"))
 
     def wait_restarted(self, pod: str, count: int, *, namespace: str, seconds: float = 90) -> None:
-        """Wait until its container has restarted `count` times."""
+        """Wait until the container of a pod has restarted `count` times."""
 
         def restarts() -> bool:
             (container,) = self.get("pod", pod, namespace=namespace)["status"]["containerStatuses"]
@@ -157,7 +157,7 @@ class Cluster:
         return self.kubectl(*words, stdin=stdin, seconds=seconds, check=check)
 
     def metrics(self, pod: dict[str, Any]) -> dict[str, float]:
-        """Every sample of a worker, by its name with labels, through the API server."""
+        """Return the samples of a worker by name with labels, read through the API server."""
         meta = pod["metadata"]
         path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}:8000/proxy/metrics"
         text = self.kubectl("get", "--raw", path).stdout
@@ -167,7 +167,7 @@ class Cluster:
     # The output of a failed test
 
     def report(self) -> str:
-        """Events, resources, pods and the ends of their logs."""
+        """Return the events, resources, pods and the ends of the logs."""
         parts = []
         for title, words in (
             ("pods", ("get", "pods", "-A", "-o", "wide")),
@@ -194,11 +194,11 @@ class Cluster:
 
 
 def is_ready(pod: dict[str, Any]) -> bool:
-    """Whether a pod takes requests."""
+    """Return whether a pod is ready for requests."""
     conditions = pod.get("status", {}).get("conditions", ())
     return any(entry["type"] == "Ready" and entry["status"] == "True" for entry in conditions)
 
 
 def keep_up() -> bool:
-    """Whether the cluster is left up for a look, by BALLAST_E2E_KEEP."""
+    """Return whether BALLAST_E2E_KEEP asks to keep the cluster after the run."""
     return bool(os.environ.get("BALLAST_E2E_KEEP"))

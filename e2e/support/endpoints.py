@@ -1,4 +1,4 @@
-"""A recorder of a Service's ready endpoints: every state that the API server announced, not one now and then."""
+"""A recorder of a Service's ready endpoints. It sees every state that the API server announces, because it watches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cluster import Cluster, until
 
 @dataclass
 class Record:
-    """What was seen."""
+    """The recorded states."""
 
     ready: list[int] = field(default_factory=list)
     """How many endpoints were ready after each event."""
@@ -25,7 +25,7 @@ class Record:
     """The endpoints of each slice, as they were last."""
 
     def take(self, event: dict[str, Any]) -> None:
-        """Note one event of a watch."""
+        """Record one event of a watch."""
         found = event["object"]
         gone = event["type"] == "DELETED"
         self.slices[found["metadata"]["name"]] = [] if gone else found.get("endpoints") or []
@@ -37,7 +37,7 @@ class Record:
 
 @contextmanager
 def recorded(cluster: Cluster, service: str, *, namespace: str) -> Iterator[Record]:
-    """Record while the block runs; the state before it is there when it begins."""
+    """Record while the block runs. The state before the block is recorded when it begins."""
     provider, record = cluster.provider, Record()
     words = ["get", "endpointslices", "-n", namespace, "-l", f"kubernetes.io/service-name={service}",
              "--watch", "--output-watch-events", "-o", "json"]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The images of a run: Ballast's own from the Dockerfiles that users get, and those that the tests need beside them."""
+"""The images of a run: those of Ballast, from the Dockerfiles that it ships, and those that only the tests need."""
 
 from __future__ import annotations
 
@@ -10,7 +10,17 @@ from pathlib import Path
 
 from programs import ROOT
 
-CONTEXT = ("crds", "operator", "worker", "pyproject.toml", "constraints.txt", "README.md", "LICENSE", "CHANGELOG.md")
+CONTEXT = (
+    "crds",
+    "operator",
+    "worker",
+    "pyproject.toml",
+    "requirements-build.txt",
+    "README.md",
+    "LICENSE",
+    "CHANGELOG.md",
+)
+CPU_ONLY = ("--build-arg", "TORCH=cpu")
 
 
 @dataclass(frozen=True)
@@ -20,10 +30,10 @@ class Image:
     name: str
     dockerfile: str
     is_pulled_elsewhere: bool = False
-    """It stands in for a published image, which a cluster with a registry pulls."""
+    """It replaces a published image, which a cluster with a registry would pull."""
     needs_context: bool = True
     program: str = ""
-    """In place of a Dockerfile: the one program that the stand-in consists of."""
+    """In place of a Dockerfile: the only program in the image."""
 
 
 OPERATOR = Image("ballast-operator:0.1.0", "operator/Dockerfile")
@@ -38,7 +48,7 @@ IMAGES = (OPERATOR, WORKER, CLIENT, VALKEY, PROMETHEUS, ALERTMANAGER)
 
 
 def fingerprint(image: Image) -> str:
-    """Names everything that an image is built from."""
+    """Return a digest of everything that an image is built from."""
     digest = hashlib.sha256(image.name.encode())
     if image.dockerfile:
         digest.update((ROOT / image.dockerfile).read_bytes())
@@ -53,7 +63,7 @@ def fingerprint(image: Image) -> str:
 
 
 def id_of_archive(tar: Path) -> str:
-    """The image's id, as a kubelet reports it."""
+    """Return the id of an image, as a kubelet reports it."""
     with tarfile.open(tar) as archive:
         member = archive.extractfile("manifest.json")
         assert member is not None
@@ -62,5 +72,5 @@ def id_of_archive(tar: Path) -> str:
 
 
 def is_the_image(found: str, built: str) -> bool:
-    """Whether a pod's `imageID` names what was built."""
+    """Return whether a pod's `imageID` is the id of the built image."""
     return found.rpartition("@")[2] == built

@@ -1,4 +1,4 @@
-"""Offline jobs as the tests submit them, and what has to be true of one at its end."""
+"""Offline jobs of the tests, and the checks at the end of a job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OVER = {"completed", "failed", "expired", "cancelled"}
 
 
 def prompt(number: int) -> str:
-    """The prompt of an item."""
+    """Return the prompt of an item."""
     subject = ("a ship", "the harbour", "the queue", "a storm", "the cargo")[number % 5]
     return f"Chapter {number}. This is the story of {subject}"
 
@@ -35,7 +35,7 @@ def lines(count: int, *, most: int = 16, name: str = "item") -> list[dict[str, A
 
 @dataclass(frozen=True)
 class Submitted:
-    """A job that is under way."""
+    """A submitted job."""
 
     client: Client
     queue: str
@@ -46,16 +46,16 @@ class Submitted:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Its items by state."""
+        """Return the number of items by state."""
         found: dict[str, int] = self.client.job(self.id, queue=self.queue)["counts"]
         return found
 
     def wait_leased(self, *, seconds: float = 60) -> int:
-        """Wait until items are under lease; return their number."""
+        """Wait until items are under lease, and return their number."""
         return until(lambda: self.counts["leased"], seconds=seconds, said=f"leases of {self.id}", pause=0.1)
 
     def finish(self, *, seconds: float, compared: int = 20) -> None:
-        """Wait for the end, and check it: each item has one result, the counters agree, the texts are the model's."""
+        """Wait for the end of the job, and check its results (`check`)."""
 
         def state() -> str:
             found = str(self.client.job(self.id, queue=self.queue)["state"])
@@ -91,5 +91,5 @@ def submit(client: Client, queue: str, count: int, *, most: int = 16, name: str 
 
 
 def leases(cluster: Cluster, pods: list[dict[str, Any]]) -> dict[str, float]:
-    """Items under lease in each of these pods, by its own count."""
+    """Return the number of leases that each of these pods reports."""
     return {pod["metadata"]["name"]: cluster.metrics(pod)["ballast_leases"] for pod in pods}

@@ -1,4 +1,4 @@
-"""An image with one more layer, without an engine: how tests put a file over one that was built."""
+"""Add a layer to the archive of an image without a container engine, so that a test can replace a file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def add_layer(source: Path, target: Path, files: dict[str, str]) -> None:
-    """Copy a docker archive, with one layer more."""
+    """Copy a docker archive and add one layer."""
     layer = layer_of(files)
     diff_id = hashlib.sha256(layer).hexdigest()
     with tarfile.open(source) as old, tarfile.open(target, "w") as new:
@@ -34,7 +34,7 @@ def add_layer(source: Path, target: Path, files: dict[str, str]) -> None:
 
 
 def layer_of(files: dict[str, str]) -> bytes:
-    """The files as a layer; they are new now, so that no compiled form of an older one is taken for theirs."""
+    """Return the files as a layer. Their time is now, so that Python does not use the bytecode of the old files."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for path, text in files.items():
@@ -43,14 +43,14 @@ def layer_of(files: dict[str, str]) -> bytes:
 
 
 def add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
-    """One file that all users may read."""
+    """Add one file that all users may read."""
     info = tarfile.TarInfo(name)
     info.size, info.mode, info.mtime = len(data), 0o644, int(time.time())
     tar.addfile(info, io.BytesIO(data))
 
 
 def extracted(tar: tarfile.TarFile, name: str) -> io.BufferedReader:
-    """A file of the archive."""
+    """Return a file of the archive."""
     found = tar.extractfile(name)
     assert isinstance(found, io.BufferedReader), name
     return found

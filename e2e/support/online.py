@@ -1,6 +1,6 @@
-"""A client that asks for one completion after the other while something else happens, and forgets no failure.
+"""A client that requests one completion after the other during a test, and records every failure.
 
-It runs on its own in the client's pod, so that it goes on while the API server is away.
+It runs in the background of the client's pod, so that it continues while the API server is down.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Loop:
     stem: str
 
     def samples(self) -> list[dict[str, Any]]:
-        """The result of each request so far."""
+        """Return the result of each request so far."""
         text = self.shell(f"cat {self.stem}.jsonl 2>/dev/null || true")
         return [json.loads(line) for line in text.splitlines()]
 
     def wait_more(self, count: int = 4, *, seconds: float = 60) -> None:
-        """Wait until each lane has had `count` more answers."""
+        """Wait until each lane has `count` more answers."""
 
         def had() -> list[int]:
             samples = self.samples()
@@ -46,7 +46,7 @@ class Loop:
         until(enough, seconds=seconds, said=f"{count} more online answers in each lane")
 
     def stop(self) -> dict[str, Any]:
-        """End the client; return the number of requests, the failures, and the longest answer in seconds."""
+        """Stop the client. Return the number of requests, the failures, and the longest latency in seconds."""
         self.shell(f"touch {self.stem}.stop")
         until(lambda: "yes" in self.shell(f"test -e {self.stem}.end && echo yes || true"), seconds=150, said="its end")
         samples = self.samples()
@@ -59,13 +59,13 @@ class Loop:
         return found
 
     def shell(self, text: str, *, stdin: str | None = None) -> str:
-        """Run shell commands in its pod."""
+        """Run shell commands in the client's pod."""
         return self.cluster.exec(POD, "sh", "-c", text, namespace=NAMESPACE, stdin=stdin).stdout
 
 
 @contextmanager
 def loop(client: Client, namespace: str, name: str) -> Iterator[Loop]:
-    """Ask the Service of a resource while the block runs; the first answers are there when it begins."""
+    """Send requests to the Service of a resource while the block runs. The block begins after the first answers."""
     found = Loop(client.cluster, f"/tmp/loop-{uuid4().hex[:6]}")
     place = f"{name}.{namespace}.svc 8000 {MODEL} {found.stem}"
     found.shell(

@@ -1,4 +1,4 @@
-"""From a resource's own rules to a pager: the kinds of the prometheus-operator, Alertmanager, and its webhook."""
+"""The path of an alert: the kinds of the prometheus-operator, Alertmanager, and the receiver of its webhook."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def shortened(groups: list[dict[str, Any]], factor: int = FACTOR) -> list[dict[str, Any]]:
-    """The groups of a PrometheusRule with each window, interval, offset and waiting time divided by the factor."""
+    """Return the groups of a PrometheusRule with each window, interval, offset and `for` divided by the factor."""
 
     def divided(duration: str) -> str:
         return f"{int(duration[:-1]) * SECONDS[duration[-1]] * 1000 // factor}ms"
@@ -53,7 +53,7 @@ def shortened(groups: list[dict[str, Any]], factor: int = FACTOR) -> list[dict[s
 
 
 def scrape(monitor: dict[str, Any]) -> dict[str, Any]:
-    """What the prometheus-operator makes of a ServiceMonitor, as far as the rules see it; the interval is shortened."""
+    """Return the scrape configuration that the prometheus-operator makes of a ServiceMonitor, but more frequent."""
     namespace, (endpoint,) = monitor["metadata"]["namespace"], monitor["spec"]["endpoints"]
     interval = f"{int(endpoint['interval'].removesuffix('s')) * 1000 // FACTOR}ms"
     chosen = monitor["spec"]["selector"]["matchLabels"].items()
@@ -85,13 +85,13 @@ def scrape(monitor: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class Pager:
-    """The alerts that a person on call gets."""
+    """The alerts that a person on call receives."""
 
     cluster: Cluster
 
     @classmethod
     def start(cls, cluster: Cluster) -> Pager:
-        """A new Alertmanager that sends each change immediately, and a new receiver."""
+        """Start a new receiver, and a new Alertmanager that sends each change immediately."""
         cluster.make_namespace(NAMESPACE)
         cluster.kubectl("delete", "pod", "alertmanager", "pager", "-n", NAMESPACE, "--ignore-not-found", "--wait")
         cluster.apply(*manifests(), namespace=NAMESPACE)
@@ -100,7 +100,7 @@ class Pager:
         return cls(cluster)
 
     def told(self, alert: str, status: str, *, namespace: str, severity: str = "critical") -> list[dict[str, Any]]:
-        """Every notification of this alert of a namespace with that status (`firing` or `resolved`)."""
+        """Return the notifications of an alert in a namespace that have this status (`firing` or `resolved`)."""
         wanted = {"alertname": alert, "namespace": namespace, "severity": severity}
         lines = self.cluster.kubectl("logs", "pager", "-n", NAMESPACE).stdout.splitlines()
         found = [json.loads(line) for line in lines]
@@ -122,7 +122,7 @@ ROUTING: dict[str, Any] = {
 
 
 def manifests() -> list[dict[str, Any]]:
-    """Alertmanager with its configuration, the receiver, and a Service for each."""
+    """Return Alertmanager with its configuration, the receiver, and a Service for each."""
     config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "alertmanager"}}
     return [
         config | {"data": {"alertmanager.yaml": yaml.safe_dump(ROUTING)}},
@@ -153,7 +153,7 @@ def manifests() -> list[dict[str, Any]]:
 
 
 def serving(name: str, port: int, container: dict[str, Any], volumes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A pod of one restricted container, and its Service."""
+    """Return a pod with one restricted container, and its Service."""
     security = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
     user = {"runAsNonRoot": True, "runAsUser": 65534, "fsGroup": 65534, "seccompProfile": {"type": "RuntimeDefault"}}
     pod = {

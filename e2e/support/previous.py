@@ -1,4 +1,4 @@
-"""The version before this one: its chart and its images, made from git as they were."""
+"""The previous version: its chart and its images, built from git."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIRST = "cf0d2fa11d25"
 
 @dataclass(frozen=True)
 class Previous:
-    """The installation of a user before the upgrade."""
+    """The chart and the images before the upgrade."""
 
     commit: str
     package: Path
@@ -29,7 +29,7 @@ class Previous:
 
 
 def previous(cluster: Cluster) -> Previous:
-    """Build it; BALLAST_E2E_PREVIOUS names another commit or tag."""
+    """Build the previous version, or the commit or tag BALLAST_E2E_PREVIOUS."""
     commit = run("git", "rev-parse", f"{_chosen()}^{{commit}}").stdout.strip()[:12]
     folder = cluster.folder / f"previous-{commit}"
     packed = run_raw(["git", "archive", commit], cwd=ROOT, check=True, capture_output=True, timeout=60).stdout

@@ -1,4 +1,4 @@
-"""Programs that the tests run, each with a limit."""
+"""Run programs with a limit of time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def run(
     env: Mapping[str, str] | None = None,
     folder: Path = ROOT,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end. If it fails, or takes longer than `seconds`, the test fails with its output."""
+    """Run a program to its end. If it fails or takes longer than `seconds`, fail the test with its output."""
     words = [str(word) for word in command]
     given = stdin.decode() if isinstance(stdin, bytes) else stdin
     try:
@@ -34,7 +34,7 @@ def run(
             cwd=folder,
         )
     except subprocess.TimeoutExpired as late:
-        said = b"".join(part or b"" for part in (late.stdout, late.stderr))  # bytes, whatever `text` says
+        said = b"".join(part or b"" for part in (late.stdout, late.stderr))  # bytes, even with text=True
         raise AssertionError(f"not within {seconds:g} s: {' '.join(words)}\n{said.decode()[-4000:]}") from None
     if check and done.returncode:
         raise AssertionError(f"exit {done.returncode}: {' '.join(words)}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}")

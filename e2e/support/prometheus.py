@@ -1,4 +1,4 @@
-"""A real Prometheus in the cluster: finds workers through the Kubernetes API by their labels, and answers queries."""
+"""A real Prometheus in the cluster. It finds workers through the Kubernetes API by their labels."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Prometheus:
         return cls(cluster)
 
     def query(self, text: str) -> list[tuple[dict[str, str], float]]:
-        """Return the current result of an expression: labels and value of each series."""
+        """Return the current labels and value of each series of an expression."""
         path = f"/api/v1/namespaces/{NAMESPACE}/pods/{NAME}:9090/proxy/api/v1/query?query={quote(text)}"
         answer = json.loads(self.cluster.kubectl("get", "--raw", path).stdout)
         assert answer["status"] == "success", answer
@@ -74,13 +74,13 @@ class Prometheus:
         return found[0][1] if found else 0.0
 
     def wait_scraped(self, count: int, *, namespace: str) -> None:
-        """Wait until it has found `count` workers and scrapes them."""
+        """Wait until Prometheus scrapes `count` workers."""
         text = f'sum(up{{job="ballast-workers", namespace="{namespace}"}})'
         until(lambda: self.value(text) == count, seconds=60, said=f"{count} workers of {namespace} are scraped")
 
 
 def manifests(config: dict[str, Any], rules: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The pod, its configuration and its rights."""
+    """Return the pod, its configuration and its role."""
     subject = {"kind": "ServiceAccount", "name": NAME, "namespace": NAMESPACE}
     reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": NAME}
     return [

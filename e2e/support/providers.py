@@ -1,7 +1,7 @@
-"""Where the cluster comes from. Providers differ in how one is made and how images get in, and in nothing else.
+"""Providers of the cluster. They create a cluster and load images into it; everything else is the same for all.
 
 `local`: one real node in a network namespace of this machine, by the scripts in ../shared/kube (or BALLAST_KUBE).
-`kind`: a kind cluster, with docker. A cluster that is up already is used and left up.
+`kind`: a kind cluster, with docker. A cluster that runs already is used, and is left running.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Protocol
 
-from images import IMAGES, Image, fingerprint, id_of_archive
+from images import CPU_ONLY, IMAGES, Image, fingerprint, id_of_archive
 from layers import add_layer
 from programs import ROOT, run
 
@@ -20,45 +20,45 @@ MINUTES = 60.0
 
 
 class Provider(Protocol):
-    """A maker of clusters."""
+    """A provider of a cluster."""
 
     kubeconfig: Path
 
     def program(self, name: str) -> str:
-        """Path of `kubectl`, `helm` or `prometheus`."""
+        """Return the path of `kubectl`, `helm` or `prometheus`."""
 
     def is_up(self) -> bool:
-        """Whether there is a cluster already."""
+        """Return whether a cluster runs already."""
 
     def up(self) -> None:
-        """Make one."""
+        """Create a cluster."""
 
     def down(self) -> None:
-        """Remove it."""
+        """Remove the cluster."""
 
     def build(self) -> dict[Image, str]:
-        """Build and load every image; return the ids as the kubelet reports them."""
+        """Build and load every image. Return their ids, as the kubelet reports them."""
 
     def patch(self, image: Image, files: dict[str, str]) -> str:
-        """Put files, by their absolute path, over an image that was built, under its name; return the new id."""
+        """Put files (by absolute path) over a built image, and keep its name. Return the new id."""
 
     def bring(self, context: Path, dockerfile: str, name: str) -> None:
-        """Build an image of another folder, and bring it in."""
+        """Build an image from another folder, and load it."""
 
     def offer_gpus(self, count: int) -> None:
-        """Make the node offer a number of `nvidia.com/gpu`."""
+        """Set the number of `nvidia.com/gpu` that the node offers."""
 
     def renew_volumes(self) -> None:
-        """Make volumes of deleted claims claimable again, if nothing provisions new ones."""
+        """Make the volumes of deleted claims available again, if the cluster does not provision new volumes."""
 
     def kill(self, container_id: str) -> None:
-        """SIGKILL the first process of a container, from its node: inside, that signal is not delivered to it."""
+        """Kill the first process of a container from its node, because SIGKILL from inside has no effect."""
 
     def freeze(self, container_id: str) -> None:
-        """Stop every process in a container: connections stay open without an answer."""
+        """Stop every process in a container. Its connections stay open, but are not answered."""
 
     def thaw(self, container_id: str) -> None:
-        """Resume them."""
+        """Continue the stopped processes."""
 
     def restart(self, component: str) -> None:
         """Restart `kubelet`, `apiserver` or `etcd`."""
@@ -101,9 +101,9 @@ class Local:
 
     def bring(self, context: Path, dockerfile: str, name: str) -> None:
         self._images.mkdir(parents=True, exist_ok=True)
-        tar = self._images / f"{name.replace(':', '-')}.tar"  # of a commit, which the tag names: it stays as it is
+        tar = self._images / f"{name.replace(':', '-')}.tar"  # the tag names a commit: the image never changes
         if not tar.exists():
-            run(self._kube / "build-image", context, dockerfile, name, tar, seconds=15 * MINUTES)
+            run(self._kube / "build-image", context, dockerfile, name, tar, *CPU_ONLY, seconds=15 * MINUTES)
         self.cluster("load", str(tar), seconds=5 * MINUTES)
 
     def offer_gpus(self, count: int) -> None:
@@ -129,11 +129,11 @@ class Local:
         run("ctr", "-a", socket, "-n", "k8s.io", "tasks", *words)
 
     def cluster(self, *arguments: str, seconds: float = 60) -> str:
-        """Call the script; faults of components are among what it does."""
+        """Run the script of the cluster, which can also make components fail."""
         return run(self._kube / "cluster", *arguments, seconds=seconds).stdout
 
     def _built(self, image: Image) -> Path:
-        """The image as an archive, built unless the one of the last run was built from the same files."""
+        """Return the image as an archive. Build it unless the archive of the last run has the same fingerprint."""
         stem = image.name.replace("/", "-").replace(":", "-")
         tar, made_from = self._images / f"{stem}.tar", self._images / f"{stem}.from"
         wanted = fingerprint(image)
@@ -142,13 +142,14 @@ class Local:
             if image.program:
                 self._pack(image, tar)
             else:
-                run(self._kube / "build-image", ".", image.dockerfile, image.name, tar, seconds=15 * MINUTES)
+                run(self._kube / "build-image", ".", image.dockerfile, image.name, tar, *CPU_ONLY,
+                    seconds=15 * MINUTES)  # fmt: skip
             made_from.write_text(wanted)
         print(f"image {image.name}: {tar.stat().st_size / 1e6:.0f} MB, {id_of_archive(tar)}")
         return tar
 
     def _pack(self, image: Image, tar: Path) -> None:
-        """An image of one program, which unpacks itself when it is first called."""
+        """Return an image of one program, which unpacks itself when it first runs."""
         cache = tar.with_suffix(".cache")
         run(self.program(image.program), "--version", env={"BALLAST_KUBE_CACHE": str(cache)})
         (program,) = cache.glob(f"*/{image.program}")
@@ -166,7 +167,7 @@ class Local:
 
 
 class Kind:
-    """A kind cluster: the nodes are containers of docker."""
+    """A kind cluster, whose nodes are docker containers."""
 
     NAME = "ballast-e2e"
     NODE = "ballast-e2e-control-plane"
@@ -200,7 +201,7 @@ class Kind:
         for image in IMAGES:
             if image.is_pulled_elsewhere:
                 continue
-            run("docker", "build", "-f", image.dockerfile, "-t", image.name,
+            run("docker", "build", "-f", image.dockerfile, "-t", image.name, *CPU_ONLY,
                 "--build-arg", "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu", ".",
                 seconds=30 * MINUTES)  # fmt: skip
             ids[image] = self._load(image)
@@ -218,7 +219,7 @@ class Kind:
         return self._load(image)
 
     def bring(self, context: Path, dockerfile: str, name: str) -> None:
-        run("docker", "build", "-f", context / dockerfile, "-t", name,
+        run("docker", "build", "-f", context / dockerfile, "-t", name, *CPU_ONLY,
             "--build-arg", "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu", context,
             seconds=30 * MINUTES)  # fmt: skip
         run("kind", "load", "docker-image", "--name", self.NAME, name, seconds=10 * MINUTES)
@@ -226,20 +227,21 @@ class Kind:
     def offer_gpus(self, count: int) -> None:
         path = "/status/{}/nvidia.com~1gpu"
         patch = [{"op": "add", "path": path.format(part), "value": str(count)} for part in ("capacity", "allocatable")]
-        run("kubectl", "--kubeconfig", self.kubeconfig, "patch", "node", self.NODE, "--subresource=status",
-            "--type=json", "-p", str(patch).replace("'", '"'))  # fmt: skip
+        for node in self._nodes():
+            run("kubectl", "--kubeconfig", self.kubeconfig, "patch", "node", node, "--subresource=status",
+                "--type=json", "-p", str(patch).replace("'", '"'))  # fmt: skip
 
     def renew_volumes(self) -> None:
-        pass  # kind makes them on demand
+        pass  # kind provisions them on demand
 
     def kill(self, container_id: str) -> None:
-        self._node("ctr", "-n", "k8s.io", "tasks", "kill", "-s", "KILL", container_id)
+        self._tasks("kill", "-s", "KILL", container_id)
 
     def freeze(self, container_id: str) -> None:
-        self._node("ctr", "-n", "k8s.io", "tasks", "pause", container_id)
+        self._tasks("pause", container_id)
 
     def thaw(self, container_id: str) -> None:
-        self._node("ctr", "-n", "k8s.io", "tasks", "resume", container_id)
+        self._tasks("resume", container_id)
 
     def restart(self, component: str) -> None:
         if component == "kubelet":
@@ -255,12 +257,21 @@ class Kind:
         print(f"image {image.name}: {int(said[1]) / 1e6:.0f} MB, {said[0]}")
         return said[0]
 
-    def _node(self, *words: str) -> str:
-        return run("docker", "exec", self.NODE, *words).stdout
+    def _nodes(self) -> list[str]:
+        return run("kind", "get", "nodes", "--name", self.NAME).stdout.split()
+
+    def _tasks(self, *words: str) -> None:
+        """Call `ctr tasks` on the node of the container, which is the last word."""
+        ctr = ("ctr", "-n", "k8s.io", "tasks")
+        [node] = (node for node in self._nodes() if words[-1] in self._node(*ctr, "list", "-q", node=node))
+        self._node(*ctr, *words, node=node)
+
+    def _node(self, *words: str, node: str = NODE) -> str:
+        return run("docker", "exec", node, *words).stdout
 
 
 def chosen() -> Provider:
-    """The provider that PROVIDER names."""
+    """Return the provider that PROVIDER names."""
     name = os.environ.get("PROVIDER") or "local"
     kinds: dict[str, type[Local | Kind]] = {"local": Local, "kind": Kind}
     if name not in kinds:

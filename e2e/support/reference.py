@@ -1,4 +1,4 @@
-"""What the small model answers by transformers, outside the cluster: the yardstick for every greedy text."""
+"""The answers of the small model by transformers, with which every greedy text is compared."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def _loaded() -> tuple[Any, Any]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    torch.set_num_threads(1)  # the cluster computes on the same cores, and threads would wait for one another
+    torch.set_num_threads(1)  # the cluster runs on the same cores
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     return tokenizer, AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
 
 
 def greedy(prompt: str, most: int) -> str:
-    """The continuation of a prompt, token by token the likeliest."""
+    """Return the greedy continuation of a prompt."""
     import torch
 
     tokenizer, model = _loaded()

@@ -1,4 +1,4 @@
-"""The chart as it is published: packed, and installed from the package."""
+"""The chart as a user installs it: from its package."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Release:
         return base64.b64decode(secret["data"]["password"]).decode()
 
     def pods(self, component: str) -> list[dict[str, Any]]:
-        """Pods of the release: `operator` or `queue`."""
+        """Return the pods of a component of the release: `operator` or `queue`."""
         found: list[dict[str, Any]] = self.cluster.get(
             "pods", namespace=NAMESPACE, selector=f"app.kubernetes.io/component={component}"
         )
         return found
 
     def check_rights(self) -> None:
-        """No operator was refused anything, by its log and the one before a restart. For before they go, too."""
+        """Assert that the API server refused nothing to an operator, by its log and by the log before a restart."""
         lines = []
         for pod in self.pods("operator"):
             for previous in ([], ["--previous"]):
@@ -57,7 +57,7 @@ class Release:
     def valkey(
         self, *command: str, user: str = "", password: str = "", check: bool = True, stdin: str | None = None
     ) -> str:
-        """Run valkey-cli in Valkey's pod, through the Service's name, as the given user of Redis or the default one."""
+        """Run valkey-cli in Valkey's pod over the Service, as the given or the default user of Redis."""
         words = ["valkey-cli", "-h", f"{NAME}-valkey.{NAMESPACE}.svc", "--no-auth-warning", "-e"]
         words += ["--user", user] if user else []
         words += ["-a", password or self.redis_password, *command]
@@ -66,7 +66,7 @@ class Release:
 
 
 def install(cluster: Cluster, images: dict[Image, str]) -> Release:
-    """Pack and install the chart by the tutorial's commands, in a namespace that admits only restricted pods."""
+    """Install the chart with the commands of the tutorial, in a namespace that admits only restricted pods."""
     remove(cluster)
     cluster.make_namespace(NAMESPACE)
     said = run_steps(cluster, "install", folder=cluster.folder, seconds=240)["install"].said
@@ -75,7 +75,7 @@ def install(cluster: Cluster, images: dict[Image, str]) -> Release:
 
 
 def remove(cluster: Cluster) -> None:
-    """Leave nothing of an earlier run."""
+    """Remove everything that an earlier run left."""
     cluster.helm("uninstall", NAME, "-n", NAMESPACE, "--ignore-not-found", "--wait", "--timeout", "2m")
     cluster.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=120s", seconds=130)
     cluster.provider.renew_volumes()

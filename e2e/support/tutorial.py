@@ -1,4 +1,4 @@
-"""The commands of docs/tutorial/kubernetes.md: the page is what is run."""
+"""Run the commands of docs/tutorial/kubernetes.md, as the page has them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ END = "\x1e"
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the page that was run."""
+    """One step of the page, with its output."""
 
     commands: str
     said: str
@@ -32,14 +32,14 @@ class Step:
 
 
 def steps() -> dict[str, str]:
-    """The page's commands by the name of their step."""
+    """Return the commands of the page by the name of their step."""
     return dict(STEP.findall(PAGE.read_text()))
 
 
 def run_steps(cluster: Cluster, *names: str, folder: Path, seconds: float) -> dict[str, Step]:
-    """Run steps of the page in one shell, as a reader does. Fails at the first that fails.
+    """Run steps of the page in one shell, as a reader does. Fail at the first command that fails.
 
-    The reader's directory is `folder`, where the repository's own folders are seen.
+    The shell runs in `folder`, which has links to the folders of the repository.
     """
     for name in ("docs", "helm"):
         if not (folder / name).exists():

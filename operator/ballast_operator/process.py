@@ -103,8 +103,7 @@ class Operator:
         self._grants = SecretGrants(
             cluster, is_required=settings.require_secret_label, least_seconds=settings.poll_seconds
         )
-        own = settings.release or f"{settings.namespace}/{settings.lease_name}"
-        self._releases = Releases(cluster, own)
+        self._releases = Releases(cluster, settings.release or f"{settings.namespace}/{settings.lease_name}")
         self._poller = Poller(
             Addresses(cluster, least_seconds=settings.poll_seconds, only_allowed=settings.require_secret_label),
             RedisHosts(cluster, [host.strip() for host in settings.redis_hosts.split(",") if host.strip()]),
@@ -115,7 +114,7 @@ class Operator:
         self._context = OperatorContext(
             image=settings.worker_image,
             runbooks=settings.runbook_base_url or None,
-            release=own,
+            release=self._releases.own,
             shared_queues=tuple(name.strip() for name in settings.shared_queues.split(",") if name.strip()),
         )
         self._user_keys = UserKeyStore(
@@ -125,7 +124,7 @@ class Operator:
         )
         self._users = RedisUserSync(
             cluster,
-            release=own,
+            release=self._releases.own,
             every_seconds=settings.poll_seconds,
             kinds=[found.kind for found in types],
             address=self._own_redis,
@@ -135,21 +134,21 @@ class Operator:
             refused=self._note_refusal,
         )
         self._caches = {found.kind: Cache(found.kind, found.label) for found in types}
-        self._reconcilers: dict[Kind, Reconciler[Any]] = {
-            found.kind: Reconciler(
-                found,
-                cluster,
-                self._caches[found.kind],
-                poller=self._poller,
-                grants=self._grants,
-                releases=self._releases,
-                context=self._context,
-                users_changed=self._users.changed.set,
-            )
-            for found in types
-        }
+        self._reconcilers: dict[Kind, Reconciler[Any]] = {found.kind: self._reconciler(found) for found in types}
         self._streams = Streams(handlers.watched(types), self._relisted.set)
         self._parts: list[asyncio.Task[object]] = []
+
+    def _reconciler(self, resource_type: ResourceType[Any]) -> Reconciler[Any]:
+        return Reconciler(
+            resource_type,
+            self._cluster,
+            self._caches[resource_type.kind],
+            poller=self._poller,
+            grants=self._grants,
+            releases=self._releases,
+            context=self._context,
+            users_changed=self._users.changed.set,
+        )
 
     def is_alive(self) -> bool:
         """Return whether every part runs, or this replica is on standby."""
@@ -358,7 +357,7 @@ class Operator:
 
 
 async def _first(wanted: Coroutine[Any, Any, object], stop: Coroutine[Any, Any, object]) -> bool:
-    """Wait for the first of two coroutines. Return whether it was `wanted`."""
+    """Wait until one of two coroutines ends. Return whether `wanted` ended without an error."""
     tasks = [asyncio.create_task(wanted), asyncio.create_task(stop)]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

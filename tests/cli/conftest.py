@@ -51,16 +51,6 @@ def queued(ballast: Run, valkey: Any, queue_name: str, monkeypatch: pytest.Monke
     return ballast
 
 
-@pytest.fixture
-def queue(valkey: Any, queue_name: str) -> Any:
-    """The same queue, as a worker sees it."""
-    from ballast_queue.redis_store import Queue
-
-    connected = Queue.connect(valkey.url, queue_name)
-    yield connected
-    connected.close()
-
-
 def make_line(custom_id: str, **body: Any) -> str:
     request = {"model": "m", "prompt": "Once", "max_tokens": 4} | body
     return json.dumps({"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": request})

@@ -5,11 +5,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 from ballast_cli.app import app
 from ballast_cli.errors import EXIT_CODES
 
-VERBS = sorted(command.name or "" for command in app.registered_commands)
+VERBS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 READING = ("jobs", "top")
 ON_A_JOB = ("job", "results", "cancel", "pause", "resume", "redrive")
 NOWHERE = "redis://127.0.0.1:1"

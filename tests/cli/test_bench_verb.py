@@ -134,13 +134,6 @@ def test_a_setting_shows_attainment_by_prompt_length(ballast):
     assert ran.out.count("by prompt length") == 1  # one SLO, one table
 
 
-def test_the_help_has_examples_of_use(ballast):
-    ran = ballast("bench", "mixed", "--help")
-
-    assert ran.code == 0
-    assert "ballast bench mixed" in ran.out.split("Examples:")[1]
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "found"),
     [

@@ -9,18 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from queue_objects import make_status
 
 from ballast_queue.job import Claimed, Result
 from ballast_queue.settings import QueueSettings, TenantSettings
 from ballast_queue.status import ClassLoad, WorkerStatus
-
-
-def make_status(**changes: Any) -> WorkerStatus:
-    values: dict[str, Any] = {
-        "worker_id": "w1", "address": "http://127.0.0.1:8000", "at": time.time(), "model": "m", "slots": 8,
-        "batch_ceiling": 8, "kv_blocks_total": 9, "kv_blocks_free": 9, "online": ClassLoad(), "offline": ClassLoad(),
-    }  # fmt: skip
-    return WorkerStatus(**values | changes)
 
 
 def submit(queue: Any, make_line: Callable[..., str], *, count: int = 3, **options: Any) -> str:
@@ -152,4 +145,4 @@ def test_the_answer_is_stable_json(queued: Any, queue: Any, make_line: Any) -> N
     answer = json.loads(queued("explain", job_id, "--json").out)
 
     assert (answer["version"], answer["queue"]) == (1, queue.name)
-    assert answer["because"] == ["No worker serves this queue: no worker has published its status in the last seconds"]
+    assert answer["because"] == ["No worker serves this queue: no worker has reported its status recently"]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from queue_objects import make_status
 
 from ballast_queue.job import Claimed, Result
 from ballast_queue.settings import QueueSettings
@@ -24,13 +25,10 @@ def finish(queue: Any, job_id: str, count: int) -> list[str]:
     return [one.custom_id for one in claimed]
 
 
-def make_status(*, items_rate: float = 0.0, tokens_rate: float = 0.0, **offline: float) -> WorkerStatus:
-    return WorkerStatus(
-        worker_id="w1",
-        address="http://127.0.0.1:8000",
+def make_busy(*, items_rate: float = 0.0, tokens_rate: float = 0.0, **offline: float) -> WorkerStatus:
+    return make_status(
         at=time.time(),
         model="tiny",
-        slots=8,
         batch_ceiling=6,
         kv_blocks_total=100,
         kv_blocks_free=40,
@@ -129,7 +127,7 @@ def test_a_deadline_is_repeated_as_it_was_understood(queued, items: Path):
 
 
 def test_a_deadline_that_cannot_be_met_is_told_at_submission(queued, items: Path, queue: Any):
-    queue.workers.publish(make_status(items_rate=0.25, tokens_rate=1.0), 60)
+    queue.workers.publish(make_busy(items_rate=0.25, tokens_rate=1.0), 60)
     missed = queued("submit", items, "--deadline", "10s", "--json").json["deadline"]
     at_risk = queued("submit", items, "--deadline", "20s").err
     fine = queued("submit", items, "--deadline", "1h", "--json").json["deadline"]
@@ -143,7 +141,7 @@ def test_a_deadline_that_cannot_be_met_is_told_at_submission(queued, items: Path
 
 def test_a_job_at_risk_says_so_wherever_it_is_shown(queued, items: Path, queue: Any):
     fine = submit(queued, items, "--deadline", "2h")
-    queue.workers.publish(make_status(items_rate=0.25, tokens_rate=1.0), 60)
+    queue.workers.publish(make_busy(items_rate=0.25, tokens_rate=1.0), 60)
     late = submit(queued, items, "--deadline", "10s", "--tenant", "late")
     top = queued("top", "--once").out.splitlines()
     shown = queued("job", late).out
@@ -158,7 +156,7 @@ def test_a_job_at_risk_says_so_wherever_it_is_shown(queued, items: Path, queue: 
 
 def test_without_history_a_deadline_is_taken_and_nothing_promised(queued, items: Path, queue: Any):
     nobody = queued("submit", items, "--deadline", "10s")
-    queue.workers.publish(make_status(decode_tokens_per_second=5.0), 60)
+    queue.workers.publish(make_busy(decode_tokens_per_second=5.0), 60)
     unmeasured = queued("submit", items, "--deadline", "10s")
 
     assert (nobody.code, unmeasured.code) == (0, 0)
@@ -293,7 +291,7 @@ def test_watching_a_job_that_ends_badly_fails(queued, items: Path):
 
 def test_top_shows_slots_by_class_once(queued, items: Path, queue: Any):
     submit(queued, items)
-    queue.workers.publish(make_status(decode_tokens_per_second=321.0), 60)
+    queue.workers.publish(make_busy(decode_tokens_per_second=321.0), 60)
     shown = queued("top", "--once").out
 
     assert "[##########====================..........]" in shown
@@ -306,10 +304,10 @@ def test_top_shows_slots_by_class_once(queued, items: Path, queue: Any):
 
 def test_top_shows_a_reservation_that_is_not_met(queued, queue: Any):
     short = ReservationStatus(slots=2, blocks=10, chunk=13, in_use=0, is_met=False)
-    queue.workers.publish(make_status().model_copy(update={"reservation": short}), 60)
+    queue.workers.publish(make_busy().model_copy(update={"reservation": short}), 60)
     shown = queued("top", "--once").out
     found = queued("top", "--json").json["workers"][0]["reservation"]
-    queue.workers.publish(make_status().model_copy(update={"reservation": None}), 60)
+    queue.workers.publish(make_busy().model_copy(update={"reservation": None}), 60)
     older = queued("top", "--once").out
 
     assert "reservation NOT MET: 0 of 2 slots in use" in shown
@@ -323,7 +321,7 @@ def test_top_without_a_worker_says_unknown_and_not_idle(queued):
 
 
 def test_the_json_of_top_is_that_of_the_models(queued, items: Path, queue: Any):
-    queue.workers.publish(make_status(), 60)
+    queue.workers.publish(make_busy(), 60)
     found = queued("top", "--json").json
 
     assert found["workers"][0]["offline"]["running"] == 4
@@ -336,7 +334,7 @@ def test_the_live_view_draws_what_the_plain_one_says(queued, items: Path, queue:
     from ballast_cli.top import View, rendered
 
     submit(queued, items)
-    queue.workers.publish(make_status(), 60)
+    queue.workers.publish(make_busy(), 60)
     console = Console(file=io.StringIO(), width=160, force_terminal=True)
     console.print(rendered(View.read(queue, "q")))
 

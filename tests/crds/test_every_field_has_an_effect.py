@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from every_field import BY_OWN_REDIS, BY_SCALING, EVERYTHING, REFUSED, SPEC, changed, everything
+from queue_objects import make_status
 
 from ballast_api import crd
 from ballast_api.inference_deployment import InferenceDeployment, Scaling
@@ -30,7 +31,7 @@ from ballast_operator.resource_type import ConditionInput
 from ballast_operator.scaling import History, scale
 from ballast_policy.snapshot import PolicyConfig
 from ballast_queue.job import RequestCounts
-from ballast_queue.status import ClassLoad, QueueStats, WorkerStatus
+from ballast_queue.status import ClassLoad, QueueStats
 from ballast_worker import settings
 
 TESTS = Path(__file__).parents[1]
@@ -66,10 +67,8 @@ def polls() -> Iterator[tuple[float, PollResult]]:
     for minute in range(240):
         online = 40 if 10 <= minute < 60 else 0
         depth = 900 if 90 <= minute < 120 else 0
-        worker = WorkerStatus(
-            worker_id="w", address="http://10.0.0.1:8000", at=minute * 60, model="m", slots=16, batch_ceiling=8,
-            kv_blocks_total=1, kv_blocks_free=1, online=ClassLoad(running=online), offline=ClassLoad(reserved=2),
-        )  # fmt: skip
+        loads = {"online": ClassLoad(running=online), "offline": ClassLoad(reserved=2)}
+        worker = make_status(at=minute * 60, slots=16, **loads)
         counts = RequestCounts(waiting=depth)
         queue = QueueStats(at=0, items=counts, inbox=0, oldest_waiting_seconds=0, dead_letters=0, jobs={})
         for second in (0, 20, 40):

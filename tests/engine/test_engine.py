@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ballast_engine.counters import MOST_PAYERS
-from ballast_engine.errors import DuplicateRequest, IntegrityError, InvalidRequest, RequestTooLong
+from ballast_engine.errors import IntegrityError, InvalidRequest, RequestTooLong
 from ballast_engine.request import FinishReason
 from ballast_engine.stats import StepKind
 from ballast_log.log import KeyValueFormatter
@@ -20,28 +20,6 @@ from ballast_policy.snapshot import TenantShare
 Make = Callable[..., Any]
 
 LONG = list(range(1, 21))
-
-
-def test_an_answer_comes_token_by_token_and_then_ends(bench_of: Make, generation: Make) -> None:
-    bench = bench_of()
-    request = generation("a", max_tokens=5, ignore_eos=True)
-    bench.engine.submit(request)
-    bench.run()
-    expected = bench.executor.answer(request.prompt, request.sampling, 64)
-
-    assert [len(output.token_ids) for output in bench.outputs["a"]] == [1] * 5
-    assert [output.num_output for output in bench.outputs["a"]] == [1, 2, 3, 4, 5]
-    assert (bench.tokens("a"), bench.text("a")) == (expected.tokens, expected.text)
-    assert bench.last("a").finish_reason is FinishReason.LENGTH
-
-
-def test_without_streaming_there_is_a_first_token_and_an_end(bench_of: Make, generation: Make) -> None:
-    bench = bench_of()
-    bench.engine.submit(generation("a", max_tokens=6, ignore_eos=True, stream=False))
-    bench.run()
-
-    assert [(len(output.token_ids), bool(output.text)) for output in bench.outputs["a"]] == [(1, False), (5, True)]
-    assert len(bench.text("a")) == 6
 
 
 @pytest.mark.parametrize(
@@ -73,19 +51,6 @@ def test_a_request_that_cannot_be_served_is_refused_at_once(
     bench.engine.submit(generation("a"))
 
 
-def test_an_id_in_use_is_refused_and_free_again_after_the_end(bench_of: Make, generation: Make) -> None:
-    bench = bench_of()
-    bench.engine.submit(generation("a"))
-    with pytest.raises(DuplicateRequest, match="'a' is in use"):
-        bench.engine.submit(generation("a"))
-    bench.run()
-    bench.outputs.clear()
-    bench.engine.submit(generation("a"))
-    bench.run()
-
-    assert bench.last("a").finish_reason is not None
-
-
 def test_an_answer_ends_at_the_context_whatever_was_asked(bench_of: Make, generation: Make) -> None:
     bench = bench_of(max_model_len=20)
     bench.engine.submit(generation("a", [1] * 15, max_tokens=100, ignore_eos=True))
@@ -112,15 +77,6 @@ def test_an_abort_frees_everything_before_the_next_plan(bench_of: Make, generati
     assert bench.last("a").finish_reason is FinishReason.ABORTED
     assert not bench.engine.has_work
     assert bench.engine.stats().kv_used == 0
-
-
-def test_aborting_what_is_not_there_changes_nothing(bench_of: Make, generation: Make) -> None:
-    bench = bench_of()
-    bench.engine.abort("nobody")
-    bench.engine.give_back(["nobody"])
-    bench.step()
-
-    assert bench.outputs == {}
 
 
 def test_a_given_back_answer_goes_on_elsewhere_where_it_stopped(bench_of: Make, generation: Make) -> None:
@@ -377,24 +333,6 @@ def test_requests_from_many_threads_all_end(bench_of: Make, generation: Make) ->
 
     assert len(bench.outputs) == 80
     assert all(outputs[-1].finish_reason is not None for outputs in bench.outputs.values())
-
-
-def test_a_sleeping_engine_wakes_for_a_request(bench_of: Make, generation: Make) -> None:
-    bench = bench_of()
-    woken = threading.Event()
-
-    def sleep() -> None:
-        bench.engine.wait(60)
-        woken.set()
-
-    thread = threading.Thread(target=sleep)
-    thread.start()
-    bench.engine.submit(generation("a"))
-
-    assert woken.wait(30)
-    thread.join()
-    bench.engine.wait(60)
-    bench.run()
 
 
 def test_an_idle_engine_may_forget_what_it_saw(bench_of: Make, generation: Make) -> None:

@@ -83,7 +83,7 @@ def test_without_a_compiler_torch_takes_over_and_says_so(no_compiler, checkpoint
 
 
 def test_the_kernel_by_name_without_a_compiler_is_refused(no_compiler, checkpoints):
-    with pytest.raises(InvalidOptions, match="'cpu' cannot run here: no C compiler found"):
+    with pytest.raises(InvalidOptions, match=r"'cpu' cannot run here: .*no C compiler found"):
         load(checkpoints("llama")[0], device="cpu", attention="cpu", threads=1)
 
 

@@ -3,12 +3,13 @@ from __future__ import annotations
 import json
 
 import pytest
+from queue_objects import make_status
 
 from ballast_queue.errors import JobNotFound, JobStateConflict
 from ballast_queue.job import JobState, Outlook, Prefix, Result
 from ballast_queue.outcome import Outcome
 from ballast_queue.settings import QueueSettings
-from ballast_queue.status import ClassLoad, WorkerStatus
+from ballast_queue.status import ClassLoad
 
 
 def submit(queue, line, n=3, **given):
@@ -522,32 +523,17 @@ def test_settings_of_a_worker_of_an_older_version_replace_none_that_have_an_owne
 
 
 def test_a_status_holds_until_it_expires_or_is_withdrawn(queue, desk):
-    def status(worker):
-        load = ClassLoad(running=1)
-        return WorkerStatus(
-            worker_id=worker,
-            address="http://x",
-            at=1,
-            model="small",
-            slots=4,
-            batch_ceiling=2,
-            kv_blocks_total=8,
-            kv_blocks_free=3,
-            online=load,
-            offline=load,
-        )
-
     for worker in ("w2", "w1", "w3"):
-        queue.workers.publish(status(worker), 60)
+        queue.workers.publish(make_status(worker, online=ClassLoad(running=1)), 60)
     all_three = [found.worker_id for found in queue.workers.statuses()]
     desk.raw.zadd(queue.store.keys.workers, {"w1": 1})
     queue.workers.withdraw("w3")
 
     assert all_three == ["w1", "w2", "w3"]
-    assert queue.workers.statuses() == [status("w2")]
+    assert queue.workers.statuses() == [make_status("w2", online=ClassLoad(running=1))]
     desk.raw.hset(queue.store.keys.statuses, "w2", '{"version": 9}')
     assert queue.workers.statuses() == []
-    queue.workers.publish(status("w2"), 60)
+    queue.workers.publish(make_status("w2", online=ClassLoad(running=1)), 60)
     assert desk.raw.hlen(queue.store.keys.statuses) == 1
 
 

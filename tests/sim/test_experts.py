@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from llm_d.experts import GPT_OSS_120B, GPT_OSS_A100
 
 from ballast_policy.learning.cost import attended
@@ -23,24 +21,6 @@ def make_decodes(number: int, context: int = 1) -> BatchWork:
 
 def make_prefill(prompts: int, tokens: int) -> BatchWork:
     return BatchWork(prompts * tokens, prompts * attended(0, tokens), num_chunks=prompts)
-
-
-works = st.builds(
-    BatchWork,
-    num_prefill=st.integers(0, 4096),
-    prefill_context=st.integers(0, 10_000_000),
-    prefill_before=st.integers(0, 16_000),
-    num_decode=st.integers(0, 1024),
-    decode_context=st.integers(0, 1_000_000),
-    num_chunks=st.integers(0, 8),
-)
-
-
-@given(st.sampled_from([GPT_OSS_A100, INDEPENDENT]), works, st.sampled_from(BatchWork._fields))
-def test_doing_more_never_takes_less_time(model, work, field):
-    more = work._replace(**{field: getattr(work, field) * 2 + 1})
-
-    assert model.seconds(more) >= model.seconds(work)
 
 
 def test_sizes_are_those_of_the_model_card():

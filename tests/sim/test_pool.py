@@ -58,13 +58,6 @@ def test_more_work_is_less_slack_once_rates_are_measured(serve):
     assert Counter(names[switch : switch + 60])["large"] > 50
 
 
-def test_tenants_take_turns_by_weight(serve):
-    jobs = [SimulatedJob.of(name, ITEMS, tenant=name) for name in "ab"]
-    claimed = Counter(names_of(serve(*jobs, tenants={"b": TenantShare(weight=3.0)}))[:60])
-
-    assert claimed["b"] == pytest.approx(3 * claimed["a"], rel=0.1)
-
-
 def test_a_tenant_at_its_cap_leaves_the_slots_to_the_others(serve):
     run = serve(
         SimulatedJob.of("a", ITEMS, tenant="a"),

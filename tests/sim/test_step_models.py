@@ -8,6 +8,7 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from llm_d.experts import GPT_OSS_A100
 
 from ballast_policy.learning.cost import CostModel
 from ballast_sim.errors import BadInput
@@ -62,11 +63,12 @@ works = st.builds(
     num_prefill=st.integers(0, 4096),
     prefill_context=st.integers(0, 10_000_000),
     prefill_before=st.integers(0, 16_000),
-    num_decode=st.integers(0, 256),
+    num_decode=st.integers(0, 1024),
     decode_context=st.integers(0, 1_000_000),
     num_chunks=st.integers(0, 8),
 )
-models = st.sampled_from([REFIT_A100, *(Roofline(SHAPES["qwen2.5-7b"], chip) for chip in GPUS.values())])
+rooflines = [Roofline(SHAPES["qwen2.5-7b"], chip) for chip in GPUS.values()]
+models = st.sampled_from([REFIT_A100, *rooflines, GPT_OSS_A100, replace(GPT_OSS_A100, diversity=1.0)])
 
 
 @given(models, works, st.sampled_from(BatchWork._fields))

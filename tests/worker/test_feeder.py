@@ -6,6 +6,7 @@ import json
 
 import pytest
 import redis
+from queue_objects import make_line
 
 from ballast_cli.explain import scene
 from ballast_engine.build import build_engine
@@ -14,13 +15,6 @@ from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
 from ballast_worker.prefetch import LEAST_AHEAD
 from ballast_worker.waiting_reasons import why
-
-
-@pytest.fixture
-def queue(valkey, queue_name):
-    queue = Queue.connect(valkey.url, queue_name)
-    yield queue
-    queue.close()
 
 
 @pytest.fixture
@@ -44,11 +38,6 @@ def fed(serve, make_config, valkey, queue_name):
         return serve(make_config(**config), build=build)
 
     return start
-
-
-def make_line(index: int, **body) -> str:
-    body = {"model": "tiny", "prompt": f"Item {index} returns", "max_tokens": 8, "temperature": 0} | body
-    return json.dumps({"custom_id": f"item-{index}", "method": "POST", "url": "/v1/completions", "body": body})
 
 
 def wait_for(queue: Queue, job_id: str, eventually):

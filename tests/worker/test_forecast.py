@@ -3,30 +3,15 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from queue_objects import make_status
 
 from ballast_policy.jobs.choice import job_slack
 from ballast_queue.job import Job, JobHead, JobState, Outlook, RequestCounts
-from ballast_queue.status import ClassLoad, WorkerStatus
 from ballast_worker.forecast import Forecast, duration, rates_of, work_of
 
 
-def make_worker(*, items: float = 0.0, tokens: float = 0.0, is_ready: bool = True, is_draining: bool = False):
-    return WorkerStatus(
-        worker_id="w",
-        address="http://127.0.0.1:8000",
-        at=0,
-        model="m",
-        slots=8,
-        batch_ceiling=8,
-        kv_blocks_total=1,
-        kv_blocks_free=1,
-        online=ClassLoad(),
-        offline=ClassLoad(),
-        offline_items_per_second=items,
-        offline_tokens_per_second=tokens,
-        is_ready=is_ready,
-        is_draining=is_draining,
-    )
+def make_worker(*, items: float = 0.0, tokens: float = 0.0, **fields: bool):
+    return make_status(offline_items_per_second=items, offline_tokens_per_second=tokens, **fields)
 
 
 def make_job(job_id: str = "j", *, items: int = 10, output: int = 1000, deadline: float | None = 100, **given) -> Job:

@@ -7,15 +7,7 @@ import json
 import pytest
 
 from ballast_queue.claimable import Demand, Group
-from ballast_queue.redis_store import Queue
 from ballast_worker.ledger_view import LedgerView
-
-
-@pytest.fixture
-def queue(valkey, queue_name):
-    queue = Queue.connect(valkey.url, queue_name)
-    yield queue
-    queue.close()
 
 
 def demand(*waiting: str, **held: int) -> Demand:

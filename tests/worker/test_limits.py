@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from functools import partial
 
 import pytest
+from queue_objects import WrappedRunner
 
 from ballast_engine.build import build_engine
 from ballast_policy.step.planner import plan
@@ -105,17 +106,10 @@ def test_keys_name_the_tenant_and_strangers_get_401(serve, make_config, tmp_path
     assert {tenant for _, tenant in service} == {"team-a"}, "the key beats the header"
 
 
-class FailingRunner:
+class FailingRunner(WrappedRunner):
     """An executor, until it is told to fail."""
 
     fails = False
-
-    def around(self, inner):
-        self._inner = inner
-        return self
-
-    def __getattr__(self, name: str):
-        return getattr(self._inner, name)
 
     def run(self, batch, interrupt):
         if self.fails:

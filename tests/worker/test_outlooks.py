@@ -3,10 +3,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from queue_objects import make_status
 
 from ballast_queue.job import JobState, Outlook
-from ballast_queue.redis_store import Queue
-from ballast_queue.status import ClassLoad, WorkerStatus
 from ballast_worker import outlooks
 
 LINE = json.dumps(
@@ -15,33 +14,11 @@ LINE = json.dumps(
 
 
 @pytest.fixture
-def queue(valkey, queue_name):
-    queue = Queue.connect(valkey.url, queue_name)
-    yield queue
-
-    assert queue.check_integrity() == []
-    queue.close()
-
-
-@pytest.fixture
 def appraise(queue):
     """Judge at the rate of one worker; `turn` says whether it is this one's."""
 
     def run(*, tokens: float = 10, now: float | None = None, is_due: bool = True) -> None:
-        status = WorkerStatus(
-            worker_id="w",
-            address="http://w",
-            at=0,
-            model="m",
-            slots=8,
-            batch_ceiling=8,
-            kv_blocks_total=1,
-            kv_blocks_free=1,
-            online=ClassLoad(),
-            offline=ClassLoad(),
-            offline_items_per_second=0.1,
-            offline_tokens_per_second=tokens,
-        )
+        status = make_status(offline_items_per_second=0.1, offline_tokens_per_second=tokens)
         if is_due:
             queue.store.connection._client.delete(queue.store.keys.appraisal)  # noqa: SLF001 -- as time does
         outlooks.update_outlooks(queue, [status], queue.now() if now is None else now, {})

@@ -12,6 +12,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
+from queue_objects import make_line
 
 from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
@@ -36,18 +37,6 @@ def start(capsys):
             root.setLevel(level)
 
     return run
-
-
-def make_line(index: int, **body) -> str:
-    body = {"model": "tiny", "prompt": f"Item {index} returns", "max_tokens": 8, "temperature": 1.0} | body
-    return json.dumps({"custom_id": f"item-{index}", "method": "POST", "url": "/v1/completions", "body": body})
-
-
-@pytest.fixture
-def queue(valkey, queue_name):
-    queue = Queue.connect(valkey.url, queue_name)
-    yield queue
-    queue.close()
 
 
 @pytest.fixture
@@ -248,7 +237,7 @@ def test_a_second_signal_stops_at_once(run_worker, make_config, tmp_path, eventu
 def test_a_killed_workers_items_are_finished_by_the_next_one_each_exactly_once(
     run_worker, fed_config, queue, tmp_path, eventually
 ) -> None:
-    lines = [make_line(i, max_tokens=60, ignore_eos=True) for i in range(40)]
+    lines = [make_line(i, temperature=1.0, max_tokens=60, ignore_eos=True) for i in range(40)]
     job_id = queue.submissions.submit(lines).job_id
     with run_worker(fed_config("first"), tmp_path) as first:
         eventually(lambda: queue.jobs.get(job_id).counts.succeeded >= 5, "some results")
@@ -272,7 +261,7 @@ def test_a_killed_workers_items_are_finished_by_the_next_one_each_exactly_once(
 
 @pytest.mark.slow
 def test_a_drained_workers_items_go_on_where_they_stood(run_worker, fed_config, queue, tmp_path, eventually) -> None:
-    lines = [make_line(i, max_tokens=200, ignore_eos=True) for i in range(12)]
+    lines = [make_line(i, temperature=1.0, max_tokens=200, ignore_eos=True) for i in range(12)]
     job_id = queue.submissions.submit(lines).job_id
     with run_worker(fed_config("first"), tmp_path) as first:
         eventually(lambda: queue.jobs.get(job_id).counts.succeeded >= 1, "a result")

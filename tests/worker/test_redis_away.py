@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import socket
 
 import pytest
+from queue_objects import make_line
 
 from ballast_queue.errors import QueueError
 from ballast_queue.job import JobState
@@ -35,11 +35,6 @@ def own_valkey(tmp_path):
     for server in servers:
         if server.is_running():
             server.stop()
-
-
-def make_line(index: int, **body) -> str:
-    body = {"model": "tiny", "prompt": f"Item {index} returns", "max_tokens": 8, "temperature": 0} | body
-    return json.dumps({"custom_id": f"item-{index}", "method": "POST", "url": "/v1/completions", "body": body})
 
 
 @pytest.fixture

@@ -5,25 +5,20 @@ import time
 from dataclasses import replace
 from functools import partial
 
+from queue_objects import WrappedRunner
+
 from ballast_engine.build import build_engine
 from ballast_engine.request import GenerationRequest, SamplingParams
 from ballast_policy.request import RequestClass
 from ballast_policy.step.planner import plan
 
 
-class SlowRunner:
+class SlowRunner(WrappedRunner):
     """An executor; once it is armed, its next step takes until it is interrupted."""
 
     def __init__(self) -> None:
         self.is_armed = False
         self.is_begun = threading.Event()
-
-    def around(self, inner):
-        self._inner = inner
-        return self
-
-    def __getattr__(self, name: str):
-        return getattr(self._inner, name)
 
     def run(self, batch, interrupt):
         if self.is_armed and not self.is_begun.is_set():

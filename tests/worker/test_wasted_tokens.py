@@ -8,18 +8,12 @@ from functools import partial
 
 import pytest
 import redis
+from queue_objects import WrappedRunner
 
 from ballast_engine.build import build_engine
 from ballast_queue.redis_store import Queue
 
 OUTPUT = 1200
-
-
-@pytest.fixture
-def queue(valkey, queue_name):
-    queue = Queue.connect(valkey.url, queue_name)
-    yield queue
-    queue.close()
 
 
 @pytest.fixture
@@ -38,20 +32,13 @@ def start(serve, make_config, valkey, queue_name):
     return start
 
 
-class PausingRunner:
+class PausingRunner(WrappedRunner):
     """An executor that pauses before one of its batches until it may go on."""
 
     def __init__(self, before: int) -> None:
         self.num_left: int | None = None
         self.is_paused, self.goes_on = threading.Event(), threading.Event()
         self._before = before
-
-    def around(self, inner):
-        self._inner = inner
-        return self
-
-    def __getattr__(self, name: str):
-        return getattr(self._inner, name)
 
     def arm(self) -> None:
         """Count from the next batch on: those of the warm-up are over."""

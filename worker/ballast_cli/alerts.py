@@ -17,33 +17,35 @@ EXAMPLES = examples(
     "ballast alerts -f chat.yaml | promtool check rules",
     "ballast alerts -f chat.yaml --match 'job=\"chat\"'     # if the scrape sets other labels",
 )
+Name = Annotated[
+    str | None, typer.Argument(metavar="NAME", help="An InferenceDeployment in the cluster.", show_default=False)
+]
+File = Annotated[
+    Path | None, typer.Option("--file", "-f", metavar="FILE", help="YAML file with the resource; - is standard input.")
+]
+Namespace = Annotated[
+    str | None,
+    typer.Option(
+        "--namespace", "-n", help="Namespace.", show_default="that of the kubeconfig's context or of the file"
+    ),
+]
+Match = Annotated[
+    str | None,
+    typer.Option(help="PromQL label matchers of the scraped workers.", show_default='namespace="...",service="NAME"'),
+]
+Runbooks = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="Base URL of the runbook pages that alerts link to.", show_default="no link"),
+]
 
 
 def alerts(
     *,
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="An InferenceDeployment in the cluster.", show_default=False)
-    ] = None,
-    file: Annotated[
-        Path | None,
-        typer.Option("--file", "-f", metavar="FILE", help="YAML file with the resource; - is standard input."),
-    ] = None,
-    namespace: Annotated[
-        str | None,
-        typer.Option(
-            "--namespace", "-n", help="Namespace.", show_default="that of the kubeconfig's context or of the file"
-        ),
-    ] = None,
-    match: Annotated[
-        str | None,
-        typer.Option(
-            help="PromQL label matchers of the scraped workers.", show_default='namespace="...",service="NAME"'
-        ),
-    ] = None,
-    runbooks: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Base URL of the runbook pages that alerts link to.", show_default="no link"),
-    ] = None,
+    name: Name = None,
+    file: File = None,
+    namespace: Namespace = None,
+    match: Match = None,
+    runbooks: Runbooks = None,
 ) -> None:
     """Print the alert rules of a resource: burn rates of the SLO, and other alerts.
 

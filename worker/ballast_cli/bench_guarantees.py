@@ -1,23 +1,29 @@
-"""The output of `ballast bench guarantees`."""
+"""`ballast bench guarantees`: check what a table of latencies does not show."""
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from ballast_cli.console import say
-from ballast_sim.comparison.guarantee_runs import GuaranteeResult
-
-
-def print_result(result: GuaranteeResult) -> None:
-    """Print whether a guarantee was kept."""
-    sys.stdout.write(f"{result.name:16} {'kept' if result.is_kept else 'BROKEN'}: {result.sentence}\n")
-    sys.stdout.flush()
+from ballast_cli.bench_options import BenchEngineOptions
+from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
+from ballast_sim.comparison.guarantee_runs import GuaranteeRuns
+from ballast_sim.replay.traffic import read, read_lengths
 
 
-def write_results(results: list[GuaranteeResult], path: Path) -> None:
-    """Write the results as JSON."""
-    path.write_text(json.dumps([asdict(result) for result in results], indent=2) + "\n", encoding="utf-8")
-    say(f"Figures: {path}")
+def check_guarantees(
+    options: BenchEngineOptions, online: Path | None, offline: Path | None, tenants: Path, *, seconds: float, seed: int
+) -> list[dict[str, Any]]:
+    """Run the checks, print the result of each, and return the results as data."""
+    trace, lengths = read(online or ONLINE_TRACE), read_lengths(offline or OFFLINE_TRACE)
+    engine = options.build(trace, lengths)
+    runs = GuaranteeRuns(engine.config, engine.model, trace, read(tenants), lengths, seconds, seed)
+    found = []
+    for run in runs.all():
+        result = run()
+        found.append(asdict(result))
+        sys.stdout.write(f"{result.name:16} {'kept' if result.is_kept else 'BROKEN'}: {result.sentence}\n")
+        sys.stdout.flush()
+    return found

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from dataclasses import asdict, replace
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ballast_cli.console import print_table, say
+from ballast_cli.console import print_table
+from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
 from ballast_cli.errors import CliError
+from ballast_cli.sim_options import show_progress
 from ballast_cli.worker_file import DEMO_MODEL
 
 if TYPE_CHECKING:
@@ -49,8 +50,8 @@ def shortened(lengths: list[Arrival]) -> list[Arrival]:
 
 
 def validate(
-    online: list[Arrival],
-    offline: list[Arrival],
+    online: Path | None,
+    offline: Path | None,
     *,
     model: Path | None,
     clock: str,
@@ -61,16 +62,25 @@ def validate(
 ) -> Validation:
     """Load the engine, and compare the simulator with it."""
     from ballast_policy.snapshot import PolicyConfig  # noqa: PLC0415  with torch, for this verb only
+    from ballast_sim.replay.traffic import read, read_lengths  # noqa: PLC0415
     from ballast_sim.validation.engine_replay import BLOCK_TOKENS, EngineUnderTest  # noqa: PLC0415
     from ballast_sim.validation.validator import Validator  # noqa: PLC0415
 
-    longest = max(arrival.num_tokens for arrival in (*online, *offline))
+    trace, lengths = shortened(read(online or ONLINE_TRACE)), shortened(read_lengths(offline or OFFLINE_TRACE))
+    longest = max(arrival.num_tokens for arrival in (*trace, *lengths))
     config = PolicyConfig(
         slots=slots, num_blocks=slots * -(-longest // BLOCK_TOKENS), block_tokens=BLOCK_TOKENS, ttft=0.15, tpot=0.02
     )
     bed = EngineUnderTest(model or DEMO_MODEL, config)
     return Validator(
-        bed, online, offline, clock=clock, load=load, seconds=seconds, turns=turns, progress=_progress
+        bed,
+        trace,
+        lengths,
+        clock=clock,
+        load=load,
+        seconds=seconds,
+        turns=turns,
+        progress=lambda what: show_progress(f"{what} ..."),
     ).run()
 
 
@@ -107,24 +117,16 @@ def print_validation(found: Validation, clock: str) -> None:
     )
 
 
-def write_validation(found: Validation, path: Path) -> None:
-    """Write the validation as JSON."""
-    figures = {
+def figures(found: Validation) -> dict[str, Any]:
+    """Return the validation as data."""
+    return {
         **asdict(found),
         "step_error": found.step_error,
         "most_step_error": found.most_step_error,
         "ttft_error": found.ttft_error,
         "is_valid": found.is_valid,
     }
-    path.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    say(f"Figures: {path}")
 
 
 def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.1f} ms"
-
-
-def _progress(what: str) -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[K{what} ...")
-        sys.stderr.flush()

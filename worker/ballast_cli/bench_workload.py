@@ -6,18 +6,21 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite, isnan
+from pathlib import Path
 from typing import Any
 
+from ballast_cli.bench_options import MixedOptions, fractions, names
 from ballast_cli.bench_table import change, milliseconds, percent, points
 from ballast_cli.console import print_table
 from ballast_cli.errors import Usage
+from ballast_cli.sim_options import progress, write_json
 from ballast_sim.comparison.bench import POLICIES, Row, knob
 from ballast_sim.comparison.engine import BenchEngine
 from ballast_sim.comparison.json_rows import as_json
-from ballast_sim.comparison.table import Progress, Table, run_table
+from ballast_sim.comparison.table import Table, run_table
 from ballast_sim.comparison.workloads import CAPPED_SLO, WORKLOADS, Point, Workload, sparse
 from ballast_sim.replay.attainment import worst_lost
-from ballast_sim.replay.traffic import Arrival
+from ballast_sim.replay.traffic import read_lengths
 
 _COLUMNS = (
     *("policy", "TTFT ms p50", "p99", "p99 rise", "met", "lost", "TPOT ms p50", "p99", "p99 rise", "met", "lost"),
@@ -26,55 +29,32 @@ _COLUMNS = (
 _GOAL = ("best static budget that keeps the same", "of alone", "goal")
 
 
-@dataclass(frozen=True, slots=True)
-class WorkloadOptions:
-    """The options of the command. None is the workload's own value, and times are in seconds."""
+def workload_of(options: MixedOptions) -> Workload:
+    """Return the workload that the options name, with the values that they replace."""
+    traffic, engine = options.traffic, options.engine
+    name, seconds, every = traffic.workload, traffic.minutes and 60 * traffic.minutes, traffic.every
+    if name not in WORKLOADS:
+        raise Usage(f"--setting is {name!r}; expected one of trace, {', '.join(WORKLOADS)}.")
+    if every is not None and name != "sparse":
+        raise Usage(f"--every sets the spacing of the workload sparse, and {name} has none. Leave it out.")
+    if every is not None:
+        found = sparse(seconds=seconds, seed=traffic.seed, every=spacings(every))
+    else:
+        found = WORKLOADS[name](seconds=seconds, seed=traffic.seed)
+    found = found.judged_by(ttft=engine.ttft_ms and engine.ttft_ms / 1e3, tpot=engine.tpot_ms and engine.tpot_ms / 1e3)
+    return replace(
+        found,
+        slots=engine.slots or found.slots,
+        offline=read_lengths(traffic.offline) if traffic.offline else found.offline,
+        policies=_policies(options.rows.policies, found),
+    )
 
-    name: str
-    every: tuple[float, ...] | None = None
-    policies: tuple[str, ...] | None = None
-    reservations: tuple[float, ...] | None = None
-    ttft: float | None = None
-    tpot: float | None = None
-    seconds: float | None = None
-    slots: int | None = None
-    offline: Sequence[Arrival] | None = None
-    model: str = "llama-3-8b"
-    gpu: str = "a100"
-    chunk_tokens: int = 512
-    step_model: str = "auto"
-    seed: int = 0
-    noise: float = 0.0
-    is_fitted: bool = False
 
-    def workload(self) -> Workload:
-        """Resolve the name, and replace the workload's values by the given options.
-
-        Raises:
-            Usage: the workload is unknown, or has no spacing.
-        """
-        if self.name not in WORKLOADS:
-            raise Usage(f"--setting is {self.name!r}; expected one of trace, {', '.join(WORKLOADS)}.")
-        if self.every and self.name != "sparse":
-            raise Usage(f"--every sets the spacing of the workload sparse, and {self.name} has none. Leave it out.")
-        if self.every:
-            found = sparse(seconds=self.seconds, seed=self.seed, every=self.every)
-        else:
-            found = WORKLOADS[self.name](seconds=self.seconds, seed=self.seed)
-        found = found.judged_by(ttft=self.ttft, tpot=self.tpot)
-        return replace(
-            found,
-            slots=self.slots or found.slots,
-            offline=self.offline or found.offline,
-            policies=self._policies(found),
-        )
-
-    def _policies(self, workload: Workload) -> tuple[str, ...]:
-        if self.policies is None:
-            return workload.policies
-        if self.policies == ("all",):
-            return tuple(policy for policy in POLICIES if policy != "static-split")
-        return self.policies
+def _policies(text: str | None, workload: Workload) -> tuple[str, ...]:
+    if text is None:
+        return workload.policies
+    found = names(text)
+    return tuple(policy for policy in POLICIES if policy != "static-split") if found == ("all",) else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,34 +72,34 @@ class PointResult:
         return [row for row in self.table.rows if row.policy in self.workload.policies]
 
 
-def run_workload(options: WorkloadOptions, *, processes: int, progress: Progress) -> Iterator[PointResult]:
-    """Run one point after the other.
+def compare_on_workload(options: MixedOptions, *, processes: int, json_file: Path | None) -> None:
+    """Run the points, and print the table of each as soon as it is known. Write the rows at the end."""
+    rows: list[dict[str, Any]] = []
+    for found in _run(options, processes=processes):
+        if str(json_file) != "-":
+            if not rows:
+                print_engine(found)
+            print_point(found)
+        rows += rows_of(found)
+    write_json(json_file, rows)
 
-    Raises:
-        BadInput: a policy or a reservation is unknown or out of range.
-        Impossible: the SLO is below the fastest step.
-    """
-    workload = options.workload()
+
+def _run(options: MixedOptions, *, processes: int) -> Iterator[PointResult]:
+    """Run one point after the other."""
+    workload, rows = workload_of(options), options.rows
+    reservations = (0.0,) if rows.reservations is None else fractions("--reservation", rows.reservations)
     has_goal = any(policy.startswith("ballast") for policy in workload.policies)
     budgets = [policy for policy in workload.budgets if has_goal and policy not in workload.policies]
     maximums: dict[str, Row] = {}
     for point in workload.points:
-        engine = BenchEngine.of(
-            model=options.model,
-            gpu=options.gpu,
-            ttft=point.ttft,
-            tpot=point.tpot,
-            slots=workload.slots,
-            chunk_tokens=options.chunk_tokens,
-            online=point.online,
-            offline=workload.offline,
-            step_model=options.step_model,
+        engine = options.engine.build(
+            point.online, workload.offline, ttft=point.ttft, tpot=point.tpot, slots=workload.slots
         )
         bench = workload.bench(point, engine)
         table = run_table(
-            replace(bench, seed=options.seed, noise=options.noise, is_fitted=options.is_fitted, maximums=maximums),
+            replace(bench, seed=options.traffic.seed, noise=rows.noise, is_fitted=rows.is_fitted, maximums=maximums),
             policies=(*workload.policies, *budgets),
-            reservations=options.reservations or (0.0,),
+            reservations=reservations,
             processes=processes,
             progress=progress,
             has_best_budget=False,
@@ -223,11 +203,7 @@ def _print_thirds(rows: Sequence[Row]) -> None:
 
 
 def spacings(text: str) -> tuple[float, ...]:
-    """Read seconds, separated by commas.
-
-    Raises:
-        Usage: a part is not a number from 0.05 to 1,000.
-    """
+    """Read seconds, separated by commas."""
     try:
         found = tuple(float(part) for part in text.split(","))
     except ValueError:

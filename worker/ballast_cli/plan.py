@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import sys
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ballast_cli.console import examples, print_json, say
+from ballast_cli.console import examples, say
 from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
-from ballast_cli.errors import CliError, Usage
+from ballast_cli.errors import Usage
 from ballast_cli.refusals import refusals
+from ballast_cli.sim_options import (
+    TPOT_HELP,
+    TTFT_HELP,
+    Json,
+    Lengths,
+    Trace,
+    check_output,
+    require,
+    show_progress,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from ballast_sim.planner.inputs import PlanInputs
@@ -25,18 +35,6 @@ EXAMPLES = examples(
     "ballast plan --inputs plan.yaml --ahead       # services that grow over months",
     "ballast plan --ceilings                       # the batch that a latency SLO allows",
 )
-_Trace = Annotated[
-    Path,
-    typer.Option(
-        metavar="TRACE", help="Online traffic: a CSV or JSONL file with times.", show_default="Azure conversations"
-    ),
-]
-_Lengths = Annotated[
-    Path,
-    typer.Option(
-        metavar="LENGTHS", help="Offline work: a CSV or JSONL file with lengths.", show_default="arXiv summaries"
-    ),
-]
 _Inputs = Annotated[
     Path | None,
     typer.Option("--inputs", metavar="YAML", help="Inputs that differ from the defaults.", show_default=False),
@@ -52,18 +50,11 @@ _Weights = Annotated[
 ]
 _Ttft = Annotated[
     float | None,
-    typer.Option(
-        "--ttft-ms", min=0.001, help="SLO of the time to the first token, in milliseconds.", show_default="1000"
-    ),
+    typer.Option("--ttft-ms", min=0.001, help=TTFT_HELP, show_default="1000"),
 ]
 _Tpot = Annotated[
     float | None,
-    typer.Option(
-        "--tpot-ms",
-        min=0.001,
-        help="SLO of the mean time per token after the first, in milliseconds.",
-        show_default="50",
-    ),
+    typer.Option("--tpot-ms", min=0.001, help=TPOT_HELP, show_default="50"),
 ]
 _Price = Annotated[float | None, typer.Option(min=0, help="Rent of a GPU, in dollars per hour.", show_default="by GPU")]
 _Ahead = Annotated[bool, typer.Option("--ahead", help="Plan the services of the inputs over months.")]
@@ -72,10 +63,6 @@ _Ceilings = Annotated[
 ]
 _Show = Annotated[bool, typer.Option("--show-inputs", help="Print all inputs as YAML, and compute nothing.")]
 _Tries = Annotated[bool, typer.Option(help="Also try other weights, GPUs, SLOs and chunks.")]
-_Json = Annotated[
-    Path | None,
-    typer.Option("--json", metavar="FILE", help="Write the figures as JSON to FILE; - is stdout.", show_default=False),
-]
 _Plot = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Draw a picture into a PNG, SVG or PDF file.", show_default=False)
 ]
@@ -83,8 +70,8 @@ _Plot = Annotated[
 
 def plan(
     *,
-    online: _Trace = ONLINE_TRACE,
-    offline: _Lengths = OFFLINE_TRACE,
+    online: Trace = None,
+    offline: Lengths = None,
     inputs: _Inputs = None,
     model: _Model = None,
     gpu: _Gpu = None,
@@ -96,20 +83,17 @@ def plan(
     ceilings: _Ceilings = False,
     show_inputs: _Show = False,
     tries: _Tries = True,
-    json_file: _Json = None,
+    json_file: Json = None,
     plot: _Plot = None,
 ) -> None:
     """Compute the GPUs that a trace needs, with online and offline apart or mixed, and the cost of a million tokens.
 
     Every figure comes from a simulation of this traffic with Ballast's policy, on a roofline model of the GPU.
     """
-    for module, extra in (("numpy", "worker"), *((("matplotlib", "local"),) if plot else ())):
-        if find_spec(module) is None:
-            raise CliError(f"`ballast plan` needs {module}: pip install 'ballast[{extra}]'")
-    for option, file in (("--json", json_file), ("--plot", plot)):
-        if file is not None and not file.parent.is_dir():
-            raise Usage(f"{option}: there is no directory {file.parent}. Create it first.")
-    _check_kind(ahead=ahead, ceilings=ceilings, has_traffic=(online, offline) != (ONLINE_TRACE, OFFLINE_TRACE))
+    require("ballast plan", numpy="worker", **({"matplotlib": "local"} if plot else {}))
+    check_output("--json", json_file)
+    check_output("--plot", plot)
+    _check_kind(ahead=ahead, ceilings=ceilings, has_traffic=bool(online or offline))
     if ceilings and plot:
         raise Usage("--plot draws a plan, and --ceilings has no picture. Use --json.")
     with refusals():
@@ -158,7 +142,13 @@ def _with_options(found: PlanInputs, *, ttft: float | None, tpot: float | None, 
 
 
 def _fleet(
-    inputs: PlanInputs, online: Path, offline: Path, *, tries: bool, json_file: Path | None, plot: Path | None
+    inputs: PlanInputs,
+    online: Path | None,
+    offline: Path | None,
+    *,
+    tries: bool,
+    json_file: Path | None,
+    plot: Path | None,
 ) -> None:
     from ballast_cli.plan_pictures import draw_fleet  # noqa: PLC0415
     from ballast_cli.plan_tables import fleet_figures, print_alternatives, print_options, print_premises  # noqa: PLC0415
@@ -166,7 +156,7 @@ def _fleet(
     from ballast_sim.planner.fleet import plan_fleet  # noqa: PLC0415
     from ballast_sim.replay.traffic import read, read_lengths  # noqa: PLC0415
 
-    trace, lengths = read(online), read_lengths(offline)
+    trace, lengths = read(online or ONLINE_TRACE), read_lengths(offline or OFFLINE_TRACE)
     found = plan_fleet(inputs, trace, lengths, _progress)
     tried = alternatives(inputs, found, lengths, trace, _progress) if tries else []
     sizes = chunks(found, found.mixed, trace, lengths) if tries and found.mixed else []
@@ -178,8 +168,7 @@ def _fleet(
         print_alternatives(tried, sizes)
         for line in advice(found, tried, sizes):
             sys.stdout.write(f"- {line}\n")
-    if json_file:
-        _write_json(json_file, fleet_figures(found, tried, sizes))
+    write_json(json_file, fleet_figures(found, tried, sizes))
     if plot:
         draw_fleet(found, plot)
         say(f"Picture: {plot}")
@@ -193,8 +182,7 @@ def _ahead(inputs: PlanInputs, json_file: Path | None, plot: Path | None) -> Non
     plans = plan_ahead(inputs, _progress)
     budget = inputs.energy.budget_kilowatts
     print_growth(plans, budget)
-    if json_file:
-        _write_json(json_file, [growth_figures(plan) for plan in plans])
+    write_json(json_file, [growth_figures(plan) for plan in plans])
     if plot:
         draw_ahead(plans, budget, plot)
         say(f"Picture: {plot}")
@@ -219,21 +207,8 @@ def _ceilings(inputs: PlanInputs, json_file: Path | None) -> None:
         figures.append(ceiling_figures(ceiling, tried))
     if not figures:
         raise refused or Usage("There is no ceiling to compute. Add at least one under `ceilings` in the inputs.")
-    if json_file:
-        _write_json(json_file, figures)
-
-
-def _write_json(path: Path, figures: Any) -> None:
-    if str(path) == "-":
-        print_json(figures)
-        return
-    import json  # noqa: PLC0415
-
-    path.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    say(f"Figures: {path}")
+    write_json(json_file, figures)
 
 
 def _progress(line: str) -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[K{line} ...")
-        sys.stderr.flush()
+    show_progress(f"{line} ...")

@@ -8,6 +8,7 @@ import typer
 
 from ballast_cli.connection import AsJson, JobId, PasswordFile, Place, QueueName, RedisUrl, open_queue
 from ballast_cli.console import examples, print_json, print_table, say
+from ballast_queue.job import DeadLetter
 
 EXAMPLES = examples(
     "ballast redrive job-1f3a --dry-run   # lists the dead letters and their reasons", "ballast redrive job-1f3a"
@@ -39,15 +40,7 @@ def redrive(
     with open_queue(place) as connected:
         connected.jobs.get(job_id)
         if dry_run:
-            letters = list(connected.results.dead_letters(job_id))
-            if as_json:
-                shown = [letter.model_dump(mode="json") for letter in letters]
-                print_json({"version": 1, "queue": place.queue, "dead_letters": shown})
-            elif letters:
-                rows = [(letter.custom_id, str(letter.attempts), letter.code, letter.message) for letter in letters]
-                print_table(COLUMNS, rows, right=("ATTEMPTS",))
-            else:
-                say(f"{job_id} has no dead letters.")
+            _show(job_id, list(connected.results.dead_letters(job_id)), place, as_json=as_json)
             return
         done = connected.jobs.redrive(job_id, takes_all=takes_all)
     if as_json:
@@ -61,3 +54,14 @@ def redrive(
                 f"{done.left:,} items stay dead letters, because no attempt can serve them. "
                 f"`ballast redrive {job_id} --dry-run` shows the reason of each. --all retries them too."
             )
+
+
+def _show(job_id: str, letters: list[DeadLetter], place: Place, *, as_json: bool) -> None:
+    if as_json:
+        shown = [letter.model_dump(mode="json") for letter in letters]
+        print_json({"version": 1, "queue": place.queue, "dead_letters": shown})
+    elif letters:
+        rows = [(letter.custom_id, str(letter.attempts), letter.code, letter.message) for letter in letters]
+        print_table(COLUMNS, rows, right=("ATTEMPTS",))
+    else:
+        say(f"{job_id} has no dead letters.")

@@ -106,8 +106,7 @@ def up(
             "Stop it with Ctrl-C, or choose another directory with --data."
         )
     flags = Flags(model, host, port, slots, redis_url, password_file, queue)
-    composed = compose(config, flags)
-    runtime = composed.runtime
+    runtime = compose(config, flags).runtime
     free_port = take_port(runtime.host, runtime.port)
     data_dir.mkdir(parents=True, exist_ok=True)
     with Signals() as signals:

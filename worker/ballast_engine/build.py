@@ -28,6 +28,8 @@ MEMORY_SHARE = {"cpu": 0.5, "cuda": 0.9}
 CONTEXT_PER_SLOT = 256
 """If `slots` is not set, each slot gets KV for this many tokens, or for the whole context if that is less."""
 
+_DEFAULT = PolicyConfig(slots=1, num_blocks=1)
+
 
 def build_engine(
     options: EngineOptions,
@@ -52,25 +54,12 @@ def build_engine(
         InvalidCheckpoint: the directory cannot be loaded.
         InvalidOptions: the options contradict one another or the machine.
     """
-    directory = Path(options.directory)
-    tokenizer = tokenizer or Tokenizer(directory)
-    loaded = load(
-        directory,
-        device=options.device,
-        dtype=options.dtype,
-        load_format=options.load_format,
-        attention=options.attention,
-        threads=options.threads,
-    )
+    tokenizer = tokenizer or Tokenizer(Path(options.directory))
+    loaded = _load(options)
     options, num_blocks = _size(options, loaded)
-    executor = Executor(loaded, num_blocks=num_blocks, block_tokens=options.block_tokens)
-    slots = options.slots or 1
-    policy = replace(
-        policy or PolicyConfig(slots=slots, num_blocks=num_blocks),
-        slots=slots,
-        num_blocks=num_blocks,
-        block_tokens=options.block_tokens,
-    )
+    slots, block_tokens = options.slots or 1, options.block_tokens
+    executor = Executor(loaded, num_blocks=num_blocks, block_tokens=block_tokens)
+    policy = replace(policy or _DEFAULT, slots=slots, num_blocks=num_blocks, block_tokens=block_tokens)
     runner = wrap(executor)
     if options.mode == "static":
         runner = static = StaticBatch(runner, slots)
@@ -78,17 +67,21 @@ def build_engine(
     engine = BallastEngine(
         executor=runner, tokenizer=tokenizer, policy=policy, options=options, clock=clock, planner=planner
     )
-    started = time.perf_counter()
-    warm_up(engine)
-    log.info(
-        "engine ready",
-        slots=slots,
-        kv_blocks=num_blocks,
-        kv_mebibytes=num_blocks * executor.kv_bytes_per_block >> 20,
-        context=engine.max_tokens,
-        warm_up_seconds=time.perf_counter() - started,
-    )
+    seconds = warm_up(engine)
+    kv = {"kv_blocks": num_blocks, "kv_mebibytes": num_blocks * executor.kv_bytes_per_block >> 20}
+    log.info("engine ready", slots=slots, **kv, context=engine.max_tokens, warm_up_seconds=seconds)
     return engine
+
+
+def _load(options: EngineOptions) -> LoadedModel:
+    return load(
+        Path(options.directory),
+        device=options.device,
+        dtype=options.dtype,
+        load_format=options.load_format,
+        attention=options.attention,
+        threads=options.threads,
+    )
 
 
 def _size(options: EngineOptions, loaded: LoadedModel) -> tuple[EngineOptions, int]:
@@ -148,13 +141,13 @@ def _meminfo(name: str) -> int:
     raise InvalidOptions(f"/proc/meminfo has no {name}: set kvMemoryMebibytes.")
 
 
-def warm_up(engine: BallastEngine, seconds: float = 2.0) -> None:
+def warm_up(engine: BallastEngine, seconds: float = 2.0) -> float:
     """Run batches of several shapes. The first request is then not slow, and the cost model has its first samples.
 
-    Afterwards, reset the prefix cache and the counters.
+    Afterwards, reset the prefix cache and the counters. Return the seconds that it took.
     """
     policy = engine.policy
-    end = time.perf_counter() + seconds
+    started = time.perf_counter()
     longest = engine.max_tokens - 2
     shapes = [(1, 1), (policy.slots, 8), (1, min(longest, policy.chunk_tokens)), (max(1, policy.slots // 4), 64)]
     for batch, (num_requests, wanted) in enumerate(shapes * 3):
@@ -173,6 +166,7 @@ def warm_up(engine: BallastEngine, seconds: float = 2.0) -> None:
             for output in engine.step():
                 if output.error:
                     raise InvalidOptions(f"The engine cannot compute with these options: {output.error}")
-        if time.perf_counter() > end:
+        if time.perf_counter() > started + seconds:
             break
     engine.reset()
+    return time.perf_counter() - started

@@ -311,9 +311,7 @@ class BallastEngine:
         if len(tokens) != len(running.batch.samples):
             raise RuntimeError(f"the executor returned {len(tokens)} tokens for {len(running.batch.samples)} requests")
         if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._executor.vocab_size:
-            raise RuntimeError(
-                f"the executor returned a token outside the vocabulary of {self._executor.vocab_size} tokens"
-            )
+            raise RuntimeError(f"the executor returned a token outside the vocabulary of {self._executor.vocab_size}")
         drawn: list[int] = tokens.tolist()
         return drawn
 

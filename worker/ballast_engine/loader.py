@@ -56,23 +56,16 @@ def load(
     threads: int = 0,
 ) -> LoadedModel:
     """Load a checkpoint directory. The format `dummy` reads only `config.json` and draws seeded random weights."""
-    if not directory.is_dir():
-        raise InvalidCheckpoint(
-            f"{directory} is not a directory: use a directory with config.json, model.safetensors and tokenizer.json."
-        )
-    started = time.perf_counter()
-    config = load_config(directory)
-    where = resolve_device(device)
+    is_dummy = load_format == "dummy"
+    _check_directory(directory, needs_tokenizer=not is_dummy)
+    started, config, where = time.perf_counter(), load_config(directory), resolve_device(device)
     kind = resolve_dtype(dtype, device=where, checkpoint=config.dtype)
     used_threads = set_threads(threads)
     backend = choose(attention, config, dtype=kind, device=where)
     packing = Packing(kernels().lanes) if backend == "cpu" and kind == torch.float32 else None
-    if load_format == "dummy":
-        weights = assemble(config, _random(kind, where), packing)
-    else:
-        _need_tokenizer(directory)
-        with ExitStack() as stack:
-            weights = assemble(config, _Checkpoint(directory, config, stack).reader(kind, where), packing)
+    with ExitStack() as stack:
+        take = _random(kind, where) if is_dummy else _Checkpoint(directory, config, stack).reader(kind, where)
+        weights = assemble(config, take, packing)
     loaded = LoadedModel(
         config=config,
         weights=weights,
@@ -95,8 +88,12 @@ def load(
     return loaded
 
 
-def _need_tokenizer(directory: Path) -> None:
-    if not (directory / "tokenizer.json").is_file():
+def _check_directory(directory: Path, *, needs_tokenizer: bool) -> None:
+    if not directory.is_dir():
+        raise InvalidCheckpoint(
+            f"{directory} is not a directory: use a directory with config.json, model.safetensors and tokenizer.json."
+        )
+    if needs_tokenizer and not (directory / "tokenizer.json").is_file():
         raise InvalidCheckpoint(
             f"{directory} has no tokenizer.json: copy it from the model's page, or save it with transformers' "
             f"AutoTokenizer.from_pretrained(...).save_pretrained({str(directory)!r})."

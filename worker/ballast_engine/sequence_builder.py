@@ -56,6 +56,19 @@ class SequenceBuilder:
         self._keys: dict[int, tuple[int, int]] = {}
         """By prefix key: the `seq` of the request that opened the group, and the requests since."""
 
+    def _sequence(self, generation: GenerationRequest, request: Request, tokens: Ints) -> Sequence:
+        sampling, prompt = generation.sampling, generation.prompt
+        token_bytes = self._vocabulary.token_bytes
+        return Sequence(
+            generation=generation,
+            request=request,
+            text=Detokenizer(token_bytes, prompt=prompt, stop=sampling.stop, keep_stop=sampling.include_stop),
+            tokens=tokens,
+            block_tokens=self._block_tokens,
+            ends=self._ends(sampling),
+            salt=f"{generation.tenant}\0{generation.cache_salt}" if self._isolates_tenants else generation.cache_salt,
+        )
+
     def make(self, generation: GenerationRequest, policy: PolicyConfig, now: float) -> Sequence:
         """Check a request and return its sequence.
 
@@ -72,8 +85,7 @@ class SequenceBuilder:
         generated = generation.generated[:max_output]
         tokens = np.array([*generation.prompt, *generated], np.int64)
         self._check_tokens(tokens)
-        num_tokens = len(tokens)
-        seq = next(self._numbers)
+        num_tokens, seq = len(tokens), next(self._numbers)
         request = Request(
             seq=seq,
             request_class=generation.request_class,
@@ -90,24 +102,9 @@ class SequenceBuilder:
             most_computed=max(generation.num_computed, num_tokens - 1 if generated else 0),
         )
         set_slo(request, generation, policy)
-        sampling = generation.sampling
-        sequence = Sequence(
-            generation=generation,
-            request=request,
-            text=Detokenizer(
-                self._vocabulary.token_bytes,
-                prompt=generation.prompt,
-                stop=sampling.stop,
-                keep_stop=sampling.include_stop,
-            ),
-            tokens=tokens,
-            block_tokens=self._block_tokens,
-            ends=self._ends(sampling),
-            salt=f"{generation.tenant}\0{generation.cache_salt}" if self._isolates_tenants else generation.cache_salt,
-        )
+        sequence = self._sequence(generation, request, tokens)
         if generated:
-            sequence.last_token = generated[-1]
-            sequence.num_reported = len(generated)
+            sequence.last_token, sequence.num_reported = generated[-1], len(generated)
             sequence.end = sequence.find_end()
         if self._has_prefix_cache:
             sequence.hash_blocks(num_tokens)

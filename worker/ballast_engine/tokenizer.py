@@ -95,12 +95,6 @@ class Tokenizer:
             return None
         return ChatTemplate(found, str(self.directory / "tokenizer_config.json"), self.special_tokens)
 
-    def apply_chat_template(
-        self, messages: Iterable[Mapping[str, Any]], options: Mapping[str, object] | None = None
-    ) -> list[int]:
-        """Return the tokens of a prompt that asks for the assistant's next message; see `render_chat`."""
-        return self.encode(self.render_chat(messages, options), is_chat=True)
-
     def render_chat(self, messages: Iterable[Mapping[str, Any]], options: Mapping[str, object] | None = None) -> str:
         """Return the text of a prompt that asks for the assistant's next message.
 

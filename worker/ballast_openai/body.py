@@ -19,10 +19,11 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core import PydanticCustomError
 
 from ballast_openai.errors import InvalidBody, Unsupported, describe
 from ballast_openai.refused import drop_neutral
+from ballast_openai.validation_errors import translate
 
 COMPLETIONS_URL = "/v1/completions"
 CHAT_URL = "/v1/chat/completions"
@@ -327,60 +328,6 @@ class ChatBody(Body):
         return self
 
 
-_WANTED = {
-    "float_type": "a number",
-    "finite_number": "a finite number",
-    "int_type": "an integer",
-    "string_type": "a string",
-    "bool_type": "true or false",
-    "tuple_type": "a list",
-    "dict_type": "an object",
-    "model_type": "an object",
-    "greater_than_equal": "{ge} or more",
-    "greater_than": "more than {gt}",
-    "less_than_equal": "{le} or less",
-    "less_than": "less than {lt}",
-    "string_too_short": "{min_length} or more characters",
-    "string_too_long": "{max_length} or fewer characters",
-    "too_short": "{min_length} or more entries",
-    "too_long": "{max_length} or fewer entries",
-    "literal_error": "{expected}",
-}
-"""The type of pydantic's error -> the wanted value."""
-
-
-def _path(location: tuple[int | str, ...]) -> str | None:
-    text = ""
-    for part in location:
-        # The client chooses a field's name, which may be long, or contain lone surrogates.
-        text += f"[{part}]" if isinstance(part, int) else f".{part[:80].encode(errors='backslashreplace').decode()}"
-    return text.removeprefix(".") or None
-
-
-def _translate(error: ErrorDetails) -> InvalidBody:
-    """Return an error of pydantic as one sentence."""
-    kind = error["type"]
-    # pydantic refuses the name of an unknown field with a lone surrogate as text, and reports the name as the input.
-    field = _path((*error["loc"], error["input"]) if kind == "string_unicode" else error["loc"])
-    match kind:
-        case "ballast":
-            context = error.get("ctx", {})
-            field = ".".join(filter(None, (field, context.get("field"))))
-            return InvalidBody(field, f"{field}: {context['text']}")
-        case "missing":
-            text = f"{field}: found nothing, expected a value: the field is required"
-            return InvalidBody(field, text, "missing_required_parameter")
-        case "extra_forbidden" | "string_unicode":
-            text = f"{field}: found an unknown field, expected only known fields: remove it or check its name"
-            return InvalidBody(field, text, "unknown_parameter")
-    if kind in {"too_short", "too_long"} and isinstance(error["input"], str):
-        kind = f"string_{kind}"
-    template = _WANTED.get(kind)
-    wanted = template.format(**error.get("ctx", {})) if template else error["msg"]
-    code = "invalid_type" if error["type"].endswith("_type") else "invalid_value"
-    return InvalidBody(field, f"{field}: found {describe(error['input'])}, expected {wanted}", code)
-
-
 def not_yet(url: str) -> str | None:
     """Return what to use instead of a URL of OpenAI that Ballast does not support yet; None for any other URL."""
     what = _NOT_YET_URLS.get(url)
@@ -411,7 +358,7 @@ def parse_body(url: str, body: object) -> CompletionBody | ChatBody:
     try:
         return kind.model_validate(given)
     except ValidationError as error:
-        raise _translate(error.errors(include_url=False)[0]) from None
+        raise translate(error.errors(include_url=False)[0]) from None
 
 
 _KINDS: dict[str, type[CompletionBody | ChatBody]] = {COMPLETIONS_URL: CompletionBody, CHAT_URL: ChatBody}

@@ -59,7 +59,7 @@ class _Queue:
 
 
 class Backlog:
-    """Waiting requests of both classes: `class > priority > tenant > slack > prefix group > submission`.
+    """Waiting requests of both classes: `class > priority > tenant > slack > prefix key > submission`.
 
     The cost of each method does not depend on the length. The fields that order a request (`request_class`, `priority`,
     `tenant`, `slack`, `prefix_seq`, `seq`) do not change while it waits. A preempted request returns to its place. The

@@ -49,7 +49,7 @@ class Demand:
 class Claimable:
     """The claimable items of a queue.
 
-    Law: reads only, and a reply stays small with any number of jobs.
+    It only reads, and a reply stays small with any number of jobs.
     """
 
     _store: Store
@@ -71,7 +71,7 @@ class Claimable:
         if not wanted:
             return []
         each = max(1, min(HEADS_OF_GROUP, MOST_HEADS // len(wanted)))
-        ranks = self._store.call(self._store.functions.look(each, [group.prefix for group in wanted]))
+        ranks = self._store.call(self._store.functions.first_ranks(each, [group.prefix for group in wanted]))
         if not ranks:
             return []
         read = self._store.unreadable.try_read

@@ -93,18 +93,14 @@ class Connection:
         options = _options(address, socket_timeout, admits)
         options |= {name: value for name, value in (("username", username), ("password", password)) if value}
         client = _client(address, options)
-        settings: dict[str, Any] = {
-            "socket_timeout": socket_timeout,
-            "loads_functions": loads_functions,
-            "is_strict": admits is not None,
-        }
-        connection = cls(client, **settings)
+        settings: dict[str, Any] = {"loads_functions": loads_functions, "is_strict": admits is not None}
+        connection = cls(client, socket_timeout=socket_timeout, **settings)
         try:
             if connection._is_cluster():
                 client.close()
-                cluster = connection._guard(lambda: RedisCluster.from_url(address.url, **options))
-                connection = cls(cluster, **settings)
-            connection._guard(connection._require_library)
+                cluster = connection._translated(lambda: RedisCluster.from_url(address.url, **options))
+                connection = cls(cluster, socket_timeout=socket_timeout, **settings)
+            connection._translated(connection._require_library)
         except QueueError:
             connection.close()
             raise
@@ -129,7 +125,7 @@ class Connection:
 
     def hash_field(self, key: bytes, field: str) -> bytes | None:
         """Return one field of a hash, or None if it is missing."""
-        value: bytes | None = self._guard(lambda: self._client.hget(key, field))
+        value: bytes | None = self._translated(lambda: self._client.hget(key, field))
         return value
 
     def hash_pairs(self, key: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -145,17 +141,17 @@ class Connection:
                 return
 
     def _hash_page(self, key: bytes, cursor: int) -> tuple[int, dict[bytes, bytes]]:
-        page: tuple[int, dict[bytes, bytes]] = self._guard(lambda: self._client.hscan(key, cursor, count=500))
+        page: tuple[int, dict[bytes, bytes]] = self._translated(lambda: self._client.hscan(key, cursor, count=500))
         return page
 
     def members(self, key: bytes, first: int, last: int) -> list[bytes]:
         """Return the members of a sorted set between two positions."""
-        members: list[bytes] = self._guard(lambda: self._client.zrange(key, first, last))
+        members: list[bytes] = self._translated(lambda: self._client.zrange(key, first, last))
         return members
 
     def entries(self, key: bytes, after: bytes, count: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
         """Return entries of a stream after the entry `after` (`0` is before the first)."""
-        page: list[tuple[bytes, dict[bytes, bytes]]] = self._guard(
+        page: list[tuple[bytes, dict[bytes, bytes]]] = self._translated(
             lambda: self._client.xrange(key, b"(" + after, "+", count=count)
         )
         return page
@@ -163,7 +159,7 @@ class Connection:
     def wait_for_entry(self, key: bytes, after: bytes, seconds: float) -> None:
         """Wait until a stream has an entry after `after`, for at most `seconds` and half the timeout."""
         milliseconds = max(1, int(1000 * min(seconds, self._longest_wait)))
-        self._guard(lambda: self._client.xread({key: after}, count=1, block=milliseconds))
+        self._translated(lambda: self._client.xread({key: after}, count=1, block=milliseconds))
 
     @property
     def is_cluster(self) -> bool:
@@ -179,7 +175,8 @@ class Connection:
         """Run commands of an administrator, in a cluster on every node. Return the replies, of a cluster any node's."""
         if not commands:
             return []
-        return self._guard(lambda: self._administer(commands))
+        replies: list[Any] = self._translated(lambda: self._administer(commands))
+        return replies
 
     def _administer(self, commands: Sequence[Sequence[str]]) -> list[Any]:
         if not self.is_cluster:
@@ -196,7 +193,7 @@ class Connection:
 
     def info(self, section: str) -> dict[str, Any]:
         """Return one section of INFO."""
-        reply: dict[str, Any] = self._guard(lambda: self._client.info(section))
+        reply: dict[str, Any] = self._translated(lambda: self._client.info(section))
         return reply
 
     @staticmethod
@@ -230,11 +227,11 @@ class Connection:
             self._require_library()
             return attempt()
 
-        return self._guard(attempt_twice)
+        return self._translated(attempt_twice)
 
     def has_newer_library(self) -> bool:
         """Return whether the server has the library of a newer version of Ballast, which serves this one too."""
-        return self._guard(self._revision) > _REVISION
+        return self._translated(self._revision) > _REVISION
 
     def _require_library(self) -> None:
         """Load the library, or raise `LibraryUnfit`, if it is missing or older. A newer one serves older clients."""
@@ -278,7 +275,7 @@ class Connection:
             raise QueueUnavailable(STRICT)  # no Redis answers INFO without it
         return bool(found)
 
-    def _guard(self, attempt: Callable[[], _T]) -> _T:
+    def _translated(self, attempt: Callable[[], _T]) -> _T:
         """Run `attempt` and raise its failure as an error of this package, without the texts of the server."""
         try:
             reply = attempt()

@@ -106,7 +106,7 @@ class Functions:
     def demand(self) -> Call:
         return "demand", (self._keys.groups, self._keys.held), ()
 
-    def look(self, each: int, groups: Sequence[str]) -> Call:
+    def first_ranks(self, each: int, groups: Sequence[str]) -> Call:
         return "look", (self._keys.ready,), (each, *groups)
 
     def read(self, job_ids: Sequence[str]) -> Call:

@@ -65,7 +65,7 @@ class Entry:
 class InboxReader:
     """The inbox of a queue.
 
-    Law: an entry leaves the inbox in the same step that stores its line, so a crash loses none.
+    An entry leaves the inbox in the same step that stores its line, so a crash loses none.
     """
 
     _store: Store

@@ -25,7 +25,7 @@ MOST_ACTIVE = 2000
 class Jobs:
     """The jobs of a queue.
 
-    Law: a job that is over keeps its state, except that a redrive reopens a completed one.
+    A job that is over keeps its state, except that a redrive reopens a completed one.
     """
 
     _store: Store

@@ -29,7 +29,7 @@ MAX_ITEMS = 1000
 class Leases:
     """The leases of a queue.
 
-    Law: an item has one holder at a time, and only the token of its current lease can change it.
+    An item has one holder at a time, and only the token of its current lease can change it.
     """
 
     _store: Store

@@ -60,7 +60,7 @@ def _is_number(value: bytes) -> bool:
 class SharedLedger:
     """The ledger of a queue.
 
-    Law: service only grows until its tenant is forgotten.
+    Service only grows until its tenant is forgotten.
     """
 
     _store: Store

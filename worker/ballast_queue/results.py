@@ -16,7 +16,7 @@ PAGE = 200
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """Law: each custom_id has at most one visible result."""
+    """The results of jobs. Each custom_id has at most one visible result."""
 
     _store: Store
     _jobs: Jobs

@@ -16,7 +16,7 @@ _NUMBERS = ("max_attempts", "lease_seconds", "results_seconds", "backoff_seconds
 
 @dataclass(frozen=True, slots=True)
 class SettingsStore:
-    """Law: the settings of one owner are in force, in their newest generation, until it is gone."""
+    """The settings of a queue. Those of one owner are in force, in their newest generation, until it is gone."""
 
     _store: Store
 

@@ -103,7 +103,7 @@ def open_job(store: Store, job_id: str, terms: Terms, *, key: str, source: Sourc
 class Submissions:
     """The submissions to a queue.
 
-    Law: a repeated submission with the same key continues the first one and stores no line twice.
+    A repeated submission with the same key continues the first one and stores no line twice.
     """
 
     _store: Store

@@ -17,7 +17,7 @@ BATCH = 500
 class Timers:
     """The timers of a queue.
 
-    Law: any worker may run due work, and several workers may do so at the same time.
+    Any worker may run due work, and several workers may do so at the same time.
     """
 
     _store: Store

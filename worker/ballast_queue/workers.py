@@ -14,7 +14,7 @@ from ballast_queue.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """Law: a status expires on its own, so a worker without one is unknown, not idle."""
+    """The status of each worker. A status expires on its own, so a worker without one is unknown, not idle."""
 
     _store: Store
 

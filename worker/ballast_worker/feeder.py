@@ -49,6 +49,12 @@ GATHER_SECONDS = 0.002
 class Feeder:
     """The feeder and its thread. Any thread may call the public methods."""
 
+    is_up = False
+    """Whether Redis answers and its configuration is safe for jobs."""
+    stats: QueueStats | None = None
+    can_claim = False
+    """Whether the queue had items at the last tick whose tenant is below its slot cap here."""
+
     def __init__(
         self,
         *,
@@ -62,11 +68,6 @@ class Feeder:
         self.recorder = Recorder()
         self.outcomes: Counter[Outcome] = Counter()
         """The answers of Redis to the reports of this worker."""
-        self.is_up = False
-        """Whether Redis answers and its configuration is safe for jobs."""
-        self.stats: QueueStats | None = None
-        self.can_claim = False
-        """Whether the queue had items at the last tick whose tenant is below its slot cap here."""
         self.failures: Counter[str] = Counter()
         """How often each task of a round failed."""
         self.drained = threading.Event()
@@ -169,7 +170,7 @@ class Feeder:
             self.is_up = False
             self.drained.set()  # no item is returned after this, so the drain need not wait
 
-    def _try(self, what: str, task: Callable[[], None]) -> bool:
+    def _try(self, what: str, task: Callable[[], object]) -> bool:
         """Run one task of a round, and return whether it succeeded. If it fails, the other tasks still run.
 
         Raises:
@@ -315,25 +316,16 @@ class Feeder:
                 self._loop.abort(request_id)
 
     def _tick(self, queue: Queue) -> None:
-        for what, task in (
-            ("timers", self._run_timers),
-            ("status", self._publish),
-            ("ledger", self._update_ledger),
-            ("figures", self._read_figures),
-            ("outlooks", self._update_outlooks),
-        ):
-            self._try(what, partial(task, queue))
-
-    def _run_timers(self, queue: Queue) -> None:
-        queue.timers.run_due()
+        self._try("timers", queue.timers.run_due)
+        self._try("status", partial(self._publish, queue))
+        self._try("ledger", lambda: self._claimer.update(queue, self._workers, self._gained()))
+        self._try("figures", partial(self._read_figures, queue))
+        self._try("outlooks", partial(self._update_outlooks, queue))
 
     def _publish(self, queue: Queue) -> None:
         self.can_claim = self._finds_work(queue)
         queue.workers.publish(self._status(), STATUS_TTL_SECONDS)
         self._workers = queue.workers.statuses()
-
-    def _update_ledger(self, queue: Queue) -> None:
-        self._claimer.update(queue, self._workers, self._gained())
 
     def _read_figures(self, queue: Queue) -> None:
         self.stats = queue.stats()

@@ -2,7 +2,7 @@
 
 uvicorn's httptools protocol limits neither headers nor time. Its h11 protocol limits the size of headers only, and
 parses in Python. hypercorn also parses with h11. granian has such limits, but runs the app in processes of its own,
-while the app of a worker shares the process with the engine. So `Connection` adds the limits to the httptools protocol.
+while the app of a worker shares the process with the engine. So `HttpConnection` adds limits to the httptools protocol.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ class HttpLimits:
     """What clients may send, and for how long."""
 
     connections: int = 1024
-    """Open connections. Above it, the server closes the connection that has waited longest for its client, or the new
-    one if every other connection waits for an answer."""
+    """Most open connections; see `Connections.opened`."""
     head_bytes: int = 65536
     """Request line, headers and trailers of a request."""
     head_seconds: float = 10
@@ -89,8 +88,8 @@ class Connections:
         self.limits = limits
         self.closed = dict.fromkeys(Closed, 0)
         """Connections that the server closed."""
-        self._open: set[Connection] = set()
-        self._waiting: dict[Connection, None] = {}
+        self._open: set[HttpConnection] = set()
+        self._waiting: dict[HttpConnection, None] = {}
         """Connections that wait for their client, the longest waiting first."""
 
     @property
@@ -99,8 +98,8 @@ class Connections:
         counts = Counter(connection.phase for connection in list(self._open))
         return {phase.value: counts[phase] for phase in _Phase}
 
-    def opened(self, connection: Connection) -> None:
-        """Add a connection, and close another one if there are too many."""
+    def opened(self, connection: HttpConnection) -> None:
+        """Add a connection. If there are too many, close the one that waits longest for its client, or this one."""
         self._open.add(connection)
         self.moved(connection)
         if len(self._open) > self.limits.connections:
@@ -114,13 +113,13 @@ class Connections:
                 self.forget(longest)
                 longest.transport.abort()
 
-    def moved(self, connection: Connection) -> None:
+    def moved(self, connection: HttpConnection) -> None:
         """Note that the phase of a connection changed."""
         self._waiting.pop(connection, None)
         if connection.phase is not _Phase.ANSWER and connection in self._open:
             self._waiting[connection] = None
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: HttpConnection) -> None:
         """Remove a connection."""
         self._open.discard(connection)
         self._waiting.pop(connection, None)
@@ -131,7 +130,7 @@ class Connections:
             connection.check_time(now)
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """One connection within the limits."""
 
     def __init__(self, connections: Connections, **options: Any) -> None:
@@ -139,8 +138,7 @@ class Connection(HttpToolsProtocol):
         self.phase = _Phase.HEAD
         self._connections = connections
         self._limits = connections.limits
-        self._deadline = inf
-        self._write_deadline = inf
+        self._deadline = self._write_deadline = inf
         self._in_head = True
         """Whether the headers of the next request have begun, or must begin soon on a new connection."""
         self._in_body = False
@@ -265,11 +263,9 @@ class Connection(HttpToolsProtocol):
         cycle = self.cycle
         if cycle is None or (cycle.response_complete if self._in_head else not cycle.response_started):
             body = refused.as_openai()
-            headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
-            lines = [
-                f"{name}: {value}\r\n".encode("latin-1") for name, value in (headers | dict(refused.headers)).items()
-            ]
-            self.transport.write(b"".join([STATUS_LINE[refused.status], *lines, b"\r\n", body]))
+            fixed = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+            headers = "".join(f"{name}: {value}\r\n" for name, value in (fixed | dict(refused.headers)).items())
+            self.transport.write(STATUS_LINE[refused.status] + headers.encode("latin-1") + b"\r\n" + body)
         self.close_patiently()
 
     def close_patiently(self) -> None:
@@ -322,12 +318,11 @@ class Connection(HttpToolsProtocol):
             self._enter(phase)
 
     def _enter(self, phase: _Phase) -> None:
-        limits = self._limits
         seconds = {
-            _Phase.HEAD: limits.head_seconds,
-            _Phase.BODY: limits.body_seconds,
+            _Phase.HEAD: self._limits.head_seconds,
+            _Phase.BODY: self._limits.body_seconds,
             _Phase.ANSWER: inf,
-            _Phase.IDLE: limits.idle_seconds,
+            _Phase.IDLE: self._limits.idle_seconds,
             _Phase.CLOSING: LINGER_SECONDS,
         }
         self.phase = phase
@@ -338,7 +333,7 @@ class Connection(HttpToolsProtocol):
 class _PatientTransport:
     """A transport that does not discard an answer while the client still sends its body."""
 
-    def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
+    def __init__(self, transport: asyncio.Transport, connection: HttpConnection) -> None:
         self._transport = transport
         self._connection = connection
         self.write = transport.write
@@ -362,10 +357,10 @@ class HttpServer(uvicorn.Server):
     address = ""
 
     def __init__(self, app: Starlette, connections: Connections, *, name: str = "") -> None:
-        """Create a server. `name` tells its log lines from those of another server."""
+        """Create a server. Its log lines start with `name`."""
 
-        def protocol(**options: Any) -> Connection:
-            return Connection(connections, **options)
+        def protocol(**options: Any) -> HttpConnection:
+            return HttpConnection(connections, **options)
 
         super().__init__(
             uvicorn.Config(

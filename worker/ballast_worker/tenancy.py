@@ -39,7 +39,7 @@ class ApiKeys:
 
     @classmethod
     def load(cls, path: Path) -> ApiKeys:
-        """Read the file.
+        """Read the file of API keys.
 
         Raises:
             NotServed: the message states what is wrong with it.

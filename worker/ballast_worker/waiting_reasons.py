@@ -66,7 +66,7 @@ def _waiting(job: Job, scene: Scene) -> Iterator[str]:
 
 def _no_worker(scene: Scene) -> Iterator[str]:
     if not scene.workers:
-        yield "No worker serves this queue: no worker has published its status in the last seconds"
+        yield "No worker serves this queue: no worker has reported its status recently"
     elif not scene.ready:
         draining = sum(worker.is_draining for worker in scene.workers)
         yield f"0 of {_workers(scene.workers)} accept work ({draining} draining, the others not ready)"

@@ -56,6 +56,13 @@ class Build(Protocol):
 class Worker:
     """All parts of one process except the HTTP server. It belongs to one event loop."""
 
+    address: str
+    """The address of the HTTP API. The server corrects it when it knows its port."""
+    is_draining = False
+    """Whether the worker shuts down: it is not ready, and claims no items."""
+    is_closed = False
+    """Whether the worker refuses new requests."""
+
     def __init__(
         self,
         loaded: Loaded,
@@ -77,21 +84,12 @@ class Worker:
             EngineError: the checkpoint or the options of the engine are wrong.
         """
         config = loaded.config
-        directory = settings.model_directory(config)
-        keys = _load_keys(config)
+        self._keys = _load_keys(config)
         self.id = settings.worker_id(config)
         self.address = f"http://{config.runtime.host}:{config.runtime.port}"
-        """The address of the HTTP API. The server corrects it when it knows its port."""
-        self.is_draining = False
-        """Whether the worker shuts down: it is not ready, and claims no items."""
-        self.is_closed = False
-        """Whether the worker refuses new requests."""
         self.recorder = Recorder()
-        self.tenancy = Tenancy(config.offline.tenants, keys)
-        tokenizer = Tokenizer(directory)
-        self.engine = build(settings.engine_options(config, directory), tokenizer=tokenizer)
-        self.engine.configure(settings.policy_config(config, self.engine.policy))
-        self.served = _served(config, directory, self.engine, tokenizer)
+        self.tenancy = Tenancy(config.offline.tenants, self._keys)
+        self.engine, self.served = _load(config, build)
         self._steps = StepMetrics()
         self.loop = EngineLoop(self.engine, self._steps.add)
         self.connections = Connections(http_limits or _http_limits(config, self.engine.policy.slots))
@@ -100,14 +98,10 @@ class Worker:
         self.feeder = self._feed(config)
         self.metrics = WorkerMetrics(self._figures, shows_tenants=False)
         self.tenant_metrics = WorkerMetrics(self._figures, shows_tenants=True)
-        self._keys = keys
         self._loaded = loaded
-        self._spending = Spending()
         self._utilization = Utilization(self.engine.footprint)
-        self._rates = SmoothedRates()
-        self._watcher: ConfigWatcher | None = None
-        if path is not None:
-            self._watcher = ConfigWatcher(path, loaded, self._apply, also=self._files_beside(config))
+        self._spending, self._rates = Spending(), SmoothedRates()
+        self._watcher = None if path is None else self._watch(path, loaded)
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -304,6 +298,9 @@ class Worker:
         if self.feeder is not None:
             self.feeder.configure(settings.queue_settings(config, self.served.name))
 
+    def _watch(self, path: Path, loaded: Loaded) -> ConfigWatcher:
+        return ConfigWatcher(path, loaded, self._apply, also=self._files_beside(loaded.config))
+
     def _files_beside(self, config: WorkerConfig) -> dict[Path, Callable[[], None]]:
         """Return the files that may change while a worker runs, each with the function to call then."""
         runtime = config.runtime
@@ -341,8 +338,12 @@ def _http_limits(config: WorkerConfig, slots: int) -> HttpLimits:
     return replace(limits, connections=limits.connections + slots + 2 * config.limits.max_queued_requests)
 
 
-def _served(config: WorkerConfig, directory: Path, engine: Engine, tokenizer: Tokenizer) -> PublishedModel:
-    return PublishedModel(
+def _load(config: WorkerConfig, build: Build) -> tuple[Engine, PublishedModel]:
+    directory = settings.model_directory(config)
+    tokenizer = Tokenizer(directory)
+    engine = build(settings.engine_options(config, directory), tokenizer=tokenizer)
+    engine.configure(settings.policy_config(config, engine.policy))
+    served = PublishedModel(
         name=settings.served_name(config, directory),
         revision=settings.model_revision(config, directory),
         created=int((directory / "config.json").stat().st_mtime),
@@ -351,6 +352,7 @@ def _served(config: WorkerConfig, directory: Path, engine: Engine, tokenizer: To
         tokenizer=tokenizer,
         longest_token_bytes=longest_token_bytes(directory / "tokenizer.json"),
     )
+    return engine, served
 
 
 def _caps(policy: PolicyConfig, stats: EngineStats) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""A rollout takes a pod away before it brings one."""
+"""Remove a pod in a rollout before its replacement is ready."""
 
 from ballast_operator.children import pods
 

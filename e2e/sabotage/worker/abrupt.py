@@ -1,4 +1,4 @@
-"""A worker ends immediately at SIGTERM, as at SIGKILL."""
+"""End the worker immediately at SIGTERM, as at SIGKILL."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Every answer is the same text, with the requested number of tokens."""
+"""Answer every request with the same text, of the requested number of tokens."""
 
 from ballast_engine.detokenizer import Detokenizer
 

@@ -1,4 +1,4 @@
-"""`/metrics` repeats its first answer indefinitely."""
+"""Repeat the first answer of `/metrics` indefinitely."""
 
 from functools import lru_cache
 

@@ -1,4 +1,4 @@
-"""The plan of a step reserves nothing for offline; what the worker reports of its reservation stays as it was."""
+"""Reserve nothing for offline in the plan of a step. The worker still reports its reservation as before."""
 
 from dataclasses import replace
 

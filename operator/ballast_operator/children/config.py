@@ -72,15 +72,6 @@ def worker_config(resource: InferenceDeployment, *, own_keys: frozenset[str]) ->
         own_keys: Keys of the Secret for resources that name no Redis; empty if the operator has none.
     """
     spec, metadata = resource.spec, resource.metadata
-    source = spec.model
-    model = Model(
-        uri=f"file://{model_path(resource)}",
-        served_name=spec.served_name,
-        revision=source.revision,
-        max_model_len=source.max_model_len,
-        dtype=source.dtype,
-        load_format=source.load_format,
-    )
     redis = redis_of(resource, own_keys=own_keys)
     runtime = Runtime(
         host="0.0.0.0",  # noqa: S104 - a pod serves its Service
@@ -97,7 +88,7 @@ def worker_config(resource: InferenceDeployment, *, own_keys: frozenset[str]) ->
         drain_seconds=spec.rollout.drain_seconds,
     )
     return WorkerConfig(
-        model=model,
+        model=_model(resource),
         engine=spec.engine,
         slots=spec.slots,
         slo=spec.slo,
@@ -105,6 +96,18 @@ def worker_config(resource: InferenceDeployment, *, own_keys: frozenset[str]) ->
         limits=spec.limits,
         cost=spec.cost,
         runtime=runtime,
+    )
+
+
+def _model(resource: InferenceDeployment) -> Model:
+    source = resource.spec.model
+    return Model(
+        uri=f"file://{model_path(resource)}",
+        served_name=resource.spec.served_name,
+        revision=source.revision,
+        max_model_len=source.max_model_len,
+        dtype=source.dtype,
+        load_format=source.load_format,
     )
 
 

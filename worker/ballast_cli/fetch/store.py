@@ -88,39 +88,44 @@ def download(
         TooLarge: the source announces or sends too much.
         CliError: the disk is full or not writable, or the source failed.
     """
+    _check_announced(model, max_bytes)
+    with _disk_errors(path), ExitStack() as stack:
+        path.mkdir(parents=True, exist_ok=True)
+        directory = stack.enter_context(Directory.open(path, is_shared=is_shared))
+        busy = f"Another process is downloading to {path}. Waiting for it."
+        stack.enter_context(directory.lock(_LOCK, lambda: notify(busy)))
+        before = read_manifest(directory)
+        is_same = before.is_of(model)
+        if is_same and before.is_unchanged(directory) and not is_verified:
+            return False
+        directory.remove(MANIFEST)
+        _remove_old_files(directory, before, model)
+        kept = _intact(directory, model, before.files if is_same else {})
+        missing = [file for file in model.files if file.name not in kept]
+        present = sum(each.size for each in kept.values())
+        counter = _Counter(present, advance, limit=_limit(directory, missing, present, max_bytes))
+        kept |= _load_all(source, model, missing, directory, counter)
+        write_manifest(directory, Manifest(model.source, model.origin, model.version, kept))
+        return bool(missing)
+
+
+def _check_announced(model: ModelFiles, max_bytes: int | None) -> None:
     for file in model.files:
         if not is_plain(file.name):
             raise CliError(f"{model.source} has a file named {file.name!r}, which is not a plain name.")
     if max_bytes is not None and model.size > max_bytes:
         raise TooLarge(f"{model.source} has {_size(model.size)}, but --max-gigabytes admits {_size(max_bytes)}.")
-    with _disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.mkdir(exist_ok=True)
 
-        def wait() -> None:
-            notify(f"Another process is downloading to {path}. Waiting for it.")
 
-        with Directory.open(path, is_shared=is_shared) as directory, directory.lock(_LOCK, wait):
-            before = read_manifest(directory)
-            is_same = before.is_of(model)
-            if is_same and before.is_unchanged(directory) and not is_verified:
-                return False
-            directory.remove(MANIFEST)
-            _remove_old_files(directory, before, model)
-            known = before.files if is_same else {}
-            with ThreadPoolExecutor(_NUM_THREADS) as threads:
-                checks = list(threads.map(lambda file: _verified(directory, _with_own(file, known)), model.files))
-            kept = {
-                file.name: Kept.of(directory, file.name, sha256)
-                for file, sha256 in zip(model.files, checks, strict=True)
-                if sha256
-            }
-            missing = [file for file in model.files if file.name not in kept]
-            present = sum(each.size for each in kept.values())
-            counter = _Counter(present, advance, limit=_limit(directory, missing, present, max_bytes))
-            kept |= _load_all(source, model, missing, directory, counter)
-            write_manifest(directory, Manifest(model.source, model.origin, model.version, kept))
-            return bool(missing)
+def _intact(directory: Directory, model: ModelFiles, known: Mapping[str, Kept]) -> dict[str, Kept]:
+    """Return the files whose checksum is right."""
+    with ThreadPoolExecutor(_NUM_THREADS) as threads:
+        checks = list(threads.map(lambda file: _verified(directory, _with_own(file, known)), model.files))
+    return {
+        file.name: Kept.of(directory, file.name, sha256)
+        for file, sha256 in zip(model.files, checks, strict=True)
+        if sha256
+    }
 
 
 def _with_own(file: File, known: Mapping[str, Kept]) -> File:

@@ -27,42 +27,43 @@ _KEY = 24
 """Digits in the name of a directory in a cache."""
 CLAIMS = Path("/pvc")
 """Directory where volume claims are mounted, each under its name."""
+Uri = Annotated[str, typer.Argument(metavar="URI", help=f"{escape(FORMS)}.")]
+TargetDir = Annotated[
+    Path, typer.Argument(metavar="DIR", help="Directory of the files. With --cache, it becomes a link.")
+]
+Revision = Annotated[str, typer.Option(help="Branch, tag, or commit of a hub repository. The default is main.")]
+Cache = Annotated[
+    Path | None,
+    typer.Option(help="Keep the files here, one directory for each version, and make DIR a link.", show_default=False),
+]
+Anonymous = Annotated[bool, typer.Option("--anonymous", help="Read a public bucket without credentials.")]
+Verify = Annotated[
+    bool,
+    typer.Option(
+        "--verify",
+        help="Compare the checksums of files that are there already. By default, only those of files whose size, "
+        "time, or inode has changed.",
+    ),
+]
+MaxGigabytes = Annotated[
+    float | None,
+    typer.Option(min=0, help="Refuse a larger model. By default, the free disk is the limit.", show_default=False),
+]
+Claims = Annotated[
+    Path, typer.Option("--claims", envvar="BALLAST_CLAIMS", help="Directory where the claims of pvc:// are mounted.")
+]
 
 
 def fetch(
     *,
-    uri: Annotated[str, typer.Argument(metavar="URI", help=f"{escape(FORMS)}.")],
-    directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Directory of the files. With --cache, it becomes a link.")
-    ],
-    revision: Annotated[
-        str, typer.Option(help="Branch, tag, or commit of a hub repository. The default is main.")
-    ] = "",
-    cache: Annotated[
-        Path | None,
-        typer.Option(
-            help="Keep the files here, one directory for each version, and make DIR a link.", show_default=False
-        ),
-    ] = None,
-    is_anonymous: Annotated[
-        bool, typer.Option("--anonymous", help="Read a public bucket without credentials.")
-    ] = False,
-    is_verified: Annotated[
-        bool,
-        typer.Option(
-            "--verify",
-            help="Compare the checksums of files that are there already. By default, only those of files whose size, "
-            "time, or inode has changed.",
-        ),
-    ] = False,
-    max_gigabytes: Annotated[
-        float | None,
-        typer.Option(min=0, help="Refuse a larger model. By default, the free disk is the limit.", show_default=False),
-    ] = None,
-    claims: Annotated[
-        Path,
-        typer.Option("--claims", envvar="BALLAST_CLAIMS", help="Directory where the claims of pvc:// are mounted."),
-    ] = CLAIMS,
+    uri: Uri,
+    directory: TargetDir,
+    revision: Revision = "",
+    cache: Cache = None,
+    is_anonymous: Anonymous = False,
+    is_verified: Verify = False,
+    max_gigabytes: MaxGigabytes = None,
+    claims: Claims = CLAIMS,
 ) -> None:
     """Download a model to DIR and verify it.
 

@@ -1,4 +1,4 @@
-"""Compile the kernels for this processor once, and cache the result for later processes."""
+"""Compile the kernels: for this processor once, in a cache for later processes, or for an instruction set."""
 
 from __future__ import annotations
 
@@ -31,16 +31,42 @@ class NoCompiler(EngineError):
 
 def compiled() -> Path:
     """Return the path of the shared library. Compile it if the cache does not have it. Safe between processes."""
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if not compiler or shutil.which(compiler.split()[0]) is None:
-        raise NoCompiler(f"no C compiler found ({compiler or 'cc, gcc, clang'}): install one, for example gcc")
+    compiler = _compiler()
     target = _cache() / f"kernels-{_key(compiler)}.so"
     if target.exists():
         return target
     started = time.perf_counter()
-    _compile(compiler, target)
+    _compile(compiler, _TUNING, target)
     log.info("kernels compiled", compiler=compiler, path=target, seconds=time.perf_counter() - started)
     return target
+
+
+def compile_for(instruction_set: str, target: Path) -> None:
+    """Compile the kernels for the processors of an instruction set, named as for `-march`."""
+    _compile(_compiler(), ((f"-march={instruction_set}",),), target)
+
+
+def sources_digest() -> str:
+    """Return a hash of the sources and the flags. Kernels with another hash may not fit `library.py`."""
+    return _digest_of_sources().hexdigest()[:20]
+
+
+def cpuinfo() -> str:
+    """Return the description of the processor by Linux. It is empty on other systems."""
+    try:
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def _compiler() -> str:
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if not compiler or shutil.which(compiler.split()[0]) is None:
+        raise NoCompiler(
+            "this installation has no prebuilt kernels for this processor, and no C compiler found "
+            f"({compiler or 'cc, gcc, clang'}): install one, for example gcc"
+        )
+    return compiler
 
 
 def _cache() -> Path:
@@ -62,12 +88,18 @@ def _cache() -> Path:
     )
 
 
-def _key(compiler: str) -> str:
-    """Return a hash of everything that the result depends on: sources, flags, compiler, processor."""
+def _digest_of_sources() -> hashlib._Hash:
     digest = hashlib.sha256()
     for name in (*_SOURCES, *_HEADERS):
         digest.update((_HERE / name).read_bytes())
-    digest.update(repr((_FLAGS, _TUNING, compiler, _version(compiler), platform.machine(), _processor())).encode())
+    digest.update(repr(_FLAGS).encode())
+    return digest
+
+
+def _key(compiler: str) -> str:
+    """Return a hash of everything that the result depends on: sources, flags, compiler, processor."""
+    digest = _digest_of_sources()
+    digest.update(repr((_TUNING, compiler, _version(compiler), platform.machine(), _processor())).encode())
     return digest.hexdigest()[:20]
 
 
@@ -84,19 +116,19 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 def _processor() -> str:
     """Return what `-march=native` depends on: on x86 the flags, on Arm the features and part numbers."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n", 1)[0].splitlines()
-    except OSError:
+    lines = cpuinfo().split("\n\n", 1)[0].splitlines()
+    if not lines:
         return platform.processor()
     wanted = ("flags", "model name", "cpu family", "model", "Features", "CPU implementer", "CPU part")
     return "\n".join(line for line in lines if line.split(":")[0].strip() in wanted)
 
 
-def _compile(compiler: str, target: Path) -> None:
+def _compile(compiler: str, tunings: tuple[tuple[str, ...], ...], target: Path) -> None:
+    """Compile with the first tuning that the compiler knows."""
     complaint = ""
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         built = Path(folder) / target.name
-        for tuning in _TUNING:
+        for tuning in tunings:
             command = [
                 *compiler.split(),
                 *_FLAGS,

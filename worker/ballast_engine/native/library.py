@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 import weakref
 from ctypes import POINTER, Structure, byref, c_double, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -15,8 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ballast_engine.batch import Ints
-from ballast_engine.native.compiler import compiled
+from ballast_engine.native import prebuilt
+from ballast_engine.native.compiler import compiled, cpuinfo
 from ballast_engine.suspension import Interrupt
+from ballast_log import Log
+
+log = Log(__name__)
 
 MAX_HEAD_DIM = 256
 MAX_TILE = 48
@@ -167,12 +173,19 @@ class Kernels:
 
 @cache
 def kernels() -> Kernels:
-    """Compile (or find) and load the kernels.
+    """Load the prebuilt kernels of this installation for this processor. If there are none, compile and load them.
 
     Raises:
-        NoCompiler: the kernels cannot be compiled here.
+        NoCompiler: there are no prebuilt kernels, and the kernels cannot be compiled here.
     """
-    library = ctypes.CDLL(str(compiled()))
+    path = prebuilt.find(prebuilt.FOLDER, platform.machine(), cpuinfo()) or compiled()
+    log.info("kernels loaded", path=path)
+    return load(path)
+
+
+def load(path: Path) -> Kernels:
+    """Load kernels from a shared library that was compiled from the present sources."""
+    library = ctypes.CDLL(str(path))
     n, p = c_int64, c_void_p
     library.ballast_lanes.restype = n
     library.ballast_pool_open.restype = p

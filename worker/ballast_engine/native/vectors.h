@@ -1,4 +1,4 @@
-/* Vectors of floats in the compiler's own notation, so that one source serves AVX-512, AVX2 and NEON.
+/* Vectors of floats in the compiler's own notation, so that one source serves AVX-512, AVX2, SSE and NEON.
  *
  * This file, and the files that include it, compute each result in a fixed order that depends only on the inputs of that
  * result. The order does not depend on the number of rows in a call, the tiling, or the number of threads. The tokens of
@@ -11,8 +11,10 @@
 
 #if defined(__AVX512F__)
 #define LANES 16
-#else
+#elif defined(__AVX__)
 #define LANES 8
+#else
+#define LANES 4 /* as many as a register has: vectors of two SSE registers made a prompt 18 times slower */
 #endif
 
 #define INLINE static inline __attribute__((always_inline))

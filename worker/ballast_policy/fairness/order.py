@@ -1,6 +1,6 @@
 """The order of work, for requests in an engine and for jobs in the queue.
 
-class > priority > tenant (least service first) > order (slack, then the submission of its prefix group, then its own).
+class > priority > tenant (least service first) > order (slack, prefix key, submission).
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class Candidate:
     """Unix seconds of its submission; the earlier job goes first."""
     waiting: int
     prefix_seq: int = 0
-    """Submission of the first job of its prefix group, in microseconds; see `in_submission_order`."""
+    """Submission of the first job with its prefix key, in microseconds; see `in_submission_order`."""
 
 
 def job_slack(work: JobWork, rates: Rates, now: float) -> float:
@@ -38,10 +38,10 @@ def job_slack(work: JobWork, rates: Rates, now: float) -> float:
 
 
 def in_submission_order(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Set `prefix_seq` to the submission of the first job of each prefix group.
+    """Set `prefix_seq` of each job to the submission of the first job with its prefix key.
 
-    Groups then go in the order in which they began. A job without a group is a group of its own. When the first job of
-    a group is over, the group moves to the submission of its next job, so that no group is overtaken forever.
+    Jobs with the same prefix key form a group. Groups go in the order in which they began. When the first job of a
+    group is over, the group moves to the submission of its next job, so that no other group waits indefinitely.
     """
     first: dict[tuple[object, ...], float] = {}
     for job in candidates:

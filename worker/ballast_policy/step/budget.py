@@ -11,7 +11,7 @@ from ballast_policy.learning.cost import CostModel
 from ballast_policy.request import Request
 from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
 
-_LOOK_AHEAD = 32
+_MOST_BOUNDING = 32
 """Online requests that bound the budget, the first in order. Bounds the cost of a step: later requests wait anyway."""
 _SPENT = 0.5
 """Share of its slack that online spends on one step. All of it costs 1.8 points of TTFT attainment (bursts-40-32)."""
@@ -203,7 +203,7 @@ def _prefill_slack(snapshot: EngineSnapshot, part: OnlineStep) -> float:
     now, fixed, chunk = snapshot.now, part.fixed, snapshot.config.chunk_tokens
     k1, k2 = snapshot.cost.k1, snapshot.cost.k2
     slack, tokens, context = inf, 0, 0.0
-    for request in islice(part.pending, _LOOK_AHEAD):  # `attended` and `next_deadline` written out: many wait
+    for request in islice(part.pending, _MOST_BOUNDING):  # `attended` and `next_deadline` written out: many wait
         computed, cached = request.num_computed, request.num_cached
         if cached > computed:
             computed = cached

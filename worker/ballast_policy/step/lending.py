@@ -78,7 +78,7 @@ def _park_above_budget(step: StepDraft, seconds: float, num_covered: int) -> Non
 
 
 def _grow(step: StepDraft) -> None:
-    """Find the blocks that offline decodes begin: preempt offline requests, but never the first, or else park."""
+    """Find blocks for decodes that need a new one: preempt offline requests, never the first, or park decodes."""
     offline, blocks = step.offline, step.blocks
     if len(offline.growing) > blocks.free:
         reclaim_from_offline(step, offline.growing)

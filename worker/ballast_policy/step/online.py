@@ -63,7 +63,7 @@ def online_seconds(step: StepDraft) -> float:
 def serve_online(step: StepDraft, reserved: Reserved) -> tuple[Reserved, Collection[Request]]:
     """Grant prefill tokens in order of priority: to residents first, then to requests that take a slot.
 
-    Requests get the tokens for which the decodes beside them can wait. Requests that can have their first token in time
+    Prefill gets the tokens for which the decodes in the step can wait. Requests that can have their first token in time
     go first (`triage`). They take free slots, slots that offline borrows (`lend` parks the holders), and slots of lower
     priorities. Return `reserved` with the blocks that online waits for, and the requests that will be late.
     """

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import ExitStack
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import nan
 from multiprocessing import get_context
@@ -73,13 +73,7 @@ def run_table(
     _check(policies, (1.0,) if bench.is_paced else loads, reservations)
     if "static-split" in policies:
         bench.check_split()
-    with ExitStack() as stack:
-        pool = None
-        if processes > 1:  # the calling process handles Ctrl-C
-            pool = ProcessPoolExecutor(
-                processes, get_context("spawn"), initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)
-            )
-            stack.callback(pool.shutdown, cancel_futures=True)
+    with _process_pool(processes) as pool:
         found = _run(bench, (_FULL, _BOUND), pool, progress)
         bench.maximums = {"full": found[_FULL][0], "bound": found[_BOUND][0]}
         loads = (bench.own_load,) if bench.is_paced else loads
@@ -94,6 +88,21 @@ def run_table(
     rows = [row for task in tasks for row in results[task] if task.kind in policies]
     rows.sort(key=lambda row: (loads.index(row.load), reservations.index(row.reservation), policies.index(row.policy)))
     return Table(bench, highest, budgets, rows)
+
+
+@contextmanager
+def _process_pool(processes: int) -> Iterator[ProcessPoolExecutor | None]:
+    """Return a process pool for more than one process. The calling process handles Ctrl-C."""
+    if processes <= 1:
+        yield None
+        return
+    pool = ProcessPoolExecutor(
+        processes, get_context("spawn"), initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)
+    )
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _tasks(policies: Sequence[str], loads: Sequence[float], reservations: tuple[float, ...]) -> list[Task]:

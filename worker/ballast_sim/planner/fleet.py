@@ -24,7 +24,6 @@ STEP_SHARES = (0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
 """Shares of the TPOT to which steps may be filled. The planner takes the largest one that meets the SLO."""
 MOST_SIMULATED = 16
 """Most GPUs of a fleet that are simulated, with their part of the traffic."""
-
 FEWEST_MIXED = "mixed, fewest GPUs"
 
 Progress = Callable[[str], None]

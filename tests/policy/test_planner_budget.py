@@ -1,0 +1,272 @@
+"""What the planner does with the budget of a step, and with requests that cannot be in time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+from engine_snapshot import OFFLINE, ONLINE, Engine, why
+from fake_engine import FakeEngine
+from workloads import EXACT, Arrival
+
+from ballast_policy.host import Host
+from ballast_policy.learning.cost import CostModel
+from ballast_policy.learning.expectation import Expectation
+from ballast_policy.plan import Reason
+from ballast_policy.request import Phase, Request
+from ballast_policy.snapshot import PolicyConfig
+
+
+class TestBudget:
+    """With the cost model trusted and an SLO."""
+
+    def make(self, **config) -> Engine:
+        return Engine(slots=64, ttft=0.2, tpot=0.02, offline_share=0.05, **config)
+
+    def slo(self) -> dict[str, float]:
+        return {"ttft": 0.2, "tpot": 0.02}
+
+    def test_without_online_a_newcomer_that_may_come_bounds_the_step(self):
+        engine = self.make()
+        engine.decoding(OFFLINE)
+        engine.extra["typical_prompt"] = 100
+
+        decided = engine.plan()
+
+        fixed = EXACT.k0 + EXACT.decode(10)
+        assert decided.budget_seconds == pytest.approx(0.2 - fixed - EXACT.prefill(0, 100))
+
+    def test_lent_decodes_are_parked_until_the_step_fits(self):
+        engine = self.make()
+        engine.cost = replace(EXACT, k3=0.001)
+        engine.decoding(ONLINE, **self.slo())
+        items = [engine.decoding(OFFLINE) for _ in range(60)]
+
+        decided = engine.plan()
+
+        assert decided.predicted_seconds <= decided.budget_seconds <= 0.02
+        assert decided.predicted_seconds + 0.0012 > decided.budget_seconds
+        assert not decided.preempt
+        assert decided.park == tuple(items[-len(decided.park) :])
+        assert why(decided, items[-1]) is Reason.STEP_BUDGET
+
+    def test_prefill_is_skipped_before_decodes_are_parked(self):
+        engine = self.make()
+        engine.cost = replace(EXACT, k1=0.02)
+        engine.decoding(ONLINE, **self.slo())
+        for _ in range(10):
+            engine.decoding(OFFLINE)
+        item = engine.add(OFFLINE, 50)
+
+        decided = engine.plan()
+
+        assert why(decided, item) is Reason.STEP_BUDGET
+        assert not decided.park
+
+    def test_a_parked_decode_is_resumed_before_lent_prefill_takes_the_time(self):
+        engine = Engine(slots=64, ttft=0.2, tpot=0.02, offline_share=0.0)
+        engine.cost = replace(EXACT, k1=0.001, k3=0.002)
+        engine.decoding(ONLINE, **self.slo())
+        prompt = engine.prefilling(OFFLINE, tokens=500)
+        parked = engine.decoding(OFFLINE, phase=Phase.PARKED)
+
+        decided = engine.plan()
+
+        assert decided.resume == (parked,)
+        assert 1 < dict(decided.grants)[prompt] < 64
+
+    def test_the_reservation_is_served_even_where_the_budget_is_spent(self):
+        engine = self.make()
+        engine.decoding(ONLINE, ttft=0.2, tpot=0.001)
+        items = [engine.decoding(OFFLINE) for _ in range(10)]
+
+        decided = engine.plan()
+
+        assert [request for request, _ in decided.grants if request in items] == items[:4]
+        assert decided.predicted_seconds > decided.budget_seconds
+
+    def test_a_chunk_is_as_large_as_the_budget_allows(self):
+        engine = self.make(chunk_tokens=512)
+        engine.decoding(ONLINE, **self.slo())
+        items = [engine.add(OFFLINE, 600)]
+
+        decided = engine.plan()
+
+        assert 26 < dict(decided.grants)[items[0]] < 512
+        assert decided.predicted_seconds == pytest.approx(decided.budget_seconds, rel=0.01)
+
+    def test_a_cap_bounds_a_step_by_what_online_alone_takes_for_its_part(self):
+        engine = Engine(max_interference=0.1)
+        engine.decoding(ONLINE)
+        engine.decoding(OFFLINE)
+
+        decided = engine.plan()
+
+        assert decided.online_seconds == pytest.approx(EXACT.k0 + EXACT.decode(10))
+        assert decided.budget_seconds == pytest.approx(1.1 * decided.online_seconds)
+
+    def test_a_cap_bounds_a_step_without_online_as_long_as_it_is_expected(self):
+        engine = Engine(max_interference=0.1)
+        engine.decoding(OFFLINE)
+        engine.extra["expectation"] = Expectation(online_until=engine.now + 1)
+
+        assert engine.plan().budget_seconds < inf
+
+        engine.now += 2
+
+        assert engine.plan().budget_seconds == inf
+
+    def test_a_waiting_request_bounds_the_step_that_it_waits_for(self):
+        engine = self.make(offline_max_share=1.0, chunk_tokens=16)
+        relaxed = self._budget_with_waiting(engine, late=0.0)
+        pressed = self._budget_with_waiting(engine, late=0.15)
+
+        assert pressed < relaxed
+
+    def _budget_with_waiting(self, engine: Engine, *, late: float) -> float:
+        engine.waiting.clear()
+        engine.residents.clear()
+        engine.decoding(OFFLINE)
+        engine.add(ONLINE, 64, arrival=engine.now - late, **self.slo())
+        return engine.plan().budget_seconds
+
+    def test_an_overdue_request_does_not_freeze_offline(self):
+        engine = self.make()
+        engine.decoding(ONLINE, arrival=engine.now - 60, **self.slo())
+        item = engine.decoding(OFFLINE)
+        for _ in range(5):
+            engine.decoding(OFFLINE)
+
+        decided = engine.plan()
+
+        assert item in dict(decided.grants)
+        assert not decided.park
+        assert decided.budget_seconds == pytest.approx(0.02)
+
+    def test_an_untrusted_model_lends_a_fixed_share(self):
+        engine = self.make()
+        engine.cost = CostModel()
+        engine.decoding(ONLINE, **self.slo())
+        for _ in range(60):
+            engine.decoding(OFFLINE)
+
+        decided = engine.plan()
+
+        offline = sum(request.request_class is OFFLINE for request, _ in decided.grants)
+        assert offline == 4 + 16
+        assert decided.budget_seconds == inf
+
+    def test_an_untrusted_model_lends_a_fixed_share_of_the_chunk(self):
+        engine = Engine(slots=64, ttft=0.2, tpot=0.02, offline_share=0.0)
+        engine.cost = CostModel()
+        engine.decoding(ONLINE, **self.slo())
+        item = engine.add(OFFLINE, 500)
+
+        assert dict(engine.plan().grants)[item] == 16
+
+        engine.residents.clear()
+
+        assert dict(engine.plan().grants)[item] == 64, "without online, all of it"
+
+    def test_the_ceiling_shrinks_the_reservation_not_online(self):
+        engine = Engine(slots=16, offline_share=0.25)
+        engine.extra["ceiling"] = 4
+        for _ in range(4):
+            engine.add(OFFLINE, 4)
+        for _ in range(16):
+            engine.add(ONLINE, 3)
+
+        admitted = engine.plan().admit
+
+        assert sum(request.request_class is OFFLINE for request in admitted) == 1
+        assert sum(request.request_class is ONLINE for request in admitted) == 15
+
+
+class TestTriage:
+    """EXACT takes 5 ms a step, 50 us a token of prefill and 0.2 ms a decode."""
+
+    def make(self, **config) -> Engine:
+        return Engine(ttft=1.0, tpot=0.05, offline_share=0.0, chunk_tokens=512, num_blocks=20_000, **config)
+
+    def waits(self, engine: Engine, tokens: int, waited: float = 0.0) -> Request:
+        return engine.add(ONLINE, tokens, arrival=engine.now - waited, ttft=1.0, tpot=0.05)
+
+    def decodes(self, engine: Engine, *, num_output: int = 8, taken: float = 0.4) -> Request:
+        """At its pace by default: whatever more the next token waits is too late for its mean."""
+        first = engine.now - taken
+        return engine.decoding(
+            ONLINE, arrival=first - 0.1, first_token=first, num_output=num_output, ttft=1.0, tpot=0.05
+        )
+
+    def test_requests_that_can_be_in_time_go_before_a_prompt_that_cannot(self):
+        engine = self.make()
+        long, short = self.waits(engine, 30_000), self.waits(engine, 200)
+
+        decided = engine.plan()
+
+        granted = dict(decided.grants)
+        assert granted[short] == 200
+        assert granted[long] == 2048 - 200
+
+    def test_a_deferred_request_gets_a_part_of_each_step(self):
+        engine = self.make()
+        long = self.waits(engine, 30_000)
+        others = [self.waits(engine, 600) for _ in range(8)]
+
+        granted = dict(engine.plan().grants)
+
+        assert granted[long] == 204, "a tenth of the step"
+        assert sum(granted.get(other, 0) for other in others) == 2048 - 204
+
+    def test_it_does_not_hide_the_slack_of_later_requests(self):
+        engine = self.make()
+        self.waits(engine, 30_000)
+        self.waits(engine, 200, waited=0.5)
+
+        decided = engine.plan()
+
+        slack = 0.5 - EXACT.k0 - EXACT.prefill(0, 200)
+        assert decided.budget_seconds == pytest.approx(decided.predicted_seconds + 0.5 * slack, rel=0.01)
+
+    def test_it_gets_nothing_before_a_higher_priority(self):
+        engine = self.make()
+        long = self.waits(engine, 30_000)
+        urgent = engine.add(ONLINE, 5_000, priority=1, ttft=1.0, tpot=0.05)
+
+        granted = dict(engine.plan().grants)
+
+        assert granted == {urgent: 2048}
+        assert long not in granted
+
+    def test_decodes_keep_their_pace_beside_prefill_that_cannot_be_in_time(self):
+        engine = self.make()
+        for _ in range(4):
+            self.decodes(engine)
+        self.waits(engine, 2_000, waited=0.99)
+
+        decided = engine.plan()
+
+        assert decided.predicted_seconds <= 0.05 + 1e-9
+
+    @pytest.mark.parametrize("num_answers", [2, 40])
+    def test_answers_do_not_fall_behind_for_an_answer_that_begins(self, num_answers: int):
+        engine = self.make(slots=64)
+        engine.extra["expectation"] = Expectation(online_answer=200.0)
+        for _ in range(num_answers):
+            self.decodes(engine)
+        self.waits(engine, 2_000, waited=0.87)
+
+        assert engine.plan().predicted_seconds <= 0.05 + 1e-9
+
+    def test_a_deferred_prompt_is_finished_under_a_lasting_overload(self):
+        slo = {"request_class": ONLINE, "output": 1, "ttft": 0.2, "tpot": 0.05}
+        long = Arrival(at=0.0, prompt=3_000, **slo)
+        flood = [Arrival(at=0.01 * i, prompt=900, **slo) for i in range(400)]
+        config = PolicyConfig(slots=16, num_blocks=8_000, offline_share=0.0, ttft=0.2, tpot=0.05)
+        engine = FakeEngine(Host(config, cost=EXACT), [long, *flood])
+
+        engine.run()
+
+        (ended,) = (at for arrival, at in engine.ended.values() if arrival is long)
+        assert ended < flood[-1].at

@@ -1,0 +1,32 @@
+"""Lines of jobs, statuses of workers, and executors for tests of the worker and the commands."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ballast_queue.status import ClassLoad, WorkerStatus
+
+
+def make_line(index: int, **body: Any) -> str:
+    """Return a line of a job for the small model: eight greedy tokens by default."""
+    body = {"model": "tiny", "prompt": f"Item {index} returns", "max_tokens": 8, "temperature": 0} | body
+    return json.dumps({"custom_id": f"item-{index}", "method": "POST", "url": "/v1/completions", "body": body})
+
+
+def make_status(worker_id: str = "w1", **fields: Any) -> WorkerStatus:
+    """Return the status of an idle worker with eight slots."""
+    sizes = {"slots": 8, "batch_ceiling": 8, "kv_blocks_total": 1, "kv_blocks_free": 1}
+    usual = {"address": "http://127.0.0.1:8000", "at": 0, "model": "m", "online": ClassLoad(), "offline": ClassLoad()}
+    return WorkerStatus(worker_id=worker_id, **(usual | sizes | fields))
+
+
+class WrappedRunner:
+    """An executor in which a subclass changes `run`."""
+
+    def around(self, inner: Any) -> Any:
+        self._inner = inner
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)

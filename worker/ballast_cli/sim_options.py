@@ -1,0 +1,77 @@
+"""Options, checks and output that `ballast bench` and `ballast plan` share."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ballast_cli.console import print_json, say
+from ballast_cli.errors import CliError, Usage
+
+TTFT_HELP = "SLO of the time to the first token, in milliseconds."
+TPOT_HELP = "SLO of the mean time per token after the first, in milliseconds."
+Trace = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="TRACE", help="Online traffic: a CSV or JSONL file with times.", show_default="Azure conversations"
+    ),
+]
+Lengths = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="LENGTHS", help="Offline work: a CSV or JSONL file with lengths.", show_default="arXiv summaries"
+    ),
+]
+Json = Annotated[
+    Path | None,
+    typer.Option("--json", metavar="FILE", help="Write the figures as JSON to FILE; - is stdout.", show_default=False),
+]
+
+
+def require(command: str, **extras: str) -> None:
+    """Check that modules are installed. `extras` names the extra of each module.
+
+    Raises:
+        CliError: a module is missing.
+    """
+    for module, extra in extras.items():
+        if find_spec(module) is None:
+            raise CliError(f"`{command}` needs {module}: pip install 'ballast[{extra}]'")
+
+
+def check_output(option: str, path: Path | None) -> None:
+    """Check that a file can be written at a path.
+
+    Raises:
+        Usage: the path is a directory, or its directory does not exist.
+    """
+    if path is not None and path.is_dir():
+        raise Usage(f"{option}: {path} is a directory, expected a file.")
+    if path is not None and not path.parent.is_dir():
+        raise Usage(f"{option}: there is no directory {path.parent}. Create it first.")
+
+
+def write_json(path: Path | None, figures: Any) -> None:
+    """Write figures as JSON to a file, or to stdout if the path is `-`. Without a path, write nothing."""
+    if str(path) == "-":
+        print_json(figures)
+    elif path is not None:
+        path.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        say(f"Figures: {path}")
+
+
+def progress(done: int, number: int, what: str) -> None:
+    """Show on a terminal which run has finished."""
+    show_progress(f"{done} of {number}: {what}" if done < number else "")
+
+
+def show_progress(line: str = "") -> None:
+    """Replace the line of progress on a terminal."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{line}")
+        sys.stderr.flush()
