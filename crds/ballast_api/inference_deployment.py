@@ -225,6 +225,9 @@ class RedisRef(ApiModel):
     """Key of the Secret that holds the URL: `redis://` or `rediss://` with host, port, user and database."""
     password_key: SecretKey | None = None
     """Key of the Secret that holds the password, if the URL does not contain it."""
+    ca_key: SecretKey | None = None
+    """Key of the Secret that holds the certificates (PEM) of authorities that workers and operator trust at a `rediss://`
+    address, besides those of the image."""
 
 
 class Submitter(ApiModel):

@@ -42,6 +42,9 @@ class Runtime(ApiModel):
     redis_password_file: Path | None = None
     """File with the password of Redis, so that no URL contains it. The worker applies a change of the file without a
     restart."""
+    redis_ca_file: Path | None = None
+    """File with the certificates (PEM) of authorities that the worker trusts at a `rediss://` address, besides those of
+    the system. The worker applies a change of the file without a restart."""
     namespace: Name = "local"
     """Namespace of the resource that this worker belongs to."""
     name: Name = "ballast"
@@ -51,8 +54,8 @@ class Runtime(ApiModel):
     generation: Hot[int] = Field(default=0, ge=0)
     """Generation of the resource that this configuration belongs to."""
     created: Hot[float] = Field(default=0, ge=0)
-    """Creation time of that resource in Unix seconds. If workers of one queue have different queue settings, the latest
-    `created` and `generation` win."""
+    """Creation time of that resource in Unix seconds. If resources that share a queue have different queue settings,
+    those of the resource that the queue is named after are in force, else those of the oldest."""
     api_keys_file: Path | None = None
     """File with a YAML mapping from API key to tenant. If it is set, a request without a known key gets status 401."""
     unready_seconds: Hot[float] = Field(default=0, ge=0)

@@ -306,7 +306,7 @@ class Worker:
         runtime = config.runtime
         files = {path: self._reload_keys for path in (runtime.api_keys_file,) if path is not None}
         if self.feeder is not None:
-            addresses = (runtime.redis_url_file, runtime.redis_password_file)
+            addresses = (runtime.redis_url_file, runtime.redis_password_file, runtime.redis_ca_file)
             files |= {path: self.feeder.reconnect for path in addresses if path is not None}
         return files
 
@@ -365,10 +365,10 @@ def _caps(policy: PolicyConfig, stats: EngineStats) -> dict[str, int]:
 def _connect(config: WorkerConfig) -> Queue:
     """Open the queue with the current address and password. Both may change while a worker runs."""
     try:
-        url, password = settings.redis_url(config), settings.redis_password(config)
+        url, password, ca = settings.redis_url(config), settings.redis_password(config), settings.redis_ca(config)
     except NotServed as error:
         raise QueueForbidden(str(error)) from error
-    return Queue.connect(url or "", config.queue_name, password=password)
+    return Queue.connect(url or "", config.queue_name, password=password, ca=ca)
 
 
 def _load_keys(config: WorkerConfig) -> ApiKeys | None:
