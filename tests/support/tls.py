@@ -11,6 +11,8 @@ from pathlib import Path
 
 LOOPBACK = Path(__file__).parent / "loopback.pem"
 """Certificate and key of `localhost`, signed by itself."""
+OTHER = LOOPBACK.with_name("loopback-2.pem")
+"""Another such pair."""
 
 
 def _pump(source: socket.socket, sink: socket.socket) -> None:

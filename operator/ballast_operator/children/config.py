@@ -35,6 +35,7 @@ REDIS_DIRECTORY = "/etc/ballast/redis"
 CA = "ca.crt"
 """Key of the operator's own Redis Secret, and of the Secrets that it creates: certificates of authorities."""
 KEYS_DIRECTORY = "/etc/ballast/keys"
+TLS_DIRECTORY = "/etc/ballast/tls"
 MODEL_DIRECTORY = "/models"
 CACHE_DIRECTORY = "/cache"
 UNREADY_SECONDS = 5
@@ -86,6 +87,8 @@ def worker_config(resource: InferenceDeployment, *, own_keys: frozenset[str]) ->
         name=metadata.name,
         generation=metadata.generation,
         created=_seconds(metadata.creation_timestamp),
+        tls_cert_file=Path(TLS_DIRECTORY, "tls.crt") if spec.network.tls_secret else None,
+        tls_key_file=Path(TLS_DIRECTORY, "tls.key") if spec.network.tls_secret else None,
         api_keys_file=Path(KEYS_DIRECTORY, spec.api_keys.key) if spec.api_keys else None,
         unready_seconds=UNREADY_SECONDS,
         drain_seconds=spec.rollout.drain_seconds,
