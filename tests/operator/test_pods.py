@@ -198,7 +198,7 @@ def test_a_certificate_makes_probes_scrapes_and_the_address_https() -> None:
     def made(**network: Any) -> tuple[Any, Any, Any]:
         manifest = {
             "metadata": {"name": "llm", "namespace": "ns"},
-            "spec": {"model": {"uri": "/m"}, "network": network},
+            "spec": {"model": {"uri": "file:///m"}, "network": network},
         }
         resource = InferenceDeployment.read(manifest, "test")
         pod = deployment(resource, "v", image="worker:1", own_keys=frozenset())["spec"]["template"]["spec"]

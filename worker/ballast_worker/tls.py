@@ -57,7 +57,9 @@ class Certificate:
 class EventLoop(uvloop.Loop):
     """An event loop that limits the time of TLS handshakes, for which uvicorn has no setting."""
 
-    async def create_server(self, *arguments: Any, **options: Any) -> asyncio.AbstractServer:
+    async def create_server(  # type: ignore[override]  # the base class has twenty parameters
+        self, *arguments: Any, **options: Any
+    ) -> asyncio.AbstractServer:
         """Create a server as the base class does."""
         if options.get("ssl") is not None:
             options.setdefault("ssl_handshake_timeout", HANDSHAKE_SECONDS)
