@@ -225,6 +225,9 @@ class RedisRef(ApiModel):
     """Key of the Secret that holds the URL: `redis://` or `rediss://` with host, port, user and database."""
     password_key: SecretKey | None = None
     """Key of the Secret that holds the password, if the URL does not contain it."""
+    ca_key: SecretKey | None = None
+    """Key of the Secret that holds the certificates (PEM) of authorities that workers and operator trust at a
+    `rediss://` address, besides those of the image."""
 
 
 class Submitter(ApiModel):
@@ -271,7 +274,12 @@ class Monitoring(ApiModel):
 
 
 class Network(ApiModel):
-    """Clients that may connect to the workers."""
+    """How clients connect to the workers, and which."""
+
+    tls_secret: SecretName | None = None
+    """Secret of type `kubernetes.io/tls` in the resource's namespace. With it, workers serve HTTPS only, on all ports.
+    Its key `ca.crt`, if Prometheus needs one, has the certificate of the authority. A change of this field rolls the
+    pods, a change of the Secret does not."""
 
     policy: bool = True
     """Make a NetworkPolicy that admits only port 8000, and port 8001 for the peers of `metricsFrom`."""

@@ -223,7 +223,7 @@ def status(given: Given, reported: tuple[Condition, ...], scaling: ScalingStatus
         workers=f"{given.count('readyReplicas')}/{resource.spec.replicas}",
         selector=",".join(f"{name}={value}" for name, value in selector(metadata.name).items()),
         served_name=resource.spec.served_name,
-        endpoint=f"http://{metadata.name}.{metadata.namespace}.svc:{HTTP_PORT}",
+        endpoint=f"{'https' if resource.spec.network.tls_secret else 'http'}://{metadata.name}.{metadata.namespace}.svc:{HTTP_PORT}",
         config_hash=given.plan.files.get(given.plan.version, ""),
         slots=_slots(given.poll) or resource.status.slots,
         scaling=_scaling(scaling, resource.status.scaling),

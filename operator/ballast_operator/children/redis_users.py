@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import COPY_OF, redis_secret
+from ballast_operator.children.config import CA
 from ballast_operator.children.manifest import hash_of, manifest
 from ballast_operator.context import OperatorContext, UserKeys
 from ballast_operator.kinds import SECRET, Body
@@ -72,4 +73,5 @@ def _passwords(keys: UserKeys, user: str, uid: str) -> tuple[str, ...]:
 def _data(context: OperatorContext, user: RedisUser) -> Mapping[str, str]:
     url = base64.b64decode((context.redis or {}).get("url", "")).decode(errors="replace").strip()
     texts = {"url": with_user(url, user.name), "password": user.passwords[0]}
-    return {key: base64.b64encode(text.encode()).decode() for key, text in texts.items()}
+    data = {key: base64.b64encode(text.encode()).decode() for key, text in texts.items()}
+    return data | {key: value for key, value in (context.redis or {}).items() if key == CA}
