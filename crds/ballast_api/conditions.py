@@ -49,12 +49,15 @@ class ConditionReason(StrEnum):
     INVALID_SPEC = "InvalidSpec"
     NO_SECRET = "SecretMissing"  # noqa: S105 - a reason, no password
     SECRET_NOT_ALLOWED = "SecretNotAllowed"  # noqa: S105 - the same
+    NOT_PERMITTED = "NotPermitted"
     ROLLOUT_STUCK = "RolloutStuck"
     QUOTA = "Quota"
     NAME_TAKEN = "NameTaken"
     NOT_APPLIED = "NotApplied"
     QUEUE_NOT_ALLOWED = "QueueNotAllowed"
     NO_REDIS_USER = "NoRedisUser"
+    QUEUE_CONFLICT = "QueueConflict"
+    QUEUE_LEFT = "QueueLeft"
     # ConfigApplied
     APPLIED = "Applied"
     PENDING = "Pending"

@@ -373,8 +373,12 @@ class Spec(ApiModel):
     @property
     def served_name(self) -> str:
         """The model name that clients use."""
-        last = self.model.uri.rstrip("/").rsplit("/", 1)[-1]
-        return self.model.served_name or last.partition("@")[0]
+        return self.model.served_name or default_served_name(self.model.uri)
+
+
+def default_served_name(uri: str) -> str:
+    """Return the served name of a model whose resource sets none."""
+    return uri.rstrip("/").rsplit("/", 1)[-1].partition("@")[0]
 
 
 class Metadata(ApiModel):

@@ -162,6 +162,8 @@ class Offline(ApiModel):
     """Time after which the items of an unresponsive worker return to the queue."""
     results_days: Hot[float] = Field(default=7, gt=0)
     """Days that the results of a completed job are kept."""
+    abandoned_days: Hot[float] = Field(default=30, gt=0)
+    """Days after which a job that is paused, or whose submission has not ended, expires if nothing in it changes."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -177,6 +179,10 @@ class Limits(ApiModel):
 
     max_queued_requests: Hot[int] = Field(default=256, ge=0)
     """Maximum online requests that wait for a slot. Above it, HTTP answers 429 with a Retry-After header."""
+    max_queue_milliseconds: Hot[float | None] = Field(default=None, gt=0)
+    """Maximum time that a new online request is expected to wait for a slot while all slots are taken. Above it, HTTP
+    answers 429 with a Retry-After header. With a value below `slo.ttftMilliseconds`, accepted requests keep their TTFT
+    in an overload. By default only `limits.maxQueuedRequests` limits the queue."""
     max_body_kibibytes: Hot[int] = Field(default=4096, ge=1)
     """Maximum size of an HTTP body and of a line of a job."""
 

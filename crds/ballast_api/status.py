@@ -13,6 +13,8 @@ from pydantic import Field
 from ballast_api.base import ApiModel, keyed_by
 from ballast_api.conditions import ConditionType
 
+MOST_FORMER_QUEUES = 8
+
 
 class Condition(ApiModel):
     """One entry of `status.conditions`."""
@@ -81,6 +83,10 @@ class Status(ResourceStatus):
     """The model name that clients use."""
     endpoint: str = Field(default="", max_length=1024)
     """Base URL of the Service inside the cluster."""
+    queue: str = Field(default="", max_length=507)
+    """Name of the queue that the workers serve."""
+    former_queues: tuple[str, ...] = Field(default=(), max_length=MOST_FORMER_QUEUES)
+    """Queues that the workers served before a change of `spec.offline.queue`, and that still have unfinished items."""
     config_hash: str = Field(default="", max_length=64)
     """Hash of the configuration that workers should have in force."""
     slots: ClassSlots | None = None

@@ -64,10 +64,10 @@ class Loop:
 
 
 @contextmanager
-def loop(client: Client, namespace: str, name: str) -> Iterator[Loop]:
+def loop(client: Client, namespace: str, name: str, *, longest: float = 900) -> Iterator[Loop]:
     """Send requests to the Service of a resource while the block runs. The block begins after the first answers."""
     found = Loop(client.cluster, f"/tmp/loop-{uuid4().hex[:6]}")
-    place = f"{name}.{namespace}.svc 8000 {MODEL} {found.stem}"
+    place = f"{name}.{namespace}.svc 8000 {MODEL} {found.stem} {longest:g}"
     found.shell(
         f"cat > {found.stem}.py; setsid python3 {found.stem}.py {place} >{found.stem}.log 2>&1 </dev/null &",
         stdin=(SCRIPTS / "loop.py").read_text(),

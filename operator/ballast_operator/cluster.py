@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from types import TracebackType
 from typing import Self
@@ -61,8 +61,16 @@ _TRANSIENT = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.TOO_MANY_REQUESTS})
 class Cluster:
     """A client of the API server. It belongs to one event loop and is used as an async context manager."""
 
-    def __init__(self, *, observe_call: Callable[[str, str, int], None] | None = None) -> None:
-        """Prepare a client. `observe_call(verb, kind, status)` is called for each answer; status 0 means no answer."""
+    def __init__(
+        self, *, observe_call: Callable[[str, str, int], None] | None = None, namespaces: Sequence[str] = ()
+    ) -> None:
+        """Prepare a client.
+
+        Args:
+            observe_call: `observe_call(verb, kind, status)` is called for each answer; status 0 means no answer.
+            namespaces: lists contain the objects of these namespaces; by default of all.
+        """
+        self._namespaces = tuple(namespaces)
         self._observe_call = observe_call or (lambda _verb, _kind, _status: None)
         self._client: ApiClient | None = None
         self._connecting = asyncio.Lock()
@@ -158,10 +166,16 @@ class Cluster:
     async def uids(self, kind: Kind, selector: str) -> dict[Key, str]:
         """Return the uid of each object of a kind. The result is empty if the cluster does not have the kind."""
         found: dict[Key, str] = {}
+        for namespace in self._namespaces or (None,):
+            found |= await self._uids(kind, kind.path(namespace), selector)
+        return found
+
+    async def _uids(self, kind: Kind, path: str, selector: str) -> dict[Key, str]:
+        found: dict[Key, str] = {}
         query = {"labelSelector": selector, "limit": str(PAGE)}
         while True:
             try:
-                page = await self._call("list", "GET", kind, kind.path(), query=query, accept=METADATA_ONLY)
+                page = await self._call("list", "GET", kind, path, query=query, accept=METADATA_ONLY)
             except ObjectNotFound:
                 return {}
             found |= {key_of(kind, item): item["metadata"]["uid"] for item in page["items"] or ()}

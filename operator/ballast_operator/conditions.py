@@ -119,6 +119,18 @@ def _secret_is_missing(given: Given) -> ConditionValue | None:
     return None
 
 
+def _has_left_a_queue(given: Given) -> ConditionValue | None:
+    for queue in given.poll.former if given.poll else ():
+        if queue.num_unfinished and not queue.is_served:
+            return ConditionValue(
+                "True",
+                ConditionReason.QUEUE_LEFT,
+                f"the queue {queue.name}, which the workers served before, has {queue.num_unfinished} unfinished "
+                "items, and no worker serves it. Set spec.offline.queue back until they are done, or cancel their jobs",
+            )
+    return None
+
+
 def _exceeds_deadline(given: Given) -> ConditionValue | None:
     found = _deadline_passed(given)
     if found is None:
@@ -331,7 +343,15 @@ def _deadlines(given: Given) -> ConditionValue:
     return ConditionValue("False", ConditionReason.ON_TIME, "no job is at risk")
 
 
-_DEGRADED = (_is_refused, _pods_cannot_be_created, _pod_has_problem, _secret_is_missing, _exceeds_deadline, _is_healthy)
+_DEGRADED = (
+    _is_refused,
+    _pods_cannot_be_created,
+    _pod_has_problem,
+    _secret_is_missing,
+    _exceeds_deadline,
+    _has_left_a_queue,
+    _is_healthy,
+)
 CHAINS: Mapping[ConditionType, tuple[Check[InferenceDeployment], ...]] = {
     ConditionType.READY: (_is_scaled_to_zero, _is_ready_enough, _is_not_ready),
     ConditionType.PROGRESSING: (_is_complete, _is_stuck, _is_rolling),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ballast_operator.kinds import Key
+from ballast_operator.permitted import PodRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class OperatorContext:
     """Data of the operator's own Redis Secret, in base64; None if the Secret does not exist."""
     redis_key: Key | None = None
     """Key of that Secret; None if the operator has no Redis of its own."""
+    rules: PodRules = field(default_factory=PodRules)
+    """What the pods of resources may use."""
     runbooks: str | None = None
     """Base URL of the runbook pages that alerts link to."""
     release: str = ""

@@ -1,14 +1,14 @@
 """Compares an object with the manifest that was applied. PURE.
 
-A field of the manifest drifts if the object lacks it or has another value. Fields that only the object has do not
-count: they are defaults, or others added them. Lists of named items are compared by name, as server-side apply merges
-them, and other lists as a whole.
+A field of the manifest drifts if the object lacks it or has another value. A field that only the object has is an
+addition, unless it is a default of the API server. Lists of named items are compared by name, as server-side apply
+merges them, and other lists as a whole.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
@@ -19,11 +19,78 @@ _SUFFIX = {
     "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40), "Pi": Decimal(2**50),
     "Ei": Decimal(2**60),
 }  # fmt: skip
+_CONTENT_EXCLUDES = frozenset({"apiVersion", "kind", "metadata", "status"})
+_ANY = object()
+_DEFAULTS: Mapping[str, tuple[Any, ...]] = {
+    # pods
+    "restartPolicy": ("Always",), "dnsPolicy": ("ClusterFirst",), "schedulerName": ("default-scheduler",),
+    "terminationMessagePath": ("/dev/termination-log",), "imagePullPolicy": ("Always", "IfNotPresent"),
+    "apiVersion": ("v1",), "scheme": ("HTTP",), "successThreshold": (1,), "defaultMode": (420,),
+    "volumeMode": ("Filesystem",), "protocol": ("TCP",), "type": ("", "ClusterIP"),
+    # `kubectl rollout restart` sets it on a Deployment's template.
+    "kubectl.kubernetes.io/restartedAt": (_ANY,),
+    # Services
+    "clusterIP": (_ANY,), "clusterIPs": (_ANY,), "ipFamilies": (_ANY,), "ipFamilyPolicy": (_ANY,),
+    "internalTrafficPolicy": ("Cluster",), "sessionAffinity": ("None",),
+}  # fmt: skip
+"""Values that the API server sets, by the name of the field. An unknown one is overwritten once, and then tolerated."""
 
 
 def drift(wanted: Any, found: Any) -> tuple[str, ...]:
     """Return the paths at which `found` differs from `wanted`."""
     return tuple(_differences(wanted, found, ""))
+
+
+def additions(wanted: Any, found: Any) -> tuple[str, ...]:
+    """Return the paths in the content of `found` that only `found` has, without defaults of the API server."""
+    return tuple(_additions(wanted, _content(found), ""))
+
+
+def without_additions(wanted: Any, found: Any) -> Any:
+    """Return the merge patch that makes the content of `found` match `wanted`. It replaces lists as a whole."""
+    return _patch(_content(wanted), _content(found))
+
+
+def _content(body: Any) -> Any:
+    return {name: value for name, value in body.items() if name not in _CONTENT_EXCLUDES}
+
+
+def _additions(wanted: Any, found: Any, path: str) -> Iterator[str]:
+    if isinstance(wanted, dict) and isinstance(found, dict):
+        for name, value in found.items():
+            where = f"{path}.{name}" if path else name
+            if name in wanted:
+                yield from _additions(wanted[name], value, where)
+            elif not _is_default(name, value, wanted):
+                yield where
+    elif isinstance(wanted, list) and isinstance(found, list):
+        if all(isinstance(item, dict) and "name" in item for item in wanted + found):
+            by_name = {item["name"]: item for item in wanted}
+            for item in found:
+                where = f"{path}[{item['name']}]"
+                if item["name"] in by_name:
+                    yield from _additions(by_name[item["name"]], item, where)
+                else:
+                    yield where
+        elif len(wanted) == len(found):
+            for i, (one, other) in enumerate(zip(wanted, found, strict=True)):
+                yield from _additions(one, other, f"{path}[{i}]")
+
+
+def _patch(wanted: Any, found: Any) -> Any:
+    if not isinstance(wanted, dict) or not isinstance(found, dict):
+        return wanted
+    removed = {
+        name: None for name, value in found.items() if name not in wanted and not _is_default(name, value, wanted)
+    }
+    return {name: _patch(value, found.get(name)) for name, value in wanted.items()} | removed
+
+
+def _is_default(name: str, value: Any, wanted: Mapping[str, Any]) -> bool:
+    if name == "serviceAccount":  # an old name of `serviceAccountName`, which the API server keeps equal
+        return bool(value == wanted.get("serviceAccountName"))
+    known = _DEFAULTS.get(name, ())
+    return _is_empty(value) or value in known or _ANY in known
 
 
 def _differences(wanted: Any, found: Any, path: str) -> Iterator[str]:

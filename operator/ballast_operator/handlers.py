@@ -38,8 +38,10 @@ def watched(types: Sequence[ResourceType[Any]]) -> tuple[Kind, ...]:
     return tuple(dict.fromkeys(kinds))
 
 
-def registry(types: Sequence[ResourceType[Any]], caches: Sequence[Cache], listener: Listener) -> kopf.OperatorRegistry:
-    """Return the handlers that fill `caches` and call `listener`."""
+def registry(
+    types: Sequence[ResourceType[Any]], caches: Sequence[Cache], listener: Listener, *, sees_kinds: bool
+) -> kopf.OperatorRegistry:
+    """Return the handlers that fill `caches` and call `listener`. CRDs are watched if `sees_kinds`."""
     found = kopf.OperatorRegistry()
 
     @kopf.on.login(id="log-in", registry=found, backoff=LOGIN_AGAIN_SECONDS)
@@ -51,21 +53,24 @@ def registry(types: Sequence[ResourceType[Any]], caches: Sequence[Cache], listen
 
     groups = {kind.group for kind in watched(types) if kind.is_optional}
 
-    @kopf.on.event(CRD.group, CRD.version, CRD.plural, id="see-kinds", registry=found)
     async def see_kinds(spec: kopf.Spec, **_: Any) -> None:
         if spec.get("group") in groups:
             listener.kinds_changed()
+
+    if sees_kinds:
+        kopf.on.event(CRD.group, CRD.version, CRD.plural, id="see-kinds", registry=found)(see_kinds)
 
     for kind in watched(types):
         _register(found, kind, caches, listener)
     return found
 
 
-def settings(types: Sequence[ResourceType[Any]]) -> kopf.OperatorSettings:
+def settings(types: Sequence[ResourceType[Any]], *, sees_kinds: bool) -> kopf.OperatorSettings:
     """Return settings for Kopf as a source of events only: it writes no annotations, finalizers or events."""
     found = kopf.OperatorSettings()
     found.posting.enabled = False
     found.queueing.idle_timeout = 1.0
+    found.scanning.disabled = not sees_kinds  # it watches CRDs and namespaces, which needs a ClusterRole
     found.persistence.diffbase_storage = _NothingToCompare()
     resources = {each.kind for each in types}
     for kind in watched(types):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from ballast_api.conditions import ConditionReason, ConditionType
-from ballast_api.inference_deployment import InferenceDeployment
+from ballast_api.inference_deployment import InferenceDeployment, default_served_name
 from ballast_api.names import (
     CONFIG_HASH,
     HTTP_PORT,
@@ -14,7 +14,7 @@ from ballast_api.names import (
     config_map,
     selector,
 )
-from ballast_api.status import ClassSlots, Condition, ResourceStatus, ScalingStatus, Status
+from ballast_api.status import MOST_FORMER_QUEUES, ClassSlots, Condition, ResourceStatus, ScalingStatus, Status
 from ballast_operator.children.config import (
     REDIS_HASH,
     VERSION,
@@ -223,12 +223,27 @@ def status(given: Given, reported: tuple[Condition, ...], scaling: ScalingStatus
         workers=f"{given.count('readyReplicas')}/{resource.spec.replicas}",
         selector=",".join(f"{name}={value}" for name, value in selector(metadata.name).items()),
         served_name=resource.spec.served_name,
-        endpoint=f"{'https' if resource.spec.network.tls_secret else 'http'}://{metadata.name}.{metadata.namespace}.svc:{HTTP_PORT}",
+        endpoint=_endpoint(resource),
+        queue=resource.queue_name,
+        former_queues=_former_queues(resource, given.poll),
         config_hash=given.plan.files.get(given.plan.version, ""),
         slots=_slots(given.poll) or resource.status.slots,
         scaling=_scaling(scaling, resource.status.scaling),
         conditions=reported,
     )
+
+
+def _endpoint(resource: InferenceDeployment) -> str:
+    scheme = "http" if resource.spec.network.tls_secret is None else "https"
+    return f"{scheme}://{resource.metadata.name}.{resource.metadata.namespace}.svc:{HTTP_PORT}"
+
+
+def _former_queues(resource: InferenceDeployment, poll: PollResult | None) -> tuple[str, ...]:
+    """Return the queues that the resource left, without those that the poll found to be finished."""
+    before = (*resource.status.former_queues, resource.status.queue)
+    done = {queue.name for queue in poll.former if not queue.num_unfinished} if poll is not None else set()
+    left = (name for name in dict.fromkeys(before) if name and name != resource.queue_name and name not in done)
+    return tuple(left)[-MOST_FORMER_QUEUES:]
 
 
 def _slots(poll: PollResult | None) -> ClassSlots | None:
@@ -255,7 +270,13 @@ def _scaling(wanted: ScalingStatus | None, reported: ScalingStatus | None) -> Sc
 
 
 def _blocked(resource: InferenceDeployment, context: OperatorContext, others: Iterable[Body]) -> ConditionValue | None:
-    return queue_refusal(resource, context, others) or _lacks_redis(resource, context) or _lacks_user(resource, context)
+    return (
+        _is_not_permitted(resource, context)
+        or queue_refusal(resource, context, others)
+        or _lacks_redis(resource, context)
+        or _lacks_user(resource, context)
+        or _shares_queue(resource, context, others)
+    )
 
 
 def _lacks_user(resource: InferenceDeployment, context: OperatorContext) -> ConditionValue | None:
@@ -268,6 +289,58 @@ def _lacks_user(resource: InferenceDeployment, context: OperatorContext) -> Cond
         "the children of this resource do not change"
     )
     return ConditionValue("True", ConditionReason.NO_REDIS_USER, message)
+
+
+def _is_not_permitted(resource: InferenceDeployment, context: OperatorContext) -> ConditionValue | None:
+    found = "; ".join(context.rules.violations(resource))
+    if not found:
+        return None
+    message = (
+        f"{found}. Change the resource, or ask the owner of the cluster for the setting of the operator. Until then, "
+        "the children of this resource do not change"
+    )
+    return ConditionValue("True", ConditionReason.NOT_PERMITTED, message[:1000])
+
+
+def _shares_queue(
+    resource: InferenceDeployment, context: OperatorContext, others: Iterable[Body]
+) -> ConditionValue | None:
+    """Return the conflict with an older resource that serves another model from the same queue.
+
+    A queue accepts the models of one resource, so the jobs of the other one would be refused.
+    """
+    if redis_of(resource, own_keys=context.redis_keys) is None:
+        return None
+    mine = _queue_of(resource.metadata.model_dump(by_alias=True), resource.spec.model_dump(by_alias=True))
+    age = (resource.metadata.creation_timestamp or "", resource.metadata.namespace, resource.metadata.name)
+    for body in others:
+        about = body["metadata"]
+        name, uri = (body["spec"]["model"].get(each) for each in ("servedName", "uri"))
+        is_older = (about["creationTimestamp"], about["namespace"], about["name"]) < age
+        if about.get("deletionTimestamp") or not is_older or _queue_of(about, body["spec"]) != mine:
+            continue
+        served = name or default_served_name(uri)
+        if served != resource.spec.served_name:
+            message = (
+                f"the queue {resource.queue_name} is the one of the older resource {about['namespace']}/{about['name']}"
+                f", which serves the model {served}, and this one serves {resource.spec.served_name}. Set another "
+                "spec.offline.queue, or the same spec.model.servedName. Until then, the children of this resource do "
+                "not change"
+            )
+            return ConditionValue("True", ConditionReason.QUEUE_CONFLICT, message)
+    return None
+
+
+def _queue_of(about: Body, spec: Body) -> tuple[str, str]:
+    """Return the queue of a resource, and the Secret that leads to its Redis; empty for the operator's own."""
+    queue = (spec.get("offline") or {}).get("queue") or f"{about['namespace']}/{about['name']}"
+    redis = spec.get("redis")
+    return queue, f"{about['namespace']}/{redis['secretName']}" if redis else ""
+
+
+def _own_queue(body: Body) -> str | None:
+    queue, redis = _queue_of(body["metadata"], body["spec"])
+    return None if redis else queue
 
 
 def _lacks_redis(resource: InferenceDeployment, context: OperatorContext) -> ConditionValue | None:
@@ -289,7 +362,8 @@ def _secrets(resource: InferenceDeployment, context: OperatorContext) -> tuple[K
 def _source(resource: InferenceDeployment, context: OperatorContext) -> QueueSource:
     own = context.redis if resource.spec.redis is None else None
     owner = f"{resource.metadata.namespace}/{resource.metadata.name}"
-    return QueueSource(redis_of(resource, own_keys=context.redis_keys), resource.queue_name, own=own, owner=owner)
+    redis = redis_of(resource, own_keys=context.redis_keys)
+    return QueueSource(redis, resource.queue_name, owner, _former_queues(resource, None), own)
 
 
 RESOURCE_TYPE = ResourceType(
@@ -305,6 +379,7 @@ RESOURCE_TYPE = ResourceType(
     named_secrets=named_secrets,
     secrets=_secrets,
     redis_users=redis_users,
+    own_queue=_own_queue,
     source=_source,
     awaits_poll=_awaits_poll,
     scaling=lambda resource: resource.spec.scaling,

@@ -26,7 +26,7 @@ class Permission:
 READ = ("list", "watch")
 KEEP = (*READ, "create", "patch")  # server-side apply needs `create` as well
 
-CLUSTER = (
+NAMESPACES = (
     Permission("ballast.dev", ("inferencedeployments",), READ),
     Permission("ballast.dev", ("inferencedeployments/status", "inferencedeployments/scale"), ("patch",)),
     Permission("apps", ("deployments",), KEEP),
@@ -38,11 +38,12 @@ CLUSTER = (
     # Secrets are never listed or watched: the operator reads those that resources name, and writes copies of its own.
     Permission("", ("secrets",), ("get", "create", "patch")),
     Permission("", ("events",), ("create",)),
-    Permission("apiextensions.k8s.io", ("customresourcedefinitions",), READ),
     # The Lease of another release shows whether this release is gone.
     Permission("coordination.k8s.io", ("leases",), ("get",)),
 )
-"""Permissions in every namespace: a ClusterRole."""
+"""Permissions in each namespace that the operator watches: a Role, or a part of the ClusterRole for all namespaces."""
+CLUSTER = (*NAMESPACES, Permission("apiextensions.k8s.io", ("customresourcedefinitions",), READ))
+"""Permissions of an operator that watches all namespaces: a ClusterRole."""
 OWN_NAMESPACE = (
     Permission("coordination.k8s.io", ("leases",), ("get", "create", "update")),
     Permission("", ("secrets",), ("get", "create", "patch")),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ballast_api.inference_deployment import Metadata
 from ballast_api.names import SPEC_HASH
-from ballast_operator.drift import drift
+from ballast_operator.drift import additions, drift, without_additions
 from ballast_operator.kinds import Body, Key, Kind, key_of
 
 MOST_PATHS = 4
@@ -44,6 +44,8 @@ class Apply:
     because: str
     is_repair: bool = False
     """Another writer changed the object after it was applied."""
+    patch: Body | None = None
+    """The merge patch that also removes what another writer added, which an apply would keep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +109,15 @@ def _change(key: Key, wanted: Body, snapshot: ClusterSnapshot) -> Apply | None:
     uid, marker = found["metadata"]["uid"], wanted["metadata"]["annotations"][SPEC_HASH]
     if (found["metadata"].get("annotations") or {}).get(SPEC_HASH) != marker:
         return Apply(key, wanted, uid=uid, because=f"Updated {label}")
-    paths = [path for path in drift(wanted, found) if path not in snapshot.tolerated.get(marker, ())]
+    tolerated = snapshot.tolerated.get(marker, ())
+    added = () if key.kind.is_optional else additions(wanted, found)
+    added = tuple(path for path in added if path not in tolerated)
+    paths = [*(path for path in drift(wanted, found) if path not in tolerated), *added]
     if paths:
         named = ", ".join(paths[:MOST_PATHS]) + (" ..." if len(paths) > MOST_PATHS else "")
         because = f"Restored {label}, of which another writer changed {named}"
-        return Apply(key, wanted, uid=uid, because=because, is_repair=True)
+        patch = without_additions(wanted, found) if added else None
+        return Apply(key, wanted, uid=uid, because=because, is_repair=True, patch=patch)
     return None
 
 

@@ -36,8 +36,20 @@ class QueueSource:
     queue: str
     owner: str = ""
     """The resource, as `namespace/name`."""
+    former: tuple[str, ...] = field(default=(), compare=False)
+    """Queues that the resource served before."""
     own: Mapping[str, str] | None = field(default=None, compare=False)
     """Data of the operator's own Secret, if the resource names none."""
+
+
+@dataclass(frozen=True, slots=True)
+class FormerQueue:
+    """A queue that the resource served before."""
+
+    name: str
+    num_unfinished: int
+    is_served: bool
+    """A worker serves it: one that is being replaced, or one of another resource."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +63,7 @@ class PollResult:
     problem: Problem | None = None
     follows: bool = True
     """Whether the queue has the settings of this resource in force, or none with an owner."""
+    former: tuple[FormerQueue, ...] = ()
 
     def only_workers_in(self, pods: tuple[Body, ...]) -> Self:
         """Return the result with the workers of these pods. Workers of other resources may serve the same queue."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,13 +15,15 @@ from typing import NamedTuple
 from ballast_api.conditions import ConditionReason
 from ballast_log import Log
 from ballast_operator.addresses import Address, Addresses
+from ballast_operator.children.config import own_redis
 from ballast_operator.errors import ClusterRefused, ClusterUnavailable
 from ballast_operator.kinds import Key
-from ballast_operator.poll_result import PollResult, Problem, QueueSource
+from ballast_operator.poll_result import FormerQueue, PollResult, Problem, QueueSource
 from ballast_operator.redis_hosts import RedisHosts
 from ballast_queue.connection import Connection
 from ballast_queue.errors import HostNotAdmitted, LibraryUnfit, QueueError, QueueForbidden, QueueUnavailable
 from ballast_queue.redis_store import Queue
+from ballast_queue.unused import UnusedQueues, run_timers
 
 log = Log(__name__)
 
@@ -59,16 +62,19 @@ class Poller:
         hosts: RedisHosts,
         *,
         every_seconds: float,
+        keep_seconds: float,
         polled: Callable[[Key], None],
         outdated: Callable[[], None],
     ) -> None:
         """Prepare a poller.
 
-        It calls `polled(key)` after each poll, and `outdated()` if the operator's own Secret may have changed.
+        It keeps an unused queue of the operator's own Redis for `keep_seconds`. It calls `polled(key)` after each poll,
+        and `outdated()` if the operator's own Secret may have changed.
         """
         self._addresses = addresses
         self._hosts = hosts
         self._every = every_seconds
+        self._keep_seconds = keep_seconds
         self._polled = polled
         self._outdated = outdated
         self._resources: dict[Key, _Polled] = {}
@@ -183,8 +189,26 @@ class Poller:
         connection = self._connection(server)
         queue = Queue(connection, source.queue)
         follows = queue.settings.renew(source.owner) in ("", source.owner)
-        workers = tuple(queue.workers.statuses())
-        return PollResult(time.monotonic(), workers=workers, queue=queue.stats(), follows=follows)
+        if not (workers := tuple(queue.workers.statuses())):
+            run_timers(queue)  # otherwise the workers do that
+        former = tuple(_former(Queue(connection, name)) for name in source.former)
+        return PollResult(time.monotonic(), workers=workers, queue=queue.stats(), former=former, follows=follows)
+
+    async def update_queues(self, redis: Mapping[str, str], used: AbstractSet[str], *, release: str) -> list[str]:
+        """Note which queues of the operator's own Redis are used. Return those that were removed.
+
+        Raises:
+            QueueError: the queues could not be read or removed.
+        """
+        address = Address.of(redis, own_redis("", redis))
+        if address is None:
+            return []
+
+        def update() -> list[str]:
+            connection = self._connection(Server("", address))
+            return UnusedQueues(connection, release, self._keep_seconds).update(used)
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads, update)
 
     def _admits(self, namespace: str, host: str) -> bool:
         """Return whether the operator may connect to a host. Runs on a thread, before each connection."""
@@ -233,6 +257,11 @@ def _unusable(source: QueueSource, known: str = "") -> PollResult:
         f"the operator cannot use the Redis of Secret {source.redis.secret_name}: it does not answer, refuses the "
         "login, or the operator may not connect to the host of the URL. Check the Secret and the server",
     )
+
+
+def _former(queue: Queue) -> FormerQueue:
+    stats = queue.stats()
+    return FormerQueue(queue.name, stats.depth + stats.items.leased, is_served=bool(queue.workers.statuses()))
 
 
 def _failed(reason: ConditionReason, message: str) -> PollResult:

@@ -33,9 +33,10 @@ from ballast_operator.redis_users import RedisUserSync, UserKeyStore
 from ballast_operator.releases import Releases
 from ballast_operator.resource_type import ResourceType
 from ballast_operator.secret_grants import SecretGrants
-from ballast_operator.settings import OperatorSettings
+from ballast_operator.settings import OperatorSettings, listed
 from ballast_operator.streams import Streams
 from ballast_operator.web import Web
+from ballast_queue.errors import QueueError
 
 log = Log(__name__)
 
@@ -48,6 +49,7 @@ KINDS_AGAIN_SECONDS = 3.0
 """The API server may list a new kind a moment after its CRD changed."""
 AUDIT_SOON_SECONDS = 5.0
 RETRY_SECONDS = 2.0
+DAY_SECONDS = 86400.0
 LEADERSHIP_LOST = 1
 PART_ENDED = 70
 
@@ -59,7 +61,7 @@ async def run(settings: OperatorSettings, types: Sequence[ResourceType[Any]] = R
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with Cluster(observe_call=metrics.observe_call) as cluster:
+    async with Cluster(observe_call=metrics.observe_call, namespaces=settings.namespaces) as cluster:
         operator = Operator(settings, types, cluster, metrics, stop)
         web = Web(metrics, is_alive=operator.is_alive, unready=operator.unready, refresh=operator.refresh)
         await web.start(settings.host, settings.port)
@@ -106,13 +108,15 @@ class Operator:
         self._releases = Releases(cluster, settings.release or f"{settings.namespace}/{settings.lease_name}")
         self._poller = Poller(
             Addresses(cluster, least_seconds=settings.poll_seconds, only_allowed=settings.require_secret_label),
-            RedisHosts(cluster, [host.strip() for host in settings.redis_hosts.split(",") if host.strip()]),
+            RedisHosts(cluster, listed(settings.redis_hosts)),
             every_seconds=settings.poll_seconds,
+            keep_seconds=settings.unused_queue_days * DAY_SECONDS,
             polled=self._controller.add,
             outdated=self._secret_outdated.set,
         )
         self._context = OperatorContext(
             image=settings.worker_image,
+            rules=settings.pod_rules,
             runbooks=settings.runbook_base_url or None,
             release=self._releases.own,
             shared_queues=tuple(name.strip() for name in settings.shared_queues.split(",") if name.strip()),
@@ -220,19 +224,32 @@ class Operator:
             self._poller.close()
 
     async def _watch(self, stop: asyncio.Event) -> None:
+        namespaces = self._settings.namespaces
+        if namespaces:
+            await self._wait_for_kinds()
         self._streams.install()
         listener = handlers.Listener(
             add=self._controller.add, relisted=self._relisted.set, kinds_changed=self._kinds_changed.set
         )
         await kopf.operator(
-            registry=handlers.registry(self._types, list(self._caches.values()), listener),
-            settings=handlers.settings(self._types),
+            registry=handlers.registry(self._types, list(self._caches.values()), listener, sees_kinds=not namespaces),
+            settings=handlers.settings(self._types, sees_kinds=not namespaces),
             # Kopf's default contains a user name, which a pod may lack. The type has no public name.
             identity=self._settings.identity,  # type: ignore[arg-type]
-            clusterwide=True,
+            clusterwide=not namespaces,
+            namespaces=namespaces,
             standalone=True,
             stop_flag=stop,
         )
+
+    async def _wait_for_kinds(self) -> None:
+        """Wait until the resources' kinds exist: without a watch of CRDs, Kopf finds the kinds at its start only."""
+        for kind in self._caches:
+            while True:
+                with contextlib.suppress(ClusterUnavailable, ClusterRefused):
+                    if kind.plural in await self._cluster.plurals(kind):
+                        break
+                await asyncio.sleep(RETRY_SECONDS)
 
     async def _reconcile(self, key: Key) -> float | None:
         with self._metrics.reconciles.time():
@@ -253,6 +270,7 @@ class Operator:
                 if time.monotonic() - looked >= self._settings.audit_seconds:
                     looked = time.monotonic()
                     await self._audit_unwatched()
+                    await self._update_queues()
             except (ClusterUnavailable, ClusterRefused) as error:
                 log.warning("audit not finished", error=str(error))
 
@@ -278,6 +296,24 @@ class Operator:
             for key in await reconciler.audit_secrets():
                 log.info("an audit found a Secret that is missing or changed", resource=str(key))
                 self._controller.add(key)
+
+    async def _update_queues(self) -> None:
+        """Remove the queues of the operator's own Redis that no resource has used for long."""
+        if self._context.redis is None or self._streams.missing:
+            return
+        used = {
+            queue
+            for found in self._types
+            for body in self._caches[found.kind].resources.values()
+            if (queue := found.own_queue(body)) is not None
+        }
+        try:
+            removed = await self._poller.update_queues(self._context.redis, used, release=self._releases.own)
+        except QueueError as error:
+            log.warning("unused queues were not checked", error=type(error).__name__)
+        else:
+            if removed:
+                log.info("unused queues removed", queues=removed, days=self._settings.unused_queue_days)
 
     async def _read_kinds(self) -> None:
         self._use(replace(self._context, kinds=await self._optional_kinds()))

@@ -19,7 +19,7 @@ from ballast_operator import report
 from ballast_operator.cache import Cache
 from ballast_operator.cluster import Cluster
 from ballast_operator.context import OperatorContext
-from ballast_operator.drift import drift
+from ballast_operator.drift import additions, drift
 from ballast_operator.errors import (
     ClusterRefused,
     ClusterUnavailable,
@@ -49,6 +49,8 @@ POLL_WITHIN_SECONDS, HURRY_SECONDS = 5.0, 0.5
 """A resource becomes ready with the figures of its workers, or without them after the first time."""
 MOUNTED = frozenset({SECRET, CONFIG_MAP})
 """Kinds of children that pods mount by name."""
+CLAIM_AGAIN_SECONDS = 1.0
+"""A resource that changed while this release claimed it is read again after this time."""
 PATIENCE = 2
 """A write that failed this number of times in a row is reported."""
 WAITING = frozenset({"ContainerCreating", "PodInitializing", "CreateContainerConfigError"})
@@ -150,7 +152,7 @@ class Reconciler(Generic[R]):
             return None  # Kubernetes deletes its children, and the operator sets no finalizers
         claimed = await self._claim(key, body)
         if claimed is None:
-            return None
+            return None if key in self.foreign else CLAIM_AGAIN_SECONDS
         body = claimed
         memory = self._memory(key, body["metadata"]["uid"])
         try:
@@ -168,7 +170,8 @@ class Reconciler(Generic[R]):
         self._keep_users(key, resource, blocked)
         if blocked is not None:
             await self._report_degraded(key, body, blocked)
-            return NAME_AGAIN_SECONDS if blocked.reason is ConditionReason.QUEUE_NOT_ALLOWED else None
+            passing = {ConditionReason.QUEUE_CONFLICT, ConditionReason.QUEUE_NOT_ALLOWED}
+            return NAME_AGAIN_SECONDS if blocked.reason in passing else None
         source = self._type.source(resource, self.context)
         poll = None
         if source is not None:
@@ -188,7 +191,7 @@ class Reconciler(Generic[R]):
         return again
 
     async def _claim(self, key: Key, body: Body) -> Body | None:
-        """Return the resource with this release in its status; None if another release reconciles the resource."""
+        """Return the resource with this release in its status; None if it could not be claimed."""
         status = self._type.read_status(body.get("status") or {})
         if status.operator != self._releases.own:
             if not await self._releases.may_claim(status.operator):
@@ -204,7 +207,7 @@ class Reconciler(Generic[R]):
             try:
                 body = await self._cluster.apply_status(key, manifest)
             except (Conflict, ObjectNotFound):
-                return None  # the resource has changed, and an event follows
+                return None  # the resource has changed
             self._cache.put(key.kind, body)
         self.foreign.pop(key, None)
         return body
@@ -350,6 +353,8 @@ class Reconciler(Generic[R]):
                 if not is_owned(found, owner):
                     raise NameTaken(f"{step.key.kind.name} {step.key.name}") from None
                 uid = str(found["metadata"]["uid"])
+        if step.patch is not None:
+            return await self._cluster.overwrite(step.key, step.patch, uid=uid)
         try:
             return await self._cluster.apply(step.key, step.manifest, uid=uid)
         except Invalid:
@@ -361,7 +366,8 @@ class Reconciler(Generic[R]):
     @staticmethod
     def _tolerate(step: Apply, answer: Body, marker: str, memory: _Memory[R]) -> None:
         """Remember which fields the cluster changes after an apply, so that they are not restored indefinitely."""
-        paths = frozenset(drift(step.manifest, answer))
+        kept = additions(step.manifest, answer) if step.patch is not None else ()
+        paths = frozenset((*drift(step.manifest, answer), *kept))
         if paths and memory.tolerated.get(marker) != paths:
             log.warning("the cluster changes applied fields", kind=step.key.kind.name, fields=sorted(paths)[:8])
             memory.tolerated[marker] = paths

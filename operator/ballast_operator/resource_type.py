@@ -115,6 +115,8 @@ class ResourceType(Generic[R]):
     """Return the names of the Secrets that the resource names, which need the label `ballast.dev/allow`."""
     secrets: Callable[[R, OperatorContext], tuple[Key, ...]] = lambda _resource, _context: ()
     """Return the Secrets among its children, which no watch shows."""
+    own_queue: Callable[[Body], str | None] = lambda _body: None
+    """Return the queue of a resource that may be invalid, if it is in the operator's own Redis."""
     source: Callable[[R, OperatorContext], QueueSource | None] = lambda _resource, _context: None
     """Return where its workers report; None if the type has no workers."""
     awaits_poll: Callable[[ConditionInput[R], ResourceStatus], bool] = lambda _given, _status: False

@@ -10,8 +10,14 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ballast_operator.errors import BadSetting
+from ballast_operator.permitted import VOLUME_KINDS, PodRules
 
 PREFIX = "BALLAST_"
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """Return the items of a list that is separated by commas."""
+    return tuple(item for each in text.split(",") if (item := each.strip()))
 
 
 class OperatorSettings(BaseModel):
@@ -30,6 +36,9 @@ class OperatorSettings(BaseModel):
     release: str = ""
     """Name of this release in the status of the resources that it reconciles. The default is the namespace and the name
     of the Lease, as `NAMESPACE/NAME`."""
+    watch_namespaces: str = ""
+    """Namespaces whose resources are reconciled, separated by commas; by default all. With a list, the operator needs
+    permissions in these namespaces only."""
     redis_secret: str = ""
     """Secret in the operator's namespace with `url` and `password` of the Redis for resources that name none. If it is
     empty, there is no such Redis. While the Secret is missing, those resources are `Degraded` and do not change."""
@@ -47,18 +56,46 @@ class OperatorSettings(BaseModel):
     """Resources may name only Secrets with the label `ballast.dev/allow: "true"`. Set it to false only while you label
     the Secrets of existing resources: an account that may create resources can then read every Secret of its
     namespace."""
+    allowed_images: str = "*"
+    """Images that a resource may name in `template.image`: patterns separated by commas, in which `*` stands for any
+    characters. The operator's default image is always allowed."""
+    allowed_service_accounts: str = ""
+    """ServiceAccounts that a resource may name: patterns of `NAMESPACE/NAME` separated by commas."""
+    allowed_volumes: str = ",".join(VOLUME_KINDS)
+    """Kinds of volumes that a resource may name, separated by commas. `hostPath` needs `allowed_host_paths` instead."""
+    allowed_host_paths: str = ""
+    """Directories of nodes, separated by commas, that a resource may name in `model.cachePath` and in volumes of the
+    kind `hostPath`, with all that they contain."""
     runbook_base_url: str = Field(default="", pattern="^(|https?://.+)$")
     """URL of the runbook pages. Alerts link to them; without it they have no `runbook_url`."""
     max_concurrent_reconciles: int = Field(default=16, ge=1, le=100)
     """Number of resources that are reconciled at the same time."""
     poll_seconds: float = Field(default=10, ge=1, le=60)
     """Interval between two polls of a resource's workers and queue in Redis."""
+    unused_queue_days: float = Field(default=30, gt=0)
+    """Days that a queue in the operator's own Redis is kept, with its jobs and results, after the last resource that
+    used it was deleted or names another queue."""
     audit_seconds: float = Field(default=600, ge=1)
     """Interval between two comparisons of the caches with the cluster, with one list of names per kind."""
     host: str = "0.0.0.0"  # noqa: S104 - the kubelet probes a pod from outside
     """Address of metrics and probes."""
     port: int = Field(default=8080, ge=0, le=65535)
     """Port of metrics and probes. 0 selects a free port and logs it."""
+
+    @property
+    def namespaces(self) -> tuple[str, ...]:
+        """The namespaces to watch; empty for all."""
+        return listed(self.watch_namespaces)
+
+    @property
+    def pod_rules(self) -> PodRules:
+        """What the pods of resources may use."""
+        return PodRules(
+            images=listed(self.allowed_images),
+            service_accounts=listed(self.allowed_service_accounts),
+            volumes=listed(self.allowed_volumes),
+            host_paths=listed(self.allowed_host_paths),
+        )
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> Self:

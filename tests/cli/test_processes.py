@@ -123,6 +123,22 @@ def test_valkey_does_not_outlive_a_killed_parent(tmp_path: Path):
     wait_until_gone(server)
 
 
+def test_a_valkey_that_is_busy_for_seconds_is_not_taken_for_dead(tmp_path: Path):
+    valkey = Valkey.start(tmp_path)
+    try:
+        with redis.Redis.from_url(valkey.url) as client:
+            server = client.info("server")["process_id"]
+            os.kill(server, signal.SIGSTOP)
+            try:
+                with pytest.raises(subprocess.TimeoutExpired):
+                    valkey.supervisor.wait(timeout=5)  # it looks every second, and waits a second for an answer
+            finally:
+                os.kill(server, signal.SIGCONT)
+            assert client.ping()
+    finally:
+        valkey.stop()
+
+
 def test_a_valkey_that_cannot_start_says_why(tmp_path: Path):
     (tmp_path / "appendonlydir").mkdir()
     (tmp_path / "appendonlydir" / "appendonly.aof.manifest").write_text("nonsense\n")

@@ -42,6 +42,7 @@ SHOWN_BY: dict[str, str] = {
     "slo.objectivePercent": "alerts/test_rules.py::test_the_thresholds_follow_the_objective",
     "offline.queue": "alerts/test_rules.py::test_a_named_queue_is_the_one_that_is_watched",
     "limits.maxQueuedRequests": "worker/test_limits.py::test_a_full_queue_is_a_429_with_the_time_to_try_again",
+    "limits.maxQueueMilliseconds": "worker/test_limits.py::test_a_request_that_would_wait_too_long_is_a_429",
     "cost.dollarsPerGpuHour": "worker/test_metrics.py::test_the_price_of_the_device_is_split_by_service_and_adds_up",
 }
 """Leaves of the worker's configuration that neither engine, policy nor queue read."""
@@ -159,7 +160,8 @@ def test_equal_resources_have_equal_objects() -> None:
 
 
 def test_every_field_of_the_status_is_reported() -> None:
-    resource = InferenceDeployment.read(EVERYTHING | {"metadata": {"name": "all", "generation": 3}}, "here")
+    about = {"metadata": {"name": "all", "generation": 3}, "status": {"queue": "before"}}
+    resource = InferenceDeployment.read(EVERYTHING | about, "here")
     counts = {"replicas": 2, "readyReplicas": 2, "updatedReplicas": 1, "observedGeneration": 1}
     deployment = {"metadata": {"generation": 1, "ownerReferences": [{"uid": "1"}]}, "spec": {}, "status": counts}
     now, poll = next((now, poll) for now, poll in polls() if now >= 600)

@@ -56,6 +56,7 @@ OTHER: dict[str, Any] = {
     "operator.logLevel": "debug",
     "operator.logFormat": "text",
     "operator.settings": {"pollSeconds": 5},
+    "operator.watchNamespaces": ["chat", "research"],
     "operator.topologySpreadConstraints": [],
     "valkey.persistence.size": "1Gi",
     "valkey.persistence.storageClass": "fast",
@@ -335,3 +336,39 @@ def connected(url: str, password: str) -> Queue:
         except QueueUnavailable:
             assert time.monotonic() < until
             time.sleep(0.05)  # there is nothing to wait on but the port
+
+
+def test_an_install_for_some_namespaces_has_roles_in_them_and_no_cluster_role(helm: Helm) -> None:
+    values = {"operator": {"watchNamespaces": ["chat", "research"]}, "rbac": {"aggregate": False}}
+    rendered = helm.template(values | {"crds": {"enabled": False}}).stdout
+    objects = [each for each in yaml.safe_load_all(rendered) if each]
+    roles = [each for each in objects if each["kind"] == "Role"]
+    granted = {each["metadata"]["namespace"]: each["rules"] for each in roles}
+
+    assert not [each for each in objects if each["kind"].startswith("ClusterRole")]
+    assert granted["chat"] == granted["research"] == permissions.rules(permissions.NAMESPACES)
+    secrets = [rule for rule in granted["system"] if rule["resources"] == ["secrets"]]
+    assert secrets == [
+        {"apiGroups": [""], "resources": ["secrets"], "resourceNames": ["ballast-redis"], "verbs": ["get"]}
+    ]
+
+
+def test_the_usual_roles_of_kubernetes_get_rights_on_resources_and_not_on_their_status(helm: Helm) -> None:
+    roles = [each for each in helm.objects({}).values() if each["kind"] == "ClusterRole"]
+    verbs = {
+        role: {
+            (resource, verb)
+            for each in roles
+            if each["metadata"]["labels"].get(f"rbac.authorization.k8s.io/aggregate-to-{role}") == "true"
+            for rule in each["rules"]
+            for resource in rule["resources"]
+            for verb in rule["verbs"]
+        }
+        for role in ("view", "edit", "admin")
+    }
+
+    assert verbs["view"] == {("inferencedeployments", verb) for verb in ("get", "list", "watch")}
+    assert verbs["edit"] == verbs["admin"]
+    assert ("inferencedeployments", "create") in verbs["edit"]
+    assert ("inferencedeployments/scale", "patch") in verbs["edit"]
+    assert not [resource for resource, _ in verbs["edit"] if "status" in resource]

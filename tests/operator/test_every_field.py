@@ -22,6 +22,11 @@ from ballast_operator.plan import ClusterSnapshot
 
 pytestmark = pytest.mark.envtest
 
+ANYTHING = {
+    "BALLAST_REQUIRE_SECRET_LABEL": "false",
+    "BALLAST_ALLOWED_SERVICE_ACCOUNTS": "*",
+    "BALLAST_ALLOWED_HOST_PATHS": "/",
+}
 CONTEXT = OperatorContext(image="worker:1", kinds=frozenset({"ServiceMonitor", "PrometheusRule"}))
 
 
@@ -51,7 +56,7 @@ def test_each_field_reaches_its_child(monitored: ControlPlane, cluster: Cluster,
     """`scaling` decides on replicas, which the operator writes into the resource itself."""
     spec: dict[str, Any] = everything() | {"replicas": 0}
     del spec["scaling"]
-    with running(monitored.kubeconfig, tmp_path, BALLAST_REQUIRE_SECRET_LABEL="false"):
+    with running(monitored.kubeconfig, tmp_path, **ANYTHING):
         cluster.make(**spec)
         for leaf in sorted(set(leaves(SPEC)) - set(REFUSED) - BY_SCALING - BY_OWN_REDIS):
             _, after = changed(spec, leaf, SPEC)

@@ -22,8 +22,9 @@ HOT_FIELDS = {
     "engine.prefillChunkTokens",
     *(f"slo.{name}" for name in ("ttftMilliseconds", "tpotMilliseconds", "objectivePercent")),
     *(f"offline.{name}" for name in ("reservedPercent", "maxPercent", "maxInterferencePercent", "tenants")),
-    *(f"offline.{name}" for name in ("batchWindowMilliseconds", "maxAttempts", "leaseSeconds", "resultsDays")),
-    *(f"limits.{name}" for name in ("maxQueuedRequests", "maxBodyKibibytes")),
+    *(f"offline.{name}" for name in ("batchWindowMilliseconds", "maxAttempts", "leaseSeconds")),
+    *("offline.resultsDays", "offline.abandonedDays"),
+    *(f"limits.{name}" for name in ("maxQueuedRequests", "maxQueueMilliseconds", "maxBodyKibibytes")),
     "cost.dollarsPerGpuHour",
     *(f"runtime.{name}" for name in ("generation", "created", "unreadySeconds", "drainSeconds")),
 }

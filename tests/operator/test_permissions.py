@@ -15,7 +15,7 @@ from control_plane import ControlPlane
 from faults import Call, proxy
 from operated import Cluster, monitoring_kinds, running, until
 
-from ballast_operator.permissions import CLUSTER, OWN_NAMESPACE, Permission, rules
+from ballast_operator.permissions import CLUSTER, NAMESPACES, OWN_NAMESPACE, Permission, rules
 from ballast_queue.redis_store import Queue
 from ballast_queue.status import ClassLoad, WorkerStatus
 
@@ -78,6 +78,39 @@ def test_each_verb_that_is_declared_is_used_and_each_used_is_declared(
     assert found == declared(CLUSTER) | declared(OWN_NAMESPACE)
 
 
+@pytest.mark.slow
+def test_an_operator_of_some_namespaces_needs_roles_in_them_only(
+    cluster: Cluster, controllers: ControlPlane, tmp_path: Path, valkey: Any
+) -> None:
+    plane, other = controllers, f"{cluster.namespace}-other"
+    plane.kubectl("create", "namespace", other)
+    elsewhere = Cluster(plane, other)
+    token = service_account(plane, cluster.namespace, permissions=NAMESPACES, clusterwide=False)
+    cluster.create("secrets", {"metadata": {"name": "own-redis"}, "stringData": {"url": valkey.url}})
+    environment = {"BALLAST_NAMESPACE": cluster.namespace, "BALLAST_REDIS_SECRET": "own-redis"}
+    environment |= {"BALLAST_WATCH_NAMESPACES": f" {cluster.namespace},", "BALLAST_AUDIT_SECONDS": "1"}
+    elsewhere.make()
+    with proxy(plane) as between, running(between.kubeconfig_of(token), tmp_path, **environment) as operator:
+        cluster.make()
+        until(lambda: cluster.get("deployments", "llm") and cluster.get("secrets", "llm-ballast-redis"))
+        cluster.says("Degraded", "False")
+        cluster.delete("deployments", "llm")
+        until(lambda: cluster.get("deployments", "llm"), said="it watches")
+        audited = len([call for call in between.calls if call.path == cluster.path("inferencedeployments")])
+        until(
+            lambda: len([c for c in between.calls if c.path == cluster.path("inferencedeployments")]) > audited,
+            said="an audit",
+        )
+        assert "forbidden" not in operator.text().lower()
+        refused = [name for name in operator.metrics() if 'code="403"' in name]
+
+        assert refused == []
+        assert not [call for call in between.calls if other in call.path]
+        assert used(between.calls) <= declared(NAMESPACES) | declared(OWN_NAMESPACE)
+    assert not elsewhere.resource().get("status")
+    plane.kubectl("delete", "namespace", other, "--wait=false")
+
+
 def live(cluster: Cluster, valkey: Any) -> None:
     """Everything that the operator ever writes: children, a copy, status, scale, touches, deletions, events."""
     cluster.make(scaling={"maxReplicas": 3, "scaleUpSeconds": 0, "headroomPercent": 0})
@@ -101,7 +134,9 @@ def live(cluster: Cluster, valkey: Any) -> None:
     until(lambda: any("ballast.dev/config-hash" in p["metadata"]["annotations"] for p in cluster.pods()))
 
 
-def service_account(plane: ControlPlane, namespace: str) -> str:
+def service_account(
+    plane: ControlPlane, namespace: str, *, permissions: tuple[Permission, ...] = CLUSTER, clusterwide: bool = True
+) -> str:
     """A token with the operator's roles and nothing else."""
     name = f"operator-{uuid4().hex[:6]}"
     subject = [{"kind": "ServiceAccount", "name": name, "namespace": namespace}]
@@ -109,10 +144,15 @@ def service_account(plane: ControlPlane, namespace: str) -> str:
     api = "rbac.authorization.k8s.io"
     objects = [
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata},
-        {"apiVersion": f"{api}/v1", "kind": "ClusterRole", "metadata": {"name": name}, "rules": rules(CLUSTER)},
-        {"apiVersion": f"{api}/v1", "kind": "Role", "metadata": metadata, "rules": rules(OWN_NAMESPACE)},
     ]
-    for kind, role in (("ClusterRoleBinding", "ClusterRole"), ("RoleBinding", "Role")):
+    own = OWN_NAMESPACE if clusterwide else (*OWN_NAMESPACE, *permissions)
+    objects.append({"apiVersion": f"{api}/v1", "kind": "Role", "metadata": metadata, "rules": rules(own)})
+    bindings = [("RoleBinding", "Role")]
+    if clusterwide:
+        about = {"apiVersion": f"{api}/v1", "kind": "ClusterRole", "metadata": {"name": name}}
+        objects.append(about | {"rules": rules(permissions)})
+        bindings.append(("ClusterRoleBinding", "ClusterRole"))
+    for kind, role in bindings:
         binding = {"apiVersion": f"{api}/v1", "kind": kind, "metadata": metadata, "subjects": subject}
         objects.append(binding | {"roleRef": {"apiGroup": api, "kind": role, "name": name}})
     plane.kubectl("apply", "-f", "-", manifest=yaml.safe_dump_all(objects))

@@ -13,6 +13,9 @@ from ballast_engine.build import build_engine
 from ballast_engine.request import GenerationRequest
 from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
+from ballast_queue.settings import QueueSettings
+from ballast_worker.feeder import Feeder
+from ballast_worker.items import GenerationReader
 from ballast_worker.prefetch import LEAST_AHEAD
 from ballast_worker.waiting_reasons import why
 
@@ -498,6 +501,7 @@ def test_a_shared_value_that_cannot_be_read_stops_no_job(fed, queue, desk, event
     with fed() as serving:
         job = wait_for(queue, job_id, eventually)
         is_dead = serving.worker.feeder.is_dead
+    desk.delete(*desk.scan_iter(f"*{{{queue.name}}}*"))  # the queue is checked after each test
 
     assert job.counts.succeeded == 1
     assert not is_dead
@@ -550,3 +554,25 @@ def test_items_that_name_another_model_wait_for_a_worker_of_it(fed, queue, event
     assert done.counts.succeeded == 1
     assert (waiting.waiting, waiting.failed) == (6, 0)
     assert finished.counts.succeeded == 6
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_feeder_whose_thread_ended_states_it(serve, make_config, valkey, queue_name, eventually):
+    def exits():
+        raise SystemExit
+
+    with serve(make_config()) as serving:
+        feeder = Feeder(
+            connect=exits,
+            worker="w",
+            loop=serving.worker.loop,
+            reader=GenerationReader(serving.worker.served, serving.worker.loop.submit),
+            status=serving.worker.status,
+            settings=QueueSettings(),
+        )
+        was_dead = feeder.is_dead
+        feeder.start()
+        eventually(lambda: feeder.is_dead, "the feeder to end")
+
+    assert not was_dead
+    assert not feeder.is_up

@@ -10,7 +10,10 @@ import pytest
 from queue_objects import WrappedRunner
 
 from ballast_engine.build import build_engine
+from ballast_policy.request import RequestClass
 from ballast_policy.step.planner import plan
+from ballast_worker.requests import RequestOutcome
+from ballast_worker.slot_wait import SlotWait
 
 BODY = {"model": "tiny", "prompt": "The method returns", "max_tokens": 4, "temperature": 0}
 ENDLESS = BODY | {"max_tokens": 2000, "ignore_eos": True, "stream": True}
@@ -63,6 +66,61 @@ def test_with_no_queue_allowed_a_request_needs_a_free_slot(serve, make_config) -
 
     assert statuses == [200, 200, 200]
     assert full == 429
+
+
+def test_a_request_that_would_wait_too_long_is_a_429(serve, make_config, eventually) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    config = make_config(slots=1, offline={"reservedPercent": 0}, limits={"maxQueueMilliseconds": 1})
+    stop = threading.Event()
+    with serve(config) as serving, serving.client() as client, ThreadPoolExecutor(6) as pool:
+
+        def ask(_: int) -> list:
+            found = []
+            while not stop.is_set():
+                found.append(client.post("/v1/completions", json=BODY | {"max_tokens": 16, "ignore_eos": True}))
+            return found
+
+        lanes = pool.map(ask, range(6))
+        try:
+            eventually(lambda: refused_so_far(serving) > 0, "a refusal")
+        finally:
+            stop.set()
+        responses = [response for lane in lanes for response in lane]
+        eventually(lambda: serving.worker.loop.num_waiting(RequestClass.ONLINE) == 0, "no request waits")
+        after = client.post("/v1/completions", json=BODY)
+
+    refused = [response for response in responses if response.status_code == 429]
+    assert {response.status_code for response in responses} == {200, 429}
+    assert all(int(response.headers["retry-after"]) >= 1 for response in refused)
+    assert "the limit is 1 ms (limits.maxQueueMilliseconds)" in refused[0].json()["error"]["message"]
+    assert after.status_code == 200
+
+
+def refused_so_far(serving) -> int:
+    return serving.worker.recorder.outcomes[RequestClass.ONLINE, RequestOutcome.QUEUE_FULL]
+
+
+def test_the_expected_wait_is_the_queue_divided_by_the_rate_while_all_slots_are_taken() -> None:
+    wait = SlotWait()
+    for second, started in enumerate((0, 20, 40)):
+        wait.sample(started, float(second), is_full=True)
+
+    assert wait.expected(10, slots=4) == pytest.approx(0.5)
+    assert wait.expected(-3, slots=4) == 0.0
+
+
+def test_before_all_slots_were_taken_the_last_answers_bound_the_wait() -> None:
+    wait = SlotWait()
+    before_any_answer = wait.expected(100, slots=4)
+    wait.add_answer(0.2)
+    wait.sample(0, 0.0, is_full=True)
+    wait.sample(1, 1.0, is_full=True)
+    wait.sample(2, 2.0, is_full=False)
+    wait.sample(3, 3.0, is_full=True)
+
+    assert before_any_answer == 0.0
+    assert wait.expected(100, slots=4) == pytest.approx(5.0)
 
 
 def test_a_burst_at_one_moment_fills_the_queue_and_not_more(serve, make_config) -> None:

@@ -22,6 +22,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO
 
+from ballast_cli.connection import is_alive
+
 CONFIG = {
     "maxmemory-policy": "noeviction",
     "appendonly": "yes",
@@ -59,6 +61,8 @@ def main() -> int:
         except (ValkeyServerError, OSError) as error:
             _write({"error": str(error)})
             return 1
+        # `is_running` also wants an answer within a second, which a busy server does not give.
+        pid = int((directory / CONFIG["pidfile"]).read_text())
         _write({"url": server.connection_url})
 
         def read_to_the_end() -> None:
@@ -67,7 +71,7 @@ def main() -> int:
 
         threading.Thread(target=read_to_the_end, daemon=True).start()
         while not stop.wait(_POLL_SECONDS):
-            if not server.is_running():
+            if not server.is_running() and not is_alive(pid):
                 return 1
         server.stop(timeout=_STOP_SECONDS)
     return 0

@@ -12,15 +12,12 @@ import numpy as np
 from ballast_engine.batch import Ints
 from ballast_engine.detokenizer import Detokenizer
 from ballast_engine.errors import InvalidRequest, RequestTooLong
+from ballast_engine.prefix_places import PrefixPlaces
 from ballast_engine.request import GenerationRequest, SamplingParams
 from ballast_engine.sequence import Sequence
 from ballast_engine.token_bytes import TokenBytes
 from ballast_policy.request import Request, RequestClass
 from ballast_policy.snapshot import PolicyConfig
-
-REQUESTS_PER_KEY = 64
-"""Requests with one prefix key that keep the place of the first of them."""
-MOST_KEYS = 1000
 
 
 class Vocabulary(Protocol):
@@ -53,8 +50,7 @@ class SequenceBuilder:
         self._has_prefix_cache = has_prefix_cache
         self._isolates_tenants = isolates_tenants
         self._numbers = count(1)
-        self._keys: dict[int, tuple[int, int]] = {}
-        """By prefix key: the `seq` of the request that opened the group, and the requests since."""
+        self._places = PrefixPlaces()
 
     def _sequence(self, generation: GenerationRequest, request: Request, tokens: Ints) -> Sequence:
         sampling, prompt = generation.sampling, generation.prompt
@@ -96,7 +92,7 @@ class SequenceBuilder:
             priority=_priority(generation, policy),
             slack=generation.slack,
             prefix_key=generation.prefix_key,
-            prefix_seq=self._prefix_seq(generation.prefix_key, seq),
+            prefix_seq=self._places.place(generation.prefix_key, seq),
             num_tokens=num_tokens,
             num_output=len(generated),
             most_computed=max(generation.num_computed, num_tokens - 1 if generated else 0),
@@ -109,22 +105,6 @@ class SequenceBuilder:
         if self._has_prefix_cache:
             sequence.hash_blocks(num_tokens)
         return sequence
-
-    def _prefix_seq(self, key: int | None, seq: int) -> int:
-        """Return the `seq` of the first request with a prefix key: their common place among requests of equal slack.
-
-        After every `REQUESTS_PER_KEY` requests, the next request keeps its own place, so that a key does not overtake
-        the others indefinitely.
-        """
-        if key is None:
-            return seq
-        first, num = self._keys.get(key, (seq, 0))
-        if num >= REQUESTS_PER_KEY:
-            first, num = seq, 0
-        elif not num and len(self._keys) >= MOST_KEYS:
-            self._keys.clear()
-        self._keys[key] = first, num + 1
-        return first
 
     def _ends(self, sampling: SamplingParams) -> frozenset[int]:
         ends = frozenset() if sampling.ignore_eos else self._vocabulary.eos_ids

@@ -3,6 +3,6 @@
 Law: an event is a constant, and everything that varies is a field. Imports the standard library only.
 """
 
-from ballast_log.log import Log, configure
+from ballast_log.log import Log, configure, configure_packages
 
-__all__ = ["Log", "configure"]
+__all__ = ["Log", "configure", "configure_packages"]

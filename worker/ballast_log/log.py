@@ -82,11 +82,25 @@ def _value(value: object) -> str:
     return json.dumps(text) if text == "" or any(c in text for c in ' "=\n') else text
 
 
+def configure_packages(level: str, style: Format) -> None:
+    """Write the logs of Ballast to stderr, in a process whose other logs belong to another program."""
+    handler = _handler(style)
+    for name in ("ballast_policy", "ballast_queue", "ballast_vllm", "ballast_worker"):
+        logger = logging.getLogger(name)
+        logger.handlers[:] = [handler]
+        logger.propagate = False
+        logger.setLevel(level.upper())
+
+
 def configure(level: str, style: Format) -> None:
     """Write all logs of the process to stderr in one format."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if style == "json" else KeyValueFormatter())
     root = logging.getLogger()
-    root.handlers[:] = [handler]
+    root.handlers[:] = [_handler(style)]
     root.setLevel(level.upper())
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+
+def _handler(style: Format) -> logging.Handler:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if style == "json" else KeyValueFormatter())
+    return handler

@@ -27,7 +27,7 @@ from ballast_openai.validation_errors import translate
 
 COMPLETIONS_URL = "/v1/completions"
 CHAT_URL = "/v1/chat/completions"
-_NOT_YET_URLS = {
+URL_NAMES = {
     "/v1/embeddings": "embeddings",
     "/v1/responses": "the Responses API",
     "/v1/moderations": "moderation",
@@ -38,6 +38,7 @@ _NOT_YET_URLS = {
     "/v1/score": "scoring",
     "/v1/rerank": "reranking",
 }
+"""URLs that Ballast's own engine does not serve, and what they are for."""
 MAX_STOPS = 16
 """Limit of stop strings in a request. OpenAI allows 4."""
 MOST_FIELDS = 256
@@ -330,7 +331,7 @@ class ChatBody(Body):
 
 def not_yet(url: str) -> str | None:
     """Return what to use instead of a URL of OpenAI that Ballast does not support yet; None for any other URL."""
-    what = _NOT_YET_URLS.get(url)
+    what = URL_NAMES.get(url)
     return what and f"found {url} ({what}), which is not supported yet: use {CHAT_URL} or {COMPLETIONS_URL}"
 
 

@@ -23,6 +23,7 @@
 --   ballast:{<queue>}:backlog   zset     job id -> created, for running jobs with waiting items
 --   ballast:{<queue>}:timers    zset     <kind>:<job id> -> when it is due: lease (no later than the earliest expiry),
 --                                        wake (the earliest backoff), deadline, sweep (an ending job's waiting items),
+--                                        abandon (a job that is paused or still open, some time after its last change),
 --                                        forget (the end of the retention of results)
 --   ballast:{<queue>}:keys      hash     <tenant>\n<idempotency key> -> job id
 --   ballast:{<queue>}:service   hash     tenant -> service charged so far; `` -> the level of tenants without an entry
@@ -118,6 +119,11 @@ local function is_active(job)
   return job.state ~= '' and not OVER[job.state]
 end
 
+-- Such a job ends if nothing in it changes for a long time.
+local function is_open(job)
+  return is_active(job) and job.ending == '' and (job.state == 'paused' or job.closed == 0)
+end
+
 local function num_at_risk(job)
   local is_told = job.outlook == 'at_risk' or job.outlook == 'no'
   return is_told and is_active(job) and job.ending == '' and 1 or 0
@@ -159,6 +165,11 @@ local function save_job(k, job)
   end
   if job.leased ~= was.leased and call('HINCRBY', k.held, job.tenant, job.leased - was.leased) == 0 then
     call('HDEL', k.held, job.tenant)
+  end
+  if is_open(job) then
+    call('ZADD', k.timers, clock() + setting(k, 'abandoned_seconds', 2592000), 'abandon:' .. job.id)
+  elseif is_open(was) then
+    call('ZREM', k.timers, 'abandon:' .. job.id)
   end
   local risk = num_at_risk(job) - num_at_risk(was)
   if risk ~= 0 then call('HINCRBY', k.totals, 'at_risk', risk) end
@@ -230,8 +241,12 @@ end
 
 -- Ends an item whose job ends first.
 local function let_go(k, job, index)
-  local message = job.ending == 'expired' and 'the deadline of the job passed before this request finished'
-    or 'the job was cancelled before this request finished'
+  local message = 'the job was cancelled before this request finished'
+  if job.ending == 'expired' then
+    local is_late = job.deadline > 0 and clock() >= job.deadline
+    message = is_late and 'the deadline of the job passed before this request finished'
+      or 'the job was paused or open for too long before this request finished'
+  end
   local status = job.ending == 'expired' and 408 or 499
   publish(k, index, error_result(custom_id_of(k, index), status, error_of(job.ending, message), ''))
   call('HSET', k.items, index, '!')
@@ -705,12 +720,19 @@ local function begin_end(keys, argv)
   local k, now = bind(keys), clock()
   local job = load_job(k)
   if not job or OVER[job.state] or job.ending ~= '' then
-    call('ZREM', k.timers, 'deadline:' .. argv[1])
+    call('ZREM', k.timers, 'deadline:' .. argv[1], 'abandon:' .. argv[1])
     return 0
   end
   if argv[2] == 'expired' then
-    if job.deadline == 0 or now < job.deadline then return 0 end
-    job.reason = 'the deadline passed with ' .. (job.waiting + job.leased) .. ' of ' .. job.total .. ' items left'
+    local abandoned = tonumber(call('ZSCORE', k.timers, 'abandon:' .. job.id) or math.huge)
+    local left = (job.waiting + job.leased) .. ' of ' .. job.total .. ' items left'
+    if job.deadline > 0 and now >= job.deadline then
+      job.reason = 'the deadline passed with ' .. left
+    elseif now >= abandoned then
+      job.reason = 'the job was paused or open for too long, with ' .. left
+    else
+      return 0
+    end
   end
   job.ending = argv[2]
   job.state = argv[2] == 'expired' and 'finalizing' or 'cancelling'

@@ -12,6 +12,7 @@ from typing import IO, Any, NoReturn
 
 from ballast_openai.body import Body, is_unicode, parse_body
 from ballast_openai.errors import InvalidBody, describe
+from ballast_openai.item_body import ItemBody, parse_item
 from ballast_queue.functions import Line
 from ballast_queue.settings import QueueSettings
 
@@ -35,7 +36,7 @@ def bounded_lines(stream: IO[bytes], max_bytes: int) -> Iterator[bytes]:
             pass
 
 
-def read_line(raw: bytes | str, settings: QueueSettings) -> tuple[Line, Body | None]:
+def read_line(raw: bytes | str, settings: QueueSettings) -> tuple[Line, Body | ItemBody | None]:
     """Validate one line. Return it, or its rejection with the reason, and the body of an accepted line."""
     line = raw.encode(errors="surrogatepass") if isinstance(raw, str) else raw
     line = line.removeprefix(_BOM).strip()
@@ -104,7 +105,7 @@ def _check_custom_id(found: object) -> str:
     return found
 
 
-def _check(data: dict[str, Any], settings: QueueSettings) -> Body:
+def _check(data: dict[str, Any], settings: QueueSettings) -> Body | ItemBody:
     missing = sorted(_FIELDS - data.keys() - {"method"})
     if missing:
         raise wrong(missing[0], "nothing", f"a value: a line has {_PARTS}", code="missing_required_parameter")
@@ -115,7 +116,8 @@ def _check(data: dict[str, Any], settings: QueueSettings) -> Body:
         raise wrong("method", describe(data["method"]), "POST", code="invalid_method")
     if not isinstance(data["url"], str):
         raise wrong("url", describe(data["url"]), "a string", code="invalid_url")
-    body = parse_body(data["url"], data["body"])
+    url, urls = data["url"], settings.urls
+    body = parse_item(url, data["body"], urls) if urls else parse_body(url, data["body"])
     if body.stream:
         wanted = "false: a job stores complete results, which `ballast results --follow` prints"
         raise wrong("stream", "true", wanted, code="invalid_value")

@@ -148,6 +148,22 @@ class Connection:
         page: tuple[int, dict[bytes, bytes]] = self._translated(lambda: self._client.hscan(key, cursor, count=500))
         return page
 
+    def set_hash_field(self, key: bytes, field: str, value: str) -> None:
+        """Set one field of a hash."""
+        self._translated(lambda: self._client.hset(key, field, value))
+
+    def remove_hash_field(self, key: bytes, field: str) -> None:
+        """Remove one field of a hash."""
+        self._translated(lambda: self._client.hdel(key, field))
+
+    def remove_members(self, key: bytes, members: Sequence[str]) -> None:
+        """Remove members of a sorted set."""
+        self._translated(lambda: self._client.zrem(key, *members))
+
+    def unlink(self, keys: Sequence[bytes]) -> None:
+        """Delete keys of one hash slot."""
+        self._translated(lambda: self._client.unlink(*keys))
+
     def members(self, key: bytes, first: int, last: int) -> list[bytes]:
         """Return the members of a sorted set between two positions."""
         members: list[bytes] = self._translated(lambda: self._client.zrange(key, first, last))

@@ -45,11 +45,16 @@ class QueueSettings(_Settings):
     """Empty: the queue accepts any tenant and any priority."""
     models: tuple[str, ...] = ()
     """Empty: the queue accepts any model."""
+    urls: tuple[str, ...] = ()
+    """URLs of items, if the engine of the workers checks their bodies itself. Empty: items are for Ballast's own
+    engine, and their bodies are checked when they are submitted."""
     max_attempts: int = Field(default=5, ge=1)
     lease_seconds: float = Field(default=30, gt=0)
     """How long an unresponsive worker keeps an item."""
     results_seconds: float = Field(default=7 * 86400, gt=0)
     """How long the queue keeps the results of a job that is over."""
+    abandoned_seconds: float = Field(default=30 * 86400, gt=0)
+    """How long a job that is paused or open may stay without a change."""
     backoff_seconds: float = Field(default=1, ge=0)
     """Wait before the second attempt. Each further attempt doubles it."""
     backoff_max_seconds: float = Field(default=60, ge=0)

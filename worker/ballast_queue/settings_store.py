@@ -10,7 +10,10 @@ from ballast_queue.settings import QueueSettings
 from ballast_queue.store import Store
 from ballast_queue.unreadable import text_of
 
-_NUMBERS = ("max_attempts", "lease_seconds", "results_seconds", "backoff_seconds", "backoff_max_seconds")
+_NUMBERS = (
+    *("max_attempts", "lease_seconds", "results_seconds", "abandoned_seconds"),
+    *("backoff_seconds", "backoff_max_seconds"),
+)
 """Settings that the functions in ballast.lua read."""
 
 

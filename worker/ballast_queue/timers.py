@@ -27,8 +27,8 @@ class Timers:
         """Run due work, for up to about `limit` items, and return how many items and jobs moved.
 
         Call it every second. An expired lease returns its item, which spends the attempt, or makes it a dead letter.
-        An item whose backoff has ended becomes claimable. A job past its deadline ends and keeps its results. A job
-        whose results were kept long enough is deleted.
+        An item whose backoff has ended becomes claimable. A job past its deadline ends and keeps its results. So does a
+        job that was paused or open for too long. A job whose results were kept long enough is deleted.
         """
         moved = 0
         for timer in self._store.call(self._store.functions.due(min(limit, 100))):
@@ -49,7 +49,7 @@ class Timers:
                 return int(call(functions.expire_leases(job_id, batch)))
             case "wake":
                 return int(call(functions.wake(job_id, batch)))
-            case "deadline":
+            case "deadline" | "abandon":
                 return int(call(functions.begin_end(job_id, "expired")))
             case "sweep":
                 call(functions.sweep(job_id, batch))

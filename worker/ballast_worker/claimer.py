@@ -16,18 +16,17 @@ from ballast_policy.request import RequestClass
 from ballast_policy.reservation import most_slots
 from ballast_queue.claimable import Group
 from ballast_queue.errors import RefusedCall
-from ballast_queue.job import Claimed, JobHead, Prefix
+from ballast_queue.job import Claimed, JobHead
 from ballast_queue.redis_store import Queue
 from ballast_queue.status import WorkerStatus
 from ballast_worker.errors import Refused
 from ballast_worker.forecast import rates_of, work_of
-from ballast_worker.in_flight import InFlightItem, InFlightItems, ItemFailure
+from ballast_worker.in_flight import InFlightItem, InFlightItems
+from ballast_worker.items import ItemFailure, ItemLoop, ItemReader
 from ballast_worker.ledger_view import LedgerView
-from ballast_worker.loop import EngineLoop
-from ballast_worker.openai import MODEL_NOT_FOUND, Caller, PublishedModel, of_job
+from ballast_worker.openai import MODEL_NOT_FOUND
 from ballast_worker.prefetch import LEAST_AHEAD, OfflineSlots, Prefetch, groups_to_read, num_to_claim
 from ballast_worker.requests import RequestTiming
-from ballast_worker.responses import ResponseFormat
 
 log = Log(__name__)
 
@@ -46,13 +45,13 @@ FIRST_COST = 256.0
 class Claimer:
     """Claim as many items as the engine can use soon. Only the feeder's thread uses it."""
 
-    def __init__(self, worker: str, loop: EngineLoop, served: PublishedModel, in_flight: InFlightItems) -> None:
+    def __init__(self, worker: str, loop: ItemLoop, reader: ItemReader, in_flight: InFlightItems) -> None:
         self.read_at = 0.0
         """When to read the queue again without being woken; inf while no item is wanted."""
         self.weights: Mapping[str, float] = {}
         self._worker = worker
         self._loop = loop
-        self._served = served
+        self._reader = reader
         self._in_flight = in_flight
         self._prefetch = Prefetch()
         self._cost = FIRST_COST
@@ -194,42 +193,20 @@ class Claimer:
     def _enter(self, claimed: Claimed) -> None:
         request_id = f"{claimed.job_id}:{claimed.index}:{claimed.token}"
         try:
-            body = self._served.read(claimed.url, claimed.body)
-            prompt = self._served.tokens(body)
-            caller = Caller(claimed.tenant, RequestClass.OFFLINE, claimed.priority)
-            request = self._served.request(request_id, body, prompt, caller, seed=claimed.seed)
-            earlier = claimed.prefix or Prefix()
-            request = of_job(
-                request,
-                generated=earlier.token_ids if self._can_continue(earlier, request.sampling.seed) else (),
-                num_computed=earlier.num_computed,
-                slack=self._jobs[claimed.job_id].slack,
-            )
+            prepared = self._reader.prepare(request_id, claimed, self._jobs[claimed.job_id].slack)
         except Refused as refused:
             if refused.code == MODEL_NOT_FOUND:
                 self._give_back(claimed, refused.message)
                 return
             self._refuse(claimed, refused.code or "invalid_request", refused.message, refused.status)
             return
-        now = time.monotonic()
-        is_chat = claimed.url.endswith("/chat/completions")
-        shape = ResponseFormat(
-            is_chat=is_chat,
-            id=f"{'chatcmpl' if is_chat else 'cmpl'}-{claimed.job_id}-{claimed.index}",
-            created=int(time.time()),
-            model=self._served.name,
-        )
-        item = InFlightItem(claimed, RequestTiming(RequestClass.OFFLINE, now), shape, request.sampling.seed)
-        self._in_flight.held[request_id] = item
+        timing = RequestTiming(RequestClass.OFFLINE, time.monotonic())
+        self._in_flight.held[request_id] = InFlightItem(claimed, timing, prepared)
         try:
-            self._loop.submit(request)
+            prepared.submit()
         except InvalidRequest as error:
             del self._in_flight.held[request_id]
             self._refuse(claimed, "invalid_request", str(error), 400)
-
-    def _can_continue(self, earlier: Prefix, seed: int) -> bool:
-        """Return whether the same weights generated the prefix from the same seed."""
-        return earlier.model_revision == self._served.revision and earlier.seed == seed
 
     def _give_back(self, claimed: Claimed, because: str) -> None:
         """Return an item that names another model: the name of the model changes during a rollout.

@@ -25,8 +25,8 @@ from ballast_queue.settings import QueueSettings
 from ballast_queue.status import QueueStats, WorkerStatus
 from ballast_worker.claimer import Claimer
 from ballast_worker.in_flight import InFlightItems
-from ballast_worker.loop import Ended, EngineLoop
-from ballast_worker.openai import PublishedModel
+from ballast_worker.items import ItemLoop, ItemReader
+from ballast_worker.loop import Ended
 from ballast_worker.outlooks import update_outlooks
 from ballast_worker.requests import Recorder
 
@@ -60,8 +60,8 @@ class Feeder:
         *,
         connect: Callable[[], Queue],
         worker: str,
-        loop: EngineLoop,
-        served: PublishedModel,
+        loop: ItemLoop,
+        reader: ItemReader,
         status: Callable[[], WorkerStatus],
         settings: QueueSettings,
     ) -> None:
@@ -81,8 +81,8 @@ class Feeder:
         self._configure_at = 0.0
         self._is_followed = True
         """Whether the queue has the settings of this worker's resource in force."""
-        self._in_flight = InFlightItems(worker, served.revision)
-        self._claimer = Claimer(worker, loop, served, self._in_flight)
+        self._in_flight = InFlightItems(worker, reader.revision)
+        self._claimer = Claimer(worker, loop, reader, self._in_flight)
         self._queue: Queue | None = None
         self._is_stale = False
         """Whether address or password changed since the connection was made."""

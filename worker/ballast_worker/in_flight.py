@@ -13,8 +13,9 @@ from ballast_queue.errors import RefusedCall
 from ballast_queue.job import Claimed, Lease, Prefix, Result
 from ballast_queue.outcome import Outcome
 from ballast_queue.redis_store import Queue
+from ballast_worker.items import ItemFailure, PreparedItem
 from ballast_worker.requests import RequestTiming
-from ballast_worker.responses import AnswerBuffer, ResponseFormat
+from ballast_worker.responses import AnswerBuffer
 
 _T = TypeVar("_T")
 
@@ -25,22 +26,10 @@ class InFlightItem:
 
     claimed: Claimed
     timing: RequestTiming
-    shape: ResponseFormat
-    seed: int
+    prepared: PreparedItem
     answer: AnswerBuffer = field(default_factory=AnswerBuffer)
     is_lost: bool = False
     """Whether the lease is lost. Its result is discarded."""
-
-
-@dataclass(frozen=True, slots=True)
-class ItemFailure:
-    """An item without an answer."""
-
-    claimed: Claimed
-    code: str
-    message: str
-    is_retryable: bool
-    status_code: int
 
 
 @dataclass(slots=True)
@@ -106,18 +95,18 @@ class InFlightItems:
                 result = Result(
                     custom_id=claimed.custom_id,
                     status_code=200,
-                    body=item.shape.whole(answer),
+                    body=item.prepared.whole(answer),
                     tokens_in=answer.num_prompt,
                     tokens_out=answer.num_output,
                     worker=self.worker,
                 )
                 self.results.append((claimed, result))
             case FinishReason.FAILED:
-                self.failures.append(ItemFailure(claimed, "engine_failed", output.error, True, 500))  # noqa: FBT003
+                self.failures.append(item.prepared.failure(claimed, output))
             case _:
                 earlier = claimed.prefix or Prefix()
                 if output.generated:
-                    earlier = Prefix(token_ids=output.generated, seed=item.seed, model_revision=self.revision)
+                    earlier = Prefix(token_ids=output.generated, seed=item.prepared.seed, model_revision=self.revision)
                 computed = max(output.num_computed, earlier.num_computed)
                 prefix = earlier.model_copy(update={"num_computed": computed}) if computed else None
                 self.returns.append((claimed, prefix))

@@ -103,8 +103,10 @@ class ScrapeData:
     steps: StepMetrics
     recorders: tuple[Recorder, ...]
     spending: Spending
-    utilization: Utilization
-    connections: Connections
+    utilization: Utilization | None
+    """None if the peak of the device is not known."""
+    connections: Connections | None
+    """None if another server holds the connections."""
     queue: QueueView | None
     """None for a worker that serves only online requests."""
     block_tokens: int
@@ -138,17 +140,7 @@ class WorkerMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield every metric family with its samples."""
         figures = self._gather()
-        yield from _requests(figures)
-        yield from engine_metrics(figures.stats)
-        yield _cost(figures.spending)
-        yield from _steps(figures)
-        yield from _device(figures)
-        if self._shows_tenants:
-            yield from self._tenant_service(figures)
-        yield from _process(figures)
-        yield from _http(figures.connections)
-        if figures.queue is not None:
-            yield from _queue(figures.queue)
+        yield from self.own(figures)
         yield from vllm_metrics(
             figures.model,
             figures.stats,
@@ -156,6 +148,22 @@ class WorkerMetrics(Collector):
             queued=figures.steps.queue[RequestClass.ONLINE],
             block_tokens=figures.block_tokens,
         )
+
+    def own(self, figures: ScrapeData) -> Iterator[Metric]:
+        """Yield the metric families of Ballast."""
+        yield from _requests(figures)
+        yield from engine_metrics(figures.stats)
+        yield _cost(figures.spending)
+        yield from _steps(figures)
+        if figures.utilization is not None:
+            yield from _device(figures.utilization)
+        if self._shows_tenants:
+            yield from self._tenant_service(figures)
+        yield from _process(figures)
+        if figures.connections is not None:
+            yield from _http(figures.connections)
+        if figures.queue is not None:
+            yield from _queue(figures.queue)
 
     def _tenant_service(self, figures: ScrapeData) -> Iterator[Metric]:
         sums: dict[tuple[str, str], float] = {}
@@ -218,8 +226,7 @@ def _cost(spending: Spending) -> Metric:
     )
 
 
-def _device(figures: ScrapeData) -> Iterator[Metric]:
-    used = figures.utilization
+def _device(used: Utilization) -> Iterator[Metric]:
     for name, what, shares in (
         ("flops", "operations per second", used.flops),
         ("bandwidth", "memory bandwidth", used.bandwidth),

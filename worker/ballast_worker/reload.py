@@ -53,7 +53,8 @@ class ConfigWatcher:
     """Poll one file, and other files that belong to it, once a second on its own thread.
 
     That thread calls `apply` with the configuration that is now in force. It calls the function that `also` names for
-    another file, such as the API keys, when that file changes. The calls do not overlap.
+    another file, such as the API keys, when that file changes. The calls do not overlap. `parse` reads the text of the
+    file; its second argument names the file.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class ConfigWatcher:
         apply: Callable[[Loaded], None],
         *,
         also: Mapping[Path, Callable[[], None]] | None = None,
+        parse: Callable[[str, str], WorkerConfig] = WorkerConfig.parse,
     ) -> None:
         self.loaded = loaded
         self.is_invalid = False
@@ -70,6 +72,7 @@ class ConfigWatcher:
         self._path = path
         self._apply = apply
         self._also = dict(also or {})
+        self._parse = parse
         self._last_error = ""
         self._seen: tuple[int, int, int] | None = None
         self._also_seen = {path: _stamp(path) for path in self._also}
@@ -105,7 +108,7 @@ class ConfigWatcher:
             return False
         self._text_hash = text_hash
         try:
-            wanted = WorkerConfig.parse(text, str(self._path))
+            wanted = self._parse(text, str(self._path))
         except InvalidConfig as error:
             self._refuse(str(error))
             return False

@@ -125,6 +125,7 @@ def queue_settings(config: WorkerConfig, name: str) -> QueueSettings:
         max_attempts=offline.max_attempts,
         lease_seconds=offline.lease_seconds,
         results_seconds=offline.results_days * DAY,
+        abandoned_seconds=offline.abandoned_days * DAY,
         max_line_bytes=config.limits.max_body_kibibytes * 1024,
     )
 

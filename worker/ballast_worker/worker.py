@@ -28,6 +28,7 @@ from ballast_worker.engine import Engine
 from ballast_worker.errors import NotServed, Refused
 from ballast_worker.feeder import Feeder
 from ballast_worker.http_server import Connections, HttpLimits
+from ballast_worker.items import GenerationReader
 from ballast_worker.loop import BROKEN, EngineLoop, Stream
 from ballast_worker.metrics import QueueView, ScrapeData, Spending, StepMetrics, WorkerMetrics
 from ballast_worker.openai import PublishedModel
@@ -35,6 +36,7 @@ from ballast_worker.prompt_length import longest_token_bytes
 from ballast_worker.reload import ConfigWatcher, Loaded
 from ballast_worker.requests import Recorder, RequestTiming
 from ballast_worker.responses import AnswerBuffer, stopping
+from ballast_worker.slot_wait import SlotWait
 from ballast_worker.status import SmoothedRates, coefficients, reservation
 from ballast_worker.tenancy import ApiKeys, Tenancy
 from ballast_worker.tls import Certificate
@@ -104,7 +106,7 @@ class Worker:
         self.tenant_metrics = WorkerMetrics(self._figures, shows_tenants=True)
         self._loaded = loaded
         self._utilization = Utilization(self.engine.footprint)
-        self._spending, self._rates = Spending(), SmoothedRates()
+        self._spending, self._rates, self._slot_wait = Spending(), SmoothedRates(), SlotWait()
         self._watcher = None if path is None else self._watch(path, loaded)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -161,24 +163,29 @@ class Worker:
 
     def check_queue(self, request_class: RequestClass) -> None:
         """Refuse a request if the waiting queue of its class is full: 429 with a time for the next try."""
-        limit = self.config.limits.max_queued_requests
+        limits = self.config.limits
+        limit, longest = limits.max_queued_requests, limits.max_queue_milliseconds
         waiting = self.loop.num_waiting(request_class)
-        if waiting < limit:
+        if waiting < limit and (longest is None or not waiting or request_class is not RequestClass.ONLINE):
             return
         stats = self.engine.stats()
-        if request_class is RequestClass.ONLINE:
-            free = stats.slots - stats.online.running - stats.reservation.in_use
+        behind = waiting - _num_free(stats, request_class)
+        wait = self._slot_wait.expected(behind, stats.slots) if request_class is RequestClass.ONLINE else 0.0
+        noun = "request waits" if waiting == 1 else "requests wait"
+        if behind >= limit:
+            because = f"{waiting} {request_class} {noun}, the limit is {limit} (limits.maxQueuedRequests)"
+        elif longest is not None and 1000 * wait > longest:
+            because = (
+                f"{waiting} {request_class} {noun}, so a slot takes about {1000 * wait:.0f} ms, the limit is "
+                f"{longest:g} ms (limits.maxQueueMilliseconds)"
+            )
         else:
-            free = stats.slots - stats.online.running - stats.offline.running
-        if waiting - free < limit:
             return
         rate = self._rates.classes[request_class].ended
         seconds = min(MAX_RETRY_SECONDS, max(1, round(waiting / rate))) if rate else 1
-        noun = "request waits" if waiting == 1 else "requests wait"
         raise Refused(
             429,
-            f"The waiting queue is full: {waiting} {request_class} {noun}, the limit is {limit} "
-            f"(limits.maxQueuedRequests). Retry after {seconds} s.",
+            f"The waiting queue is full: {because}. Retry after {seconds} s.",
             code="queue_full",
             kind="rate_limit_error",
             headers={"retry-after": str(seconds)},
@@ -194,14 +201,12 @@ class Worker:
 
     def ended(self, timing: RequestTiming, stream: Stream, answer: AnswerBuffer) -> None:
         """Count an HTTP request that ended. Without a finish reason, its client is gone."""
+        now = time.monotonic()
         timing.first_at = stream.first_at
-        self.recorder.ended(
-            timing,
-            answer.finish_reason or FinishReason.ABORTED,
-            answer.num_prompt,
-            answer.num_output,
-            time.monotonic(),
-        )
+        reason = answer.finish_reason or FinishReason.ABORTED
+        self.recorder.ended(timing, reason, answer.num_prompt, answer.num_output, now)
+        if reason in {FinishReason.STOP, FinishReason.LENGTH} and stream.first_at is not None:
+            self._slot_wait.add_answer(now - stream.first_at)
 
     # Status and metrics
 
@@ -289,6 +294,9 @@ class Worker:
         started = {RequestClass.ONLINE: self.loop.num_entered(RequestClass.ONLINE)}
         started[RequestClass.OFFLINE] = self.loop.num_started
         self._rates.sample(stats, started, self.recorder.num_ended(), now)
+        waiting = self.loop.num_waiting(RequestClass.ONLINE)
+        is_full = waiting > _num_free(stats, RequestClass.ONLINE)
+        self._slot_wait.sample(started[RequestClass.ONLINE] - waiting, now, is_full=is_full)
         self._utilization.sample(stats, now)
         self._spending.sample(stats, self.config.cost.dollars_per_gpu_hour, now)
 
@@ -333,10 +341,17 @@ class Worker:
             connect=lambda: _connect(config),
             worker=self.id,
             loop=self.loop,
-            served=self.served,
+            reader=GenerationReader(self.served, self.loop.submit),
             status=self.status,
             settings=settings.queue_settings(config, self.served.name),
         )
+
+
+def _num_free(stats: EngineStats, request_class: RequestClass) -> int:
+    """Return the slots that a request of the class can take now."""
+    if request_class is RequestClass.ONLINE:
+        return stats.slots - stats.online.running - stats.reservation.in_use
+    return stats.slots - stats.online.running - stats.offline.running
 
 
 def _http_limits(config: WorkerConfig, slots: int) -> HttpLimits:

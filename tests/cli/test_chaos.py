@@ -1,0 +1,141 @@
+"""A slice of `make chaos`, and what its checks detect."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import network
+import pytest
+import redis
+from checks import leaks_in_redis, results_of
+from load import Jobs, Online, Outcome, SubmittedJob
+from stacks import WorkerLife
+
+from ballast_queue.job import Result
+from ballast_queue.redis_store import Queue
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def queue(valkey, queue_name: str):
+    connected = Queue.connect(valkey.url, queue_name)
+    yield connected
+    connected.close()
+
+
+def submit(queue: Queue, make_line, *names: str) -> SubmittedJob:
+    job = queue.submissions.submit([make_line(name) for name in names])
+    return SubmittedJob("key", job.job_id, list(names))
+
+
+def finish(queue: Queue, job: SubmittedJob, count: int) -> None:
+    for claimed in queue.leases.claim(job.job_id, count, "w"):
+        queue.leases.finish("w", claimed, Result(custom_id=claimed.custom_id, status_code=200, body={}))
+
+
+def problems(queue: Queue, *submitted: SubmittedJob) -> list[str]:
+    jobs = Jobs(lambda: None, queue.name, None)
+    jobs.submitted = list(submitted)
+    return results_of(queue, jobs)[1]
+
+
+def test_one_result_for_each_item_is_no_problem(queue: Queue, make_line):
+    job = submit(queue, make_line, "a", "b")
+    finish(queue, job, 2)
+
+    assert problems(queue, job) == []
+
+
+def test_a_missing_result_is_a_problem(queue: Queue, make_line):
+    job = submit(queue, make_line, "a", "b")
+    finish(queue, job, 1)
+
+    assert "key: 1 of 2 items have no result" in problems(queue, job)
+
+
+def test_a_result_too_many_is_a_problem(queue: Queue, make_line):
+    job = submit(queue, make_line, "a", "b")
+    finish(queue, job, 2)
+    job.custom_ids.remove("b")
+
+    assert "key: 1 results too many, e.g. b" in problems(queue, job)
+
+
+def test_an_acknowledged_job_that_is_gone_is_a_problem(queue: Queue):
+    found = problems(queue, SubmittedJob("key", "job-that-never-was", ["a"]))
+
+    assert found == ["key (job-that-never-was) was acknowledged, and does not exist"]
+
+
+def test_a_lease_and_a_status_without_a_worker_are_problems(queue: Queue, valkey, make_line):
+    job = submit(queue, make_line, "a")
+    queue.leases.claim(job.job_id, 1, "w")
+    with redis.Redis.from_url(valkey.url) as connection:
+        found = "\n".join(leaks_in_redis(queue, connection, []))
+        finish_anyway(queue, job)
+        clean = [text for text in leaks_in_redis(queue, connection, []) if "connections to Redis" not in text]
+
+    assert "1 items are under lease" in found
+    assert "tenants hold items" in found
+    assert "timers of jobs that are over" in found
+    assert clean == []
+
+
+def finish_anyway(queue: Queue, job: SubmittedJob) -> None:
+    queue.jobs.cancel(job.job_id)
+    queue.leases.heartbeat([(job.job_id, 0, 1)])
+
+
+WHOLE = b'HTTP/1.1 200 OK\r\n\r\ndata: {"finish_reason":"length"}\n\ndata: [DONE]\n\n'
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_killed", "is_ending", "outcome"),
+    [
+        pytest.param(WHOLE, False, False, Outcome.ANSWERED, id="a whole answer"),
+        pytest.param(WHOLE, True, True, Outcome.ANSWERED, id="a whole answer of a worker that was killed then"),
+        pytest.param(WHOLE[:30], False, False, Outcome.LOST, id="half an answer"),
+        pytest.param(WHOLE[:30], False, True, Outcome.LOST, id="half an answer of a worker that drains"),
+        pytest.param(WHOLE[:30], True, False, Outcome.EXCUSED, id="half an answer of a killed worker"),
+        pytest.param(b"", False, False, Outcome.LOST, id="no answer"),
+        pytest.param(b"", False, True, Outcome.REFUSED, id="no answer to a request that came during the drain"),
+        pytest.param(b"HTTP/1.1 503 x\r\n\r\n", False, False, Outcome.REFUSED, id="503"),
+        pytest.param(b"HTTP/1.1 500 x\r\n\r\n", False, False, Outcome.LOST, id="500"),
+    ],
+)
+def test_a_request_is_lost_unless_its_worker_was_killed_or_refused_it(answer, is_killed, is_ending, outcome):
+    async def ask() -> Outcome:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(answer)
+            await writer.drain()
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            since = time.monotonic() if is_ending else None
+            life = WorkerLife(1, f"http://127.0.0.1:{port}", ending_since=since, is_killed=is_killed)
+            return (await Online([]).ask(life, "a", is_streamed=True))[0]
+
+    assert asyncio.run(ask()) is outcome
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_random_kills_and_network_faults_lose_nothing_and_leak_nothing():
+    command = [sys.executable, str(ROOT / "benchmarks" / "chaos"), "--seed", "1", "--minutes", "0.6", "--pause", "0.5"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    figures = dict(re.findall(r"^\| (.+?) +\| +(\S.*?) \|$", done.stdout, re.MULTILINE))
+
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert int(figures["killed: all"]) > 0
+    assert int(figures["items"]) == int(figures["results"]) > 0
+    assert int(figures["online requests answered"]) > 0
+    assert (network.MISSING in done.stdout) if network.program() is None else int(figures["network faults"]) > 0

@@ -1,0 +1,117 @@
+"""Bodies of items for an engine that checks them itself."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ballast_openai.errors import InvalidBody, Unsupported
+from ballast_openai.item_body import (
+    CHAT_URL,
+    COMPLETIONS_URL,
+    EMBEDDINGS_URL,
+    ITEM_URLS,
+    RERANK_URL,
+    RESPONSES_URL,
+    SCORE_URL,
+    parse_item,
+)
+from ballast_queue.batch_lines import read_line
+from ballast_queue.settings import QueueSettings
+
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+
+
+@pytest.mark.parametrize(
+    ("url", "fields", "expected"),
+    [
+        (CHAT_URL, {"messages": [], "tools": TOOLS, "logprobs": True, "n": 3, "max_tokens": 5}, 15),
+        (CHAT_URL, {"messages": [], "max_completion_tokens": 7, "max_tokens": 5}, 7),
+        (CHAT_URL, {"messages": []}, None),
+        (COMPLETIONS_URL, {"prompt": "a"}, 16),
+        (COMPLETIONS_URL, {"prompt": ["a", "b"], "max_tokens": 4, "n": 2}, 16),
+        (COMPLETIONS_URL, {"prompt": [1, 2, 3], "max_tokens": 4}, 4),
+        (RESPONSES_URL, {"input": "a", "max_output_tokens": 9}, 9),
+        (RESPONSES_URL, {"input": "a"}, None),
+        (EMBEDDINGS_URL, {"input": ["a", "b"]}, 0),
+        (SCORE_URL, {"text_1": "a", "text_2": "b"}, 0),
+        (RERANK_URL, {"query": "a", "documents": ["b"]}, 0),
+    ],
+)
+def test_an_item_may_use_any_field_and_its_tokens_are_counted(url, fields, expected):
+    body = parse_item(url, {"model": "m", **fields}, ITEM_URLS)
+
+    assert body.num_output == expected
+    assert (body.model, body.stream, body.priority) == ("m", False, 0)
+
+
+def test_items_with_one_opening_have_one_prefix_key():
+    system = {"role": "system", "content": "x" * 5000}
+    first, second, other = (
+        parse_item(CHAT_URL, {"model": model, "messages": [system, {"role": "user", "content": text}]}, ITEM_URLS)
+        for model, text in (("m", "a"), ("m", "b"), ("n", "a"))
+    )
+
+    assert first.prefix_key == second.prefix_key != other.prefix_key
+
+
+def test_a_url_that_the_model_does_not_serve_is_refused_with_those_that_it_serves():
+    with pytest.raises(Unsupported) as refused:
+        parse_item(EMBEDDINGS_URL, {"model": "m", "input": "a"}, (CHAT_URL, COMPLETIONS_URL))
+
+    assert refused.value.message == (
+        "url: found /v1/embeddings (embeddings), expected /v1/chat/completions or /v1/completions, which the model of "
+        "this queue serves"
+    )
+    with pytest.raises(InvalidBody, match="found '/v1/nothing', expected /v1/embeddings"):
+        parse_item("/v1/nothing", {"model": "m"}, (EMBEDDINGS_URL,))
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"model": 3}, "model: found the number 3"),
+        ({"model": "m", "background": True}, "every item runs in the background"),
+        ({"model": "m", "priority": "high"}, "priority: found the string 'high'"),
+    ],
+)
+def test_fields_that_ballast_reads_are_checked(fields, sentence):
+    with pytest.raises(InvalidBody, match=sentence):
+        parse_item(RESPONSES_URL, fields, ITEM_URLS)
+
+
+JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=3))
+
+
+@given(
+    st.sampled_from(ITEM_URLS),
+    st.dictionaries(
+        st.sampled_from(
+            ["messages", "prompt", "input", "n", "max_tokens", "max_output_tokens", "priority", "stream", "query"]
+        ),
+        JSON,
+    ),
+)
+def test_any_body_is_read_or_refused(url, fields):
+    with contextlib.suppress(InvalidBody):
+        body = parse_item(url, {"model": "m", **fields}, ITEM_URLS)
+
+        assert body.num_output is None or body.num_output >= 0
+
+
+def test_a_queue_takes_the_urls_of_its_settings():
+    line = json.dumps({"custom_id": "a", "url": EMBEDDINGS_URL, "body": {"model": "m", "input": "hi"}})
+    chat = json.dumps({"custom_id": "a", "url": CHAT_URL, "body": {"model": "m", "messages": [], "stream": True}})
+
+    taken, _ = read_line(line, QueueSettings(models=("m",), urls=(EMBEDDINGS_URL,)))
+    native, _ = read_line(line, QueueSettings(models=("m",)))
+    streamed, _ = read_line(chat, QueueSettings(models=("m",), urls=(CHAT_URL,)))
+
+    assert (taken.kind, taken.asked_out) == ("a", 0)
+    assert (native.kind, streamed.kind) == ("r", "r")
+    assert b"not supported yet" in native.text
+    assert b"a job stores complete results" in streamed.text

@@ -1,0 +1,105 @@
+"""What the owner of the cluster permits the pods of resources to use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from control_plane import ControlPlane
+from operated import Cluster, Operator, running, until
+
+from ballast_api.inference_deployment import InferenceDeployment
+from ballast_operator.permitted import PodRules
+from ballast_operator.settings import OperatorSettings
+
+STRICT = PodRules(
+    images=("registry.example/*:1",),
+    service_accounts=("research/inference",),
+    volumes=("emptyDir",),
+    host_paths=("/var/cache/ballast/", "/models"),
+)
+
+
+def violations(rules: PodRules, *, model: dict[str, Any] | None = None, **template: Any) -> list[str]:
+    spec = {"model": {"uri": "hf://a/b"} | (model or {}), "template": template}
+    about = {"name": "llm", "namespace": "research"}
+    return list(rules.violations(InferenceDeployment.read({"metadata": about, "spec": spec}, "test")))
+
+
+def volume(kind: str, **content: Any) -> dict[str, Any]:
+    return {"volumes": [{"name": "x", kind: content}]}
+
+
+PERMITTED: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "an image": {"image": "registry.example/team/worker:1"},
+    "an account": {"serviceAccountName": "inference"},
+    "a volume": volume("emptyDir"),
+    "a directory": volume("hostPath", path="/var/cache/ballast"),
+    "what it contains": volume("hostPath", path="/models/a//b/../c"),
+}
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "an image": ({"image": "elsewhere.example/worker:1"}, "allowedImages"),
+    "an account": ({"serviceAccountName": "admin"}, "allowedServiceAccounts"),
+    "a volume": (volume("nfs", server="s", path="/"), "allowedVolumes"),
+    "a directory": (volume("hostPath", path="/etc"), "allowedHostPaths"),
+    "a name that only begins alike": (volume("hostPath", path="/models-of-others"), "allowedHostPaths"),
+    "a way out": (volume("hostPath", path="/models/../etc"), "allowedHostPaths"),
+    "no path": (volume("hostPath"), "allowedHostPaths"),
+    "two kinds": ({"volumes": [{"name": "x", "emptyDir": {}, "hostPath": {"path": "/etc"}}]}, "allowedHostPaths"),
+}
+
+
+@pytest.mark.parametrize("case", PERMITTED)
+def test_what_the_rules_permit_is_accepted(case: str) -> None:
+    template = PERMITTED[case]
+
+    assert violations(STRICT, **template) == []
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_the_rules_do_not_permit_is_refused_with_the_setting(case: str) -> None:
+    template, setting = REFUSED[case]
+    (message,) = violations(STRICT, **template)
+
+    assert setting in message
+
+
+@pytest.mark.parametrize(("path", "is_permitted"), [("/models/x", True), ("/etc", False), ("/models/../etc", False)])
+def test_the_cache_of_a_node_needs_a_permitted_path(path: str, is_permitted: bool) -> None:
+    assert bool(violations(STRICT, model={"cachePath": path})) != is_permitted
+
+
+def test_by_default_no_account_and_no_path_of_the_node_is_permitted() -> None:
+    settings = OperatorSettings.read({"BALLAST_NAMESPACE": "n", "BALLAST_WORKER_IMAGE": "w"})
+
+    assert settings.pod_rules == PodRules()
+    assert violations(PodRules(), image="any/image") == []
+    assert violations(PodRules(), serviceAccountName="default")
+    assert violations(PodRules(), model={"cachePath": "/var/cache"})
+    assert violations(PodRules(), **volume("hostPath", path="/"))
+
+
+@pytest.mark.envtest
+def test_a_resource_that_is_not_permitted_gets_no_pod_until_it_is(
+    controllers: ControlPlane, cluster: Cluster, tmp_path: Path
+) -> None:
+    model = {"uri": "hf://a/b", "cachePath": "/etc"}
+    with running(controllers.kubeconfig, tmp_path, BALLAST_ALLOWED_HOST_PATHS="/var/cache"):
+        cluster.make(model=model)
+        assert "allowedHostPaths" in cluster.says("Degraded", "True", "NotPermitted")["message"]
+        assert not cluster.list("deployments")
+        cluster.patch("inferencedeployments", "llm", {"spec": {"model": {"cachePath": "/var/cache/x"}}})
+        until(lambda: cluster.get("deployments", "llm"))
+        cluster.says("Degraded", "False")
+
+
+@pytest.mark.envtest
+def test_pods_stay_when_a_change_is_not_permitted(operator: Operator, cluster: Cluster) -> None:
+    cluster.make()
+    until(lambda: cluster.get("deployments", "llm"))
+    cluster.patch("inferencedeployments", "llm", {"spec": {"template": {"serviceAccountName": "admin"}}})
+    cluster.says("Degraded", "True", "NotPermitted")
+
+    assert cluster.get("deployments", "llm")["metadata"]["generation"] == 1

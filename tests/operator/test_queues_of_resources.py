@@ -1,0 +1,150 @@
+"""Which queue a resource serves: one model for each queue, and no queue is left with work unnoticed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from control_plane import ControlPlane
+from operated import Cluster, Operator, report, running, until
+
+from ballast_queue.redis_store import Queue
+from ballast_queue.settings import QueueSettings
+from ballast_queue.unused import REGISTRY
+
+pytestmark = pytest.mark.envtest
+
+LINE = json.dumps(
+    {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "tiny", "prompt": "x"}}
+)
+
+
+@pytest.fixture
+def redis(cluster: Cluster, valkey: Any) -> str:
+    cluster.secret("redis", url=valkey.url)
+    return str(valkey.url)
+
+
+def submit(redis: str, name: str) -> Queue:
+    queue = Queue.connect(redis, name)
+    queue.submissions.submit([LINE], tenant="default")
+    return queue
+
+
+def test_a_queue_that_a_change_leaves_with_work_is_reported_until_it_is_finished(
+    operator: Operator, cluster: Cluster, redis: str
+) -> None:
+    old = f"{cluster.namespace}/llm"
+    cluster.make(redis={"secretName": "redis"})
+    until(lambda: (cluster.resource().get("status") or {}).get("queue") == old)
+    queue = submit(redis, old)
+    cluster.patch("inferencedeployments", "llm", {"spec": {"offline": {"queue": f"{cluster.namespace}/other"}}})
+
+    message = cluster.says("Degraded", "True", "QueueLeft")["message"]
+    assert old in message
+    assert "1 unfinished items" in message
+    (job,) = queue.jobs.newest()
+    queue.jobs.cancel(job.id)
+    queue.timers.run_due()
+    cluster.says("Degraded", "False")
+    until(lambda: not cluster.resource()["status"]["formerQueues"])
+    queue.close()
+
+
+def test_the_queue_of_a_deleted_resource_is_kept_for_its_days_and_then_removed(
+    controllers: ControlPlane, cluster: Cluster, valkey: Any, tmp_path: Path
+) -> None:
+    cluster.create("secrets", {"metadata": {"name": "own"}, "stringData": {"url": valkey.url}})
+    environment = {"BALLAST_NAMESPACE": cluster.namespace, "BALLAST_REDIS_SECRET": "own", "BALLAST_AUDIT_SECONDS": "1"}
+    environment |= {"BALLAST_RELEASE": f"{cluster.namespace}/all"}
+    gone, kept = (submit(valkey.url, f"{cluster.namespace}/{name}") for name in ("gone", "kept"))
+    with running(controllers.kubeconfig, tmp_path, **environment):
+        cluster.make("gone")
+        cluster.make("kept", offline={"queue": kept.name})
+        until(lambda: registered(kept) == {gone.name, kept.name}, said="both queues are known")
+        cluster.delete("inferencedeployments", "gone")
+        until(lambda: is_unused(gone), said="noticed")
+        assert gone.jobs.newest(), "it is kept for 30 days"
+    with running(controllers.kubeconfig, tmp_path, **environment, BALLAST_UNUSED_QUEUE_DAYS="0.00001") as operator:
+        until(lambda: not gone.jobs.newest(), said="removed")
+        until(lambda: registered(kept) == {kept.name})
+        assert "unused queues removed" in operator.text()
+        assert kept.jobs.newest()
+    for queue in (gone, kept):
+        queue.close()
+
+
+def test_a_paused_job_expires_although_no_worker_serves_its_queue(
+    operator: Operator, cluster: Cluster, redis: str
+) -> None:
+    queue = submit(redis, f"{cluster.namespace}/llm")
+    queue.settings.apply(QueueSettings(abandoned_seconds=0.1))
+    (job,) = queue.jobs.newest()
+    queue.jobs.pause(job.id)
+    cluster.make(redis={"secretName": "redis"}, replicas=0)
+
+    until(lambda: queue.jobs.get(job.id).state == "expired")
+    queue.close()
+
+
+def registered(queue: Queue) -> set[str]:
+    """Return the queues of this namespace that the operator knows."""
+    own = queue.name.partition("/")[0]
+    pairs = queue.store.connection.hash_pairs(REGISTRY)
+    return {name for field, _ in pairs if (name := field.decode().partition(" ")[0]).startswith(own)}
+
+
+def is_unused(queue: Queue) -> bool:
+    pairs = queue.store.connection.hash_pairs(REGISTRY)
+    return any(value for field, value in pairs if field.decode().partition(" ")[0] == queue.name)
+
+
+def test_a_former_queue_that_another_worker_serves_is_not_left(
+    operator: Operator, cluster: Cluster, redis: str
+) -> None:
+    old = f"{cluster.namespace}/llm"
+    cluster.make(redis={"secretName": "redis"})
+    until(lambda: (cluster.resource().get("status") or {}).get("queue") == old)
+    report(submit(redis, old), "10.7.7.7")
+    cluster.patch("inferencedeployments", "llm", {"spec": {"offline": {"queue": f"{cluster.namespace}/other"}}})
+    until(lambda: cluster.resource()["status"]["formerQueues"] == [old])
+
+    assert cluster.says("Degraded", "False")
+
+
+def test_the_younger_of_two_resources_with_two_models_on_one_queue_is_refused(
+    operator: Operator, cluster: Cluster, redis: str
+) -> None:
+    shared = {"offline": {"queue": f"{cluster.namespace}/shared"}, "redis": {"secretName": "redis"}}
+    cluster.make("older", model={"uri": "file:///models/one"}, **shared)
+    until(lambda: cluster.get("deployments", "older"))
+    until(lambda: is_younger_now(cluster), said="the next second")
+    cluster.make("younger", model={"uri": "file:///models/two"}, **shared)
+
+    message = cluster.says("Degraded", "True", "QueueConflict", name="younger")["message"]
+    assert f"{cluster.namespace}/older, which serves the model one, and this one serves two" in message
+    assert not cluster.get("deployments", "younger")
+    assert cluster.condition("Degraded", name="older")["status"] == "False"
+    cluster.patch("inferencedeployments", "younger", {"spec": {"model": {"servedName": "one"}}})
+    cluster.says("Degraded", "False", name="younger")
+    until(lambda: cluster.get("deployments", "younger"))
+
+
+def is_younger_now(cluster: Cluster) -> bool:
+    """Return whether an object that is created now has a later time of creation: it counts whole seconds."""
+    name = f"clock-{len(cluster.names('configmaps'))}"
+    clock = cluster.create("configmaps", {"metadata": {"name": name}})["metadata"]["creationTimestamp"]
+    return bool(clock > cluster.resource("older")["metadata"]["creationTimestamp"])
+
+
+def test_two_models_on_queues_of_the_same_name_in_two_servers_are_no_conflict(
+    operator: Operator, cluster: Cluster, redis: str
+) -> None:
+    offline = {"queue": f"{cluster.namespace}/shared"}
+    cluster.secret("another", url=redis)
+    cluster.make("one", model={"uri": "file:///models/one"}, offline=offline, redis={"secretName": "redis"})
+    cluster.make("two", model={"uri": "file:///models/two"}, offline=offline, redis={"secretName": "another"})
+
+    until(lambda: cluster.get("deployments", "one") and cluster.get("deployments", "two"))

@@ -1,0 +1,120 @@
+"""Queues that no resource uses any more, and jobs that are never ended."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import pytest
+
+from ballast_queue.redis_store import Queue
+from ballast_queue.settings import QueueSettings
+from ballast_queue.status import ClassLoad, WorkerStatus
+from ballast_queue.unused import UnusedQueues, run_timers
+
+
+@pytest.fixture
+def release() -> str:
+    return f"tests/{uuid4().hex[:8]}"
+
+
+def unused(queue: Queue, release: str, seconds: float = 0) -> UnusedQueues:
+    return UnusedQueues(queue.store.connection, release, seconds)
+
+
+def keys_of(queue: Queue) -> list[bytes]:
+    client = queue.store.connection._client
+    return list(client.scan_iter(match=f"ballast:{{{queue.name}}}:*", count=1000))
+
+
+def fill(queue: Queue, line) -> None:
+    queue.settings.apply(QueueSettings())
+    for number in range(3):
+        queue.submissions.submit([line(f"{number}-{i}") for i in range(3)])
+        queue.submissions.submit([line("k")], key=f"key-{number}")
+
+
+def publish(queue: Queue) -> None:
+    status = WorkerStatus(
+        worker_id="w", address="http://w:8000", at=queue.now(), model="m", slots=1, batch_ceiling=1,
+        kv_blocks_total=1, kv_blocks_free=1, online=ClassLoad(), offline=ClassLoad(),
+    )  # fmt: skip
+    queue.workers.publish(status, 60)
+
+
+def test_an_unused_queue_is_kept_for_its_time_and_then_removed_without_a_trace(queue, line, release) -> None:
+    fill(queue, line)
+    assert unused(queue, release).update({queue.name}) == []
+    assert unused(queue, release).update(set()) == [], "it is unused since now"
+    assert unused(queue, release, 3600).update(set()) == []
+    assert keys_of(queue)
+
+    assert unused(queue, release).update(set()) == [queue.name]
+    assert keys_of(queue) == []
+    assert unused(queue, release).update(set()) == []
+
+
+def test_a_queue_that_is_used_again_begins_its_time_again(queue, line, release) -> None:
+    fill(queue, line)
+    unused(queue, release).update({queue.name})
+    unused(queue, release).update(set())
+    unused(queue, release).update({queue.name})
+
+    assert unused(queue, release).update(set()) == []
+    assert keys_of(queue)
+
+
+def test_a_queue_that_no_resource_ever_used_stays(queue, line, release) -> None:
+    fill(queue, line)
+
+    assert [unused(queue, release).update(set()) for _ in range(3)] == [[], [], []]
+    assert keys_of(queue)
+
+
+def test_a_queue_that_a_worker_serves_stays(queue, line, release) -> None:
+    fill(queue, line)
+    unused(queue, release).update({queue.name})
+    unused(queue, release).update(set())
+    publish(queue)
+
+    assert unused(queue, release).update(set()) == []
+    queue.workers.withdraw("w")
+    assert unused(queue, release).update(set()) == [], "its time begins again"
+    assert unused(queue, release).update(set()) == [queue.name]
+
+
+def test_a_queue_that_another_release_uses_stays(queue, line, release) -> None:
+    fill(queue, line)
+    unused(queue, release).update({queue.name})
+    unused(queue, f"{release}-other").update({queue.name})
+    for _ in range(3):
+        assert unused(queue, release).update(set()) == []
+
+    assert keys_of(queue)
+
+
+@pytest.mark.parametrize("is_paused", [True, False])
+def test_a_job_that_is_paused_or_open_expires_without_a_worker(queue, desk, line, is_paused) -> None:
+    queue.settings.apply(QueueSettings(abandoned_seconds=1e-6))
+    if is_paused:
+        job_id = queue.submissions.submit([line("a")]).job_id
+        queue.jobs.pause(job_id)
+    else:
+        desk.raw.xadd(queue.store.keys.inbox, {"item": line("a"), "job": "left-open", "tenant": "t"})
+        queue.inbox.take_in()
+        job_id = "left-open"
+    run_timers(queue)
+    job = queue.jobs.get(job_id)
+
+    assert job.state == "expired"
+    assert "paused or open for too long, with 1 of 1 items left" in job.reason
+    assert queue.check_integrity() == []
+
+
+def test_a_job_that_goes_on_does_not_expire(queue, line) -> None:
+    queue.settings.apply(QueueSettings(abandoned_seconds=1e-6))
+    job_id = queue.submissions.submit([line("a")]).job_id
+    queue.jobs.pause(job_id)
+    queue.jobs.resume(job_id)
+    run_timers(queue)
+
+    assert queue.jobs.get(job_id).state == "in_progress"

@@ -1,0 +1,150 @@
+"""The app and the engine client of a vLLM API server, as far as Ballast's middleware uses them. No model computes.
+
+An engine request waits until the test gives it outputs. An output for a request that ended, or that never came, fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from ballast_policy.host import Host
+from ballast_policy.snapshot import PolicyConfig
+from ballast_vllm import stats
+from ballast_vllm.counters import Counters
+
+GREEDY = {
+    "n": 1, "temperature": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0,
+    "min_tokens": 0, "logprobs": None, "prompt_logprobs": None, "logprob_token_ids": None, "structured_outputs": None,
+    "bad_words": None, "thinking_token_budget": None, "repetition_detection": None, "watermarking": None,
+    "trace_decode_token_ids": None, "max_tokens": 8, "extra_args": None,
+}  # fmt: skip
+
+
+@dataclass
+class Answer:
+    """What the client of one engine request gets."""
+
+    tokens: list[int] = field(default_factory=list)
+    reason: str | None = None
+    is_over: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class FakeEngine:
+    """An engine client with EngineCore behind it."""
+
+    def __init__(self, slots: int = 2) -> None:
+        self.errored = False
+        self.sent: dict[str, Any] = {}
+        """Requests as EngineCore got them, by id."""
+        self.configured: list[Any] = []
+        self.host = Host(PolicyConfig(slots=slots, num_blocks=100, block_tokens=16))
+        self.model_config = SimpleNamespace(
+            max_model_len=1024, model="fake", revision=None, dtype="float32", quantization=None
+        )
+        self.vllm_config = SimpleNamespace(
+            parallel_config=SimpleNamespace(_api_process_count=1),
+            device_config=SimpleNamespace(device_type="cpu"),
+            cache_config=SimpleNamespace(block_size=16),
+        )
+        self.engine_core = SimpleNamespace(add_request_async=self._add, call_utility_async=self._call)
+        self.answers: dict[str, Answer] = {}
+        self.output_processor = SimpleNamespace(has_request=self.answers.__contains__, process_outputs=self._process)
+
+    async def _add(self, request: Any) -> None:
+        assert request.request_id not in self.sent, "an id is used twice"
+        self.sent[request.request_id] = request
+
+    async def _call(self, method: str, argument: Any) -> Any:
+        if method == "ballast_configure":
+            self.configured.append(argument)
+            return None
+        assert method == "ballast_stats", method
+        return stats.message(
+            Counters(),
+            self.host,
+            kv_free=100,
+            kv_cached=0,
+            num_blocked=dict.fromkeys(self.host.held, 0),
+            since=argument,
+        )
+
+    def _process(self, outputs: list[Any], *_: Any, **__: Any) -> None:
+        for output in outputs:
+            answer = self.answers[output.request_id]
+            answer.tokens += output.new_token_ids
+            if output.finish_reason is not None:
+                answer.reason = output.finish_reason
+                del self.answers[output.request_id]
+                answer.is_over.set()
+
+    def give(self, request_id: str, *tokens: int, reason: str | None = None) -> None:
+        """Let EngineCore compute tokens of a request, and end it with a reason."""
+        assert request_id in self.sent, "EngineCore does not have the request"
+        output = SimpleNamespace(
+            request_id=request_id, new_token_ids=list(tokens), finish_reason=reason, prefill_stats=None
+        )
+        self.output_processor.process_outputs([output], 0.0, None)
+
+    async def generate(self, number: int, body: dict[str, Any]) -> Answer:
+        """Return the answer to a body, as vLLM's routes do."""
+        request = SimpleNamespace(
+            request_id=f"r{number}", prompt_token_ids=[1, 2, 3], pooling_params=None, prompt_embeds=None,
+            sampling_params=SimpleNamespace(**GREEDY | body.get("sampling", {})), lora_request=None, resumable=False,
+            priority=body.get("priority", 0), cache_salt=None,
+        )  # fmt: skip
+        answer = self.answers[request.request_id] = Answer()
+        try:
+            await self.engine_core.add_request_async(request)
+            await answer.is_over.wait()
+        finally:
+            self.answers.pop(request.request_id, None)
+        return answer
+
+
+class FakeVllm(Starlette):
+    """The app. `middleware` sees its requests and its lifespan."""
+
+    def __init__(self, engine: FakeEngine, **arguments: Any) -> None:
+        super().__init__(
+            routes=[Route("/v1/completions", self._complete, methods=["POST"]), Route("/v1/models", _models)]
+        )
+        self.state.engine_client = engine
+        self.state.vllm_config = engine.vllm_config
+        self.state.openai_serving_models = SimpleNamespace(
+            base_model_paths=[SimpleNamespace(name="m")], lora_requests={}
+        )
+        given = {"model": "fake", "host": None, "port": 8000, "ssl_keyfile": None, "api_key": None}
+        self.state.args = SimpleNamespace(**given | arguments)
+        self._engine = engine
+        self._count = 0
+
+    def openapi(self) -> dict[str, Any]:
+        return {"paths": {"/v1/completions": {"post": {}}}}
+
+    async def _complete(self, request: Request) -> Response:
+        body = await request.json()
+        if body.get("max_tokens") == 0:
+            return JSONResponse({"error": {"message": "max_tokens must be at least 1", "code": 400}}, 400)
+        self._count += 1
+        work = asyncio.ensure_future(self._engine.generate(self._count, body))
+        gone = asyncio.ensure_future(request.receive())
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        gone.cancel()
+        if not work.done():
+            work.cancel()
+            return JSONResponse(None)
+        answer = work.result()
+        usage = {"prompt_tokens": 3, "completion_tokens": len(answer.tokens)}
+        return JSONResponse({"tokens": answer.tokens, "reason": answer.reason, "usage": usage})
+
+
+async def _models(_: Request) -> Response:
+    return JSONResponse({"data": [{"id": "m"}]})

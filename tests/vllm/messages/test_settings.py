@@ -1,0 +1,90 @@
+"""The policy configuration of EngineCore: from three places at the start, and from messages later."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from ballast_policy.snapshot import PolicyConfig, TenantShare
+from ballast_policy.step.budget import ONLINE_CHUNKS
+from ballast_vllm.settings import InvalidSettings, Limits, changed, initial, message_of
+
+LIMITS = Limits(max_num_seqs=64, max_step_tokens=2048)
+CONFIG = PolicyConfig(slots=8, num_blocks=100, can_suspend=False)
+FILE = """
+model: {uri: /models/tiny}
+slots: 12
+slo: {ttftMilliseconds: 700}
+offline: {reservedPercent: 30}
+"""
+
+
+def test_a_message_sets_every_hot_field():
+    config = replace(
+        CONFIG, ttft=1.0, tpot=0.1, max_interference=0.2, tenants={"a": TenantShare(2.0, max_slots=3, reserved=0.5)}
+    )
+
+    assert changed(PolicyConfig(slots=1, num_blocks=100, can_suspend=False), message_of(config)) == config
+
+
+def test_null_means_no_limit():
+    assert changed(replace(CONFIG, ttft=1.0), {"ttft": None}).ttft == inf
+    assert changed(replace(CONFIG, max_interference=0.1), {"max_interference": None}).max_interference is None
+
+
+@pytest.mark.parametrize(
+    ("message", "sentence"),
+    [
+        ({"num_blocks": 5}, "unknown field 'num_blocks'"),
+        ({"chunk": 5}, "unknown field 'chunk'"),
+        ({"slots": None}, "slots is None"),
+        ({"tpot": "fast"}, "tpot is 'fast': expected a number"),
+        ({"offline_share": -0.1}, "offline_share is -0.1"),
+        ({"objective": True}, "objective is True"),
+        ({"tenants": {"a": {"share": 1}}}, "tenants: .*share"),
+        ({"tenants": ["a"]}, "tenants: "),
+    ],
+)
+def test_a_wrong_message_is_refused_with_its_field(message, sentence):
+    with pytest.raises(InvalidSettings, match=sentence):
+        changed(CONFIG, message)
+
+
+def test_slots_and_chunk_stay_within_a_step_of_vllm():
+    config = LIMITS.fit(replace(CONFIG, slots=500, chunk_tokens=100_000))
+
+    assert config.slots == 64
+    assert config.slots + ONLINE_CHUNKS * config.chunk_tokens <= 2048
+
+
+def test_drafts_take_their_part_of_a_step():
+    config = replace(LIMITS, num_draft_tokens=7).fit(replace(CONFIG, slots=64, chunk_tokens=100_000))
+
+    assert 64 * 8 + ONLINE_CHUNKS * config.chunk_tokens <= 2048
+
+
+def test_without_a_configuration_vllm_decides_the_slots():
+    config = initial({}, LIMITS, num_blocks=10, block_tokens=32)
+
+    assert (config.slots, config.num_blocks, config.block_tokens, config.can_suspend) == (64, 10, 32, False)
+
+
+def test_a_field_of_vllm_s_additional_config_comes_before_the_file(tmp_path):
+    path = tmp_path / "worker.yaml"
+    path.write_text(FILE)
+
+    stated = {"config": str(path), "offline_share": 0.5}
+    config = initial({"ballast": stated}, LIMITS, num_blocks=10, block_tokens=32)
+
+    assert (config.slots, config.ttft, config.offline_share) == (12, 0.7, 0.5)
+    assert stated == {"config": str(path), "offline_share": 0.5}, "vLLM hashes its configuration"
+
+
+def test_a_variable_names_the_file(tmp_path, monkeypatch):
+    path = tmp_path / "worker.yaml"
+    path.write_text(FILE)
+    monkeypatch.setenv("BALLAST_CONFIG", str(path))
+
+    assert initial(None, LIMITS, num_blocks=10, block_tokens=32).offline_share == 0.3

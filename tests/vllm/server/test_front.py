@@ -1,0 +1,164 @@
+"""Keys, tenants, limits and hot changes in front of vLLM's routes."""
+
+from __future__ import annotations
+
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import openai
+import pytest
+import yaml
+
+pytestmark = pytest.mark.timeout(900)
+
+LAB, WEB = {"authorization": "Bearer lab-key"}, {"authorization": "Bearer web-key"}
+BODY = {"model": "m", "prompt": "Once", "max_tokens": 4, "temperature": 0}
+CONFIG = {
+    "slots": 2,
+    "limits": {"maxQueuedRequests": 2, "maxBodyKibibytes": 16},
+    "offline": {"tenants": [{"name": "lab", "maxPriority": 3}, {"name": "web"}]},
+    "runtime": {"generation": 1, "created": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("configuration")
+
+
+@pytest.fixture(scope="module")
+def serving(start, wandering_model, folder):
+    keys = folder / "keys.yaml"
+    keys.write_text("lab-key: lab\nweb-key: web\nold-key: gone\n")
+    write(folder, CONFIG)
+    variables = {"BALLAST_CONFIG": str(folder / "worker.yaml"), "BALLAST_RUNTIME_API_KEYS_FILE": str(keys)}
+    with start(wandering_model, **variables) as found:
+        yield found
+
+
+def write(folder, config) -> None:
+    fresh = folder / "fresh"
+    fresh.write_text(yaml.safe_dump(config))
+    fresh.rename(folder / "worker.yaml")
+
+
+def test_a_request_without_a_known_key_is_refused_on_every_route_but_probes(serving):
+    with serving.client() as client:
+        refused = [
+            client.get("/v1/models"),
+            client.post("/v1/completions", json=BODY),
+            client.post("/tokenize", json={"model": "m", "prompt": "a"}),
+            client.post("/v1/completions", json=BODY, headers={"authorization": "Bearer other"}),
+        ]
+        opened = [client.get(path).status_code for path in ("/health", "/ready", "/metrics", "/version", "/ping")]
+        known = client.post("/v1/completions", json=BODY, headers=LAB)
+        gone = client.post("/v1/completions", json=BODY, headers={"authorization": "Bearer old-key"})
+
+    assert [response.status_code for response in refused] == [401] * 4
+    assert refused[0].json()["error"]["code"] == "invalid_api_key"
+    assert opened == [200] * 5
+    assert known.status_code == 200
+    assert (gone.status_code, gone.json()["error"]["code"]) == (403, "unknown_tenant")
+
+
+def test_the_openai_package_gets_streams_with_usage(serving):
+    client = openai.OpenAI(base_url=f"{serving.url}/v1", api_key="web-key")
+    ask = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9, "temperature": 0}
+
+    whole = client.chat.completions.create(**ask)
+    chunks = list(client.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True}))
+
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].usage.completion_tokens == 9
+
+
+def test_wrong_headers_are_refused_with_a_sentence(serving):
+    with serving.client(headers=LAB) as client:
+        found = [
+            client.post("/v1/completions", json=BODY, headers={name: value}).json()["error"]["code"]
+            for name, value in (
+                ("x-ballast-class", "batch"),
+                ("x-ballast-priority", "high"),
+                ("x-llm-d-slo-ttft-ms", "-1"),
+            )
+        ]
+
+    assert found == ["invalid_class", "invalid_priority", "invalid_slo"]
+
+
+def test_a_body_above_the_limit_is_refused_before_vllm_reads_it(serving):
+    long = json.dumps({**BODY, "prompt": "a" * 20_000}).encode()
+
+    def in_parts():
+        yield long[:9000]
+        yield long[9000:]
+
+    with serving.client(headers={**LAB, "content-type": "application/json"}) as client:
+        announced = client.post("/v1/completions", content=long)
+    with serving.client(headers={**LAB, "content-type": "application/json"}) as client:
+        chunked = client.post("/v1/completions", content=in_parts())
+
+    assert (announced.status_code, chunked.status_code) == (413, 413)
+    assert "limits.maxBodyKibibytes" in announced.json()["error"]["message"]
+
+
+def test_requests_beyond_the_slots_and_the_queue_are_refused_with_a_time(serving):
+    def ask(number: int) -> httpx.Response:
+        body = {**BODY, "prompt": f"{number}", "max_tokens": 200, "ignore_eos": True}
+        with serving.client(headers=WEB) as client:
+            return client.post("/v1/completions", json=body)
+
+    with ThreadPoolExecutor(16) as threads:
+        found = list(threads.map(ask, range(16)))
+
+    served = [response for response in found if response.status_code == 200]
+    refused = [response for response in found if response.status_code == 429]
+    assert len(served) + len(refused) == 16
+    assert served
+    assert refused
+    assert all(int(response.headers["retry-after"]) >= 1 for response in refused)
+    assert "limits.maxQueuedRequests" in refused[0].json()["error"]["message"]
+    assert serving.series()['ballast_requests_total{class="online",outcome="queue_full"}'] >= len(refused)
+
+
+@pytest.mark.parametrize(
+    ("headers", "tier", "expected"),
+    [({}, None, "online"), ({"x-ballast-class": "offline"}, None, "offline"), ({}, "flex", "offline"),
+     ({"x-ballast-class": "online"}, "flex", "online")],
+)  # fmt: skip
+def test_header_and_service_tier_state_the_class(serving, headers, tier, expected):
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+    name = f'ballast_tokens_total{{class="{expected}",phase="decode"}}'
+    before = serving.series()[name]
+
+    with serving.client(headers={**LAB, **headers}) as client:
+        response = client.post("/v1/chat/completions", json=body | ({"service_tier": tier} if tier else {}))
+
+    assert response.status_code == 200
+    time.sleep(0.6)  # the figures of the scheduler are read four times a second
+    assert serving.series()[name] >= before + 2
+
+
+def test_a_changed_file_is_in_force_without_a_restart(serving, folder, eventually):
+    write(folder, CONFIG | {"limits": {"maxBodyKibibytes": 1024}, "runtime": {"generation": 2, "created": 1}})
+    eventually(lambda: serving.series()["ballast_config_generation"] == 2, "the second generation")
+
+    with serving.client(headers=LAB) as client:
+        found = client.post("/tokenize", json={"model": "m", "prompt": "a" * 20_000})
+        status = client.get("/ballast/status").json()
+
+    assert found.status_code == 200
+    assert (status["generation"], status["model"], status["slots"]) == (2, "m", 2)
+
+
+def test_a_tenant_is_charged_for_its_requests_and_only_metrics_behind_a_key_name_it(serving):
+    with serving.client(headers=LAB) as client:
+        assert client.post("/v1/completions", json=BODY).status_code == 200
+    time.sleep(0.6)
+
+    assert serving.series("/ballast/metrics", LAB)['ballast_tenant_service_total{class="online",tenant="lab"}'] > 0
+    assert httpx.get(f"{serving.url}/ballast/metrics").status_code == 401
+    assert not [name for name in serving.series() if "lab" in name]

@@ -1,0 +1,122 @@
+"""Drain, death and refusals of a `vllm serve` process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import httpx
+import pytest
+
+from ballast_queue.redis_store import Queue
+
+pytestmark = pytest.mark.timeout(1500)
+
+NAME = "test/life"
+LONG = {"prompt": "Once upon", "max_tokens": 400, "ignore_eos": True, "temperature": 0}
+
+
+@pytest.fixture
+def queue(valkey):
+    found = Queue.connect(valkey.url, NAME)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def started(start, wandering_model, valkey):
+    variables = {"BALLAST_RUNTIME_REDIS_URL": valkey.url, "BALLAST_OFFLINE_QUEUE": NAME}
+    variables |= {"BALLAST_OFFLINE_LEASE_SECONDS": "600", "BALLAST_RUNTIME_DRAIN_SECONDS": "60"}
+    return lambda: start(wandering_model, **variables)
+
+
+def test_a_drain_gives_items_back_and_the_next_server_finishes_them(started, queue, as_line, eventually):
+    lines = [
+        as_line("plain", "/v1/completions", **LONG),
+        as_line("chat", "/v1/chat/completions", messages=[{"role": "user", "content": "Go"}], max_tokens=400,
+                ignore_eos=True, temperature=0),
+        as_line("with logprobs", "/v1/completions", **LONG, logprobs=1),
+    ]  # fmt: skip
+    with started() as first:
+        with first.client() as client:
+            expected = client.post("/v1/completions", json={"model": "m", **LONG}).json()["choices"][0]
+        eventually(lambda: queue.settings.read().urls, "the server to configure the queue")
+        job_id = queue.submissions.submit(lines).job_id
+        decoded = 'ballast_tokens_total{class="offline",phase="decode"}'
+        eventually(lambda: first.series()[decoded] > 60, "items to be half done")
+        online: list[httpx.Response] = []
+        with first.client() as client:
+            body = {"model": "m", **LONG, "max_tokens": 50}
+            thread = threading.Thread(target=lambda: online.append(client.post("/v1/completions", json=body)))
+            thread.start()
+            eventually(lambda: first.series()['ballast_slots{class="online",state="running"}'] > 0, "the request")
+            first.process.send_signal(signal.SIGTERM)
+            thread.join()
+            assert first.process.wait(120) == 0
+        assert online[0].status_code == 200
+        log = first.log.read_text()
+    counts = queue.jobs.get(job_id).counts
+
+    assert "offline items returned" in log
+    assert (counts.leased, counts.waiting + counts.succeeded) == (0, 3)
+    assert counts.waiting > 0
+
+    with started() as second:
+        eventually(lambda: queue.jobs.get(job_id).state.is_over, "the job to be over")
+        wasted = second.series()['ballast_wasted_tokens_total{class="offline"}']
+        results = {result.custom_id: result for result in queue.results.read(job_id)}
+        with second.client() as client:
+            chat = {"messages": [{"role": "user", "content": "Go"}], "max_tokens": 400, "ignore_eos": True}
+            answer = client.post("/v1/chat/completions", json={"model": "m", "temperature": 0, **chat}).json()
+        _kill_the_engine(second, queue, as_line, eventually)
+
+    assert {name: result.status_code for name, result in results.items()} == dict.fromkeys(
+        ["plain", "chat", "with logprobs"], 200
+    )
+    for name in ("plain", "with logprobs"):
+        choice = results[name].body["choices"][0]
+        assert (choice["text"], choice["finish_reason"]) == (expected["text"], "length")
+        assert results[name].body["usage"]["completion_tokens"] == 400
+    assert len(results["with logprobs"].body["choices"][0]["logprobs"]["tokens"]) == 400
+    assert results["chat"].body["choices"][0]["message"] == answer["choices"][0]["message"]
+    assert results["chat"].body["usage"]["prompt_tokens"] == answer["usage"]["prompt_tokens"]
+    assert wasted > 0
+
+
+def _kill_the_engine(serving, queue, as_line, eventually):
+    """Kill EngineCore in the middle of an item: the server states it and ends, and the item is not lost."""
+    job_id = queue.submissions.submit([as_line("x", "/v1/completions", **LONG)]).job_id
+    eventually(lambda: queue.jobs.get(job_id).counts.leased, "the item to be claimed")
+    eventually(lambda: serving.series()['ballast_slots{class="offline",state="running"}'] > 0, "the item to run")
+    os.kill(serving.engine_core(), signal.SIGKILL)
+
+    def is_bad() -> bool:
+        try:
+            return httpx.get(f"{serving.url}/health", timeout=5).status_code == 503
+        except httpx.TransportError:
+            return serving.process.poll() is not None
+
+    eventually(is_bad, "the health to turn bad")
+    eventually(lambda: serving.process.poll() is not None, "the server to end")
+    counts = queue.jobs.get(job_id).counts
+    assert (counts.leased, counts.waiting) == (0, 1)
+    assert "EngineCore of vLLM ended" in serving.log.read_text()
+
+
+def test_several_api_servers_are_refused(start, wandering_model, eventually):
+    with start(wandering_model, "--api-server-count", "2", is_awaited=False) as serving:
+        eventually(lambda: serving.process.poll() is not None, "the server to end")
+
+        assert serving.process.returncode != 0
+        assert "vLLM runs 2 API server processes, and Ballast supports one" in serving.log.read_text()
+
+
+def test_keys_of_vllm_beside_those_of_ballast_are_refused(start, wandering_model, tmp_path, eventually):
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("key: tenant\n")
+    with start(wandering_model, "--api-key", "x", is_awaited=False, BALLAST_RUNTIME_API_KEYS_FILE=str(keys)) as serving:
+        eventually(lambda: serving.process.poll() is not None, "the server to end")
+
+        assert serving.process.returncode != 0
+        assert "a request has one key. Remove --api-key" in serving.log.read_text()

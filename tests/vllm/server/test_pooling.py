@@ -1,0 +1,51 @@
+"""Embeddings and scores, online and as items."""
+
+from __future__ import annotations
+
+import pytest
+
+from ballast_queue.redis_store import Queue
+
+pytestmark = pytest.mark.timeout(900)
+
+NAME = "test/pooling"
+BODIES = {
+    "embedding": ("/v1/embeddings", {"input": ["Once upon a time", "Once"]}),
+    "score": ("/v1/score", {"text_1": "Once", "text_2": ["Twice", "Once"]}),
+    "rerank": ("/v1/rerank", {"query": "Once", "documents": ["Twice", "Once"]}),
+}
+
+
+def numbers(found: object) -> list[float]:
+    """All numbers of a response in order, without ids and times."""
+    if isinstance(found, dict):
+        return [n for key, value in found.items() if key not in {"id", "created"} for n in numbers(value)]
+    if isinstance(found, list):
+        return [n for value in found for n in numbers(value)]
+    return [float(found)] if isinstance(found, int | float) else []
+
+
+def test_items_of_a_pooling_model_have_the_values_of_online_requests(
+    start, wandering_model, valkey, as_line, eventually
+):
+    queue = Queue.connect(valkey.url, NAME)
+    variables = {"BALLAST_RUNTIME_REDIS_URL": valkey.url, "BALLAST_OFFLINE_QUEUE": NAME}
+    with start(wandering_model, "--runner", "pooling", "--convert", "embed", **variables) as serving:
+        with serving.client() as client:
+            online = {name: client.post(url, json={"model": "m", **body}) for name, (url, body) in BODIES.items()}
+        eventually(lambda: queue.settings.read().urls, "the server to configure the queue")
+        lines = [as_line(name, url, **body) for name, (url, body) in BODIES.items()]
+        job_id = queue.submissions.submit([*lines, as_line("chat", "/v1/chat/completions", messages=[])]).job_id
+        eventually(lambda: queue.jobs.get(job_id).state.is_over, "the job to be over")
+        series = serving.series()
+    results = {result.custom_id: result for result in queue.results.read(job_id)}
+    queue.close()
+
+    assert {name: response.status_code for name, response in online.items()} == dict.fromkeys(BODIES, 200)
+    for name, response in online.items():
+        assert results[name].status_code == 200, name
+        assert numbers(results[name].body) == pytest.approx(numbers(response.json()), abs=1e-5), name
+        assert results[name].tokens_in > 0
+    assert "expected /v1/embeddings, /v1/score or /v1/rerank" in results["chat"].error["message"]
+    assert series['ballast_requests_total{class="offline",outcome="stop"}'] == 3
+    assert series['ballast_requests_total{class="online",outcome="stop"}'] == 3

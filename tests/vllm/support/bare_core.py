@@ -1,0 +1,201 @@
+"""vLLM's scheduler without a model: each step returns made-up tokens, and each step is checked."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm import EngineArgs, PoolingParams, SamplingParams
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from ballast_policy.request import WAITING
+from ballast_vllm.scheduler import BallastScheduler
+
+BLOCK = 16
+
+
+class BareCore:
+    """A scheduler class of vLLM with a fake model runner."""
+
+    def __init__(
+        self,
+        model: Path,
+        *,
+        slots: int = 8,
+        blocks: int = 400,
+        is_async: bool = False,
+        has_v2_runner: bool = False,
+        scheduler: type = BallastScheduler,
+        policy: dict[str, Any] | None = None,
+        seed: int = 1,
+        step_tokens: int = 512,
+        **arguments: Any,
+    ) -> None:
+        config = EngineArgs(
+            model=str(model),
+            dtype="float32",
+            max_model_len=2048,
+            max_num_seqs=slots,
+            max_num_batched_tokens=step_tokens + slots,
+            enforce_eager=True,
+            additional_config={"ballast": policy or {}},
+            **arguments,
+        ).create_engine_config()
+        config.scheduler_config.async_scheduling = is_async
+        config.cache_config.num_gpu_blocks, config.cache_config.block_size = blocks, BLOCK
+        spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=8, dtype=torch.float32)
+        self.is_async = is_async
+        self.scheduler = scheduler(
+            vllm_config=config,
+            kv_cache_config=KVCacheConfig(
+                num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
+            ),
+            structured_output_manager=StructuredOutputManager(config),
+            block_size=BLOCK,
+            log_stats=False,
+        )
+        if has_v2_runner:
+            self.scheduler.most_residents = slots
+            self.scheduler.driver._most_residents = slots
+        hash_function = get_hash_fn_by_name("sha256_cbor")
+        init_none_hash(hash_function)
+        self._hasher = get_request_block_hasher(BLOCK, hash_function)
+        self.rng = random.Random(seed)
+        self.flights: deque[tuple[Any, ModelRunnerOutput]] = deque()
+        self.num_steps = 0
+        self.num_most_resident = 0
+        self.num_parked = 0
+        self.made: list[str] = []
+        self.answers: dict[str, int] = {}
+        self.ended: set[str] = set()
+
+    def add(
+        self,
+        kind: str = "online",
+        *,
+        prompt: int | list[int] = 64,
+        output: int = 32,
+        request_id: str | None = None,
+        pooling: bool = False,
+        resumable: bool = False,
+        status: RequestStatus = RequestStatus.WAITING,
+        **place: Any,
+    ) -> str:
+        """Add a request; `prompt` is its length or its tokens."""
+        request_id = request_id or f"{kind}-{len(self.made)}"
+        self.made.append(request_id)
+        tokens = prompt if isinstance(prompt, list) else [self.rng.randrange(256) for _ in range(prompt)]
+        stated = {"ballast": {"class": kind, **place}}
+        sampling = SamplingParams(max_tokens=output, ignore_eos=True, temperature=0, extra_args=stated)
+        request = Request(
+            request_id=request_id,
+            prompt_token_ids=tokens,
+            sampling_params=None if pooling else sampling,
+            pooling_params=PoolingParams(task="embed", extra_kwargs=stated) if pooling else None,
+            block_hasher=self._hasher,
+            resumable=resumable,
+        )
+        request.status = status
+        self.scheduler.add_request(request)
+        return request_id
+
+    def abort(self, request_id: str) -> None:
+        self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
+        self.ended.add(request_id)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.scheduler.get_num_unfinished_requests() and not self.flights
+
+    def step(self) -> Any:
+        """Schedule a step, and process the output of the step that is due."""
+        output = None
+        if self.scheduler.has_requests():
+            output = self.scheduler.schedule()
+            self.flights.append((output, self.run(output)))
+            self.num_steps += 1
+        is_due = len(self.flights) > self.is_async or output is None or not output.num_scheduled_tokens
+        if self.flights and is_due:
+            self.process()
+        return output
+
+    def process(self) -> None:
+        """Process the output of the oldest step."""
+        scheduler = self.scheduler
+        found = scheduler.update_from_output(*self.flights.popleft())
+        for outputs in found.values():
+            for one in outputs.outputs:
+                self.answers[one.request_id] = self.answers.get(one.request_id, 0) + len(one.new_token_ids)
+                if one.finish_reason is not None:
+                    self.ended.add(one.request_id)
+        if scheduler.num_spec_tokens:
+            drafted = [request for request in scheduler.running if not request.is_prefill_chunk]
+            drafts = [[9] * self.rng.randint(0, scheduler.num_spec_tokens) for _ in drafted]
+            scheduler.update_draft_token_ids(DraftTokenIds([request.request_id for request in drafted], drafts))
+
+    def run(self, output: Any) -> ModelRunnerOutput:
+        """Return made-up tokens for the batch of a step."""
+        ids, tokens, pooled = list(output.num_scheduled_tokens), [], []
+        for request_id in ids:
+            request = self.scheduler.requests[request_id]
+            is_last = not request.is_prefill_chunk
+            drafts = output.scheduled_spec_decode_tokens.get(request_id, ())
+            num_accepted = self.rng.randint(0, len(drafts)) if drafts else 0
+            tokens.append([7] * (1 + num_accepted) if is_last and request.pooling_params is None else [])
+            pooled.append(torch.zeros(4) if is_last and request.pooling_params is not None else None)
+        return ModelRunnerOutput(
+            req_ids=ids,
+            req_id_to_index={request_id: i for i, request_id in enumerate(ids)},
+            sampled_token_ids=tokens,
+            pooler_output=pooled if any(p is not None for p in pooled) else None,
+        )
+
+    def check(self) -> None:
+        """Compare the records of the policy with the requests of vLLM."""
+        scheduler, driver = self.scheduler, self.scheduler.driver
+        driver.leave(scheduler.finished_req_ids, 0.0)
+        host = driver.host
+        assert host.imbalance() == ""
+        assert set(driver.records) == set(scheduler.requests), "a request is known to one side only"
+        assert len(host.residents) == len(scheduler.running)
+        self.num_most_resident = max(self.num_most_resident, len(scheduler.running))
+        for request in scheduler.running:
+            record = driver.records[request.request_id]
+            assert record.phase is not WAITING, f"{record} holds KV"
+            known = request.num_tokens + request.num_output_placeholders
+            assert record.num_tokens == known or not record.remaining, f"{record}"
+            assert record.num_computed == request.num_computed_tokens, f"{record}: {request.num_computed_tokens}"
+            assert record.num_output == request.num_output_tokens
+            assert record.num_blocks == driver._blocks.held(request.request_id)
+        waiting = {r.seq for r in host.backlog}
+        assert waiting == {driver.records[r.request_id].seq for r in scheduler.waiting}
+        for record in host.backlog:
+            assert record.num_computed == record.num_blocks == 0
+
+    def check_idle(self) -> None:
+        """Nothing is left over, and every block is free again."""
+        scheduler, driver = self.scheduler, self.scheduler.driver
+        self.check()
+        pool = scheduler.kv_cache_manager.block_pool
+        assert not scheduler.requests
+        left = (
+            driver.live,
+            driver.records,
+            driver._ids,
+            driver._blocked,
+            driver._slos,
+            driver._kv._hinted,
+            driver._flights,
+        )
+        assert not any(left)
+        assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
+        found = scheduler.ballast_stats()
+        assert all(held[key] == 0 for held in found["classes"].values() for key in ("running", "parked", "waiting"))

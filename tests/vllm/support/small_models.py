@@ -1,0 +1,42 @@
+"""Models with random weights, and a tokenizer of bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def make_llama(directory: Path, *, spread: float | None = None, seed: int = 3) -> Path:
+    """Write a float32 Llama; with a large `spread` of the weights its greedy answers wander."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        hidden_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=688,
+        vocab_size=258,
+        max_position_embeddings=2048,
+        bos_token_id=256,
+        eos_token_id=257,
+        tie_word_embeddings=spread is None,
+        **({} if spread is None else {"initializer_range": spread}),
+    )
+    LlamaForCausalLM(config).to(torch.float32).save_pretrained(directory)
+    make_tokenizer().save_pretrained(directory)
+    return directory
+
+
+def make_tokenizer():
+    """Return a tokenizer with one token for each byte."""
+    from tokenizers import Tokenizer, decoders, models
+    from tokenizers.pre_tokenizers import ByteLevel
+    from transformers import PreTrainedTokenizerFast
+
+    letters = [*sorted(ByteLevel.alphabet()), "<s>", "</s>"]
+    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")

@@ -1,0 +1,50 @@
+"""The greedy answers are those of plain vLLM, whatever the policy does to a request (float32)."""
+
+from __future__ import annotations
+
+import pytest
+from real_core import RealCore, run_mixed
+
+SLO = {"ttft": 0.5, "tpot": 0.1, "offline_share": 0.25, "chunk_tokens": 24}
+
+
+@pytest.fixture(scope="module")
+def plain_answers(wandering_model):
+    core = RealCore(wandering_model)
+    try:
+        return dict(run_mixed(core))
+    finally:
+        core.close()
+
+
+def test_the_answers_of_the_model_wander(plain_answers):
+    """Otherwise, equal answers would prove nothing."""
+    distinct = [len(set(tokens)) / len(tokens) for tokens in plain_answers.values()]
+
+    assert sum(distinct) / len(distinct) > 0.5
+
+
+@pytest.mark.parametrize(
+    ("blocks", "policy"),
+    [
+        pytest.param(None, SLO, id="chunks"),
+        pytest.param(22, SLO, id="few KV blocks"),
+        pytest.param(None, SLO | {"slots": 3}, id="few slots, parked requests"),
+    ],
+)
+def test_answers_are_those_of_plain_vllm(wandering_model, plain_answers, blocks, policy):
+    few = {"num_gpu_blocks_override": blocks, "enable_prefix_caching": True} if blocks else {}
+    core = RealCore(wandering_model, policy=policy, **few)
+    try:
+        answers = run_mixed(core)
+        found = core.core.ballast_stats()
+    finally:
+        core.close()
+
+    assert answers == plain_answers
+    assert found["exact_steps"] == found["steps"]
+    held = found["classes"].values()
+    if blocks:
+        assert sum(sum(of["preemptions"].values()) for of in held) > 0
+    if "slots" in policy:
+        assert sum(of["parked_steps"] for of in held) > 0

@@ -1,0 +1,54 @@
+"""Speculative decoding: drafts are added to grants, and their tokens are charged."""
+
+from __future__ import annotations
+
+import pytest
+from bare_core import BareCore
+from real_core import RealCore, prompt_of, run_mixed
+
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 1}
+
+
+@pytest.mark.parametrize("blocks", [600, 110], ids=["plenty of KV", "tight KV"])
+def test_only_drafts_exceed_a_grant(tiny_model, blocks):
+    core = BareCore(tiny_model, blocks=blocks, speculative_config=NGRAM, policy={"ttft": 1.0, "tpot": 0.05})
+    rng, counters = core.rng, core.scheduler.driver.counters
+    outputs = {}
+    while not core.is_idle or len(core.made) < 100:
+        if len(core.made) < 100 and rng.random() < 0.3:
+            output = rng.randint(1, 80)
+            outputs[core.add(rng.choice(["online", "offline"]), prompt=rng.randint(1, 200), output=output)] = output
+        before, grants = counters.draft_tokens, core.scheduler.driver.grants
+        output = core.step()
+        core.check()
+        if output is not None:
+            num_drafts = sum(map(len, output.scheduled_spec_decode_tokens.values()))
+            grants = core.scheduler.driver.grants
+            extra = sum(
+                n - grants[request_id]
+                for request_id, n in output.num_scheduled_tokens.items()
+                if n > grants[request_id]
+            )
+            assert extra == num_drafts == counters.draft_tokens - before
+    core.check_idle()
+
+    assert core.answers == outputs
+    found = core.scheduler.ballast_stats()
+    assert found["draft_tokens"] > 0
+    assert sum(of["decode_tokens"] for of in found["classes"].values()) == sum(outputs.values())
+
+
+def test_answers_with_n_grams_are_those_without(wandering_model):
+    answers = []
+    for arguments in ({}, {"speculative_config": NGRAM}):
+        core = RealCore(wandering_model, policy={"ttft": 0.5, "tpot": 0.1, "chunk_tokens": 48}, **arguments)
+        try:
+            repeated = prompt_of("repeated", shortest=12, longest=12) * 6
+            core.add("repeated", repeated, 40)
+            answers.append(dict(run_mixed(core, number=12)))
+            found = core.core.ballast_stats()
+        finally:
+            core.close()
+
+    assert answers[0] == answers[1]
+    assert found["draft_tokens"] > 0

@@ -1,0 +1,32 @@
+"""A model that returns vectors: prompts are scheduled by the policy, and the values do not change."""
+
+from __future__ import annotations
+
+import pytest
+from bare_core import BareCore
+
+
+@pytest.mark.parametrize("can_chunk", [True, False], ids=["chunks", "whole prompts"])
+def test_prompts_are_computed_as_the_plan_states(tiny_model, can_chunk):
+    core = BareCore(
+        tiny_model,
+        runner="pooling",
+        enable_chunked_prefill=can_chunk,
+        step_tokens=2048,
+        policy={"ttft": 1.0, "chunk_tokens": 64},
+    )
+    assert core.scheduler.scheduler_config.enable_chunked_prefill is can_chunk
+    ids = [core.add("online" if i % 3 == 0 else "offline", prompt=20 + 9 * i, pooling=True) for i in range(24)]
+    sizes = {request_id: core.scheduler.requests[request_id].num_prompt_tokens for request_id in ids}
+    while not core.is_idle:
+        output = core.step()
+        core.check()
+        assert output.num_scheduled_tokens == core.scheduler.driver.grants
+        if not can_chunk:
+            assert all(sizes[request_id] == n for request_id, n in output.num_scheduled_tokens.items())
+    core.check_idle()
+
+    assert core.ended == set(ids)
+    found = core.scheduler.ballast_stats()["classes"]
+    assert sum(of["prefill_tokens"] for of in found.values()) == sum(sizes.values())
+    assert sum(of["decode_tokens"] for of in found.values()) == 0

@@ -1,0 +1,65 @@
+"""A setting or a version that Ballast does not support is refused with a sentence, before any request."""
+
+from __future__ import annotations
+
+import pytest
+from bare_core import BareCore
+from vllm.config import KVTransferConfig
+
+from ballast_vllm.versions import UnsupportedVllm, check_version
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        pytest.param({"scheduling_policy": "priority"}, "scheduling_policy is not fcfs", id="priorities of vLLM"),
+        pytest.param({"long_prefill_token_threshold": 64}, "long_prefill_token_threshold is set", id="chunks of vLLM"),
+        pytest.param({"watermark": 0.1}, "watermark is set", id="watermark of vLLM"),
+        pytest.param({"prefill_schedule_interval": 4}, "prefill_schedule_interval is above 1", id="prefill interval"),
+    ],
+)
+def test_a_setting_that_contradicts_the_policy_is_refused(tiny_model, arguments, sentence):
+    with pytest.raises(UnsupportedVllm, match=sentence):
+        BareCore(tiny_model, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        pytest.param(("parallel_config", "pipeline_parallel_size", 2), "pipeline_parallel_size", id="pipeline"),
+        pytest.param(("parallel_config", "data_parallel_size", 2), "data_parallel_size", id="data"),
+        pytest.param(("parallel_config", "decode_context_parallel_size", 2), "Context parallelism", id="context"),
+        pytest.param(("", "kv_transfer_config", KVTransferConfig()), "A KV connector", id="KV connector"),
+        pytest.param(("", "ec_transfer_config", object()), "An encoder cache connector", id="encoder cache connector"),
+    ],
+)
+def test_an_untested_feature_is_refused(tiny_model, change, sentence):
+    from ballast_vllm.refusals import check_config
+
+    config = BareCore(tiny_model).scheduler.vllm_config
+    section, name, value = change
+
+    setattr(getattr(config, section) if section else config, name, value)
+
+    with pytest.raises(UnsupportedVllm, match=sentence):
+        check_config(config, aligns_mamba=False)
+
+
+def test_mamba_alignment_is_refused(tiny_model):
+    from ballast_vllm.refusals import check_config
+
+    config = BareCore(tiny_model).scheduler.vllm_config
+
+    with pytest.raises(UnsupportedVllm, match="Mamba layers in the cache mode `align`"):
+        check_config(config, aligns_mamba=True)
+
+
+@pytest.mark.parametrize("version", ["0.31.0", "0.33.0", "0.33.1+cpu", "1.0.0"])
+def test_another_version_is_refused(version):
+    with pytest.raises(UnsupportedVllm, match=rf"vLLM {version.replace('+', '.')} is installed"):
+        check_version(version)
+
+
+@pytest.mark.parametrize("version", ["0.32.0", "0.32.0+cpu", "0.32.1"])
+def test_a_supported_version_is_accepted(version):
+    check_version(version)

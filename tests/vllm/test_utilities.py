@@ -1,0 +1,180 @@
+"""The utility calls: figures of the engine, and a configuration that is in force at the next step."""
+
+from __future__ import annotations
+
+from math import inf
+
+import msgspec
+import pytest
+from bare_core import BareCore
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.request import RequestStatus
+
+from ballast_policy.request import OFFLINE, ONLINE
+from ballast_vllm.settings import InvalidSettings
+from ballast_vllm.stats import engine_stats, steps
+
+
+def test_the_figures_balance_with_what_was_computed(tiny_model):
+    core = BareCore(tiny_model, policy={"offline_share": 0.25})
+    for i in range(6):
+        core.add("online" if i % 2 else "offline", prompt=40, output=10, tenant="ab"[i % 2])
+    while not core.is_idle:
+        core.step()
+
+    found = msgspec.msgpack.decode(msgspec.msgpack.encode(EngineCore.ballast_stats(core)))
+
+    stats = engine_stats(found)
+    for request_class in (ONLINE, OFFLINE):
+        of = stats.of(request_class)
+        assert (of.running, of.parked, of.waiting) == (0, 0, 0)
+        assert (of.prefill_tokens, of.decode_tokens, of.wasted_tokens) == (3 * 40, 3 * 10, 0)
+    assert stats.service == {(ONLINE, "b"): 3 * (40 + 2 * 10), (OFFLINE, "a"): 3 * (40 + 2 * 10)}
+    assert stats.kv_used + stats.kv_cached + stats.kv_free == 399
+    assert stats.steps == found["exact_steps"] == len(found["recent"])
+    assert (stats.reservation.slots, stats.reservation.is_met) == (2, True)
+    assert sum(work.tokens for work in stats.work.values()) == 6 * (40 + 9)
+
+
+def test_each_step_is_reported_once(tiny_model):
+    core = BareCore(tiny_model)
+    core.add(prompt=40, output=4)
+    core.step()
+    first = core.scheduler.ballast_stats()
+    core.step()
+    core.step()
+    second = core.scheduler.ballast_stats(first["steps"])
+
+    assert [step.num_prefill for step in steps(first)] == [40]
+    assert [(step.num_prefill, step.num_decode) for step in steps(second)] == [(0, 1), (0, 1)]
+    (admission,) = next(iter(steps(first))).admissions
+    assert (admission.request_class, admission.num_tokens, admission.num_cached) == (ONLINE, 40, 0)
+    assert next(iter(steps(first))).budget_seconds == inf
+
+
+def test_a_configuration_is_in_force_at_the_next_step(tiny_model):
+    core = BareCore(tiny_model)
+    for _ in range(8):
+        core.add("offline", prompt=16, output=30)
+    core.step()
+    assert len(core.step().num_scheduled_tokens) == 8
+
+    EngineCore.ballast_configure(core, {"slots": 3})
+    after = core.step()
+
+    assert len(after.num_scheduled_tokens) == 3
+    assert core.scheduler.ballast_stats()["classes"]["offline"]["parked"] == 5
+    EngineCore.ballast_configure(core, {"slots": 100})
+    assert len(core.step().num_scheduled_tokens) == 8, "vLLM's max_num_seqs stays the limit"
+
+
+def test_an_slo_changes_for_requests_that_run_unless_they_have_their_own(tiny_model):
+    core = BareCore(tiny_model, policy={"ttft": 1.0, "tpot": 0.1})
+    usual, own = core.add(), core.add(tpot=0.5)
+    batch = core.add("offline")
+
+    core.scheduler.ballast_configure({"tpot": 0.2, "ttft": None})
+
+    records = core.scheduler.driver.records
+    assert [(records[r].ttft, records[r].tpot) for r in (usual, own, batch)] == [(inf, 0.2), (inf, 0.5), (inf, inf)]
+
+
+def test_a_wrong_configuration_changes_nothing(tiny_model):
+    core = BareCore(tiny_model)
+    before = core.scheduler.driver.host.config
+
+    with pytest.raises(InvalidSettings, match="unknown field 'num_blocks'"):
+        core.scheduler.ballast_configure({"slots": 2, "num_blocks": 3})
+
+    assert core.scheduler.driver.host.config is before
+
+
+def test_a_request_with_streamed_input_fails_alone(tiny_model):
+    core = BareCore(tiny_model)
+    other = core.add(output=3)
+    refused = core.add(output=3, resumable=True)
+
+    while not core.is_idle:
+        core.step()
+
+    assert core.ended == {other, refused}
+    assert core.answers == {other: 3, refused: 0}
+    core.check_idle()
+
+
+def test_a_request_whose_grammar_is_not_compiled_takes_no_slot(tiny_model):
+    core = BareCore(tiny_model, slots=1)
+    first = core.add(output=2)
+    request = core.scheduler.requests[first]
+    core.abort(first)
+    blocked = core.add(output=2, status=RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR)
+    other = core.add("offline", output=2)
+
+    output = core.step()
+
+    assert set(output.num_scheduled_tokens) == {other}
+    assert core.scheduler.ballast_stats()["classes"]["online"]["waiting"] == 1
+    core.scheduler.requests[blocked].status = request.status.WAITING  # the grammar is compiled
+    while not core.is_idle:
+        core.step()
+    assert core.answers[blocked] == 2
+    core.check_idle()
+
+
+def test_a_paused_engine_admits_nothing_and_finishes_what_runs(tiny_model):
+    core = BareCore(tiny_model, slots=2)
+    running = [core.add("offline", output=6) for _ in range(2)]
+    core.step()
+    core.scheduler.set_pause_state(PauseState.PAUSED_NEW)
+    waiting = core.add("online", output=2)
+    for _ in range(8):
+        core.step()
+
+    assert core.ended == set(running)
+    core.scheduler.set_pause_state(PauseState.UNPAUSED)
+    while not core.is_idle:
+        core.step()
+    assert core.answers[waiting] == 2
+    core.check_idle()
+
+
+def test_a_reset_of_the_prefix_cache_preempts_what_runs(tiny_model):
+    core = BareCore(tiny_model)
+    for _ in range(4):
+        core.add(output=8)
+    core.step()
+    core.step()
+
+    assert core.scheduler.reset_prefix_cache(reset_running_requests=True)
+
+    core.check()
+    while not core.is_idle:
+        core.step()
+        core.check()
+    assert set(core.answers.values()) == {8}
+    core.check_idle()
+
+
+def test_an_id_may_be_used_again_after_an_abort(tiny_model):
+    core = BareCore(tiny_model)
+    core.add(request_id="same", output=50)
+    core.step()
+    core.abort("same")
+    core.add(request_id="same", output=2)
+    while not core.is_idle:
+        core.step()
+        core.check()
+
+    assert core.answers["same"] == 3
+    core.check_idle()
+
+
+def test_work_of_an_earlier_attempt_counts_as_wasted(tiny_model):
+    core = BareCore(tiny_model)
+    core.add("offline", prompt=64, output=4, num_computed=40)
+    while not core.is_idle:
+        core.step()
+
+    found = core.scheduler.ballast_stats()["classes"]["offline"]
+    assert (found["prefill_tokens"], found["wasted_tokens"], found["decode_tokens"]) == (24, 40, 4)

@@ -1,0 +1,345 @@
+"""Ballast's middleware of vLLM over an app without a model; `tests/vllm/server` has the same over a real vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+from fake_vllm import FakeEngine, FakeVllm
+
+from ballast_queue.job import JobState
+from ballast_queue.redis_store import Queue
+from ballast_vllm.middleware import BallastMiddleware
+from ballast_vllm.server import Server
+
+BODY = {"model": "m", "prompt": "Once"}
+
+
+@dataclass
+class Running:
+    engine: FakeEngine
+    server: Server
+    client: httpx.AsyncClient
+
+    async def sent(self, request_id: str) -> Any:
+        """The request that EngineCore got."""
+        return await _until(lambda: self.engine.sent.get(request_id))
+
+
+async def _until(is_true: Callable[[], Any]) -> Any:
+    async with asyncio.timeout(60):
+        while not (found := is_true()):  # noqa: ASYNC110 - other threads set no event
+            await asyncio.sleep(0.005)
+    return found
+
+
+@pytest.fixture
+def variables(monkeypatch):
+    for name in [name for name in os.environ if name.startswith("BALLAST_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("BALLAST_OFFLINE_LEASE_SECONDS", "5")
+    return monkeypatch.setenv
+
+
+@asynccontextmanager
+async def running(**arguments: Any) -> AsyncIterator[Running]:
+    """Run the app with the middleware, as an ASGI server does."""
+    engine = FakeEngine()
+    app = FakeVllm(engine, **arguments)
+    app.add_middleware(BallastMiddleware)
+    events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    life = asyncio.create_task(app({"type": "lifespan", "app": app, "state": {}}, events.get, said.put))
+    events.put_nowait({"type": "lifespan.startup"})
+    started = await said.get()
+    assert started["type"] == "lifespan.startup.complete", started
+    layer = app.middleware_stack
+    while not isinstance(layer, BallastMiddleware):
+        layer = layer.app
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://vllm", timeout=60) as client:
+        yield Running(engine, layer.server, client)
+    events.put_nowait({"type": "lifespan.shutdown"})
+    await life
+
+
+def test_a_request_reaches_enginecore_with_its_place_and_an_unchanged_body(variables):
+    variables("BALLAST_OFFLINE_TENANTS", "[{name: lab, maxPriority: 3}]")
+
+    async def main():
+        async with running() as found:
+            headers = {"x-llm-d-inference-fairness-id": "lab", "x-ballast-class": "offline"}
+            forged = {"sampling": {"extra_args": {"ballast": {"class": "online"}, "mine": 1}}, "priority": -7}
+            answer = asyncio.create_task(found.client.post("/v1/completions", json=BODY | forged, headers=headers))
+            request = await found.sent("r1")
+            found.engine.give("r1", 5)
+            found.engine.give("r1", 6, reason="length")
+            return request, (await answer).json(), found.server.recorder
+
+    request, answer, recorder = asyncio.run(main())
+
+    assert request.sampling_params.extra_args == {
+        "ballast": {"class": "offline", "tenant": "lab", "priority": 3},
+        "mine": 1,
+    }
+    assert request.priority == 0
+    assert answer["tokens"] == [5, 6]
+    assert recorder.outcomes["offline", "length"] == 1
+    assert sum(recorder.ttft["offline"].counts) == 1
+
+
+def test_the_policy_of_the_configuration_is_in_force_from_the_start(variables):
+    variables("BALLAST_SLOTS", "1")
+    variables("BALLAST_SLO_TTFT_MILLISECONDS", "250")
+
+    async def main():
+        async with running() as found:
+            return found.engine.configured
+
+    (message,) = asyncio.run(main())
+
+    assert (message["slots"], message["ttft"]) == (1, 0.25)
+
+
+def test_a_full_queue_answers_429_with_a_time(variables):
+    variables("BALLAST_LIMITS_MAX_QUEUED_REQUESTS", "1")
+
+    async def main():
+        async with running() as found:
+            posts = [asyncio.create_task(found.client.post("/v1/completions", json=BODY)) for _ in range(3)]
+            for number in (1, 2, 3):
+                await found.sent(f"r{number}")
+            refused = await found.client.post("/v1/completions", json=BODY)
+            for number in (1, 2, 3):
+                found.engine.give(f"r{number}", 5, reason="length")
+            return refused, [(await post).status_code for post in posts]
+
+    refused, statuses = asyncio.run(main())
+
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    assert refused.json()["error"]["message"].startswith("The waiting queue is full: 3 online requests wait")
+    assert statuses == [200, 200, 200]
+
+
+def test_a_draining_server_finishes_its_requests_and_takes_no_others(variables):
+    async def main():
+        async with running() as found:
+            post = asyncio.create_task(found.client.post("/v1/completions", json=BODY))
+            await found.sent("r1")
+            drain = asyncio.create_task(found.server.drain.run())
+            await _until(lambda: found.server.is_closed)
+            seen = await found.client.get("/ready"), await found.client.post("/v1/completions", json=BODY)
+            health = await found.client.get("/health")
+            found.engine.give("r1", 5, reason="length")
+            await drain
+            return [response.status_code for response in (*seen, health, await post)]
+
+    assert asyncio.run(main()) == [503, 503, 200, 200]
+
+
+def test_requests_that_outlive_the_drain_are_aborted(variables):
+    variables("BALLAST_RUNTIME_DRAIN_SECONDS", "0")
+
+    async def main():
+        async with running() as found:
+            post = asyncio.create_task(found.client.post("/v1/completions", json=BODY))
+            await found.sent("r1")
+            await found.server.drain.run()
+            await _until(lambda: not found.server.tap.live)
+            return (await post).status_code, found.engine.answers
+
+    assert asyncio.run(main()) == (200, {})
+
+
+def test_the_health_turns_bad_when_enginecore_ends(variables):
+    async def main():
+        async with running() as found:
+            found.engine.errored = True
+            paths = ("/health", "/ready")
+            return [await found.client.get(path) for path in paths], await found.client.post(
+                "/v1/completions", json=BODY
+            )
+
+    probes, refused = asyncio.run(main())
+
+    assert [(probe.status_code, probe.json()["reason"]) for probe in probes] == [(503, "EngineCore of vLLM ended.")] * 2
+    assert refused.status_code == 500
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_the_health_turns_bad_when_the_feeder_ends(variables, valkey, queue_name):
+    variables("BALLAST_RUNTIME_REDIS_URL", valkey.url)
+    variables("BALLAST_OFFLINE_QUEUE", queue_name)
+
+    def exits(_: float) -> bool:
+        raise SystemExit
+
+    async def main():
+        async with running() as found:
+            before = (await found.client.get("/health")).status_code
+            found.server.loop.wait_as_feeder = exits
+            await _until(lambda: not any(thread.name == "ballast-feeder" for thread in threading.enumerate()))
+            return before, await found.client.get("/health")
+
+    before, after = asyncio.run(main())
+
+    assert before == 200
+    assert (after.status_code, after.json()) == (
+        503,
+        {"reason": "The feeder ended, so the server does no offline work."},
+    )
+
+
+@pytest.fixture
+def fed(variables, valkey, queue_name):
+    variables("BALLAST_RUNTIME_REDIS_URL", valkey.url)
+    variables("BALLAST_OFFLINE_QUEUE", queue_name)
+    queue = Queue.connect(valkey.url, queue_name)
+    yield queue
+    queue.close()
+
+
+def test_an_item_that_is_given_back_goes_on_after_its_tokens(fed, as_item):
+    async def main():
+        async with running() as first:
+            await _until(lambda: fed.settings.read().urls)
+            job_id = (await asyncio.to_thread(fed.submissions.submit, [as_item("a")])).job_id
+            await first.sent("r1")
+            first.engine.give("r1", 11)
+            first.engine.give("r1", 12)
+            await first.server.drain.run()
+        counts = fed.jobs.get(job_id).counts
+        async with running() as second:
+            request = await second.sent("r1")
+            second.engine.give("r1", 13)
+            await second.server.drain.run()
+        async with running() as third:
+            last = await third.sent("r1")
+            third.engine.give("r1", 14, reason="length")
+            await _until(lambda: fed.jobs.get(job_id).state is JobState.COMPLETED)
+        return job_id, counts, request, last
+
+    job_id, counts, request, last = asyncio.run(main())
+    (result,) = fed.results.read(job_id)
+
+    assert (counts.waiting, counts.leased) == (1, 0)
+    assert request.prompt_token_ids == [1, 2, 3, 11, 12]
+    assert request.sampling_params.max_tokens == 6
+    assert request.sampling_params.extra_args["ballast"]["num_computed"] == 5
+    assert last.prompt_token_ids == [1, 2, 3, 11, 12, 13]
+    assert result.body["tokens"] == [11, 12, 13, 14]
+    assert (result.tokens_in, result.tokens_out) == (3, 4)
+
+
+def test_an_item_that_cannot_go_on_starts_again_and_its_tokens_count_as_computed(fed, as_item):
+    async def main():
+        async with running() as first:
+            await _until(lambda: fed.settings.read().urls)
+            item = as_item("a", sampling={"logprobs": 1})
+            await asyncio.to_thread(fed.submissions.submit, [item])
+            await first.sent("r1")
+            first.engine.give("r1", 11)
+            await first.server.drain.run()
+        async with running() as second:
+            request = await second.sent("r1")
+            await second.server.drain.run()
+        return request
+
+    request = asyncio.run(main())
+
+    assert request.prompt_token_ids == [1, 2, 3]
+    assert request.sampling_params.extra_args["ballast"]["num_computed"] == 4
+
+
+def test_an_item_that_vllm_refuses_keeps_the_sentence_and_spends_no_other_attempt(fed, as_item):
+    async def main():
+        async with running():
+            await _until(lambda: fed.settings.read().urls)
+            job_id = (await asyncio.to_thread(fed.submissions.submit, [as_item("a", max_tokens=0)])).job_id
+            await _until(lambda: fed.jobs.get(job_id).state.is_over)
+        return job_id
+
+    (result,) = fed.results.read(asyncio.run(main()))
+
+    assert (result.status_code, result.error["message"]) == (400, "max_tokens must be at least 1")
+
+
+def test_items_in_flight_are_tried_again_when_enginecore_ends(fed, as_item):
+    async def main():
+        async with running() as found:
+            await _until(lambda: fed.settings.read().urls)
+            job_id = (await asyncio.to_thread(fed.submissions.submit, [as_item("a")])).job_id
+            await found.sent("r1")
+            found.engine.errored = True
+            await _until(lambda: fed.jobs.get(job_id).counts.waiting)
+        return job_id
+
+    counts = fed.jobs.get(asyncio.run(main())).counts
+
+    assert (counts.leased, counts.waiting) == (0, 1)
+
+
+@pytest.fixture
+def as_item():
+    import json
+
+    def line(custom_id: str, **body: Any) -> str:
+        return json.dumps({"custom_id": custom_id, "url": "/v1/completions", "body": BODY | body})
+
+    return line
+
+
+def test_keys_are_needed_for_everything_but_probes(variables, tmp_path):
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("k: lab\n")
+    variables("BALLAST_RUNTIME_API_KEYS_FILE", str(keys))
+
+    async def main():
+        async with running() as found:
+            paths = ("/v1/models", "/docs", "/health", "/ready", "/metrics")
+            seen = [(await found.client.get(path)).status_code for path in paths]
+            known = await found.client.get("/v1/models", headers={"authorization": "Bearer k"})
+            return seen, known.status_code
+
+    assert asyncio.run(main()) == ([401, 401, 200, 200, 200], 200)
+
+
+def test_a_body_above_the_limit_never_reaches_vllm(variables):
+    variables("BALLAST_LIMITS_MAX_BODY_KIBIBYTES", "1")
+
+    async def parts():
+        for _ in range(3):
+            yield b"a" * 500
+
+    async def main():
+        async with running() as found:
+            chunked = await found.client.post("/v1/completions", content=parts())
+            return chunked.status_code, found.engine.sent
+
+    assert asyncio.run(main()) == (413, {})
+
+
+def test_routers_see_online_requests_only(variables):
+    async def main():
+        async with running() as found:
+            headers = {"x-ballast-class": "offline"}
+            post = asyncio.create_task(found.client.post("/v1/completions", json=BODY, headers=headers))
+            await found.sent("r1")
+            text = (await found.client.get("/metrics")).text
+            found.engine.give("r1", 5, reason="stop")
+            await post
+            return text
+
+    text = asyncio.run(main())
+
+    assert 'ballast_requests_waiting{class="offline"} 1.0' in text
+    assert 'ballast_requests_waiting{class="online"} 0.0' in text
+    names = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
+    assert len(names) == len(set(names))

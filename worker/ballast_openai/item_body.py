@@ -1,0 +1,95 @@
+"""Bodies of items for an engine that checks them itself, such as vLLM.
+
+Ballast reads the few fields that it needs, and passes the body on unchanged. The engine accepts or refuses the rest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from zlib import crc32
+
+from ballast_openai.body import CHAT_URL, COMPLETIONS_URL, COUNT_LIMIT, URL_NAMES, is_unicode
+from ballast_openai.errors import InvalidBody, Unsupported, describe
+
+RESPONSES_URL = "/v1/responses"
+EMBEDDINGS_URL = "/v1/embeddings"
+SCORE_URL = "/v1/score"
+RERANK_URL = "/v1/rerank"
+ITEM_URLS = (CHAT_URL, COMPLETIONS_URL, RESPONSES_URL, EMBEDDINGS_URL, SCORE_URL, RERANK_URL)
+"""The URLs that an item may have. Which of them a worker serves depends on its engine and its model."""
+
+_LIMITS = {
+    CHAT_URL: ("max_completion_tokens", "max_tokens"),
+    COMPLETIONS_URL: ("max_tokens",),
+    RESPONSES_URL: ("max_output_tokens",),
+}
+"""URL -> the fields that limit generated tokens. The other URLs generate none."""
+_OPENINGS = ("messages", "instructions", "prompt", "input", "query", "text_1")
+"""Fields with the start of the prompt, the first found counts."""
+_OPENING_CHARS = 1024
+_MOST_CHOICES = 1024
+_COMPLETION_TOKENS = 16
+"""The default of `max_tokens` of `/v1/completions`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ItemBody:
+    """What Ballast reads of a body."""
+
+    model: str
+    stream: bool
+    priority: int
+    num_output: int | None
+    """Limit of all generated tokens; None: the context is the limit."""
+    prefix_key: int
+
+
+def parse_item(url: str, body: object, urls: Sequence[str]) -> ItemBody:
+    """Read the body of an item for an engine that serves `urls`.
+
+    Raises:
+        InvalidBody: names the field, the value that was found, and the expected value.
+        Unsupported: the engine does not serve the URL.
+    """
+    if url not in urls:
+        served = " or ".join((", ".join(urls[:-1]), urls[-1])) if len(urls) > 1 else urls[0]
+        if what := URL_NAMES.get(url):
+            raise Unsupported(
+                None, f"url: found {url} ({what}), expected {served}, which the model of this queue serves"
+            )
+        raise InvalidBody("url", f"url: found {url[:100]!r}, expected {served}", "invalid_url")
+    if not isinstance(body, dict):
+        raise InvalidBody(None, f"body: found {describe(body)}, expected a JSON object", "invalid_type")
+    model = body.get("model")
+    if not isinstance(model, str) or not model or not is_unicode(model):
+        raise InvalidBody("model", f"model: found {describe(model)}, expected the name of a model", "invalid_type")
+    if body.get("background"):
+        raise InvalidBody("background", "background: found true, expected false: every item runs in the background")
+    priority = body.get("priority") or 0
+    if type(priority) is not int:
+        raise InvalidBody("priority", f"priority: found {describe(priority)}, expected an integer", "invalid_type")
+    return ItemBody(model, bool(body.get("stream")), priority, _num_output(url, body), _prefix_key(model, body))
+
+
+def _num_output(url: str, body: Mapping[str, Any]) -> int | None:
+    fields = _LIMITS.get(url)
+    if fields is None:
+        return 0
+    default = _COMPLETION_TOKENS if url == COMPLETIONS_URL else None
+    limit = next((body[field] for field in fields if body.get(field) is not None), default)
+    if type(limit) is not int or not 0 <= limit < COUNT_LIMIT:
+        return None  # the engine refuses it
+    count = body.get("n")
+    prompts = body.get("prompt") if url == COMPLETIONS_URL else None
+    many = len(prompts) if isinstance(prompts, list) and prompts and isinstance(prompts[0], str | list) else 1
+    return limit * many * (count if type(count) is int and 0 < count < _MOST_CHOICES else 1)
+
+
+def _prefix_key(model: str, body: Mapping[str, Any]) -> int:
+    opening = next((body[field] for field in _OPENINGS if body.get(field)), "")
+    first = opening[0] if isinstance(opening, list) and opening and not isinstance(opening[0], int) else opening
+    text = first[:_OPENING_CHARS] if isinstance(first, str) else json.dumps(first)[:_OPENING_CHARS]
+    return crc32(f"{model}\n{text}".encode(errors="replace")) or 1

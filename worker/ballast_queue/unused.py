@@ -1,0 +1,93 @@
+"""The queues of a Redis whose resources are gone: they are kept for some time, and then removed.
+
+The hash `ballast:queues` names the queues of each release of the operator, and since when each of them is unused. A
+queue that no release ever used, such as one of `ballast submit` alone, is not in it and stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from ballast_queue.connection import Connection
+from ballast_queue.errors import QueueError
+from ballast_queue.redis_store import Queue
+from ballast_queue.unreadable import text_of
+
+REGISTRY = b"ballast:queues"
+BATCH = 100
+"""Jobs whose keys one command removes."""
+ROUNDS = 20
+"""Most rounds of due timers of one queue, so that one queue does not hold up the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnusedQueues:
+    """The queues that resources of one release used.
+
+    Law: a queue is removed only if no release and no worker uses it, and after a call has found it unused at least
+    `keep_seconds` ago by the clock of the server.
+    """
+
+    connection: Connection
+    release: str
+    keep_seconds: float
+
+    def update(self, used: AbstractSet[str]) -> list[str]:
+        """Note which queues the resources use now. Run the timers of the others, and return the removed queues.
+
+        Raises:
+            QueueUnavailable, QueueForbidden: the server does not answer, or refuses the user.
+        """
+        known = dict(self._entries())
+        for name in sorted(used):
+            if known.get((name, self.release)) != "":
+                self._note(name, "")
+        removed = []
+        for (name, release), since in known.items():
+            if release != self.release or name in used:
+                continue
+            queue = Queue(self.connection, name)
+            run_timers(queue)
+            if queue.workers.statuses():
+                self._note(name, "")
+            elif not since:
+                self._note(name, repr(queue.now()))
+            elif queue.now() - float(since) >= self.keep_seconds:
+                if not any(other == name and whose != release for other, whose in known):
+                    remove(queue)
+                    removed.append(name)
+                self.connection.remove_hash_field(REGISTRY, _field(name, release))
+        return removed
+
+    def _entries(self) -> list[tuple[tuple[str, str], str]]:
+        found = []
+        for field, value in self.connection.hash_pairs(REGISTRY):
+            name, _, release = text_of(field).partition(" ")
+            found.append(((name, release), text_of(value)))
+        return found
+
+    def _note(self, name: str, since: str) -> None:
+        self.connection.set_hash_field(REGISTRY, _field(name, self.release), since)
+
+
+def _field(name: str, release: str) -> str:
+    return f"{name} {release}"  # neither has a blank
+
+
+def run_timers(queue: Queue) -> None:
+    """Run the due work of a queue without workers, as far as the user's rights admit."""
+    with contextlib.suppress(QueueError):
+        for _ in range(ROUNDS):
+            if not queue.timers.run_due():
+                return
+
+
+def remove(queue: Queue) -> None:
+    """Delete every key of a queue, its jobs first: after a failure, another call finds the rest."""
+    keys, connection = queue.store.keys, queue.store.connection
+    while ids := queue.jobs.ids()[:BATCH]:
+        connection.unlink([key for job_id in ids for key in keys.parts_of(job_id)])
+        connection.remove_members(keys.jobs, ids)
+    connection.unlink(keys.of_queue())

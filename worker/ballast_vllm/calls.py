@@ -1,0 +1,141 @@
+"""One HTTP request or one item, and the requests that vLLM makes of it.
+
+The context variable `CALL` carries the call from the middleware to the engine client: every task that vLLM starts for
+a request inherits it. So each request to EngineCore finds its class and tenant, whatever the route, and no body is
+changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+from ballast_policy.request import RequestClass
+from ballast_queue.settings import MAX_PRIORITY, MIN_PRIORITY
+from ballast_vllm.requests import Place
+from ballast_worker.openai import Caller
+from ballast_worker.requests import RequestTiming
+
+GREEDY_TEMPERATURE = 1e-5
+"""vLLM samples greedily below this temperature."""
+
+
+@dataclass(slots=True, eq=False)
+class EngineRequest:
+    """One request in EngineCore. A call with several prompts or with `n` has several."""
+
+    request_id: str
+    """The id that vLLM gave it."""
+    call: Call
+    num_prompt: int
+    can_continue: bool
+    """Whether it is of an item, and another worker can continue it with the same tokens."""
+    replay: tuple[int, ...] = ()
+    """Tokens of an earlier attempt that go in front of its first output."""
+    num_cached: int = 0
+    num_output: int = 0
+    token_ids: list[int] = field(default_factory=list)
+    """What it computed of its output, if it can be continued."""
+    is_begun: bool = False
+    is_over: bool = False
+    is_aborted: bool = False
+    is_cut: bool = False
+    """Whether its limit of tokens ended it."""
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One HTTP request or one item."""
+
+    caller: Caller
+    timing: RequestTiming
+    is_item: bool = False
+    states_priority: bool = False
+    """Whether the priority of the caller is that of a header or a job. It overrides the priority in the body."""
+    most_priority: int = MAX_PRIORITY
+    """The highest priority of its tenant."""
+    slack: float = inf
+    prefix_key: int | None = None
+    generated: tuple[int, ...] = ()
+    """Tokens that an earlier attempt generated."""
+    num_computed: int = 0
+    """Tokens that earlier attempts computed."""
+    requests: list[EngineRequest] = field(default_factory=list)
+    last_at: float | None = None
+    """When the newest output came."""
+    on_begin: Callable[[], None] | None = None
+    """Called at the first output."""
+    hang_up: Callable[[], None] = lambda: None
+    """Makes vLLM believe that the client closed the connection, so that it aborts the call."""
+
+    @property
+    def request_class(self) -> RequestClass:
+        """The class of the call."""
+        return self.caller.request_class
+
+    @property
+    def num_output(self) -> int:
+        """Tokens of the longest answer of the call."""
+        return max((request.num_output for request in self.requests), default=0)
+
+    @property
+    def is_aborted(self) -> bool:
+        """Whether EngineCore gave up a request of the call."""
+        return any(request.is_aborted for request in self.requests)
+
+    def place(self, body_priority: int) -> Place:
+        """Return the place of its requests in the policy. `body_priority` is vLLM's: lower is more urgent."""
+        caller = self.caller
+        stated = caller.priority if self.states_priority else -body_priority
+        return Place(
+            request_class=caller.request_class,
+            tenant=caller.tenant,
+            priority=max(MIN_PRIORITY, min(stated, self.most_priority)),
+            ttft=caller.ttft_seconds,
+            tpot=caller.tpot_seconds,
+            slack=self.slack,
+            prefix_key=self.prefix_key,
+            num_computed=self.num_computed,
+        )
+
+
+CALL: ContextVar[Call | None] = ContextVar("ballast_call", default=None)
+
+
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "n": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_tokens": (0,),
+    "logprobs": (None,),
+    "prompt_logprobs": (None,),
+    "logprob_token_ids": (None,),
+    "structured_outputs": (None,),
+    "bad_words": (None, []),
+    "thinking_token_budget": (None,),
+    "repetition_detection": (None,),
+    "watermarking": (None, False),
+    "trace_decode_token_ids": (None,),
+}
+"""Sampling parameters whose effect depends on the answer so far, and their values without an effect."""
+
+
+def can_continue(request: Any) -> bool:
+    """Return whether a request with its generated tokens in the prompt generates the same tokens as without a break.
+
+    That holds for greedy decoding of a base model, if nothing else depends on what is prompt and what is answer.
+    """
+    params = request.sampling_params
+    return (
+        params is not None
+        and request.lora_request is None
+        and bool(request.prompt_token_ids)
+        and request.prompt_embeds is None
+        and not request.resumable
+        and params.temperature < GREEDY_TEMPERATURE
+        and all(getattr(params, name) in values for name, values in _NEUTRAL.items())
+    )

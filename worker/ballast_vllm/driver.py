@@ -1,0 +1,572 @@
+"""The policy host of one EngineCore: it plans each step of vLLM, and learns from the batch that vLLM ran.
+
+The scheduler calls, in this order:
+
+    enter               a request arrives
+    leave               requests finished, for any reason
+    begin               plan a step: preempt, park and resume, and set `grants` and `admissions`
+    dispatched          vLLM built the batch of the step
+    arrived, computed   the output of the step is there; vLLM added it to the requests
+
+With asynchronous scheduling, a step begins before the output of the step before it is there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any, Protocol
+
+from ballast_engine.prefix_places import PrefixPlaces
+from ballast_engine.stats import AdmissionRecord, StepKind, StepRecord
+from ballast_policy.host import Host, Planner
+from ballast_policy.learning.cost import StepWork, attended
+from ballast_policy.plan import Because, Reason, StepPlan
+from ballast_policy.request import ONLINE, PARKED, RUNNING, WAITING, Request, RequestClass
+from ballast_policy.snapshot import PolicyConfig
+from ballast_policy.step.planner import plan as plan_step
+from ballast_vllm.counters import Counters
+from ballast_vllm.drafts import DraftGain
+from ballast_vllm.requests import Place, place_of
+
+HINT_STEPS = 8
+"""Steps for which a looked-up prefix stays valid while no slot is free. Bounds the cost of a long backlog."""
+TIGHT = 4
+"""Private blocks are counted when less than this part of the KV is free: only then a plan preempts for KV."""
+
+
+class Batch(Protocol):
+    """vLLM's scheduler, as far as the driver calls it."""
+
+    def preempt(self, request: Any, now: float) -> None: ...
+    def is_ready(self, request: Any) -> bool: ...
+    def is_running(self, request: Any) -> bool: ...
+    def is_complete(self, request: Any) -> bool: ...
+
+
+class Blocks(Protocol):
+    """vLLM's KV blocks, as the policy counts them."""
+
+    num_shared_blocks: int
+    block_tokens: int
+    num_blocks: int
+
+    @property
+    def num_free(self) -> int: ...
+    def held(self, request_id: str) -> int: ...
+    def private(self, request_id: str) -> int: ...
+    def look_up(self, request: Any, record: Request) -> None: ...
+
+
+Pairs = Sequence[tuple[Request, int]]
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step that vLLM runs."""
+
+    plan: StepPlan
+    pairs: Pairs
+    """Requests that compute, with their known tokens; drafts are not counted."""
+    ends: list[int] | None
+    """With asynchronous scheduling: the computed tokens of each request after this step."""
+    work: StepWork
+    started: float
+    admissions: tuple[AdmissionRecord, ...] = ()
+    begun: float = 0.0
+    """When vLLM got the batch, or the step before it ended."""
+    num_drafts: int = 0
+
+
+class Kv:
+    """The KV of a snapshot (`ballast_policy.host.Kv`): vLLM itself admits, extends and releases."""
+
+    def __init__(self, blocks: Blocks, live: Mapping[int, Any]) -> None:
+        self.is_eager = False
+        """Look up each prefix, because slots are free."""
+        self.step = 0
+        self.draft_blocks = 0
+        """Blocks that the drafts of a step may take."""
+        self._blocks = blocks
+        self._live = live
+        self._hinted: dict[int, int] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that no request uses, without those for drafts."""
+        return max(0, self._blocks.num_free - self.draft_blocks)
+
+    def hint(self, request: Request) -> None:
+        """Look up the prefix of a waiting request, unless the last answer is recent."""
+        if (
+            self.is_eager
+            or request.request_class is ONLINE
+            or self._hinted.get(request.seq, -HINT_STEPS) + HINT_STEPS <= self.step
+        ):
+            self._hinted[request.seq] = self.step
+            self._blocks.look_up(self._live[request.seq], request)
+
+    def forget(self, seq: int) -> None:
+        """Forget the looked-up prefix of a request that left."""
+        self._hinted.pop(seq, None)
+
+    def admit(self, request: Request) -> None:
+        raise NotImplementedError("vLLM allocates the blocks")
+
+    def extend(self, request: Request, num_tokens: int) -> bool:
+        raise NotImplementedError("vLLM allocates the blocks")
+
+    def release(self, request: Request) -> None:
+        raise NotImplementedError("vLLM frees the blocks")
+
+
+class Driver:
+    """The requests of one EngineCore and their policy host."""
+
+    def __init__(
+        self,
+        config: PolicyConfig,
+        batch: Batch,
+        blocks: Blocks,
+        *,
+        most_residents: int | None = None,
+        whole_prompts: int | None = None,
+        is_async: bool = False,
+        max_tokens: int,
+        num_draft_tokens: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        planner: Planner = plan_step,
+    ) -> None:
+        """`most_residents`: running and parked requests that vLLM can hold; None if only KV limits them.
+
+        `whole_prompts`: most tokens of a step of a model that computes each prompt at once; None for other models.
+        """
+        self.host = Host(config, planner=planner)
+        self.counters = Counters()
+        self.grants: Mapping[str, int] = {}
+        self.admissions: list[Any] = []
+        self.live: dict[int, Any] = {}
+        """vLLM's requests by `seq`, from `enter` until they finish."""
+        self.records: dict[str, Request] = {}
+        """The same requests by id."""
+        self._ids: dict[int, str] = {}
+        self._blocked: dict[int, Request] = {}
+        """Requests that vLLM cannot admit yet; the host does not know them."""
+        self._batch = batch
+        self._blocks = blocks
+        self._kv = Kv(blocks, self.live)
+        self._most_residents = most_residents
+        self._whole_prompts = whole_prompts
+        self._is_async = is_async
+        self._max_tokens = max_tokens
+        self._num_draft_tokens = num_draft_tokens
+        self._clock = clock
+        self.draft_gain = DraftGain()
+        self._places = PrefixPlaces()
+        self._seq = 0
+        self._flights: deque[Flight] = deque()
+        self._last_end = -inf
+        self._plan = StepPlan()
+        self._snapshot_waiting: Sequence[Request] = ()
+        self._num_sharing = 0
+        self._is_counting = False
+        self._slos: dict[int, Place] = {}
+        """Places of requests with an SLO of their own."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether vLLM runs a step."""
+        return bool(self._flights)
+
+    @property
+    def num_blocked(self) -> dict[RequestClass, int]:
+        """Return the waiting requests that the host does not know yet, by class."""
+        numbers = dict.fromkeys(RequestClass, 0)
+        for record in self._blocked.values():
+            numbers[record.request_class] += 1
+        return numbers
+
+    # Requests
+
+    def enter(self, request: Any, now: float, wall: float) -> None:
+        """Add a request. `wall` is the present on the clock of its arrival time."""
+        place = place_of(request.sampling_params or request.pooling_params)
+        self._seq += 1
+        seq, config = self._seq, self.host.config
+        share = config.tenants.get(place.tenant)
+        num_prompt = request.num_prompt_tokens
+        record = Request(
+            seq=seq,
+            request_class=place.request_class,
+            arrival=now - max(0.0, wall - request.arrival_time),
+            num_prompt=num_prompt,
+            max_output=max(1, min(request.max_tokens, self._max_tokens - num_prompt)),
+            tenant=place.tenant,
+            priority=place.priority if share is None else min(place.priority, share.max_priority),
+            slack=place.slack,
+            prefix_key=place.prefix_key,
+            prefix_seq=self._places.place(place.prefix_key, seq),
+            num_tokens=request.num_tokens,
+            most_computed=place.num_computed,
+        )
+        if place.ttft is not None or place.tpot is not None:
+            self._slos[seq] = place
+        self._set_slo(record)
+        request_id = request.request_id
+        self.live[seq], self.records[request_id], self._ids[seq] = request, record, request_id
+        if self._batch.is_ready(request):
+            self.host.enter(record, now)
+        else:
+            self._blocked[seq] = record
+
+    def leave(self, request_ids: Iterable[str], now: float) -> None:
+        """Remove requests that finished; other ids are ignored."""
+        for request_id in request_ids:
+            record = self.records.get(request_id)
+            if record is None or not self.live[record.seq].is_finished():
+                continue  # the id is in use again
+            seq = record.seq
+            request = self.live.pop(seq)
+            del self.records[request_id], self._ids[seq]
+            self._slos.pop(seq, None)
+            self._kv.forget(seq)
+            if self._blocked.pop(seq, None) is None:
+                record.num_output = request.num_output_tokens
+                self.host.leave(record, now, is_complete=self._batch.is_complete(request))
+
+    def preempted(self, request: Any) -> None:
+        """Note that vLLM freed the KV of a request, which waits again."""
+        record = self.records.get(request.request_id)
+        if record is None or record.phase is WAITING:
+            return
+        self.host.preempt(record)
+        record.num_tokens = request.num_tokens
+        record.num_computed = record.num_blocks = record.num_private_blocks = 0
+        record.num_cached = record.num_cached_idle = 0
+
+    def configure(self, config: PolicyConfig) -> None:
+        """Use another configuration from the next step on."""
+        self.host.configure(config)
+        for record in self.records.values():
+            self._set_slo(record)
+
+    def _set_slo(self, record: Request) -> None:
+        """Set the SLO of a request: its own, else that of its class."""
+        config, own = self.host.config, self._slos.get(record.seq)
+        ttft, tpot = (config.ttft, config.tpot) if record.request_class is ONLINE else (inf, inf)
+        record.ttft = ttft if own is None or own.ttft is None else own.ttft
+        record.tpot = tpot if own is None or own.tpot is None else own.tpot
+
+    # A step
+
+    def begin(self, now: float, *, admits: bool = True) -> None:
+        """Plan a step and carry out what needs no batch. If vLLM is paused, the plan `admits` no request."""
+        host, kv = self.host, self._kv
+        if self._blocked:
+            self._release_blocked(now)
+        kv.step += 1
+        kv.is_eager = sum([held[RUNNING] for held in host.held.values()]) < host.config.slots
+        if self._num_draft_tokens and self.draft_gain.is_on:
+            num_running = sum([held[RUNNING] for held in host.held.values()])
+            kv.draft_blocks = -(-num_running * self._num_draft_tokens // self._blocks.block_tokens)
+        else:
+            kv.draft_blocks = 0
+        self._count_private()
+        snapshot = host.snapshot(kv, now)
+        if self.draft_gain.per_decode:
+            snapshot = replace(snapshot, cost=self.draft_gain.expected(snapshot.cost))
+        num_leaving = 0
+        if self._is_async:
+            # A request that draws its last token now takes part in no later step. It keeps its KV until it leaves.
+            residents = [record for record in snapshot.residents if record.remaining]
+            num_leaving = len(snapshot.residents) - len(residents)
+            if num_leaving:
+                snapshot = replace(snapshot, residents=residents)
+        if not admits:
+            snapshot = replace(snapshot, waiting=())
+        plan = host.planner(snapshot)
+        if self._most_residents is not None:
+            plan = limit_residents(plan, snapshot.residents, self._most_residents - num_leaving)
+        if self._whole_prompts is not None:
+            plan = whole_prompts(plan, self._whole_prompts)
+        self._plan, self._snapshot_waiting = plan, snapshot.waiting
+        live, ids = self.live, self._ids
+        if plan.preempt:
+            self.counters.note_preemptions(plan)
+            for record in plan.preempt:
+                self._batch.preempt(live[record.seq], now)
+        for record in plan.park:
+            host.park(record)
+        for record in plan.resume:
+            host.resume(record)
+        for record in plan.admit:
+            host.admit(record)
+        self.admissions = [live[record.seq] for record in plan.admit]
+        self.grants = {ids[record.seq]: num_tokens for record, num_tokens in plan.grants}
+
+    def _release_blocked(self, now: float) -> None:
+        for seq, record in list(self._blocked.items()):
+            if self._batch.is_ready(self.live[seq]):
+                del self._blocked[seq]
+                self.host.enter(record, now)
+
+    def _count_private(self) -> None:
+        """Count the blocks that a preemption would free. While KV is plenty, all blocks of a request count."""
+        blocks, host = self._blocks, self.host
+        is_tight = bool(blocks.num_shared_blocks) and blocks.num_free * TIGHT < blocks.num_blocks
+        if is_tight or self._is_counting:
+            ids = self._ids
+            for seq, record in host.residents.items():
+                record.num_private_blocks = blocks.private(ids[seq]) if is_tight else record.num_blocks
+        self._is_counting = is_tight
+
+    def dispatched(self, scheduled: Mapping[str, int], now: float) -> None:
+        """Note the batch of the step, which vLLM built from the grants. `scheduled`: its tokens by request id."""
+        plan, host, counters = self._plan, self.host, self.counters
+        pairs: Pairs = plan.grants
+        num_drafts = draft_context = 0
+        if scheduled != self.grants:
+            pairs, num_drafts, draft_context = self._compare(scheduled)
+        elif scheduled:
+            counters.exact_steps += 1
+        admissions = self._admitted(scheduled, now) if plan.admit else ()
+        prefill = decode = context = ends = 0
+        prefill_context = 0.0
+        blocks, ids = self._blocks, self._ids
+        block_tokens = blocks.block_tokens
+        for record, num_tokens in pairs:
+            start = record.num_computed
+            end = record.num_computed = start + num_tokens
+            if record.num_tokens - start == 1:
+                decode += 1
+                context += end
+            else:
+                prefill += num_tokens
+                prefill_context += attended(start, num_tokens)
+                ends += end
+            if end > record.num_blocks * block_tokens or num_drafts:
+                record.num_blocks = record.num_private_blocks = blocks.held(ids[record.seq])
+        if plan.wait_until <= now:  # in a batch window no request misses a step
+            for record in self._snapshot_waiting:
+                if record.phase is WAITING:
+                    record.steps_waited += 1
+            host.dispatched()
+        if not pairs:
+            return
+        for request_class, held in host.held.items():
+            counters.tokens.classes[request_class].parked_steps += held[PARKED]
+        begun = self._clock()
+        work = StepWork(prefill, prefill_context, decode + num_drafts, context + draft_context)
+        flight = Flight(plan, pairs, None, work, now, admissions, begun, num_drafts)
+        if self._is_async:
+            flight.ends = self._run_ahead(pairs, resync=bool(num_drafts))
+        if not self._flights:
+            host.began(plan, begun)
+        self._flights.append(flight)
+        counters.note_work(work, num_decodes=decode, ends=ends)
+
+    def _compare(self, scheduled: Mapping[str, int]) -> tuple[Pairs, int, int]:
+        """Return the grants that vLLM carried out, and the drafts that it added; count the differences."""
+        pairs: list[tuple[Request, int]] = []
+        ids, counters = self._ids, self.counters
+        num_drafts = context = 0
+        is_exact = True
+        for record, granted in self._plan.grants:
+            num_tokens = scheduled.get(ids[record.seq], 0)
+            if num_tokens > granted:
+                num_drafts += num_tokens - granted
+                num_tokens = granted
+            elif num_tokens < granted:
+                is_exact = False
+                counters.deferred_grants += not num_tokens
+                counters.short_grants += num_tokens > 0
+            if num_tokens:
+                pairs.append((record, num_tokens))
+        counters.draft_tokens += num_drafts
+        counters.exact_steps += is_exact and bool(pairs)
+        return pairs, num_drafts, context
+
+    def _admitted(self, scheduled: Mapping[str, int], now: float) -> tuple[AdmissionRecord, ...]:
+        """Note which requests of the plan vLLM admitted; the others wait again."""
+        host, live, batch, blocks = self.host, self.live, self._batch, self._blocks
+        admissions = []
+        for record in self._plan.admit:
+            request = live[record.seq]
+            if not batch.is_running(request):
+                if record.phase is not WAITING:
+                    host.preempt(record)
+                continue
+            request_id = request.request_id
+            record.num_tokens = request.num_tokens
+            start = record.num_computed = request.num_computed_tokens - scheduled[request_id]
+            if start:
+                blocks.num_shared_blocks = max(blocks.num_shared_blocks, -(-start // blocks.block_tokens))
+            if record.admitted < inf:
+                continue
+            record.admitted = now
+            record.num_prompt_cached = min(start, record.num_prompt)
+            host.expectations.admitted(record, record.num_tokens - start)
+            self.counters.note_admission(record.num_tokens, start)
+            admissions.append(
+                AdmissionRecord(
+                    request_id=request_id,
+                    request_class=record.request_class,
+                    queued_seconds=max(0.0, now - record.arrival),
+                    steps_waited=record.steps_waited,
+                    num_tokens=record.num_tokens,
+                    num_cached=start,
+                )
+            )
+        return tuple(admissions)
+
+    def _run_ahead(self, pairs: Pairs, *, resync: bool) -> list[int]:
+        """Count the token that each complete request draws in this step as known; the next plan may use it."""
+        ends = []
+        for record, _ in pairs:
+            ends.append(record.num_computed)
+            if resync:
+                self._resync(record, self.live[record.seq])
+            elif record.remaining == 0 and record.num_tokens + 1 - record.num_prompt < record.max_output:
+                record.num_tokens += 1
+        return ends
+
+    @staticmethod
+    def _resync(record: Request, request: Any) -> None:
+        """Read what vLLM knows of a request. A request that draws its last token now has no token left to compute."""
+        num_drawing = request.num_output_placeholders
+        record.num_computed = request.num_computed_tokens
+        record.num_tokens = request.num_tokens + num_drawing
+        if num_drawing and record.num_tokens - record.num_prompt >= record.max_output:
+            record.num_tokens = record.num_computed
+
+    def arrived(self, now: float) -> None:
+        """Note that the step at the head of the flights ended; call it before vLLM reads the output."""
+        self.host.ended(now)
+
+    def computed(self, now: float) -> None:
+        """Charge the step at the head of the flights, after vLLM added its output to the requests."""
+        flight, host = self._flights.popleft(), self.host
+        if flight.ends is None:
+            num_accepted = self._charge(flight.pairs, now)
+        else:
+            num_accepted = self._charge_late(flight.pairs, flight.ends, now)
+        if self._num_draft_tokens:
+            self.draft_gain.note(flight.work, num_drafts=flight.num_drafts, num_accepted=num_accepted, cost=host.cost)
+        self.counters.tokens.note_charges(host.settle())
+        end = self._clock()
+        started = max(flight.started, self._last_end)
+        seconds = end - started
+        self._last_end = end
+        host.observed(flight.work, seconds)
+        self.counters.note_step(_record(flight, seconds, now - max(flight.begun, started)), host)
+        if self._flights:
+            following = self._flights[0]
+            following.begun = end
+            host.began(following.plan, end)
+
+    def _charge(self, pairs: Pairs, now: float) -> int:
+        """Charge a step; return the accepted drafts."""
+        num_accepted = 0
+        live, computed, counters = self.live, self.host.computed, self.counters.tokens
+        generated = dict.fromkeys(RequestClass, 0)
+        for record, num_tokens in pairs:
+            request = live.get(record.seq)
+            if request is None:
+                continue  # it was aborted during the step
+            num_drawn = request.num_output_tokens - record.num_output
+            num_new, num_wasted = computed(record, num_tokens, now)
+            if num_new or num_wasted:
+                counters.note_tokens(record, num_new, num_wasted, is_generated=False)
+            if num_drawn:
+                num_accepted += num_drawn - 1
+                for _ in range(num_drawn - 1):
+                    record.num_tokens += 1
+                    record.num_computed += 1
+                    computed(record, 1, now)
+                record.num_tokens += 1
+                record.num_output += num_drawn
+                generated[record.request_class] += num_drawn
+        for request_class, num_tokens in generated.items():
+            counters.classes[request_class].decode_tokens += num_tokens
+        return num_accepted
+
+    def _charge_late(self, pairs: Pairs, ends: Sequence[int], now: float) -> int:
+        """Charge a step whose requests may be in a later step already; return the accepted drafts."""
+        num_accepted = 0
+        live, computed, counters = self.live, self.host.computed, self.counters.tokens
+        for (record, num_tokens), end in zip(pairs, ends, strict=True):
+            request = live.get(record.seq)
+            if request is None:
+                continue
+            num_drawn = request.num_output_tokens - record.num_output
+            record.num_computed = end
+            record.num_tokens = end if num_drawn else max(end + 1, record.num_tokens)
+            num_new, num_wasted = computed(record, num_tokens, now)
+            if num_new or num_wasted:
+                counters.note_tokens(record, num_new, num_wasted, is_generated=False)
+            num_accepted += max(0, num_drawn - 1)
+            for _ in range(num_drawn - 1):
+                record.num_computed = record.num_tokens = record.num_tokens + 1
+                computed(record, 1, now)
+            record.num_output += num_drawn
+            counters.classes[record.request_class].decode_tokens += num_drawn
+            self._resync(record, request)
+        return num_accepted
+
+
+def _record(flight: Flight, seconds: float, run_seconds: float) -> StepRecord:
+    work, plan = flight.work, flight.plan
+    num_decode = work.num_decode - flight.num_drafts
+    return StepRecord(
+        kind=StepKind.DECODE if not work.num_prefill else StepKind.MIXED if num_decode else StepKind.PREFILL,
+        seconds=seconds,
+        run_seconds=run_seconds,
+        predicted_seconds=plan.predicted_seconds,
+        budget_seconds=plan.budget_seconds,
+        num_prefill=work.num_prefill,
+        num_decode=num_decode,
+        admissions=flight.admissions,
+        because=plan.because,
+    )
+
+
+def limit_residents(plan: StepPlan, residents: Sequence[Request], most: int) -> StepPlan:
+    """Return the plan with preemptions in place of parked requests, so that at most `most` requests hold KV.
+
+    The parked requests with the lowest priority and the fewest computed tokens go first, offline before online.
+    """
+    excess = len(residents) - len(plan.preempt) + len(plan.admit) - most
+    if excess <= 0:
+        return plan
+    kept = {*plan.preempt, *plan.resume}
+    parked = [r for r in residents if r.phase is PARKED and r not in kept] + list(plan.park)
+    parked.sort(key=lambda r: (r.request_class is ONLINE, r.priority, r.num_computed, -r.seq))
+    victims = parked[:excess]
+    gone = set(victims)
+    return replace(
+        plan,
+        preempt=(*plan.preempt, *victims),
+        park=tuple([r for r in plan.park if r not in gone]),
+        because=(*plan.because, *[Because(r, Reason.NO_SLOT) for r in victims]),
+    )
+
+
+def whole_prompts(plan: StepPlan, most_tokens: int) -> StepPlan:
+    """Return the plan for a model that computes each prompt in one step: a chunk becomes the whole prompt.
+
+    A prompt that does not fit into the `most_tokens` of a step waits. The first one of a step always fits.
+    """
+    left = most_tokens
+    grants: list[tuple[Request, int]] = []
+    waiting = set()
+    for record, _ in plan.grants:
+        whole = record.num_tokens - (record.num_cached if record.phase is WAITING else record.num_computed)
+        if whole <= left:
+            grants.append((record, whole))
+            left -= whole
+        else:
+            waiting.add(record)
+    return replace(plan, grants=tuple(grants), admit=tuple([r for r in plan.admit if r not in waiting]))

@@ -1,0 +1,197 @@
+"""vLLM's client of EngineCore in the API server. Only this module uses its members that are not public.
+
+`EngineTap` replaces two methods of the client object. One adds the place in the policy to each request on its way to
+EngineCore. The other sees each output on its way back. No class of vLLM is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import copy
+from typing import Any
+
+from ballast_log import Log
+from ballast_policy.request import RequestClass
+from ballast_vllm.calls import CALL, Call, EngineRequest, can_continue
+from ballast_vllm.requests import KEY
+from ballast_worker.errors import NotServed
+
+log = Log(__name__)
+
+OUTSIDE = "--scheduler-cls ballast_vllm.scheduler.BallastScheduler"
+
+
+class EngineDead(Exception):
+    """EngineCore does not answer any more."""
+
+
+class EngineTap:
+    """The requests in EngineCore, and the utility calls to it. It belongs to the event loop of the API server."""
+
+    def __init__(self, engine: Any, now: Any) -> None:
+        self.live: dict[str, EngineRequest] = {}
+        """Requests in EngineCore, by vLLM's id."""
+        self.num_live = dict.fromkeys(RequestClass, 0)
+        self.num_begun = dict.fromkeys(RequestClass, 0)
+        """Those of them that have an output."""
+        self.isolates_tenants = False
+        """Whether tenants share no blocks of the prefix cache."""
+        self._engine = engine
+        self._now = now
+        core, outputs = engine.engine_core, engine.output_processor
+        self._add, self._process = core.add_request_async, outputs.process_outputs
+        core.add_request_async = self._add_request
+        outputs.process_outputs = self._process_outputs
+
+    # The configuration of vLLM
+
+    @property
+    def max_model_len(self) -> int:
+        """The largest number of tokens of one request."""
+        return int(self._engine.model_config.max_model_len)
+
+    @property
+    def device(self) -> str:
+        """The kind of device that computes."""
+        return str(self._engine.vllm_config.device_config.device_type)
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What decides the tokens of an answer: model, revision, data type and quantization."""
+        model = self._engine.model_config
+        return tuple(str(part) for part in (model.model, model.revision, model.dtype, model.quantization))
+
+    @property
+    def num_servers(self) -> int:
+        """API server processes of this engine."""
+        return int(self._engine.vllm_config.parallel_config._api_process_count)  # noqa: SLF001
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether EngineCore ended."""
+        return bool(self._engine.errored)
+
+    # Utility calls
+
+    async def stats(self, since: int) -> Mapping[str, Any]:
+        """Return the figures of the scheduler.
+
+        Raises:
+            EngineDead: EngineCore ended.
+            NotServed: vLLM runs with another scheduler.
+        """
+        found: Mapping[str, Any] = await self._call("ballast_stats", since)
+        return found
+
+    async def configure(self, message: Mapping[str, Any]) -> None:
+        """Change the policy configuration."""
+        await self._call("ballast_configure", message)
+
+    async def _call(self, method: str, argument: object) -> Any:
+        try:
+            return await self._engine.engine_core.call_utility_async(method, argument)
+        except Exception as error:
+            if self.is_dead:
+                raise EngineDead from error
+            raise NotServed(f"vLLM does not run Ballast's scheduler ({error}): start it with {OUTSIDE}") from error
+
+    # Requests
+
+    def num_waiting(self, request_class: RequestClass) -> int:
+        """Return the requests of a class without an output."""
+        return self.num_live[request_class] - self.num_begun[request_class]
+
+    def end(self, call: Call) -> None:
+        """Forget the requests of a call that vLLM forgot. Those of a response in the background go on."""
+        for request in call.requests:
+            if not self._engine.output_processor.has_request(request.request_id):
+                self._remove(request.request_id)
+
+    def sweep(self) -> None:
+        """Forget requests that vLLM aborted after their call ended."""
+        known = self._engine.output_processor
+        for request_id in [found for found in self.live if not known.has_request(found)]:
+            self._remove(request_id)
+
+    async def _add_request(self, request: Any) -> None:
+        call = CALL.get()
+        if call is not None:
+            request = self._placed(request, call)
+        await self._add(request)
+
+    def _placed(self, request: Any, call: Call) -> Any:
+        """Return the request with its place in the policy, and after the tokens of an earlier attempt."""
+        record = EngineRequest(
+            request.request_id, call, len(request.prompt_token_ids or ()), call.is_item and can_continue(request)
+        )
+        place = call.place(request.priority).message()
+        if request.priority:
+            request.priority = 0
+        if self.isolates_tenants:
+            request.cache_salt = f"{place['tenant']}\n{request.cache_salt or ''}"
+        if request.pooling_params is not None:
+            params = request.pooling_params
+            params.extra_kwargs = {**(params.extra_kwargs or {}), KEY: place}
+        else:
+            params = request.sampling_params
+            params.extra_args = {**(params.extra_args or {}), KEY: place}
+            generated = call.generated
+            if generated and record.can_continue and params.max_tokens > len(generated):
+                # vLLM's API server still has the request as it was, and gets the earlier tokens with the first output.
+                request = copy(request)
+                request.sampling_params = params = copy(params)
+                request.prompt_token_ids = [*request.prompt_token_ids, *generated]
+                params.max_tokens -= len(generated)
+                record.replay = generated
+        self.live[request.request_id] = record
+        self.num_live[call.request_class] += 1
+        call.requests.append(record)
+        return request
+
+    def _process_outputs(self, outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        now, live = self._now(), self.live
+        seen = [(output, live[output.request_id]) for output in outputs if output.request_id in live]
+        for output, record in seen:
+            self._note(output, record, now)
+        result = self._process(outputs, *args, **kwargs)
+        known = self._engine.output_processor
+        for output, record in seen:
+            if not known.has_request(output.request_id):
+                reason = str(output.finish_reason)
+                record.is_cut = reason == "length"
+                record.is_aborted = reason == "abort"
+                record.is_over = True
+                self._remove(output.request_id)
+        return result
+
+    def _note(self, output: Any, record: EngineRequest, now: float) -> None:
+        record.call.last_at = now
+        computed = output.new_token_ids
+        if not record.is_begun:
+            self._begin(output, record, now)
+        record.num_output += len(computed)
+        if record.can_continue:
+            record.token_ids += computed
+
+    def _begin(self, output: Any, record: EngineRequest, now: float) -> None:
+        call = record.call
+        if output.new_token_ids and record.replay:
+            output.new_token_ids = [*record.replay, *output.new_token_ids]
+        prefill = output.prefill_stats
+        if prefill is not None:
+            prefill.num_cached_tokens = min(prefill.num_cached_tokens, record.num_prompt)
+            record.num_cached = prefill.num_cached_tokens
+        if str(output.finish_reason) == "abort":
+            return
+        record.is_begun = True
+        self.num_begun[call.request_class] += 1
+        if call.timing.first_at is None:
+            call.timing.first_at = now
+            if call.on_begin is not None:
+                call.on_begin()
+
+    def _remove(self, request_id: str) -> None:
+        record = self.live.pop(request_id, None)
+        if record is not None:
+            self.num_live[record.call.request_class] -= 1
+            self.num_begun[record.call.request_class] -= record.is_begun

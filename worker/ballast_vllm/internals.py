@@ -1,0 +1,266 @@
+"""The private members of vLLM that Ballast uses, and the points where a plan takes effect.
+
+vLLM's `schedule()` builds the batch as always. Two points make it do what the plan states:
+
+- `waiting` is a `PlanQueue`. During `schedule()` it holds only the requests that the plan admits, in the plan's order.
+- `_reserve_prefill_lookahead` has the last word on the tokens of a request, both for running and for waiting requests.
+  It returns at most the grant. For a running request without a grant it returns 0: vLLM then leaves the request out of
+  the step and keeps its KV.
+
+`tests/vllm/test_contract.py` states what each private member must do.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.request_queue import RequestQueue
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.request import RequestStatus
+
+from ballast_policy.request import Request as Record
+
+PRIVATE = {
+    "AsyncScheduler": (),
+    "EngineCore": ("scheduler",),
+    "RequestQueue": (
+        "add_request",
+        "pop_request",
+        "peek_request",
+        "prepend_request",
+        "prepend_requests",
+        "remove_request",
+        "remove_requests",
+    ),
+    "Scheduler": (
+        "_reserve_prefill_lookahead",
+        "_preempt_request",
+        "_handle_blocked_waiting_request",
+        "waiting",
+        "running",
+        "requests",
+        "finished_req_ids",
+        "encoder_cache_mismatch_reqs",
+        "kv_cache_manager",
+        "max_num_running_reqs",
+        "max_num_active_reqs",
+        "max_num_scheduled_tokens",
+        "max_model_len",
+        "num_prefill_lookahead",
+        "num_spec_tokens",
+        "need_mamba_block_aligned_split",
+        "use_v2_model_runner",
+    ),
+    "Request": (
+        "status",
+        "is_finished",
+        "num_tokens",
+        "num_output_tokens",
+        "num_output_placeholders",
+        "num_computed_tokens",
+        "num_prompt_tokens",
+        "max_tokens",
+        "arrival_time",
+        "resumable",
+        "pooling_params",
+        "sampling_params",
+    ),
+    "KVCacheManager": ("block_pool", "coordinator", "enable_caching", "get_computed_blocks"),
+    "BlockPool": ("num_gpu_blocks", "blocks", "get_num_free_blocks"),
+    "KVCacheBlock": ("ref_cnt", "block_hash"),
+    "SingleTypeKVCacheManager": ("req_to_blocks", "block_size", "kv_cache_spec"),
+}
+"""Every member that this module uses, by class."""
+
+UNLIMITED = 1 << 30
+
+
+class PlanQueue(RequestQueue):  # type: ignore[misc]
+    """All waiting requests. While it is open, vLLM sees only the requests in `admissions`."""
+
+    def __init__(self) -> None:
+        self.all: dict[str, Any] = {}
+        self.admissions: deque[Any] = deque()
+        self.is_open = False
+
+    def add_request(self, request: Any) -> None:
+        self.all[request.request_id] = request
+
+    def pop_request(self) -> Any:
+        request = self.admissions.popleft()
+        del self.all[request.request_id]
+        return request
+
+    def peek_request(self) -> Any:
+        return self.admissions[0]
+
+    def prepend_request(self, request: Any) -> None:
+        self.all[request.request_id] = request
+
+    def prepend_requests(self, requests: Iterable[Any]) -> None:
+        for request in requests:
+            self.all[request.request_id] = request
+
+    def remove_request(self, request: Any) -> None:
+        self.all.pop(request.request_id, None)
+
+    def remove_requests(self, requests: Iterable[Any]) -> None:
+        for request in requests:
+            self.all.pop(request.request_id, None)
+
+    def __bool__(self) -> bool:
+        return bool(self.admissions if self.is_open else self.all)
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.all.values())
+
+
+class PlannedBatch(Scheduler):  # type: ignore[misc]
+    """vLLM's scheduler, restricted to the grants and admissions of a plan."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.waiting = self.plan_queue = PlanQueue()
+        self.grants: Mapping[str, int] = {}
+        self.uses_drafts = True
+        self.on_preempted: Callable[[Any], None] = lambda _: None
+        self.most_residents: int | None = self.scheduler_config.max_num_seqs
+        if not self.use_v2_model_runner:
+            # The V1 model runner takes a parked request out of its batch. The V2 model runner keeps its row.
+            self.most_residents = None
+            self.max_num_running_reqs = self.max_num_active_reqs = UNLIMITED
+
+    def run_planned(self, grants: Mapping[str, int], admissions: Iterable[Any], *, throttle_prefills: bool) -> Any:
+        """Return vLLM's batch of the grants. The requests of `admissions` get their slots in this order."""
+        queue = self.plan_queue
+        self.grants = grants
+        queue.admissions.extend(admissions)
+        queue.is_open = True
+        try:
+            return super().schedule(throttle_prefills)
+        finally:
+            queue.is_open = False
+            queue.admissions.clear()
+
+    def preempt(self, request: Any, now: float) -> None:
+        """Free the KV of a running request and let it wait again."""
+        self.running.remove(request)
+        self._preempt_request(request, now)
+
+    def is_ready(self, request: Any) -> bool:
+        """Return whether a waiting request can be admitted: its grammar is compiled."""
+        return bool(request.status == RequestStatus.WAITING or self._handle_blocked_waiting_request(request))
+
+    def fail(self, request: Any) -> None:
+        """End a request with an error in the next call of `update_from_output`."""
+        self.encoder_cache_mismatch_reqs.add(request.request_id)
+
+    def _reserve_prefill_lookahead(self, request: Any, num_computed_tokens: int, num_new_tokens: int) -> int:
+        tokens = num_new_tokens
+        if self.num_prefill_lookahead:
+            tokens = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
+        granted = self.grants.get(request.request_id, 0)
+        if tokens <= granted:
+            return tokens
+        if granted and (self.uses_drafts or request.status != RequestStatus.RUNNING):
+            # A request that computes all its known tokens may add drafts. vLLM pads an admission to that size.
+            known = request.num_tokens + request.num_output_placeholders - num_computed_tokens
+            if granted >= known:
+                return tokens
+        return granted
+
+    def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        super()._preempt_request(request, *args, **kwargs)
+        self.on_preempted(request)
+
+
+class AsyncPlannedBatch(PlannedBatch, AsyncScheduler):  # type: ignore[misc]
+    """The same for asynchronous scheduling: vLLM plans a step while the step before it runs."""
+
+
+class KvBlocks:
+    """vLLM's KV blocks, as the policy counts them.
+
+    In a model with several kinds of layers, each kind has a block table. The policy counts the blocks of one table, and
+    its share of the pool. A model without KV counts as one with enough blocks.
+    """
+
+    def __init__(self, scheduler: Any) -> None:
+        manager = scheduler.kv_cache_manager
+        tables: Sequence[Any] = manager.coordinator.single_type_managers
+        self._get_computed_blocks = manager.get_computed_blocks
+        self._has_cache = bool(manager.enable_caching and tables)
+        self._pool = manager.block_pool
+        self._num_tables: int = len(tables)
+        if tables:
+            table = next((t for t in tables if isinstance(t.kv_cache_spec, FullAttentionSpec)), tables[0])
+            self.block_tokens: int = table.block_size
+            self.num_blocks: int = (self._pool.num_gpu_blocks - 1) // len(tables)  # one block is vLLM's null block
+            self.tables: Mapping[str, Sequence[Any]] = table.req_to_blocks
+        else:
+            self.block_tokens = 16
+            self.num_blocks = -(-int(scheduler.max_model_len) // 16) * 2 * scheduler.scheduler_config.max_num_seqs
+            self.tables = {}
+        self.num_shared_blocks = 0
+        """Blocks at the start of a prompt that requests may share: the longest hit of a resident."""
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that no request uses, including cached blocks."""
+        if not self._num_tables:
+            return self.num_blocks
+        return int(self._pool.get_num_free_blocks()) // self._num_tables
+
+    def held(self, request_id: str) -> int:
+        """Return the blocks of a request."""
+        return len(self.tables.get(request_id, ()))
+
+    def private(self, request_id: str) -> int:
+        """Return the blocks of a request that no other request uses."""
+        blocks = self.tables.get(request_id, ())
+        return len(blocks) - int(sum([block.ref_cnt > 1 for block in blocks[: self.num_shared_blocks]]))
+
+    def look_up(self, request: Any, record: Record) -> None:
+        """Set the tokens of a waiting request that the prefix cache holds."""
+        if self._has_cache:
+            found, num_tokens, _ = self._get_computed_blocks(request)
+            record.num_cached = num_tokens
+            record.num_cached_idle = sum([block.ref_cnt == 0 for block in found.blocks[0]]) if num_tokens else 0
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that only the prefix cache uses. The call reads every block."""
+        if not self._num_tables:
+            return 0
+        cached = [block for block in self._pool.blocks if block.ref_cnt == 0 and block.block_hash is not None]
+        return len(cached) // self._num_tables
+
+
+def is_running(request: Any) -> bool:
+    """Return whether a request holds KV, running or parked."""
+    return bool(request.status == RequestStatus.RUNNING)
+
+
+def is_complete(request: Any) -> bool:
+    """Return whether a finished request has its whole answer."""
+    return request.status in COMPLETE
+
+
+COMPLETE = (
+    RequestStatus.FINISHED_STOPPED,
+    RequestStatus.FINISHED_LENGTH_CAPPED,
+    RequestStatus.FINISHED_REPETITION,
+)
+
+
+def add_utility(name: str, call: Callable[..., Any]) -> None:
+    """Add a method to EngineCore. A client calls it by its name, and it runs between two steps."""
+    setattr(EngineCore, name, call)

@@ -1,0 +1,339 @@
+"""Items of jobs, sent through vLLM's own app in this process.
+
+An item takes the path of an online request: the same routes, validation, templates, parsers and sampling. So it may use
+what a request may use, and gets the same answer. There is no socket between: the app is called as ASGI describes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from starlette.types import ASGIApp, Message
+
+from ballast_engine.request import FinishReason, Output
+from ballast_engine.stats import EngineStats
+from ballast_log import Log
+from ballast_openai.errors import InvalidBody
+from ballast_openai.item_body import parse_item
+from ballast_policy.request import RequestClass
+from ballast_policy.snapshot import PolicyConfig
+from ballast_queue.job import Claimed, Prefix
+from ballast_vllm.calls import CALL, Call
+from ballast_vllm.engine_client import EngineTap
+from ballast_worker.errors import Refused
+from ballast_worker.items import ItemFailure
+from ballast_worker.loop import Ended
+from ballast_worker.openai import Caller
+from ballast_worker.requests import RequestTiming
+from ballast_worker.responses import AnswerBuffer
+
+log = Log(__name__)
+
+ABORT_SECONDS = 2.0
+"""Time that vLLM has to end an item that is aborted."""
+RETRYABLE = frozenset({408, 409, 425, 429})
+"""Statuses below 500 after which another attempt may succeed."""
+DIED = "EngineCore ended: another attempt runs on another worker."
+
+
+@dataclass(slots=True, eq=False)
+class HttpItem:
+    """One item as a request to vLLM's app."""
+
+    request_id: str
+    url: str
+    body: bytes
+    call: Call
+    seed: int
+    start: Callable[[HttpItem], None]
+    status: int = 0
+    answer: Any = None
+    """The decoded JSON body of the response."""
+    is_given_back: bool = False
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when vLLM should stop computing the item."""
+
+    def submit(self) -> None:
+        self.start(self)
+
+    def whole(self, answer: AnswerBuffer) -> dict[str, object]:  # noqa: ARG002 - the response is complete already
+        body: dict[str, object] = self.answer
+        return body
+
+    def failure(self, claimed: Claimed, output: Output) -> ItemFailure:
+        error = self.answer.get("error") if isinstance(self.answer, dict) else None
+        stated = error if isinstance(error, dict) else {}
+        is_refused = 400 <= self.status < 500
+        code = stated.get("code")
+        return ItemFailure(
+            claimed,
+            code=code if isinstance(code, str) else "invalid_request" if is_refused else "engine_failed",
+            message=str(stated.get("message") or output.error),
+            is_retryable=not is_refused or self.status in RETRYABLE,
+            status_code=self.status or 500,
+        )
+
+
+class VllmEngine:
+    """vLLM's engine as the feeder sees it. Any thread may read it."""
+
+    def __init__(self, tap: EngineTap, stats: EngineStats, policy: PolicyConfig) -> None:
+        self.policy = policy
+        self.items: dict[str, HttpItem] = {}
+        self.latest = stats
+        """The figures of the scheduler at the last poll."""
+        self._tap = tap
+        self.hang_up: Callable[[Sequence[str]], None] = lambda _: None
+
+    def stats(self) -> EngineStats:
+        """Return the figures of the last poll, with the requests of each class as they are now."""
+        found, tap = self.latest, self._tap
+        classes = {}
+        for request_class in RequestClass:
+            of = found.of(request_class)
+            num_live = tap.num_live[request_class]
+            residents = min(num_live, max(of.running + of.parked, tap.num_begun[request_class]))
+            parked = min(of.parked, residents)
+            classes[request_class] = replace(
+                of, running=residents - parked, parked=parked, waiting=num_live - residents
+            )
+        return replace(found, online=classes[RequestClass.ONLINE], offline=classes[RequestClass.OFFLINE])
+
+    def num_computed(self, request_id: str) -> int:
+        """Return the tokens of an item computed so far, by this or an earlier attempt."""
+        item = self.items.get(request_id)
+        if item is None:
+            return 0
+        here = sum(r.num_prompt + len(r.replay) + r.num_output for r in list(item.call.requests) if r.is_begun)
+        return max(item.call.num_computed, here)
+
+    def give_back(self, request_ids: Sequence[str]) -> None:
+        """End items with `FinishReason.GIVEN_BACK`."""
+        for request_id in request_ids:
+            item = self.items.get(request_id)
+            if item is not None:
+                item.is_given_back = True
+        self.hang_up(request_ids)
+
+
+class HttpItemLoop:
+    """Runs items on the event loop of the API server, and passes their ends to the feeder's thread."""
+
+    def __init__(self, app: ASGIApp, scope: Mapping[str, Any], engine: VllmEngine) -> None:
+        """Run items with `app`; `scope` has what the scopes of all items have in common."""
+        self.engine = engine
+        self.num_started = 0
+        self.failure: str | None = None
+        self._app = app
+        self._scope = scope
+        self.events = asyncio.get_running_loop()
+        self._ended: deque[Ended] = deque()
+        self._wake = threading.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        engine.hang_up = self._hang_up
+
+    # The feeder's thread
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether EngineCore runs."""
+        return self.failure is None
+
+    def start(self, item: HttpItem) -> None:
+        """Start an item. Its end comes from `take_ended`."""
+        self.engine.items[item.request_id] = item
+        if self.failure is not None:
+            self._end(item, Output(item.request_id, finish_reason=FinishReason.FAILED, error=self.failure))
+            return
+        item.call.on_begin = self._began
+        self.events.call_soon_threadsafe(self._spawn, item)
+
+    def abort(self, request_id: str) -> None:
+        """End an item. An id that is not known is ignored."""
+        self._hang_up([request_id])
+
+    def wake_feeder(self) -> None:
+        """End the feeder's wait."""
+        self._wake.set()
+
+    def wait_as_feeder(self, timeout: float) -> bool:
+        """Wait for `wake_feeder`, at most `timeout` seconds; return whether it was called."""
+        return self._wake.wait(timeout)
+
+    def take_ended(self) -> list[Ended]:
+        """Return the items that ended since the last call."""
+        self._wake.clear()  # first: an item that ends later sets it again
+        return [self._ended.popleft() for _ in range(len(self._ended))]
+
+    def fail_all(self, request_ids: Iterable[str], settle: Callable[[Ended], None]) -> None:
+        """Settle items as failed, after EngineCore ended."""
+        for request_id in request_ids:
+            self.engine.items.pop(request_id, None)
+            output = Output(request_id, finish_reason=FinishReason.FAILED, error=self.failure or DIED)
+            settle(Ended(output, time.monotonic()))
+
+    def _hang_up(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            item = self.engine.items.get(request_id)
+            if item is not None:
+                self.events.call_soon_threadsafe(item.gone.set)
+
+    # The event loop
+
+    def fail(self, why: str) -> None:
+        """State that EngineCore ended."""
+        self.failure = why
+        self.wake_feeder()
+
+    def _began(self) -> None:
+        self.num_started += 1
+        self.wake_feeder()
+
+    def _spawn(self, item: HttpItem) -> None:
+        task = self.events.create_task(self._run(item))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, item: HttpItem) -> None:
+        CALL.set(item.call)  # of this task only
+        try:
+            await self._request(item)
+        except Exception as error:  # noqa: BLE001 - a defect of one route must not keep the item
+            log.warning("item failed", item=item.request_id, error=repr(error))
+        self._settle(item)
+
+    async def _request(self, item: HttpItem) -> None:
+        """Send the item through the app, until it has answered or is told that the client is gone for some time."""
+        work = asyncio.ensure_future(self._send(item))
+        gone = asyncio.ensure_future(item.gone.wait())
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                await asyncio.wait({work}, timeout=ABORT_SECONDS)
+        finally:
+            gone.cancel()
+            work.cancel()
+        if work.done() and not work.cancelled():
+            work.result()
+
+    async def _send(self, item: HttpItem) -> None:
+        parts: list[bytes] = []
+        is_read = False
+
+        async def receive() -> Message:
+            nonlocal is_read
+            if not is_read:
+                is_read = True
+                return {"type": "http.request", "body": item.body, "more_body": False}
+            await item.gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                item.status = message["status"]
+            else:
+                parts.append(message.get("body", b""))
+                if not message.get("more_body", False):
+                    item.answer = _decode(b"".join(parts))
+
+        length = (b"content-length", str(len(item.body)).encode())
+        scope = {
+            **self._scope,
+            "path": item.url,
+            "raw_path": item.url.encode(),
+            "headers": [*self._scope["headers"], length],
+            "state": {},
+        }
+        await self._app(scope, receive, send)
+
+    def _settle(self, item: HttpItem) -> None:
+        call, requests = item.call, item.call.requests
+        has_answer = item.status == 200 and isinstance(item.answer, dict) and not call.is_aborted
+        prompt, output = _usage(item.answer) if has_answer else (0, 0)
+        reason = FinishReason.FAILED
+        if has_answer:
+            reason = FinishReason.LENGTH if any(request.is_cut for request in requests) else FinishReason.STOP
+        elif item.is_given_back or (call.is_aborted and item.status in {0, 200}):
+            reason = FinishReason.GIVEN_BACK
+        elif item.gone.is_set():
+            reason = FinishReason.ABORTED
+        generated: tuple[int, ...] = ()
+        if len(requests) == 1 and requests[0].can_continue:
+            generated = (*requests[0].replay, *requests[0].token_ids) or call.generated
+        ended = Output(
+            item.request_id,
+            finish_reason=reason,
+            error=f"vLLM answered with status {item.status}." if item.status else "vLLM did not answer.",
+            num_prompt=prompt,
+            num_output=output or call.num_output,
+            generated=generated,
+            num_computed=self.engine.num_computed(item.request_id),
+        )
+        self._end(item, ended, num_cached=sum(request.num_cached for request in requests))
+
+    def _end(self, item: HttpItem, output: Output, *, num_cached: int = 0) -> None:
+        if self.engine.items.pop(item.request_id, None) is None:
+            return  # settled already
+        if item.call.timing.first_at is None and output.finish_reason is not FinishReason.FAILED:
+            self.num_started += 1
+        at = item.call.last_at or time.monotonic()
+        self._ended.append(Ended(output, at, item.call.timing.first_at, num_cached))
+        self.wake_feeder()
+
+
+@dataclass(frozen=True, slots=True)
+class HttpReader:
+    """Turns claimed items into requests to vLLM's app."""
+
+    revision: str
+    urls: Sequence[str]
+    start: Callable[[HttpItem], None]
+
+    def prepare(self, request_id: str, claimed: Claimed, slack: float) -> HttpItem:
+        """Return the item, with `slack` as the slack of its job.
+
+        Raises:
+            Refused: the engine does not serve its URL, or Ballast cannot read its body.
+        """
+        try:
+            body = parse_item(claimed.url, claimed.body, self.urls)
+        except InvalidBody as error:
+            raise Refused(400, error.message, code=error.code, param=error.field) from None
+        earlier = claimed.prefix or Prefix()
+        call = Call(
+            Caller(claimed.tenant, RequestClass.OFFLINE, claimed.priority),
+            RequestTiming(RequestClass.OFFLINE, time.monotonic()),
+            is_item=True,
+            states_priority=True,
+            slack=slack,
+            prefix_key=body.prefix_key,
+            generated=earlier.token_ids if earlier.model_revision == self.revision else (),
+            num_computed=earlier.num_computed,
+        )
+        fields = {**claimed.body, "stream": False}
+        if claimed.url == "/v1/responses":
+            fields["store"] = False  # no client reads it again
+        return HttpItem(request_id, claimed.url, json.dumps(fields).encode(), call, claimed.seed, self.start)
+
+
+def _decode(body: bytes) -> object:
+    try:
+        return json.loads(body)
+    except ValueError:
+        return None
+
+
+def _usage(answer: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the tokens of prompt and answer that a response states, in the words of any of the APIs."""
+    usage = answer.get("usage")
+    found = usage if isinstance(usage, dict) else {}
+    prompt = found.get("prompt_tokens", found.get("input_tokens", found.get("total_tokens")))
+    output = found.get("completion_tokens", found.get("output_tokens"))
+    return (prompt if isinstance(prompt, int) else 0, output if isinstance(output, int) else 0)

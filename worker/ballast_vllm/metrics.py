@@ -1,0 +1,52 @@
+"""`/metrics` of a vLLM server with Ballast: the series of a worker beside those of vLLM.
+
+vLLM counts the requests of both classes in `vllm:num_requests_running` and `vllm:num_requests_waiting`. Routers send
+requests by these two, and offline work gives way to online requests. So here they count online requests only, as in a
+worker with Ballast's own engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from prometheus_client import REGISTRY, generate_latest
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+
+from ballast_policy.request import RequestClass
+from ballast_worker.metrics import ScrapeData, WorkerMetrics
+
+RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
+
+
+class ServerMetrics:
+    """Render `/metrics`, with or without the series that name tenants."""
+
+    def __init__(self, gather: Callable[[], ScrapeData], *, shows_tenants: bool) -> None:
+        self._gather = gather
+        self._worker = WorkerMetrics(gather, shows_tenants=shows_tenants)
+
+    def render(self) -> bytes:
+        """Return the text that Prometheus scrapes."""
+        registry: Any = self  # `generate_latest` calls only `collect`
+        return generate_latest(registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric family with its samples."""
+        figures = self._gather()
+        online = figures.stats.of(RequestClass.ONLINE)
+        replaced = {RUNNING: online.running, WAITING: online.waiting}
+        yield from self._worker.own(figures)
+        for family in REGISTRY.collect():
+            if family.name in replaced:
+                yield _online(family, replaced[family.name])
+            else:
+                yield family
+
+
+def _online(family: Metric, value: int) -> Metric:
+    """Return a gauge of vLLM with the value for online requests."""
+    labels = dict(family.samples[0].labels) if family.samples else {}
+    found = GaugeMetricFamily(family.name, f"{family.documentation} Online requests only.", labels=tuple(labels))
+    found.add_metric(tuple(labels.values()), value)
+    return found

@@ -1,0 +1,267 @@
+"""Ballast in front of vLLM's app: `vllm serve --middleware ballast_vllm.middleware.BallastMiddleware`.
+
+vLLM adds the middleware to its app, so it is in every API server process, has each request before vLLM reads it, and
+starts and stops with the app: Starlette passes the lifespan of the app through its middleware, too. When that starts,
+vLLM has its engine client and its signal handlers, and does not accept connections yet. A plugin
+(`vllm.general_plugins`) runs in each process of vLLM, before there is an app, and an endpoint plugin needs a third
+setting and sees no other request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ballast_api.errors import InvalidConfig
+from ballast_log import Log, configure_packages
+from ballast_queue.settings import MAX_PRIORITY
+from ballast_vllm.calls import CALL, Call
+from ballast_vllm.server import Server, load
+from ballast_worker.bodies import BodyShare
+from ballast_worker.errors import Refused, WorkerError
+from ballast_worker.http_exchange import ClientGone, HttpExchange, compact
+from ballast_worker.metrics import CONTENT_TYPE
+from ballast_worker.requests import RequestOutcome, RequestTiming
+from ballast_worker.responses import stopping
+from ballast_worker.tenancy import PRIORITY_HEADER
+
+log = Log(__name__)
+
+BAD_CONFIG = 78
+BODY_SECONDS = 60.0
+"""Time that a client has to send a body."""
+OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics", "/version", "/openapi.json", "/ballast/status"})
+"""Paths that need no API key."""
+UNQUEUED = frozenset({"/tokenize", "/detokenize", "/ping"})
+"""Paths of POST requests that EngineCore does not see."""
+_FLEX = re.compile(rb'"service_tier"\s*:\s*"flex"')
+
+TEXT = (b"content-type", CONTENT_TYPE.encode())
+
+
+class BallastMiddleware:
+    """The middleware."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+        self.server: Server | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or pass it on."""
+        if scope["type"] == "lifespan":
+            await self._live(scope, receive, send)
+        elif self.server is None:
+            message = "Ballast has not started: the server runs without the lifespan of its app."
+            await HttpExchange(scope, receive, send).refuse(Refused(503, message, kind="server_error"))
+        elif scope["type"] == "websocket":
+            await self._connect(self.server, scope, receive, send)
+        else:
+            await self._answer(self.server, scope, receive, send)
+
+    # Life
+
+    async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Start with the app, after it, and stop before it."""
+
+        async def receive_event() -> Message:
+            message = await receive()
+            if message["type"] == "lifespan.shutdown" and self.server is not None:
+                await self.server.stop()
+            return message
+
+        async def send_event(message: Message) -> None:
+            if message["type"] == "lifespan.startup.complete":
+                try:
+                    self.server = await self._start(scope["app"])
+                except (InvalidConfig, WorkerError) as error:
+                    code = error.exit_code if isinstance(error, WorkerError) else BAD_CONFIG
+                    sys.stderr.write(f"ballast: {error}\n")
+                    # uvicorn before 0.50 would end with status 0.
+                    asyncio.get_running_loop().call_soon(sys.exit, code)
+                    message = {"type": "lifespan.startup.failed", "message": str(error)}
+            await send(message)
+
+        await self.app(scope, receive_event, send_event)
+
+    async def _start(self, app: Any) -> Server:
+        logging_config = getattr(app.state.args, "logging_config", None)
+        style: Literal["text", "json"] = "json" if getattr(logging_config, "formatter", "") == "json" else "text"
+        configure_packages(os.environ.get("VLLM_LOGGING_LEVEL", "INFO"), style)
+        loaded, path = load(app.state.args)
+        server = Server(app, self.app, loaded, path)
+        await server.start()
+        return server
+
+    # Requests
+
+    async def _connect(self, server: Server, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on a WebSocket, for speech. Its requests have the class and the tenant of its headers."""
+        headers = dict(scope["headers"])
+        try:
+            server.check_open()
+            caller = server.tenancy.caller(headers)
+        except Refused as refused:
+            await send({"type": "websocket.close", "code": 1008, "reason": refused.message[:120]})
+            return
+        CALL.set(Call(caller, RequestTiming(caller.request_class, time.monotonic())))
+        await self.app(scope, receive, send)
+
+    async def _answer(self, server: Server, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = HttpExchange(scope, receive, send, is_last=server.is_draining)
+        path, method = scope["path"], scope["method"]
+        try:
+            if method == "GET" and await _own(server, path, exchange):
+                return
+            if path not in OPEN_PATHS and method != "OPTIONS":
+                server.tenancy.check_key(exchange.headers)
+            if method == "POST" and path != "/ping":
+                with server.bodies.share() as share:
+                    await self._call(server, exchange, share, (scope, receive, send))
+            else:
+                await self.app(scope, receive, send)
+        except ClientGone:
+            log.debug("client went away", request=exchange.request_id.decode())
+        except Refused as refused:
+            await exchange.refuse(refused)
+
+    async def _call(
+        self, server: Server, exchange: HttpExchange, share: BodyShare, asgi: tuple[Scope, Receive, Send]
+    ) -> None:
+        """Pass on a request with its class and its tenant, if its limits allow it."""
+        scope, receive, send = asgi
+        headers = exchange.headers
+        timing = RequestTiming(server.tenancy.caller(headers).request_class, time.monotonic())
+        try:
+            server.check_open()
+            body = await _body(exchange, server.config.limits.max_body_kibibytes * 1024, share)
+            caller = server.tenancy.caller(headers, is_flex=_is_flex(body))
+            timing.request_class = caller.request_class
+            if scope["path"] not in UNQUEUED:
+                server.check_queue(caller.request_class)
+            server.check_open()  # again, because a long body takes time
+        except Refused as refused:
+            server.recorder.refused(timing.request_class, _outcome(refused))
+            raise
+        call = Call(
+            caller,
+            timing,
+            states_priority=PRIORITY_HEADER in headers,
+            most_priority=server.tenancy.capped(caller.tenant, MAX_PRIORITY),
+        )
+        passed = _Passed(body, receive, send, is_last=server.is_draining)
+        call.hang_up = passed.gone.set
+        CALL.set(call)
+        server.begin(call)
+        try:
+            await self.app(scope, passed.receive, passed.send)
+        finally:
+            server.end(call, passed.status, is_complete=passed.is_complete)
+        if passed.status is None and passed.gone.is_set():
+            raise stopping()
+
+
+class _Passed:
+    """What vLLM receives and sends for one request."""
+
+    def __init__(self, body: bytes, receive: Receive, send: Send, *, is_last: bool) -> None:
+        self.status: int | None = None
+        self.is_complete = False
+        self.gone = asyncio.Event()
+        """Set when vLLM should believe that the client is gone."""
+        self._body: bytes | None = body
+        self._receive, self._send = receive, send
+        self._is_last = is_last
+
+    async def receive(self) -> Message:
+        """Return the body, then wait until the client closes the connection."""
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        tasks = {asyncio.ensure_future(self._receive()), asyncio.ensure_future(self.gone.wait())}
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        """Pass on a part of the response."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            if self._is_last:
+                message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+        elif not message.get("more_body", False):
+            self.is_complete = True
+        await self._send(message)
+
+
+async def _own(server: Server, path: str, exchange: HttpExchange) -> bool:
+    """Answer a path of Ballast. Return whether it is one."""
+    match path:
+        case "/health":
+            status, body = (200, b"") if server.failure is None else (503, compact({"reason": server.failure}))
+            await exchange.answer(status, body)
+        case "/ready":
+            why = server.failure or ("The server is draining." if server.is_draining else None)
+            state: Mapping[str, object] = {"status": "ready"} if why is None else {"status": "not ready", "reason": why}
+            await exchange.answer(200 if why is None else 503, compact(state))
+        case "/metrics":
+            await exchange.answer(200, server.metrics.render(), [TEXT])
+        case "/ballast/status":
+            await exchange.answer(200, server.status().model_dump_json(exclude={"tenant_slots"}).encode())
+        case "/ballast/metrics":
+            if not server.has_keys:
+                raise Refused(403, "These metrics name tenants: configure API keys, and send one.", code="no_keys")
+            server.tenancy.check_key(exchange.headers)
+            await exchange.answer(200, server.tenant_metrics.render(), [TEXT])
+        case _:
+            return False
+    return True
+
+
+async def _body(exchange: HttpExchange, limit: int, share: BodyShare) -> bytes:
+    """Return the whole body.
+
+    Raises:
+        Refused: 413 as soon as the body exceeds `limit` bytes, 429 as soon as it exceeds its share of the memory, 408
+            if it does not arrive in time.
+        ClientGone: the client closed the connection before the end of the body.
+    """
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return bytes(await exchange.body(limit, share))
+    except TimeoutError:
+        raise Refused(
+            408,
+            f"The body did not arrive within {BODY_SECONDS:.0f} s.",
+            code="request_timeout",
+            headers={"connection": "close"},
+        ) from None
+
+
+def _is_flex(body: bytes) -> bool:
+    """Return whether the body asks for the offline class. A body without these words is not decoded here."""
+    if _FLEX.search(body) is None:
+        return False
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        return False  # vLLM refuses it
+    return isinstance(found, dict) and found.get("service_tier") == "flex"
+
+
+def _outcome(refused: Refused) -> RequestOutcome:
+    if refused.status == 429:
+        return RequestOutcome.QUEUE_FULL
+    if refused.status == 503:
+        return RequestOutcome.DRAINING
+    return RequestOutcome.FAILED if refused.status >= 500 else RequestOutcome.INVALID

@@ -1,0 +1,180 @@
+"""The scheduler class for `vllm serve --scheduler-cls ballast_vllm.scheduler.BallastScheduler`.
+
+`BallastScheduler` is synchronous or asynchronous, as vLLM's configuration states.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from math import inf
+from typing import Any
+
+from vllm import __version__ as vllm_version
+from vllm.v1.core.sched.interface import PauseState
+
+from ballast_policy.host import Planner
+from ballast_policy.step.planner import plan
+from ballast_vllm import stats
+from ballast_vllm.driver import Driver
+from ballast_vllm.internals import (
+    AsyncPlannedBatch,
+    KvBlocks,
+    PlannedBatch,
+    add_utility,
+    is_complete,
+    is_running,
+)
+from ballast_vllm.refusals import check_config
+from ballast_vllm.settings import Limits, changed, initial
+from ballast_vllm.versions import check_version
+
+check_version(vllm_version)
+
+IDLE_SECONDS = 0.001
+"""Time that EngineCore sleeps after a step without a batch. vLLM would plan again at once."""
+CACHED_SECONDS = 5.0
+"""Age of the count of cached blocks. Bounds the cost: a count reads every block."""
+
+
+class _Ballast(PlannedBatch):
+    """The methods of a vLLM scheduler in which Ballast takes part."""
+
+    planner: Planner = staticmethod(plan)
+    is_async = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        config = self.vllm_config
+        check_config(config, aligns_mamba=self.need_mamba_block_aligned_split)
+        self.kv_blocks = KvBlocks(self)
+        self.limits = Limits(
+            self.scheduler_config.max_num_seqs, self.max_num_scheduled_tokens, num_draft_tokens=self.num_spec_tokens
+        )
+        policy = initial(
+            config.additional_config,
+            self.limits,
+            num_blocks=self.kv_blocks.num_blocks,
+            block_tokens=self.kv_blocks.block_tokens,
+        )
+        can_chunk = self.scheduler_config.enable_chunked_prefill
+        self.driver = Driver(
+            policy,
+            self,
+            self.kv_blocks,
+            most_residents=self.most_residents,
+            whole_prompts=None if can_chunk else self.max_num_scheduled_tokens,
+            is_async=self.is_async,
+            max_tokens=self.max_model_len,
+            num_draft_tokens=self.num_spec_tokens,
+            planner=self.planner,
+        )
+        self.on_preempted = self._note_preempted
+        self._is_planned = False
+        self._cached = (-inf, 0)
+
+    def add_request(self, request: Any) -> None:
+        now = time.monotonic()
+        self.driver.leave(self.finished_req_ids, now)  # its id may be in use again
+        is_known = request.request_id in self.requests
+        super().add_request(request)
+        if is_known:
+            return
+        if request.resumable:
+            self.fail(request)  # streamed input: not supported
+        else:
+            self.driver.enter(request, now, time.time())
+
+    def schedule(self, throttle_prefills: bool = False) -> Any:  # noqa: FBT001, FBT002 - the signature of vLLM
+        now = time.monotonic()
+        driver = self.driver
+        driver.leave(self.finished_req_ids, now)
+        if self.pause_state == PauseState.PAUSED_ALL or not driver.live:
+            driver.grants = {}
+            return self.run_planned({}, (), throttle_prefills=throttle_prefills)
+        self._is_planned = True
+        self.uses_drafts = driver.draft_gain.is_on
+        driver.begin(now, admits=self.pause_state == PauseState.UNPAUSED)
+        self._is_planned = False
+        output = self.run_planned(driver.grants, driver.admissions, throttle_prefills=throttle_prefills)
+        driver.dispatched(output.num_scheduled_tokens, now)
+        if not output.num_scheduled_tokens and not driver.is_busy:
+            time.sleep(IDLE_SECONDS)
+        return output
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        is_step = bool(scheduler_output.num_scheduled_tokens)
+        driver = self.driver
+        now = time.monotonic()
+        if is_step:
+            driver.arrived(now)
+        driver.leave(self.finished_req_ids, now)  # aborted during the step
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        if is_step:
+            driver.computed(now)
+        driver.leave(self.finished_req_ids, now)
+        return outputs
+
+    def _note_preempted(self, request: Any) -> None:
+        self.driver.counters.unplanned_preemptions += not self._is_planned
+        self.driver.preempted(request)
+
+    is_running = staticmethod(is_running)
+    is_complete = staticmethod(is_complete)
+
+    def ballast_configure(self, message: Mapping[str, Any]) -> None:
+        """Change the policy configuration from the next step on.
+
+        Raises:
+            InvalidSettings: the message names an unknown field or has a wrong value. The configuration is unchanged.
+        """
+        driver = self.driver
+        driver.configure(self.limits.fit(changed(driver.host.config, message)))
+
+    def ballast_stats(self, since: int = 0) -> stats.Message:
+        """Return all figures, and the steps after the step with the number `since`."""
+        now = time.monotonic()
+        self.driver.leave(self.finished_req_ids, now)
+        if now - self._cached[0] > CACHED_SECONDS:
+            self._cached = now, self.kv_blocks.num_cached
+        kv_free = self.kv_blocks.num_free
+        return stats.message(
+            self.driver.counters,
+            self.driver.host,
+            kv_free=kv_free,
+            kv_cached=min(kv_free, self._cached[1]),
+            num_blocked=self.driver.num_blocked,
+            since=since,
+        )
+
+
+class SyncBallastScheduler(_Ballast):
+    """Ballast's policy with synchronous scheduling."""
+
+
+class AsyncBallastScheduler(_Ballast, AsyncPlannedBatch):
+    """Ballast's policy with asynchronous scheduling."""
+
+    is_async = True
+
+
+class BallastScheduler(AsyncBallastScheduler):
+    """Ballast's policy with the scheduling that vLLM's configuration states."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
+        chosen = AsyncBallastScheduler if config.scheduler_config.async_scheduling else SyncBallastScheduler
+        return chosen(*args, **kwargs)
+
+
+def _configure(core: Any, message: Mapping[str, Any]) -> None:
+    core.scheduler.ballast_configure(message)
+
+
+def _stats(core: Any, since: int = 0) -> stats.Message:
+    found: stats.Message = core.scheduler.ballast_stats(since)
+    return found
+
+
+add_utility("ballast_configure", _configure)
+add_utility("ballast_stats", _stats)

@@ -1,0 +1,480 @@
+"""Ballast in the API server of `vllm serve`: tenants, limits, feeder, metrics, drain.
+
+One object for each server process. It belongs to the event loop of the server, which computes no tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from starlette.types import ASGIApp
+
+from ballast_api.worker_config import WorkerConfig
+from ballast_engine.request import FinishReason
+from ballast_log import Log
+from ballast_openai.item_body import ITEM_URLS
+from ballast_policy.request import RequestClass
+from ballast_policy.reservation import most_slots
+from ballast_policy.snapshot import PolicyConfig
+from ballast_queue.errors import InvalidSubmission, QueueError, QueueForbidden
+from ballast_queue.redis_store import Queue
+from ballast_queue.settings import QueueSettings
+from ballast_queue.status import WorkerStatus
+from ballast_vllm import configuration
+from ballast_vllm.calls import Call
+from ballast_vllm.drain import Drain
+from ballast_vllm.engine_client import EngineDead, EngineTap
+from ballast_vllm.items import HttpItemLoop, HttpReader, VllmEngine
+from ballast_vllm.metrics import ServerMetrics
+from ballast_vllm.settings import message_of
+from ballast_vllm.stats import engine_stats, steps
+from ballast_worker import settings
+from ballast_worker.bodies import MOST_BODY_BYTES, BodyMemory
+from ballast_worker.errors import NotServed, Refused
+from ballast_worker.feeder import Feeder
+from ballast_worker.metrics import QueueView, ScrapeData, Spending, StepMetrics
+from ballast_worker.reload import ConfigWatcher, Loaded, content_hash
+from ballast_worker.requests import Recorder, RequestOutcome
+from ballast_worker.responses import stopping
+from ballast_worker.status import SmoothedRates, coefficients, reservation
+from ballast_worker.tenancy import ApiKeys, Tenancy
+
+log = Log(__name__)
+
+POLL_SECONDS = 0.25
+"""How often the figures of the scheduler are read. Between two polls, the API server counts itself."""
+REPORT_SECONDS = 3.0
+"""Time that the feeder has for its last reports."""
+MAX_RETRY_SECONDS = 30
+DIED = "EngineCore of vLLM ended."
+
+
+class Server:
+    """All parts of Ballast in one API server."""
+
+    def __init__(self, app: Any, inner: ASGIApp, loaded: Loaded, path: Path | None) -> None:
+        """Prepare the parts. `inner` is the app behind the middleware, and `app` the whole app."""
+        config, arguments = loaded.config, app.state.args
+        self.tap = EngineTap(app.state.engine_client, time.monotonic)
+        self.id = settings.worker_id(config)
+        self.address = _address(arguments)
+        self.is_draining = False
+        """Whether the server shuts down: it is not ready, and claims no items."""
+        self.is_closed = False
+        """Whether the server refuses new requests."""
+        self.recorder = Recorder()
+        self.calls: set[Call] = set()
+        """HTTP requests that wait for an answer."""
+        self.feeder: Feeder | None = None
+        self.metrics = ServerMetrics(self._figures, shows_tenants=False)
+        self.tenant_metrics = ServerMetrics(self._figures, shows_tenants=True)
+        self.bodies = BodyMemory(max(MOST_BODY_BYTES, 4 * 1024 * config.limits.max_body_kibibytes))
+        self._app, self._inner = app, inner
+        self._loaded, self._path = loaded, path
+        self._keys = _load_keys(config)
+        self.tenancy = Tenancy(config.offline.tenants, self._keys)
+        self.has_keys = self._keys is not None
+        self._step_metrics = StepMetrics()
+        self._num_steps = 0
+        self._spending = Spending()
+        self._rates = SmoothedRates()
+        self._watcher: ConfigWatcher | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._num_entered = dict.fromkeys(RequestClass, 0)
+        self._urls: tuple[str, ...] = ()
+        self._queue_models: tuple[str, ...] = ()
+        self.drain = Drain(self, getattr(app.state, "server", None))
+
+    @property
+    def config(self) -> WorkerConfig:
+        """The configuration in force."""
+        return self._loaded.config
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The names that clients use: of the model, and of its LoRA adapters."""
+        models = self._app.state.openai_serving_models
+        return (*(model.name for model in models.base_model_paths), *models.lora_requests)
+
+    # Life
+
+    async def start(self) -> None:
+        """Check the configuration, and start the feeder and the other tasks.
+
+        Raises:
+            NotServed: the configuration or vLLM's arguments ask for something that Ballast cannot do.
+        """
+        self._check_arguments()
+        self.revision = await asyncio.to_thread(self._revision)
+        found = await self.tap.stats(0)
+        stats = engine_stats(found)
+        num_blocks = stats.kv_used + stats.kv_cached + stats.kv_free
+        block_tokens = self._app.state.vllm_config.cache_config.block_size
+        policy = self._policy(PolicyConfig(slots=stats.slots, num_blocks=num_blocks, block_tokens=block_tokens))
+        self.engine = VllmEngine(self.tap, stats, policy)
+        await self.tap.configure(message_of(policy))
+        self.tap.isolates_tenants = self.config.engine.isolate_tenants
+        self._urls = _item_urls(self._app)
+        self.loop = HttpItemLoop(self._inner, self._scope(), self.engine)
+        await self._poll()
+        self._start_feeder()
+        self._start_watcher()
+        for seconds, task in ((POLL_SECONDS, self._poll), (POLL_SECONDS, self._watch), (1.0, self._sample)):
+            self._keep(asyncio.create_task(_every(seconds, task)))
+        self.drain.take_signals()
+        for field in configuration.ignored(self.config):
+            log.warning("vLLM's own arguments decide this, the field has no effect", field=field)
+        log.info(
+            "ballast started",
+            worker=self.id,
+            models=", ".join(self.models),
+            slots=self.engine.policy.slots,
+            kv_blocks=num_blocks,
+            items=", ".join(self._urls) if self.feeder is not None else "none",
+            queue=self.config.queue_name if self.feeder is not None else "none",
+        )
+
+    async def stop(self) -> None:
+        """Return the items that are left, and stop the threads."""
+        if self.feeder is not None:
+            self.feeder.drain()
+            await asyncio.to_thread(self.feeder.drained.wait, REPORT_SECONDS)
+            await asyncio.to_thread(self.feeder.stop)
+        if self._watcher is not None:
+            await asyncio.to_thread(self._watcher.stop)
+        for task in self._tasks:
+            task.cancel()
+        log.info("ballast stopped", worker=self.id)
+
+    def _check_arguments(self) -> None:
+        if self.tap.num_servers > 1:
+            raise NotServed(
+                f"vLLM runs {self.tap.num_servers} API server processes, and Ballast supports one: each would have its "
+                "own limits and count only its own requests. Remove --api-server-count"
+            )
+        has_keys = self.config.runtime.api_keys_file is not None
+        if has_keys and _api_key(self._app.state.args):
+            raise NotServed(
+                "Both vLLM's --api-key (or VLLM_API_KEY) and Ballast's runtime.apiKeysFile are set, and a request has "
+                "one key. Remove --api-key"
+            )
+
+    def _start_feeder(self) -> None:
+        config = self.config
+        url = settings.redis_url(config)
+        if url is None:
+            return
+        try:
+            Queue.connect(url, config.queue_name, password=settings.redis_password(config)).close()
+        except InvalidSubmission as error:
+            raise NotServed(f"runtime.redisUrl: {error}") from error
+        except QueueError as error:
+            log.warning("queue is unavailable, only online requests are served", because=str(error))
+        if not self._urls:
+            raise NotServed("The model serves none of the URLs of items. Remove runtime.redisUrl")
+        self.feeder = Feeder(
+            connect=lambda: _connect(config),
+            worker=self.id,
+            loop=self.loop,
+            reader=HttpReader(self.revision, self._urls, self.loop.start),
+            status=self.status,
+            settings=self._queue_settings(),
+        )
+        self.feeder.start()
+
+    def _start_watcher(self) -> None:
+        if self._path is None:
+            return
+        runtime = self.config.runtime
+        files: dict[Path, Callable[[], None]] = {}
+        if runtime.api_keys_file is not None:
+            files[runtime.api_keys_file] = self._reload_keys
+        if self.feeder is not None:
+            addresses = (runtime.redis_url_file, runtime.redis_password_file)
+            files |= {path: self.feeder.reconnect for path in addresses if path is not None}
+        model = str(self._app.state.args.model)
+        self._watcher = ConfigWatcher(
+            self._path,
+            self._loaded,
+            self._apply,
+            also=files,
+            parse=lambda text, source: configuration.parse(text, source, model=model),
+        )
+        self._watcher.start()
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _scope(self) -> dict[str, Any]:
+        headers = [(b"host", b"ballast"), (b"content-type", b"application/json")]
+        if key := _api_key(self._app.state.args):
+            headers.append((b"authorization", b"Bearer " + key.encode()))
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "query_string": b"",
+            "root_path": "",
+            "client": ("ballast", 0),
+            "server": ("ballast", 0),
+            "app": self._app,
+            "headers": headers,
+        }
+
+    def _revision(self) -> str:
+        """Return the name of everything that decides the tokens of an answer."""
+        directory = Path(self.tap.identity[0])
+        weights = settings.model_revision(self.config, directory) if directory.is_dir() else self.config.model.revision
+        return hashlib.sha256("\0".join(("vllm", weights, *self.tap.identity)).encode()).hexdigest()[:16]
+
+    # Requests
+
+    def check_open(self) -> None:
+        """Refuse a request if the server shuts down or EngineCore ended."""
+        if self.is_closed:
+            raise stopping()
+        if self.tap.is_dead:
+            raise Refused(500, DIED, code="engine_failed", kind="server_error")
+
+    def check_queue(self, request_class: RequestClass) -> None:
+        """Refuse a request if the waiting queue of its class is full: 429 with a time for the next try."""
+        limit = self.config.limits.max_queued_requests
+        waiting = self.tap.num_waiting(request_class)
+        if request_class is RequestClass.OFFLINE and self.feeder is not None:
+            waiting = max(0, waiting - self.feeder.num_held)  # items have a limit of their own
+        if waiting < limit:
+            return
+        stats = self.engine.stats()
+        held = stats.reservation.in_use if request_class is RequestClass.ONLINE else stats.offline.running
+        if waiting - (stats.slots - stats.online.running - held) < limit:
+            return
+        rate = self._rates.classes[request_class].ended
+        seconds = min(MAX_RETRY_SECONDS, max(1, round(waiting / rate))) if rate else 1
+        raise Refused(
+            429,
+            f"The waiting queue is full: {waiting} {request_class} requests wait, the limit is {limit} "
+            f"(limits.maxQueuedRequests). Retry after {seconds} s.",
+            code="queue_full",
+            kind="rate_limit_error",
+            headers={"retry-after": str(seconds)},
+        )
+
+    def begin(self, call: Call) -> None:
+        """Note that an HTTP request goes to vLLM."""
+        slo = self.config.slo
+        is_online = call.request_class is RequestClass.ONLINE
+        timing, caller = call.timing, call.caller
+        timing.ttft_slo = caller.ttft_seconds or (slo.ttft_milliseconds / 1000 if is_online else None)
+        timing.tpot_slo = caller.tpot_seconds or (slo.tpot_milliseconds / 1000 if is_online else None)
+        self.calls.add(call)
+        self._num_entered[call.request_class] += 1
+
+    def end(self, call: Call, status: int | None, *, is_complete: bool) -> None:
+        """Count an HTTP request that ended. `status` is that of the response, None without one."""
+        self.calls.discard(call)
+        self.tap.end(call)
+        if status is not None and status >= 400:
+            outcome = RequestOutcome.FAILED if status >= 500 else RequestOutcome.INVALID
+            self.recorder.refused(call.request_class, outcome)
+            return
+        if not call.requests:
+            return  # such as /tokenize
+        if call.is_aborted or not is_complete:
+            reason = FinishReason.FAILED if self.tap.is_dead else FinishReason.ABORTED
+        else:
+            is_cut = any(request.is_cut for request in call.requests)
+            reason = FinishReason.LENGTH if is_cut else FinishReason.STOP
+        num_prompt = sum(request.num_prompt for request in call.requests)
+        self.recorder.ended(call.timing, reason, num_prompt, call.num_output, call.last_at or time.monotonic())
+
+    # Status and metrics
+
+    @property
+    def failure(self) -> str | None:
+        """Why only a restart helps; None while the server works."""
+        if self.tap.is_dead:
+            return DIED
+        if self.feeder is not None and self.feeder.is_dead:
+            return "The feeder ended, so the server does no offline work."
+        return None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the server accepts new requests."""
+        return self.failure is None and not self.is_draining
+
+    def status(self) -> WorkerStatus:
+        """Return the status now."""
+        stats, policy, now = self.engine.stats(), self.engine.policy, time.monotonic()
+        ttft, tpot = self.recorder.p99(now)
+        served = {tenant for request_class, tenant in stats.service if request_class is RequestClass.OFFLINE}
+        return WorkerStatus(
+            worker_id=self.id,
+            address=self.address,
+            at=time.time(),
+            model=self.models[0],
+            model_revision=self.revision,
+            device=self.tap.device,
+            slots=stats.slots,
+            batch_ceiling=stats.batch_ceiling,
+            kv_blocks_total=stats.kv_used + stats.kv_cached + stats.kv_free,
+            kv_blocks_free=stats.kv_cached + stats.kv_free,
+            online=self._rates.load(stats, RequestClass.ONLINE),
+            offline=self._rates.load(stats, RequestClass.OFFLINE),
+            reservation=reservation(stats),
+            can_claim=self.feeder is not None and self.feeder.can_claim,
+            offline_most=most_slots(policy.offline_max_share, stats.slots),
+            tenant_slots={tenant: most for tenant, most in policy.tenant_caps.items() if tenant in served},
+            offline_items_per_second=round(self._rates.offline_items, 4),
+            offline_tokens_per_second=round(self._rates.offline_tokens, 3),
+            cost_model=coefficients(stats),
+            ttft_p99_seconds=ttft,
+            tpot_p99_seconds=tpot,
+            slo=self.recorder.slo_status(now),
+            generation=self.config.runtime.generation,
+            config_hash=self._loaded.content_hash,
+            is_ready=self.is_ready,
+            is_draining=self.is_draining,
+        )
+
+    def _figures(self) -> ScrapeData:
+        feeder, watcher = self.feeder, self._watcher
+        view = None
+        if feeder is not None:
+            view = QueueView(self.config.queue_name, feeder.is_up, feeder.stats, feeder.num_at_risk, feeder.num_held)
+        return ScrapeData(
+            model=self.models[0],
+            stats=self.engine.stats(),
+            steps=self._step_metrics,
+            recorders=(self.recorder, feeder.recorder) if feeder is not None else (self.recorder,),
+            spending=self._spending,
+            utilization=None,
+            connections=None,
+            queue=view,
+            block_tokens=self.engine.policy.block_tokens,
+            generation=self.config.runtime.generation,
+            restart_required=len(self._loaded.restart_required),
+            config_invalid=watcher is not None and watcher.is_invalid,
+            is_draining=self.is_draining,
+            is_healthy=self.failure is None,
+        )
+
+    async def _poll(self) -> None:
+        """Read the figures of the scheduler."""
+        try:
+            found = await self.tap.stats(self._num_steps)
+        except EngineDead:
+            return  # `_watch` reports it
+        self._num_steps = found["steps"]
+        self.engine.latest = engine_stats(found)
+        for record in steps(found):
+            self._step_metrics.add(record)
+
+    async def _watch(self) -> None:
+        """Fail the items in flight if EngineCore ended: it answers no call, not even with an error."""
+        if self.tap.is_dead and self.loop.failure is None:
+            log.error("engine failed", because=DIED)
+            self.loop.fail(DIED)
+
+    async def _sample(self) -> None:
+        now = time.monotonic()
+        self.tap.sweep()
+        if self.feeder is not None and self.models != self._queue_models:  # an adapter was loaded
+            self.feeder.configure(self._queue_settings())
+        stats = self.engine.stats()
+        started = {**self._num_entered, RequestClass.OFFLINE: self.loop.num_started}
+        self._rates.sample(stats, started, self.recorder.num_ended(), now)
+        self._spending.sample(stats, self.config.cost.dollars_per_gpu_hour, now)
+
+    # Configuration
+
+    def _policy(self, current: PolicyConfig) -> PolicyConfig:
+        config = self.config
+        policy = settings.policy_config(config, current)
+        return policy if config.slots is None else replace(policy, slots=min(config.slots, current.slots))
+
+    def _queue_settings(self) -> QueueSettings:
+        self._queue_models = self.models
+        found = settings.queue_settings(self.config, self._queue_models[0])
+        return found.model_copy(update={"models": self._queue_models, "urls": self._urls})
+
+    def _apply(self, loaded: Loaded) -> None:
+        """Put a changed configuration in force, on the watcher's thread."""
+        self._loaded = loaded
+        self.engine.policy = self._policy(self.engine.policy)
+        self.tenancy = Tenancy(loaded.config.offline.tenants, self._keys)
+        message = message_of(self.engine.policy)
+        asyncio.run_coroutine_threadsafe(self.tap.configure(message), self.loop.events).result(timeout=30)
+        if self.feeder is not None:
+            self.feeder.configure(self._queue_settings())
+
+    def _reload_keys(self) -> None:
+        try:
+            self._keys = _load_keys(self.config)
+        except NotServed as error:
+            log.warning("API keys not loaded, the old keys stay in force", because=str(error))
+            return
+        self.tenancy = Tenancy(self.config.offline.tenants, self._keys)
+        log.info("API keys loaded")
+
+
+def load(arguments: Any) -> tuple[Loaded, Path | None]:
+    """Return the configuration and its file, if there is one.
+
+    Raises:
+        InvalidConfig: the message names each wrong field.
+    """
+    named = os.environ.get(configuration.FILE_VARIABLE)
+    path = Path(named) if named else None
+    config = configuration.load(path, model=str(arguments.model))
+    text = path.read_text(encoding="utf-8") if path is not None else config.dump()
+    return Loaded(config, content_hash(text)), path
+
+
+def _item_urls(app: Any) -> tuple[str, ...]:
+    """Return the URLs of items that have a route: vLLM adds the routes that its model can serve."""
+    known = app.openapi()["paths"]
+    return tuple(url for url in ITEM_URLS if "post" in known.get(url, {}))
+
+
+def _address(arguments: Any) -> str:
+    scheme = "https" if arguments.ssl_keyfile else "http"
+    return f"{scheme}://{settings.public_host(arguments.host or '0.0.0.0')}:{arguments.port}"  # noqa: S104 - vLLM's default
+
+
+def _api_key(arguments: Any) -> str | None:
+    keys: list[str] = [key for key in (arguments.api_key or [os.environ.get("VLLM_API_KEY")]) if key]
+    return keys[0] if keys else None
+
+
+def _load_keys(config: WorkerConfig) -> ApiKeys | None:
+    path = config.runtime.api_keys_file
+    return None if path is None else ApiKeys.load(path)
+
+
+def _connect(config: WorkerConfig) -> Queue:
+    """Open the queue with the current address and password. Both may change while the server runs."""
+    try:
+        url, password = settings.redis_url(config), settings.redis_password(config)
+    except NotServed as error:
+        raise QueueForbidden(str(error)) from error
+    return Queue.connect(url or "", config.queue_name, password=password)
+
+
+async def _every(seconds: float, task: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        await asyncio.sleep(seconds)
+        try:
+            await task()
+        except Exception:  # a defect in one call must not end all calls
+            log.exception("periodic task failed")

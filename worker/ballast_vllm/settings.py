@@ -1,0 +1,136 @@
+"""The policy configuration in EngineCore: where it comes from, and how a utility call changes it.
+
+At the start, each field comes from the first of these places:
+
+1. `--additional-config '{"ballast": {...}}'`: fields of `PolicyConfig`, as below.
+2. A worker configuration file (`WorkerConfig`), named by `{"ballast": {"config": PATH}}` or by the variable
+   `BALLAST_CONFIG`.
+3. The defaults of `PolicyConfig`, with vLLM's `max_num_seqs` as the slots.
+
+A message names fields of `PolicyConfig`. Times are in seconds, shares are fractions, and null stands for "no limit".
+`tenants` maps names to the fields of `TenantShare`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from ballast_policy.snapshot import PolicyConfig, TenantShare
+from ballast_policy.step.budget import ONLINE_CHUNKS
+from ballast_vllm import configuration
+from ballast_vllm.configuration import FILE_VARIABLE
+from ballast_worker.settings import policy_config
+
+KEY = "ballast"
+
+HOT = frozenset(
+    {
+        "slots",
+        "chunk_tokens",
+        "offline_share",
+        "offline_max_share",
+        "ttft",
+        "tpot",
+        "tenants",
+        "most_risk",
+        "tpot_share",
+        "batch_window",
+        "max_interference",
+        "objective",
+        "tail_tokens",
+    }
+)
+"""Fields that a message may name. The others follow from vLLM."""
+UNLIMITED = ("ttft", "tpot")
+LEAST_CHUNK = 16
+
+
+class InvalidSettings(ValueError):
+    """A message that names an unknown field or has a wrong value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The sizes that vLLM fixes at its start."""
+
+    max_num_seqs: int
+    max_step_tokens: int
+    """Most tokens of a step."""
+    num_draft_tokens: int = 0
+    """Most draft tokens of a decode."""
+
+    def fit(self, config: PolicyConfig) -> PolicyConfig:
+        """Return the configuration with slots and chunk that vLLM can carry out in one step."""
+        slots = max(1, min(config.slots, self.max_num_seqs))
+        left = self.max_step_tokens - slots * (1 + self.num_draft_tokens)
+        chunk = max(1, min(config.chunk_tokens, max(LEAST_CHUNK, left // ONLINE_CHUNKS)))
+        if (slots, chunk) == (config.slots, config.chunk_tokens):
+            return config
+        return replace(config, slots=slots, chunk_tokens=chunk)
+
+
+def initial(additional: Any, limits: Limits, *, num_blocks: int, block_tokens: int) -> PolicyConfig:
+    """Return the configuration at the start of EngineCore. `additional` is vLLM's `additional_config`."""
+    stated = additional.get(KEY) if isinstance(additional, Mapping) else None
+    stated = dict(stated or {})
+    config = PolicyConfig(
+        slots=limits.max_num_seqs,
+        num_blocks=num_blocks,
+        block_tokens=block_tokens,
+        chunk_tokens=limits.max_step_tokens,
+        can_suspend=False,
+    )
+    path = stated.pop("config", None) or os.environ.get(FILE_VARIABLE)
+    if path:
+        file = configuration.load(Path(path))
+        config = policy_config(file, config)
+        if file.slots is not None:
+            config = replace(config, slots=file.slots)
+    return limits.fit(changed(config, stated))
+
+
+def changed(config: PolicyConfig, message: Mapping[str, Any]) -> PolicyConfig:
+    """Return the configuration with the fields of a message.
+
+    Raises:
+        InvalidSettings: the message names an unknown field or has a wrong value.
+    """
+    unknown = sorted(message.keys() - HOT)
+    if unknown:
+        raise InvalidSettings(f"unknown field {unknown[0]!r}: expected {', '.join(sorted(HOT))}")
+    found: dict[str, Any] = dict(message)
+    for name in UNLIMITED:
+        if name in found and found[name] is None:
+            found[name] = inf
+    for name, value in found.items():
+        if name == "tenants":
+            continue
+        if value is None and name == "max_interference":
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+            raise InvalidSettings(f"{name} is {value!r}: expected a number of at least 0")
+    if "tenants" in found:
+        found["tenants"] = _tenants(found["tenants"])
+    return replace(config, **found)
+
+
+def message_of(config: PolicyConfig) -> dict[str, Any]:
+    """Return the message that sets every hot field of a configuration."""
+    message = {field.name: getattr(config, field.name) for field in fields(config) if field.name in HOT}
+    for name in UNLIMITED:
+        if message[name] == inf:
+            message[name] = None
+    message["tenants"] = {name: asdict(share) for name, share in config.tenants.items()}
+    return message
+
+
+def _tenants(found: Any) -> dict[str, TenantShare]:
+    try:
+        return {str(name): TenantShare(**share) for name, share in found.items()}
+    except (AttributeError, TypeError) as error:
+        raise InvalidSettings(f"tenants: {error}") from error
