@@ -44,10 +44,7 @@ NAMESPACES = (
 """Permissions in each namespace that the operator watches: a Role, or a part of the ClusterRole for all namespaces."""
 CLUSTER = (*NAMESPACES, Permission("apiextensions.k8s.io", ("customresourcedefinitions",), READ))
 """Permissions of an operator that watches all namespaces: a ClusterRole."""
-OWN_NAMESPACE = (
-    Permission("coordination.k8s.io", ("leases",), ("get", "create", "update")),
-    Permission("", ("secrets",), ("get", "create", "patch")),
-)
+OWN_NAMESPACE = (Permission("coordination.k8s.io", ("leases",), ("get", "create", "update")),)
 """Permissions in the operator's namespace: a Role."""
 
 

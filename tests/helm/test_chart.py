@@ -349,8 +349,9 @@ def test_an_install_for_some_namespaces_has_roles_in_them_and_no_cluster_role(he
     assert granted["chat"] == granted["research"] == permissions.rules(permissions.NAMESPACES)
     secrets = [rule for rule in granted["system"] if rule["resources"] == ["secrets"]]
     assert secrets == [
-        {"apiGroups": [""], "resources": ["secrets"], "resourceNames": ["ballast-redis"], "verbs": ["get"]}
-    ]
+        {"apiGroups": [""], "resources": ["secrets"], "resourceNames": [name], "verbs": verbs}
+        for name, verbs in (("ballast-redis", ["get"]), ("ballast-operator-redis-users", ["get", "patch"]))
+    ] + [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]}]
 
 
 def test_the_usual_roles_of_kubernetes_get_rights_on_resources_and_not_on_their_status(helm: Helm) -> None:
