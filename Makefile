@@ -26,7 +26,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo: $(VENV)/.ready ## Replay real online traffic with and without an offline job; ARGS='--help' lists the options
 	@$(BIN)/ballast demo $(ARGS)
 
-test: $(VENV)/.ready ## Run all tests that need only Python and a C compiler; ARGS='-k queue'
+test: $(VENV)/.ready ## Run all tests that need only Python and a C compiler (vLLM: make vllm); ARGS='-k queue'
 	@$(BIN)/python -m pytest -m 'not envtest and not promtool and not helm' $(ARGS)
 
 nightly: $(VENV)/.ready ## Run the property tests on new examples, 5,000 for most tests (hours); ARGS=tests/queue

@@ -45,6 +45,7 @@ MEMORY, MEMORY_SHARE, ACTIVATIONS = 80 * 2**30, 0.9, 2e9
 """Bytes of an A100 80GB, the share that vLLM takes by default, and what activations and CUDA graphs are assumed to
 need."""
 SLOTS, BLOCK_TOKENS = 1024, 16
+EXPERT_SHARE = GPT_OSS_A100.shape.experts_per_token / GPT_OSS_A100.shape.experts
 KV = ("windowed", "uniform")
 """What is counted of layers with sliding-window attention: their window, or the whole context."""
 
@@ -148,6 +149,8 @@ class Case:
     is_suspending: bool = True
     is_fitted: bool = True
     """Ballast fits its cost model on the steps of the run. Otherwise it knows a fit to steps of all mixes."""
+    knows_experts: bool = True
+    """The cost model of Ballast knows that steps read the experts that their tokens touch."""
     model: StepModel = GPT_OSS_A100
     kv: str = KV[0]
     batch_rate: float = 4.0
@@ -204,7 +207,7 @@ class Unsuspended(Ballast):
 @cache
 def linear() -> Linear:
     """Return the policy's own form, fitted to steps of all mixes of the model of experts."""
-    return Linear(profile(GPT_OSS_A100))
+    return Linear(profile(GPT_OSS_A100, expert_share=EXPERT_SHARE))
 
 
 def policy(case: Case) -> Callable[[], Policy]:
@@ -230,6 +233,7 @@ def scenario(case: Case, cycles: int) -> Scenario:
         offline_share=case.reservation if is_ours else 0.0,
         ttft=case.ttft if is_ours else inf,
         tpot=case.tpot if is_ours else inf,
+        expert_share=EXPERT_SHARE if case.knows_experts else 0.0,
     )
     return Scenario(
         config=config,

@@ -183,9 +183,9 @@ def test_a_service_of_somebody_else_is_not_taken(operator: Operator, cluster: Cl
 
 
 def test_what_no_pod_can_have_is_told_in_the_api_servers_words(operator: Operator, cluster: Cluster) -> None:
-    cluster.make(template={"volumes": [{"name": "x", "emptyDirectory": {}}]})
+    cluster.make(template={"volumes": [{"name": "x", "emptyDir": {"sizeLimits": "1Gi"}}]})
 
-    assert "emptyDirectory" in cluster.says("Degraded", "True", "InvalidPod")["message"]
+    assert "sizeLimits" in cluster.says("Degraded", "True", "InvalidPod")["message"]
     cluster.patch("inferencedeployments", "llm", {"spec": {"template": {"volumes": []}}})
     cluster.says("Degraded", "False")
 

@@ -26,7 +26,8 @@ LABEL = 'ballast.dev/allow: "true"'
 
 @pytest.fixture(scope="module")
 def operator(controllers: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    with running(controllers.kubeconfig, tmp_path_factory.mktemp("operator"), BALLAST_REDIS_HOSTS="127.0.0.1") as found:
+    environment = {"BALLAST_REDIS_HOSTS": "127.0.0.1", "BALLAST_ALLOWED_VOLUMES": "*"}
+    with running(controllers.kubeconfig, tmp_path_factory.mktemp("operator"), **environment) as found:
         yield found
 
 

@@ -147,6 +147,24 @@ def test_the_watermark_follows_what_online_asks_for_within_a_second():
     assert bursts(learner, 100, range(60, 200)) == LEAST_WATERMARK, "the large bursts are forgotten"
 
 
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        pytest.param([500] * 20, 0.0, id="steady"),
+        pytest.param([500] * 10 + [8000] * 10, 7500 / (2 * 19) ** 0.5, id="a new phase counts once, as a change"),
+        pytest.param([0, 1000] * 10, 500.0, id="bursts count around their mean"),
+        pytest.param([500, 500, 1500, 1500] * 5, 500.0, id="of changes that are noise as well"),
+    ],
+)
+def test_the_spread_of_online_prompts_is_that_of_bursts(tokens: list[int], expected: float):
+    learner = ExpectationLearner(10_000)
+
+    for second, number in enumerate([*tokens, 0]):
+        learner.arrived(make_request(request_class=ONLINE, num_tokens=number), 1.01 * second)
+
+    assert learner.expectation.online_spread == pytest.approx(expected)
+
+
 def test_offline_does_not_count_as_a_burst():
     learner = ExpectationLearner(10_000)
     for second in range(10):

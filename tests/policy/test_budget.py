@@ -192,12 +192,53 @@ def test_a_cap_fills_each_step_to_the_same_level(alone: float, expected: float):
     assert max(alone, step_budget(capped, OnlineStep((), (), alone, alone, alone=alone))) == pytest.approx(expected)
 
 
+EXPERTS = replace(COST, k5=0.03, missed=0.95)
+"""Reading all experts takes 30 ms."""
+
+
+def expert_budget(saved: float, **config) -> float:
+    """Return the budget of a step whose decode has saved some seconds, in a model of experts."""
+    request = make_decode(num_output=20, first_token=9.0 + saved, arrival=8.9 + saved, max_output=100)
+    snapshot = make_snapshot(cost=EXPERTS, typical_prompt=20, config=replace(CONFIG, **config))
+    part = OnlineStep((request,), (), ONLINE_ALONE, ONLINE_ALONE, experts=EXPERTS.experts(inf, 1))
+    return step_budget(snapshot, part)
+
+
+@pytest.mark.parametrize(
+    ("saved", "lent"),
+    [
+        pytest.param(0.10, 0.0, id="too little for all experts"),
+        pytest.param(0.15, 0.5 * (0.14 + 0.05 * log(CONFIG.most_risk)), id="enough"),
+        pytest.param(0.50, 0.05 + 0.03 - ONLINE_ALONE, id="at most one TPOT and the experts"),
+    ],
+)
+def test_decodes_save_time_until_a_step_can_read_all_experts(saved: float, lent: float):
+    assert expert_budget(saved) - ONLINE_ALONE == pytest.approx(lent)
+
+
+def test_where_a_newcomer_never_allows_a_full_step_small_steps_are_lent():
+    newcomer = {"ttft": 0.07, "can_suspend": False}
+
+    assert expert_budget(0.15, **newcomer) == pytest.approx(0.07 - ONLINE_ALONE - EXPERTS.prefill(0, 20, 1))
+    assert expert_budget(0.15, ttft=0.07) == pytest.approx(expert_budget(0.15))
+
+
+def test_a_newcomer_that_online_itself_makes_late_does_not_stop_lending():
+    request = make_decode(num_output=20, first_token=9.5, arrival=9.4, max_output=100)
+    snapshot = make_snapshot(cost=EXPERTS, typical_prompt=20, config=replace(CONFIG, ttft=0.07, can_suspend=False))
+    part = OnlineStep((request,), (), seconds=0.06, fixed=ONLINE_ALONE)
+
+    assert step_budget(snapshot, part) == pytest.approx(0.05 + 0.03)
+
+
 IDLE = OnlineStep((), (), COST.k0, COST.k0)
 
 
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
+        pytest.param({"can_suspend": True, "ttft": 0.011, "tpot": 0.002}, 0.004 + 0.004, id="it catches up"),
+        pytest.param({"can_suspend": True, "ttft": 0.011, "tpot": 0.02}, 0.011 + COST.k0, id="it suspends the step"),
         pytest.param({}, 1.0 - COST.k0 - 0.01, id="it has its first token in time"),
         pytest.param({"ttft": 0.011}, COST.k0 + 0.011, id="it is late in any case"),
         pytest.param({"ttft": 0.011, "tpot": 0.004}, COST.k0 + 0.004, id="it is late, and waits for one TPOT"),
@@ -206,7 +247,7 @@ IDLE = OnlineStep((), (), COST.k0, COST.k0)
     ],
 )
 def test_an_idle_step_is_as_long_as_a_newcomer_can_wait(config: dict[str, float], expected: float):
-    snapshot = make_snapshot(config=replace(CONFIG, **config), typical_prompt=100)
+    snapshot = make_snapshot(config=replace(CONFIG, **{"can_suspend": False} | config), typical_prompt=100)
 
     assert idle_budget(snapshot, IDLE) == pytest.approx(expected)
 

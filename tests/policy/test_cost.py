@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from math import inf, nextafter
 
 import numpy as np
@@ -73,15 +75,20 @@ def test_an_untrusted_model_implies_no_ceiling():
     assert CostModel(k3=1.0).batch_ceiling(slots=64, mean_context=100, tpot=0.001) == 64
 
 
-def fed(model: CostModel, *, noise: float = 0.0, spikes: float = 0.0, steps: int = 400) -> Fit:
+def steps(number: int) -> Iterator[StepWork]:
+    """Draw steps with up to 200 decodes, every second one with prefill."""
+    rng = np.random.default_rng(7)
+    for step in range(number):
+        prefill = int(rng.integers(1, 512)) if step % 2 else 0
+        context = attended(int(rng.integers(0, 4000)), prefill)
+        decodes = int(rng.integers(1, 200))
+        yield StepWork(prefill, context, decodes, decodes * int(rng.integers(50, 3000)))
+
+
+def fed(model: CostModel, *, noise: float = 0.0, spikes: float = 0.0, num_steps: int = 400) -> Fit:
     rng = np.random.default_rng(7)
     fit = Fit()
-    for step in range(steps):
-        prefill = int(rng.integers(1, 512)) if step % 2 else 0
-        decodes = int(rng.integers(1, 200))
-        work = StepWork(
-            prefill, attended(int(rng.integers(0, 4000)), prefill), decodes, decodes * int(rng.integers(50, 3000))
-        )
+    for work in steps(num_steps):
         seconds = model.predict(work) * (1 + noise * rng.standard_normal())
         fit.add(work, seconds * (5 if rng.random() < spikes else 1))
     fit.refit()
@@ -164,3 +171,51 @@ def test_the_next_float_is_not_a_slot():
     model = CostModel(0.0, 0.0, 0.0, 0.1, 0.0, is_trusted=True)
 
     assert model.batch_ceiling(slots=100, mean_context=0, tpot=nextafter(0.8, 0)) == 8
+
+
+EXPERTS = replace(MODEL, k0=0.003, k1=1e-5, k3=3e-5, k5=0.03, missed=1 - 4 / 128)
+
+
+def test_a_step_reads_the_experts_that_its_tokens_touch_once():
+    work = StepWork(num_prefill=100, prefill_context=attended(50, 100), num_decode=2, decode_context=700)
+
+    parts = EXPERTS.k0 + EXPERTS.decode(300) + EXPERTS.decode(400, beside=1) + EXPERTS.prefill(50, 100, beside=2)
+
+    assert EXPERTS.predict(work) == pytest.approx(parts)
+    assert EXPERTS.experts(inf) == pytest.approx(EXPERTS.k5)
+    assert EXPERTS.experts(2, beside=3) + EXPERTS.experts(-2, beside=5) == pytest.approx(0.0, abs=1e-15)
+    assert EXPERTS.decode(300, num=2, beside=3) == pytest.approx(EXPERTS.decode(300, 3) + EXPERTS.decode(300, 4))
+
+
+def test_a_chunk_beside_many_tokens_may_be_larger_because_they_read_the_experts():
+    alone, beside = (EXPERTS.largest_chunk(0.005, 0, 512, beside=number) for number in (0, 100))
+
+    assert EXPERTS.prefill(0, alone) <= 0.005 < EXPERTS.prefill(0, alone + 1)
+    assert alone < beside
+    assert EXPERTS.prefill(0, beside, 100) <= 0.005 < EXPERTS.prefill(0, beside + 1, 100)
+
+
+def test_the_batch_ceiling_counts_the_experts():
+    ceiling = EXPERTS.batch_ceiling(slots=256, mean_context=500, tpot=0.02)
+
+    step, next_step = (StepWork(num_decode=n, decode_context=500 * n) for n in (ceiling, ceiling + 1))
+    assert EXPERTS.predict(step) <= 0.02 < EXPERTS.predict(next_step)
+
+
+@pytest.mark.parametrize("choice", [1.0, 0.5])
+def test_a_fit_finds_the_experts_and_how_alike_tokens_choose(choice: float):
+    model = replace(EXPERTS, missed=(1 - 4 / 128) ** choice)
+    knowing, linear = Fit(expert_share=4 / 128), Fit()
+    for fit in (knowing, linear):
+        for work in steps(200):
+            fit.add(work, model.predict(work))
+        fit.refit()
+
+    assert knowing.model.missed == pytest.approx(model.missed)
+    assert knowing.model.k5 == pytest.approx(model.k5, rel=0.01)
+    assert knowing.error < 0.001
+    assert linear.error > 0.02
+
+
+def test_a_fit_of_a_dense_model_has_no_experts():
+    assert fed(MODEL).model.k5 == 0

@@ -127,12 +127,41 @@ def test_the_model_that_ships_is_read_from_its_own_configuration(tmp_path):
     assert tiny.parameters == 2 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 128) + 64_000
 
 
+MIXTRAL = SHAPES["mixtral-8x7b"]
+
+
+def test_a_mixture_of_experts_is_read_from_its_configuration():
+    config = {
+        "model_type": "mixtral", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 32000, "max_position_embeddings": 32768,
+        "num_local_experts": 8, "num_experts_per_tok": 2,
+    }  # fmt: skip
+
+    assert from_config(config, "mixtral-8x7b") == MIXTRAL
+    assert MIXTRAL.parameters == pytest.approx(46.7e9, rel=0.001)
+    assert MIXTRAL.active_parameters + 2 * MIXTRAL.head_parameters == pytest.approx(12.9e9, rel=0.01)
+    assert SHAPES["qwen3-30b-a3b"].parameters == pytest.approx(30.5e9, rel=0.01)
+
+
+def test_a_step_of_a_mixture_reads_the_experts_that_its_tokens_touch():
+    model = Roofline(MIXTRAL, GPUS["h200"])
+    steps = [BatchWork(num_decode=number, decode_context=100 * number) for number in (1, 4, 64)]
+    seconds = [model.seconds(work) for work in steps]
+    cost = profile(model)
+
+    assert seconds[1] > 2 * seconds[0]
+    assert cost.missed == pytest.approx(1 - 2 / 8)
+    for work, expected in zip(steps, seconds, strict=True):
+        assert cost.predict(work.for_policy) == pytest.approx(expected, rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("ask", "found"),
     [
         (lambda: gpu("b9000"), "unknown GPU 'b9000'; known are a100, h100, h200, l4"),
         (lambda: shape("gpt-9"), "unknown model 'gpt-9'; known are llama-3-8b"),
-        (lambda: from_config({"model_type": "mixtral"}, "m"), "model_type is 'mixtral'"),
+        (lambda: from_config({"model_type": "mamba"}, "m"), "model_type is 'mamba'"),
+        (lambda: from_config({"model_type": "qwen3_moe", "mlp_only_layers": [0]}, "m"), "layers have no experts"),
         (lambda: from_config({"model_type": "llama"}, "m"), "num_attention_heads is None; expected"),
         (lambda: Roofline(SHAPES["mistral-7b"], GPUS["l4"], efficiency=Efficiency(compute=0)), "above 0"),
     ],

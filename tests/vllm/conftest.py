@@ -26,7 +26,7 @@ if HAS_VLLM:
     )
     sys.path[:0] = [str(Path(__file__).parent / "support"), str(Path(__file__).parent.parent / "policy")]
 else:
-    collect_ignore = [path.name for path in Path(__file__).parent.glob("test_*.py")]
+    collect_ignore = ["server", *(path.name for path in Path(__file__).parent.glob("test_*.py"))]
 
 
 @pytest.fixture(scope="session")

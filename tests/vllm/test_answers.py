@@ -7,6 +7,8 @@ from real_core import RealCore, run_mixed
 
 SLO = {"ttft": 0.5, "tpot": 0.1, "offline_share": 0.25, "chunk_tokens": 24}
 
+pytestmark = pytest.mark.timeout(900)
+
 
 @pytest.fixture(scope="module")
 def plain_answers(wandering_model):

@@ -89,9 +89,9 @@ def test_a_grant_caps_a_chunk_and_no_grant_keeps_the_kv(tiny_model):
     request = scheduler.requests[first]
     held = len(scheduler.kv_blocks.tables[first])
 
-    output = scheduler.run_planned({first: 7}, (), throttle_prefills=False)
+    output = scheduler.run_planned({first: 7}, ())
     assert output.num_scheduled_tokens == {first: 7}
-    output = scheduler.run_planned({}, (), throttle_prefills=False)
+    output = scheduler.run_planned({}, ())
     assert output.num_scheduled_tokens == {}
     assert scheduler.running == [request]
     assert len(scheduler.kv_blocks.tables[first]) >= held > 0
@@ -103,7 +103,7 @@ def test_only_the_admissions_of_the_plan_get_a_slot_in_its_order(tiny_model):
     ids = [core.add(prompt=20) for _ in range(4)]
     chosen = [scheduler.requests[ids[3]], scheduler.requests[ids[1]]]
 
-    output = scheduler.run_planned({ids[3]: 20, ids[1]: 5}, chosen, throttle_prefills=False)
+    output = scheduler.run_planned({ids[3]: 20, ids[1]: 5}, chosen)
 
     assert output.num_scheduled_tokens == {ids[3]: 20, ids[1]: 5}
     assert scheduler.running == chosen
@@ -148,7 +148,7 @@ def test_the_blocks_of_a_shared_prefix_count_their_users(tiny_model):
     waiting = core.add(prompt=prompt)
     record = core.scheduler.driver.records[waiting]
 
-    blocks.look_up(core.scheduler.requests[waiting], record)
+    blocks.match_prefix(core.scheduler.requests[waiting], record)
 
     assert (record.num_cached, record.num_cached_idle) == (96, 0)
     assert blocks.num_free == 29 - blocks.held(first)

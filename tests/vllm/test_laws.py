@@ -11,14 +11,16 @@ from ballast_policy.host import Dispatch
 from ballast_policy.learning.cost import CostModel
 from ballast_vllm.scheduler import AsyncBallastScheduler, SyncBallastScheduler
 
+pytestmark = pytest.mark.timeout(900)
+
 
 class Lawful(SyncBallastScheduler):
     """Checks each plan against every law."""
 
     planner = staticmethod(lawful)
 
-    def schedule(self, throttle_prefills: bool = False):
-        output = super().schedule(throttle_prefills)
+    def schedule(self, *args):
+        output = super().schedule(*args)
         the_reservation_is_what_residents_and_backlog_say(self.driver.host, Dispatch(self.driver._plan, []))
         return output
 

@@ -18,9 +18,9 @@ def answers(model, **arguments):
     llm = LLM(model, dtype="float32", max_model_len=256, max_num_seqs=4, max_num_batched_tokens=260, enforce_eager=True,
               tensor_parallel_size=2, seed=0, disable_log_stats=True, **arguments)
     rng = Random(1)
-    prompts = [{"prompt_token_ids": [rng.randrange(256) for _ in range(rng.randint(8, 90))]} for _ in range(10)]
-    classes = ["offline" if i % 3 else "online" for i in range(10)]
-    params = [SamplingParams(max_tokens=16, ignore_eos=True, temperature=0, detokenize=False,
+    prompts = [{"prompt_token_ids": [rng.randrange(256) for _ in range(rng.randint(8, 90))]} for _ in range(6)]
+    classes = ["offline" if i % 3 else "online" for i in range(6)]
+    params = [SamplingParams(max_tokens=8, ignore_eos=True, temperature=0, detokenize=False,
                              extra_args={"ballast": {"class": c}}) for c in classes]
     found = [list(o.outputs[0].token_ids) for o in llm.generate(prompts, params, use_tqdm=False)]
     figures = llm.llm_engine.engine_core.call_utility("ballast_stats", 0) if arguments else None
@@ -43,7 +43,7 @@ def run(program: Path, model: Path, arguments: str) -> tuple[list[list[int]], di
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
@@ -51,7 +51,7 @@ def run(program: Path, model: Path, arguments: str) -> tuple[list[list[int]], di
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1900)
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two cores")
 def test_answers_with_two_ranks_are_those_of_plain_vllm(wandering_model, tmp_path):
     program = tmp_path / "two_ranks.py"
@@ -66,4 +66,4 @@ def test_answers_with_two_ranks_are_those_of_plain_vllm(wandering_model, tmp_pat
 
     assert found == plain
     assert figures["exact_steps"] == figures["steps"] > 0
-    assert {name: of["decode_tokens"] for name, of in figures["classes"].items()} == {"online": 64, "offline": 96}
+    assert {name: of["decode_tokens"] for name, of in figures["classes"].items()} == {"online": 16, "offline": 32}

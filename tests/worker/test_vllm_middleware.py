@@ -17,7 +17,7 @@ from fake_vllm import FakeEngine, FakeVllm
 from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
 from ballast_vllm.middleware import BallastMiddleware
-from ballast_vllm.server import Server
+from ballast_vllm.server import VllmServer
 
 BODY = {"model": "m", "prompt": "Once"}
 
@@ -25,7 +25,7 @@ BODY = {"model": "m", "prompt": "Once"}
 @dataclass
 class Running:
     engine: FakeEngine
-    server: Server
+    server: VllmServer
     client: httpx.AsyncClient
 
     async def sent(self, request_id: str) -> Any:

@@ -102,7 +102,7 @@ class Host:
         self.reservation = config.reservation()
         self.ceiling: int | None = None
         """Largest decode batch that the SLO allows; None until the cost model is trusted."""
-        self.fit = None if cost else Fit()
+        self.fit = None if cost else Fit(expert_share=config.expert_share)
         self.cost = cost or CostModel()
         self.planner = planner
         self.nested_planner = nested_planner

@@ -53,6 +53,8 @@ class PolicyConfig:
     """Share of online requests that must keep the SLO they would keep alone; if fewer do, less is lent."""
     can_suspend: bool = True
     """Whether the engine can suspend a step at a layer boundary."""
+    expert_share: float = 0.0
+    """Share of the experts of a layer that one token passes, `k / E`; 0 for a dense model."""
     tail_tokens: int = 64
     """Least tokens that a request is expected to generate while lengths are unknown (`benchmarks/kv_admission.py`)."""
 

@@ -22,8 +22,9 @@ from ballast_api.worker_config import WorkerConfig
 FILE_VARIABLE = "BALLAST_CONFIG"
 PREFIX = "BALLAST_"
 IGNORED = ("model", "engine.device", "engine.attention", "engine.threads", "engine.blockTokens",
-           "engine.kvMemoryMebibytes", "engine.prefixCache", "runtime.host", "runtime.port")  # fmt: skip
-"""Fields that vLLM's own arguments decide."""
+           "engine.kvMemoryMebibytes", "engine.prefixCache", "limits.maxQueueMilliseconds", "runtime.host",
+           "runtime.port")  # fmt: skip
+"""Fields without an effect inside vLLM: its own arguments decide them, or the server half does not have them yet."""
 
 
 def load(path: Path | None, environment: Mapping[str, str] = os.environ, *, model: str = "vllm") -> WorkerConfig:
@@ -65,7 +66,7 @@ def parse(text: str, source: str, environment: Mapping[str, str] = os.environ, *
 
 
 def ignored(config: WorkerConfig) -> list[str]:
-    """Return the fields that the configuration states and vLLM's own arguments decide."""
+    """Return the fields that the configuration states and that have no effect inside vLLM."""
     stated = config.model_dump(mode="json", by_alias=True, exclude_unset=True)
     found = []
     for field in IGNORED:

@@ -30,15 +30,15 @@ from ballast_policy.snapshot import PolicyConfig
 from ballast_policy.step.planner import plan as plan_step
 from ballast_vllm.counters import Counters
 from ballast_vllm.drafts import DraftGain
-from ballast_vllm.requests import Place, place_of
+from ballast_vllm.requests import RequestPlace, place_of
 
 HINT_STEPS = 8
-"""Steps for which a looked-up prefix stays valid while no slot is free. Bounds the cost of a long backlog."""
+"""Steps for which a matched prefix stays valid while no slot is free. Bounds the cost of a long backlog."""
 TIGHT = 4
 """Private blocks are counted when less than this part of the KV is free: only then a plan preempts for KV."""
 
 
-class Batch(Protocol):
+class VllmBatch(Protocol):
     """vLLM's scheduler, as far as the driver calls it."""
 
     def preempt(self, request: Any, now: float) -> None: ...
@@ -47,7 +47,7 @@ class Batch(Protocol):
     def is_complete(self, request: Any) -> bool: ...
 
 
-class Blocks(Protocol):
+class VllmBlocks(Protocol):
     """vLLM's KV blocks, as the policy counts them."""
 
     num_shared_blocks: int
@@ -58,7 +58,7 @@ class Blocks(Protocol):
     def num_free(self) -> int: ...
     def held(self, request_id: str) -> int: ...
     def private(self, request_id: str) -> int: ...
-    def look_up(self, request: Any, record: Request) -> None: ...
+    def match_prefix(self, request: Any, record: Request) -> None: ...
 
 
 Pairs = Sequence[tuple[Request, int]]
@@ -81,22 +81,22 @@ class Flight:
     num_drafts: int = 0
 
 
-class Kv:
+class SnapshotKv:
     """The KV of a snapshot (`ballast_policy.host.Kv`): vLLM itself admits, extends and releases."""
 
-    def __init__(self, blocks: Blocks, live: Mapping[int, Any]) -> None:
+    def __init__(self, blocks: VllmBlocks, live: Mapping[int, Any]) -> None:
         self.is_eager = False
         """Look up each prefix, because slots are free."""
         self.step = 0
         self.draft_blocks = 0
-        """Blocks that the drafts of a step may take."""
+        """VllmBlocks that the drafts of a step may take."""
         self._blocks = blocks
         self._live = live
         self._hinted: dict[int, int] = {}
 
     @property
     def num_free(self) -> int:
-        """Blocks that no request uses, without those for drafts."""
+        """VllmBlocks that no request uses, without those for drafts."""
         return max(0, self._blocks.num_free - self.draft_blocks)
 
     def hint(self, request: Request) -> None:
@@ -107,10 +107,10 @@ class Kv:
             or self._hinted.get(request.seq, -HINT_STEPS) + HINT_STEPS <= self.step
         ):
             self._hinted[request.seq] = self.step
-            self._blocks.look_up(self._live[request.seq], request)
+            self._blocks.match_prefix(self._live[request.seq], request)
 
     def forget(self, seq: int) -> None:
-        """Forget the looked-up prefix of a request that left."""
+        """Forget the matched prefix of a request that left."""
         self._hinted.pop(seq, None)
 
     def admit(self, request: Request) -> None:
@@ -129,8 +129,8 @@ class Driver:
     def __init__(
         self,
         config: PolicyConfig,
-        batch: Batch,
-        blocks: Blocks,
+        batch: VllmBatch,
+        blocks: VllmBlocks,
         *,
         most_residents: int | None = None,
         whole_prompts: int | None = None,
@@ -157,7 +157,7 @@ class Driver:
         """Requests that vLLM cannot admit yet; the host does not know them."""
         self._batch = batch
         self._blocks = blocks
-        self._kv = Kv(blocks, self.live)
+        self._kv = SnapshotKv(blocks, self.live)
         self._most_residents = most_residents
         self._whole_prompts = whole_prompts
         self._is_async = is_async
@@ -173,7 +173,7 @@ class Driver:
         self._snapshot_waiting: Sequence[Request] = ()
         self._num_sharing = 0
         self._is_counting = False
-        self._slos: dict[int, Place] = {}
+        self._slos: dict[int, RequestPlace] = {}
         """Places of requests with an SLO of their own."""
 
     @property

@@ -138,14 +138,14 @@ class PlannedBatch(Scheduler):  # type: ignore[misc]
             self.most_residents = None
             self.max_num_running_reqs = self.max_num_active_reqs = UNLIMITED
 
-    def run_planned(self, grants: Mapping[str, int], admissions: Iterable[Any], *, throttle_prefills: bool) -> Any:
+    def run_planned(self, grants: Mapping[str, int], admissions: Iterable[Any], *args: Any) -> Any:
         """Return vLLM's batch of the grants. The requests of `admissions` get their slots in this order."""
         queue = self.plan_queue
         self.grants = grants
         queue.admissions.extend(admissions)
         queue.is_open = True
         try:
-            return super().schedule(throttle_prefills)
+            return super().schedule(*args)
         finally:
             queue.is_open = False
             queue.admissions.clear()
@@ -228,7 +228,7 @@ class KvBlocks:
         blocks = self.tables.get(request_id, ())
         return len(blocks) - int(sum([block.ref_cnt > 1 for block in blocks[: self.num_shared_blocks]]))
 
-    def look_up(self, request: Any, record: Record) -> None:
+    def match_prefix(self, request: Any, record: Record) -> None:
         """Set the tokens of a waiting request that the prefix cache holds."""
         if self._has_cache:
             found, num_tokens, _ = self._get_computed_blocks(request)

@@ -30,7 +30,7 @@ from ballast_vllm.engine_client import EngineTap
 from ballast_worker.errors import Refused
 from ballast_worker.items import ItemFailure
 from ballast_worker.loop import Ended
-from ballast_worker.openai import Caller
+from ballast_worker.openai import MODEL_NOT_FOUND, Caller
 from ballast_worker.requests import RequestTiming
 from ballast_worker.responses import AnswerBuffer
 
@@ -294,6 +294,7 @@ class HttpReader:
 
     revision: str
     urls: Sequence[str]
+    models: Callable[[], Sequence[str]]
     start: Callable[[HttpItem], None]
 
     def prepare(self, request_id: str, claimed: Claimed, slack: float) -> HttpItem:
@@ -306,6 +307,9 @@ class HttpReader:
             body = parse_item(claimed.url, claimed.body, self.urls)
         except InvalidBody as error:
             raise Refused(400, error.message, code=error.code, param=error.field) from None
+        if body.model not in self.models():
+            message = f"The model {body.model[:200]!r} does not exist. This server has {', '.join(self.models())}."
+            raise Refused(404, message, code=MODEL_NOT_FOUND, param="model")
         earlier = claimed.prefix or Prefix()
         call = Call(
             Caller(claimed.tenant, RequestClass.OFFLINE, claimed.priority),

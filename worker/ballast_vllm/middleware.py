@@ -24,7 +24,7 @@ from ballast_api.errors import InvalidConfig
 from ballast_log import Log, configure_packages
 from ballast_queue.settings import MAX_PRIORITY
 from ballast_vllm.calls import CALL, Call
-from ballast_vllm.server import Server, load
+from ballast_vllm.server import VllmServer, load
 from ballast_worker.bodies import BodyShare
 from ballast_worker.errors import Refused, WorkerError
 from ballast_worker.http_exchange import ClientGone, HttpExchange, compact
@@ -52,7 +52,7 @@ class BallastMiddleware:
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
-        self.server: Server | None = None
+        self.server: VllmServer | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or pass it on."""
@@ -91,18 +91,18 @@ class BallastMiddleware:
 
         await self.app(scope, receive_event, send_event)
 
-    async def _start(self, app: Any) -> Server:
+    async def _start(self, app: Any) -> VllmServer:
         logging_config = getattr(app.state.args, "logging_config", None)
         style: Literal["text", "json"] = "json" if getattr(logging_config, "formatter", "") == "json" else "text"
         configure_packages(os.environ.get("VLLM_LOGGING_LEVEL", "INFO"), style)
         loaded, path = load(app.state.args)
-        server = Server(app, self.app, loaded, path)
+        server = VllmServer(app, self.app, loaded, path)
         await server.start()
         return server
 
     # Requests
 
-    async def _connect(self, server: Server, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _connect(self, server: VllmServer, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on a WebSocket, for speech. Its requests have the class and the tenant of its headers."""
         headers = dict(scope["headers"])
         try:
@@ -114,7 +114,7 @@ class BallastMiddleware:
         CALL.set(Call(caller, RequestTiming(caller.request_class, time.monotonic())))
         await self.app(scope, receive, send)
 
-    async def _answer(self, server: Server, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, server: VllmServer, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = HttpExchange(scope, receive, send, is_last=server.is_draining)
         path, method = scope["path"], scope["method"]
         try:
@@ -133,7 +133,7 @@ class BallastMiddleware:
             await exchange.refuse(refused)
 
     async def _call(
-        self, server: Server, exchange: HttpExchange, share: BodyShare, asgi: tuple[Scope, Receive, Send]
+        self, server: VllmServer, exchange: HttpExchange, share: BodyShare, asgi: tuple[Scope, Receive, Send]
     ) -> None:
         """Pass on a request with its class and its tenant, if its limits allow it."""
         scope, receive, send = asgi
@@ -204,7 +204,7 @@ class _Passed:
         await self._send(message)
 
 
-async def _own(server: Server, path: str, exchange: HttpExchange) -> bool:
+async def _own(server: VllmServer, path: str, exchange: HttpExchange) -> bool:
     """Answer a path of Ballast. Return whether it is one."""
     match path:
         case "/health":

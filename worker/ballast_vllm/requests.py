@@ -19,7 +19,7 @@ _NOTHING: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RequestPlace:
     """The place of a request in the policy. The names of the fields are those of the message, except `class`."""
 
     request_class: RequestClass = ONLINE
@@ -50,7 +50,10 @@ class Place:
         return {name: value for name, value in named.items() if value is not None}
 
 
-def place_of(params: Any) -> Place:
+Place = RequestPlace
+
+
+def place_of(params: Any) -> RequestPlace:
     """Return the place that the sampling or pooling parameters of a request state.
 
     A value that is malformed counts as absent: an exception would end the engine.
@@ -58,16 +61,16 @@ def place_of(params: Any) -> Place:
     stated = getattr(params, "extra_args", None) or getattr(params, "extra_kwargs", None)
     found = stated.get(KEY) if isinstance(stated, Mapping) else None
     if found is None:
-        return Place()
+        return RequestPlace()
     if isinstance(found, str):  # `vllm_xargs` holds no objects
         try:
             found = json.loads(found)
         except ValueError:
             found = _NOTHING
     if not isinstance(found, Mapping):
-        return Place()
+        return RequestPlace()
     tenant = found.get("tenant")
-    return Place(
+    return RequestPlace(
         request_class=RequestClass.OFFLINE if found.get("class") == "offline" else ONLINE,
         tenant=tenant if isinstance(tenant, str) and tenant else "default",
         priority=_integer(found.get("priority")) or 0,

@@ -26,7 +26,7 @@ from ballast_vllm.internals import (
     is_running,
 )
 from ballast_vllm.refusals import check_config
-from ballast_vllm.settings import Limits, changed, initial
+from ballast_vllm.settings import StepLimits, changed, initial
 from ballast_vllm.versions import check_version
 
 check_version(vllm_version)
@@ -48,7 +48,7 @@ class _Ballast(PlannedBatch):
         config = self.vllm_config
         check_config(config, aligns_mamba=self.need_mamba_block_aligned_split)
         self.kv_blocks = KvBlocks(self)
-        self.limits = Limits(
+        self.limits = StepLimits(
             self.scheduler_config.max_num_seqs, self.max_num_scheduled_tokens, num_draft_tokens=self.num_spec_tokens
         )
         policy = initial(
@@ -85,18 +85,18 @@ class _Ballast(PlannedBatch):
         else:
             self.driver.enter(request, now, time.time())
 
-    def schedule(self, throttle_prefills: bool = False) -> Any:  # noqa: FBT001, FBT002 - the signature of vLLM
+    def schedule(self, *args: Any) -> Any:
         now = time.monotonic()
         driver = self.driver
         driver.leave(self.finished_req_ids, now)
         if self.pause_state == PauseState.PAUSED_ALL or not driver.live:
             driver.grants = {}
-            return self.run_planned({}, (), throttle_prefills=throttle_prefills)
+            return self.run_planned({}, (), *args)
         self._is_planned = True
         self.uses_drafts = driver.draft_gain.is_on
         driver.begin(now, admits=self.pause_state == PauseState.UNPAUSED)
         self._is_planned = False
-        output = self.run_planned(driver.grants, driver.admissions, throttle_prefills=throttle_prefills)
+        output = self.run_planned(driver.grants, driver.admissions, *args)
         driver.dispatched(output.num_scheduled_tokens, now)
         if not output.num_scheduled_tokens and not driver.is_busy:
             time.sleep(IDLE_SECONDS)

@@ -56,7 +56,7 @@ MAX_RETRY_SECONDS = 30
 DIED = "EngineCore of vLLM ended."
 
 
-class Server:
+class VllmServer:
     """All parts of Ballast in one API server."""
 
     def __init__(self, app: Any, inner: ASGIApp, loaded: Loaded, path: Path | None) -> None:
@@ -130,7 +130,7 @@ class Server:
             self._keep(asyncio.create_task(_every(seconds, task)))
         self.drain.take_signals()
         for field in configuration.ignored(self.config):
-            log.warning("vLLM's own arguments decide this, the field has no effect", field=field)
+            log.warning("the field has no effect inside vLLM", field=field)
         log.info(
             "ballast started",
             worker=self.id,
@@ -183,7 +183,7 @@ class Server:
             connect=lambda: _connect(config),
             worker=self.id,
             loop=self.loop,
-            reader=HttpReader(self.revision, self._urls, self.loop.start),
+            reader=HttpReader(self.revision, self._urls, lambda: self.models, self.loop.start),
             status=self.status,
             settings=self._queue_settings(),
         )

@@ -55,7 +55,7 @@ class InvalidSettings(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class StepLimits:
     """The sizes that vLLM fixes at its start."""
 
     max_num_seqs: int
@@ -74,7 +74,7 @@ class Limits:
         return replace(config, slots=slots, chunk_tokens=chunk)
 
 
-def initial(additional: Any, limits: Limits, *, num_blocks: int, block_tokens: int) -> PolicyConfig:
+def initial(additional: Any, limits: StepLimits, *, num_blocks: int, block_tokens: int) -> PolicyConfig:
     """Return the configuration at the start of EngineCore. `additional` is vLLM's `additional_config`."""
     stated = additional.get(KEY) if isinstance(additional, Mapping) else None
     stated = dict(stated or {})

@@ -8,14 +8,14 @@ from types import SimpleNamespace
 import pytest
 
 from ballast_policy.request import OFFLINE, ONLINE
-from ballast_vllm.requests import Place, place_of
+from ballast_vllm.requests import RequestPlace, place_of
 
-STATED = Place(
+STATED = RequestPlace(
     request_class=OFFLINE, tenant="a", priority=-3, ttft=1.5, tpot=0.1, slack=60.0, prefix_key=7, num_computed=12
 )
 
 
-@pytest.mark.parametrize("place", [Place(), STATED], ids=["defaults", "all fields"])
+@pytest.mark.parametrize("place", [RequestPlace(), STATED], ids=["defaults", "all fields"])
 @pytest.mark.parametrize("field", ["extra_args", "extra_kwargs"], ids=["sampling", "pooling"])
 def test_a_place_is_read_as_it_was_written(place, field):
     assert place_of(SimpleNamespace(**{field: {"ballast": place.message()}})) == place
@@ -24,7 +24,7 @@ def test_a_place_is_read_as_it_was_written(place, field):
 def test_a_place_may_be_json_text_because_the_openai_api_passes_no_objects():
     params = SimpleNamespace(extra_args={"ballast": '{"class": "offline", "tenant": "a"}'})
 
-    assert place_of(params) == Place(request_class=OFFLINE, tenant="a")
+    assert place_of(params) == RequestPlace(request_class=OFFLINE, tenant="a")
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_a_place_may_be_json_text_because_the_openai_api_passes_no_objects():
      {"num_computed": -5}, {"prefix_key": 1.5}],
 )  # fmt: skip
 def test_malformed_values_count_as_absent(found):
-    assert place_of(SimpleNamespace(extra_args={"ballast": found})) == Place()
+    assert place_of(SimpleNamespace(extra_args={"ballast": found})) == RequestPlace()
 
 
 @pytest.mark.parametrize(

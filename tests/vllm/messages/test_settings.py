@@ -9,9 +9,9 @@ import pytest
 
 from ballast_policy.snapshot import PolicyConfig, TenantShare
 from ballast_policy.step.budget import ONLINE_CHUNKS
-from ballast_vllm.settings import InvalidSettings, Limits, changed, initial, message_of
+from ballast_vllm.settings import InvalidSettings, StepLimits, changed, initial, message_of
 
-LIMITS = Limits(max_num_seqs=64, max_step_tokens=2048)
+LIMITS = StepLimits(max_num_seqs=64, max_step_tokens=2048)
 CONFIG = PolicyConfig(slots=8, num_blocks=100, can_suspend=False)
 FILE = """
 model: {uri: /models/tiny}

@@ -1,14 +1,20 @@
-"""The cost model: the time of a step from five coefficients, fitted to the step times of an engine."""
+"""The cost model: the time of a step from a few coefficients, fitted to the step times of an engine."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import deque
 from dataclasses import dataclass
-from math import inf, isfinite, sqrt
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+
+_CHOICES = (1.0, 0.7, 0.5, 0.35, 0.25)
+"""Independent choices of experts that a token counts as: the tokens of a batch choose alike. The fit takes the one that
+predicts best (`benchmarks/moe_steps.py`)."""
 
 
 def attended(num_computed: int, num_tokens: int) -> float:
@@ -30,9 +36,10 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """`t = k0 + k1 * num_prefill + k2 * prefill_context + k3 * num_decode + k4 * decode_context`, in seconds.
+    """`t = k0 + k1 * num_prefill + k2 * prefill_context + k3 * num_decode + k4 * decode_context + experts`, in seconds.
 
-    The terms are those of `StepWork`.
+    The terms are those of `StepWork`. A step of a mixture of experts reads the experts that its `n` tokens touch:
+    `experts = k5 * (1 - missed^n)`. A cost `beside` other tokens of the step leaves out the experts that those touch.
     """
 
     k0: float = 0.0
@@ -40,6 +47,10 @@ class CostModel:
     k2: float = 0.0
     k3: float = 0.0
     k4: float = 0.0
+    k5: float = 0.0
+    """Seconds for reading all experts; 0 for a dense model."""
+    missed: float = 1.0
+    """Share of the experts that one token does not touch."""
     is_trusted: bool = False
     """False if it is too rough to keep an SLO."""
 
@@ -47,37 +58,28 @@ class CostModel:
         """Return the seconds of a step; 0 if it is empty."""
         if not work.num_prefill and not work.num_decode:
             return 0.0
-        return (
-            self.k0
-            + self.k1 * work.num_prefill
-            + self.k2 * work.prefill_context
-            + self.k3 * work.num_decode
-            + self.k4 * work.decode_context
-        )
+        seconds = self.k0 + self.k1 * work.num_prefill + self.k2 * work.prefill_context
+        seconds = seconds + self.k3 * work.num_decode + self.k4 * work.decode_context
+        return seconds + self.experts(work.num_prefill + work.num_decode)
 
-    def prefill(self, num_computed: int, num_tokens: int) -> float:
+    def experts(self, num_tokens: float, beside: int = 0) -> float:
+        """Return the seconds that the experts of some tokens add to a step; a negative number removes tokens."""
+        return self.k5 * self.missed**beside * (1.0 - self.missed**num_tokens) if self.k5 else 0.0
+
+    def prefill(self, num_computed: int, num_tokens: int, beside: int = 0) -> float:
         """Return the seconds that a prefill chunk adds to a step."""
-        return self.k1 * num_tokens + self.k2 * attended(num_computed, num_tokens)
+        linear = self.k1 * num_tokens + self.k2 * attended(num_computed, num_tokens)
+        return linear + self.experts(num_tokens, beside) if self.k5 else linear
 
-    def decode(self, context: int) -> float:
-        """Return the seconds that a decode adds to a step."""
-        return self.k3 + self.k4 * context
+    def decode(self, context: float, beside: int = 0, num: int = 1) -> float:
+        """Return the seconds that `num` decodes add to a step, each with this context."""
+        return num * (self.k3 + self.k4 * context) + self.experts(num, beside)
 
-    def largest_chunk(self, seconds: float, num_computed: int, limit: int) -> int:
-        """Return the largest prefill chunk, `limit` at most, that adds at most `seconds`.
-
-        It is the positive root of `k2/2 x^2 + (k1 + k2 (c + 1/2)) x - seconds = 0`, in the form that allows k2 = 0.
-        """
-        if limit <= 0 or seconds < 0:
-            return 0
-        if self.prefill(num_computed, limit) <= seconds:
-            return limit
-        linear = self.k1 + self.k2 * (num_computed + 0.5)
-        root = sqrt(linear * linear + 2 * self.k2 * seconds)
-        chunk = min(limit, int(2 * seconds / (linear + root)))
-        if chunk > 0 and self.prefill(num_computed, chunk) > seconds:  # the root may round up
-            chunk -= 1
-        return chunk
+    def largest_chunk(self, seconds: float, num_computed: int, limit: int, beside: int = 0) -> int:
+        """Return the largest prefill chunk, `limit` at most, that adds at most `seconds`."""
+        if limit <= 0 or self.prefill(num_computed, limit, beside) <= seconds:
+            return max(0, limit)
+        return bisect_right(range(1, limit), seconds, key=lambda size: self.prefill(num_computed, size, beside))
 
     def batch_ceiling(
         self, *, slots: int, mean_context: float, tpot: float = inf, ttft: float = inf, prompt: int = 0
@@ -89,92 +91,70 @@ class CostModel:
         """
         if not self.is_trusted:
             return slots
-        per_decode = self.k3 + self.k4 * mean_context
-        by_tpot = _most(tpot - self.k0, per_decode, slots)
-        by_ttft = _most(ttft - 2 * self.k0 - self.prefill(0, prompt) + per_decode, 2 * per_decode, slots)
-        return max(1, min(by_tpot, by_ttft))
+
+        def of_slo(size: int) -> float:
+            step, before = (self.k0 + self.decode(mean_context, num=number) for number in (size, size - 1))
+            return max(step / tpot, (step + before + self.prefill(0, prompt, size - 1)) / ttft)
+
+        return max(1, bisect_right(range(1, slots + 1), 1 + 1e-12, key=of_slo))
 
 
 class Fit:
     """Recent step times, and the model that explains them best.
 
-    Steps with prefill and steps of decodes alone have a ring each, so that no kind displaces the other. Errors are
-    relative to the time of the step. The model is trusted while it predicts half of the steps within `trusted_error`,
-    and if there are steps of different sizes: steps with and without prefill, or steps with decodes whose prefill
-    differs by half. `capacity` bounds memory. Half or twice of `least` or `trusted_error` changes the total by 0.1
-    points at most (sparse-2s).
+    Steps with prefill and steps of decodes alone are kept apart, so that no kind displaces the other. Errors are
+    relative to the time of the step. The model is trusted while it predicts half of the steps within `_trusted_error`,
+    and if there are steps of different sizes (`_is_varied`). `capacity` bounds memory. Half or twice of `_least` or
+    `_trusted_error` changes the total by 0.1 points at most (sparse-2s).
     """
 
-    def __init__(self, *, capacity: int = 256, least: int = 16, trusted_error: float = 0.25) -> None:
-        self._least = least
-        self._trusted_error = trusted_error
-        self._rings = (_Ring(capacity), _Ring(capacity))
+    def __init__(self, *, capacity: int = 256, expert_share: float = 0.0) -> None:
+        self._least, self._trusted_error = 16, 0.25
+        choices = _CHOICES if expert_share else (1.0,)
+        self._missed = [(1.0 - expert_share) ** choice for choice in choices]
+        self._recent: tuple[deque[tuple[float, ...]], ...] = (deque(maxlen=capacity), deque(maxlen=capacity))
+        self.num_steps = 0
         self.model = CostModel()
         self.error = inf
         """Median relative error of `model` over the recent steps."""
 
     def add(self, work: StepWork, seconds: float) -> None:
         if seconds > 0 and (work.num_prefill or work.num_decode):
-            self._rings[work.num_prefill == 0].add(work, seconds)
-
-    @property
-    def num_steps(self) -> int:
-        """Return the number of all steps so far."""
-        return sum(ring.num_added for ring in self._rings)
+            row = (1.0, work.num_prefill, work.prefill_context, work.num_decode, work.decode_context, seconds)
+            self._recent[work.num_prefill == 0].append(row)
+            self.num_steps += 1
 
     def refit(self) -> CostModel:
-        """Fit the model and return it. This takes some hundred microseconds.
+        """Fit the model and return it. This takes some hundred microseconds for each choice of experts.
 
-        The second fit leaves out steps that took twice their prediction (another process had the core), if they are
-        few.
+        The second fit leaves out steps that took twice their prediction (another process had the core), if few.
         """
-        features = np.concatenate([ring.features[: len(ring)] for ring in self._rings])
-        seconds = np.concatenate([ring.seconds[: len(ring)] for ring in self._rings])
-        if len(seconds) < self._least:
+        if sum(map(len, self._recent)) < self._least:
             return self.model
-        weighted = features / seconds[:, None]
-        coefficients = non_negative_least_squares(weighted)
-        usual = weighted @ coefficients > 0.5
-        if 0.8 * len(usual) <= np.count_nonzero(usual) < len(usual):
-            coefficients = non_negative_least_squares(weighted[usual])
-        self.error = float(np.median(np.abs(weighted @ coefficients - 1.0)))
-        seen = all(len(ring) >= self._least for ring in self._rings) or self._is_varied(features)
-        k0, k1, k2, k3, k4 = (float(k) for k in coefficients)
-        self.model = CostModel(k0, k1, k2, k3, k4, is_trusted=seen and self.error <= self._trusted_error)
+        rows = np.array([*self._recent[0], *self._recent[1]], np.float64)
+        features, seconds = rows[:, :5], rows[:, 5]
+        tokens, least_error, seen = features[:, 1] + features[:, 3], inf, self._is_varied(features)
+        for missed in self._missed:
+            weighted = np.column_stack((features, 1.0 - missed**tokens)) / seconds[:, None]
+            coefficients = non_negative_least_squares(weighted)
+            usual = weighted @ coefficients > 0.5
+            if 0.8 * len(usual) <= np.count_nonzero(usual) < len(usual):
+                coefficients = non_negative_least_squares(weighted[usual])
+            errors = np.abs(weighted @ coefficients - 1.0)
+            if errors.mean() < least_error:
+                least_error, self.error = errors.mean(), float(np.median(errors))
+                k0, k1, k2, k3, k4, k5 = (float(k) for k in coefficients)
+                is_trusted = seen and self.error <= self._trusted_error
+                self.model = CostModel(k0, k1, k2, k3, k4, k5, missed, is_trusted=is_trusted)
         return self.model
 
     def _is_varied(self, features: Floats) -> bool:
-        """Return whether enough steps with decodes have less than half of the largest prefill."""
+        """Return whether enough steps have prefill and none, or decodes and less than half of the largest prefill."""
+        if min(map(len, self._recent)) >= self._least:
+            return True
         prefill, decodes = features[:, 1], features[:, 3]
         small = (decodes > 0) & (prefill < 0.5 * prefill.max())
         return bool(np.count_nonzero(small) >= self._least <= np.count_nonzero(prefill))
-
-
-class _Ring:
-    """The last steps of one kind: features and seconds."""
-
-    def __init__(self, capacity: int) -> None:
-        self.features: Floats = np.zeros((capacity, 5))
-        self.seconds: Floats = np.zeros(capacity)
-        self.num_added = 0
-
-    def __len__(self) -> int:
-        return min(self.num_added, len(self.seconds))
-
-    def add(self, work: StepWork, seconds: float) -> None:
-        index = self.num_added % len(self.seconds)
-        self.features[index] = (1.0, work.num_prefill, work.prefill_context, work.num_decode, work.decode_context)
-        self.seconds[index] = seconds
-        self.num_added += 1
-
-
-def _most(seconds: float, each: float, limit: int) -> int:
-    """Return how many times `each` fits into `seconds`, `limit` at most."""
-    if seconds < 0:
-        return 0
-    if not isfinite(seconds) or each * limit <= seconds:
-        return limit
-    return int(seconds / each * (1 + 1e-12))
 
 
 def non_negative_least_squares(rows: Floats) -> Floats:

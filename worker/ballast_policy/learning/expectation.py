@@ -6,7 +6,9 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import exp, inf, sqrt
+from statistics import pvariance
 
 from ballast_policy.request import ONLINE, Request, RequestClass
 
@@ -20,8 +22,7 @@ BURST_SECONDS, NUM_BURSTS = 1.0, 100
 """Online prompts within the first time are a burst, and the last bursts are remembered. Half or twice of the time costs
 1 point of TTFT attainment, half or twice of the number less (bursts-40-32)."""
 RATE_SECONDS = 60.0
-"""Time in which the weight of an arrival in the online rate falls to 37 %. Half or twice of it changes nothing
-(sparse-2s)."""
+"""Time in which the weight of an arrival falls to 37 %. Half or twice of it changes nothing (sparse-2s)."""
 SILENT_GAPS = 10
 """Mean gaps without an online request after which none is expected: fewer than 1 in 20,000 random gaps are longer."""
 UNKNOWN_SHARE = 0.25
@@ -127,8 +128,9 @@ class ExpectationLearner:
         self._bursts.extend([0] * quiet)
         self._burst, self._since = 0, now
         ordered = sorted(self._bursts)
-        mean = sum(ordered) / len(ordered)
-        variance = sum((tokens - mean) ** 2 for tokens in ordered) / len(ordered) / BURST_SECONDS
+        changes, variance = [(then - now) ** 2 for then, now in pairwise(self._bursts)], pvariance(ordered)
+        of_changes = sum(changes) / max(1, 2 * len(changes))  # von Neumann: the same, but for new phases of traffic
+        variance = (of_changes if of_changes < variance / 2 else variance) / BURST_SECONDS
         share = ordered[int(0.99 * (len(ordered) - 1))] / self._num_tokens
         watermark = min(max(share, LEAST_WATERMARK), MOST_WATERMARK)
         self.expectation = replace(self.expectation, online_spread=sqrt(variance), watermark_share=watermark)

@@ -99,24 +99,18 @@ class Interference:
     def restart(self) -> None:
         """Forget all latencies, including those of running requests, after a change of conditions."""
         self.inflation = 0.0
-        self._open.clear()
-        self._ttft.clear()
-        self._tpot.clear()
-        self._lost.clear()
+        for kept in (self._open, self._ttft, self._tpot, self._lost):
+            kept.clear()
 
     def began(self, plan: StepPlan, now: float) -> None:
         """Advance the clock in this step by all but the part of online."""
         self.ended(now)
         if plan.predicted_seconds > 0:
             self._rate = 1.0 - min(1.0, plan.online_seconds / plan.predicted_seconds)
-            if plan.online_seconds:
-                self._note_step(plan.online_seconds)
-
-    def _note_step(self, seconds: float) -> None:
-        self._num_steps += 1
-        drift = max(_DRIFT, 1 / (1 + self._num_steps))
-        typical = self._typical or seconds
-        self._typical = typical * (1 + drift if seconds > typical else 1 - drift)
+            if seconds := plan.online_seconds:
+                self._num_steps += 1
+                drift, typical = max(_DRIFT, 1 / (1 + self._num_steps)), self._typical or seconds
+                self._typical = typical * (1 + drift if seconds > typical else 1 - drift)
 
     def ended(self, now: float) -> None:
         self._delay = self._at(now)

@@ -100,17 +100,22 @@ class StepTime:
     seconds: float
     """Predicted time of the grants so far."""
     fixed_seconds: float
-    """The part of `seconds` that is not prefill."""
+    """The time of the decodes without prefill."""
+    num_tokens: int = 0
+    num_decodes: int = 0
 
     def add_decodes(self, num_decodes: int, context: int) -> None:
         """Add decodes, whose contexts sum up to `context`; negative numbers remove them."""
         seconds = self.cost.k3 * num_decodes + self.cost.k4 * context
-        self.seconds += seconds
-        self.fixed_seconds += seconds
+        self.seconds += seconds + self.cost.experts(num_decodes, self.num_tokens)
+        self.fixed_seconds += seconds + self.cost.experts(num_decodes, self.num_decodes)
+        self.num_tokens += num_decodes
+        self.num_decodes += num_decodes
 
     def add_prefill(self, num_computed: int, num_tokens: int) -> None:
         self.chunk -= num_tokens
-        self.seconds += self.cost.prefill(num_computed, num_tokens)
+        self.seconds += self.cost.prefill(num_computed, num_tokens, self.num_tokens)
+        self.num_tokens += num_tokens
 
 
 def unrecoverable(request: Request, block_tokens: int) -> int:

@@ -16,18 +16,19 @@ _MOST_BOUNDING = 32
 _SPENT = 0.5
 """Share of its slack that online spends on one step. All of it costs 1.8 points of TTFT attainment (bursts-40-32)."""
 _PREFILL_PACE = 1.5
-"""A step with online prefill is at least 1.5 times as long as its decodes alone, so that prefill does not stall behind
-decodes that are late. 1.25 or 2 changes nothing (bursts-40-32)."""
+"""Least length of a step with online prefill, over decodes and experts. 1.25 or 2 changes nothing (bursts-40-32)."""
 _SHORT = 8
-"""Tokens that nearly all answers have, until some have finished. Half or twice of it costs up to 1.1 points of TTFT
-attainment (bursts-40-32)."""
+"""Tokens of nearly all answers, until some finished. Half or twice costs up to 1.1 points of TTFT (bursts-40-32)."""
 _EARLY = 0.25
 """Largest part of a mean answer that counts as its beginning, for answers alike (`tests/sim/test_alike.py`)."""
+SUSPENDED_SHARE = 0.85
+"""Share of the time for which decodes can wait that nested steps may take. Half costs 1.8 points (bursts-40-32)."""
+_FULL = 1.25
+"""Least time that offline borrows beside online decodes, in readings of all experts (`llm_d_protocol.py --quick`)."""
 _IDLE_STEP = 2.0
 """Least length of a step without online requests, in fixed costs. Half or twice of it changes nothing (sparse-2s)."""
 ONLINE_CHUNKS = 4
-"""Chunks that online prefill may fill in one step if step times are known and the decodes can wait. Half or twice of it
-changes attainment by 0.5 points at most (bursts-40-32)."""
+"""Chunks that online prefill may fill in one step. Half or twice changes attainment by 0.5 points (bursts-40-32)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,8 @@ class OnlineStep:
     """The part of `seconds` that is not prefill."""
     alone: float = 0.0
     """The result of `online_seconds`."""
+    experts: float = 0.0
+    """Seconds for reading the experts that this part does not touch."""
 
 
 def most_prefill(config: PolicyConfig, cost: CostModel) -> int:
@@ -55,20 +58,21 @@ def step_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
     """Return the seconds that the step may take: the smallest of four bounds.
 
     - The newcomer: a request of the usual length that arrives as the step starts has its first token in time.
-    - The decodes: at most one TPOT, and at most half of their slack (`_shared_slack`) on top of online's part.
+    - The decodes: at most one TPOT beside reading all experts, and half of their slack on top of online's part.
     - The prompts: at most half of the least slack among online requests that prefill or wait.
     - The cap on interference, if there is one.
 
-    The lending ratio reduces both the risk and the time that the bounds leave beside online's part.
+    The lending ratio reduces both the risk and the time beside online's part. Small steps of a mixture of experts lend
+    nothing while their decodes can save time for a full step: each token of a small step reads other experts.
     """
-    tpot, slack = _decode_slack(snapshot, part)
+    tpot, slack, least = _decode_slack(snapshot, part)
     slack = min(slack, _prefill_slack(snapshot, part))
-    bound = min(
-        _newcomer_bound(snapshot, part.fixed),
-        snapshot.config.tpot_share * tpot,
-        part.seconds + _SPENT * max(0.0, slack),
-        _cap_bound(snapshot, part.alone),
-    )
+    newcomer = _newcomer_bound(snapshot, part, least)
+    most = min(snapshot.config.tpot_share * tpot + snapshot.cost.k5, _cap_bound(snapshot, part.alone))
+    bound = min(newcomer, most, part.seconds + _SPENT * max(0.0, slack))
+    full = part.seconds + _FULL * part.experts
+    if part.experts and bound < full <= (most if snapshot.config.can_suspend else min(most, newcomer)):
+        bound = part.seconds  # decodes save time for a full step
     ratio = snapshot.allowance.lending_ratio
     return part.seconds + (bound - part.seconds) * ratio if ratio < 1 and part.seconds < bound < inf else bound
 
@@ -76,10 +80,14 @@ def step_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
 def idle_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
     """Return the budget of a step without online requests: always long enough for the next token of a request.
 
-    The newcomer bounds it, and the cap while the next online request is expected.
+    The newcomer bounds it, and the cap while the next online request is expected. If the engine can suspend steps, the
+    rest of the step only delays the second token of a newcomer, which catches up in its first tokens.
     """
-    cost = snapshot.cost
-    bound = _newcomer_bound(snapshot, part.fixed)
+    config, cost = snapshot.config, snapshot.cost
+    bound = _newcomer_bound(snapshot, part)
+    if config.can_suspend:
+        catches_up = _beginning(snapshot) * max(0.0, config.tpot - part.fixed)
+        bound = max(bound, min(config.ttft, catches_up))
     if snapshot.now <= snapshot.expectation.online_until:
         bound = min(bound, _idle_cap_bound(snapshot))
     longest = max([request.num_tokens for request in (*snapshot.residents, *snapshot.waiting)], default=0)
@@ -94,10 +102,7 @@ def prefill_limits(snapshot: EngineSnapshot, part: OnlineStep) -> tuple[float, f
     answers have, a decode may fall behind as far as it catches up by their end. The second figure is one TPOT, or a
     step of which prefill has a third. Both are infinite without decodes.
     """
-    now, fixed, expectation = snapshot.now, part.fixed, snapshot.expectation
-    short: float = expectation.online_short or _SHORT
-    if expectation.online_answer:
-        short = min(short, _EARLY * expectation.online_answer)
+    now, fixed, short = snapshot.now, part.fixed, _beginning(snapshot)
     least_tpot = until = inf
     for request in part.decodes:
         tpot, num_output = request.tpot, request.num_output
@@ -109,15 +114,24 @@ def prefill_limits(snapshot: EngineSnapshot, part: OnlineStep) -> tuple[float, f
                 least_tpot = tpot
             if left < until:
                 until = left
-    pace = max(least_tpot, _PREFILL_PACE * fixed)
+    experts = snapshot.cost.experts(snapshot.config.chunk_tokens, len(part.decodes))
+    pace = max(least_tpot, _PREFILL_PACE * (fixed + experts))
     return max(until, pace), pace
 
 
-def _newcomer_bound(snapshot: EngineSnapshot, fixed: float) -> float:
+def _beginning(snapshot: EngineSnapshot) -> float:
+    """Return the first tokens of an answer, which nearly all answers have."""
+    expectation = snapshot.expectation
+    return min(expectation.online_short or _SHORT, _EARLY * (expectation.online_answer or inf))
+
+
+def _newcomer_bound(snapshot: EngineSnapshot, part: OnlineStep, saved: float = 0.0) -> float:
     """Return the longest step after which a newcomer is in time in its own step; one TPOT if it is late in any case."""
-    config = snapshot.config
-    left = config.ttft - fixed - snapshot.cost.prefill(0, snapshot.typical_prompt)
-    return left if left > fixed else fixed + min(config.tpot, config.ttft)
+    config, cost, prompt = snapshot.config, snapshot.cost, snapshot.typical_prompt
+    left = config.ttft - part.fixed - cost.prefill(0, prompt, len(part.decodes))
+    if config.can_suspend and saved:
+        left = max(left, part.seconds + saved - (cost.k0 + cost.prefill(0, prompt)) / SUSPENDED_SHARE)
+    return left if left > part.seconds else part.seconds + min(config.tpot, config.ttft)
 
 
 def _cap_bound(snapshot: EngineSnapshot, alone: float) -> float:
@@ -147,8 +161,8 @@ def _share(snapshot: EngineSnapshot) -> float:
     return (snapshot.config.max_interference or 0.0) if share is None else share
 
 
-def _decode_slack(snapshot: EngineSnapshot, part: OnlineStep) -> tuple[float, float]:
-    """Return the least TPOT of the online decodes, and the slack that they have together after online's part."""
+def _decode_slack(snapshot: EngineSnapshot, part: OnlineStep) -> tuple[float, float, float]:
+    """Return the least TPOT of the online decodes, the slack that they share, and the least time that one saved."""
     next_token = snapshot.now + part.seconds
     least_tpot = slack = inf
     saved = []
@@ -166,18 +180,19 @@ def _decode_slack(snapshot: EngineSnapshot, part: OnlineStep) -> tuple[float, fl
         elif _catches_up(request, -left, part.fixed):
             saved.append(0.0)
     if not saved or least_tpot == inf:
-        return least_tpot, slack
+        return least_tpot, slack, 0.0
     most_risk = snapshot.config.most_risk * snapshot.allowance.lending_ratio
-    return least_tpot, min(slack, _shared_slack(saved, _burst(snapshot, least_tpot), most_risk))
+    burst = _burst(snapshot, least_tpot, len(part.decodes))
+    return least_tpot, min(slack, _shared_slack(saved, burst, most_risk)), min(saved)
 
 
-def _burst(snapshot: EngineSnapshot, tpot: float) -> float:
+def _burst(snapshot: EngineSnapshot, tpot: float, num_decodes: int) -> float:
     """Return the standard deviation of the seconds of online prefill during an answer; at least one TPOT."""
     expectation, typical = snapshot.expectation, snapshot.typical_prompt
     if not typical:
         return tpot
     tokens = expectation.online_spread * sqrt(expectation.online_answer * tpot)
-    return max(tpot, tokens * snapshot.cost.prefill(0, typical) / typical)
+    return max(tpot, tokens * snapshot.cost.prefill(0, typical, num_decodes) / typical)
 
 
 def _shared_slack(saved: Collection[float], burst: float, most_risk: float) -> float:
@@ -201,7 +216,7 @@ def _catches_up(request: Request, late: float, fixed: float) -> bool:
 def _prefill_slack(snapshot: EngineSnapshot, part: OnlineStep) -> float:
     """Return the least slack of the requests that prefill or wait, behind all before them; inf if all are late."""
     now, fixed, chunk = snapshot.now, part.fixed, snapshot.config.chunk_tokens
-    k1, k2 = snapshot.cost.k1, snapshot.cost.k2
+    cost, num_decodes, k1, k2 = snapshot.cost, len(part.decodes), snapshot.cost.k1, snapshot.cost.k2
     slack, tokens, context = inf, 0, 0.0
     for request in islice(part.pending, _MOST_BOUNDING):  # `attended` and `next_deadline` written out: many wait
         computed, cached = request.num_computed, request.num_cached
@@ -213,7 +228,8 @@ def _prefill_slack(snapshot: EngineSnapshot, part: OnlineStep) -> float:
         due = request.arrival + request.ttft
         if request.num_output:
             due += request.num_output * request.tpot
-        left = due - now - (-(-tokens // chunk) * fixed + k1 * tokens + k2 * context)
+        step = fixed + cost.experts(min(tokens, chunk), num_decodes)
+        left = due - now - (-(-tokens // chunk) * step + k1 * tokens + k2 * context)
         if 0 <= left < slack:
             slack = left
     return slack

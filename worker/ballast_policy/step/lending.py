@@ -63,18 +63,20 @@ def _park_above_limits(step: StepDraft, most: int) -> None:
 def _park_above_budget(step: StepDraft, seconds: float, num_covered: int) -> None:
     """Park the last decodes that the reservation does not cover until the others take at most `seconds`."""
     offline, cost = step.offline, step.cost
-    if cost.k3 * len(offline.decodes) + cost.k4 * offline.context <= seconds:
+    beside, num_decodes = step.time.num_tokens, len(offline.decodes)
+    if cost.k3 * num_decodes + cost.k4 * offline.context + cost.experts(num_decodes, beside) <= seconds:
         return
     running = step.coverage.running
     for index, request in enumerate(running):
         if request.num_tokens - request.num_computed > 1:
             continue
-        takes = cost.decode(request.num_tokens)
+        takes = cost.decode(request.num_tokens, beside)
         if index >= num_covered and takes > seconds:
             over = [other for other in running[index:] if other.num_tokens - other.num_computed == 1]
             step.park(over, Reason.STEP_BUDGET)
             return
         seconds -= takes
+        beside += 1
 
 
 def _grow(step: StepDraft) -> None:
@@ -160,7 +162,7 @@ class _Lending:
         done = computed(request)
         left = request.num_tokens - done
         if left == 1:
-            tokens = int(step.cost.decode(request.num_tokens) <= self.remaining)
+            tokens = int(step.cost.decode(request.num_tokens, step.time.num_tokens) <= self.remaining)
         else:
             tokens = self._lent_tokens(left, done)
         reason = None
@@ -184,7 +186,8 @@ class _Lending:
         self.reserved_seconds = self.reserved.seconds(self.step, self.step.blocks.free) if self.reserved.tokens else 0.0
 
     def _lent_tokens(self, wanted: int, num_computed: int) -> int:
-        return self.step.cost.largest_chunk(self.remaining, num_computed, min(wanted, self.chunk))
+        limit = min(wanted, self.chunk)
+        return self.step.cost.largest_chunk(self.remaining, num_computed, limit, self.step.time.num_tokens)
 
     def _has_kv(self, request: Request) -> bool:
         """Return whether a request finds all its blocks, and a newcomer beside others also those of the peak."""

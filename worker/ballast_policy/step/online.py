@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from math import inf
 
+from ballast_policy.learning.cost import attended
 from ballast_policy.plan import Reason
 from ballast_policy.request import ONLINE, PARKED, RUNNING, WAITING, Request, computed
 from ballast_policy.step.budget import OnlineStep, most_prefill, prefill_limits
@@ -28,19 +29,22 @@ def online_step(
     step: StepDraft, reserved: Reserved, *, late: Collection[Request] = (), alone: float = 0.0
 ) -> OnlineStep:
     """Return the part of the step that no budget limits. `late` requests do not count."""
-    online, offline, time = step.online, step.offline, step.time
-    fixed = time.fixed_seconds
+    online, offline, time, cost = step.online, step.offline, step.time, step.cost
+    fixed, seconds = time.fixed_seconds, time.seconds + reserved.seconds(step)
     if offline.decodes:
         num_covered = min(step.coverage.slots_in_use, len(offline.decodes))
-        fixed += num_covered * step.cost.decode(offline.context // len(offline.decodes))
+        context = offline.context // len(offline.decodes)
+        fixed += cost.decode(context, time.num_decodes, num_covered)
+        seconds += cost.decode(context, time.num_tokens, num_covered)
     resumed = [request for request in online.started if request.phase is PARKED]
     pending = chain(online.ranked(online.prefills), resumed, online.waiting)
     return OnlineStep(
         decodes=online.decodes,
         pending=pending if not late else (request for request in pending if request not in late),
         alone=alone,
-        seconds=fixed + time.seconds - time.fixed_seconds + reserved.seconds(step),
+        seconds=seconds,
         fixed=fixed,
+        experts=cost.experts(inf, time.num_tokens),
     )
 
 
@@ -56,8 +60,10 @@ def online_seconds(step: StepDraft) -> float:
         return 0.0
     num_decodes = len(online.decodes) + len(started)
     context = online.context + sum(request.num_tokens for request in started)
-    seconds = sum([cost.prefill(computed(request), tokens) for request, tokens in prefill])
-    return cost.k0 + (seconds + cost.k3 * num_decodes + cost.k4 * context) / (1 + step.snapshot.allowance.crowding)
+    crowding, num_tokens = 1 + step.snapshot.allowance.crowding, num_decodes + sum([tokens for _, tokens in prefill])
+    linear = sum([cost.k1 * tokens + cost.k2 * attended(computed(r), tokens) for r, tokens in prefill])
+    linear += cost.k3 * num_decodes + cost.k4 * context
+    return cost.k0 + linear / crowding + cost.experts(num_tokens / crowding)
 
 
 def serve_online(step: StepDraft, reserved: Reserved) -> tuple[Reserved, Collection[Request]]:
@@ -142,7 +148,7 @@ class _Service:
         limit = min(request.num_tokens - done, int(share * chunk))
         if self.until == inf:
             return limit
-        granted = step.cost.largest_chunk(share * (self.until - time.seconds), done, limit)
+        granted = step.cost.largest_chunk(share * (self.until - time.seconds), done, limit, time.num_tokens)
         if share < 1:
             return granted
         least = int(LEAST_SHARE * step.config.chunk_tokens) - (most_prefill(step.config, step.cost) - time.chunk)

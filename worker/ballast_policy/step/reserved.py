@@ -30,7 +30,7 @@ class Reserved:
 
     def seconds(self, step: StepDraft, free: int | None = None) -> float:
         """Return the time of these prefill tokens; of those that find blocks if the number `free` is given."""
-        gone, seconds = step.draft.gone, 0.0
+        gone, seconds, beside = step.draft.gone, 0.0, step.time.num_tokens
         left = self.tokens_without(gone)
         if not left:
             return seconds
@@ -39,7 +39,8 @@ class Reserved:
             if free is not None:
                 tokens = min(tokens, (request.num_blocks + free) * step.config.block_tokens - request.num_computed)
                 free -= step.blocks.needed(request, request.num_computed + tokens)
-            seconds += step.cost.prefill(request.num_computed, tokens)
+            seconds += step.cost.prefill(request.num_computed, tokens, beside)
+            beside += tokens
             left -= tokens
         return seconds
 

@@ -8,11 +8,8 @@ from math import inf
 from ballast_policy.plan import Reason, StepPlan
 from ballast_policy.request import ONLINE, PARKED, Request, computed
 from ballast_policy.snapshot import EngineSnapshot
+from ballast_policy.step.budget import SUSPENDED_SHARE
 from ballast_policy.step.draft import StepDraft
-
-_SHARE = 0.85
-"""Share of the time for which decodes can wait that nested steps may take. Half of it costs 1.8 points of TTFT
-attainment, all of it changes 0.4 points of any figure at most (bursts-40-32)."""
 
 
 def suspendable_seconds(step: StepDraft) -> float:
@@ -44,7 +41,7 @@ def suspendable_seconds(step: StepDraft) -> float:
     for request in draft.prefill_grants:
         if request.request_class is ONLINE and (due := request.next_deadline) >= end:
             slack = min(slack, due - end)
-    return _SHARE * max(0.0, slack)
+    return SUSPENDED_SHARE * max(0.0, slack)
 
 
 def plan_nested(snapshot: EngineSnapshot, in_flight: Collection[Request], seconds: float) -> StepPlan:
@@ -64,7 +61,8 @@ def plan_nested(snapshot: EngineSnapshot, in_flight: Collection[Request], second
         left = request.num_tokens - done
         if step.num_free_online_slots < 1 or left > step.time.chunk:
             break
-        takes = cost.decode(request.num_tokens) if left == 1 else cost.prefill(done, left)
+        beside = step.time.num_tokens
+        takes = cost.decode(request.num_tokens, beside) if left == 1 else cost.prefill(done, left, beside)
         if step.time.seconds + takes > seconds:
             break
         needed = blocks.whole(request) + blocks.num_promised + online.num_running

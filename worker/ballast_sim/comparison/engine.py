@@ -65,6 +65,13 @@ class BenchEngine:
         models: dict[str, StepModel] = {"refit": REFIT_A100, "published": PublishedA100(), "roofline": roofline}
         check_slo(roofline, online, ttft=ttft, tpot=tpot, step_model=models[chosen])
         config = PolicyConfig(
-            slots, num_blocks, BLOCK_TOKENS, chunk_tokens=chunk_tokens, ttft=ttft, tpot=tpot, objective=OBJECTIVE
+            slots,
+            num_blocks,
+            BLOCK_TOKENS,
+            chunk_tokens=chunk_tokens,
+            ttft=ttft,
+            tpot=tpot,
+            objective=OBJECTIVE,
+            expert_share=shape.expert_share,
         )
         return cls(" on ".join(pair), chosen, models[chosen], shape.layers, config)

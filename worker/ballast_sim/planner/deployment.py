@@ -74,6 +74,7 @@ class Deployment:
             ttft=self.ttft,
             tpot=self.tpot,
             objective=self.inputs.slo.attainment_percent / 100,
+            expert_share=self.shape.expert_share,
         )
 
     def batch_ceiling(self, online: Sequence[Arrival]) -> tuple[int, str]:
@@ -84,8 +85,10 @@ class Deployment:
         by_tpot = cost.batch_ceiling(slots=slots, mean_context=context, tpot=self.tpot)
         both = cost.batch_ceiling(slots=slots, mean_context=context, tpot=self.tpot, ttft=self.ttft, prompt=prompt)
         each = cost.k3 + cost.k4 * context
+        experts = f", {1e3 * cost.experts(both):.1f} ms for the experts that {both} decodes touch," if cost.k5 else ""
         parts = (
-            f"{1e3 * cost.k0:.1f} ms for the weights and {1e6 * each:.0f} us for each decode of {context:.0f} tokens"
+            f"{1e3 * cost.k0:.1f} ms for the weights{experts} and {1e6 * each:.0f} us for each decode of {context:.0f} "
+            "tokens"
         )
         bound = "TTFT" if both < by_tpot else "TPOT" if by_tpot < slots else "slots"
         return both, f"a step takes {parts}; bound by {bound}"

@@ -12,6 +12,11 @@ from typing import Any
 from ballast_sim.errors import BadInput
 
 _DECODERS = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+_MIXTURES = {
+    "mixtral": ("num_local_experts", "intermediate_size"),
+    "qwen3_moe": ("num_experts", "moe_intermediate_size"),
+}
+"""Mixtures of experts, with the keys for the number of experts in each layer and for the size of an expert."""
 _ENCODERS = frozenset({"bert", "roberta", "xlm-roberta"})
 
 
@@ -35,7 +40,7 @@ KV_BYTES = {"bfloat16": 2.0, "fp8": 1.0, "int8": 1.0 + 2 / 128}
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A dense transformer: a decoder (grouped-query attention, gated MLP) or a BERT-style encoder."""
+    """A transformer: a decoder (grouped-query attention; a gated MLP or a mixture of them) or a BERT-style encoder."""
 
     name: str
     layers: int
@@ -44,6 +49,7 @@ class ModelShape:
     kv_heads: int
     head_dim: int
     intermediate: int
+    """Intermediate size of the MLP, or of one expert."""
     vocabulary: int
     max_context: int
     is_tied: bool = False
@@ -51,11 +57,31 @@ class ModelShape:
     is_encoder: bool = False
     kv_bytes: float = 2.0
     """Bytes of one number in the KV cache."""
+    experts: int = 0
+    """Experts in each layer; 0 for a dense model."""
+    experts_per_token: int = 0
+
+    @property
+    def expert_share(self) -> float:
+        """Share of the experts that one token passes; 0 for a dense model."""
+        return self.experts_per_token / self.experts if self.experts else 0.0
+
+    @property
+    def expert_parameters(self) -> int:
+        """Weights of all experts in all layers."""
+        return self.layers * self.experts * 3 * self.hidden * self.intermediate
+
+    @property
+    def active_parameters(self) -> float:
+        """Weights of the layers that one token passes."""
+        return self.layer_parameters - self.expert_parameters * (1 - self.expert_share)
 
     @property
     def layer_parameters(self) -> int:
-        """Weights of all layers. Every token passes them."""
+        """Weights of all layers."""
         attention = 2 * self.hidden * self.heads * self.head_dim + 2 * self.hidden * self.kv_heads * self.head_dim
+        if self.experts:
+            return self.layers * (attention + self.hidden * self.experts) + self.expert_parameters
         mlp = (2 if self.is_encoder else 3) * self.hidden * self.intermediate
         return self.layers * (attention + mlp)
 
@@ -95,6 +121,32 @@ SHAPES = {
         ModelShape("mistral-7b", 32, 4096, 32, 8, 128, 14336, 32000, 32768),
         ModelShape("qwen2.5-7b", 28, 3584, 28, 4, 128, 18944, 152064, 32768),
         ModelShape("qwen3-8b", 36, 4096, 32, 8, 128, 12288, 151936, 40960),
+        ModelShape(
+            "mixtral-8x7b",
+            32,
+            4096,
+            32,
+            8,
+            128,
+            14336,
+            32000,
+            32768,
+            experts=8,
+            experts_per_token=2,
+        ),
+        ModelShape(
+            "qwen3-30b-a3b",
+            48,
+            2048,
+            32,
+            4,
+            128,
+            768,
+            151936,
+            40960,
+            experts=128,
+            experts_per_token=8,
+        ),
         ModelShape("bge-base", 12, 768, 12, 12, 64, 3072, 30522, 512, is_encoder=True),
         ModelShape("bge-large", 24, 1024, 16, 16, 64, 4096, 30522, 512, is_encoder=True),
     )
@@ -130,9 +182,14 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
         BadInput: the architecture is not supported, or a size is missing.
     """
     kind = config.get("model_type")
-    if kind not in _DECODERS | _ENCODERS:
-        known = ", ".join(sorted(_DECODERS | _ENCODERS))
-        raise BadInput(f"model {name}: model_type is {kind!r}; supported are {known} (dense models)")
+    if kind not in _DECODERS | _ENCODERS | _MIXTURES.keys():
+        known = ", ".join(sorted(_DECODERS | _ENCODERS | _MIXTURES.keys()))
+        raise BadInput(f"model {name}: model_type is {kind!r}; supported are {known}")
+    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+        raise BadInput(
+            f"model {name}: some of its layers have no experts; supported are experts in each layer or in none"
+        )
+    experts, intermediate = _MIXTURES.get(kind, ("", "intermediate_size"))
 
     def size(key: str, default: int | None = None) -> int:
         value = config.get(key)
@@ -149,9 +206,11 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
         heads=heads,
         kv_heads=size("num_key_value_heads", heads),
         head_dim=size("head_dim", hidden // heads),
-        intermediate=size("intermediate_size"),
+        intermediate=size(intermediate),
         vocabulary=size("vocab_size"),
         max_context=size("max_position_embeddings", 2048),
         is_tied=bool(config.get("tie_word_embeddings", False)),
         is_encoder=kind in _ENCODERS,
+        experts=size(experts) if experts else 0,
+        experts_per_token=size("num_experts_per_tok") if experts else 0,
     )

@@ -71,7 +71,7 @@ class _Draft:
         snapshot = self.snapshot
         self.cost = snapshot.cost
         self.seconds = snapshot.cost.k0
-        self.tokens = self.fill.chunk_tokens
+        self.tokens, self.num_tokens = self.fill.chunk_tokens, 0
         self.blocks = snapshot.free_blocks
         self.online = sorted((r for r in snapshot.residents if r.request_class is ONLINE), key=lambda r: r.seq)
         self.offline = sorted((r for r in snapshot.residents if r.request_class is OFFLINE), key=lambda r: r.seq)
@@ -141,7 +141,7 @@ class _Draft:
         computed = request.num_cached if is_waiting else request.num_computed
         remaining = request.num_tokens - computed
         if remaining == 1:
-            tokens = 1 if must_run or self.seconds + self.cost.decode(computed + 1) <= step else 0
+            tokens = 1 if must_run or self.seconds + self.cost.decode(computed + 1, self.num_tokens) <= step else 0
         else:
             tokens = self._chunk(computed, min(remaining, self.tokens), step)
         if tokens and not self._preempt_for(request, tokens):
@@ -151,7 +151,12 @@ class _Draft:
                 self._park(request)
             return False
         self.grants[request.seq] = (request, tokens)
-        self.seconds += self.cost.decode(computed + 1) if remaining == 1 else self.cost.prefill(computed, tokens)
+        beside = self.num_tokens
+        is_decode = remaining == 1
+        self.seconds += (
+            self.cost.decode(computed + 1, beside) if is_decode else self.cost.prefill(computed, tokens, beside)
+        )
+        self.num_tokens += tokens
         self.tokens -= tokens
         self.blocks -= self._needs(request, tokens)
         if request.phase is not Phase.RUNNING:
@@ -163,7 +168,7 @@ class _Draft:
         """Return the largest chunk within the step."""
         if most <= 0 or step == inf:
             return max(most, 0)
-        return self.cost.largest_chunk(step - self.seconds, computed, most)
+        return self.cost.largest_chunk(step - self.seconds, computed, most, self.num_tokens)
 
     def _blocks(self, request: Request, tokens: int) -> int:
         """Return the new blocks that further tokens of a request take."""

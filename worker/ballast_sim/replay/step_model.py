@@ -1,7 +1,7 @@
 """Step times of models on hardware that is not here.
 
 There are three forms: the policy's own cost model with measured coefficients, the published step times of Llama-3-8B on
-an A100 (two pieces that do not meet, and a monotone refit of both), and a roofline for any dense model on any GPU.
+an A100 (two pieces that do not meet, and a monotone refit of both), and a roofline for any model on any GPU.
 `benchmarks/step_model.py` prints how much they differ.
 """
 
@@ -60,6 +60,7 @@ class Linear:
             + cost.k2 * work.prefill_context
             + cost.k3 * work.num_decode
             + cost.k4 * work.decode_context
+            + cost.experts(work.num_prefill + work.num_decode)
         )
 
 
@@ -87,15 +88,17 @@ in every argument. `benchmarks/step_model.py` repeats the fit and prints its err
 """
 
 
-def profile(model: StepModel, seed: int = 0, num_steps: int = 512) -> CostModel:
+def profile(model: StepModel, seed: int = 0, num_steps: int = 512, expert_share: float = 0.0) -> CostModel:
     """Fit the policy's cost model to a step model, as a profiling sweep does for an engine."""
-    return fit((work, model.seconds(work)) for work in sample_steps(Random(seed), num_steps))
+    if isinstance(model, Roofline):
+        expert_share = model.shape.expert_share
+    return fit(((work, model.seconds(work)) for work in sample_steps(Random(seed), num_steps)), expert_share)
 
 
-def fit(steps: Iterable[tuple[BatchWork, float]]) -> CostModel:
+def fit(steps: Iterable[tuple[BatchWork, float]], expert_share: float = 0.0) -> CostModel:
     """Fit the policy's cost model to steps and their times."""
     steps = list(steps)
-    ring = Fit(capacity=len(steps))
+    ring = Fit(capacity=len(steps), expert_share=expert_share)
     for work, seconds in steps:
         ring.add(work.for_policy, seconds)
     return replace(ring.refit(), is_trusted=True)
@@ -143,7 +146,10 @@ class Efficiency:
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """The step times of a dense transformer on one GPU, computed from operations and bytes."""
+    """The step times of a transformer on one GPU, computed from operations and bytes.
+
+    A step reads the experts that its tokens touch, if every token chooses its experts independently of the others.
+    """
 
     shape: ModelShape
     gpu: Accelerator
@@ -167,7 +173,7 @@ class Roofline:
         tokens = work.num_prefill + work.num_decode
         sampled = work.num_decode + work.num_chunks
         pairs = work.prefill_context + work.decode_context
-        linear = 2.0 * shape.layer_parameters * tokens + 2.0 * shape.head_parameters * sampled
+        linear = 2.0 * shape.active_parameters * tokens + 2.0 * shape.head_parameters * sampled
         return linear + shape.attention_flops_per_pair * pairs
 
     def seconds(self, work: BatchWork) -> float:
@@ -175,8 +181,9 @@ class Roofline:
         shape, e = self.shape, self.efficiency
         tokens = work.num_prefill + work.num_decode
         sampled = work.num_decode + work.num_chunks
-        linear = 2.0 * (shape.layer_parameters * tokens + shape.head_parameters * sampled) / self.flops
-        weights = shape.layer_parameters * self.quantization.weight_bytes + shape.head_parameters * 2.0
+        linear = 2.0 * (shape.active_parameters * tokens + shape.head_parameters * sampled) / self.flops
+        untouched = shape.expert_parameters * (1.0 - shape.expert_share) ** tokens
+        weights = (shape.layer_parameters - untouched) * self.quantization.weight_bytes + shape.head_parameters * 2.0
         read = weights / (self.gpu.bandwidth * e.bandwidth)
         gathered = shape.kv_bytes_per_token / (self.gpu.bandwidth * e.kv_bandwidth)
         prefill = max(
