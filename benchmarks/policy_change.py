@@ -240,7 +240,7 @@ def measure(name: str, seed: int, *, is_quick: bool) -> SeedRuns:
 
 def run(bench: Bench, online: Sequence[Arrival], variant: Variant, policy: Callable[[], Policy] = Ballast) -> Outcome:
     """Run one variant. A failed simulation is an outcome, too."""
-    config = replace(bench.config, offline_share=variant.reservation)
+    config = replace(bench.config, offline_share=variant.reservation, can_suspend=variant.is_suspending)
     try:
         return Outcome(variant.label, report(simulate(scenario_of(bench, online, variant, policy)), config))
     except SimError as error:
@@ -251,7 +251,7 @@ def scenario_of(
     bench: Bench, online: Sequence[Arrival], variant: Variant, policy: Callable[[], Policy] = Ballast
 ) -> Scenario:
     """Return the scenario of a variant."""
-    config = replace(bench.config, offline_share=variant.reservation)
+    config = replace(bench.config, offline_share=variant.reservation, can_suspend=variant.is_suspending)
     if variant.cap is not None:
         ttft, tpot = bench.capped_slo or (config.ttft, config.tpot)
         config = replace(config, max_interference=variant.cap, ttft=ttft, tpot=tpot)

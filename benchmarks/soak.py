@@ -4,7 +4,7 @@ python benchmarks/soak.py                                   print the slopes
 python benchmarks/soak.py --picture docs/images/soak.svg    and draw them
 python benchmarks/soak.py --minutes 2 --no-attack
 
-Online requests come at half of what the worker can answer. One of ten clients leaves in the middle of its answer.
+The online rate is half of the highest rate of the worker. One of ten clients disconnects during its answer.
 Offline jobs keep a backlog. Their results are kept for a minute, so the memory of Redis follows the throughput. After
 the load, the program waits until all jobs are over and forgotten: the memory of Redis and the descriptors must return.
 Then hostile clients attack (`hostile_clients.py`), and the program prints the memory before, during and after it. The

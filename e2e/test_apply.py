@@ -70,7 +70,7 @@ LACKS = {
     "dra": ("Unschedulable|InvalidPod", "one-gpu|gpu.nvidia.com|resourceclaim|cannot allocate all claims"),
     "everything": ("SecretNotAllowed", "Secret hub-token .* ballast.dev/allow"),
     "minimal": ("ModelNotFound", "Qwen/Qwen3-8B"),
-    "model-cache": ("Unschedulable|ModelNotFound", "(?i)persistentvolumeclaim|Qwen/Qwen3-8B"),
+    "model-cache": ("Unschedulable|ModelNotFound", "(?i)persistent ?volume|Qwen/Qwen3-8B"),
     "spot": ("InvalidPod|Unschedulable", 'PriorityClass|priority class|node affinity|"inference"'),
     "tenants": ("SecretNotAllowed", "Secret keys .* ballast.dev/allow"),
 }

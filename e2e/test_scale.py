@@ -97,7 +97,7 @@ def test_online_load_brings_a_second_worker_which_leaves_after_it(
 
     print(answers["sent"], up)
     assert answers["failures"] == []
-    assert any(said.startswith("Scaled from 1 to 2 replicas: ") and "fit one replica" in said for said in up)
+    assert any(said.startswith("Scaled from 1 to 2 replicas: ") and "one replica takes" in said for said in up)
     until(lambda: asked(cluster, namespace) == (1, 1), seconds=180, said="one replica again")
     (last,) = cluster.wait_pods(elastic, 1, namespace=namespace)
     assert last["metadata"]["uid"] in {pod["metadata"]["uid"] for pod in both}

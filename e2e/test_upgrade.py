@@ -18,7 +18,7 @@ from previous import Previous, previous
 from release import NAME, NAMESPACE, Release, remove
 
 SAMPLE = Path(__file__).parents[1] / "docs" / "samples" / "first.yaml"
-ITEMS, TOKENS = 500, 128
+ITEMS, TOKENS = 1000, 128
 CRD = "inferencedeployments.ballast.dev"
 
 
@@ -64,6 +64,7 @@ def test_an_upgrade_and_a_rollback_under_a_running_job_lose_nothing(
     cluster.apply(SAMPLE, namespace=namespace)
     cluster.wait_pods("first", 2, namespace=namespace)
     assert set(images(cluster, namespace).values()) == {before.worker}
+    client.ballast("queue", "init", queue=queue)  # the command is newer than the installation
     with loop(client, namespace, "first") as online:
         job = jobs.submit(client, queue, ITEMS, most=TOKENS)
         assert job.wait_leased() > 0

@@ -103,7 +103,7 @@ class Local:
         self._images.mkdir(parents=True, exist_ok=True)
         tar = self._images / f"{name.replace(':', '-')}.tar"  # the tag names a commit: the image never changes
         if not tar.exists():
-            run(self._kube / "build-image", context, dockerfile, name, tar, *CPU_ONLY, seconds=15 * MINUTES)
+            run(self._kube / "build-image", context, context / dockerfile, name, tar, *CPU_ONLY, seconds=15 * MINUTES)
         self.cluster("load", str(tar), seconds=5 * MINUTES)
 
     def offer_gpus(self, count: int) -> None:

@@ -1,4 +1,4 @@
-"""No error contains a part of a URL, of a key, or of what a server answers."""
+"""No error contains a part of a URL, a key, or an answer of a server."""
 
 from __future__ import annotations
 

@@ -27,13 +27,20 @@ INFD = "/apis/ballast.dev/v1alpha1/namespaces/{}/inferencedeployments"
 
 
 def until(what: Callable[[], Any], *, seconds: float = WAIT_SECONDS, said: str = "") -> Any:
-    """Wait until `what` gives something true; what a cluster does has no other signal."""
+    """Wait until `what` returns something true; what a cluster does has no other signal.
+
+    An object or a key that is absent counts as not yet: the objects of one resource do not change in one instant.
+    """
     end = time.monotonic() + seconds
-    found = None
+    found: Any = None
     while time.monotonic() < end:
-        found = what()
-        if found:
-            return found
+        try:
+            found = what()
+        except (LookupError, TypeError) as absent:
+            found = absent
+        else:
+            if found:
+                return found
         time.sleep(0.03)
     raise AssertionError(f"not within {seconds} s: {said or what}; last found {found!r}")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from ballast_policy.request import RequestClass
 from ballast_queue.settings import MAX_PRIORITY, MIN_PRIORITY
-from ballast_vllm.requests import Place
+from ballast_vllm.requests import RequestPlace
 from ballast_worker.openai import Caller
 from ballast_worker.requests import RequestTiming
 
@@ -86,11 +86,11 @@ class Call:
         """Whether EngineCore gave up a request of the call."""
         return any(request.is_aborted for request in self.requests)
 
-    def place(self, body_priority: int) -> Place:
+    def place(self, body_priority: int) -> RequestPlace:
         """Return the place of its requests in the policy. `body_priority` is vLLM's: lower is more urgent."""
         caller = self.caller
         stated = caller.priority if self.states_priority else -body_priority
-        return Place(
+        return RequestPlace(
             request_class=caller.request_class,
             tenant=caller.tenant,
             priority=max(MIN_PRIORITY, min(stated, self.most_priority)),

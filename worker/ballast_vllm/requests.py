@@ -50,9 +50,6 @@ class RequestPlace:
         return {name: value for name, value in named.items() if value is not None}
 
 
-Place = RequestPlace
-
-
 def place_of(params: Any) -> RequestPlace:
     """Return the place that the sampling or pooling parameters of a request state.
 

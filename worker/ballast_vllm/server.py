@@ -23,7 +23,7 @@ from ballast_openai.item_body import ITEM_URLS
 from ballast_policy.request import RequestClass
 from ballast_policy.reservation import most_slots
 from ballast_policy.snapshot import PolicyConfig
-from ballast_queue.errors import InvalidSubmission, QueueError, QueueForbidden
+from ballast_queue.errors import InvalidSubmission, QueueError
 from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
 from ballast_queue.status import WorkerStatus
@@ -39,12 +39,12 @@ from ballast_worker import settings
 from ballast_worker.bodies import MOST_BODY_BYTES, BodyMemory
 from ballast_worker.errors import NotServed, Refused
 from ballast_worker.feeder import Feeder
-from ballast_worker.metrics import QueueView, ScrapeData, Spending, StepMetrics
+from ballast_worker.metrics import ScrapeData, Spending, StepMetrics, queue_view
 from ballast_worker.reload import ConfigWatcher, Loaded, content_hash
 from ballast_worker.requests import Recorder, RequestOutcome
 from ballast_worker.responses import stopping
 from ballast_worker.status import SmoothedRates, coefficients, reservation
-from ballast_worker.tenancy import ApiKeys, Tenancy
+from ballast_worker.tenancy import Tenancy
 
 log = Log(__name__)
 
@@ -78,9 +78,8 @@ class VllmServer:
         self.bodies = BodyMemory(max(MOST_BODY_BYTES, 4 * 1024 * config.limits.max_body_kibibytes))
         self._app, self._inner = app, inner
         self._loaded, self._path = loaded, path
-        self._keys = _load_keys(config)
+        self._keys = settings.api_keys(config)
         self.tenancy = Tenancy(config.offline.tenants, self._keys)
-        self.has_keys = self._keys is not None
         self._step_metrics = StepMetrics()
         self._num_steps = 0
         self._spending = Spending()
@@ -102,6 +101,11 @@ class VllmServer:
         """The names that clients use: of the model, and of its LoRA adapters."""
         models = self._app.state.openai_serving_models
         return (*(model.name for model in models.base_model_paths), *models.lora_requests)
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether requests need an API key."""
+        return self._keys is not None
 
     # Life
 
@@ -172,7 +176,8 @@ class VllmServer:
         if url is None:
             return
         try:
-            Queue.connect(url, config.queue_name, password=settings.redis_password(config)).close()
+            password, ca = settings.redis_password(config), settings.redis_ca(config)
+            Queue.connect(url, config.queue_name, password=password, ca=ca).close()
         except InvalidSubmission as error:
             raise NotServed(f"runtime.redisUrl: {error}") from error
         except QueueError as error:
@@ -180,7 +185,7 @@ class VllmServer:
         if not self._urls:
             raise NotServed("The model serves none of the URLs of items. Remove runtime.redisUrl")
         self.feeder = Feeder(
-            connect=lambda: _connect(config),
+            connect=lambda: settings.open_queue(config),
             worker=self.id,
             loop=self.loop,
             reader=HttpReader(self.revision, self._urls, lambda: self.models, self.loop.start),
@@ -197,7 +202,7 @@ class VllmServer:
         if runtime.api_keys_file is not None:
             files[runtime.api_keys_file] = self._reload_keys
         if self.feeder is not None:
-            addresses = (runtime.redis_url_file, runtime.redis_password_file)
+            addresses = (runtime.redis_url_file, runtime.redis_password_file, runtime.redis_ca_file)
             files |= {path: self.feeder.reconnect for path in addresses if path is not None}
         model = str(self._app.state.args.model)
         self._watcher = ConfigWatcher(
@@ -351,7 +356,7 @@ class VllmServer:
         feeder, watcher = self.feeder, self._watcher
         view = None
         if feeder is not None:
-            view = QueueView(self.config.queue_name, feeder.is_up, feeder.stats, feeder.num_at_risk, feeder.num_held)
+            view = queue_view(feeder, self.config.queue_name)
         return ScrapeData(
             model=self.models[0],
             stats=self.engine.stats(),
@@ -420,7 +425,7 @@ class VllmServer:
 
     def _reload_keys(self) -> None:
         try:
-            self._keys = _load_keys(self.config)
+            self._keys = settings.api_keys(self.config)
         except NotServed as error:
             log.warning("API keys not loaded, the old keys stay in force", because=str(error))
             return
@@ -455,20 +460,6 @@ def _address(arguments: Any) -> str:
 def _api_key(arguments: Any) -> str | None:
     keys: list[str] = [key for key in (arguments.api_key or [os.environ.get("VLLM_API_KEY")]) if key]
     return keys[0] if keys else None
-
-
-def _load_keys(config: WorkerConfig) -> ApiKeys | None:
-    path = config.runtime.api_keys_file
-    return None if path is None else ApiKeys.load(path)
-
-
-def _connect(config: WorkerConfig) -> Queue:
-    """Open the queue with the current address and password. Both may change while the server runs."""
-    try:
-        url, password = settings.redis_url(config), settings.redis_password(config)
-    except NotServed as error:
-        raise QueueForbidden(str(error)) from error
-    return Queue.connect(url or "", config.queue_name, password=password)
 
 
 async def _every(seconds: float, task: Callable[[], Awaitable[None]]) -> None:

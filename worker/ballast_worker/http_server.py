@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn with limits on the size, the time and the number of what clients send.
+"""The HTTP server: uvicorn with limits on headers, bodies, connections and time.
 
 uvicorn's httptools protocol limits neither headers nor time. Its h11 protocol limits the size of headers only, and
 parses in Python. hypercorn also parses with h11. granian has such limits, but runs the app in processes of its own,
@@ -32,7 +32,7 @@ STOP_SECONDS = 3
 LINGER_SECONDS = 2
 """How long the server waits for an answered client to close. A close with unread data would discard the answer."""
 LINGER_BYTES = 1024 * 1024
-"""How much of what an answered client still sends is read."""
+"""Bytes that the server still reads from a client after the answer."""
 SWEEP_TICKS = 5
 """Ticks of uvicorn (0.1 s) between two checks of the deadlines."""
 

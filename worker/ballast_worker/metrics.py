@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.metrics_core import Metric
@@ -24,6 +25,9 @@ from ballast_worker.metric_families import counter, gauge, histogram
 from ballast_worker.requests import Recorder
 from ballast_worker.utilization import Utilization
 from ballast_worker.vllm_metrics import vllm_metrics
+
+if TYPE_CHECKING:
+    from ballast_worker.feeder import Feeder
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MOST_TENANTS = 100
@@ -92,6 +96,19 @@ class QueueView:
     """Failures of the feeder by task."""
     unreadable: int = 0
     """Values in Redis that cannot be read, and are skipped."""
+
+
+def queue_view(feeder: Feeder, name: str) -> QueueView:
+    """Return what a feeder knows about the queue with this name."""
+    return QueueView(
+        name=name,
+        is_up=feeder.is_up,
+        stats=feeder.stats,
+        jobs_at_risk=feeder.num_at_risk,
+        held=feeder.num_held,
+        failures=dict(feeder.failures),
+        unreadable=feeder.num_unreadable,
+    )
 
 
 @dataclass(frozen=True, slots=True)

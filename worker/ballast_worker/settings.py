@@ -12,8 +12,11 @@ from urllib.parse import unquote, urlsplit
 from ballast_api.worker_config import WorkerConfig
 from ballast_engine.options import EngineOptions
 from ballast_policy.snapshot import PolicyConfig, TenantShare
+from ballast_queue.errors import QueueForbidden
+from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings, TenantSettings
 from ballast_worker.errors import NotServed
+from ballast_worker.tenancy import ApiKeys
 
 DAY = 86400.0
 SAMPLE_BYTES = 65536
@@ -158,6 +161,30 @@ def redis_ca(config: WorkerConfig) -> str | None:
     """
     path = config.runtime.redis_ca_file
     return None if path is None else _secret("redisCaFile", path)
+
+
+def open_queue(config: WorkerConfig) -> Queue:
+    """Open the queue with the current address, password and authorities. All may change while a worker runs.
+
+    Raises:
+        QueueForbidden: a file with the address, the password or the authorities cannot be read.
+        QueueError: Redis does not answer, or refuses the user.
+    """
+    try:
+        url, password, ca = redis_url(config), redis_password(config), redis_ca(config)
+    except NotServed as error:
+        raise QueueForbidden(str(error)) from error
+    return Queue.connect(url or "", config.queue_name, password=password, ca=ca)
+
+
+def api_keys(config: WorkerConfig) -> ApiKeys | None:
+    """Return the API keys from their file, or None if the configuration names no file.
+
+    Raises:
+        NotServed: the file cannot be read.
+    """
+    path = config.runtime.api_keys_file
+    return None if path is None else ApiKeys.load(path)
 
 
 def _secret(field: str, path: Path) -> str:

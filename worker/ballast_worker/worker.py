@@ -19,8 +19,6 @@ from ballast_log import Log
 from ballast_policy.request import RequestClass
 from ballast_policy.reservation import most_slots
 from ballast_policy.snapshot import PolicyConfig
-from ballast_queue.errors import QueueForbidden
-from ballast_queue.redis_store import Queue
 from ballast_queue.status import WorkerStatus
 from ballast_worker import settings
 from ballast_worker.bodies import MOST_BODY_BYTES, BodyMemory, BodyReaders
@@ -30,7 +28,7 @@ from ballast_worker.feeder import Feeder
 from ballast_worker.http_server import Connections, HttpLimits
 from ballast_worker.items import GenerationReader
 from ballast_worker.loop import BROKEN, EngineLoop, Stream
-from ballast_worker.metrics import QueueView, ScrapeData, Spending, StepMetrics, WorkerMetrics
+from ballast_worker.metrics import ScrapeData, Spending, StepMetrics, WorkerMetrics, queue_view
 from ballast_worker.openai import PublishedModel
 from ballast_worker.prompt_length import longest_token_bytes
 from ballast_worker.reload import ConfigWatcher, Loaded
@@ -38,7 +36,7 @@ from ballast_worker.requests import Recorder, RequestTiming
 from ballast_worker.responses import AnswerBuffer, stopping
 from ballast_worker.slot_wait import SlotWait
 from ballast_worker.status import SmoothedRates, coefficients, reservation
-from ballast_worker.tenancy import ApiKeys, Tenancy
+from ballast_worker.tenancy import Tenancy
 from ballast_worker.tls import Certificate
 from ballast_worker.utilization import Utilization
 
@@ -87,7 +85,7 @@ class Worker:
             EngineError: the checkpoint or the options of the engine are wrong.
         """
         config = loaded.config
-        self._keys = _load_keys(config)
+        self._keys = settings.api_keys(config)
         self.id = settings.worker_id(config)
         self.certificate = Certificate.of(config.runtime)
         self.address = (
@@ -262,15 +260,7 @@ class Worker:
         feeder, watcher = self.feeder, self._watcher
         view = None
         if feeder is not None:
-            view = QueueView(
-                name=self.config.queue_name,
-                is_up=feeder.is_up,
-                stats=feeder.stats,
-                jobs_at_risk=feeder.num_at_risk,
-                held=feeder.num_held,
-                failures=dict(feeder.failures),
-                unreadable=feeder.num_unreadable,
-            )
+            view = queue_view(feeder, self.config.queue_name)
         return ScrapeData(
             model=self.served.name,
             stats=self.engine.stats(),
@@ -327,7 +317,7 @@ class Worker:
 
     def _reload_keys(self) -> None:
         try:
-            self._keys = _load_keys(self.config)
+            self._keys = settings.api_keys(self.config)
         except NotServed as error:
             log.warning("API keys not loaded, the old keys stay in force", because=str(error))
             return
@@ -338,7 +328,7 @@ class Worker:
         if settings.redis_url(config) is None:
             return None
         return Feeder(
-            connect=lambda: _connect(config),
+            connect=lambda: settings.open_queue(config),
             worker=self.id,
             loop=self.loop,
             reader=GenerationReader(self.served, self.loop.submit),
@@ -382,20 +372,6 @@ def _caps(policy: PolicyConfig, stats: EngineStats) -> dict[str, int]:
     served = [tenant for request_class, tenant in stats.service if request_class is RequestClass.OFFLINE]
     shares = {tenant: policy.tenants[tenant].max_slots for tenant in served if tenant in policy.tenants}
     return {tenant: most for tenant, most in shares.items() if most}
-
-
-def _connect(config: WorkerConfig) -> Queue:
-    """Open the queue with the current address and password. Both may change while a worker runs."""
-    try:
-        url, password, ca = settings.redis_url(config), settings.redis_password(config), settings.redis_ca(config)
-    except NotServed as error:
-        raise QueueForbidden(str(error)) from error
-    return Queue.connect(url or "", config.queue_name, password=password, ca=ca)
-
-
-def _load_keys(config: WorkerConfig) -> ApiKeys | None:
-    path = config.runtime.api_keys_file
-    return None if path is None else ApiKeys.load(path)
 
 
 async def _every(seconds: float, task: Callable[[], None]) -> None:
