@@ -73,6 +73,11 @@ def test_an_upgrade_and_a_rollback_under_a_running_job_lose_nothing(
 
         another = jobs.submit(client, queue, ITEMS, most=TOKENS)
         assert another.wait_leased() > 0
+        until(
+            lambda: copied(cluster, namespace) != release.redis_password, seconds=60, said="workers with their own user"
+        )
+        until(lambda: up(cluster, namespace) == {1.0}, seconds=90, said="workers have Redis")
+        assert f":{queue}" in release.valkey("acl", "users")
         release.check_rights()
         cluster.helm("rollback", NAME, "1", "-n", NAMESPACE, "--wait", "--timeout", "3m")
         wait_image(cluster, namespace, before.worker)

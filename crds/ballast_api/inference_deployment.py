@@ -14,7 +14,7 @@ from pydantic.alias_generators import to_camel
 
 from ballast_api.base import ApiModel, keyed_by
 from ballast_api.errors import InvalidConfig
-from ballast_api.names import API_VERSION, KIND, MOST_NAME_CHARACTERS
+from ballast_api.names import API_VERSION, KIND, MOST_NAME_CHARACTERS, redis_secret
 from ballast_api.pods import Json, PodTemplate, SecretKey, SecretName
 from ballast_api.rules import Rule
 from ballast_api.sections import Cost, EngineSettings, Limits, Model, Name, Offline, Slo
@@ -232,6 +232,14 @@ class RedisRef(ApiModel):
 
 class Submitter(ApiModel):
     """A user in Redis that may only add to an inbox of the queue."""
+
+    rules = (
+        Rule(
+            f"!self.secretName.endsWith('{redis_secret('')}')",
+            lambda submitter: not submitter.secret_name.endswith(redis_secret("")),
+            f"secretName ends with {redis_secret('')}, as the Secrets of workers do. Choose another name",
+        ),
+    )
 
     secret_name: SecretName
     """The Secret that the operator creates in the resource's namespace, with `url` and `password` of the user."""

@@ -37,8 +37,8 @@ class OperatorContext:
     release: str = ""
     """Name of this release."""
     user_keys: UserKeys = UserKeys()
-    refuses_users: bool = False
-    """The operator's own Redis does not let the operator create users."""
+    refuses_users: bool | None = None
+    """Whether the operator's own Redis refuses the creation of users; None if this is not known yet."""
     shared_queues: tuple[str, ...] = ()
     """Patterns of queues that every namespace may use."""
 

@@ -87,7 +87,7 @@ def plan(
     config = worker_config(resource, own_keys=context.redis_keys)
     texts = config_texts(config, _files(resource, snapshot), _running(resource, snapshot))
     files = {version: content_hash(text) for version, text in texts.items()}
-    copied = secrets_hash(resource, context)
+    copied = _copied(resource, snapshot, context)
     wanted = list(_wanted(resource, context, texts, version_of(config), copied))
     return ChildrenPlan(
         costs=tuple(_costs(resource, snapshot, poll)),
@@ -117,6 +117,23 @@ def _wanted(
             yield kind, body
 
 
+def _copied(resource: InferenceDeployment, snapshot: ClusterSnapshot, context: OperatorContext) -> str:
+    """Return the hash of the Redis Secrets that are wanted now; empty if there are none.
+
+    Until Redis accepted a user, Secrets that exist stay as they are, because workers may use them.
+    """
+    wanted, written = secrets_hash(resource, context), _written(resource, snapshot)
+    return written if wanted and written is not None and context.refuses_users is None else wanted
+
+
+def _written(resource: InferenceDeployment, snapshot: ClusterSnapshot) -> str | None:
+    """Return the hash of the Redis Secrets that were written, or None if there are none."""
+    found = _config_map(resource, snapshot)
+    if found is None or not is_owned(found, snapshot.uid):
+        return None
+    return (found["metadata"].get("annotations") or {}).get(REDIS_HASH) or None
+
+
 def _redis_secrets(
     resource: InferenceDeployment, snapshot: ClusterSnapshot, context: OperatorContext, copied: str
 ) -> Iterator[Apply]:
@@ -127,9 +144,7 @@ def _redis_secrets(
     """
     if not copied:
         return
-    found = _config_map(resource, snapshot)
-    written = (found["metadata"].get("annotations") or {}).get(REDIS_HASH) if found is not None else None
-    is_written = found is not None and is_owned(found, snapshot.uid) and written == copied
+    is_written = _written(resource, snapshot) == copied
     for body in redis_secrets(resource, context):
         key = key_of(SECRET, body)
         if not is_written or key in snapshot.lost:

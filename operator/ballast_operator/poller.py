@@ -102,8 +102,22 @@ class Poller:
         if found is not None:
             found.soon.set()
 
+    def leave(self, key: Key) -> None:
+        """Stop the polls of a resource that is gone, and remove its settings from its queue."""
+        found = self._resources.get(key)
+        self.forget(key)
+        if found is not None and found.worked is not None:
+            self._threads.submit(self._drop_settings, found.worked, found.source)
+
+    def _drop_settings(self, server: Server, source: QueueSource) -> None:
+        """Remove the settings of a resource. Runs on a thread."""
+        try:
+            Queue(self._connection(server), source.queue).settings.drop(source.owner)
+        except QueueError as error:
+            log.info("settings of a deleted resource not removed", resource=source.owner, error=type(error).__name__)
+
     def forget(self, key: Key) -> None:
-        """Stop the polls of a resource that is gone."""
+        """Stop the polls of a resource."""
         found = self._resources.pop(key, None)
         if found is not None and found.task is not None:
             found.task.cancel()

@@ -135,6 +135,7 @@ class Operator:
             wanted=lambda: {
                 key: users for each in self._reconcilers.values() for key, users in each.redis_users.items()
             },
+            has_pods=self._has_pods,
             refused=self._note_refusal,
         )
         self._caches = {found.kind: Cache(found.kind, found.label) for found in types}
@@ -370,6 +371,11 @@ class Operator:
     def _note_refusal(self, *, is_refused: bool) -> None:
         """Note whether the operator's own Redis refuses the creation of users."""
         self._use(replace(self._context, refuses_users=is_refused))
+
+    def _has_pods(self, resource: str) -> bool:
+        """Return whether a resource, as `namespace/name`, has pods."""
+        namespace, _, name = resource.partition("/")
+        return any(cache.pods(Key(kind, namespace, name)) for kind, cache in self._caches.items())
 
     def _own_redis(self) -> Address | None:
         return Address.of(self._context.redis or {}, own_redis("", self._context.redis_keys))

@@ -147,6 +147,8 @@ class Reconciler(Generic[R]):
         body = self._cache.resources.get(key)
         if body is None:
             self._forget(key)
+            if not self._cache.pods(key):
+                self._poller.leave(key)
             return None
         if body["metadata"].get("deletionTimestamp"):
             return None  # Kubernetes deletes its children, and the operator sets no finalizers
@@ -198,6 +200,7 @@ class Reconciler(Generic[R]):
                 if self.foreign.get(key) != status.operator:
                     log.warning("another release reconciles the resource", resource=str(key), release=status.operator)
                 self._forget(key)
+                self._poller.forget(key)
                 self.foreign[key] = status.operator
                 return None
             metadata = Metadata.model_validate(body["metadata"])
@@ -472,7 +475,6 @@ class Reconciler(Generic[R]):
         self.foreign.pop(key, None)
         if self.redis_users.pop(key, None):
             self._users_changed()
-        self._poller.forget(key)
 
     def _read(self, body: Body, memory: _Memory[R]) -> R:
         version = body["metadata"]["resourceVersion"]

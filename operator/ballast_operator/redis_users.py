@@ -95,6 +95,7 @@ class RedisUserSync:
         kinds: Sequence[Kind],
         address: Callable[[], Address | None],
         wanted: Callable[[], Mapping[Key, Sequence[RedisUser]]],
+        has_pods: Callable[[str], bool],
         refused: RefusalObserver,
     ) -> None:
         """Prepare to run.
@@ -106,6 +107,7 @@ class RedisUserSync:
             kinds: the kinds of resources that have users.
             address: returns the operator's own Redis, or None if there is none.
             wanted: returns the users of each resource that was reconciled.
+            has_pods: returns whether a resource (`namespace/name`) that is gone still has pods, which need its users.
             refused: is called with whether Redis refuses the operator the creation of users.
         """
         self.changed = asyncio.Event()
@@ -116,6 +118,7 @@ class RedisUserSync:
         self._kinds = tuple(kinds)
         self._address = address
         self._wanted = wanted
+        self._has_pods = has_pods
         self._refused = refused
         self._connection: tuple[Address, Connection] | None = None
 
@@ -150,7 +153,8 @@ class RedisUserSync:
         except (ClusterUnavailable, ClusterRefused) as error:
             log.warning("users of deleted resources not removed, will retry", error=str(error))
         else:
-            self._refused(is_refused=False)
+            if users:
+                self._refused(is_refused=False)
 
     async def _gone(self, wanted: Mapping[Key, Sequence[RedisUser]], unknown: set[str]) -> dict[str, str]:
         """Return the users to remove, and the resource of each, as `namespace/name`.
@@ -164,7 +168,8 @@ class RedisUserSync:
             present: set[str] = set()
             for kind in self._kinds:
                 present |= {f"{key.namespace}/{key.name}" for key in await self._cluster.uids(kind, "")}
-            gone |= {name: owner for name, owner in owners.items() if owner not in present}
+            absent = {owner for owner in owners.values() if owner not in present and not self._has_pods(owner)}
+            gone |= {name: owner for name, owner in owners.items() if owner in absent}
         return gone
 
     def _put(self, address: Address, users: Sequence[RedisUser]) -> list[str]:

@@ -30,6 +30,7 @@ OWN_REDIS = OperatorContext(
     redis={"url": "cmVkaXM6Ly94", "password": "eA=="},
     redis_key=Key(SECRET, "ballast", "redis"),
     user_keys=UserKeys("first"),
+    refuses_users=False,
 )
 
 

@@ -200,6 +200,62 @@ def test_an_operator_that_may_not_create_users_says_so_and_hands_out_nothing(
         until(lambda: can_connect(cluster, f"{cluster.namespace}/llm"))
 
 
+def test_secrets_in_use_stay_until_redis_accepts_the_users(
+    controllers: ControlPlane, cluster: Cluster, admin: Any, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Workers of a release that copied its own user keep it if the operator may not create others."""
+    with running(controllers.kubeconfig, tmp_path, **environment) as operator:
+        cluster.make()
+        until(lambda: can_connect(cluster, f"{cluster.namespace}/llm"))
+        cluster.says("Degraded", "False")
+        operator.kill()
+        before = texts(cluster, "llm-ballast-redis")
+        admin.execute_command("ACL", "SETUSER", "half", "on", ">half", *administrator_rules(), "-acl|setuser")
+        url = texts(cluster, "own")["url"].replace("redis://", "redis://half@")
+        cluster.patch("secrets", "own", {"stringData": {"url": f"{url}/0", "password": "half"}})
+        operator.start()
+        cluster.says("Degraded", "True", "NoRedisUser")
+
+        assert texts(cluster, "llm-ballast-redis") == before
+        admin.execute_command("ACL", "SETUSER", "half", "+acl|setuser")
+        until(lambda: texts(cluster, "llm-ballast-redis") != before, said="it follows once the operator may")
+
+
+def test_the_user_of_a_deleted_resource_stays_while_its_workers_finish(
+    controllers: ControlPlane, cluster: Cluster, admin: Any, environment: dict[str, str], tmp_path: Path
+) -> None:
+    with running(controllers.kubeconfig, tmp_path, **environment):
+        cluster.make()
+        until(lambda: can_connect(cluster, f"{cluster.namespace}/llm"))
+        pod = until(cluster.pods)[0]["metadata"]["name"]
+        cluster.patch("pods", pod, {"metadata": {"finalizers": ["example.com/drains"]}})
+        cluster.delete("inferencedeployments", "llm")
+        until(lambda: not cluster.pods(), said="the pod ends")
+        cluster.make("later")
+        until(lambda: user_of(cluster, "later") in users(admin), said="users were compared")
+        during = users(admin)
+        cluster.patch("pods", pod, {"metadata": {"finalizers": []}})
+
+        until(lambda: user_of(cluster) not in users(admin))
+        assert user_of(cluster) in during
+
+
+def test_settings_in_a_redis_of_its_own_end_with_the_resource(
+    controllers: ControlPlane, cluster: Cluster, server: ValkeyServer, admin: Any, tmp_path: Path
+) -> None:
+    name = f"{cluster.namespace}/llm"
+    cluster.secret("queue", url=server.connection_url, password=ADMIN)
+    with running(controllers.kubeconfig, tmp_path):
+        queue = Queue.connect(server.connection_url, name, password=ADMIN, loads_functions=True)
+        queue.settings.apply(QueueSettings(owner=name, max_attempts=9))
+        cluster.make(redis={"secretName": "queue", "urlKey": "url", "passwordKey": "password"})
+        cluster.says("DeadlineAtRisk", "False")
+        cluster.delete("inferencedeployments", "llm")
+
+        until(lambda: queue.settings.read() == QueueSettings())
+        queue.close()
+
+
 def test_a_queue_of_another_namespace_needs_a_grant_that_ends(
     controllers: ControlPlane, cluster: Cluster, admin: Any, environment: dict[str, str], tmp_path: Path
 ) -> None:
