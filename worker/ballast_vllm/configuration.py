@@ -22,7 +22,8 @@ from ballast_api.worker_config import WorkerConfig
 FILE_VARIABLE = "BALLAST_CONFIG"
 PREFIX = "BALLAST_"
 IGNORED = ("model", "engine.device", "engine.attention", "engine.threads", "engine.blockTokens",
-           "engine.kvMemoryMebibytes", "engine.prefixCache", "runtime.host", "runtime.port")  # fmt: skip
+           "engine.kvMemoryMebibytes", "engine.prefixCache", "runtime.host", "runtime.port", "runtime.tlsCertFile",
+           "runtime.tlsKeyFile")  # fmt: skip
 """Fields without an effect inside vLLM: its own arguments decide them."""
 
 

@@ -186,7 +186,8 @@ class VllmServer:
         if url is None:
             return
         try:
-            Queue.connect(url, config.queue_name, password=settings.redis_password(config)).close()
+            password, ca = settings.redis_password(config), settings.redis_ca(config)
+            Queue.connect(url, config.queue_name, password=password, ca=ca).close()
         except InvalidSubmission as error:
             raise NotServed(f"runtime.redisUrl: {error}") from error
         except QueueError as error:

@@ -35,6 +35,7 @@ from ballast_worker.requests import Recorder, RequestTiming
 from ballast_worker.responses import AnswerBuffer, stopping
 from ballast_worker.status import Identity, SmoothedRates, worker_status
 from ballast_worker.tenancy import Tenancy
+from ballast_worker.tls import Certificate
 from ballast_worker.utilization import Utilization
 
 log = Log(__name__)
@@ -83,7 +84,10 @@ class Worker:
         config = loaded.config
         self._keys = settings.api_keys(config)
         self.id = settings.worker_id(config)
-        self.address = f"http://{config.runtime.host}:{config.runtime.port}"
+        self.certificate = Certificate.of(config.runtime)
+        self.address = (
+            f"{'http' if self.certificate is None else 'https'}://{config.runtime.host}:{config.runtime.port}"
+        )
         self.recorder = Recorder()
         self.tenancy = Tenancy(config.offline.tenants, self._keys)
         self.engine, self.served = _load(config, build)
@@ -251,6 +255,9 @@ class Worker:
     def _watch(self, path: Path, loaded: Loaded) -> ConfigWatcher:
         reconnect = None if self.feeder is None else self.feeder.reconnect
         also = settings.watched_files(loaded.config, self._reload_keys, reconnect)
+        if self.certificate is not None:
+            pair = (loaded.config.runtime.tls_cert_file, loaded.config.runtime.tls_key_file)
+            also |= {path: self.certificate.reload for path in pair if path is not None}
         return ConfigWatcher(path, loaded, self._apply, also=also)
 
     def _reload_keys(self) -> None:
