@@ -141,7 +141,6 @@ def worker_status(server: Server, stats: EngineStats) -> WorkerStatus:
     ttft, tpot = server.recorder.p99(now)
     # A thousand tenants may be declared: those that were served.
     tenants = {tenant for request_class, tenant in stats.service if request_class is RequestClass.OFFLINE}
-    found = stats.reservation
     return WorkerStatus(
         worker_id=server.id,
         address=server.address,
@@ -155,9 +154,7 @@ def worker_status(server: Server, stats: EngineStats) -> WorkerStatus:
         kv_blocks_free=stats.kv_cached + stats.kv_free,
         online=rates.load(stats, RequestClass.ONLINE),
         offline=rates.load(stats, RequestClass.OFFLINE),
-        reservation=ReservationStatus(
-            slots=found.slots, blocks=found.blocks, chunk=found.chunk, in_use=found.in_use, is_met=found.is_met
-        ),
+        reservation=reservation(stats),
         can_claim=feeder is not None and feeder.can_claim,
         offline_most=most_slots(policy.offline_max_share, stats.slots),
         tenant_slots={tenant: most for tenant, most in policy.tenant_caps.items() if tenant in tenants},
@@ -171,6 +168,14 @@ def worker_status(server: Server, stats: EngineStats) -> WorkerStatus:
         config_hash=server.loaded.content_hash,
         is_ready=server.is_ready,
         is_draining=server.is_draining,
+    )
+
+
+def reservation(stats: EngineStats) -> ReservationStatus:
+    """Return the reservation of the engine for the status."""
+    found = stats.reservation
+    return ReservationStatus(
+        slots=found.slots, blocks=found.blocks, chunk=found.chunk, in_use=found.in_use, is_met=found.is_met
     )
 
 
