@@ -113,7 +113,10 @@ class Operator:
             outdated=self._secret_outdated.set,
         )
         self._context = OperatorContext(
-            image=settings.worker_image, rules=settings.pod_rules, runbooks=settings.runbook_base_url or None
+            image=settings.worker_image,
+            vllm_image=settings.vllm_worker_image,
+            rules=settings.pod_rules,
+            runbooks=settings.runbook_base_url or None,
         )
         self._caches = {found.kind: Cache(found.kind, found.label) for found in types}
         self._reconcilers: dict[Kind, Reconciler[Any]] = {found.kind: self._reconciler(found) for found in types}

@@ -43,8 +43,9 @@ def test_any_value_in_any_field_is_accepted_or_refused_with_a_message(leaf: str,
     place: Any = manifest["spec"]
     *path, last = leaf.split(".")
     for part in path:
-        place = place.setdefault(part.removesuffix("[]"), {})
-        place = place[0] if part.endswith("[]") else place
+        name, is_list = part.removesuffix("[]"), part.endswith("[]")
+        place = place.setdefault(name, [{}] if is_list else {})
+        place = place[0] if is_list else place
     place[last] = value
 
     read(manifest)
