@@ -18,7 +18,7 @@ CLAIMS_DIRECTORY = "/claims"
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class FileSource:
     """Files in one location.
 
     Attributes:
@@ -45,7 +45,7 @@ class Source:
         return parts.netloc if parts.scheme == "pvc" else None
 
 
-def model_source(resource: InferenceDeployment) -> Source:
+def model_source(resource: InferenceDeployment) -> FileSource:
     """Return the source of the model."""
     uri = resource.spec.model.uri
     parts = urlsplit(uri)
@@ -56,10 +56,10 @@ def model_source(resource: InferenceDeployment) -> Source:
             path = f"{MODEL_DIRECTORY}{parts.path.rstrip('/')}"
         case _:
             path = f"{MODEL_DIRECTORY}/model"  # a link, if pods share a cache
-    return Source("model", uri, path)
+    return FileSource("model", uri, path)
 
 
-def adapter_sources(resource: InferenceDeployment) -> tuple[Source, ...]:
+def adapter_sources(resource: InferenceDeployment) -> tuple[FileSource, ...]:
     """Return the sources of the adapters, in their order."""
     adapters = resource.spec.model.adapters
     return tuple(
@@ -68,7 +68,7 @@ def adapter_sources(resource: InferenceDeployment) -> tuple[Source, ...]:
     )
 
 
-def draft_source(resource: InferenceDeployment) -> Source | None:
+def draft_source(resource: InferenceDeployment) -> FileSource | None:
     """Return the source of the draft model, if there is one."""
     speculative = resource.spec.engine.speculative
     if speculative is None or speculative.draft_uri is None:
@@ -76,13 +76,13 @@ def draft_source(resource: InferenceDeployment) -> Source | None:
     return _beside(model_source(resource), "draft", speculative.draft_uri)
 
 
-def sources(resource: InferenceDeployment) -> tuple[Source, ...]:
+def sources(resource: InferenceDeployment) -> tuple[FileSource, ...]:
     """Return the sources of all files. That of the model is the first."""
     draft = draft_source(resource)
     return (model_source(resource), *adapter_sources(resource), *([draft] if draft is not None else []))
 
 
-def _beside(model: Source, name: str, uri: str, *, is_adapter: bool = False) -> Source:
+def _beside(model: FileSource, name: str, uri: str, *, is_adapter: bool = False) -> FileSource:
     parts = urlsplit(uri)
     match parts.scheme:
         case "file":
@@ -92,10 +92,10 @@ def _beside(model: Source, name: str, uri: str, *, is_adapter: bool = False) -> 
             path = f"{mounted}{parts.path.rstrip('/')}"
         case _:
             path = f"{fetched_directory(model)}/{name}"
-    return Source(name, uri, path, is_adapter)
+    return FileSource(name, uri, path, is_adapter)
 
 
-def fetched_directory(model: Source) -> str:
+def fetched_directory(model: FileSource) -> str:
     """Return the directory of fetched files."""
     return MODEL_DIRECTORY if model.is_fetched else FETCHED_DIRECTORY
 
@@ -146,6 +146,6 @@ def _fetched_files(resource: InferenceDeployment) -> Body:
     return {"emptyDir": {}}
 
 
-def _other_claims(model: Source, others: list[Source]) -> list[str]:
+def _other_claims(model: FileSource, others: list[FileSource]) -> list[str]:
     claims = (source.claim for source in others if source.claim not in {None, model.claim})
     return list(dict.fromkeys(claim for claim in claims if claim is not None))

@@ -27,7 +27,7 @@ from ballast_operator.children.config import (
 )
 from ballast_operator.children.files import (
     CACHE_DIRECTORY,
-    Source,
+    FileSource,
     fetched_mount,
     file_mounts,
     file_volumes,
@@ -191,7 +191,7 @@ def _ports(resource: InferenceDeployment) -> Iterator[Body]:
         yield {"name": METRICS_PORT_NAME, "containerPort": METRICS_PORT, "protocol": "TCP"}
 
 
-def _fetch(resource: InferenceDeployment, source: Source, *, image: str) -> Body:
+def _fetch(resource: InferenceDeployment, source: FileSource, *, image: str) -> Body:
     """Return the init container that fetches the files of a source."""
     model = resource.spec.model
     is_model = source.name == "model"
