@@ -84,10 +84,11 @@ OWNED = (
         "argument, and set gpu.count or replicas",
     ),
     OwnedArguments(
-        ("host", "port", "uds", "ssl-*", "api-key", "root-path", "middleware", "scheduler-cls", "scheduling-policy",
-         "additional-config", "shutdown-timeout", "logging-config", "log-config-file", "config"),
+        ("host", "port", "uds", "ssl-*", "enable-ssl-refresh", "api-key", "root-path", "middleware", "scheduler-cls",
+         "scheduling-policy", "additional-config", "shutdown-timeout", "logging-config", "log-config-file", "config"),
         (),
-        "Ballast sets host, port, uds, ssl-*, api-key, root-path, middleware, scheduler-cls, scheduling-policy, "
+        "Ballast sets host, port, uds, ssl-*, enable-ssl-refresh, api-key, root-path, middleware, scheduler-cls, "
+        "scheduling-policy, "
         "additional-config, shutdown-timeout, logging-config, log-config-file and config itself. Remove the argument",
     ),
     OwnedArguments(

@@ -43,9 +43,8 @@ def test_any_value_in_any_field_is_accepted_or_refused_with_a_message(leaf: str,
     place: Any = manifest["spec"]
     *path, last = leaf.split(".")
     for part in path:
-        name, is_list = part.removesuffix("[]"), part.endswith("[]")
-        place = place.setdefault(name, [{}] if is_list else {})
-        place = place[0] if is_list else place
+        place = place.setdefault(part.removesuffix("[]"), [{}] if part.endswith("[]") else {})
+        place = place[0] if part.endswith("[]") else place
     place[last] = value
 
     read(manifest)

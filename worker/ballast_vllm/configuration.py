@@ -23,7 +23,8 @@ FILE_VARIABLE = "BALLAST_CONFIG"
 PREFIX = "BALLAST_"
 IGNORED = ("model", "engine.device", "engine.attention", "engine.threads", "engine.blockTokens", "engine.quantization",
            "engine.kvDtype", "engine.speculative", "engine.vllm", "engine.kvMemoryMebibytes", "engine.prefixCache",
-           "limits.maxQueueMilliseconds", "runtime.host", "runtime.port", "runtime.tensorParallel")  # fmt: skip
+           "limits.maxQueueMilliseconds", "runtime.host", "runtime.port", "runtime.tensorParallel",
+           "runtime.tlsCertFile", "runtime.tlsKeyFile")  # fmt: skip
 """Fields without an effect under `vllm serve`: its own arguments decide them, or the server half does not have them
 yet. `ballast-vllm` makes arguments of them."""
 

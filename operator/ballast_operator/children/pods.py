@@ -20,6 +20,7 @@ from ballast_operator.children.config import (
     CONFIG_DIRECTORY,
     KEYS_DIRECTORY,
     REDIS_DIRECTORY,
+    TLS_DIRECTORY,
     UNREADY_SECONDS,
     VERSION,
     file_name,
@@ -179,9 +180,9 @@ def _worker(resource: InferenceDeployment, version: str, *, image: str, own_keys
         ],
         "volumeMounts": [*_mounts(resource, own_keys=own_keys), *resource.spec.template.volume_mounts],
         "resources": _worker_resources(resource),
-        "startupProbe": _probe("/ready", failures=math.ceil(resource.spec.startup_seconds / PROBE_SECONDS)),
-        "readinessProbe": _probe("/ready", failures=1),
-        "livenessProbe": _probe("/health", failures=6),
+        "startupProbe": _probe(resource, "/ready", failures=math.ceil(resource.spec.startup_seconds / PROBE_SECONDS)),
+        "readinessProbe": _probe(resource, "/ready", failures=1),
+        "livenessProbe": _probe(resource, "/health", failures=6),
     }
 
 
@@ -251,6 +252,8 @@ def _volumes(resource: InferenceDeployment, *, own_keys: frozenset[str]) -> Iter
         yield {"name": "redis", "secret": {"secretName": redis.secret_name}}
     if spec.api_keys is not None:
         yield {"name": "api-keys", "secret": {"secretName": spec.api_keys.secret_name}}
+    if spec.network.tls_secret is not None:
+        yield {"name": "tls", "secret": {"secretName": spec.network.tls_secret}}
     yield from file_volumes(resource)
     if spec.model.cache_path is not None:
         yield {"name": "cache", "hostPath": {"path": spec.model.cache_path, "type": "DirectoryOrCreate"}}
@@ -268,6 +271,8 @@ def _mounts(resource: InferenceDeployment, *, own_keys: frozenset[str]) -> Itera
         yield {"name": "redis", "mountPath": REDIS_DIRECTORY, "readOnly": True}
     if resource.spec.api_keys is not None:
         yield {"name": "api-keys", "mountPath": KEYS_DIRECTORY, "readOnly": True}
+    if resource.spec.network.tls_secret is not None:
+        yield {"name": "tls", "mountPath": TLS_DIRECTORY, "readOnly": True}
     yield from file_mounts(resource)
     if is_cached(resource):
         yield {"name": "cache", "mountPath": CACHE_DIRECTORY, "readOnly": True}
@@ -294,9 +299,10 @@ def _worker_resources(resource: InferenceDeployment) -> Body:
     return resources
 
 
-def _probe(path: str, *, failures: int) -> Body:
+def _probe(resource: InferenceDeployment, path: str, *, failures: int) -> Body:
+    scheme = {"scheme": "HTTPS"} if resource.spec.network.tls_secret is not None else {}
     return {
-        "httpGet": {"path": path, "port": HTTP_PORT_NAME},
+        "httpGet": {"path": path, "port": HTTP_PORT_NAME} | scheme,
         "periodSeconds": PROBE_SECONDS,
         "timeoutSeconds": PROBE_SECONDS,
         "failureThreshold": failures,

@@ -40,6 +40,10 @@ FIELDS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "slots": ({"slots": 7}, ["--max-num-seqs=7"]),
     "port": ({"runtime": {"port": 8123}}, ["--port=8123"]),
     "host": ({"runtime": {"host": "::"}}, ["--host=::"]),
+    "tls": (
+        {"runtime": {"tlsCertFile": "/tls/tls.crt", "tlsKeyFile": "/tls/tls.key"}},
+        ["--ssl-certfile=/tls/tls.crt", "--ssl-keyfile=/tls/tls.key", "--enable-ssl-refresh"],
+    ),
     "tensorParallel": ({"runtime": {"tensorParallel": 4}}, ["--tensor-parallel-size=4"]),
     "quantization": ({"engine": {"quantization": "fp8"}}, ["--quantization=fp8"]),
     "kvDtype": ({"engine": {"kvDtype": "fp8_e5m2"}}, ["--kv-cache-dtype=fp8_e5m2"]),

@@ -134,7 +134,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., AbstractCon
 
 @pytest.fixture(scope="session")
 def launch(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., AbstractContextManager[Serving]]:
-    """`with launch(path, config) as serving` runs `ballast-vllm` with a worker configuration that it writes to a file."""
+    """`with launch(path, config) as serving` writes a configuration to a file, and runs `ballast-vllm` with it."""
 
     @contextmanager
     def launched(path: Path, config: Mapping[str, Any]) -> Iterator[Serving]:
