@@ -135,7 +135,7 @@ def _exceeds_deadline(given: Given) -> ConditionValue | None:
     found = _deadline_passed(given)
     if found is None:
         return None
-    seconds = given.resource.spec.rollout.startup_seconds
+    seconds = given.resource.spec.startup_seconds
     return ConditionValue(
         "True",
         ConditionReason.ROLLOUT_STUCK,

@@ -27,6 +27,8 @@ from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
 from ballast_queue.status import WorkerStatus
 from ballast_vllm import configuration
+from ballast_vllm.adapters import TenantAdapters
+from ballast_vllm.arguments import LAUNCHED
 from ballast_vllm.calls import Call
 from ballast_vllm.drain import Drain
 from ballast_vllm.engine_client import EngineDead, EngineTap
@@ -134,6 +136,8 @@ class VllmServer:
         policy = self._policy(PolicyConfig(slots=stats.slots, num_blocks=num_blocks, block_tokens=block_tokens))
         self.engine = VllmEngine(self.tap, stats, policy)
         await self.tap.configure(message_of(policy))
+        models = self._app.state.openai_serving_models
+        models.lora_requests = TenantAdapters(models.lora_requests, self.config.model.adapters)
         self.tap.isolates_tenants = self.config.engine.isolate_tenants
         self._urls = _item_urls(self._app)
         self.loop = HttpItemLoop(self._inner, self._scope(), self.engine)
@@ -143,7 +147,8 @@ class VllmServer:
         for seconds, task in ((POLL_SECONDS, self._poll), (POLL_SECONDS, self._watch), (1.0, self._sample)):
             self._keep(asyncio.create_task(_every(seconds, task)))
         self.drain.take_signals()
-        for field in configuration.ignored(self.config):
+        ignored = () if LAUNCHED in os.environ else configuration.ignored(self.config)
+        for field in ignored:
             log.warning("the field has no effect inside vLLM", field=field)
         log.info(
             "ballast started",

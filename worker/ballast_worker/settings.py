@@ -27,27 +27,32 @@ SAMPLE_BYTES = 65536
 
 
 def model_directory(config: WorkerConfig) -> Path:
-    """Return the directory of the checkpoint.
+    """Return the directory of the checkpoint; see `directory_of`."""
+    return directory_of("model.uri", config.model.uri)
+
+
+def directory_of(field: str, uri: str) -> Path:
+    """Return the directory that a field of the configuration names.
 
     Raises:
         NotServed: the URI is of another kind, or the directory does not exist.
     """
-    uri = config.model.uri
     parts = urlsplit(uri)
     if parts.scheme == "file":
         if parts.netloc not in {"", "localhost"}:
-            raise NotServed(f"model.uri {uri} names the host {parts.netloc}: write file:///path with three slashes")
+            raise NotServed(f"{field} {uri} names the host {parts.netloc}: write file:///path with three slashes")
         path = Path(unquote(parts.path))
     elif parts.scheme and "://" in uri:
         raise NotServed(
-            f"model.uri {uri} has the scheme {parts.scheme}://, but a worker reads only directories: run "
+            f"{field} {uri} has the scheme {parts.scheme}://, but a worker reads only directories: run "
             f"`ballast fetch {uri} DIR` first (`ballast serve` and the operator do that themselves)"
         )
     else:
         path = Path(uri).expanduser()
     if not path.is_dir():
         raise NotServed(
-            f"model.uri {uri}: directory {path} does not exist. It needs config.json, *.safetensors and tokenizer.json"
+            f"{field} {uri}: directory {path} does not exist. A model needs config.json, *.safetensors and "
+            "tokenizer.json"
         )
     return path
 
