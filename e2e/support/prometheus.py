@@ -127,6 +127,8 @@ POD: dict[str, Any] = {
             "imagePullPolicy": "IfNotPresent",
             "args": ["--config.file=/etc/prometheus/prometheus.yaml", "--storage.tsdb.path=/data"],
             "readinessProbe": {"httpGet": {"path": "/-/ready", "port": 9090}, "periodSeconds": 1},
+            # Without a request, the workers under test leave it no processor time.
+            "resources": {"requests": {"cpu": "250m", "memory": "256Mi"}},
             "securityContext": {
                 "allowPrivilegeEscalation": False,
                 "readOnlyRootFilesystem": True,
