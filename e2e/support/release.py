@@ -52,7 +52,8 @@ class Release:
             for previous in ([], ["--previous"]):
                 words = ["logs", pod["metadata"]["name"], "-n", NAMESPACE, *previous]
                 lines += self.cluster.kubectl(*words, check=False).stdout.splitlines()
-        assert [line for line in lines if re.search(r"cannot \w+ resource", line)] == []
+        refused = {found.replace("\\", "") for line in lines for found in re.findall(r"cannot \w+ resource \S+", line)}
+        assert refused == set()
 
     def valkey(
         self, *command: str, user: str = "", password: str = "", check: bool = True, stdin: str | None = None
