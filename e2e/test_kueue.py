@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 import yaml
@@ -23,7 +24,7 @@ BLOCK = re.compile(r"<!-- kueue: (\w+) -->\n +```yaml\n(.*?)```", re.DOTALL)
 @pytest.fixture(scope="module")
 def manifests() -> dict[str, str]:
     """Return the manifests of the page by name."""
-    return dict(BLOCK.findall(PAGE.read_text()))
+    return {name: dedent(text) for name, text in BLOCK.findall(PAGE.read_text())}
 
 
 @pytest.fixture(scope="module")

@@ -55,11 +55,14 @@ class ConditionReason(StrEnum):
     QUOTA = "Quota"
     NAME_TAKEN = "NameTaken"
     NOT_APPLIED = "NotApplied"
+    QUEUE_NOT_ALLOWED = "QueueNotAllowed"
+    NO_REDIS_USER = "NoRedisUser"
     QUEUE_CONFLICT = "QueueConflict"
     QUEUE_LEFT = "QueueLeft"
     # ConfigApplied
     APPLIED = "Applied"
     PENDING = "Pending"
+    OTHER_SETTINGS = "OtherSettings"
     # OfflineReservationSatisfied, SLOMet, DeadlineAtRisk
     SATISFIED = "Satisfied"
     RESERVATION_NOT_MET = "ReservationNotMet"

@@ -12,12 +12,12 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from ballast_api.base import ApiModel
+from ballast_api.base import ApiModel, keyed_by
 from ballast_api.errors import InvalidConfig
-from ballast_api.names import API_VERSION, KIND, MOST_NAME_CHARACTERS
+from ballast_api.names import API_VERSION, KIND, MOST_NAME_CHARACTERS, redis_secret
 from ballast_api.pods import Json, PodTemplate, SecretKey, SecretName
 from ballast_api.rules import Rule
-from ballast_api.sections import Cost, EngineSettings, Limits, Model, Offline, Slo
+from ballast_api.sections import Cost, EngineSettings, Limits, Model, Name, Offline, Slo
 from ballast_api.status import Status
 from ballast_api.worker_config import Slots
 
@@ -225,6 +225,36 @@ class RedisRef(ApiModel):
     """Key of the Secret that holds the URL: `redis://` or `rediss://` with host, port, user and database."""
     password_key: SecretKey | None = None
     """Key of the Secret that holds the password, if the URL does not contain it."""
+    ca_key: SecretKey | None = None
+    """Key of the Secret that holds the certificates (PEM) of authorities that workers and operator trust at a
+    `rediss://` address, besides those of the image."""
+
+
+class Submitter(ApiModel):
+    """A user in Redis that may only add to an inbox of the queue."""
+
+    rules = (
+        Rule(
+            f"!self.secretName.endsWith('{redis_secret('')}')",
+            lambda submitter: not submitter.secret_name.endswith(redis_secret("")),
+            f"secretName ends with {redis_secret('')}, as the Secrets of workers do. Choose another name",
+        ),
+    )
+
+    secret_name: SecretName
+    """The Secret that the operator creates in the resource's namespace, with `url` and `password` of the user."""
+    tenant: Name | None = None
+    """The tenant for which the user submits. It must be set if, and only if, `offline.tenants` declares tenants."""
+
+
+class QueueAccess(ApiModel):
+    """Who may use the queue besides the workers of this resource. It needs the Redis of the operator."""
+
+    namespaces: tuple[SecretName, ...] = Field(default=(), max_length=64)
+    """Other namespaces whose resources may name this queue in `offline.queue`. They can do everything in the queue. The
+    grant counts only for a queue whose name begins with the namespace of this resource."""
+    submitters: tuple[Submitter, ...] = Field(default=(), max_length=32, json_schema_extra=keyed_by("secretName"))
+    """Users in Redis that the operator creates for programs that add items. See `submit from any language`."""
 
 
 class ApiKeysRef(ApiModel):
@@ -252,7 +282,12 @@ class Monitoring(ApiModel):
 
 
 class Network(ApiModel):
-    """Clients that may connect to the workers."""
+    """How clients connect to the workers, and which."""
+
+    tls_secret: SecretName | None = None
+    """Secret of type `kubernetes.io/tls` in the resource's namespace. With it, workers serve HTTPS only, on all ports.
+    Its key `ca.crt`, if Prometheus needs one, has the certificate of the authority. A change of this field rolls the
+    pods, a change of the Secret does not."""
 
     policy: bool = True
     """Make a NetworkPolicy that admits only port 8000, and port 8001 for the peers of `metricsFrom`."""
@@ -278,6 +313,11 @@ class Network(ApiModel):
     )
 
 
+def _is_declared(tenant: str | None, offline: Offline) -> bool:
+    names = [known.name for known in offline.tenants]
+    return tenant in names if names else tenant is None
+
+
 class Spec(ApiModel):
     """The desired state."""
 
@@ -293,6 +333,22 @@ class Spec(ApiModel):
             lambda spec: not (spec.engine.device.startswith("cuda") and spec.gpu.count == 0),
             "engine.device ({engine.device}) needs a GPU, and gpu.count is 0. Set gpu.count to 1, or engine.device to "
             "auto",
+        ),
+        Rule(
+            "!has(self.redis) || !has(self.queueAccess) || !has(self.queueAccess.submitters) || "
+            "size(self.queueAccess.submitters) == 0",
+            lambda spec: spec.redis is None or not spec.queue_access.submitters,
+            "queueAccess.submitters need the Redis of the operator, and spec.redis names another. Remove one of them, "
+            "and create users in your own Redis yourself",
+        ),
+        Rule(
+            "!has(self.queueAccess) || !has(self.queueAccess.submitters) || "
+            "self.queueAccess.submitters.all(each, has(each.tenant) ? "
+            "has(self.offline) && has(self.offline.tenants) && "
+            "self.offline.tenants.exists(known, known.name == each.tenant) : "
+            "!has(self.offline) || !has(self.offline.tenants) || size(self.offline.tenants) == 0)",
+            lambda spec: all(_is_declared(each.tenant, spec.offline) for each in spec.queue_access.submitters),
+            "queueAccess.submitters must each set a tenant of offline.tenants, or none if no tenants are declared",
         ),
     )
 
@@ -315,6 +371,7 @@ class Spec(ApiModel):
     redis: RedisRef | None = None
     """The Secret with the address of Redis or Valkey; by default the Redis that the operator was installed with.
     Without Redis, workers serve only online requests."""
+    queue_access: QueueAccess = QueueAccess()
     api_keys: ApiKeysRef | None = None
     """The Secret with the API keys of clients. By default any client may connect and choose its tenant."""
     monitoring: Monitoring = Monitoring()

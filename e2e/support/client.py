@@ -19,7 +19,7 @@ SCRIPTS = Path(__file__).parents[1] / "client"
 MANIFEST: dict[str, Any] = {
     "apiVersion": "v1",
     "kind": "Pod",
-    "metadata": {"name": POD},
+    "metadata": {"name": POD, "labels": {"ballast.dev/queue-client": "true"}},
     "spec": {
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": 1,

@@ -217,6 +217,16 @@ def _no_worker(given: Given) -> ConditionValue | None:
     return None
 
 
+def _queue_follows_another(given: Given) -> ConditionValue | None:
+    if _poll(given).follows:
+        return None
+    message = (
+        f"the queue {given.resource.queue_name} follows the settings of another resource: that of its name, or an "
+        "older one. Tenants, models, attempts and times of this resource do not apply to its jobs"
+    )
+    return ConditionValue("False", ConditionReason.OTHER_SETTINGS, message)
+
+
 def _has_config(given: Given) -> ConditionValue:
     statuses = _poll(given).by_pod(given.live)
     behind = []
@@ -374,7 +384,7 @@ CHAINS: Mapping[ConditionType, tuple[Check[InferenceDeployment], ...]] = {
     ConditionType.READY: (_is_scaled_to_zero, _is_ready_enough, _is_held_back, _is_not_ready),
     ConditionType.PROGRESSING: (_is_complete, _is_gated, _is_stuck, _is_rolling),
     ConditionType.DEGRADED: _DEGRADED,
-    ConditionType.CONFIG_APPLIED: (_is_unknown, _no_worker, _has_config),
+    ConditionType.CONFIG_APPLIED: (_is_unknown, _queue_follows_another, _no_worker, _has_config),
     ConditionType.OFFLINE_RESERVATION_SATISFIED: (
         _is_unknown,
         _no_worker,

@@ -46,6 +46,12 @@ class OperatorSettings(BaseModel):
     """Names of the hosts to which the operator connects if the Secret of a resource names them, separated by commas;
     `*` stands for any characters. It also connects to Services with a selector in the namespace of the resource, and to
     its own Redis."""
+    redis_password_days: float = Field(default=30, ge=0)
+    """Days after which the passwords of the users that the operator creates in its own Redis are replaced, without a
+    restart. 0 keeps them until the Secret `<lease name>-redis-users` is deleted."""
+    shared_queues: str = ""
+    """Names of queues that the resources of every namespace may use, separated by commas; `*` stands for any
+    characters. Without it, a queue belongs to the namespace with which its name begins."""
     require_secret_label: bool = True
     """Resources may name only Secrets with the label `ballast.dev/allow: "true"`. Set it to false only while you label
     the Secrets of existing resources: an account that may create resources can then read every Secret of its

@@ -102,6 +102,10 @@ EVERYTHING: dict[str, Any] = yaml.safe_load(
 def with_value(leaf: str, value: Any) -> dict[str, Any]:
     """Return the sample of every field with another value in one place."""
     manifest = deepcopy(EVERYTHING)
+    if leaf.startswith("queueAccess.submitters"):  # they exclude a Redis of the resource's own
+        del manifest["spec"]["redis"]
+        tenant = manifest["spec"]["offline"]["tenants"][0]["name"]
+        manifest["spec"]["queueAccess"]["submitters"] = [{"secretName": "submitter", "tenant": tenant}]
     place: Any = manifest["spec"]
     *path, last = leaf.split(".")
     for part in path:

@@ -107,6 +107,8 @@ def test_the_sample_of_every_field_has_every_field() -> None:
         "model.cache.persistentVolumeClaim.claimName",  # beside model.cachePath, as the next two
         "model.cache.volumeClaimTemplate",
         "model.sizeLimitGibibytes",
+        "queueAccess.submitters[].secretName",  # beside redis, as the next one
+        "queueAccess.submitters[].tenant",
     }
 
     assert set(leaves(schema)) - refused - exclusive == set(given(manifest["spec"], schema))

@@ -78,6 +78,7 @@ class Operator:
             "BALLAST_POLL_SECONDS": "1",
             "BALLAST_RELEASE": "tests/all",
             "BALLAST_REDIS_HOSTS": "127.0.0.1",
+            "BALLAST_SHARED_QUEUES": "research/*",
             **self.environment,
         }
         before = len(self.text())

@@ -23,7 +23,7 @@ FILE_VARIABLE = "BALLAST_CONFIG"
 PREFIX = "BALLAST_"
 IGNORED = ("model", "engine.device", "engine.attention", "engine.threads", "engine.blockTokens",
            "engine.kvMemoryMebibytes", "engine.prefixCache", "limits.maxQueueMilliseconds", "runtime.host",
-           "runtime.port")  # fmt: skip
+           "runtime.port", "runtime.tlsCertFile", "runtime.tlsKeyFile")  # fmt: skip
 """Fields without an effect inside vLLM: its own arguments decide them, or the server half does not have them yet."""
 
 

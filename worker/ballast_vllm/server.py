@@ -176,7 +176,8 @@ class VllmServer:
         if url is None:
             return
         try:
-            Queue.connect(url, config.queue_name, password=settings.redis_password(config)).close()
+            password, ca = settings.redis_password(config), settings.redis_ca(config)
+            Queue.connect(url, config.queue_name, password=password, ca=ca).close()
         except InvalidSubmission as error:
             raise NotServed(f"runtime.redisUrl: {error}") from error
         except QueueError as error:
@@ -201,7 +202,7 @@ class VllmServer:
         if runtime.api_keys_file is not None:
             files[runtime.api_keys_file] = self._reload_keys
         if self.feeder is not None:
-            addresses = (runtime.redis_url_file, runtime.redis_password_file)
+            addresses = (runtime.redis_url_file, runtime.redis_password_file, runtime.redis_ca_file)
             files |= {path: self.feeder.reconnect for path in addresses if path is not None}
         model = str(self._app.state.args.model)
         self._watcher = ConfigWatcher(

@@ -117,6 +117,7 @@ def queue_settings(config: WorkerConfig, name: str) -> QueueSettings:
     """Return the settings of the queue. `name` is the model that it accepts."""
     offline = config.offline
     return QueueSettings(
+        owner=f"{config.runtime.namespace}/{config.runtime.name}",
         created=config.runtime.created,
         generation=config.runtime.generation,
         tenants=tuple(
@@ -152,18 +153,28 @@ def redis_password(config: WorkerConfig) -> str | None:
     return None if path is None else _secret("redisPasswordFile", path)
 
 
-def open_queue(config: WorkerConfig) -> Queue:
-    """Open the queue with the current address and password. Both may change while a worker runs.
+def redis_ca(config: WorkerConfig) -> str | None:
+    """Return the certificates of the authorities of Redis from their file, or None.
 
     Raises:
-        QueueForbidden: a file with the address or the password cannot be read.
+        NotServed: the file cannot be read.
+    """
+    path = config.runtime.redis_ca_file
+    return None if path is None else _secret("redisCaFile", path)
+
+
+def open_queue(config: WorkerConfig) -> Queue:
+    """Open the queue with the current address, password and authorities. All may change while a worker runs.
+
+    Raises:
+        QueueForbidden: a file with the address, the password or the authorities cannot be read.
         QueueError: Redis does not answer, or refuses the user.
     """
     try:
-        url, password = redis_url(config), redis_password(config)
+        url, password, ca = redis_url(config), redis_password(config), redis_ca(config)
     except NotServed as error:
         raise QueueForbidden(str(error)) from error
-    return Queue.connect(url or "", config.queue_name, password=password)
+    return Queue.connect(url or "", config.queue_name, password=password, ca=ca)
 
 
 def api_keys(config: WorkerConfig) -> ApiKeys | None:

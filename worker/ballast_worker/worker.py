@@ -37,6 +37,7 @@ from ballast_worker.responses import AnswerBuffer, stopping
 from ballast_worker.slot_wait import SlotWait
 from ballast_worker.status import SmoothedRates, coefficients, reservation
 from ballast_worker.tenancy import Tenancy
+from ballast_worker.tls import Certificate
 from ballast_worker.utilization import Utilization
 
 log = Log(__name__)
@@ -86,7 +87,10 @@ class Worker:
         config = loaded.config
         self._keys = settings.api_keys(config)
         self.id = settings.worker_id(config)
-        self.address = f"http://{config.runtime.host}:{config.runtime.port}"
+        self.certificate = Certificate.of(config.runtime)
+        self.address = (
+            f"{'http' if self.certificate is None else 'https'}://{config.runtime.host}:{config.runtime.port}"
+        )
         self.recorder = Recorder()
         self.tenancy = Tenancy(config.offline.tenants, self._keys)
         self.engine, self.served = _load(config, build)
@@ -310,8 +314,11 @@ class Worker:
         """Return the files that may change while a worker runs, each with the function to call then."""
         runtime = config.runtime
         files = {path: self._reload_keys for path in (runtime.api_keys_file,) if path is not None}
+        if self.certificate is not None:
+            pair = (runtime.tls_cert_file, runtime.tls_key_file)
+            files |= {path: self.certificate.reload for path in pair if path is not None}
         if self.feeder is not None:
-            addresses = (runtime.redis_url_file, runtime.redis_password_file)
+            addresses = (runtime.redis_url_file, runtime.redis_password_file, runtime.redis_ca_file)
             files |= {path: self.feeder.reconnect for path in addresses if path is not None}
         return files
 

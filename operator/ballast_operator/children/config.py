@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import datetime
@@ -32,7 +32,10 @@ REDIS_HASH = "ballast.dev/redis-hash"
 """Annotation of the ConfigMap: hash of the copy of the operator's own Redis Secret."""
 CONFIG_DIRECTORY = "/etc/ballast/config"
 REDIS_DIRECTORY = "/etc/ballast/redis"
+CA = "ca.crt"
+"""Key of the operator's own Redis Secret, and of the Secrets that it creates: certificates of authorities."""
 KEYS_DIRECTORY = "/etc/ballast/keys"
+TLS_DIRECTORY = "/etc/ballast/tls"
 MODEL_DIRECTORY = "/models"
 CACHE_DIRECTORY = "/cache"
 UNREADY_SECONDS = 5
@@ -79,10 +82,13 @@ def worker_config(resource: InferenceDeployment, *, own_keys: frozenset[str]) ->
         metrics_port=METRICS_PORT if spec.network.metrics_from else None,
         redis_url_file=Path(REDIS_DIRECTORY, redis.url_key) if redis else None,
         redis_password_file=Path(REDIS_DIRECTORY, redis.password_key) if redis and redis.password_key else None,
+        redis_ca_file=Path(REDIS_DIRECTORY, redis.ca_key) if redis and redis.ca_key else None,
         namespace=metadata.namespace,
         name=metadata.name,
         generation=metadata.generation,
         created=_seconds(metadata.creation_timestamp),
+        tls_cert_file=Path(TLS_DIRECTORY, "tls.crt") if spec.network.tls_secret else None,
+        tls_key_file=Path(TLS_DIRECTORY, "tls.key") if spec.network.tls_secret else None,
         api_keys_file=Path(KEYS_DIRECTORY, spec.api_keys.key) if spec.api_keys else None,
         unready_seconds=UNREADY_SECONDS,
         drain_seconds=spec.rollout.drain_seconds,
@@ -118,16 +124,22 @@ class Redis:
     secret_name: str
     url_key: str
     password_key: str | None
+    ca_key: str | None = None
 
 
 def redis_of(resource: InferenceDeployment, *, own_keys: frozenset[str]) -> Redis | None:
     """Return the Secret that the resource names, or the copy of the operator's own, or None if there is no Redis."""
     named = resource.spec.redis
     if named is not None:
-        return Redis(named.secret_name, named.url_key, named.password_key)
+        return Redis(named.secret_name, named.url_key, named.password_key, named.ca_key)
     if not own_keys:
         return None
-    return Redis(redis_secret(resource.metadata.name), "url", "password" if "password" in own_keys else None)
+    return own_redis(redis_secret(resource.metadata.name), own_keys)
+
+
+def own_redis(secret_name: str, keys: Collection[str]) -> Redis:
+    """Return the operator's own Redis in a Secret with these keys."""
+    return Redis(secret_name, "url", "password", CA if CA in keys else None)
 
 
 def version_of(config: WorkerConfig) -> str:

@@ -22,6 +22,7 @@ from ballast_operator.children.config import (
     KEYS_DIRECTORY,
     MODEL_DIRECTORY,
     REDIS_DIRECTORY,
+    TLS_DIRECTORY,
     UNREADY_SECONDS,
     VERSION,
     file_name,
@@ -169,9 +170,11 @@ def _worker(resource: InferenceDeployment, version: str, *, image: str, own_keys
         ],
         "volumeMounts": [*_mounts(resource, own_keys=own_keys), *resource.spec.template.volume_mounts],
         "resources": _worker_resources(resource),
-        "startupProbe": _probe("/ready", failures=math.ceil(resource.spec.rollout.startup_seconds / PROBE_SECONDS)),
-        "readinessProbe": _probe("/ready", failures=1),
-        "livenessProbe": _probe("/health", failures=6),
+        "startupProbe": _probe(
+            resource, "/ready", failures=math.ceil(resource.spec.rollout.startup_seconds / PROBE_SECONDS)
+        ),
+        "readinessProbe": _probe(resource, "/ready", failures=1),
+        "livenessProbe": _probe(resource, "/health", failures=6),
     }
 
 
@@ -235,6 +238,8 @@ def _volumes(resource: InferenceDeployment, *, own_keys: frozenset[str]) -> Iter
         yield {"name": "redis", "secret": {"secretName": redis.secret_name}}
     if spec.api_keys is not None:
         yield {"name": "api-keys", "secret": {"secretName": spec.api_keys.secret_name}}
+    if spec.network.tls_secret is not None:
+        yield {"name": "tls", "secret": {"secretName": spec.network.tls_secret}}
     if parts.scheme == "pvc":
         yield {"name": "models", "persistentVolumeClaim": {"claimName": parts.netloc, "readOnly": True}}
     elif _is_fetched(resource):
@@ -265,6 +270,8 @@ def _mounts(resource: InferenceDeployment, *, own_keys: frozenset[str]) -> Itera
         yield {"name": "redis", "mountPath": REDIS_DIRECTORY, "readOnly": True}
     if resource.spec.api_keys is not None:
         yield {"name": "api-keys", "mountPath": KEYS_DIRECTORY, "readOnly": True}
+    if resource.spec.network.tls_secret is not None:
+        yield {"name": "tls", "mountPath": TLS_DIRECTORY, "readOnly": True}
     if not resource.spec.model.uri.startswith("file://"):
         yield {"name": "models", "mountPath": MODEL_DIRECTORY, "readOnly": True}
     if _is_cached(resource):
@@ -289,9 +296,10 @@ def _worker_resources(resource: InferenceDeployment) -> Body:
     return resources
 
 
-def _probe(path: str, *, failures: int) -> Body:
+def _probe(resource: InferenceDeployment, path: str, *, failures: int) -> Body:
+    scheme = {"scheme": "HTTPS"} if resource.spec.network.tls_secret is not None else {}
     return {
-        "httpGet": {"path": path, "port": HTTP_PORT_NAME},
+        "httpGet": {"path": path, "port": HTTP_PORT_NAME} | scheme,
         "periodSeconds": PROBE_SECONDS,
         "timeoutSeconds": PROBE_SECONDS,
         "failureThreshold": failures,
