@@ -50,7 +50,8 @@ def make_resource(clients: str, scrapers: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def probers(cluster: Cluster, namespace: str) -> Iterator[dict[str, Prober]]:
     """Start a pod in each of three namespaces: of clients, of Prometheus, and of strangers."""
-    found = {name: Prober.start(cluster, f"{namespace}-{name}") for name in ("clients", "scrapers", "strangers")}
+    labels = {"clients": {"ballast.dev/queue-client": "true"}, "scrapers": {}, "strangers": {}}
+    found = {name: Prober.start(cluster, f"{namespace}-{name}", **each) for name, each in labels.items()}
     yield found
     for each in found.values():
         cluster.drop_namespace(each.namespace)
@@ -92,6 +93,14 @@ def test_workers_admit_each_namespace_to_its_port(
     for port in (8000, 8001):
         found = {address for address in addresses if probers[who].reach(address, port) == "open"}
         assert found == (set(addresses) if port in ADMITTED[who] else set())
+
+
+def test_valkey_admits_pods_with_the_label_alone(probers: dict[str, Prober], closed: str) -> None:
+    assert {who: each.reach(VALKEY, 6379) for who, each in probers.items()} == {
+        "clients": "open",
+        "scrapers": "denied",
+        "strangers": "denied",
+    }
 
 
 def test_the_operator_admits_all_to_its_metrics(release_pods: list[str], probers: dict[str, Prober]) -> None:
