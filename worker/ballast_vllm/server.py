@@ -361,6 +361,7 @@ class VllmServer:
 
     async def _sample(self) -> None:
         now = time.monotonic()
+        self.recorder.judge_ttft((call.timing for call in self.calls if call.requests), now)
         self.tap.sweep()
         if self.feeder is not None and self.models != self._queue_models:  # an adapter was loaded
             self.feeder.configure(self._queue_settings())

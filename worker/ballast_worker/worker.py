@@ -103,6 +103,8 @@ class Worker:
         self._utilization = Utilization(self.engine.footprint)
         self._spending, self.rates = Spending(), SmoothedRates()
         self._queue_limit = QueueLimit(self.rates)
+        self._answering: dict[Stream, RequestTiming] = {}
+        """The HTTP requests in the engine."""
         self._watcher = None if path is None else self._watch(path, loaded)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -172,17 +174,19 @@ class Worker:
         waiting = self.loop.num_waiting(request_class)
         self._queue_limit.check(self.config.limits, self.engine.stats, request_class, waiting)
 
-    def timing(self, request: GenerationRequest, arrival: float) -> RequestTiming:
-        """Return the timing of a request, with its SLO."""
+    def began(self, request: GenerationRequest, arrival: float, stream: Stream) -> RequestTiming:
+        """Return the timing of an HTTP request that the engine has, with its SLO."""
         slo = self.config.slo
         is_online = request.request_class is RequestClass.ONLINE
         ttft = request.ttft_seconds or (slo.ttft_milliseconds / 1000 if is_online else None)
         tpot = request.tpot_seconds or (slo.tpot_milliseconds / 1000 if is_online else None)
-        return RequestTiming(request.request_class, arrival, ttft, tpot)
+        timing = self._answering[stream] = RequestTiming(request.request_class, arrival, ttft, tpot)
+        return timing
 
     def ended(self, timing: RequestTiming, stream: Stream, answer: AnswerBuffer) -> None:
         """Count an HTTP request that ended. Without a finish reason, its client is gone."""
         now = time.monotonic()
+        del self._answering[stream]
         timing.first_at = stream.first_at
         reason = answer.finish_reason or FinishReason.ABORTED
         self.recorder.ended(timing, reason, answer.num_prompt, answer.num_output, now)
@@ -233,6 +237,9 @@ class Worker:
 
     def _sample(self) -> None:
         now = time.monotonic()
+        for stream, timing in self._answering.items():
+            timing.first_at = stream.first_at
+        self.recorder.judge_ttft(self._answering.values(), now)
         stats = self.engine.stats()
         num_online = self.loop.num_entered(RequestClass.ONLINE)
         started = {RequestClass.ONLINE: num_online, RequestClass.OFFLINE: self.loop.num_started}
