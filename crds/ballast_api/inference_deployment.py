@@ -337,14 +337,9 @@ class Spec(ApiModel):
             "backend, or remove the adapters",
         ),
         Rule(
-            "self.engine.backend == 'native' || !(has(self.limits.maxQueueMilliseconds) || "
-            "(has(self.network.metricsFrom) && size(self.network.metricsFrom) > 0))",
-            lambda spec: (
-                spec.engine.backend == "native"
-                or (spec.limits.max_queue_milliseconds is None and not spec.network.metrics_from)
-            ),
-            "limits.maxQueueMilliseconds and network.metricsFrom are not supported with engine.backend: vllm yet. "
-            "Remove them",
+            "self.engine.backend == 'native' || !has(self.network.metricsFrom) || size(self.network.metricsFrom) == 0",
+            lambda spec: spec.engine.backend == "native" or not spec.network.metrics_from,
+            "network.metricsFrom is not supported with engine.backend: vllm yet. Remove it",
         ),
         Rule(
             "!(self.engine.device.startsWith('cuda') && self.gpu.count == 0)",

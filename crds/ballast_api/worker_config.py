@@ -98,14 +98,9 @@ class WorkerConfig(ApiModel):
             "the fields",
         ),
         Rule(
-            "self.engine.backend == 'native' || !(has(self.limits.maxQueueMilliseconds) || "
-            "has(self.runtime.metricsPort))",
-            lambda config: (
-                config.engine.backend == "native"
-                or (config.limits.max_queue_milliseconds is None and config.runtime.metrics_port is None)
-            ),
-            "limits.maxQueueMilliseconds and runtime.metricsPort are not supported with engine.backend: vllm yet. "
-            "Remove them",
+            "self.engine.backend == 'native' || !has(self.runtime.metricsPort)",
+            lambda config: config.engine.backend == "native" or config.runtime.metrics_port is None,
+            "runtime.metricsPort is not supported with engine.backend: vllm yet. Remove it",
         ),
     )
 

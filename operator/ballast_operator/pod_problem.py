@@ -29,6 +29,11 @@ def pod_problem(pod: Body) -> Problem | None:
     return None
 
 
+def scheduling_gates(pod: Body) -> tuple[str, ...]:
+    """Return the names of the gates that keep the scheduler from placing a pod, such as that of Kueue."""
+    return tuple(str(gate.get("name")) for gate in (pod.get("spec") or {}).get("schedulingGates") or ())
+
+
 def _containers(status: Body) -> Iterator[Body]:
     yield from status.get("initContainerStatuses") or ()
     yield from status.get("containerStatuses") or ()

@@ -69,7 +69,6 @@ PARTS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     "backend": some(
         engine=some(backend=BACKENDS),
         gpu=some(count=FEW),
-        limits=some(maxQueueMilliseconds=st.just(5)),
         network=some(metricsFrom=PEERS),
         model=st.fixed_dictionaries(
             {"uri": st.just("hf://a/b")},

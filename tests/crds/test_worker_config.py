@@ -68,9 +68,9 @@ def test_a_dumped_configuration_reads_back_equal(
         pytest.param(MINIMAL + "engine: {tensorParallel: 2}", "gpu.count decides", id="several GPUs"),
         pytest.param(MINIMAL + "runtime: {tensorParallel: 2}", "above 1 need engine.backend: vllm", id="several ranks"),
         pytest.param(
-            MINIMAL + "engine: {backend: vllm}\nlimits: {maxQueueMilliseconds: 5}",
-            "limits.maxQueueMilliseconds and runtime.metricsPort are not supported",
-            id="a queue time inside vLLM",
+            MINIMAL + "engine: {backend: vllm}\nruntime: {metricsPort: 8001}",
+            "runtime.metricsPort is not supported",
+            id="a port for metrics inside vLLM",
         ),
         pytest.param(
             MINIMAL + "  adapters: [{name: a, uri: file:///a}, {name: a, uri: file:///b}]",

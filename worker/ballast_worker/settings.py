@@ -5,18 +5,22 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from ballast_api.worker_config import WorkerConfig
 from ballast_engine.options import EngineOptions
+from ballast_log import Log
 from ballast_policy.snapshot import PolicyConfig, TenantShare
 from ballast_queue.errors import QueueForbidden
 from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings, TenantSettings
 from ballast_worker.errors import NotServed
 from ballast_worker.tenancy import ApiKeys
+
+log = Log(__name__)
 
 DAY = 86400.0
 SAMPLE_BYTES = 65536
@@ -190,6 +194,32 @@ def api_keys(config: WorkerConfig) -> ApiKeys | None:
     """
     path = config.runtime.api_keys_file
     return None if path is None else ApiKeys.load(path)
+
+
+def reloaded_keys(config: WorkerConfig, current: ApiKeys | None) -> ApiKeys | None:
+    """Return the API keys from their file, or the current keys if it cannot be read."""
+    try:
+        found = api_keys(config)
+    except NotServed as error:
+        log.warning("API keys not loaded, the old keys stay in force", because=str(error))
+        return current
+    log.info("API keys loaded")
+    return found
+
+
+def watched_files(
+    config: WorkerConfig, reload_keys: Callable[[], None], reconnect: Callable[[], None] | None
+) -> dict[Path, Callable[[], None]]:
+    """Return the files that may change while a server runs, each with the function to call then.
+
+    `reconnect` opens the queue with a new address, password or authority; None without a queue.
+    """
+    runtime = config.runtime
+    files: dict[Path | None, Callable[[], None]] = {runtime.api_keys_file: reload_keys}
+    if reconnect is not None:
+        paths = (runtime.redis_url_file, runtime.redis_password_file, runtime.redis_ca_file)
+        files |= dict.fromkeys(paths, reconnect)
+    return {path: function for path, function in files.items() if path is not None}
 
 
 def _secret(field: str, path: Path) -> str:
