@@ -163,7 +163,7 @@ def _has_left_a_queue(given: Given) -> ConditionValue | None:
 def _exceeds_deadline(given: Given) -> ConditionValue | None:
     if _deadline_passed(given) is None or _held_back(given):
         return None
-    seconds = given.resource.spec.rollout.startup_seconds
+    seconds = given.resource.spec.startup_seconds
     return ConditionValue(
         "True",
         ConditionReason.ROLLOUT_STUCK,
