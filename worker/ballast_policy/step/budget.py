@@ -9,6 +9,7 @@ from math import exp, inf, log, sqrt
 
 from ballast_policy.learning.cost import CostModel
 from ballast_policy.request import Request
+from ballast_policy.reservation import ROUNDING
 from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
 
 _MOST_BOUNDING = 32
@@ -92,7 +93,7 @@ def idle_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
         bound = min(bound, _idle_cap_bound(snapshot))
     longest = max([request.num_tokens for request in (*snapshot.residents, *snapshot.waiting)], default=0)
     token = max(cost.decode(longest), cost.prefill(longest, 1))
-    return max(bound, _IDLE_STEP * cost.k0, cost.k0 + token, part.seconds)
+    return max(bound, _IDLE_STEP * cost.k0, (cost.k0 + token) * (1 + ROUNDING), part.seconds)
 
 
 def prefill_limits(snapshot: EngineSnapshot, part: OnlineStep) -> tuple[float, float]:
