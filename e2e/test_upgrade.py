@@ -45,12 +45,12 @@ def test_a_new_password_reaches_the_same_workers_and_nothing_is_lost(
 
         assert release.redis_password == new
         assert "WRONGPASS" in release.valkey("ping", password=old, check=False)
-        until(lambda: copied(cluster, namespace) == new, seconds=120, said="the copy beside the resource")
         until(lambda: up(cluster, namespace) == {1.0}, seconds=90, said="workers have Redis")
         assert job.counts["succeeded"] < ITEMS
         job.finish(seconds=500, compared=6)
         said = online.stop()
 
+    assert copied(cluster, namespace) not in {old, new}, "the workers have a user of their own"
     assert images(cluster, namespace) == pods
     assert said["failures"] == []
     wait_tidy(cluster, namespace)
@@ -73,6 +73,11 @@ def test_an_upgrade_and_a_rollback_under_a_running_job_lose_nothing(
 
         another = jobs.submit(client, queue, ITEMS, most=TOKENS)
         assert another.wait_leased() > 0
+        until(
+            lambda: copied(cluster, namespace) != release.redis_password, seconds=60, said="workers with their own user"
+        )
+        until(lambda: up(cluster, namespace) == {1.0}, seconds=90, said="workers have Redis")
+        assert f":{queue}" in release.valkey("acl", "users")
         release.check_rights()
         cluster.helm("rollback", NAME, "1", "-n", NAMESPACE, "--wait", "--timeout", "3m")
         wait_image(cluster, namespace, before.worker)

@@ -37,6 +37,7 @@ class ConditionReason(StrEnum):
     ROLLING_OUT = "RollingOut"
     SCALED_TO_ZERO = "ScaledToZero"
     NOT_ENOUGH_READY = "NotEnoughReady"
+    SCHEDULING_GATED = "SchedulingGated"
     COMPLETE = "Complete"
     # Degraded: reported by the pod, the scheduler or the API server
     HEALTHY = "Healthy"
@@ -54,11 +55,14 @@ class ConditionReason(StrEnum):
     QUOTA = "Quota"
     NAME_TAKEN = "NameTaken"
     NOT_APPLIED = "NotApplied"
+    QUEUE_NOT_ALLOWED = "QueueNotAllowed"
+    NO_REDIS_USER = "NoRedisUser"
     QUEUE_CONFLICT = "QueueConflict"
     QUEUE_LEFT = "QueueLeft"
     # ConfigApplied
     APPLIED = "Applied"
     PENDING = "Pending"
+    OTHER_SETTINGS = "OtherSettings"
     # OfflineReservationSatisfied, SLOMet, DeadlineAtRisk
     SATISFIED = "Satisfied"
     RESERVATION_NOT_MET = "ReservationNotMet"

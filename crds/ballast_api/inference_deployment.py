@@ -12,17 +12,19 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from ballast_api.base import ApiModel
+from ballast_api.base import ApiModel, keyed_by
 from ballast_api.errors import InvalidConfig
-from ballast_api.names import API_VERSION, KIND, MOST_NAME_CHARACTERS
+from ballast_api.names import API_VERSION, KIND, MOST_NAME_CHARACTERS, redis_secret
 from ballast_api.pods import Json, PodTemplate, SecretKey, SecretName
 from ballast_api.rules import Rule
-from ballast_api.sections import Cost, EngineSettings, Limits, Model, Offline, Slo
+from ballast_api.sections import Cost, EngineSettings, Limits, Model, Name, Offline, Slo
 from ballast_api.status import Status
 from ballast_api.worker_config import Slots
 
 URI = r"^(hf|s3|pvc|file)://.+$"
 FETCHED = "^(hf|s3)://"
+STARTUP_SECONDS = {"native": 600, "vllm": 1800}
+"""Default of `rollout.startupSeconds` by backend."""
 RESOURCE_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 ClaimName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
 
@@ -112,16 +114,9 @@ class ServedModel(Model):
 
 
 class GpuRequest(ApiModel):
-    """The GPU of each worker. A change of this section rolls the pods."""
+    """The GPUs of each worker. A change of this section rolls the pods."""
 
     rules = (
-        Rule(
-            "self.count <= 1",
-            lambda gpu: gpu.count <= 1,
-            "gpu.count ({count}) is above 1. The engine uses one device per worker. Several GPUs per worker need the "
-            "vLLM backend, which is not supported yet. Set it to 1 and raise replicas, or use a model that fits on one "
-            "device",
-        ),
         Rule(
             "!(has(self.resourceName) && has(self.resourceClaimTemplate))",
             lambda gpu: gpu.resource_name is None or gpu.resource_claim_template is None,
@@ -136,7 +131,8 @@ class GpuRequest(ApiModel):
     )
 
     count: int = Field(default=1, ge=0, le=16)
-    """GPUs of each worker. 0 runs the worker on the CPU."""
+    """GPUs of each worker. 0 runs the worker on the CPU. Above 1, the GPUs share the model by tensor parallelism, which
+    needs `engine.backend: vllm`."""
     resource_name: str | None = Field(
         default=None, max_length=253, examples=["nvidia.com/gpu", "nvidia.com/mig-1g.10gb"]
     )
@@ -202,9 +198,9 @@ class Rollout(ApiModel):
     drain_seconds: int = Field(default=30, ge=0, le=3600)
     """Time that the online requests of a terminating worker have to finish. Offline items return to the queue at
     once."""
-    startup_seconds: int = Field(default=600, ge=10, le=86_400)
+    startup_seconds: int | None = Field(default=None, ge=10, le=86_400)
     """Time that a worker has to fetch and load the model. After it, Kubernetes restarts the worker, and the rollout
-    counts as stuck."""
+    counts as stuck. By default 600, and 1800 with `engine.backend: vllm`, which compiles the model."""
 
 
 class Disruption(ApiModel):
@@ -225,6 +221,36 @@ class RedisRef(ApiModel):
     """Key of the Secret that holds the URL: `redis://` or `rediss://` with host, port, user and database."""
     password_key: SecretKey | None = None
     """Key of the Secret that holds the password, if the URL does not contain it."""
+    ca_key: SecretKey | None = None
+    """Key of the Secret that holds the certificates (PEM) of authorities that workers and operator trust at a
+    `rediss://` address, besides those of the image."""
+
+
+class Submitter(ApiModel):
+    """A user in Redis that may only add to an inbox of the queue."""
+
+    rules = (
+        Rule(
+            f"!self.secretName.endsWith('{redis_secret('')}')",
+            lambda submitter: not submitter.secret_name.endswith(redis_secret("")),
+            f"secretName ends with {redis_secret('')}, as the Secrets of workers do. Choose another name",
+        ),
+    )
+
+    secret_name: SecretName
+    """The Secret that the operator creates in the resource's namespace, with `url` and `password` of the user."""
+    tenant: Name | None = None
+    """The tenant for which the user submits. It must be set if, and only if, `offline.tenants` declares tenants."""
+
+
+class QueueAccess(ApiModel):
+    """Who may use the queue besides the workers of this resource. It needs the Redis of the operator."""
+
+    namespaces: tuple[SecretName, ...] = Field(default=(), max_length=64)
+    """Other namespaces whose resources may name this queue in `offline.queue`. They can do everything in the queue. The
+    grant counts only for a queue whose name begins with the namespace of this resource."""
+    submitters: tuple[Submitter, ...] = Field(default=(), max_length=32, json_schema_extra=keyed_by("secretName"))
+    """Users in Redis that the operator creates for programs that add items. See `submit from any language`."""
 
 
 class ApiKeysRef(ApiModel):
@@ -252,7 +278,12 @@ class Monitoring(ApiModel):
 
 
 class Network(ApiModel):
-    """Clients that may connect to the workers."""
+    """How clients connect to the workers, and which."""
+
+    tls_secret: SecretName | None = None
+    """Secret of type `kubernetes.io/tls` in the resource's namespace. With it, workers serve HTTPS only, on all ports.
+    Its key `ca.crt`, if Prometheus needs one, has the certificate of the authority. A change of this field rolls the
+    pods, a change of the Secret does not."""
 
     policy: bool = True
     """Make a NetworkPolicy that admits only port 8000, and port 8001 for the peers of `metricsFrom`."""
@@ -278,6 +309,11 @@ class Network(ApiModel):
     )
 
 
+def _is_declared(tenant: str | None, offline: Offline) -> bool:
+    names = [known.name for known in offline.tenants]
+    return tenant in names if names else tenant is None
+
+
 class Spec(ApiModel):
     """The desired state."""
 
@@ -289,10 +325,43 @@ class Spec(ApiModel):
             "or engine.device to auto",
         ),
         Rule(
+            "self.engine.backend == 'vllm' || self.gpu.count <= 1",
+            lambda spec: spec.engine.backend == "vllm" or spec.gpu.count <= 1,
+            "gpu.count ({gpu.count}) is above 1, and the native engine uses one device per worker. Set engine.backend "
+            "to vllm, which shares the model between the GPUs, or set the count to 1 and raise replicas",
+        ),
+        Rule(
+            "self.engine.backend == 'vllm' || !has(self.model.adapters) || size(self.model.adapters) == 0",
+            lambda spec: spec.engine.backend == "vllm" or not spec.model.adapters,
+            "model.adapters need engine.backend: vllm, because the native engine does not support LoRA. Set the "
+            "backend, or remove the adapters",
+        ),
+        Rule(
+            "self.engine.backend == 'native' || !has(self.network.metricsFrom) || size(self.network.metricsFrom) == 0",
+            lambda spec: spec.engine.backend == "native" or not spec.network.metrics_from,
+            "network.metricsFrom is not supported with engine.backend: vllm yet. Remove it",
+        ),
+        Rule(
             "!(self.engine.device.startsWith('cuda') && self.gpu.count == 0)",
             lambda spec: not (spec.engine.device.startswith("cuda") and spec.gpu.count == 0),
             "engine.device ({engine.device}) needs a GPU, and gpu.count is 0. Set gpu.count to 1, or engine.device to "
             "auto",
+        ),
+        Rule(
+            "!has(self.redis) || !has(self.queueAccess) || !has(self.queueAccess.submitters) || "
+            "size(self.queueAccess.submitters) == 0",
+            lambda spec: spec.redis is None or not spec.queue_access.submitters,
+            "queueAccess.submitters need the Redis of the operator, and spec.redis names another. Remove one of them, "
+            "and create users in your own Redis yourself",
+        ),
+        Rule(
+            "!has(self.queueAccess) || !has(self.queueAccess.submitters) || "
+            "self.queueAccess.submitters.all(each, has(each.tenant) ? "
+            "has(self.offline) && has(self.offline.tenants) && "
+            "self.offline.tenants.exists(known, known.name == each.tenant) : "
+            "!has(self.offline) || !has(self.offline.tenants) || size(self.offline.tenants) == 0)",
+            lambda spec: all(_is_declared(each.tenant, spec.offline) for each in spec.queue_access.submitters),
+            "queueAccess.submitters must each set a tenant of offline.tenants, or none if no tenants are declared",
         ),
     )
 
@@ -315,6 +384,7 @@ class Spec(ApiModel):
     redis: RedisRef | None = None
     """The Secret with the address of Redis or Valkey; by default the Redis that the operator was installed with.
     Without Redis, workers serve only online requests."""
+    queue_access: QueueAccess = QueueAccess()
     api_keys: ApiKeysRef | None = None
     """The Secret with the API keys of clients. By default any client may connect and choose its tenant."""
     monitoring: Monitoring = Monitoring()
@@ -325,6 +395,11 @@ class Spec(ApiModel):
     def served_name(self) -> str:
         """The model name that clients use."""
         return self.model.served_name or default_served_name(self.model.uri)
+
+    @property
+    def startup_seconds(self) -> int:
+        """The time that a worker has to fetch and load the model."""
+        return self.rollout.startup_seconds or STARTUP_SECONDS[self.engine.backend]
 
 
 def default_served_name(uri: str) -> str:

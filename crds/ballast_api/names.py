@@ -88,5 +88,5 @@ def config_map(name: str) -> str:
 
 
 def redis_secret(name: str) -> str:
-    """Return the name of the copy of the operator's own Redis Secret, for a resource that names none."""
+    """Return the name of the Secret with the workers' user in the operator's own Redis."""
     return f"{name}-ballast-redis"

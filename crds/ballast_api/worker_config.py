@@ -25,6 +25,11 @@ class Runtime(ApiModel):
             lambda runtime: runtime.redis_url is None or runtime.redis_url_file is None,
             "runtime.redisUrl and runtime.redisUrlFile both name the address of Redis. Remove one",
         ),
+        Rule(
+            "has(self.tlsCertFile) == has(self.tlsKeyFile)",
+            lambda runtime: (runtime.tls_cert_file is None) == (runtime.tls_key_file is None),
+            "runtime.tlsCertFile and runtime.tlsKeyFile belong together. Set both, or remove both",
+        ),
     )
 
     host: str = "127.0.0.1"
@@ -42,17 +47,27 @@ class Runtime(ApiModel):
     redis_password_file: Path | None = None
     """File with the password of Redis, so that no URL contains it. The worker applies a change of the file without a
     restart."""
+    redis_ca_file: Path | None = None
+    """File with the certificates (PEM) of authorities that the worker trusts at a `rediss://` address, besides those of
+    the system. The worker applies a change of the file without a restart."""
     namespace: Name = "local"
     """Namespace of the resource that this worker belongs to."""
     name: Name = "ballast"
     """Name of that resource. The default name of the queue is `<namespace>/<name>`."""
     worker_id: Name | None = None
     """Name of the worker, unique in its queue; by default host name and process id."""
+    tensor_parallel: int = Field(default=1, ge=1, le=16)
+    """GPUs that share the model. The operator sets `gpu.count`. Above 1 it needs `engine.backend: vllm`."""
     generation: Hot[int] = Field(default=0, ge=0)
     """Generation of the resource that this configuration belongs to."""
     created: Hot[float] = Field(default=0, ge=0)
-    """Creation time of that resource in Unix seconds. If workers of one queue have different queue settings, the latest
-    `created` and `generation` win."""
+    """Creation time of that resource in Unix seconds. If resources that share a queue have different queue settings,
+    those of the resource that the queue is named after are in force, else those of the oldest."""
+    tls_cert_file: Path | None = None
+    """File with the certificate chain (PEM). With it and `tlsKeyFile`, both HTTP servers serve HTTPS only. The worker
+    applies a change of the files without a restart."""
+    tls_key_file: Path | None = None
+    """File with the private key (PEM) of the certificate."""
     api_keys_file: Path | None = None
     """File with a YAML mapping from API key to tenant. If it is set, a request without a known key gets status 401."""
     unready_seconds: Hot[float] = Field(default=0, ge=0)
@@ -71,6 +86,23 @@ class WorkerConfig(ApiModel):
     later: ClassVar[Mapping[str, Later]] = {
         "ray": Later("object", "Ray Serve is not supported yet. A worker runs its own HTTP server. Remove the section")
     }
+
+    rules = (
+        Rule(
+            "self.engine.backend == 'vllm' || (self.runtime.tensorParallel == 1 && !(has(self.model.adapters) && "
+            "size(self.model.adapters) > 0))",
+            lambda config: (
+                config.engine.backend == "vllm" or (config.runtime.tensor_parallel == 1 and not config.model.adapters)
+            ),
+            "model.adapters and a runtime.tensorParallel above 1 need engine.backend: vllm. Set the backend, or remove "
+            "the fields",
+        ),
+        Rule(
+            "self.engine.backend == 'native' || !has(self.runtime.metricsPort)",
+            lambda config: config.engine.backend == "native" or config.runtime.metrics_port is None,
+            "runtime.metricsPort is not supported with engine.backend: vllm yet. Remove it",
+        ),
+    )
 
     model: Model
     engine: EngineSettings = EngineSettings()

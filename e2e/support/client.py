@@ -19,7 +19,7 @@ SCRIPTS = Path(__file__).parents[1] / "client"
 MANIFEST: dict[str, Any] = {
     "apiVersion": "v1",
     "kind": "Pod",
-    "metadata": {"name": POD},
+    "metadata": {"name": POD, "labels": {"ballast.dev/queue-client": "true"}},
     "spec": {
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": 1,
@@ -55,7 +55,9 @@ class Client:
         """Create the pod again."""
         cluster.make_namespace(NAMESPACE)
         cluster.kubectl("delete", "pod", POD, "-n", NAMESPACE, "--ignore-not-found", "--wait")
-        cluster.apply(MANIFEST, namespace=NAMESPACE)
+        # On the node that no test stops.
+        placed = {"nodeSelector": {"kubernetes.io/hostname": cluster.provider.nodes()[0]}}
+        cluster.apply(MANIFEST | {"spec": MANIFEST["spec"] | placed}, namespace=NAMESPACE)
         cluster.kubectl("wait", f"pod/{POD}", "-n", NAMESPACE, "--for=condition=Ready", "--timeout=60s", seconds=70)
         return cls(cluster, release)
 

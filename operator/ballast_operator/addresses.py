@@ -21,10 +21,12 @@ from ballast_operator.named_secrets import is_allowed
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """URL and password of a Redis. Never log an address: the URL may hold a password, too."""
+    """URL, password and authorities of a Redis. Never log an address: the URL may hold a password, too."""
 
     url: str
     password: str | None
+    ca: str | None = None
+    """Certificates of authorities that are trusted besides those of the system."""
 
     def __repr__(self) -> str:
         return "Address(...)"
@@ -35,7 +37,8 @@ class Address:
         if redis.url_key not in data:
             return None
         password = _text(data, redis.password_key).rstrip("\r\n") if redis.password_key in data else None
-        return cls(_text(data, redis.url_key).strip(), password or None)
+        ca = _text(data, redis.ca_key) if redis.ca_key in data else None
+        return cls(_text(data, redis.url_key).strip(), password or None, ca)
 
 
 def _text(data: Mapping[str, str], key: str | None) -> str:

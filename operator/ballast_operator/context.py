@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ballast_api.inference_deployment import InferenceDeployment
 from ballast_operator.kinds import Key
 from ballast_operator.permitted import PodRules
+
+
+@dataclass(frozen=True, slots=True)
+class UserKeys:
+    """The keys from which the passwords of users in Redis are computed."""
+
+    present: str = field(default="", repr=False)
+    previous: str = field(default="", repr=False)
+    """Empty unless the key was replaced a short time ago."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +24,9 @@ class OperatorContext:
     """Settings and cluster state that apply to every resource."""
 
     image: str
-    """Image of workers whose resource names none."""
+    """Image of native workers whose resource names none."""
+    vllm_image: str = ""
+    """The same for workers with vLLM; empty if the operator knows none."""
     kinds: frozenset[str] = frozenset()
     """Names of the optional kinds that the cluster has."""
     redis: Mapping[str, str] | None = None
@@ -27,6 +37,17 @@ class OperatorContext:
     """What the pods of resources may use."""
     runbooks: str | None = None
     """Base URL of the runbook pages that alerts link to."""
+    release: str = ""
+    """Name of this release."""
+    user_keys: UserKeys = UserKeys()
+    refuses_users: bool | None = None
+    """Whether the operator's own Redis refuses the creation of users; None if this is not known yet."""
+    shared_queues: tuple[str, ...] = ()
+    """Patterns of queues that every namespace may use."""
+
+    def image_of(self, resource: InferenceDeployment) -> str:
+        """Return the default image of the resource's backend; empty if it is unknown."""
+        return self.vllm_image if resource.spec.engine.backend == "vllm" else self.image
 
     @property
     def lacks_redis(self) -> bool:
@@ -37,10 +58,3 @@ class OperatorContext:
     def redis_keys(self) -> frozenset[str]:
         """Return the keys of the operator's own Secret."""
         return frozenset(self.redis or ())
-
-    @property
-    def redis_hash(self) -> str:
-        """Return a hash of the Secret's data; empty if there is no Secret."""
-        if self.redis is None:
-            return ""
-        return hashlib.sha256(json.dumps(dict(self.redis), sort_keys=True).encode()).hexdigest()[:16]

@@ -8,12 +8,10 @@ from ballast_api.conditions import ConditionReason, ConditionType
 from ballast_api.inference_deployment import InferenceDeployment, default_served_name
 from ballast_api.names import (
     CONFIG_HASH,
-    COPY_OF,
     HTTP_PORT,
     KIND,
     WORKER,
     config_map,
-    redis_secret,
     selector,
 )
 from ballast_api.status import MOST_FORMER_QUEUES, ClassSlots, Condition, ResourceStatus, ScalingStatus, Status
@@ -29,9 +27,9 @@ from ballast_operator.children.config import (
     version_of_file,
     worker_config,
 )
-from ballast_operator.children.manifest import manifest
 from ballast_operator.children.monitoring import prometheus_rule, service_monitor
 from ballast_operator.children.pods import deployment
+from ballast_operator.children.redis_users import redis_secrets, redis_users, secrets_hash
 from ballast_operator.children.service import budget, network_policy, service
 from ballast_operator.conditions import Given, conditions
 from ballast_operator.context import OperatorContext
@@ -63,6 +61,7 @@ from ballast_operator.plan import (
     is_owned,
 )
 from ballast_operator.poll_result import PollResult, QueueSource
+from ballast_operator.queue_grants import queue_refusal
 from ballast_operator.resource_type import ConditionValue, ResourceType
 from ballast_queue.status import WorkerStatus
 
@@ -88,11 +87,11 @@ def plan(
     config = worker_config(resource, own_keys=context.redis_keys)
     texts = config_texts(config, _files(resource, snapshot), _running(resource, snapshot))
     files = {version: content_hash(text) for version, text in texts.items()}
-    copied = context.redis_hash if resource.spec.redis is None else ""
+    copied = _copied(resource, snapshot, context)
     wanted = list(_wanted(resource, context, texts, version_of(config), copied))
     return ChildrenPlan(
         costs=tuple(_costs(resource, snapshot, poll)),
-        apply=(*_redis_copy(resource, snapshot, context), *changes(wanted, snapshot)),
+        apply=(*_redis_secrets(resource, snapshot, context, copied), *changes(wanted, snapshot)),
         # Pods of a former release mount its ConfigMap, which had another name. It goes with the resource.
         delete=tuple(gone for gone in deletions(wanted, snapshot) if gone.key.kind != CONFIG_MAP),
         annotate=tuple(_annotations(resource, snapshot, files, copied)),
@@ -111,32 +110,45 @@ def _wanted(
         yield NETWORK_POLICY, policy
     yield SERVICE, service(resource)
     yield BUDGET, budget(resource)
-    yield DEPLOYMENT, deployment(resource, version, image=context.image, own_keys=context.redis_keys)
+    yield DEPLOYMENT, deployment(resource, version, image=context.image_of(resource), own_keys=context.redis_keys)
     rule = prometheus_rule(resource, runbooks=context.runbooks)
     for kind, body in ((SERVICE_MONITOR, service_monitor(resource)), (RULE, rule)):
         if body is not None and kind.name in context.kinds:
             yield kind, body
 
 
-def _redis_copy(resource: InferenceDeployment, snapshot: ClusterSnapshot, context: OperatorContext) -> Iterator[Apply]:
-    """Yield the copy of the operator's own Redis Secret if it is outdated.
+def _copied(resource: InferenceDeployment, snapshot: ClusterSnapshot, context: OperatorContext) -> str:
+    """Return the hash of the Redis Secrets that are wanted now; empty if there are none.
 
-    An annotation of the ConfigMap records which data was copied. The cache holds no Secrets, because the operator would
-    need the permission to read all of them.
+    Until Redis accepted a user, Secrets that exist stay as they are, because workers may use them.
     """
-    if context.redis is None or resource.spec.redis is not None:
-        return
+    wanted, written = secrets_hash(resource, context), _written(resource, snapshot)
+    return written if wanted and written is not None and context.refuses_users is None else wanted
+
+
+def _written(resource: InferenceDeployment, snapshot: ClusterSnapshot) -> str | None:
+    """Return the hash of the Redis Secrets that were written, or None if there are none."""
     found = _config_map(resource, snapshot)
-    copied = (found["metadata"].get("annotations") or {}).get(REDIS_HASH) if found is not None else None
-    name = redis_secret(resource.metadata.name)
-    is_copied = found is not None and is_owned(found, snapshot.uid) and copied == context.redis_hash
-    if is_copied and Key(SECRET, resource.metadata.namespace, name) not in snapshot.lost:
+    if found is None or not is_owned(found, snapshot.uid):
+        return None
+    return (found["metadata"].get("annotations") or {}).get(REDIS_HASH) or None
+
+
+def _redis_secrets(
+    resource: InferenceDeployment, snapshot: ClusterSnapshot, context: OperatorContext, copied: str
+) -> Iterator[Apply]:
+    """Yield the Secrets with users of the operator's own Redis if they are outdated.
+
+    An annotation of the ConfigMap records which data was written. The cache holds no Secrets, because the operator
+    would need the permission to read all of them.
+    """
+    if not copied:
         return
-    source = context.redis_key
-    origin = {COPY_OF: f"{source.namespace}/{source.name}" if source is not None else ""}
-    content: Body = {"type": "Opaque", "data": dict(context.redis)}
-    body = manifest(SECRET, resource, content, name=name, annotations=origin)
-    yield Apply(key_of(SECRET, body), body, uid=None, because=f"Copied the Redis Secret to {name}")
+    is_written = _written(resource, snapshot) == copied
+    for body in redis_secrets(resource, context):
+        key = key_of(SECRET, body)
+        if not is_written or key in snapshot.lost:
+            yield Apply(key, body, uid=None, because=f"Wrote the Redis Secret {key.name}")
 
 
 def _annotations(
@@ -226,7 +238,7 @@ def status(given: Given, reported: tuple[Condition, ...], scaling: ScalingStatus
         workers=f"{given.count('readyReplicas')}/{resource.spec.replicas}",
         selector=",".join(f"{name}={value}" for name, value in selector(metadata.name).items()),
         served_name=resource.spec.served_name,
-        endpoint=f"http://{metadata.name}.{metadata.namespace}.svc:{HTTP_PORT}",
+        endpoint=_endpoint(resource),
         queue=resource.queue_name,
         former_queues=_former_queues(resource, given.poll),
         config_hash=given.plan.files.get(given.plan.version, ""),
@@ -234,6 +246,11 @@ def status(given: Given, reported: tuple[Condition, ...], scaling: ScalingStatus
         scaling=_scaling(scaling, resource.status.scaling),
         conditions=reported,
     )
+
+
+def _endpoint(resource: InferenceDeployment) -> str:
+    scheme = "http" if resource.spec.network.tls_secret is None else "https"
+    return f"{scheme}://{resource.metadata.name}.{resource.metadata.namespace}.svc:{HTTP_PORT}"
 
 
 def _former_queues(resource: InferenceDeployment, poll: PollResult | None) -> tuple[str, ...]:
@@ -270,9 +287,24 @@ def _scaling(wanted: ScalingStatus | None, reported: ScalingStatus | None) -> Sc
 def _blocked(resource: InferenceDeployment, context: OperatorContext, others: Iterable[Body]) -> ConditionValue | None:
     return (
         _is_not_permitted(resource, context)
+        or _lacks_image(resource, context)
+        or queue_refusal(resource, context, others)
         or _lacks_redis(resource, context)
+        or _lacks_user(resource, context)
         or _shares_queue(resource, context, others)
     )
+
+
+def _lacks_user(resource: InferenceDeployment, context: OperatorContext) -> ConditionValue | None:
+    if not context.refuses_users or context.redis is None or resource.spec.redis is not None:
+        return None
+    assert context.redis_key is not None, "a Secret that was read has a name"
+    message = (
+        f"the user in the operator's own Redis Secret {context.redis_key.name} may not create users in Redis, so this "
+        "resource must name a Secret with a user of its own in spec.redis, or this user needs the right. Until then, "
+        "the children of this resource do not change"
+    )
+    return ConditionValue("True", ConditionReason.NO_REDIS_USER, message)
 
 
 def _is_not_permitted(resource: InferenceDeployment, context: OperatorContext) -> ConditionValue | None:
@@ -284,6 +316,16 @@ def _is_not_permitted(resource: InferenceDeployment, context: OperatorContext) -
         "the children of this resource do not change"
     )
     return ConditionValue("True", ConditionReason.NOT_PERMITTED, message[:1000])
+
+
+def _lacks_image(resource: InferenceDeployment, context: OperatorContext) -> ConditionValue | None:
+    if resource.spec.template.image or context.image_of(resource):
+        return None
+    message = (
+        "the operator knows no image for engine.backend vllm. Set template.image, or the value image.vllmWorker of the "
+        "chart. Until then, the children of this resource do not change"
+    )
+    return ConditionValue("True", ConditionReason.IMAGE_PULL, message)
 
 
 def _shares_queue(
@@ -340,15 +382,14 @@ def _lacks_redis(resource: InferenceDeployment, context: OperatorContext) -> Con
 
 
 def _secrets(resource: InferenceDeployment, context: OperatorContext) -> tuple[Key, ...]:
-    if context.redis is None or resource.spec.redis is not None:
-        return ()
-    return (Key(SECRET, resource.metadata.namespace, redis_secret(resource.metadata.name)),)
+    return tuple(key_of(SECRET, body) for body in redis_secrets(resource, context))
 
 
 def _source(resource: InferenceDeployment, context: OperatorContext) -> QueueSource:
     own = context.redis if resource.spec.redis is None else None
+    owner = f"{resource.metadata.namespace}/{resource.metadata.name}"
     redis = redis_of(resource, own_keys=context.redis_keys)
-    return QueueSource(redis, resource.queue_name, _former_queues(resource, None), own)
+    return QueueSource(redis, resource.queue_name, owner, _former_queues(resource, None), own)
 
 
 RESOURCE_TYPE = ResourceType(
@@ -363,6 +404,7 @@ RESOURCE_TYPE = ResourceType(
     blocked=_blocked,
     named_secrets=named_secrets,
     secrets=_secrets,
+    redis_users=redis_users,
     own_queue=_own_queue,
     source=_source,
     awaits_poll=_awaits_poll,

@@ -34,6 +34,8 @@ class QueueSource:
     redis: Redis | None
     """The Secret that leads to Redis; None if no Redis is configured."""
     queue: str
+    owner: str = ""
+    """The resource, as `namespace/name`."""
     former: tuple[str, ...] = field(default=(), compare=False)
     """Queues that the resource served before."""
     own: Mapping[str, str] | None = field(default=None, compare=False)
@@ -59,6 +61,8 @@ class PollResult:
     workers: tuple[WorkerStatus, ...] = ()
     queue: QueueStats | None = None
     problem: Problem | None = None
+    follows: bool = True
+    """Whether the queue has the settings of this resource in force, or none with an owner."""
     former: tuple[FormerQueue, ...] = ()
 
     def only_workers_in(self, pods: tuple[Body, ...]) -> Self:

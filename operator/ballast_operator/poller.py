@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ballast_api.conditions import ConditionReason
 from ballast_log import Log
 from ballast_operator.addresses import Address, Addresses
-from ballast_operator.children.config import Redis
+from ballast_operator.children.config import own_redis
 from ballast_operator.errors import ClusterRefused, ClusterUnavailable
 from ballast_operator.kinds import Key
 from ballast_operator.poll_result import FormerQueue, PollResult, Problem, QueueSource
@@ -102,8 +102,22 @@ class Poller:
         if found is not None:
             found.soon.set()
 
+    def leave(self, key: Key) -> None:
+        """Stop the polls of a resource that is gone, and remove its settings from its queue."""
+        found = self._resources.get(key)
+        self.forget(key)
+        if found is not None and found.worked is not None:
+            self._threads.submit(self._drop_settings, found.worked, found.source)
+
+    def _drop_settings(self, server: Server, source: QueueSource) -> None:
+        """Remove the settings of a resource. Runs on a thread."""
+        try:
+            Queue(self._connection(server), source.queue).settings.drop(source.owner)
+        except QueueError as error:
+            log.info("settings of a deleted resource not removed", resource=source.owner, error=type(error).__name__)
+
     def forget(self, key: Key) -> None:
-        """Stop the polls of a resource that is gone."""
+        """Stop the polls of a resource."""
         found = self._resources.pop(key, None)
         if found is not None and found.task is not None:
             found.task.cancel()
@@ -188,10 +202,11 @@ class Poller:
         """Poll one queue. Runs on a thread."""
         connection = self._connection(server)
         queue = Queue(connection, source.queue)
+        follows = queue.settings.renew(source.owner) in ("", source.owner)
         if not (workers := tuple(queue.workers.statuses())):
             run_timers(queue)  # otherwise the workers do that
         former = tuple(_former(Queue(connection, name)) for name in source.former)
-        return PollResult(time.monotonic(), workers=workers, queue=queue.stats(), former=former)
+        return PollResult(time.monotonic(), workers=workers, queue=queue.stats(), former=former, follows=follows)
 
     async def update_queues(self, redis: Mapping[str, str], used: AbstractSet[str], *, release: str) -> list[str]:
         """Note which queues of the operator's own Redis are used. Return those that were removed.
@@ -199,7 +214,7 @@ class Poller:
         Raises:
             QueueError: the queues could not be read or removed.
         """
-        address = Address.of(redis, Redis("", "url", "password"))
+        address = Address.of(redis, own_redis("", redis))
         if address is None:
             return []
 
@@ -230,6 +245,7 @@ class Poller:
                     server.address.url,
                     username=None,
                     password=server.address.password,
+                    ca=server.address.ca,
                     socket_timeout=TIMEOUT_SECONDS,
                     loads_functions=not server.namespace,
                     admits=partial(self._admits, server.namespace) if server.namespace else None,

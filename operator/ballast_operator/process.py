@@ -16,8 +16,9 @@ import kopf
 
 from ballast_log import Log
 from ballast_operator import handlers, inference_deployment
-from ballast_operator.addresses import Addresses
+from ballast_operator.addresses import Address, Addresses
 from ballast_operator.cache import Cache
+from ballast_operator.children.config import own_redis
 from ballast_operator.cluster import Cluster
 from ballast_operator.context import OperatorContext
 from ballast_operator.controller import Controller
@@ -28,6 +29,7 @@ from ballast_operator.metrics import Metrics
 from ballast_operator.poller import Poller
 from ballast_operator.reconcile import Reconciler
 from ballast_operator.redis_hosts import RedisHosts
+from ballast_operator.redis_users import RedisUserSync, UserKeyStore
 from ballast_operator.releases import Releases
 from ballast_operator.resource_type import ResourceType
 from ballast_operator.secret_grants import SecretGrants
@@ -113,7 +115,29 @@ class Operator:
             outdated=self._secret_outdated.set,
         )
         self._context = OperatorContext(
-            image=settings.worker_image, rules=settings.pod_rules, runbooks=settings.runbook_base_url or None
+            image=settings.worker_image,
+            vllm_image=settings.vllm_worker_image,
+            rules=settings.pod_rules,
+            runbooks=settings.runbook_base_url or None,
+            release=self._releases.own,
+            shared_queues=tuple(name.strip() for name in settings.shared_queues.split(",") if name.strip()),
+        )
+        self._user_keys = UserKeyStore(
+            cluster,
+            Key(SECRET, settings.namespace, f"{settings.lease_name}-redis-users"),
+            days=settings.redis_password_days,
+        )
+        self._users = RedisUserSync(
+            cluster,
+            release=self._releases.own,
+            every_seconds=settings.poll_seconds,
+            kinds=[found.kind for found in types],
+            address=self._own_redis,
+            wanted=lambda: {
+                key: users for each in self._reconcilers.values() for key, users in each.redis_users.items()
+            },
+            has_pods=self._has_pods,
+            refused=self._note_refusal,
         )
         self._caches = {found.kind: Cache(found.kind, found.label) for found in types}
         self._reconcilers: dict[Kind, Reconciler[Any]] = {found.kind: self._reconciler(found) for found in types}
@@ -129,6 +153,7 @@ class Operator:
             grants=self._grants,
             releases=self._releases,
             context=self._context,
+            users_changed=self._users.changed.set,
         )
 
     def is_alive(self) -> bool:
@@ -173,6 +198,7 @@ class Operator:
             asyncio.create_task(self._keep_auditing()),
             asyncio.create_task(self._follow_redis_secret()),
             asyncio.create_task(self._follow_kinds()),
+            asyncio.create_task(self._users.run()),
         ]
         stopping = asyncio.create_task(self._stop.wait())
         self._parts = [watching, *others]
@@ -340,7 +366,20 @@ class Operator:
         key = Key(SECRET, self._settings.namespace, name) if name else None
         body = await self._cluster.get(key) if key else None
         redis = None if body is None else dict(body.get("data") or {})
-        return replace(self._context, redis=redis, redis_key=key)
+        user_keys = await self._user_keys.read() if redis is not None else self._context.user_keys
+        return replace(self._context, redis=redis, redis_key=key, user_keys=user_keys)
+
+    def _note_refusal(self, *, is_refused: bool) -> None:
+        """Note whether the operator's own Redis refuses the creation of users."""
+        self._use(replace(self._context, refuses_users=is_refused))
+
+    def _has_pods(self, resource: str) -> bool:
+        """Return whether a resource, as `namespace/name`, has pods."""
+        namespace, _, name = resource.partition("/")
+        return any(cache.pods(Key(kind, namespace, name)) for kind, cache in self._caches.items())
+
+    def _own_redis(self) -> Address | None:
+        return Address.of(self._context.redis or {}, own_redis("", self._context.redis_keys))
 
     async def _optional_kinds(self) -> frozenset[str]:
         """Return the names of the optional kinds that the cluster has, with one call for each of their groups."""

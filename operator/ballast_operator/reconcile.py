@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic
 
@@ -36,6 +37,7 @@ from ballast_operator.releases import Releases
 from ballast_operator.resource_type import ConditionInput, ConditionValue, R, ResourceType
 from ballast_operator.scaling import History, scale
 from ballast_operator.secret_grants import SecretGrants
+from ballast_queue.rights import RedisUser
 
 log = Log(__name__)
 
@@ -112,18 +114,22 @@ class Reconciler(Generic[R]):
         grants: SecretGrants,
         releases: Releases,
         context: OperatorContext,
+        users_changed: Callable[[], None],
     ) -> None:
         self.context = context
         """It is replaced as a whole when something changes. Every resource is reconciled then."""
         self.figures: dict[Key, Figures] = {}
         self.foreign: dict[Key, str] = {}
         """Resources that another release reconciles, and the name of this release."""
+        self.redis_users: dict[Key, tuple[RedisUser, ...]] = {}
+        """The users in the operator's own Redis that each resource needs."""
         self._type = resource_type
         self._cluster = cluster
         self._cache = cache
         self._poller = poller
         self._grants = grants
         self._releases = releases
+        self._users_changed = users_changed
         self._memories: dict[Key, _Memory[R]] = {}
 
     async def reconcile(self, key: Key) -> float | None:
@@ -141,6 +147,8 @@ class Reconciler(Generic[R]):
         body = self._cache.resources.get(key)
         if body is None:
             self._forget(key)
+            if not self._cache.pods(key):
+                self._poller.leave(key)
             return None
         if body["metadata"].get("deletionTimestamp"):
             return None  # Kubernetes deletes its children, and the operator sets no finalizers
@@ -161,9 +169,11 @@ class Reconciler(Generic[R]):
             await self._report_degraded(key, body, refusal)
             return self._grants.least_seconds
         blocked = self._type.blocked(resource, self.context, self._cache.resources.values())
+        self._keep_users(key, resource, blocked)
         if blocked is not None:
             await self._report_degraded(key, body, blocked)
-            return NAME_AGAIN_SECONDS if blocked.reason is ConditionReason.QUEUE_CONFLICT else None
+            passing = {ConditionReason.QUEUE_CONFLICT, ConditionReason.QUEUE_NOT_ALLOWED}
+            return NAME_AGAIN_SECONDS if blocked.reason in passing else None
         source = self._type.source(resource, self.context)
         poll = None
         if source is not None:
@@ -190,6 +200,7 @@ class Reconciler(Generic[R]):
                 if self.foreign.get(key) != status.operator:
                     log.warning("another release reconciles the resource", resource=str(key), release=status.operator)
                 self._forget(key)
+                self._poller.forget(key)
                 self.foreign[key] = status.operator
                 return None
             metadata = Metadata.model_validate(body["metadata"])
@@ -203,6 +214,21 @@ class Reconciler(Generic[R]):
             self._cache.put(key.kind, body)
         self.foreign.pop(key, None)
         return body
+
+    def _keep_users(self, key: Key, resource: R, blocked: ConditionValue | None) -> None:
+        """Keep which users in Redis the resource needs; none if it may not use its queue."""
+        if blocked is not None and blocked.reason not in {
+            ConditionReason.QUEUE_NOT_ALLOWED,
+            ConditionReason.NO_REDIS_USER,
+        }:
+            return
+        is_allowed = blocked is None or blocked.reason is ConditionReason.NO_REDIS_USER
+        if not is_allowed:
+            self._poller.forget(key)
+        users = self._type.redis_users(resource, self.context) if is_allowed else ()
+        if self.redis_users.get(key) != users:
+            self.redis_users[key] = users
+            self._users_changed()
 
     def _snapshot(self, key: Key, memory: _Memory[R]) -> ClusterSnapshot:
         children, pods = self._cache.children(key), self._cache.pods(key)
@@ -447,7 +473,8 @@ class Reconciler(Generic[R]):
         self._memories.pop(key, None)
         self.figures.pop(key, None)
         self.foreign.pop(key, None)
-        self._poller.forget(key)
+        if self.redis_users.pop(key, None):
+            self._users_changed()
 
     def _read(self, body: Body, memory: _Memory[R]) -> R:
         version = body["metadata"]["resourceVersion"]

@@ -16,6 +16,7 @@ from ballast_operator.context import OperatorContext
 from ballast_operator.kinds import DEPLOYMENT, Body, Key, Kind
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot, is_live
 from ballast_operator.poll_result import PollResult, Problem, QueueSource
+from ballast_queue.rights import RedisUser
 
 MOST_CHARACTERS = 1000
 
@@ -108,6 +109,8 @@ class ResourceType(Generic[R]):
     blocked: Callable[[R, OperatorContext, Iterable[Body]], ConditionValue | None] = lambda *_: None
     """Return why the resource must stay unchanged for now, as the value of `Degraded`. The third argument is every
     resource of this type."""
+    redis_users: Callable[[R, OperatorContext], tuple[RedisUser, ...]] = lambda _resource, _context: ()
+    """Return the users in the operator's own Redis that the resource needs."""
     named_secrets: Callable[[R], tuple[str, ...]] = lambda _resource: ()
     """Return the names of the Secrets that the resource names, which need the label `ballast.dev/allow`."""
     secrets: Callable[[R, OperatorContext], tuple[Key, ...]] = lambda _resource, _context: ()

@@ -28,7 +28,10 @@ class OperatorSettings(BaseModel):
     namespace: str = Field(min_length=1)
     """Namespace of the operator, with its Lease and its own Redis Secret."""
     worker_image: str = Field(min_length=1)
-    """Image of workers whose resource names none."""
+    """Image of native workers whose resource names none."""
+    vllm_worker_image: str = ""
+    """Image of workers with `engine.backend: vllm` whose resource names none. If it is empty, such a resource needs
+    `template.image`."""
     identity: str = Field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}", min_length=1)
     """Name of this replica in the Lease. The default is host name and process id."""
     lease_name: str = Field(default="ballast-operator", min_length=1)
@@ -46,6 +49,12 @@ class OperatorSettings(BaseModel):
     """Names of the hosts to which the operator connects if the Secret of a resource names them, separated by commas;
     `*` stands for any characters. It also connects to Services with a selector in the namespace of the resource, and to
     its own Redis."""
+    redis_password_days: float = Field(default=30, ge=0)
+    """Days after which the passwords of the users that the operator creates in its own Redis are replaced, without a
+    restart. 0 keeps them until the Secret `<lease name>-redis-users` is deleted."""
+    shared_queues: str = ""
+    """Names of queues that the resources of every namespace may use, separated by commas; `*` stands for any
+    characters. Without it, a queue belongs to the namespace with which its name begins."""
     require_secret_label: bool = True
     """Resources may name only Secrets with the label `ballast.dev/allow: "true"`. Set it to false only while you label
     the Secrets of existing resources: an account that may create resources can then read every Secret of its

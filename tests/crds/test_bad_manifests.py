@@ -43,7 +43,7 @@ def test_any_value_in_any_field_is_accepted_or_refused_with_a_message(leaf: str,
     place: Any = manifest["spec"]
     *path, last = leaf.split(".")
     for part in path:
-        place = place.setdefault(part.removesuffix("[]"), {})
+        place = place.setdefault(part.removesuffix("[]"), [{}] if part.endswith("[]") else {})
         place = place[0] if part.endswith("[]") else place
     place[last] = value
 

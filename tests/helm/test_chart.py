@@ -15,7 +15,7 @@ import pytest
 import yaml
 from control_plane import free_port
 
-from ballast_api import crd
+from ballast_api import crd, names
 from ballast_operator import permissions
 from ballast_operator.settings import PREFIX, OperatorSettings
 from ballast_queue.errors import QueueUnavailable
@@ -49,6 +49,7 @@ OTHER: dict[str, Any] = {
     "image.registry": "registry.example/team",
     "image.operator.digest": "sha256:" + "a" * 64,
     "image.worker.digest": "sha256:" + "b" * 64,
+    "image.vllmWorker.digest": "sha256:" + "d" * 64,
     "valkey.image.digest": "sha256:" + "c" * 64,
     "image.pullPolicy": "Always",
     "image.pullSecrets": ["pull"],
@@ -72,6 +73,8 @@ NEEDED: dict[str, dict[str, Any]] = {
     "grafana.dashboards.annotations": {"grafana": {"dashboards": {"enabled": True}}},
     "redis.existingSecret": {"valkey": {"enabled": False}},
     "serviceAccount.create": {"serviceAccount": {"name": "mine"}},
+    "image.vllmWorker.tag": {"image": {"vllmWorker": {"repository": "vllm-worker"}}},
+    "image.vllmWorker.digest": {"image": {"vllmWorker": {"repository": "vllm-worker"}}},
 }
 """Values that must be set for another value to have an effect."""
 
@@ -271,6 +274,27 @@ def test_the_program_of_helm_test_asks_operator_and_redis(helm: Helm, valkey, is
     assert "operator: ok" in done.stdout
 
 
+def test_only_pods_that_need_the_queue_reach_the_bundled_valkey(helm: Helm) -> None:
+    objects = helm.objects({})
+    (rule,) = objects["NetworkPolicy/ballast-valkey"]["spec"]["ingress"]
+    operator = objects["Deployment/ballast-operator"]["spec"]["template"]["metadata"]["labels"]
+    worker = names.pod_labels("llm", "m")
+    client = objects["Pod/ballast-test"]["metadata"]["labels"]
+
+    def admitted(labels: dict[str, str], *, is_near: bool) -> bool:
+        return any(
+            peer["podSelector"]["matchLabels"].items() <= labels.items() and (is_near or "namespaceSelector" in peer)
+            for peer in rule["from"]
+        )
+
+    assert rule["ports"] == [{"port": 6379}]
+    assert admitted(operator, is_near=True)
+    assert not admitted(operator, is_near=False), "the operator of another namespace"
+    assert admitted(worker, is_near=False)
+    assert admitted(client, is_near=True)
+    assert not admitted({"app": "anything"}, is_near=True)
+
+
 @pytest.mark.parametrize("password", ["plain", 'a"b\\c', "with space", "#hash$dollar"])
 def test_the_bundled_valkey_starts_with_its_password_and_is_fit_to_hold_work(
     helm: Helm, tmp_path: Path, password: str
@@ -328,8 +352,9 @@ def test_an_install_for_some_namespaces_has_roles_in_them_and_no_cluster_role(he
     assert granted["chat"] == granted["research"] == permissions.rules(permissions.NAMESPACES)
     secrets = [rule for rule in granted["system"] if rule["resources"] == ["secrets"]]
     assert secrets == [
-        {"apiGroups": [""], "resources": ["secrets"], "resourceNames": ["ballast-redis"], "verbs": ["get"]}
-    ]
+        {"apiGroups": [""], "resources": ["secrets"], "resourceNames": [name], "verbs": verbs}
+        for name, verbs in (("ballast-redis", ["get"]), ("ballast-operator-redis-users", ["get", "patch"]))
+    ] + [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]}]
 
 
 def test_the_usual_roles_of_kubernetes_get_rights_on_resources_and_not_on_their_status(helm: Helm) -> None:

@@ -37,7 +37,8 @@ def calls(between: Proxy, cluster: Cluster) -> Counter[str]:
     found: Counter[str] = Counter()
     for call in between.calls:
         parts = call.path.partition(f"/namespaces/{cluster.namespace}/")[2].split("/")
-        if parts[0] not in {"", "leases"} and parts[:2] != ["secrets", "own"]:
+        is_own = parts[0] == "secrets" and (parts[1:2] == ["own"] or parts[-1].endswith("-redis-users"))
+        if parts[0] not in {"", "leases"} and not is_own:
             found[parts[2] if len(parts) > 2 else parts[0]] += 1
     return found
 

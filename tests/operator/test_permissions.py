@@ -126,8 +126,9 @@ def live(cluster: Cluster, valkey: Any) -> None:
     queue.workers.publish(status, 60)
     until(lambda: cluster.resource()["spec"]["replicas"] == 2)
     until(lambda: cluster.get("secrets", "llm-ballast-redis"))
-    cluster.patch("secrets", "own-redis", {"data": {"note": "cm90YXRlZA=="}})
-    until(lambda: "note" in cluster.get("secrets", "llm-ballast-redis")["data"], said="the copy follows")
+    before = cluster.get("secrets", "llm-ballast-redis")["data"]
+    cluster.patch("secrets", "own-redis", {"stringData": {"url": f"{valkey.url}/0"}})
+    until(lambda: cluster.get("secrets", "llm-ballast-redis")["data"] != before, said="the address follows")
     until(lambda: cluster.get("prometheusrules", "llm") and cluster.get("servicemonitors", "llm"))
     off = {"monitoring": {"serviceMonitor": False, "prometheusRule": False}, "network": {"policy": False}}
     cluster.patch("inferencedeployments", "llm", {"spec": off | {"slo": {"ttftMilliseconds": 9}}})

@@ -14,7 +14,8 @@ from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import CONFIG_HASH, SPEC_HASH
 from ballast_api.worker_config import WorkerConfig
 from ballast_operator.children.config import REDIS_HASH, VERSION, config_texts, content_hash, version_of
-from ballast_operator.context import OperatorContext
+from ballast_operator.children.redis_users import secrets_hash
+from ballast_operator.context import OperatorContext, UserKeys
 from ballast_operator.drift import drift
 from ballast_operator.inference_deployment import DELETION_COST, plan
 from ballast_operator.kinds import SECRET, SERVICE, Body, Key
@@ -25,7 +26,11 @@ from ballast_worker import reload
 
 CONTEXT = OperatorContext(image="worker:1", kinds=frozenset({"ServiceMonitor", "PrometheusRule"}))
 OWN_REDIS = OperatorContext(
-    image="worker:1", redis={"url": "cmVkaXM6Ly94", "password": "eA=="}, redis_key=Key(SECRET, "ballast", "redis")
+    image="worker:1",
+    redis={"url": "cmVkaXM6Ly94", "password": "eA=="},
+    redis_key=Key(SECRET, "ballast", "redis"),
+    user_keys=UserKeys("first"),
+    refuses_users=False,
 )
 
 
@@ -181,9 +186,7 @@ def make_status(ip: str, *, online: int = 0) -> WorkerStatus:
 def test_the_operators_own_secret_is_copied_until_its_hash_is_known() -> None:
     first = plan(make_resource(1), EMPTY, OWN_REDIS)
     there = after(first, EMPTY)
-    rotated = OperatorContext(
-        image="worker:1", redis={"url": "eA==", "password": "eQ=="}, redis_key=Key(SECRET, "ballast", "redis")
-    )
+    rotated = replace(OWN_REDIS, user_keys=UserKeys("second", "first"))
     kinds = [step.key.kind.name for step in plan(make_resource(1), there, rotated).apply]
 
     assert first.apply[0].key.kind.name == "Secret"
@@ -194,14 +197,16 @@ def test_the_operators_own_secret_is_copied_until_its_hash_is_known() -> None:
 def test_running_pods_are_told_of_a_rotated_secret_once_and_new_ones_are_not() -> None:
     first = plan(make_resource(1), EMPTY, OWN_REDIS)
     there = after(first, ClusterSnapshot("u-1", pods=(make_pod("one", first.version),)))
-    rotated = replace(OWN_REDIS, redis={"url": "eA==", "password": "eQ=="})
+    rotated = replace(OWN_REDIS, user_keys=UserKeys("second", "first"))
     assert plan(make_resource(1), there, OWN_REDIS).annotate == ()
 
     second = plan(make_resource(1), there, rotated)
     there = after(second, there)
     there = replace(there, pods=(*there.pods, make_pod("new", first.version)))
 
-    assert [(each.key.name, each.annotations[REDIS_HASH]) for each in second.annotate] == [("one", rotated.redis_hash)]
+    assert [(each.key.name, each.annotations[REDIS_HASH]) for each in second.annotate] == [
+        ("one", secrets_hash(make_resource(1), rotated))
+    ]
     assert plan(make_resource(1), there, rotated).because == ()
 
 

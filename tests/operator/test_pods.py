@@ -8,7 +8,9 @@ import pytest
 from control_plane import ControlPlane
 
 from ballast_api.inference_deployment import InferenceDeployment
+from ballast_operator.children.monitoring import service_monitor
 from ballast_operator.children.pods import CPU_REQUEST, LOST_NODE_TAINTS, deployment
+from ballast_operator.named_secrets import named_secrets
 
 FETCHED = "hf://a/b"
 TEMPLATE = {"spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "50Gi"}}}}
@@ -190,3 +192,26 @@ def test_a_restricted_namespace_admits_pods_without_a_directory_of_the_node(
 
     assert (answer["kind"] == "Pod") == is_admitted, answer.get("message")
     assert is_admitted or "hostPath" in answer["message"]
+
+
+def test_a_certificate_makes_probes_scrapes_and_the_address_https() -> None:
+    def made(**network: Any) -> tuple[Any, Any, Any]:
+        manifest = {
+            "metadata": {"name": "llm", "namespace": "ns"},
+            "spec": {"model": {"uri": "file:///m"}, "network": network},
+        }
+        resource = InferenceDeployment.read(manifest, "test")
+        pod = deployment(resource, "v", image="worker:1", own_keys=frozenset())["spec"]["template"]["spec"]
+        monitor = service_monitor(resource)
+        assert monitor is not None
+        return resource, pod["containers"][0], monitor["spec"]["endpoints"][0]
+
+    resource, worker, endpoint = made(tlsSecret="certificate")
+    _, plain_worker, plain_endpoint = made()
+    probes = ("startupProbe", "readinessProbe", "livenessProbe")
+
+    assert {worker[probe]["httpGet"]["scheme"] for probe in probes} == {"HTTPS"}
+    assert (endpoint["scheme"], endpoint["tlsConfig"]["serverName"]) == ("https", "llm.ns.svc")
+    assert "certificate" in named_secrets(resource)
+    assert not [probe for probe in probes if "scheme" in plain_worker[probe]["httpGet"]]
+    assert "scheme" not in plain_endpoint

@@ -13,6 +13,7 @@ import redis
 
 from ballast_queue.job import Claimed, Result
 from ballast_queue.redis_store import Queue
+from ballast_queue.rights import worker_rules
 from ballast_queue.settings import QueueSettings
 
 
@@ -80,6 +81,17 @@ def line() -> Callable[..., bytes]:
 @pytest.fixture
 def result() -> Callable[..., Result]:
     return make_result
+
+
+@pytest.fixture
+def queue(valkey: Any, queue_name: str, user: Callable[..., tuple[str, str]]) -> Iterator[Queue]:
+    """A fresh queue, as a user with the rights of a worker sees it; a test leaves it in balance."""
+    name, password = user(*worker_rules(queue_name))
+    found = Queue.connect(valkey.url, queue_name, username=name, password=password)
+    yield found
+
+    assert found.check_integrity() == []
+    found.close()
 
 
 @pytest.fixture

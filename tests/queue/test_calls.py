@@ -13,6 +13,7 @@ import redis
 
 from ballast_queue.connection import SOURCE, Connection
 from ballast_queue.errors import (
+    CommandForbidden,
     JobNotFound,
     QueueError,
     QueueForbidden,
@@ -79,12 +80,12 @@ REFUSALS = {
     ),
     "a command that is not allowed": (
         redis.exceptions.NoPermissionError("no FCALL"),
-        QueueForbidden,
+        CommandForbidden,
         "refused a command to this user: check the ACL rules of the user",
     ),
     "a key that is not allowed": (
         redis.ResponseError("ACL failure in script: No permissions to access a key"),
-        QueueForbidden,
+        CommandForbidden,
         "refused a command to this user: check the ACL rules of the user",
     ),
     "no memory": (

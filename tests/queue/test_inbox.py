@@ -11,8 +11,9 @@ from ballast_queue.settings import QueueSettings, TenantSettings
 
 @pytest.fixture
 def add(queue, desk):
-    def add(item=None, **fields):
-        return desk.raw.xadd(queue.store.keys.inbox, ({} if item is None else {"item": item}) | fields)
+    def add(item=None, *, of=None, **fields):
+        inbox = queue.store.keys.inbox if of is None else queue.store.keys.inbox_of(of)
+        return desk.raw.xadd(inbox, ({} if item is None else {"item": item}) | fields)
 
     return add
 
@@ -64,16 +65,16 @@ def test_an_entry_without_a_job_is_a_job_of_its_own(queue, add, line):
 
 def test_what_is_wrong_with_an_entry_is_its_error_result(queue, add, line):
     queue.settings.apply(QueueSettings(tenants=(TenantSettings(name="acme"), TenantSettings(name="blue"))))
-    add(line("a"), job="j", tenant="acme")
-    add(b"{", job="j")
-    add(job="j")
-    add(line("b"), job="j", tenant="blue")
-    add(line("c"), job="j", tenant="green")
-    add(line("d"), job="j", colour="red")
-    add(line("e"), job="j", priority="high")
-    add(line("f"), job="j", deadline="soon")
-    add(line("g"), job="j", end="maybe")
-    add(line("a"), job="j")
+    add(line("a"), of="acme", job="j", tenant="acme")
+    add(b"{", of="acme", job="j")
+    add(of="acme", job="j")
+    add(line("b"), of="acme", job="j", tenant="blue")
+    add(line("c"), of="acme", job="j", tenant="green")
+    add(line("d"), of="acme", job="j", colour="red")
+    add(line("e"), of="acme", job="j", priority="high")
+    add(line("f"), of="acme", job="j", deadline="soon")
+    add(line("g"), of="acme", job="j", end="maybe")
+    add(line("a"), of="acme", job="j")
     queue.inbox.take_in()
 
     assert codes(queue, "j") == {
@@ -92,19 +93,19 @@ def test_what_is_wrong_with_an_entry_is_its_error_result(queue, add, line):
 
 def test_what_is_wrong_with_an_entry_names_the_field(queue, add, line):
     queue.settings.apply(QueueSettings(tenants=(TenantSettings(name="acme"), TenantSettings(name="blue"))))
-    add(line("a"), job="j", tenant="acme")
-    add(job="j")
-    add(line("b"), job="j", tenant="blue")
-    add(line("c"), job="j", tenant="green")
-    add(line("d"), job="j", end="maybe")
-    entry = add(line("e"), job="a b", tenant="acme").decode()
-    add(line("f"), job="j", colour="red")
-    add(line("g"), job="j", deadline="soon")
-    add(line("h"), job="j", priority="high")
+    add(line("a"), of="acme", job="j", tenant="acme")
+    add(of="acme", job="j")
+    add(line("b"), of="acme", job="j", tenant="blue")
+    add(line("c"), of="acme", job="j", tenant="green")
+    add(line("d"), of="acme", job="j", end="maybe")
+    entry = add(line("e"), of="acme", job="a b", tenant="acme").decode()
+    add(line("f"), of="acme", job="j", colour="red")
+    add(line("g"), of="acme", job="j", deadline="soon")
+    add(line("h"), of="acme", job="j", priority="high")
     queue.inbox.take_in()
     fields = {found.custom_id: (found.error["param"], found.error["message"]) for found in queue.results.read("j")}
     ((param, message),) = [
-        (found.error["param"], found.error["message"]) for found in queue.results.read(f"inbox-{entry}")
+        (found.error["param"], found.error["message"]) for found in queue.results.read(f"inbox-acme-{entry}")
     ]
 
     assert {name: param for name, (param, _) in fields.items()} == {
@@ -125,7 +126,7 @@ def test_what_is_wrong_with_an_entry_names_the_field(queue, add, line):
     assert "the string 'colour'), expected deadline, end, item, job, priority, tenant" in fields["f"][1]
     assert param == "job"
     assert message.startswith("job: found the string 'a b', expected an id of at most 128 letters, digits and . _ / -")
-    assert message.endswith("that no submitted job has")
+    assert message.endswith("that no submitted job and no job of another tenant has, and no id of an inbox entry")
 
 
 def test_an_entry_that_is_no_unicode_is_refused_and_holds_up_nothing(queue, desk, add, line):
@@ -150,8 +151,8 @@ def test_a_job_whose_first_entry_has_wrong_terms_gets_the_usual_ones(queue, add,
 
 def test_a_tenants_priority_is_taken_down_to_its_limit_in_the_inbox_too(queue, add, line):
     queue.settings.apply(QueueSettings(tenants=(TenantSettings(name="acme", max_priority=5),)))
-    add(line("a"), job="high", tenant="acme", priority="50")
-    add(line("a"), job="low", tenant="acme", priority="-7")
+    add(line("a"), of="acme", job="high", tenant="acme", priority="50")
+    add(line("a"), of="acme", job="low", priority="-7")
     queue.inbox.take_in()
 
     assert (queue.jobs.get("high").priority, queue.jobs.get("low").priority) == (5, -7)
@@ -168,11 +169,62 @@ def test_what_comes_by_the_inbox_shares_a_prefix_key_with_what_is_submitted(queu
 
 def test_a_job_of_an_unknown_tenant_fails(queue, add, line):
     queue.settings.apply(QueueSettings(tenants=(TenantSettings(name="acme"),)))
-    add(line("a"), job="j", tenant="green", end="1")
+    add(line("a"), of="acme", job="j", tenant="green", end="1")
     queue.inbox.take_in()
 
     assert queue.jobs.get("j").state is JobState.FAILED
     assert codes(queue, "j") == {"a": "unknown_tenant"}
+
+
+def test_a_queue_with_tenants_refuses_the_inbox_for_all_whatever_an_entry_claims(queue, add, line):
+    queue.settings.apply(QueueSettings(tenants=(TenantSettings(name="acme"), TenantSettings(name="default"))))
+    add(line("a"), of="acme", job="j")
+    entry = add(line("b"), job="j", tenant="acme", end="1").decode()
+    queue.inbox.take_in()
+
+    assert queue.jobs.get("j").state is JobState.VALIDATING, "a stranger does not close it"
+    assert queue.jobs.get("j").counts.waiting == 1
+    assert codes(queue, f"inbox-{entry}") == {"b": "unknown_tenant"}
+
+
+def test_the_inbox_of_a_tenant_decides_the_tenant_of_its_entries(queue, add, line):
+    queue.settings.apply(QueueSettings(tenants=(TenantSettings(name="acme"), TenantSettings(name="blue"))))
+    add(line("a"), of="blue", job="mine", tenant="acme")
+    add(line("a"), of="acme", job="theirs")
+    stranger = add(line("b"), of="blue", job="theirs", end="1").decode()
+    add(line("b"), of="acme", job="theirs", end="1")
+    waiting = queue.stats().inbox
+    queue.inbox.take_in()
+
+    assert (waiting, queue.stats().inbox) == (4, 0)
+    assert queue.jobs.get("mine").tenant == "blue"
+    assert codes(queue, "mine") == {"a": "wrong_tenant"}
+    assert (queue.jobs.get("theirs").tenant, queue.jobs.get("theirs").counts.waiting) == ("acme", 2)
+    assert queue.jobs.get(f"inbox-blue-{stranger}").tenant == "blue"
+    assert codes(queue, f"inbox-blue-{stranger}") == {"b": "invalid_job"}
+
+
+def test_no_writer_chooses_the_job_that_an_entry_of_another_tenant_becomes(queue, desk, line):
+    queue.settings.apply(QueueSettings(tenants=(TenantSettings(name="acme"), TenantSettings(name="blue"))))
+    of = queue.store.keys.inbox_of
+    desk.raw.xadd(of("blue"), {"item": line("a"), "job": "inbox-acme-9-0"}, id="7-0")
+    desk.raw.xadd(of("acme"), {"item": line("b")}, id="9-0")
+    queue.inbox.take_in()
+
+    assert codes(queue, "inbox-blue-7-0") == {"a": "invalid_job"}
+    assert (queue.jobs.get("inbox-acme-9-0").tenant, queue.jobs.get("inbox-acme-9-0").counts.waiting) == ("acme", 1)
+
+
+def test_a_full_inbox_leaves_room_for_those_of_other_tenants(queue, add, line):
+    queue.settings.apply(QueueSettings(tenants=(TenantSettings(name="acme"), TenantSettings(name="blue"))))
+    for i in range(30):
+        add(line(f"a{i}"), of="acme", job="big")
+    for i in range(3):
+        add(line(f"b{i}"), of="blue", job="small")
+    taken = queue.inbox.take_in(10)
+
+    assert taken == 10
+    assert [queue.jobs.get(job_id).counts.waiting for job_id in ("big", "small")] == [7, 3]
 
 
 def test_a_line_behind_the_end_mark_is_refused_by_name(queue, add, line):

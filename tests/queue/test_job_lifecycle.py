@@ -457,7 +457,7 @@ def test_the_same_item_twice_in_one_call_counts_once(queue, line, result):
     assert ids(queue, job_id) == ["r0", "r1"]
 
 
-def test_settings_of_a_newer_resource_or_generation_win(queue):
+def test_newer_settings_of_a_resource_win(queue):
     def put(created, generation):
         return queue.settings.apply(QueueSettings(created=created, generation=generation, max_attempts=generation + 1))
 
@@ -465,6 +465,61 @@ def test_settings_of_a_newer_resource_or_generation_win(queue):
 
     assert put_in_force == [True, False, False, True, True, True]
     assert queue.settings.read().max_attempts == 2
+
+
+def test_the_settings_of_a_queue_are_those_of_its_own_resource_then_of_the_oldest(queue):
+    namespace = queue.name.partition("/")[0]
+    put = [
+        queue.settings.apply(QueueSettings(owner=owner, created=created))
+        for owner, created in [
+            ("other/m", 5),
+            ("other/n", 4),
+            ("other/newer", 9),
+            (f"{namespace}/llm", 8),
+            (f"{namespace}/newer", 9),
+            (queue.name, 10),
+            (f"{namespace}/llm", 8),
+            ("other/m", 99),
+        ]
+    ]
+
+    assert put == [True, True, False, True, False, True, False, False]
+    assert queue.settings.read().owner == queue.name
+
+
+def test_settings_give_way_if_nobody_renews_them(queue, desk):
+    mine, other = QueueSettings(owner=queue.name, created=1), QueueSettings(owner="other/m", created=2)
+    queue.settings.apply(mine)
+    before = queue.settings.apply(other)
+    desk.raw.hset(queue.store.keys.settings, "renewed", "1")
+    queue.settings.renew(queue.name)
+    renewed = queue.settings.apply(other)
+    desk.raw.hset(queue.store.keys.settings, "renewed", "1")
+    gone = queue.settings.apply(other)
+
+    assert (before, renewed, gone) == (False, False, True)
+    assert queue.settings.renew(queue.name) == "other/m"
+    assert queue.settings.apply(mine), "the resource that the queue is named after returns"
+
+
+def test_settings_are_removed_by_the_name_of_their_owner_only(queue):
+    queue.settings.apply(QueueSettings(owner=queue.name, max_attempts=9))
+    dropped = [queue.settings.drop("other/m"), queue.settings.drop(queue.name), queue.settings.drop(queue.name)]
+
+    assert dropped == [False, True, False]
+    assert queue.settings.read() == QueueSettings()
+
+
+def test_settings_of_a_worker_of_an_older_version_replace_none_that_have_an_owner(queue):
+    def put_as_before():
+        call = "configure", (queue.store.keys.settings,), (99, 1, QueueSettings(max_attempts=7).model_dump_json())
+        return queue.store.call(call)
+
+    first = put_as_before()
+    taken = queue.settings.apply(QueueSettings(owner="other/m", created=5))
+
+    assert (first, taken, put_as_before()) == (1, True, 0)
+    assert queue.settings.read().max_attempts == 5
 
 
 def test_a_status_holds_until_it_expires_or_is_withdrawn(queue, desk):

@@ -162,7 +162,7 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
 
         @rule(target=jobs, n=st.integers(1, 3))
         def open_through_the_inbox(self, n: int) -> str:
-            job_id = f"inbox-job-{len(self.model)}"
+            job_id = f"job-{len(self.model)}"
             self.model[job_id] = ModelJob(job_id, is_closed=False, state=JobState.VALIDATING)
             self._add(self.model[job_id], n)
             return job_id

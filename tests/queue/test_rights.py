@@ -16,9 +16,9 @@ from ballast_queue.errors import LibraryUnfit, QueueForbidden
 from ballast_queue.job import JobState
 from ballast_queue.outcome import Outcome
 from ballast_queue.redis_store import Queue
+from ballast_queue.rights import DIRECT, administrator_rules, submitter_rules, worker_rules
+from ballast_queue.settings import QueueSettings, TenantSettings
 
-DIRECT = {"fcall", "fcall_ro", "hget", "hscan", "info", "xrange", "xread", "zrange"}
-"""Commands that the package runs outside of the functions."""
 FOREIGN = """#!lua name=x
 redis.register_function{
   function_name='ballast1_revision', callback=function() return 'hunter2' end, flags={'no-writes'}
@@ -29,7 +29,7 @@ redis.register_function{
 @pytest.fixture
 def named(queue, user):
     """The name and the password of a worker's user."""
-    name, password = user(*documented_rules(queue.name))
+    name, password = user(*worker_rules(queue.name))
     return {"username": name, "password": password}
 
 
@@ -42,7 +42,7 @@ def theirs(queue, named, valkey):
 
 
 def test_a_submitter_of_the_inbox_needs_only_xadd(queue, user, valkey, line):
-    name, password = user(*documented_rules(queue.name, user="submitter"))
+    name, password = user(*submitter_rules(queue.name))
     with redis.Redis.from_url(valkey.url, username=name, password=password, protocol=2) as theirs:
         theirs.xadd(queue.store.keys.inbox, {"item": line("a"), "job": "j", "end": "1"})
         for command in (("GET", "x"), ("XRANGE", queue.store.keys.inbox, "-", "+"), ("XADD", "x", "*", "a", "b")):
@@ -53,7 +53,21 @@ def test_a_submitter_of_the_inbox_needs_only_xadd(queue, user, valkey, line):
     assert queue.jobs.get("j").counts.waiting == 1
 
 
-def test_a_worker_and_the_command_need_no_more_than_the_documented_rules(theirs, desk, line, result):
+def test_a_submitter_of_one_tenant_cannot_write_for_another(queue, user, valkey, line):
+    queue.settings.apply(QueueSettings(tenants=(TenantSettings(name="acme"), TenantSettings(name="acme/eu"))))
+    name, password = user(*submitter_rules(queue.name, "acme"))
+    keys = queue.store.keys
+    with redis.Redis.from_url(valkey.url, username=name, password=password, protocol=2) as theirs:
+        theirs.xadd(keys.inbox_of("acme"), {"item": line("a"), "job": "j", "tenant": "acme/eu"})
+        for inbox in (keys.inbox, keys.inbox_of("acme/eu"), keys.inbox_of("acm")):
+            with pytest.raises(NoPermissionError):
+                theirs.xadd(inbox, {"item": line("a"), "job": "j"})
+    queue.inbox.take_in()
+
+    assert queue.jobs.get("j").tenant == "acme"
+
+
+def test_a_worker_and_the_command_need_no_more_than_the_rules(theirs, desk, line, result):
     desk.raw.xadd(theirs.store.keys.inbox, {"item": line("a"), "job": "j", "end": "1"})
     warnings = theirs.require_fit()
     theirs.settings.apply(theirs.settings.read())
@@ -84,18 +98,26 @@ def test_a_worker_and_the_command_need_no_more_than_the_documented_rules(theirs,
     assert theirs.check_integrity() == []
 
 
-def test_the_documented_rules_name_exactly_the_commands_that_ballast_runs():
+def test_the_rules_name_exactly_the_commands_that_ballast_runs():
     called = {name.lower() for name in re.findall(r"call\('([A-Z]+)'", SOURCE)}
-    rules = documented_rules("q")
+    rules = worker_rules("q")
     allowed = {rule.removeprefix("+") for rule in rules if rule.startswith("+")}
 
-    assert allowed == called | DIRECT
+    assert allowed == called | set(DIRECT)
+    assert len(rules) - 4 == len(allowed)
     assert [rule for rule in rules if not rule.startswith("+")] == [
         "resetkeys",
         "resetchannels",
-        "~ballast:{q}:*",
         "-@all",
+        "~ballast:{q}:*",
     ]
+
+
+def test_the_documentation_names_the_same_rules():
+    assert sorted(documented_rules("q")) == sorted(worker_rules("q"))
+    assert sorted(documented_rules("q", user="submitter")) == sorted(submitter_rules("q"))
+    assert sorted(documented_rules("q", user="operator")) == sorted(administrator_rules())
+    assert sorted(documented_rules("q", user="acme")) == sorted(submitter_rules("q", "acme"))
 
 
 @pytest.mark.parametrize(
@@ -112,6 +134,8 @@ def test_the_documented_rules_name_exactly_the_commands_that_ballast_runs():
         ("FLUSHDB",),
         ("CONFIG", "GET", "*"),
         ("ACL", "LIST"),
+        ("FUNCTION", "LIST"),
+        ("ACL", "SETUSER", "default", "on"),
         ("HGETALL", "ballast:{another/queue}:settings"),
         ("RENAME", "ballast:{another/queue}:settings", "x"),
         ("SWAPDB", "0", "1"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from uuid import uuid4
 
 import pytest
 
 from ballast_queue.redis_store import Queue
+from ballast_queue.rights import administrator_rules
 from ballast_queue.settings import QueueSettings
 from ballast_queue.status import ClassLoad, WorkerStatus
 from ballast_queue.unused import UnusedQueues, run_timers
@@ -15,6 +17,15 @@ from ballast_queue.unused import UnusedQueues, run_timers
 @pytest.fixture
 def release() -> str:
     return f"tests/{uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def queue(valkey, queue_name, user) -> Iterator[Queue]:
+    """A fresh queue, as the operator's user sees it. The test also lists keys."""
+    name, password = user(*administrator_rules(), "+scan")
+    found = Queue.connect(valkey.url, queue_name, username=name, password=password)
+    yield found
+    found.close()
 
 
 def unused(queue: Queue, release: str, seconds: float = 0) -> UnusedQueues:

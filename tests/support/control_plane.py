@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import yaml
 
-PEM = Path(__file__).parent.parent / "queue" / "loopback.pem"
+PEM = Path(__file__).parent / "loopback.pem"
 """Key and self-signed certificate of 127.0.0.1: serves TLS, signs service accounts, and is its own authority."""
 TOKEN = "test-admin"
 START_SECONDS = 60

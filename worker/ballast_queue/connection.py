@@ -7,6 +7,7 @@ decides whether to repeat the call. Leases cover the effects of a lost reply.
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import Callable, Iterator, Sequence
 from importlib.resources import files
 from typing import Any, Self, TypeVar
@@ -75,12 +76,14 @@ class Connection:
         socket_timeout: float,
         loads_functions: bool = True,
         admits: Admits | None = None,
+        ca: str | None = None,
     ) -> Self:
         """Connect, and check the function library. An administrator's connection loads a missing or older one.
 
         `admits` makes the connection strict, for a URL of somebody else: it uses `redis` and `rediss` only, connects
         only to hosts that `admits` accepts, also where a cluster redirects it, and raises one and the same error for
-        every failure before authentication.
+        every failure before authentication. `ca` has the certificates (PEM) of authorities that are trusted at a
+        `rediss://` address, besides those of the system.
 
         Raises:
             InvalidAddress, HostNotAdmitted: the URL is malformed, or its host is not admitted.
@@ -91,6 +94,8 @@ class Connection:
         if admits is not None and not admits(address.host):
             raise HostNotAdmitted
         options = _options(address, socket_timeout, admits)
+        if ca is not None and address.is_tls:
+            options["ssl_ca_data"] = _checked(ca)
         options |= {name: value for name, value in (("username", username), ("password", password)) if value}
         client = _client(address, options)
         settings: dict[str, Any] = {"loads_functions": loads_functions, "is_strict": admits is not None}
@@ -176,6 +181,36 @@ class Connection:
         """Wait until a stream has an entry after `after`, for at most `seconds` and half the timeout."""
         milliseconds = max(1, int(1000 * min(seconds, self._longest_wait)))
         self._translated(lambda: self._client.xread({key: after}, count=1, block=milliseconds))
+
+    @property
+    def is_cluster(self) -> bool:
+        """Return whether this is a Redis Cluster."""
+        return isinstance(self._client, RedisCluster)
+
+    @property
+    def has_database(self) -> bool:
+        """Return whether the URL names another database than 0."""
+        return not self.is_cluster and bool(self._client.get_connection_kwargs().get("db"))
+
+    def administer(self, commands: Sequence[Sequence[str]]) -> list[Any]:
+        """Run commands of an administrator, in a cluster on every node. Return the replies, of a cluster any node's."""
+        if not commands:
+            return []
+        replies: list[Any] = self._translated(lambda: self._administer(commands))
+        return replies
+
+    def _administer(self, commands: Sequence[Sequence[str]]) -> list[Any]:
+        if not self.is_cluster:
+            pipeline = self._client.pipeline(transaction=False)
+            for command in commands:
+                pipeline.execute_command(*command)
+            replies: list[Any] = pipeline.execute()
+            return replies
+        found = []
+        for command in commands:
+            reply = self._client.execute_command(*command, target_nodes=RedisCluster.ALL_NODES)
+            found.append(next(iter(reply.values())) if isinstance(reply, dict) else reply)
+        return found
 
     def info(self, section: str) -> dict[str, Any]:
         """Return one section of INFO."""
@@ -290,6 +325,21 @@ def _options(address: RedisAddress, socket_timeout: float, admits: Admits | None
     if admits is not None:
         options["connection_class"] = _admitting(redis.SSLConnection if address.is_tls else redis.Connection, admits)
     return options
+
+
+def _checked(ca: str) -> str:
+    """Return the certificates. The client of Redis would leave a socket open for each attempt with wrong ones.
+
+    Raises:
+        QueueForbidden: they are not PEM.
+    """
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=ca)
+    except (ValueError, ssl.SSLError):
+        pass  # the text quotes what was found
+    else:
+        return ca
+    raise QueueForbidden("The certificates of authorities for Redis are not PEM. Write -----BEGIN CERTIFICATE----- ...")
 
 
 def _client(address: RedisAddress, options: dict[str, Any]) -> redis.Redis:

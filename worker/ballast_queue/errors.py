@@ -3,6 +3,7 @@
 QueueError
 ├── QueueUnavailable        Redis is unreachable or cannot serve the call now: repeat it later
 ├── QueueForbidden          Redis refuses the user
+│   └── CommandForbidden    Redis knows the user, who may not run a command
 ├── QueueFull               Redis is out of memory and accepts no more work
 ├── ServerUnfit             Redis is too old, or evicts keys
 ├── LibraryUnfit            Redis lacks the functions of this version
@@ -37,6 +38,10 @@ class QueueUnavailable(QueueError):
 
 class QueueForbidden(QueueError):
     """Redis refused the user, the password or a command."""
+
+
+class CommandForbidden(QueueForbidden):
+    """Redis knows the user, who may not run a command, or not on a key."""
 
 
 class QueueFull(QueueError):

@@ -11,7 +11,7 @@ import ssl
 
 from redis import exceptions as refusals
 
-from ballast_queue.errors import QueueError, QueueForbidden, QueueFull, QueueUnavailable, RefusedCall
+from ballast_queue.errors import CommandForbidden, QueueError, QueueForbidden, QueueFull, QueueUnavailable, RefusedCall
 
 _KINDS: tuple[tuple[type[BaseException], str], ...] = (
     (ssl.SSLCertVerificationError, "its TLS certificate is not trusted"),
@@ -58,7 +58,7 @@ STRICT = (
 def failure_of(error: Exception) -> QueueError:
     """Return the error of this package that describes a failure of redis-py. It quotes nothing and has no cause."""
     if is_refused_command(error):
-        return QueueForbidden("Redis refused a command to this user: check the ACL rules of the user")
+        return CommandForbidden("Redis refused a command to this user: check the ACL rules of the user")
     if isinstance(error, refusals.AuthenticationError | refusals.AuthorizationError):
         return QueueForbidden("Redis refused this user: check user name and password")
     if isinstance(error, refusals.OutOfMemoryError) or _code_of(error) == "OOM":

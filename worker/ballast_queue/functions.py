@@ -72,18 +72,33 @@ class Functions:
         return self._of_job("open", job_id, tenant, priority, deadline or 0, key, source, refuses_passed)
 
     def store(
-        self, job_id: str, source: Source, before: int, lines: Sequence[Line], *, prefix_key: int, closes: bool
+        self,
+        job_id: str,
+        source: Source,
+        before: int,
+        lines: Sequence[Line],
+        *,
+        prefix_key: int,
+        closes: bool,
+        tenant: str | None = None,
     ) -> Call:
-        """`before` is the number of lines stored before; -1 appends to any number."""
+        """`before` is the number of lines stored before; -1 appends to any number.
+
+        `tenant` is the one whose inbox has the entries; None: they are in the inbox for all, or the lines have none.
+        """
         arguments: list[Argument] = [source, before, int(closes), prefix_key]
         for line in lines:
             custom_id = json.dumps(line.custom_id, ensure_ascii=False) if line.custom_id else ""
             asked_out = "" if line.asked_out is None else line.asked_out
             arguments += (line.kind, line.entry, line.custom_id, custom_id, line.text, asked_out)
-        return self._of_job("store", job_id, *arguments)
+        keys = self._keys.of_job(job_id)
+        if tenant is not None:
+            keys = tuple(self._keys.inbox_of(tenant) if key == self._keys.inbox else key for key in keys)
+        return "store", keys, (job_id, *arguments)
 
-    def begin_intake(self, owner: str, limit: int, seconds: float) -> Call:
-        return "begin_intake", (self._keys.inbox, self._keys.intake), (owner, limit, seconds)
+    def begin_intake(self, owner: str, limit: int, seconds: float, tenants: Sequence[str]) -> Call:
+        keys = (self._keys.inbox, self._keys.intake, *map(self._keys.inbox_of, tenants))
+        return "begin_intake", keys, (owner, limit, seconds)
 
     def end_intake(self, owner: str) -> Call:
         return "end_intake", (self._keys.intake,), (owner,)
@@ -155,12 +170,21 @@ class Functions:
     def audit(self, job_ids: Sequence[str]) -> Call:
         return "audit", self._keys.for_audit(job_ids), job_ids
 
-    def stats(self) -> Call:
-        return "stats", (self._keys.totals, self._keys.inbox, self._keys.backlog), ()
+    def stats(self, tenants: Sequence[str]) -> Call:
+        inboxes = map(self._keys.inbox_of, tenants)
+        return "stats", (self._keys.totals, self._keys.inbox, self._keys.backlog, *inboxes), ()
 
-    def configure(self, created: float, generation: int, text: str, numbers: dict[str, float]) -> Call:
+    def set_settings(
+        self, owner: str, rank: int, created: float, generation: int, *, text: str, numbers: dict[str, float]
+    ) -> Call:
         pairs = [value for pair in numbers.items() for value in pair]
-        return "configure", (self._keys.settings,), (created, generation, text, *pairs)
+        return "set_settings", (self._keys.settings,), (owner, rank, created, generation, text, *pairs)
+
+    def renew_settings(self, owner: str) -> Call:
+        return "renew_settings", (self._keys.settings,), (owner,)
+
+    def drop_settings(self, owner: str) -> Call:
+        return "drop_settings", (self._keys.settings,), (owner,)
 
     def charge(self, costs: Sequence[tuple[str, float]]) -> Call:
         return "charge", (self._keys.service,), [value for pair in costs for value in pair]

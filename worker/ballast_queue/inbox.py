@@ -3,6 +3,9 @@
 `XADD ballast:{<queue>}:inbox * item <line> job <id> tenant <name> priority <n> deadline <unix seconds>`. The first
 entry of a job sets its tenant, priority and deadline. An entry with `end 1` closes the job. An entry without `job` is a
 job of its own. A wrong entry becomes an error result.
+
+A queue that declares its tenants has one inbox for each: `ballast:{<queue>}:inbox:<tenant>`. The rules of the writer's
+user in Redis name the inbox, so the inbox proves the tenant. The queue then refuses entries of the inbox for all.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 _FIELDS = frozenset({"item", "job", "tenant", "priority", "deadline", "end"})
 _ENDS = {"1": True, "true": True, "0": False, "false": False, "": False}
 _DEFAULT_TENANT = "default"
+_OWN_JOB = re.compile(r"inbox-(.+-)?\d+-\d+")
+"""The ids of jobs that entries become. No writer may choose such an id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +42,19 @@ class Entry:
     id: bytes
     item: bytes | None
     fields: dict[str, str]
+    tenant: str | None = None
+    """The tenant whose inbox has the entry; None: the inbox for all."""
 
     @property
     def own_job(self) -> str:
         """Id of the job that the entry becomes if it can join no other."""
-        return f"inbox-{self.id.decode()}"
+        return "-".join(("inbox", *([] if self.tenant is None else [self.tenant]), self.id.decode()))
+
+    @property
+    def job(self) -> str:
+        """Id of the job that the entry names, or of its own job if the name is not usable."""
+        name = self.fields.get("job", "")
+        return name if _JOB_ID.fullmatch(name) and not _OWN_JOB.fullmatch(name) else self.own_job
 
     @property
     def closes(self) -> bool:
@@ -60,26 +73,29 @@ class InboxReader:
 
     def take_in(self, limit: int = 500) -> int:
         """Move up to `limit` entries into jobs. Return how many there were, or 0 if another worker reads the inbox."""
-        owner = token_hex(8)
-        replies = self._store.call(self._store.functions.begin_intake(owner, limit, INTAKE_SECONDS))
+        owner, settings = token_hex(8), self._settings.read()
+        tenants = [tenant.name for tenant in settings.tenants]
+        replies = self._store.call(self._store.functions.begin_intake(owner, limit, INTAKE_SECONDS, tenants))
         if not replies:
             return 0
         try:
-            settings = self._settings.read()
-            jobs: dict[str, list[Entry]] = {}
-            for entry in (_entry(*reply) for reply in replies):
-                name = entry.fields.get("job", "")
-                jobs.setdefault(name if _JOB_ID.fullmatch(name) else entry.own_job, []).append(entry)
-            for job_id, entries in jobs.items():
+            jobs: dict[tuple[str | None, str], list[Entry]] = {}
+            for entry in (_entry(tenants, *reply) for reply in replies):
+                # The inbox for all proves no tenant. In a queue with tenants, no entry of it joins a job.
+                job_id = entry.own_job if tenants and entry.tenant is None else entry.job
+                jobs.setdefault((entry.tenant, job_id), []).append(entry)
+            for (_, job_id), entries in jobs.items():
                 self._take(job_id, entries, settings)
         finally:
             self._store.call(self._store.functions.end_intake(owner))
         return len(replies)
 
     def _take(self, job_id: str, entries: Sequence[Entry], settings: QueueSettings) -> None:
+        tenant = entries[0].tenant
         job = open_job(self._store, job_id, _terms(entries[0], settings), key="", source="inbox")
-        if job.source != "inbox":
-            # The writer of an entry may not add to a submitted job, which may be another tenant's.
+        is_foreign = job.source != "inbox" or (tenant is not None and job.tenant != tenant)
+        if is_foreign and job_id != entries[0].own_job:
+            # The writer of an entry may not add to a submitted job, nor to that of another tenant.
             for entry in entries:
                 self._take(entry.own_job, [entry], settings)
             return
@@ -92,19 +108,19 @@ class InboxReader:
             closes = entry.closes or job_id == entry.own_job
             if closes or len(lines) == CHUNK_LINES or entry is entries[-1]:
                 functions = self._store.functions
-                call = functions.store(job_id, "inbox", -1, lines, prefix_key=prefix_key, closes=closes)
+                call = functions.store(job_id, "inbox", -1, lines, prefix_key=prefix_key, closes=closes, tenant=tenant)
                 self._store.call(call)
                 lines, prefix_key = [], 0
 
 
-def _entry(entry_id: bytes, pairs: Sequence[bytes]) -> Entry:
+def _entry(tenants: Sequence[str], entry_id: bytes, pairs: Sequence[bytes], position: int = 0) -> Entry:
     item, fields = None, {}
     for name, value in zip(pairs[::2], pairs[1::2], strict=True):
         if name == b"item":
             item = value
         else:
             fields[name.decode(errors="replace")] = value.decode(errors="replace")
-    return Entry(entry_id, item, fields)
+    return Entry(entry_id, item, fields, tenants[position - 1] if position else None)
 
 
 def _read_priority(fields: dict[str, str]) -> int:
@@ -128,11 +144,13 @@ def _read_deadline(fields: dict[str, str]) -> float | None:
 
 def _terms(entry: Entry, settings: QueueSettings) -> Terms:
     """Return the terms of the job that `entry` opens. A wrong value counts as its default (see `_problems`)."""
-    tenant, priority, deadline = entry.fields.get("tenant", _DEFAULT_TENANT), 0, None
+    tenant, priority, deadline = entry.tenant or entry.fields.get("tenant", _DEFAULT_TENANT), 0, None
     try:
         check_tenant(tenant)
     except InvalidJob:
         tenant = _DEFAULT_TENANT
+    if settings.tenants and entry.tenant is None:
+        return Terms(_DEFAULT_TENANT)
     try:
         priority = settings.priority_of(tenant, _read_priority(entry.fields))
         deadline = _read_deadline(entry.fields)
@@ -143,12 +161,20 @@ def _terms(entry: Entry, settings: QueueSettings) -> Terms:
 
 def _problems(entry: Entry, job_id: str, tenant: str, settings: QueueSettings) -> Iterator[InvalidBody]:
     fields = entry.fields
+    if settings.tenants and entry.tenant is None:
+        message = (
+            "tenant: found the inbox for all, expected the inbox of a tenant, since this queue declares its tenants"
+        )
+        yield InvalidBody("tenant", message, "unknown_tenant")
     unknown = sorted(fields.keys() - _FIELDS)
     if unknown:
         found = f"an unknown field ({describe(unknown[0])})"
         yield wrong("entry", found, ", ".join(sorted(_FIELDS)), code="invalid_entry")
     if "job" in fields and fields["job"] != job_id:
-        wanted = "an id of at most 128 letters, digits and . _ / - that no submitted job has"
+        wanted = (
+            "an id of at most 128 letters, digits and . _ / - that no submitted job and no job of another tenant has, "
+            "and no id of an inbox entry"
+        )
         yield wrong("job", describe(fields["job"]), wanted, code="invalid_job")
     if fields.get("end", "") not in _ENDS:
         yield wrong("end", describe(fields["end"]), "1 in the last entry of a job", code="invalid_entry")

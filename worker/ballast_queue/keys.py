@@ -13,11 +13,26 @@ _QUEUE = ("totals", "jobs", "ready", "backlog", "timers", "settings", "keys", "i
 _JOB = ("", ":items", ":live", ":returned", ":delayed", ":leases", ":prefixes", ":dead", ":results", ":ids")
 
 
+def _base(queue: str) -> str:
+    return f"ballast:{{{queue}}}:"
+
+
+def key_pattern(queue: str) -> str:
+    """Return the pattern that matches the keys of one queue. A name of a queue has no special characters."""
+    return f"{_base(queue)}*"
+
+
+def queue_of_pattern(pattern: str) -> str | None:
+    """Return the queue of a pattern from `key_pattern`, or None for another pattern."""
+    queue = pattern.removeprefix("ballast:{").removesuffix("}:*")
+    return queue if pattern == key_pattern(queue) else None
+
+
 class Keys:
     """The keys of one queue."""
 
     def __init__(self, queue: str) -> None:
-        self._base = f"ballast:{{{queue}}}:"
+        self._base = _base(queue)
         self._queue = tuple(self._key(part) for part in _QUEUE)
         self.totals, self.jobs, self.ready, self.backlog, self.timers, self.settings, _, self.inbox = self._queue[:8]
         self.groups, self.active, self.held = self._queue[8:]
@@ -34,6 +49,10 @@ class Keys:
     def _of_job(self, job_id: str) -> tuple[bytes, ...]:
         """Return the KEYS of a transition of a job, in the order of `bind` in ballast.lua."""
         return (*self._queue, *(self._key(f"job:{job_id}{part}") for part in _JOB))
+
+    def inbox_of(self, tenant: str) -> bytes:
+        """Return the key of the inbox of one tenant. Only a queue that declares its tenants reads it."""
+        return self._key(f"inbox:{tenant}")
 
     def for_audit(self, job_ids: Iterable[str]) -> list[bytes]:
         """Return the KEYS of `audit`."""

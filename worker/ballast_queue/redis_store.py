@@ -57,6 +57,7 @@ class Queue:
         password: str | None = None,
         socket_timeout: float = 5.0,
         loads_functions: bool = False,
+        ca: str | None = None,
     ) -> Self:
         """Connect to `redis://`, `rediss://` (TLS) or `unix://`.
 
@@ -75,7 +76,12 @@ class Queue:
                 "with a letter or digit at both ends"
             ) from None
         connection = Connection.open(
-            url, username=username, password=password, socket_timeout=socket_timeout, loads_functions=loads_functions
+            url,
+            username=username,
+            password=password,
+            socket_timeout=socket_timeout,
+            loads_functions=loads_functions,
+            ca=ca,
         )
         return cls(connection, name)
 
@@ -90,7 +96,7 @@ class Queue:
 
     def stats(self) -> QueueStats:
         """Return the figures of the whole queue."""
-        return stats_of(self.store.call(self.store.functions.stats()))
+        return stats_of(self.store.call(self.store.functions.stats(self.settings.tenants())))
 
     def check_server(self) -> list[str]:
         """Return the problems of the server as sentences. Mere warnings start with `warning:`."""

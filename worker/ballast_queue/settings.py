@@ -1,6 +1,8 @@
 """Settings of a queue: its tenants, its models, its attempts and its time limits.
 
-Workers write them from their configuration. The newest resource wins, then its newest generation.
+Workers write them from their configuration. If several resources share a queue, the resource that the queue is named
+after has its settings in force, then one of its namespace, then the oldest. Settings that are not
+renewed for some minutes give way.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ class QueueSettings(_Settings):
     """Settings of one queue, for submitters and workers."""
 
     version: int = 1
+    owner: str = ""
+    """The resource of the settings, as `namespace/name`."""
     created: float = 0
     """When the resource of the settings was created, Unix seconds."""
     generation: int = 0

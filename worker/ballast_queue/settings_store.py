@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ballast_queue.errors import UnreadableValue
 from ballast_queue.records import parse
 from ballast_queue.settings import QueueSettings
 from ballast_queue.store import Store
+from ballast_queue.unreadable import text_of
 
 _NUMBERS = (
     *("max_attempts", "lease_seconds", "results_seconds", "abandoned_seconds"),
@@ -17,7 +19,7 @@ _NUMBERS = (
 
 @dataclass(frozen=True, slots=True)
 class SettingsStore:
-    """The settings of a queue. Those of the newest resource and generation are in force."""
+    """The settings of a queue. Those of one owner are in force, in their newest generation, until it is gone."""
 
     _store: Store
 
@@ -28,9 +30,40 @@ class SettingsStore:
             QueueSettings() if text is None else parse(QueueSettings, text, f"settings of queue {self._store.name!r}")
         )
 
+    def tenants(self) -> tuple[str, ...]:
+        """Return the tenants that the queue declares; none if the settings cannot be read."""
+        try:
+            return tuple(tenant.name for tenant in self.read().tenants)
+        except UnreadableValue:
+            return ()
+
     def apply(self, settings: QueueSettings) -> bool:
-        """Put the settings in force unless newer ones are. Return whether these are in force now."""
+        """Put the settings in force unless another owner's, or newer ones, are. Return whether these are in force now.
+
+        Repeat the call at least once a minute, so that the settings stay in force.
+        """
         numbers = {name: getattr(settings, name) for name in _NUMBERS}
-        text = settings.model_dump_json()
-        call = self._store.functions.configure(settings.created, settings.generation, text, numbers)
+        call = self._store.functions.set_settings(
+            settings.owner,
+            _rank(settings.owner, self._store.name),
+            settings.created,
+            settings.generation,
+            text=settings.model_dump_json(),
+            numbers=numbers,
+        )
         return bool(self._store.call(call))
+
+    def renew(self, owner: str) -> str:
+        """Keep the settings of an owner in force. Return the owner of those in force; empty if none is known."""
+        return text_of(self._store.call(self._store.functions.renew_settings(owner)))
+
+    def drop(self, owner: str) -> bool:
+        """Remove the settings if they are those of an owner that is gone. Return whether they were."""
+        return bool(self._store.call(self._store.functions.drop_settings(owner)))
+
+
+def _rank(owner: str, queue: str) -> int:
+    """Return the precedence of an owner: the resource that the queue is named after, then others of its namespace."""
+    if owner == queue:
+        return 0
+    return 1 if owner.partition("/")[0] == queue.partition("/")[0] else 2

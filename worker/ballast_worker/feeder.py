@@ -37,6 +37,8 @@ TICK_SECONDS = 1.0
 INTAKE_ENTRIES = 500
 """Inbox entries that are taken in between two rounds of leases and claims; some tens of milliseconds."""
 STATUS_TTL_SECONDS = 5.0
+SETTINGS_SECONDS = 60.0
+"""How often the worker writes its settings to the queue again, so that they stay in force."""
 FIRST_BACKOFF, LAST_BACKOFF = 0.05, 2.0
 RENEW_SECONDS = 1.0
 """How soon a new address or password is tried again while the old connection still works."""
@@ -76,6 +78,9 @@ class Feeder:
         self._status = status
         self._settings = settings
         self._is_configured = False
+        self._configure_at = 0.0
+        self._is_followed = True
+        """Whether the queue has the settings of this worker's resource in force."""
         self._in_flight = InFlightItems(worker, reader.revision)
         self._claimer = Claimer(worker, loop, reader, self._in_flight)
         self._queue: Queue | None = None
@@ -245,14 +250,20 @@ class Feeder:
                 if not self._is_configured:
                     log.warning("redis configuration", warning=warning)
             self._heartbeat_at = self._tick_at = self._intake_at = 0.0
-        if not self._is_configured:
+        if not self._is_configured or time.monotonic() >= self._configure_at:
             self._is_configured = True
-            settings = self._settings
-            if not self._queue.settings.apply(settings):
-                log.info("queue has newer settings than this worker's configuration")
-            self._lease_seconds = self._queue.settings.read().lease_seconds
-            self._claimer.weights = {tenant.name: tenant.weight for tenant in settings.tenants}
+            self._apply_settings(self._queue)
         return self._queue
+
+    def _apply_settings(self, queue: Queue) -> None:
+        settings = self._settings
+        self._configure_at = time.monotonic() + SETTINGS_SECONDS
+        is_followed = queue.settings.apply(settings)
+        if self._is_followed and not is_followed:
+            log.info("queue follows the settings of another resource, or newer ones than this worker's configuration")
+        self._is_followed = is_followed
+        self._lease_seconds = queue.settings.read().lease_seconds
+        self._claimer.weights = {tenant.name: tenant.weight for tenant in settings.tenants}
 
     def _renew(self, old: Queue) -> None:
         """Replace the connection. Keep the old one while the new address or password does not work yet."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections import Counter
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -356,8 +357,10 @@ class HttpServer(uvicorn.Server):
 
     address = ""
 
-    def __init__(self, app: Starlette, connections: Connections, *, name: str = "") -> None:
-        """Create a server. Its log lines start with `name`."""
+    def __init__(
+        self, app: Starlette, connections: Connections, *, name: str = "", tls: ssl.SSLContext | None = None
+    ) -> None:
+        """Create a server. Its log lines start with `name`. With `tls`, it serves HTTPS only."""
 
         def protocol(**options: Any) -> HttpConnection:
             return HttpConnection(connections, **options)
@@ -378,6 +381,9 @@ class HttpServer(uvicorn.Server):
                 timeout_graceful_shutdown=STOP_SECONDS,
             )
         )
+        if tls is not None:
+            self.config.load()
+            self.config.ssl = tls
         self._connections = connections
         self._event = f"{name} listening".strip()
 

@@ -10,7 +10,7 @@ from ballast_log import Log
 from ballast_queue.errors import InvalidSubmission, QueueError
 from ballast_queue.redis_store import Queue
 from ballast_worker.errors import AddressTaken, NotServed
-from ballast_worker.settings import model_directory, redis_password, redis_url
+from ballast_worker.settings import model_directory, redis_ca, redis_password, redis_url
 from ballast_worker.tenancy import ApiKeys
 
 log = Log(__name__)
@@ -23,6 +23,11 @@ def prepare(config: WorkerConfig) -> socket.socket:
         NotServed: the configuration asks for something that this worker cannot do.
         AddressTaken: another process listens on the address.
     """
+    if config.engine.backend != "native":
+        raise NotServed(
+            "engine.backend is vllm: start `ballast-vllm` in an environment with vLLM and `pip install "
+            "'ballast[vllm]'`, or set engine.backend to native"
+        )
     model_directory(config)
     if config.runtime.api_keys_file is not None:
         ApiKeys.load(config.runtime.api_keys_file)
@@ -65,12 +70,12 @@ def _bind(host: str, port: int, field: str) -> socket.socket:
 
 def _check_queue(config: WorkerConfig) -> None:
     """Log the problems of Redis. Only a wrong address is an error: online requests do not need Redis."""
-    password = redis_password(config)
+    password, ca = redis_password(config), redis_ca(config)
     url = redis_url(config)
     if url is None:
         return
     try:
-        queue = Queue.connect(url, config.queue_name, password=password)
+        queue = Queue.connect(url, config.queue_name, password=password, ca=ca)
         problems = queue.check_server()
         queue.close()
     except InvalidSubmission as error:

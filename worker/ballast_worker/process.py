@@ -7,7 +7,6 @@ import signal
 import socket
 from pathlib import Path
 
-import uvloop
 from starlette.applications import Starlette
 
 from ballast_api.worker_config import WorkerConfig
@@ -20,6 +19,7 @@ from ballast_worker.errors import NotServed
 from ballast_worker.http_server import Connections, HttpLimits, HttpServer
 from ballast_worker.preflight import listen_for_metrics
 from ballast_worker.settings import public_host
+from ballast_worker.tls import EventLoop
 from ballast_worker.worker import Worker
 
 log = Log(__name__)
@@ -39,7 +39,7 @@ def run(config: WorkerConfig, path: Path | None, listener: socket.socket) -> Non
     except EngineError as error:
         raise NotServed(str(error)) from error
     process = Process(worker, create_app(config, worker=worker), listener, metrics_listener)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=EventLoop) as runner:
         runner.run(process.serve())
 
 
@@ -53,19 +53,20 @@ class Process:
         self._listener = listener
         self._draining: asyncio.Task[None] | None = None
         self._metrics_listener = metrics_listener
-        self._server = HttpServer(app, worker.connections)
+        self._tls = worker.certificate.context if worker.certificate is not None else None
+        self._server = HttpServer(app, worker.connections, tls=self._tls)
 
     async def serve(self) -> None:
         """Serve until a signal, and return when everything has stopped."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, signal.Signals(number).name)
-        self._worker.address = self._server.address = _address_of(self._listener)
+        self._worker.address = self._server.address = self._address_of(self._listener)
         if self._metrics_listener is None:
             await self._server.serve(sockets=[self._listener])
             return
-        metrics = HttpServer(owner_routes(self._worker), Connections(OWNER_LIMITS), name="metrics")
-        metrics.address = _address_of(self._metrics_listener)
+        metrics = HttpServer(owner_routes(self._worker), Connections(OWNER_LIMITS), name="metrics", tls=self._tls)
+        metrics.address = self._address_of(self._metrics_listener)
         beside = asyncio.create_task(metrics.serve(sockets=[self._metrics_listener]))
         try:
             await self._server.serve(sockets=[self._listener])
@@ -88,7 +89,6 @@ class Process:
         finally:
             self._server.should_exit = True
 
-
-def _address_of(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://{public_host(host)}:{port}"
+    def _address_of(self, listener: socket.socket) -> str:
+        host, port = listener.getsockname()[:2]
+        return f"{'http' if self._tls is None else 'https'}://{public_host(host)}:{port}"

@@ -15,7 +15,13 @@ def service_monitor(resource: InferenceDeployment) -> Body | None:
     if not monitoring.service_monitor:
         return None
     port = METRICS_PORT_NAME if resource.spec.network.metrics_from else HTTP_PORT_NAME
-    endpoint = {"port": port, "path": METRICS_PATH, "interval": f"{monitoring.scrape_seconds}s"}
+    endpoint: Body = {"port": port, "path": METRICS_PATH, "interval": f"{monitoring.scrape_seconds}s"}
+    secret = resource.spec.network.tls_secret
+    if secret is not None:
+        # Prometheus scrapes pods by address, and a certificate names the Service.
+        host = f"{resource.metadata.name}.{resource.metadata.namespace}.svc"
+        authority = {"secret": {"name": secret, "key": "ca.crt", "optional": True}}
+        endpoint |= {"scheme": "https", "tlsConfig": {"ca": authority, "serverName": host}}
     spec = {"selector": {"matchLabels": selector(resource.metadata.name)}, "endpoints": [endpoint]}
     return manifest(SERVICE_MONITOR, resource, {"spec": spec}, labels=dict(monitoring.labels))
 

@@ -1,0 +1,77 @@
+"""The users in the operator's own Redis that a resource gets, and the Secrets with their passwords. PURE.
+
+A password is computed from a key that only the operator knows. So the same users can be created again after Redis lost
+them, and only the key is stored.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+from collections.abc import Iterator, Mapping
+
+from ballast_api.inference_deployment import InferenceDeployment
+from ballast_api.names import COPY_OF, redis_secret
+from ballast_operator.children.config import CA
+from ballast_operator.children.manifest import hash_of, manifest
+from ballast_operator.context import OperatorContext, UserKeys
+from ballast_operator.kinds import SECRET, Body
+from ballast_queue.address import with_user
+from ballast_queue.rights import RedisUser, submitter_rules, worker_rules
+
+PREFIX = "ballast"
+
+
+def user_prefix(release: str) -> str:
+    """Return the begin of the names of all users that a release creates."""
+    return f"{PREFIX}:{release}:"
+
+
+def redis_users(resource: InferenceDeployment, context: OperatorContext) -> tuple[RedisUser, ...]:
+    """Return the users of a resource; none if it does not use the operator's own Redis."""
+    return tuple(user for _, user in _by_secret(resource, context))
+
+
+def redis_secrets(resource: InferenceDeployment, context: OperatorContext) -> tuple[Body, ...]:
+    """Return the Secrets with address, user and password for the workers, and for each submitter."""
+    source = context.redis_key
+    origin = {COPY_OF: f"{source.namespace}/{source.name}" if source is not None else ""}
+    return tuple(
+        manifest(SECRET, resource, {"type": "Opaque", "data": _data(context, user)}, name=name, annotations=origin)
+        for name, user in _by_secret(resource, context)
+    )
+
+
+def secrets_hash(resource: InferenceDeployment, context: OperatorContext) -> str:
+    """Return a hash of the data of all these Secrets; empty if there are none."""
+    data = {name: _data(context, user) for name, user in _by_secret(resource, context)}
+    return hash_of(data) if data else ""
+
+
+def _by_secret(resource: InferenceDeployment, context: OperatorContext) -> Iterator[tuple[str, RedisUser]]:
+    if context.redis is None or resource.spec.redis is not None:
+        return
+    about, queue = resource.metadata, resource.queue_name
+    name = f"{user_prefix(context.release)}{about.namespace}/{about.name}"
+    rules = {name: (redis_secret(about.name), worker_rules(queue))}
+    for submitter in resource.spec.queue_access.submitters:
+        rules[f"{name}:{submitter.secret_name}"] = submitter.secret_name, submitter_rules(queue, submitter.tenant)
+    for user, (secret, allowed) in rules.items():
+        yield secret, RedisUser(user, _passwords(context.user_keys, user, about.uid), allowed)
+
+
+def _passwords(keys: UserKeys, user: str, uid: str) -> tuple[str, ...]:
+    """Return the password of a user, and the one before while both are valid."""
+    return tuple(
+        hmac.new(key.encode(), f"{user}\n{uid}".encode(), hashlib.sha256).hexdigest()
+        for key in (keys.present, keys.previous)
+        if key
+    )
+
+
+def _data(context: OperatorContext, user: RedisUser) -> Mapping[str, str]:
+    url = base64.b64decode((context.redis or {}).get("url", "")).decode(errors="replace").strip()
+    texts = {"url": with_user(url, user.name), "password": user.passwords[0]}
+    data = {key: base64.b64encode(text.encode()).decode() for key, text in texts.items()}
+    return data | {key: value for key, value in (context.redis or {}).items() if key == CA}

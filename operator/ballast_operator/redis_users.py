@@ -1,0 +1,199 @@
+"""Keeps the users in the operator's own Redis: creates those of all resources, and removes those of resources gone.
+
+Redis loses users when it restarts or fails over, so the operator states all of them again at each interval.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from ballast_api.names import MANAGED_BY_LABEL, OPERATOR
+from ballast_log import Log
+from ballast_operator.addresses import Address
+from ballast_operator.children.redis_users import user_prefix
+from ballast_operator.cluster import Cluster
+from ballast_operator.context import UserKeys
+from ballast_operator.errors import ClusterRefused, ClusterUnavailable, Conflict
+from ballast_operator.kinds import SECRET, Body, Key, Kind
+from ballast_queue.connection import Connection
+from ballast_queue.errors import CommandForbidden, QueueError
+from ballast_queue.redis_store import Queue
+from ballast_queue.rights import RedisUser
+from ballast_queue.users import RedisUsers
+
+log = Log(__name__)
+
+TIMEOUT_SECONDS = 5.0
+OVERLAP_SECONDS = 3600.0
+"""How long the previous passwords stay valid after a rotation."""
+DAY = 86_400.0
+
+
+class RefusalObserver(Protocol):
+    """Takes whether Redis refuses the operator the creation of users."""
+
+    def __call__(self, *, is_refused: bool) -> None: ...
+
+
+class UserKeyStore:
+    """The Secret with the key from which passwords are computed, in the operator's namespace."""
+
+    def __init__(self, cluster: Cluster, key: Key, *, days: float) -> None:
+        """Prepare a store. The key is replaced after `days`; 0 keeps it."""
+        self._cluster = cluster
+        self._key = key
+        self._seconds = days * DAY
+
+    async def read(self) -> UserKeys:
+        """Return the keys. Create or replace the present one first, if it is missing or too old.
+
+        Raises:
+            ClusterUnavailable, ClusterRefused: the Secret cannot be read or written.
+        """
+        body, now = await self._cluster.get(self._key), time.time()
+        texts = _texts(body)
+        age = now - float(texts.get("rotated") or 0)
+        present, previous = texts.get("key", ""), texts.get("previous", "")
+        if not present or (self._seconds and age >= self._seconds):
+            previous, present, age = present, secrets.token_hex(32), 0.0
+            with suppress(Conflict):
+                await self._write({"key": present, "previous": previous, "rotated": f"{now:.0f}"}, body)
+                log.info("made a new key for the passwords of users in redis", secret=self._key.name)
+                return UserKeys(present, previous)
+            return await self.read()
+        return UserKeys(present, previous if age < OVERLAP_SECONDS else "")
+
+    async def _write(self, texts: Mapping[str, str], before: Body | None) -> None:
+        labels = {MANAGED_BY_LABEL: OPERATOR}
+        metadata = {"name": self._key.name, "namespace": self._key.namespace, "labels": labels}
+        body = {"apiVersion": SECRET.api_version, "kind": SECRET.name, "metadata": metadata, "type": "Opaque"}
+        data = {name: base64.b64encode(text.encode()).decode() for name, text in texts.items()}
+        uid = str(before["metadata"]["uid"]) if before is not None else None
+        await self._cluster.apply(self._key, body | {"data": data}, uid=uid)
+
+
+def _texts(body: Body | None) -> dict[str, str]:
+    data = (body or {}).get("data") or {}
+    return {name: base64.b64decode(value).decode(errors="replace") for name, value in data.items()}
+
+
+class RedisUserSync:
+    """Creates and removes users. It belongs to one event loop; Redis is called on threads."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        release: str,
+        every_seconds: float,
+        kinds: Sequence[Kind],
+        address: Callable[[], Address | None],
+        wanted: Callable[[], Mapping[Key, Sequence[RedisUser]]],
+        has_pods: Callable[[str], bool],
+        refused: RefusalObserver,
+    ) -> None:
+        """Prepare to run.
+
+        Args:
+            cluster: the client.
+            release: only users of this release are removed.
+            every_seconds: the interval.
+            kinds: the kinds of resources that have users.
+            address: returns the operator's own Redis, or None if there is none.
+            wanted: returns the users of each resource that was reconciled.
+            has_pods: returns whether a resource (`namespace/name`) that is gone still has pods, which need its users.
+            refused: is called with whether Redis refuses the operator the creation of users.
+        """
+        self.changed = asyncio.Event()
+        """Set it to create new users at once."""
+        self._cluster = cluster
+        self._prefix = user_prefix(release)
+        self._every = every_seconds
+        self._kinds = tuple(kinds)
+        self._address = address
+        self._wanted = wanted
+        self._has_pods = has_pods
+        self._refused = refused
+        self._connection: tuple[Address, Connection] | None = None
+
+    async def run(self) -> None:
+        """Keep the users until cancelled."""
+        try:
+            while True:
+                self.changed.clear()
+                await self._keep()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._every):
+                        await self.changed.wait()
+        finally:
+            if self._connection is not None:
+                self._connection[1].close()
+
+    async def _keep(self) -> None:
+        address = self._address()
+        if address is None:
+            return
+        wanted = dict(self._wanted())
+        users = [user for of_one in wanted.values() for user in of_one]
+        try:
+            known = await asyncio.to_thread(self._put, address, users)
+            gone = await self._gone(wanted, set(known) - {user.name for user in users})
+            await asyncio.to_thread(self._remove, address, gone)
+        except CommandForbidden:
+            self._refused(is_refused=True)
+        except QueueError as error:
+            self._connection = None  # not closed: redis-py closes it with its last use
+            log.info("users in redis not kept, will retry", error=type(error).__name__)
+        except (ClusterUnavailable, ClusterRefused) as error:
+            log.warning("users of deleted resources not removed, will retry", error=str(error))
+        else:
+            if users:
+                self._refused(is_refused=False)
+
+    async def _gone(self, wanted: Mapping[Key, Sequence[RedisUser]], unknown: set[str]) -> dict[str, str]:
+        """Return the users to remove, and the resource of each, as `namespace/name`.
+
+        The caches may be incomplete, so the API server decides whether a resource is gone.
+        """
+        reconciled = {f"{key.namespace}/{key.name}" for key in wanted}
+        owners = {name: name.removeprefix(self._prefix).partition(":")[0] for name in unknown}
+        gone = {name: owner for name, owner in owners.items() if owner in reconciled}
+        if len(gone) < len(owners):
+            present: set[str] = set()
+            for kind in self._kinds:
+                present |= {f"{key.namespace}/{key.name}" for key in await self._cluster.uids(kind, "")}
+            absent = {owner for owner in owners.values() if owner not in present and not self._has_pods(owner)}
+            gone |= {name: owner for name, owner in owners.items() if owner in absent}
+        return gone
+
+    def _put(self, address: Address, users: Sequence[RedisUser]) -> list[str]:
+        """Create the users, and return the names of all users of this release. Runs on a thread."""
+        found = RedisUsers(self._connect(address))
+        found.put(users)
+        return found.names(self._prefix)
+
+    def _remove(self, address: Address, gone: Mapping[str, str]) -> None:
+        """Remove users with the settings that their resources wrote. Runs on a thread."""
+        if not gone:
+            return
+        connection = self._connect(address)
+        users = RedisUsers(connection)
+        for name, owner in gone.items():
+            for queue in users.queues_of(name):
+                Queue(connection, queue).settings.drop(owner)
+        users.remove(list(gone))
+        log.info("removed users from redis", users=sorted(gone))
+
+    def _connect(self, address: Address) -> Connection:
+        if self._connection is None or self._connection[0] != address:
+            connection = Connection.open(
+                address.url, username=None, password=address.password, ca=address.ca, socket_timeout=TIMEOUT_SECONDS
+            )
+            self._connection = address, connection
+        return self._connection[1]

@@ -1,0 +1,93 @@
+"""A worker serves HTTPS with a certificate from files, and takes up new ones while it runs."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tls import LOOPBACK, OTHER
+
+from ballast_worker.errors import NotServed
+from ballast_worker.tls import HANDSHAKE_SECONDS, Certificate
+
+BODY = {"model": "tiny", "prompt": "The method returns", "max_tokens": 4, "temperature": 0}
+
+
+def shown(address: tuple[str, int]) -> bytes:
+    """Return the certificate that a server shows, whoever signed it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with socket.create_connection(address, timeout=20) as plain, context.wrap_socket(plain) as found:
+        return found.getpeercert(binary_form=True) or b""
+
+
+def of(pem: Path) -> bytes:
+    text = pem.read_text()
+    begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+    return ssl.PEM_cert_to_DER_cert(text[text.index(begin) : text.index(end) + len(end)])
+
+
+def put(pem: Path, *files: Path) -> None:
+    """Swap the files, as the kubelet does."""
+    for file in files:
+        new = file.with_suffix(".new")
+        new.write_text(pem.read_text())
+        new.replace(file)
+
+
+@pytest.mark.slow
+def test_a_worker_serves_https_and_takes_up_a_new_certificate(
+    run_worker: Any, make_config: Any, tmp_path: Path, eventually: Any
+) -> None:
+    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    put(LOOPBACK, certificate, key)
+    runtime = {"tlsCertFile": str(certificate), "tlsKeyFile": str(key), "metricsPort": 0, "drainSeconds": 1}
+    with run_worker(make_config(runtime=runtime), tmp_path) as worker:
+        port = int(worker.url.rpartition(":")[2])
+        trusted = ssl.create_default_context(cafile=str(LOOPBACK))
+        with httpx.Client(base_url=f"https://localhost:{port}", verify=trusted, timeout=60) as client:
+            status = client.post("/v1/completions", json=BODY).status_code
+            lines = client.post("/v1/completions", json=BODY | {"stream": True}).text
+            with pytest.raises(httpx.HTTPError):
+                httpx.get(f"http://localhost:{port}/health", timeout=20)
+            first = shown(("127.0.0.1", port))
+            put(Path(__file__), certificate, key)
+            eventually(lambda: "certificate not loaded" in worker.log, "the worker to refuse what is no certificate")
+            still = shown(("127.0.0.1", port))
+            put(OTHER, certificate, key)
+            eventually(lambda: shown(("127.0.0.1", port)) == of(OTHER), "the new certificate")
+            kept = client.get("/health").status_code, worker.process.poll()
+        started = [json.loads(line) for line in worker.lines if line.startswith("{")]
+        listening = {entry["event"]: entry["address"] for entry in started if "listening" in entry["event"]}
+
+    assert (status, kept) == (200, (200, None)), "the connection from before stays"
+    assert "[DONE]" in lines
+    assert first == still == of(LOOPBACK)
+    assert {address.partition(":")[0] for address in listening.values()} == {"https"}
+    assert len(listening) == 2
+
+
+@pytest.mark.slow
+def test_a_client_that_does_not_complete_the_handshake_is_disconnected(
+    run_worker: Any, make_config: Any, tmp_path: Path
+) -> None:
+    runtime = {"tlsCertFile": str(LOOPBACK), "tlsKeyFile": str(LOOPBACK)}
+    with run_worker(make_config(runtime=runtime), tmp_path) as worker:
+        address = ("127.0.0.1", int(worker.url.rpartition(":")[2]))
+        with socket.create_connection(address, timeout=20 * HANDSHAKE_SECONDS) as silent:
+            assert silent.recv(1) == b"", "the server closes it"
+        assert shown(address) == of(LOOPBACK)
+
+
+def test_files_that_are_no_certificate_are_refused_without_their_content(tmp_path: Path) -> None:
+    wrong = tmp_path / "tls.crt"
+    wrong.write_text("hunter2")
+    for certificate in (wrong, tmp_path / "absent"):
+        with pytest.raises(NotServed, match=r"runtime\.tlsCertFile and runtime\.tlsKeyFile cannot be used") as caught:
+            Certificate(certificate, LOOPBACK)
+        assert "hunter2" not in str(caught.value)

@@ -1,0 +1,59 @@
+"""Create and remove the users of Redis that work with queues. Only an administrator may.
+
+Redis keeps users in memory and does not replicate them, so whoever creates them repeats it. Every call states the whole
+user, and replaces what Redis knows about it at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ballast_queue.connection import Connection
+from ballast_queue.keys import queue_of_pattern
+from ballast_queue.rights import CLUSTER, DATABASE, RedisUser
+from ballast_queue.unreadable import text_of
+
+
+@dataclass(frozen=True, slots=True)
+class RedisUsers:
+    """The users of one server or cluster."""
+
+    _connection: Connection
+
+    def put(self, users: Iterable[RedisUser]) -> None:
+        """Create users, or replace what they may do. Sessions of a user stay.
+
+        Raises:
+            QueueForbidden: the user of this connection may not.
+        """
+        connection = self._connection
+        more = [*(DATABASE if connection.has_database else ()), *(CLUSTER if connection.is_cluster else ())]
+        extra = [f"+{command}" for command in more]
+        connection.administer([_command(user, extra) for user in users])
+
+    def names(self, prefix: str) -> list[str]:
+        """Return the names of the users that begin with `prefix`."""
+        (found,) = self._connection.administer([("ACL", "USERS")])
+        return sorted(name for name in map(text_of, found) if name.startswith(prefix))
+
+    def queues_of(self, name: str) -> list[str]:
+        """Return the queues whose keys a user may use all."""
+        (found,) = self._connection.administer([("ACL", "GETUSER", name)])
+        if not found:
+            return []
+        fields = dict(zip(map(text_of, found[::2]), found[1::2], strict=True))
+        patterns = text_of(fields["keys"]).split()
+        return [queue for pattern in patterns if (queue := queue_of_pattern(pattern.partition("~")[2])) is not None]
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove users and end their sessions."""
+        if names:
+            self._connection.administer([("ACL", "DELUSER", *names)])
+
+
+def _command(user: RedisUser, extra: Sequence[str]) -> tuple[str, ...]:
+    # A hash instead of the password, so that no log of commands has it.
+    hashes = (f"#{hashlib.sha256(password.encode()).hexdigest()}" for password in user.passwords)
+    return ("ACL", "SETUSER", user.name, "reset", "on", *hashes, *user.rules, *extra)
