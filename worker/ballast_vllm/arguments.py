@@ -26,10 +26,6 @@ KV_DTYPES = {"int8": "int8_per_token_head"}
 """vLLM's names for data types of KV, where they differ."""
 
 
-class BadArguments(Exception):
-    """vLLM refuses its arguments, or they contradict the configuration."""
-
-
 def serve_arguments(config: WorkerConfig) -> list[str]:
     """Return the arguments that follow from the configuration, without `engine.vllm.args`. The model is the first.
 
