@@ -58,6 +58,13 @@ app.kubernetes.io/component: queue
 {{- end }}
 {{- end }}
 
+{{- /* The Secret with the certificate of the bundled Valkey. Empty if there is none. */ -}}
+{{- define "ballast.valkeyTlsSecret" -}}
+{{- if and .Values.valkey.enabled .Values.valkey.tls.enabled }}
+{{- default (printf "%s-valkey-tls" (include "ballast.fullname" .)) .Values.valkey.tls.existingSecret }}
+{{- end }}
+{{- end }}
+
 {{- /* The Secret with url and password of the Redis for resources that name none. Empty if there is no such Redis. */ -}}
 {{- define "ballast.redisSecret" -}}
 {{- if and .Values.redis.existingSecret .Values.valkey.enabled }}
