@@ -62,10 +62,10 @@ chart: $(VENV)/.ready ## Lint and render the Helm chart, with helm from the PATH
 	@command -v "$${HELM:-helm}" >/dev/null || { echo "helm is missing. Install it (https://helm.sh/docs/intro/install), or set HELM."; exit 1; }
 	@$(BIN)/python -m pytest -m 'helm and not envtest' $(ARGS) tests/helm
 
-e2e: $(VENV)/.ready ## Test every promise on a real cluster; PROVIDER=kind or local, ARGS=e2e/test_batch.py
-	@$(E2E) $(or $(ARGS),e2e)
+e2e: $(VENV)/.ready ## Test every promise on a cluster of three nodes; PROVIDER=kind or local, ARGS=e2e/test_batch.py
+	@BALLAST_E2E_NODES=$${BALLAST_E2E_NODES:-3} $(E2E) $(or $(ARGS),e2e)
 
-e2e-short: $(VENV)/.ready ## Test the main path on a real cluster: install, apply, serve, submit, one kill
+e2e-short: $(VENV)/.ready ## Test the main path on one node: install, apply, serve, submit, one kill
 	@$(E2E) -x -m short e2e $(ARGS)
 
 e2e-sabotage: $(VENV)/.ready ## Break the product on purpose, and require that e2e fails; ARGS=fencing-off

@@ -23,7 +23,7 @@ from providers import chosen
 from release import Release, install
 
 STEPS = ("install", "apply", "serve", "batch", "tenants", "tutorial", "backfill", "break", "break_parts", "fence",
-         "change", "scale", "alerts", "upgrade")  # fmt: skip
+         "change", "scale", "network", "nodes", "alerts", "prometheus_operator", "kueue", "upgrade")  # fmt: skip
 """The files in the order of a user's path; the last one removes the release."""
 SAMPLES = Path(__file__).parents[1] / "docs" / "samples"
 
@@ -84,6 +84,15 @@ def namespace(request: pytest.FixtureRequest, cluster: Cluster, release: Release
     yield name
     if not keep_up():
         cluster.drop_namespace(name)
+
+
+@pytest.fixture(scope="module")
+def nodes(cluster: Cluster) -> list[str]:
+    """Return the nodes. The first one carries the control plane."""
+    found = cluster.provider.nodes()
+    if len(found) < 3:
+        pytest.skip("this needs a cluster of three nodes: see e2e/README.md")
+    return found
 
 
 @pytest.fixture(scope="module")

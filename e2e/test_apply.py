@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from release import Release
 SAMPLES = Path(__file__).parents[1] / "docs" / "samples"
 INVALID = sorted((SAMPLES / "invalid").glob("*.yaml"))
 ALL_GPUS = 8
-"""What the node offers at first."""
+"""What each node offers at first."""
 
 
 @pytest.mark.short
@@ -112,7 +113,10 @@ def test_a_sample_that_scales_from_zero_is_ready_with_no_worker(cluster: Cluster
 def test_one_gpu_too_many_is_degraded_in_the_schedulers_words_and_recovers(
     cluster: Cluster, namespace: str, first: str
 ) -> None:
-    cluster.provider.offer_gpus(2)
+    nodes, pods = cluster.provider.nodes(), cluster.pods(first, namespace=namespace)
+    used = Counter(pod["spec"]["nodeName"] for pod in pods)
+    for node in nodes:
+        cluster.provider.offer_gpus(used[node], node)
     try:
         cluster.kubectl("scale", f"infd/{first}", "-n", namespace, "--replicas=3")
         found = until(degraded(cluster, first, namespace), seconds=60, said="Degraded")
@@ -120,7 +124,7 @@ def test_one_gpu_too_many_is_degraded_in_the_schedulers_words_and_recovers(
         assert "Insufficient nvidia.com/gpu" in found["message"]
         assert "2 of 3 workers are ready" in cluster.condition(first, "Ready", namespace=namespace)["message"]
 
-        cluster.provider.offer_gpus(3)
+        cluster.provider.offer_gpus(used[nodes[0]] + 1, nodes[0])
         cluster.wait_pods(first, 3, namespace=namespace)
         until(lambda: not degraded(cluster, first, namespace)(), seconds=60, said="no longer Degraded")
         cluster.wait_ready(first, namespace=namespace)

@@ -264,7 +264,7 @@ def _reservation_not_met(own: Labels, percent: float) -> Alert:
 
 
 def _worker_not_ready(own: Labels, resource: InferenceDeployment) -> Alert:
-    startup = resource.spec.rollout.startup_seconds
+    startup = resource.spec.startup_seconds
     ready, wanted = (f'max without (pod, instance) ({metrics.OPERATOR_REPLICAS}{{{own.operator},state="{state}"}})'
                      for state in ("ready", "desired"))  # fmt: skip
     return Alert(

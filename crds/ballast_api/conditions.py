@@ -37,6 +37,7 @@ class ConditionReason(StrEnum):
     ROLLING_OUT = "RollingOut"
     SCALED_TO_ZERO = "ScaledToZero"
     NOT_ENOUGH_READY = "NotEnoughReady"
+    SCHEDULING_GATED = "SchedulingGated"
     COMPLETE = "Complete"
     # Degraded: reported by the pod, the scheduler or the API server
     HEALTHY = "Healthy"

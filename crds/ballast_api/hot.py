@@ -38,7 +38,7 @@ def with_hot_fields(cold: M, hot: M) -> M:
         old, new = getattr(cold, name), getattr(hot, name)
         if _MARKER in field.metadata:
             update[name] = new
-        elif isinstance(old, BaseModel):
+        elif isinstance(old, BaseModel) and isinstance(new, BaseModel):
             update[name] = with_hot_fields(old, new)
     return cold.model_copy(update=update)
 

@@ -23,6 +23,8 @@ from ballast_api.worker_config import Slots
 
 URI = r"^(hf|s3|pvc|file)://.+$"
 FETCHED = "^(hf|s3)://"
+STARTUP_SECONDS = {"native": 600, "vllm": 1800}
+"""Default of `rollout.startupSeconds` by backend."""
 RESOURCE_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 ClaimName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
 
@@ -112,16 +114,9 @@ class ServedModel(Model):
 
 
 class GpuRequest(ApiModel):
-    """The GPU of each worker. A change of this section rolls the pods."""
+    """The GPUs of each worker. A change of this section rolls the pods."""
 
     rules = (
-        Rule(
-            "self.count <= 1",
-            lambda gpu: gpu.count <= 1,
-            "gpu.count ({count}) is above 1. The engine uses one device per worker. Several GPUs per worker need the "
-            "vLLM backend, which is not supported yet. Set it to 1 and raise replicas, or use a model that fits on one "
-            "device",
-        ),
         Rule(
             "!(has(self.resourceName) && has(self.resourceClaimTemplate))",
             lambda gpu: gpu.resource_name is None or gpu.resource_claim_template is None,
@@ -136,7 +131,8 @@ class GpuRequest(ApiModel):
     )
 
     count: int = Field(default=1, ge=0, le=16)
-    """GPUs of each worker. 0 runs the worker on the CPU."""
+    """GPUs of each worker. 0 runs the worker on the CPU. Above 1, the GPUs share the model by tensor parallelism, which
+    needs `engine.backend: vllm`."""
     resource_name: str | None = Field(
         default=None, max_length=253, examples=["nvidia.com/gpu", "nvidia.com/mig-1g.10gb"]
     )
@@ -202,9 +198,9 @@ class Rollout(ApiModel):
     drain_seconds: int = Field(default=30, ge=0, le=3600)
     """Time that the online requests of a terminating worker have to finish. Offline items return to the queue at
     once."""
-    startup_seconds: int = Field(default=600, ge=10, le=86_400)
+    startup_seconds: int | None = Field(default=None, ge=10, le=86_400)
     """Time that a worker has to fetch and load the model. After it, Kubernetes restarts the worker, and the rollout
-    counts as stuck."""
+    counts as stuck. By default 600, and 1800 with `engine.backend: vllm`, which compiles the model."""
 
 
 class Disruption(ApiModel):
@@ -329,6 +325,23 @@ class Spec(ApiModel):
             "or engine.device to auto",
         ),
         Rule(
+            "self.engine.backend == 'vllm' || self.gpu.count <= 1",
+            lambda spec: spec.engine.backend == "vllm" or spec.gpu.count <= 1,
+            "gpu.count ({gpu.count}) is above 1, and the native engine uses one device per worker. Set engine.backend "
+            "to vllm, which shares the model between the GPUs, or set the count to 1 and raise replicas",
+        ),
+        Rule(
+            "self.engine.backend == 'vllm' || !has(self.model.adapters) || size(self.model.adapters) == 0",
+            lambda spec: spec.engine.backend == "vllm" or not spec.model.adapters,
+            "model.adapters need engine.backend: vllm, because the native engine does not support LoRA. Set the "
+            "backend, or remove the adapters",
+        ),
+        Rule(
+            "self.engine.backend == 'native' || !has(self.network.metricsFrom) || size(self.network.metricsFrom) == 0",
+            lambda spec: spec.engine.backend == "native" or not spec.network.metrics_from,
+            "network.metricsFrom is not supported with engine.backend: vllm yet. Remove it",
+        ),
+        Rule(
             "!(self.engine.device.startsWith('cuda') && self.gpu.count == 0)",
             lambda spec: not (spec.engine.device.startswith("cuda") and spec.gpu.count == 0),
             "engine.device ({engine.device}) needs a GPU, and gpu.count is 0. Set gpu.count to 1, or engine.device to "
@@ -382,6 +395,11 @@ class Spec(ApiModel):
     def served_name(self) -> str:
         """The model name that clients use."""
         return self.model.served_name or default_served_name(self.model.uri)
+
+    @property
+    def startup_seconds(self) -> int:
+        """The time that a worker has to fetch and load the model."""
+        return self.rollout.startup_seconds or STARTUP_SECONDS[self.engine.backend]
 
 
 def default_served_name(uri: str) -> str:

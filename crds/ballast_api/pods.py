@@ -50,7 +50,8 @@ class EnvVar(ApiModel):
 class Resources(ApiModel):
     """Requests and limits of the worker container, without the GPU that `spec.gpu` requests. The container that fetches
     the model has the same. If neither requests nor limits name `cpu`, the request is 250m, so that other pods of the
-    node cannot take all CPU time.
+    node cannot take all CPU time. With `engine.backend: vllm`, the default request of `memory` is 4Gi, and 2Gi more for
+    each GPU after the first: what the processes need beside model and KV.
     """
 
     requests: dict[str, str | int] = Field(default={})
@@ -63,7 +64,7 @@ class PodTemplate(ApiModel):
     """Changes to the worker pods. A change of this section rolls the pods."""
 
     image: str | None = Field(default=None, min_length=1, max_length=1024)
-    """Image of the worker; by default the image that the operator was installed with."""
+    """Image of the worker; by default the image that the operator was installed with for `engine.backend`."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
     """When the node pulls the image; by default as Kubernetes derives it from the tag."""
     image_pull_secrets: tuple[SecretName, ...] = Field(default=(), max_length=16)
@@ -96,9 +97,9 @@ class PodTemplate(ApiModel):
     """Volumes to add to the pod."""
     volume_mounts: tuple[Json, ...] = Field(default=(), max_length=64)
     """Volume mounts to add to the worker container and to the container that fetches the model."""
-    shared_memory_mebibytes: int = Field(default=1024, ge=1, le=1_048_576)
-    """Size limit of `/dev/shm`, an emptyDir in memory. The memory limit of the container includes its content. A volume
-    mount of the template at `/dev/shm` replaces it."""
+    shared_memory_mebibytes: int | None = Field(default=None, ge=1, le=1_048_576)
+    """Size limit of `/dev/shm`, an emptyDir in memory; by default 1024 for each GPU. The memory limit of the container
+    includes its content. A volume mount of the template at `/dev/shm` replaces it."""
     fs_group: int | None = Field(default=None, ge=0, le=2**31 - 1)
     """Group that may write to the pod's volumes. By default 65532, the group of Ballast's image, if `model.cache` is
     set, and otherwise none. OpenShift needs a group from the range of the namespace."""

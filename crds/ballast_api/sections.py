@@ -6,7 +6,7 @@ restart, and a worker names them when they change.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -14,9 +14,31 @@ from pydantic import Field, model_validator
 from ballast_api.base import ApiModel, keyed_by
 from ballast_api.hot import Hot
 from ballast_api.rules import Later, Rule
+from ballast_api.vllm_arguments import OWNED, Argument
 
 Name = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$")]
 """A name that is safe in Redis keys, metric labels and Kubernetes annotations."""
+
+
+def refuse_twice(field: str, names: Sequence[str], entry: str) -> None:
+    """Raise `ValueError` if a list contains a name more than once."""
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"{field} contains {', '.join(twice)} more than once. Keep one entry per {entry}")
+
+
+LocationUri = Annotated[str, Field(min_length=1, max_length=2048, pattern=r"^(hf|s3|pvc|file)://.+$")]
+
+
+class Adapter(ApiModel):
+    """A LoRA adapter of the model. Clients name it in the field `model` of a request."""
+
+    name: Name
+    """The model name that clients use."""
+    uri: LocationUri
+    """Location of the adapter (`adapter_config.json`, `*.safetensors`), with the forms of the model's `uri`."""
+    tenants: tuple[Name, ...] = Field(default=(), max_length=1000)
+    """Tenants that may use the adapter; by default all."""
 
 
 class Model(ApiModel):
@@ -32,54 +54,114 @@ class Model(ApiModel):
     max_model_len: int | None = Field(default=None, ge=16)
     """Maximum tokens of prompt plus output; by default the limit of the checkpoint."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Data type of weights and computation. `auto` means float32 on CPU, and the checkpoint's own type on a GPU."""
+    """Data type of weights and computation. `auto` means float32 on CPU, and the checkpoint's own type on a GPU. vLLM
+    uses the checkpoint's own type on both."""
     load_format: Literal["auto", "dummy"] = "auto"
     """`dummy` fills the architecture of `config.json` with seeded random weights, for benchmarks of large models."""
+    adapters: tuple[Adapter, ...] = Field(default=(), max_length=128, json_schema_extra=keyed_by("name"))
+    """LoRA adapters. They need `engine.backend: vllm`."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        refuse_twice("model.adapters", [adapter.name for adapter in self.adapters], "adapter")
+        return self
+
+
+class Speculative(ApiModel):
+    """Speculative decoding: several tokens are proposed, and the model checks them in one step. Ballast switches it off
+    while it does not pay.
+    """
+
+    rules = (
+        Rule(
+            "(self.method == 'draftModel') == has(self.draftUri)",
+            lambda speculative: (speculative.method == "draftModel") == (speculative.draft_uri is not None),
+            "engine.speculative.draftUri belongs to the method draftModel, which needs it. Set both, or neither",
+        ),
+    )
+
+    method: Literal["ngram", "draftModel"]
+    """`ngram` proposes tokens that followed the same words earlier in the request. `draftModel` runs a smaller
+    model."""
+    draft_tokens: int = Field(default=4, ge=1, le=32)
+    """Maximum tokens that are proposed at a time."""
+    draft_uri: LocationUri | None = None
+    """Location of the draft model, with the forms of the model's `uri`."""
+
+
+class VllmSettings(ApiModel):
+    """Arguments of vLLM that no field of Ballast expresses."""
+
+    rules = tuple(group.rule() for group in OWNED)
+
+    args: tuple[Argument, ...] = Field(default=(), max_length=64)
+    """Arguments of `vllm serve`, one in each entry, e.g. `--enable-auto-tool-choice` and `--tool-call-parser=hermes`.
+    Arguments that Ballast sets itself are refused. vLLM's parser checks the others when a worker starts, and the
+    condition `Degraded` shows what it refuses."""
 
 
 class EngineSettings(ApiModel):
     """How the engine computes."""
 
     later: ClassVar[Mapping[str, Later]] = {
-        "quantization": Later(
-            "string", "quantized weights are not supported yet. Remove the field, or lower model.dtype"
-        ),
-        "kv_dtype": Later(
-            "string",
-            "quantized KV is not supported yet. KV has the data type of the model. Remove the field, or lower "
-            "model.dtype",
-        ),
-        "speculative": Later("object", "speculative decoding is not supported yet. Remove the field"),
         "tensor_parallel": Later(
             "integer",
-            "the engine uses one device per worker. Several GPUs per worker need the vLLM backend, which is not "
-            "supported yet. Remove the field, and use a model that fits on one device",
+            "gpu.count decides the tensor parallelism, with engine.backend: vllm. Remove the field, and set gpu.count",
         ),
     }
     rules = (
         Rule(
-            "self.backend == 'native'",
-            lambda engine: engine.backend == "native",
-            "engine.backend: this version supports only native. The vLLM backend is not supported yet. Remove the "
-            "field, or set it to native",
+            "self.backend == 'vllm' || (self.kvDtype == 'auto' && !has(self.quantization) && !has(self.speculative) "
+            "&& !(has(self.vllm) && has(self.vllm.args) && size(self.vllm.args) > 0))",
+            lambda engine: (
+                engine.backend == "vllm"
+                or (
+                    engine.kv_dtype == "auto"
+                    and engine.quantization is None
+                    and engine.speculative is None
+                    and not engine.vllm.args
+                )
+            ),
+            "engine.quantization, engine.kvDtype, engine.speculative and engine.vllm.args need engine.backend: vllm, "
+            "because the native engine does not support them. Set the backend, or remove the fields",
+        ),
+        Rule(
+            "self.backend == 'native' || (self.device == 'auto' && self.attention == 'auto' && self.blockTokens == 16)",
+            lambda engine: (
+                engine.backend == "native"
+                or (engine.device == "auto" and engine.attention == "auto" and engine.block_tokens == 16)
+            ),
+            "engine.device, engine.attention and engine.blockTokens belong to the native engine. With engine.backend: "
+            "vllm, the image decides the device. Remove the fields, or set --attention-backend or --block-size in "
+            "engine.vllm.args",
         ),
     )
 
     backend: Literal["native", "vllm"] = "native"
-    """The engine that runs the model. `native` is Ballast's own engine. `vllm` is refused because it is not supported
-    yet."""
+    """The engine that runs the model. `native` is Ballast's own engine: dense models on one device. `vllm` is vLLM with
+    Ballast's scheduler, for every model and feature that vLLM serves. It has an image of its own."""
+    quantization: str | None = Field(default=None, max_length=63, pattern=r"^[a-z0-9][a-z0-9_-]*$", examples=["fp8"])
+    """Quantization of the weights, by vLLM's name, such as `fp8`, `awq` or `gptq`. By default as the checkpoint states.
+    It needs `backend: vllm`."""
+    kv_dtype: str = Field(default="auto", max_length=63, pattern=r"^[a-z0-9][a-z0-9_]*$")
+    """Data type of KV: `fp8`, `int8`, or another name of vLLM. `auto` is the data type of the model. Other values need
+    `backend: vllm`."""
+    speculative: Speculative | None = None
+    """Speculative decoding. It needs `backend: vllm`."""
+    vllm: VllmSettings = VllmSettings()
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
-    """`auto` uses the first GPU, or the CPU if there is none."""
+    """`auto` uses the first GPU, or the CPU if there is none. vLLM's build decides its device."""
     attention: Literal["auto", "sdpa", "cpu"] = "auto"
     """Attention backend. `cpu` is the compiled CPU kernel, `sdpa` works on every device, and `auto` uses the fastest
     that is available."""
     threads: int = Field(default=0, ge=0)
-    """CPU threads of the engine. 0 uses all cores that the process may use but one, which HTTP and the queue need."""
+    """CPU threads of the engine. 0 uses all cores that the process may use but one, which HTTP and the queue need.
+    vLLM decides them itself with 0, and has a use for them only on CPU."""
     block_tokens: int = Field(default=16, ge=1, le=1024)
     """Tokens in a KV block."""
     kv_memory_mebibytes: int | None = Field(default=None, ge=1)
-    """Memory for KV. By default half of the free memory on CPU and 90 % of it on a GPU, and at most what `slots`
-    requests of maximum length need."""
+    """Memory for KV, on each GPU. By default half of the free memory on CPU and 90 % of it on a GPU, and at most what
+    `slots` requests of maximum length need. vLLM has its own default."""
     prefill_chunk_tokens: Hot[int] = Field(default=512, ge=1)
     """Maximum prefill tokens in a step."""
     prefix_cache: bool = True
@@ -167,10 +249,7 @@ class Offline(ApiModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        names = [tenant.name for tenant in self.tenants]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"offline.tenants contains {', '.join(twice)} more than once. Keep one entry per tenant")
+        refuse_twice("offline.tenants", [tenant.name for tenant in self.tenants], "tenant")
         return self
 
 

@@ -56,6 +56,8 @@ class Runtime(ApiModel):
     """Name of that resource. The default name of the queue is `<namespace>/<name>`."""
     worker_id: Name | None = None
     """Name of the worker, unique in its queue; by default host name and process id."""
+    tensor_parallel: int = Field(default=1, ge=1, le=16)
+    """GPUs that share the model. The operator sets `gpu.count`. Above 1 it needs `engine.backend: vllm`."""
     generation: Hot[int] = Field(default=0, ge=0)
     """Generation of the resource that this configuration belongs to."""
     created: Hot[float] = Field(default=0, ge=0)
@@ -84,6 +86,23 @@ class WorkerConfig(ApiModel):
     later: ClassVar[Mapping[str, Later]] = {
         "ray": Later("object", "Ray Serve is not supported yet. A worker runs its own HTTP server. Remove the section")
     }
+
+    rules = (
+        Rule(
+            "self.engine.backend == 'vllm' || (self.runtime.tensorParallel == 1 && !(has(self.model.adapters) && "
+            "size(self.model.adapters) > 0))",
+            lambda config: (
+                config.engine.backend == "vllm" or (config.runtime.tensor_parallel == 1 and not config.model.adapters)
+            ),
+            "model.adapters and a runtime.tensorParallel above 1 need engine.backend: vllm. Set the backend, or remove "
+            "the fields",
+        ),
+        Rule(
+            "self.engine.backend == 'native' || !has(self.runtime.metricsPort)",
+            lambda config: config.engine.backend == "native" or config.runtime.metrics_port is None,
+            "runtime.metricsPort is not supported with engine.backend: vllm yet. Remove it",
+        ),
+    )
 
     model: Model
     engine: EngineSettings = EngineSettings()

@@ -2,7 +2,7 @@
 
 Four lanes run in parallel. One opens a connection for each request. The others keep their connections, so that each
 worker serves some requests. No request is repeated. Arguments: host, port, model, path of the files without suffix,
-seconds after which the lanes end.
+seconds after which the lanes end, seconds after which a request failed.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ from pathlib import Path
 from ballast_cli.demo.load import Client, call
 from ballast_sim.replay.traffic import Arrival
 
-host, port, model, stem, longest = sys.argv[1:]
-TOKENS, PAUSE, LONGEST, ANSWER = 16, 0.2, float(longest), 120.0
+host, port, model, stem, longest, answer = sys.argv[1:]
+TOKENS, PAUSE, LONGEST, ANSWER = 16, 0.2, float(longest), float(answer)
 stop, told = Path(f"{stem}.stop"), Path(f"{stem}.jsonl")
 
 

@@ -23,6 +23,11 @@ E2E = ROOT / "e2e"
 PAGE = ROOT / "docs" / "what-the-tests-catch.md"
 HEAD = "| sabotage | fault | red | green | minutes |\n|---|---|---|---|---|\n"
 MINUTES = 60
+UNREACHABLE = re.compile(
+    "Unable to connect to the server|The connection to the server|TLS handshake timeout|etcdserver:"
+    "|Error from server \\((Timeout|ServiceUnavailable|TooManyRequests)\\)"
+)
+"""The words of kubectl if the cluster does not answer."""
 
 
 def main() -> int:
@@ -50,25 +55,38 @@ def caught(name: str, fault: Fault) -> bool:
         }
         print(f"\n=== {name}: {fault.what}", flush=True)
         done = subprocess.run([*words, *(E2E / test for test in fault.tests)], env=env, cwd=ROOT, check=False)
-        red, green = outcomes(report) if report.exists() else ([], [])
+        red, green, other = outcomes(report, fault.setup) if report.exists() else ([], [], [])
     # Exit code 1: tests failed. Any other code is a failure of pytest itself, which proves nothing.
     is_seen = done.returncode == 1 and bool(red)
+    if other:
+        print(f"Failed for another reason, so not counted: {', '.join(other)}", flush=True)
     note(name, fault, red, green, (time.monotonic() - began) / MINUTES)
     return is_seen
 
 
-def outcomes(report: Path) -> tuple[list[str], list[str]]:
-    """Return the tests that failed, and the tests that passed."""
-    red, green = [], []
+def outcomes(report: Path, setup: str) -> tuple[list[str], list[str], list[str]]:
+    """Return the tests that detected the fault, the tests that passed, and those that failed for another reason.
+
+    A test that cannot reach the cluster detects nothing. A fixture that fails detects the fault only if its message
+    has the words in `setup`.
+    """
+    red: list[str] = []
+    green: list[str] = []
+    other: list[str] = []
     for case in ET.parse(report).getroot().iter("testcase"):
         name, failure, error = str(case.get("name")), case.find("failure"), case.find("error")
-        if error is not None and str(error.get("message")).startswith("failed on teardown"):
-            red.append("the_check_at_the_end_of_the_file")  # pytest reports it for the last test
-        elif failure is not None or error is not None:
-            red.append(name)
-        else:
+        ended = next((part for part in (failure, error) if part is not None), None)
+        if ended is None:
             green.append(name)
-    return red, green
+            continue
+        message = str(ended.get("message"))
+        is_detected = not UNREACHABLE.search(message)
+        if error is not None:
+            is_detected &= bool(setup) and setup in message
+        if message.startswith("failed on teardown"):
+            name = "the_check_at_the_end_of_the_file"  # pytest reports it for the last test
+        (red if is_detected else other).append(name)
+    return red, green, other
 
 
 def note(name: str, fault: Fault, red: list[str], green: list[str], minutes: float) -> None:

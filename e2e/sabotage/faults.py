@@ -29,12 +29,15 @@ class Fault:
         tests: The files or tests in e2e/ to run.
         module: The module to put into the image that its folder names. Empty: the images stay as they were built.
         act: The action after the chart is installed, before the first test.
+        setup: Words in the message of a fixture that fails because of the fault. Other failures of fixtures do not
+            count as detected.
     """
 
     what: str
     tests: tuple[str, ...]
     module: str = ""
     act: Callable[[Release], None] = lambda _: None
+    setup: str = ""
 
     @property
     def image(self) -> Image:
@@ -87,7 +90,10 @@ def without_right_to_events(release: Release) -> None:
 
 FAULTS = {
     "operator-away": Fault(
-        "both operators scaled to zero after the installation", ("test_serve.py",), act=without_operator
+        "both operators scaled to zero after the installation",
+        ("test_serve.py",),
+        act=without_operator,
+        setup="timed out waiting for the condition on inferencedeployments/first",
     ),
     "fencing-off": Fault(
         "the functions in Valkey replaced by functions that accept results and heartbeats with any token",
@@ -131,5 +137,6 @@ FAULTS = {
         "the right to write events taken from the operator's role",
         ("test_serve.py",),
         act=without_right_to_events,
+        setup='cannot create resource "events"',
     ),
 }

@@ -57,7 +57,9 @@ class Client:
         """Create the pod again."""
         cluster.make_namespace(NAMESPACE)
         cluster.kubectl("delete", "pod", POD, "-n", NAMESPACE, "--ignore-not-found", "--wait")
-        cluster.apply(MANIFEST, namespace=NAMESPACE)
+        # On the node that no test stops.
+        placed = {"nodeSelector": {"kubernetes.io/hostname": cluster.provider.nodes()[0]}}
+        cluster.apply(MANIFEST | {"spec": MANIFEST["spec"] | placed}, namespace=NAMESPACE)
         cluster.kubectl("wait", f"pod/{POD}", "-n", NAMESPACE, "--for=condition=Ready", "--timeout=60s", seconds=70)
         return cls(cluster, release)
 

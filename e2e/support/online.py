@@ -64,10 +64,21 @@ class Loop:
 
 
 @contextmanager
-def loop(client: Client, namespace: str, name: str, *, longest: float = 900) -> Iterator[Loop]:
-    """Send requests to the Service of a resource while the block runs. The block begins after the first answers."""
+def loop(
+    client: Client, namespace: str, name: str, *, host: str = "", answer: float = 120, longest: float = 900
+) -> Iterator[Loop]:
+    """Send requests to the Service of a resource while the block runs. The block begins after the first answers.
+
+    Args:
+        client: The pod of the user.
+        namespace: Namespace of the resource.
+        name: Name of the resource.
+        host: The address of one worker, in place of the Service.
+        answer: Seconds after which a request without a whole answer failed.
+        longest: Seconds after which the client stops.
+    """
     found = Loop(client.cluster, f"/tmp/loop-{uuid4().hex[:6]}")
-    place = f"{name}.{namespace}.svc 8000 {MODEL} {found.stem} {longest:g}"
+    place = f"{host or f'{name}.{namespace}.svc'} 8000 {MODEL} {found.stem} {longest:g} {answer:g}"
     found.shell(
         f"cat > {found.stem}.py; setsid python3 {found.stem}.py {place} >{found.stem}.log 2>&1 </dev/null &",
         stdin=(SCRIPTS / "loop.py").read_text(),

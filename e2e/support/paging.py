@@ -165,6 +165,7 @@ def serving(name: str, port: int, container: dict[str, Any], volumes: list[dict[
                 "name": name,
                 "imagePullPolicy": "IfNotPresent",
                 "readinessProbe": {"tcpSocket": {"port": port}, "periodSeconds": 1},
+                "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}},
                 "securityContext": security,
                 **container,
             }

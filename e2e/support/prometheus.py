@@ -11,7 +11,8 @@ import yaml
 from cluster import Cluster, until
 from images import PROMETHEUS
 
-NAMESPACE = "monitoring"
+NAMESPACE = "e2e-monitoring"
+"""The addon with the Prometheus operator has `monitoring`."""
 NAME = "prometheus"
 
 SCRAPE: dict[str, Any] = {
@@ -51,12 +52,17 @@ class Prometheus:
 
     @classmethod
     def start(
-        cls, cluster: Cluster, config: dict[str, Any] = SCRAPE, rules: list[dict[str, Any]] | None = None
+        cls,
+        cluster: Cluster,
+        config: dict[str, Any] = SCRAPE,
+        rules: list[dict[str, Any]] | None = None,
+        *,
+        node: str = "",
     ) -> Prometheus:
-        """Create Prometheus again with groups of rules, and wait until it answers."""
+        """Create Prometheus again with groups of rules, on any or on the given node, and wait until it answers."""
         cluster.make_namespace(NAMESPACE)
         cluster.kubectl("delete", "pod", NAME, "-n", NAMESPACE, "--ignore-not-found", "--wait")
-        cluster.apply(*manifests(config, rules or []), namespace=NAMESPACE)
+        cluster.apply(*manifests(config, rules or [], node), namespace=NAMESPACE)
         cluster.kubectl("wait", f"pod/{NAME}", "-n", NAMESPACE, "--for=condition=Ready", "--timeout=60s", seconds=70)
         return cls(cluster)
 
@@ -79,8 +85,9 @@ class Prometheus:
         until(lambda: self.value(text) == count, seconds=60, said=f"{count} workers of {namespace} are scraped")
 
 
-def manifests(config: dict[str, Any], rules: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def manifests(config: dict[str, Any], rules: list[dict[str, Any]], node: str) -> list[dict[str, Any]]:
     """Return the pod, its configuration and its role."""
+    placed = {"nodeSelector": {"kubernetes.io/hostname": node}} if node else {}
     subject = {"kind": "ServiceAccount", "name": NAME, "namespace": NAMESPACE}
     reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": NAME}
     return [
@@ -107,7 +114,7 @@ def manifests(config: dict[str, Any], rules: list[dict[str, Any]]) -> list[dict[
             "roleRef": reference,
             "subjects": [subject],
         },
-        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": NAME}, "spec": POD},
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": NAME}, "spec": POD | placed},
     ]
 
 
@@ -127,6 +134,8 @@ POD: dict[str, Any] = {
             "imagePullPolicy": "IfNotPresent",
             "args": ["--config.file=/etc/prometheus/prometheus.yaml", "--storage.tsdb.path=/data"],
             "readinessProbe": {"httpGet": {"path": "/-/ready", "port": 9090}, "periodSeconds": 1},
+            # Without a request, the workers under test leave it no processor time.
+            "resources": {"requests": {"cpu": "250m", "memory": "256Mi"}},
             "securityContext": {
                 "allowPrivilegeEscalation": False,
                 "readOnlyRootFilesystem": True,

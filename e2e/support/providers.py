@@ -1,7 +1,8 @@
 """Providers of the cluster. They create a cluster and load images into it; everything else is the same for all.
 
-`local`: one real node in a network namespace of this machine, by the scripts in ../shared/kube (or BALLAST_KUBE).
-`kind`: a kind cluster, with docker. A cluster that runs already is used, and is left running.
+`local`: real nodes in network namespaces of this machine, by the scripts in ../shared/kube (or BALLAST_KUBE).
+`kind`: a kind cluster, with docker. A cluster that runs already is used, and is left running. A new one has as many
+nodes as BALLAST_E2E_NODES says, 1 by default.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from layers import add_layer
 from programs import ROOT, run
 
 MINUTES = 60.0
+FETCH = ("curl", "--silent", "--fail", "--max-time", "5")
+"""Every node has curl, also those of kind."""
 
 
 class Provider(Protocol):
@@ -33,6 +36,9 @@ class Provider(Protocol):
     def up(self) -> None:
         """Create a cluster."""
 
+    def nodes(self) -> list[str]:
+        """Return the names of the nodes. The first one carries the control plane."""
+
     def down(self) -> None:
         """Remove the cluster."""
 
@@ -45,8 +51,8 @@ class Provider(Protocol):
     def bring(self, context: Path, dockerfile: str, name: str) -> None:
         """Build an image from another folder, and load it."""
 
-    def offer_gpus(self, count: int) -> None:
-        """Set the number of `nvidia.com/gpu` that the node offers."""
+    def offer_gpus(self, count: int, *nodes: str) -> None:
+        """Set the number of `nvidia.com/gpu` that each of these nodes offers, by default each node."""
 
     def renew_volumes(self) -> None:
         """Make the volumes of deleted claims available again, if the cluster does not provision new volumes."""
@@ -63,9 +69,30 @@ class Provider(Protocol):
     def restart(self, component: str) -> None:
         """Restart `kubelet`, `apiserver` or `etcd`."""
 
+    def stop_node(self, node: str) -> None:
+        """Cut the power of a node, but not of the first one. Its disk stays."""
+
+    def start_node(self, node: str) -> None:
+        """Start a stopped node again."""
+
+    def cut_off(self, node: str) -> None:
+        """Drop everything between a node and all others, without an answer."""
+
+    def heal(self, node: str) -> None:
+        """Connect a node again that was cut off."""
+
+    def fetch_on(self, node: str, url: str) -> str:
+        """Fetch a page from a node, which also works while the node is cut off."""
+
+    def install_addon(self, name: str) -> None:
+        """Install the operator of another project."""
+
+    def remove_addon(self, name: str) -> None:
+        """Remove it."""
+
 
 class Local:
-    """The cluster of ../shared/kube."""
+    """The cluster of ../shared/kube, whose containers run on this machine."""
 
     def __init__(self) -> None:
         self._kube = Path(os.environ.get("BALLAST_KUBE") or ROOT.parent / "shared" / "kube").resolve()
@@ -82,10 +109,13 @@ class Local:
         return self.kubeconfig.exists()
 
     def up(self) -> None:
-        self.cluster("up", seconds=5 * MINUTES)
+        self.cluster("up", "--nodes", str(wanted_nodes()), seconds=5 * MINUTES)
 
     def down(self) -> None:
         self.cluster("down", seconds=2 * MINUTES)
+
+    def nodes(self) -> list[str]:
+        return (self._folder / "nodes").read_text().split()
 
     def build(self) -> dict[Image, str]:
         self._images.mkdir(parents=True, exist_ok=True)
@@ -106,8 +136,8 @@ class Local:
             run(self._kube / "build-image", context, context / dockerfile, name, tar, *CPU_ONLY, seconds=15 * MINUTES)
         self.cluster("load", str(tar), seconds=5 * MINUTES)
 
-    def offer_gpus(self, count: int) -> None:
-        self.cluster("gpus", str(count))
+    def offer_gpus(self, count: int, *nodes: str) -> None:
+        self.cluster("gpus", str(count), *nodes)
 
     def renew_volumes(self) -> None:
         self.cluster("volumes")
@@ -124,9 +154,36 @@ class Local:
     def restart(self, component: str) -> None:
         self.cluster("restart", component)
 
+    def stop_node(self, node: str) -> None:
+        self.cluster("stop-node", node)
+
+    def start_node(self, node: str) -> None:
+        self.cluster("start-node", node, seconds=2 * MINUTES)
+
+    def cut_off(self, node: str) -> None:
+        self.cluster("partition", node)
+
+    def heal(self, node: str) -> None:
+        self.cluster("heal", node)
+
+    def fetch_on(self, node: str, url: str) -> str:
+        return self.cluster("exec", "--node", node, *FETCH, url)
+
+    def install_addon(self, name: str) -> None:
+        run(self._kube / "addon", "install", name, seconds=5 * MINUTES)
+
+    def remove_addon(self, name: str) -> None:
+        run(self._kube / "addon", "remove", name, seconds=3 * MINUTES)
+
     def _tasks(self, *words: str) -> None:
-        socket = Path("/run") / os.environ.get("BALLAST_KUBE_NAME", "ballast-kube") / "containerd.sock"
-        run("ctr", "-a", socket, "-n", "k8s.io", "tasks", *words)
+        """Call `ctr tasks` on the node of the container, which is the last word."""
+        folder = Path("/run") / os.environ.get("BALLAST_KUBE_NAME", "ballast-kube")
+        for socket in (folder / "containerd.sock", *folder.glob("*/containerd.sock")):
+            tasks = ("ctr", "-a", socket, "-n", "k8s.io", "tasks")
+            if words[-1] in run(*tasks, "list", "-q", check=False).stdout.split():
+                run(*tasks, *words)
+                return
+        raise AssertionError(f"no node runs container {words[-1]}")
 
     def cluster(self, *arguments: str, seconds: float = 60) -> str:
         """Run the script of the cluster, which can also make components fail."""
@@ -189,7 +246,7 @@ class Kind:
         return self.NAME in run("kind", "get", "clusters").stdout.split()
 
     def up(self) -> None:
-        config = ROOT / "e2e" / "kind.yaml"
+        config = ROOT / "e2e" / ("kind.yaml" if wanted_nodes() == 1 else "kind-3-nodes.yaml")
         run("kind", "create", "cluster", "--name", self.NAME, "--config", config, "--kubeconfig", self.kubeconfig,
             "--wait", "120s", seconds=10 * MINUTES)  # fmt: skip
 
@@ -224,10 +281,10 @@ class Kind:
             seconds=30 * MINUTES)  # fmt: skip
         run("kind", "load", "docker-image", "--name", self.NAME, name, seconds=10 * MINUTES)
 
-    def offer_gpus(self, count: int) -> None:
+    def offer_gpus(self, count: int, *nodes: str) -> None:
         path = "/status/{}/nvidia.com~1gpu"
         patch = [{"op": "add", "path": path.format(part), "value": str(count)} for part in ("capacity", "allocatable")]
-        for node in self._nodes():
+        for node in nodes or self.nodes():
             run("kubectl", "--kubeconfig", self.kubeconfig, "patch", "node", node, "--subresource=status",
                 "--type=json", "-p", str(patch).replace("'", '"'))  # fmt: skip
 
@@ -251,23 +308,56 @@ class Kind:
         found = self._node("crictl", "ps", "-q", "--name", name).split()
         self._node("crictl", "stop", "--timeout", "0", *found)  # the kubelet starts it again
 
+    def stop_node(self, node: str) -> None:
+        run("docker", "kill", node)
+
+    def start_node(self, node: str) -> None:
+        run("docker", "start", node)
+        run("kubectl", "--kubeconfig", self.kubeconfig, "wait", f"node/{node}", "--for=condition=Ready",
+            "--timeout=120s", seconds=130)  # fmt: skip
+
+    def cut_off(self, node: str) -> None:
+        self._drop_all("-I", node)
+
+    def heal(self, node: str) -> None:
+        self._drop_all("-D", node)
+
+    def fetch_on(self, node: str, url: str) -> str:
+        return self._node(*FETCH, url, node=node)
+
+    def install_addon(self, name: str) -> None:
+        raise RuntimeError(f"install {name} in the kind cluster first, as its documentation says")
+
+    def remove_addon(self, name: str) -> None:
+        """Leave it, because the tests did not install it."""
+
+    def _drop_all(self, action: str, node: str) -> None:
+        for chain, flag in (("INPUT", "-i"), ("OUTPUT", "-o"), ("FORWARD", "-i"), ("FORWARD", "-o")):
+            self._node("iptables", action, chain, flag, "eth0", "-j", "DROP", node=node)
+
     def _load(self, image: Image) -> str:
         run("kind", "load", "docker-image", "--name", self.NAME, image.name, seconds=10 * MINUTES)
         said = run("docker", "image", "inspect", "-f", "{{.Id}} {{.Size}}", image.name).stdout.split()
         print(f"image {image.name}: {int(said[1]) / 1e6:.0f} MB, {said[0]}")
         return said[0]
 
-    def _nodes(self) -> list[str]:
-        return run("kind", "get", "nodes", "--name", self.NAME).stdout.split()
+    def nodes(self) -> list[str]:
+        found = run("kind", "get", "nodes", "--name", self.NAME).stdout.split()
+        return sorted(found, key=lambda node: (node != self.NODE, node))
 
     def _tasks(self, *words: str) -> None:
         """Call `ctr tasks` on the node of the container, which is the last word."""
         ctr = ("ctr", "-n", "k8s.io", "tasks")
-        [node] = (node for node in self._nodes() if words[-1] in self._node(*ctr, "list", "-q", node=node))
+        [node] = (node for node in self.nodes() if words[-1] in self._node(*ctr, "list", "-q", node=node))
         self._node(*ctr, *words, node=node)
 
     def _node(self, *words: str, node: str = NODE) -> str:
         return run("docker", "exec", node, *words).stdout
+
+
+def wanted_nodes() -> int:
+    """Return the number of nodes of a new cluster."""
+    return int(os.environ.get("BALLAST_E2E_NODES") or 1)
 
 
 def chosen() -> Provider:

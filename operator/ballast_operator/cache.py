@@ -113,8 +113,10 @@ def trimmed(kind: Kind, body: Body) -> Body:
         metadata["managedFields"] = [
             {name: entry[name] for name in ("manager", "time") if name in entry} for entry in metadata["managedFields"]
         ]
-    kept = {name: value for name, value in body.items() if not (kind == POD and name == "spec")}
-    return kept | {"metadata": metadata}
+    kept = body | {"metadata": metadata}
+    if kind == POD:
+        kept["spec"] = {name: body["spec"][name] for name in ("schedulingGates",) if name in body.get("spec", {})}
+    return kept
 
 
 def _is_same(known: Body | None, body: Body) -> bool:

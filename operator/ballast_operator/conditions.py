@@ -8,12 +8,14 @@ from ballast_api.conditions import ConditionReason, ConditionType
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_operator.children.config import VERSION
 from ballast_operator.kinds import Body
-from ballast_operator.pod_problem import pod_problem
+from ballast_operator.pod_problem import pod_problem, scheduling_gates
 from ballast_operator.poll_result import FRESH_SECONDS, PollResult
 from ballast_operator.resource_type import Check, ConditionInput, ConditionValue, first
 from ballast_queue.status import SloStatus, WorkerStatus
 
 Given = ConditionInput[InferenceDeployment]
+KUEUE = "kueue.x-k8s.io/"
+"""Prefix of the scheduling gates of Kueue."""
 
 
 def conditions(given: Given) -> dict[ConditionType, ConditionValue]:
@@ -42,13 +44,34 @@ def _is_ready_enough(given: Given) -> ConditionValue | None:
             f"{figures} and run on the CPU: a worker found no GPU although spec.gpu requests one. Check the driver and "
             "that the image's torch has CUDA, or set spec.gpu.count to 0",
         )
-    return ConditionValue("True", ConditionReason.SERVING, figures)
+    held = _held_back(given)
+    return ConditionValue("True", ConditionReason.SERVING, f"{figures}; {held}" if held else figures)
 
 
 def _found_no_gpu(given: Given) -> bool:
     if given.poll is None or given.resource.spec.gpu.count == 0:
         return False
     return any(status.device == "cpu" for status in given.poll.by_pod(given.live).values())
+
+
+def _is_held_back(given: Given) -> ConditionValue | None:
+    held, wanted, ready = _held_back(given), given.resource.spec.replicas, given.count("availableReplicas")
+    if not held:
+        return None
+    return ConditionValue("False", ConditionReason.SCHEDULING_GATED, f"{ready} of {wanted} workers are ready; {held}")
+
+
+def _held_back(given: Given) -> str:
+    """Return which pods the scheduler may not place yet, and what they wait for; empty without such a pod."""
+    gates = {pod["metadata"]["name"]: found for pod in given.live if (found := scheduling_gates(pod))}
+    if not gates:
+        return ""
+    name, found = min(gates.items())
+    pods, it = (f"pod {name} waits", "it") if len(gates) == 1 else (f"{len(gates)} pods wait, such as {name},", "them")
+    if any(gate.startswith(KUEUE) for gate in found):
+        namespace = given.resource.metadata.namespace
+        return f"{pods} until Kueue admits {it} within its quota: see kubectl get workloads -n {namespace}"
+    return f"{pods} until the scheduling gate {', '.join(found)} is removed"
 
 
 def _is_not_ready(given: Given) -> ConditionValue | None:
@@ -73,6 +96,12 @@ def _is_stuck(given: Given) -> ConditionValue | None:
     if _deadline_passed(given) is not None:
         return ConditionValue("False", ConditionReason.ROLLOUT_STUCK, _rollout(given))
     return None
+
+
+def _is_gated(given: Given) -> ConditionValue | None:
+    """Return what a rollout waits for. It is not stuck: a gate has no limit of time."""
+    held = _held_back(given)
+    return ConditionValue("True", ConditionReason.SCHEDULING_GATED, f"{_rollout(given)}; {held}") if held else None
 
 
 def _is_rolling(given: Given) -> ConditionValue | None:
@@ -132,10 +161,9 @@ def _has_left_a_queue(given: Given) -> ConditionValue | None:
 
 
 def _exceeds_deadline(given: Given) -> ConditionValue | None:
-    found = _deadline_passed(given)
-    if found is None:
+    if _deadline_passed(given) is None or _held_back(given):
         return None
-    seconds = given.resource.spec.rollout.startup_seconds
+    seconds = given.resource.spec.startup_seconds
     return ConditionValue(
         "True",
         ConditionReason.ROLLOUT_STUCK,
@@ -353,8 +381,8 @@ _DEGRADED = (
     _is_healthy,
 )
 CHAINS: Mapping[ConditionType, tuple[Check[InferenceDeployment], ...]] = {
-    ConditionType.READY: (_is_scaled_to_zero, _is_ready_enough, _is_not_ready),
-    ConditionType.PROGRESSING: (_is_complete, _is_stuck, _is_rolling),
+    ConditionType.READY: (_is_scaled_to_zero, _is_ready_enough, _is_held_back, _is_not_ready),
+    ConditionType.PROGRESSING: (_is_complete, _is_gated, _is_stuck, _is_rolling),
     ConditionType.DEGRADED: _DEGRADED,
     ConditionType.CONFIG_APPLIED: (_is_unknown, _queue_follows_another, _no_worker, _has_config),
     ConditionType.OFFLINE_RESERVATION_SATISFIED: (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ballast_api.inference_deployment import InferenceDeployment
 from ballast_operator.kinds import Key
 from ballast_operator.permitted import PodRules
 
@@ -23,7 +24,9 @@ class OperatorContext:
     """Settings and cluster state that apply to every resource."""
 
     image: str
-    """Image of workers whose resource names none."""
+    """Image of native workers whose resource names none."""
+    vllm_image: str = ""
+    """The same for workers with vLLM; empty if the operator knows none."""
     kinds: frozenset[str] = frozenset()
     """Names of the optional kinds that the cluster has."""
     redis: Mapping[str, str] | None = None
@@ -41,6 +44,10 @@ class OperatorContext:
     """Whether the operator's own Redis refuses the creation of users; None if this is not known yet."""
     shared_queues: tuple[str, ...] = ()
     """Patterns of queues that every namespace may use."""
+
+    def image_of(self, resource: InferenceDeployment) -> str:
+        """Return the default image of the resource's backend; empty if it is unknown."""
+        return self.vllm_image if resource.spec.engine.backend == "vllm" else self.image
 
     @property
     def lacks_redis(self) -> bool:

@@ -110,7 +110,7 @@ def _wanted(
         yield NETWORK_POLICY, policy
     yield SERVICE, service(resource)
     yield BUDGET, budget(resource)
-    yield DEPLOYMENT, deployment(resource, version, image=context.image, own_keys=context.redis_keys)
+    yield DEPLOYMENT, deployment(resource, version, image=context.image_of(resource), own_keys=context.redis_keys)
     rule = prometheus_rule(resource, runbooks=context.runbooks)
     for kind, body in ((SERVICE_MONITOR, service_monitor(resource)), (RULE, rule)):
         if body is not None and kind.name in context.kinds:
@@ -287,6 +287,7 @@ def _scaling(wanted: ScalingStatus | None, reported: ScalingStatus | None) -> Sc
 def _blocked(resource: InferenceDeployment, context: OperatorContext, others: Iterable[Body]) -> ConditionValue | None:
     return (
         _is_not_permitted(resource, context)
+        or _lacks_image(resource, context)
         or queue_refusal(resource, context, others)
         or _lacks_redis(resource, context)
         or _lacks_user(resource, context)
@@ -315,6 +316,16 @@ def _is_not_permitted(resource: InferenceDeployment, context: OperatorContext) -
         "the children of this resource do not change"
     )
     return ConditionValue("True", ConditionReason.NOT_PERMITTED, message[:1000])
+
+
+def _lacks_image(resource: InferenceDeployment, context: OperatorContext) -> ConditionValue | None:
+    if resource.spec.template.image or context.image_of(resource):
+        return None
+    message = (
+        "the operator knows no image for engine.backend vllm. Set template.image, or the value image.vllmWorker of the "
+        "chart. Until then, the children of this resource do not change"
+    )
+    return ConditionValue("True", ConditionReason.IMAGE_PULL, message)
 
 
 def _shares_queue(

@@ -12,6 +12,8 @@ from ballast_operator.poll_result import Problem
 IMAGE_REASONS = frozenset({"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull"})
 NOT_SERVED_EXIT = 78
 """The worker's exit code for a configuration that it cannot serve, such as a missing model."""
+BAD_ARGUMENTS_EXIT = 64
+"""The worker's exit code for `engine.vllm.args` that vLLM refuses."""
 
 
 def pod_problem(pod: Body) -> Problem | None:
@@ -25,6 +27,11 @@ def pod_problem(pod: Body) -> Problem | None:
         if found is not None:
             return found
     return None
+
+
+def scheduling_gates(pod: Body) -> tuple[str, ...]:
+    """Return the names of the gates that keep the scheduler from placing a pod, such as that of Kueue."""
+    return tuple(str(gate.get("name")) for gate in (pod.get("spec") or {}).get("schedulingGates") or ())
 
 
 def _containers(status: Body) -> Iterator[Body]:
@@ -64,8 +71,10 @@ def _failure_problem(container: Body, ended: Body) -> Problem:
     if ended.get("reason") == "OOMKilled":
         message = f"container exceeded its memory limit ({restarts} restarts); raise the limit or lower spec.slots"
         return Problem(ConditionReason.OUT_OF_MEMORY, message)
-    if container.get("name") == FETCH:
+    if str(container.get("name")).startswith(FETCH):
         return Problem(ConditionReason.MODEL_NOT_FOUND, last or f"the fetch container failed with exit code {code}")
+    if code == BAD_ARGUMENTS_EXIT:
+        return Problem(ConditionReason.INVALID_SPEC, last)
     if code == NOT_SERVED_EXIT and "model" in output:
         return Problem(ConditionReason.MODEL_NOT_FOUND, last)
     return Problem(ConditionReason.CRASHING, f"exit code {code}, {restarts} restarts" + (f": {last}" if last else ""))

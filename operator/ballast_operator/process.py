@@ -116,6 +116,7 @@ class Operator:
         )
         self._context = OperatorContext(
             image=settings.worker_image,
+            vllm_image=settings.vllm_worker_image,
             rules=settings.pod_rules,
             runbooks=settings.runbook_base_url or None,
             release=self._releases.own,

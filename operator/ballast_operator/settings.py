@@ -28,7 +28,10 @@ class OperatorSettings(BaseModel):
     namespace: str = Field(min_length=1)
     """Namespace of the operator, with its Lease and its own Redis Secret."""
     worker_image: str = Field(min_length=1)
-    """Image of workers whose resource names none."""
+    """Image of native workers whose resource names none."""
+    vllm_worker_image: str = ""
+    """Image of workers with `engine.backend: vllm` whose resource names none. If it is empty, such a resource needs
+    `template.image`."""
     identity: str = Field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}", min_length=1)
     """Name of this replica in the Lease. The default is host name and process id."""
     lease_name: str = Field(default="ballast-operator", min_length=1)

@@ -38,7 +38,17 @@ TESTS = Path(__file__).parents[1]
 STATUS = crd.schema()["properties"]["status"]
 CONFIG = structural(WorkerConfig)
 
+TO_VLLM = "vllm/messages/test_arguments.py::test_a_field_changes_the_arguments_of_vllm"
 SHOWN_BY: dict[str, str] = {
+    "engine.backend": "vllm/messages/test_arguments.py::test_each_server_refuses_the_backend_of_the_other",
+    "engine.quantization": TO_VLLM,
+    "engine.kvDtype": TO_VLLM,
+    "engine.speculative.draftTokens": TO_VLLM,
+    "engine.speculative.draftUri": TO_VLLM,
+    "engine.vllm.args": "vllm/test_serve_arguments.py::test_an_argument_of_the_resource_reaches_vllm",
+    "model.adapters[].name": TO_VLLM,
+    "model.adapters[].uri": TO_VLLM,
+    "model.adapters[].tenants": "vllm/messages/test_adapters.py::test_an_adapter_exists_only_for_its_tenants",
     "slo.objectivePercent": "alerts/test_rules.py::test_the_thresholds_follow_the_objective",
     "offline.queue": "alerts/test_rules.py::test_a_named_queue_is_the_one_that_is_watched",
     "limits.maxQueuedRequests": "worker/test_limits.py::test_a_full_queue_is_a_429_with_the_time_to_try_again",

@@ -39,6 +39,11 @@ MODELS = st.fixed_dictionaries(
 TENANTS = st.lists(some(reservedPercent=PERCENT, weight=st.just(2)), max_size=3).map(
     lambda tenants: [{"name": f"t{number}"} | tenant for number, tenant in enumerate(tenants)]
 )
+BACKENDS = st.sampled_from(["native", "vllm"])
+ARGUMENTS = st.sampled_from(
+    ["--enforce-eager", "--port", "--port=1", "--no-enable_lora", "-tp", "--data-parallel-size=2", "--watermark.a=b",
+     "--max-loras=2", "x", "--portal", "--headless"]
+)  # fmt: skip
 PEERS = st.lists(st.just({"podSelector": {}}), max_size=1)
 PARTS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     "model": st.fixed_dictionaries({"model": MODELS}),
@@ -48,7 +53,28 @@ PARTS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
         FEW,
     ),
     "gpu": some(gpu=some(count=FEW, resourceName=st.just("nvidia.com/gpu"), resourceClaimTemplate=st.just("one"))),
-    "engine": some(engine=some(backend=st.sampled_from(["native", "vllm"]), quantization=st.just("int8"))),
+    "engine": some(
+        engine=some(
+            backend=BACKENDS,
+            quantization=st.just("int8"),
+            kvDtype=st.sampled_from(["auto", "fp8"]),
+            attention=st.sampled_from(["auto", "sdpa"]),
+            blockTokens=st.sampled_from([16, 32]),
+            speculative=st.fixed_dictionaries(
+                {"method": st.sampled_from(["ngram", "draftModel"])}, optional={"draftUri": st.just("hf://a/b")}
+            ),
+        ),
+    ),
+    "arguments": some(engine=some(backend=BACKENDS, vllm=some(args=st.lists(ARGUMENTS, max_size=2)))),
+    "backend": some(
+        engine=some(backend=BACKENDS),
+        gpu=some(count=FEW),
+        network=some(metricsFrom=PEERS),
+        model=st.fixed_dictionaries(
+            {"uri": st.just("hf://a/b")},
+            optional={"adapters": st.lists(st.just({"name": "a", "uri": "pvc://a/b"}), max_size=1)},
+        ),
+    ),
     "shares": some(offline=some(reservedPercent=PERCENT, maxPercent=PERCENT)),
     "tenants": some(offline=some(tenants=TENANTS)),
     "scaling": some(
@@ -109,8 +135,9 @@ def with_value(leaf: str, value: Any) -> dict[str, Any]:
     place: Any = manifest["spec"]
     *path, last = leaf.split(".")
     for part in path:
-        place = place.setdefault(part.removesuffix("[]"), {})
-        place = place[0] if part.endswith("[]") else place
+        name, is_list = part.removesuffix("[]"), part.endswith("[]")
+        place = place.setdefault(name, [{}] if is_list else {})
+        place = place[0] if is_list else place
     place[last] = value
     return manifest
 

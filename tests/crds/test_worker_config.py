@@ -62,11 +62,21 @@ def test_a_dumped_configuration_reads_back_equal(
         pytest.param(
             MINIMAL + "offline: {tenants: [{name: a}, {name: a}]}", "contains a more than once", id="tenant twice"
         ),
-        pytest.param(MINIMAL + "engine: {backend: vllm}", "The vLLM backend is not supported yet", id="vllm"),
-        pytest.param(MINIMAL + "engine: {quantization: int8}", "quantized weights are not supported yet", id="int8"),
-        pytest.param(MINIMAL + "engine: {kvDtype: int8}", "quantized KV is not supported yet", id="int8 KV"),
-        pytest.param(MINIMAL + "engine: {speculative: {}}", "speculative decoding is not supported", id="speculation"),
-        pytest.param(MINIMAL + "engine: {tensorParallel: 2}", "one device per worker", id="several GPUs"),
+        pytest.param(MINIMAL + "engine: {quantization: int8}", "need engine.backend: vllm", id="int8"),
+        pytest.param(MINIMAL + "engine: {kvDtype: int8}", "need engine.backend: vllm", id="int8 KV"),
+        pytest.param(MINIMAL + "engine: {speculative: {method: ngram}}", "need engine.backend: vllm", id="speculation"),
+        pytest.param(MINIMAL + "engine: {tensorParallel: 2}", "gpu.count decides", id="several GPUs"),
+        pytest.param(MINIMAL + "runtime: {tensorParallel: 2}", "above 1 need engine.backend: vllm", id="several ranks"),
+        pytest.param(
+            MINIMAL + "engine: {backend: vllm}\nruntime: {metricsPort: 8001}",
+            "runtime.metricsPort is not supported",
+            id="a port for metrics inside vLLM",
+        ),
+        pytest.param(
+            MINIMAL + "  adapters: [{name: a, uri: file:///a}, {name: a, uri: file:///b}]",
+            "model.adapters contains a more than once",
+            id="adapter twice",
+        ),
         pytest.param(MINIMAL + "engine: {device: tpu}", "engine.device", id="device"),
         pytest.param(MINIMAL + "ray: {}", "Ray Serve is not supported yet", id="ray"),
         pytest.param(MINIMAL + "offline: {resultsDays: .inf}", "should be a finite number (found inf)", id="infinite"),

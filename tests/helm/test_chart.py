@@ -53,6 +53,7 @@ OTHER: dict[str, Any] = {
     "image.registry": "registry.example/team",
     "image.operator.digest": "sha256:" + "a" * 64,
     "image.worker.digest": "sha256:" + "b" * 64,
+    "image.vllmWorker.digest": "sha256:" + "d" * 64,
     "valkey.image.digest": "sha256:" + "c" * 64,
     "image.pullPolicy": "Always",
     "image.pullSecrets": ["pull"],
@@ -77,6 +78,8 @@ NEEDED: dict[str, dict[str, Any]] = {
     "grafana.dashboards.annotations": {"grafana": {"dashboards": {"enabled": True}}},
     "redis.existingSecret": {"valkey": {"enabled": False}},
     "serviceAccount.create": {"serviceAccount": {"name": "mine"}},
+    "image.vllmWorker.tag": {"image": {"vllmWorker": {"repository": "vllm-worker"}}},
+    "image.vllmWorker.digest": {"image": {"vllmWorker": {"repository": "vllm-worker"}}},
 }
 """Values that must be set for another value to have an effect."""
 

@@ -13,6 +13,8 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 DOCKERFILES = {"operator": ROOT / "operator" / "Dockerfile", "worker": ROOT / "worker" / "Dockerfile"}
 
+VLLM = ROOT / "worker" / "Dockerfile.vllm"
+
 
 def commands(text: str) -> list[str]:
     """The instructions of a Dockerfile, each on one line."""
@@ -62,12 +64,25 @@ def test_an_image_is_built_from_locks_that_exist_and_starts_a_program_that_exist
     assert program in PROJECT["project"]["scripts"]
 
 
+def test_the_image_with_vllm_runs_without_rights_and_keeps_the_packages_of_its_base() -> None:
+    text = VLLM.read_text()
+    (call,) = re.findall(r"-m pip install [^&\n]*", "\n".join(commands(text)))
+    (program,) = re.findall(r'^CMD \["([^"]+)"', text, re.MULTILINE)
+
+    assert set(re.findall(r"^FROM (\S+)", text, re.MULTILINE)) == {"${BASE}"}
+    assert re.findall(r"^USER (\S+)", text, re.MULTILINE)[-1] == "65532:65532"
+    assert "--constraint" in call
+    assert program in PROJECT["project"]["scripts"]
+    assert "ENTRYPOINT []" in text  # the base of vLLM has its own
+
+
 def test_versions_of_distribution_chart_and_images_are_one() -> None:
     chart = yaml.safe_load((ROOT / "helm" / "ballast" / "Chart.yaml").read_text())
-    labels = [re.findall(r"^ARG VERSION=(\S+)", path.read_text(), re.MULTILINE) for path in DOCKERFILES.values()]
+    paths = (*DOCKERFILES.values(), VLLM)
+    labels = [re.findall(r"^ARG VERSION=(\S+)", path.read_text(), re.MULTILINE) for path in paths]
 
     assert chart["version"] == chart["appVersion"] == PROJECT["project"]["version"]
-    assert labels == [[PROJECT["project"]["version"]]] * 2
+    assert labels == [[PROJECT["project"]["version"]]] * 3
 
 
 def test_the_build_context_has_what_the_wheel_is_made_of() -> None:

@@ -15,10 +15,11 @@ from ballast_api.conditions import ConditionType as Type
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.status import Status
 from ballast_operator import report
+from ballast_operator.cache import trimmed
 from ballast_operator.children.config import VERSION
 from ballast_operator.conditions import Given, conditions
 from ballast_operator.inference_deployment import status as build_status
-from ballast_operator.kinds import DEPLOYMENT, Body, Key
+from ballast_operator.kinds import DEPLOYMENT, POD, Body, Key
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot
 from ballast_operator.pod_problem import NOT_SERVED_EXIT
 from ballast_operator.poll_result import PollResult, Problem
@@ -29,7 +30,7 @@ from ballast_worker.errors import NotServed
 
 
 def make_resource(
-    replicas: int = 2, generation: int = 1, gpus: int = 1, slo: dict[str, Any] | None = None
+    replicas: int = 2, generation: int = 1, gpus: int = 1, slo: dict[str, Any] | None = None, **more: Any
 ) -> InferenceDeployment:
     metadata = {"name": "llm", "namespace": "ns", "uid": "u", "generation": generation}
     spec: dict[str, Any] = {
@@ -38,6 +39,7 @@ def make_resource(
         "slo": slo or {"ttftMilliseconds": 500},
     }
     spec["gpu"] = {"count": gpus}
+    spec |= more
     return InferenceDeployment.read({"metadata": metadata, "spec": spec}, "test")
 
 
@@ -57,6 +59,12 @@ def make_deployment(total: int, updated: int, serving: int, **condition: str) ->
 def make_pod(name: str = "p", ip: str = "10.0.0.1", **status: Any) -> Body:
     metadata = {"name": name, "namespace": "ns", "annotations": {VERSION: "v"}}
     return {"metadata": metadata, "status": {"phase": "Running", "podIP": ip} | status}
+
+
+def make_gated(gate: str, name: str = "g") -> Body:
+    """Return the pod as the cache of the operator keeps it."""
+    body = make_pod(name, phase="Pending", podIP="") | {"spec": {"schedulingGates": [{"name": gate}], "containers": []}}
+    return trimmed(POD, body)
 
 
 def waiting(reason: str, message: str = "", **more: Any) -> Body:
@@ -143,6 +151,31 @@ CASES: dict[str, tuple[dict[str, Any], Type, str, Reason, str]] = {
     ),
     "stuck is degraded": (
         {"deployment": make_deployment(3, 1, 2, **DEADLINE)}, Type.DEGRADED, "True", Reason.ROLLOUT_STUCK, "600 s",
+    ),
+    "held back by Kueue": (
+        {"deployment": make_deployment(2, 2, 1), "pods": (make_pod(), make_gated("kueue.x-k8s.io/admission"))},
+        Type.READY, "False", Reason.SCHEDULING_GATED,
+        "1 of 2 workers are ready; pod g waits until Kueue admits it within its quota: see kubectl get workloads -n ns",
+    ),
+    "held back, and enough serve": (
+        {
+            "resource": make_resource(rollout={"maxUnavailable": 1}),
+            "deployment": make_deployment(2, 2, 1),
+            "pods": (make_pod(), make_gated("kueue.x-k8s.io/admission")),
+        },
+        Type.READY, "True", Reason.SERVING, "1 of 2 workers are ready; pod g waits until Kueue admits it",
+    ),
+    "held back by another gate": (
+        {"deployment": make_deployment(2, 2, 0), "pods": (make_gated("a.b/c"), make_gated("a.b/c", name="h"))},
+        Type.READY, "False", Reason.SCHEDULING_GATED, "2 pods wait, such as g, until the scheduling gate a.b/c is",
+    ),
+    "a pod held back is not stuck": (
+        {"deployment": make_deployment(2, 2, 1, **DEADLINE), "pods": (make_gated("kueue.x-k8s.io/admission"),)},
+        Type.PROGRESSING, "True", Reason.SCHEDULING_GATED, "1 workers are ready in all; pod g waits until Kueue",
+    ),
+    "a pod held back is not degraded": (
+        {"deployment": make_deployment(2, 2, 1, **DEADLINE), "pods": (make_gated("kueue.x-k8s.io/admission"),)},
+        Type.DEGRADED, "False", Reason.HEALTHY, "no problem",
     ),
     "well": ({}, Type.DEGRADED, "False", Reason.HEALTHY, "no problem"),
     "image": (

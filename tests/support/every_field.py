@@ -16,17 +16,8 @@ EVERYTHING: dict[str, Any] = yaml.safe_load((ROOT / "docs" / "samples" / "everyt
 SPEC = crd.schema()["properties"]["spec"]
 
 REFUSED = {
-    "engine.backend": "one value is taken, the other refused: see the bad sample `vllm`",
-    **dict.fromkeys(
-        (
-            "engine.quantization",
-            "engine.kvDtype",
-            "engine.speculative",
-            "engine.tensorParallel",
-            "slo.latencyMilliseconds",
-        ),
-        "there to be refused; each has a bad sample",
-    ),
+    "engine.speculative.method": "changes only together with engine.speculative.draftUri",
+    **dict.fromkeys(("engine.tensorParallel", "slo.latencyMilliseconds"), "there to be refused; each has a bad sample"),
 }
 BY_OWN_REDIS = {leaf for leaf in leaves(SPEC) if leaf.startswith("queueAccess.")}
 """Fields about users in the operator's own Redis, which the sample does not use: see operator/test_redis_users.py."""
@@ -35,7 +26,26 @@ BY_SCALING = {leaf for leaf in leaves(SPEC) if leaf.startswith("scaling.")}
 BASE: dict[str, Any] = {"monitoring.serviceMonitor": True, "monitoring.prometheusRule": True}
 """Changes to the sample of every field, so that every child is made."""
 TEMPLATE: dict[str, Any] = {"spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "100Gi"}}}}
+VLLM: dict[str, Any] = {
+    "engine.backend": "vllm",
+    "engine.device": "auto",
+    "engine.attention": "auto",
+    "engine.blockTokens": 16,
+    "limits": {},
+    "network.metricsFrom": [],
+}
+"""Changes to the sample of every field after which it can have the fields of vLLM."""
+DRAFT = {"method": "draftModel", "draftUri": "hf://a/b"}
 NEEDED: dict[str, dict[str, Any]] = {
+    "engine.backend": VLLM | {"engine.backend": "native"},
+    **dict.fromkeys(("engine.quantization", "engine.kvDtype", "engine.vllm.args"), VLLM),
+    **dict.fromkeys(
+        ("engine.speculative.draftTokens", "engine.speculative.draftUri"), VLLM | {"engine.speculative": DRAFT}
+    ),
+    **dict.fromkeys(
+        ("model.adapters[].name", "model.adapters[].uri", "model.adapters[].tenants"),
+        VLLM | {"model.adapters": [{"name": "a", "uri": "file:///a"}]},
+    ),
     "gpu.count": {"gpu": {}, "engine.device": "auto"},
     "gpu.resourceClaimTemplate": {"gpu": {"count": 1}},
     "model.cache.persistentVolumeClaim.claimName": {
@@ -54,6 +64,10 @@ NEEDED: dict[str, dict[str, Any]] = {
 }
 """What else must be so for a field to be free to change."""
 OTHER: dict[str, Any] = {
+    "engine.kvDtype": "fp8",
+    "engine.quantization": "fp8",
+    "engine.vllm.args": ["--enforce-eager"],
+    "model.adapters[].tenants": ["legal"],
     "model.cache.volumeClaimTemplate": {"spec": TEMPLATE["spec"] | {"storageClassName": "fast"}},
     "model.uri": "hf://Qwen/Qwen3-4B",
     "engine.device": "cuda:1",

@@ -72,6 +72,7 @@ class Operator:
             "KUBECONFIG": str(self.kubeconfig),
             "BALLAST_NAMESPACE": "default",
             "BALLAST_WORKER_IMAGE": "worker:1",
+            "BALLAST_VLLM_WORKER_IMAGE": "vllm-worker:1",
             "BALLAST_LEASE_NAME": self.lease,
             "BALLAST_HOST": "127.0.0.1",
             "BALLAST_PORT": "0",

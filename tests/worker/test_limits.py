@@ -175,6 +175,37 @@ class FailingRunner(WrappedRunner):
         return self._inner.run(batch, interrupt)
 
 
+class StalledRunner(WrappedRunner):
+    """An executor that waits until the test lets it continue."""
+
+    def __init__(self) -> None:
+        self.may_run = threading.Event()
+        self.may_run.set()
+
+    def run(self, batch, interrupt):
+        assert self.may_run.wait(60)
+        return self._inner.run(batch, interrupt)
+
+
+def test_a_missed_ttft_is_in_the_metrics_while_the_request_still_waits(serve, make_config, eventually) -> None:
+    runner = StalledRunner()
+    config = make_config(slo={"ttftMilliseconds": 1})
+    with serve(config, build=partial(build_engine, wrap=runner.around)) as serving, serving.client() as client:
+        missed = partial(serving.worker.recorder.slo.get, (RequestClass.ONLINE, "ttft", False))
+        runner.may_run.clear()
+        waiting = threading.Thread(target=lambda: client.post("/v1/completions", json=BODY))
+        waiting.start()
+        try:
+            eventually(lambda: missed() == 1, "the late request to count")
+            scraped = client.get("/metrics").text
+        finally:
+            runner.may_run.set()
+        waiting.join()
+
+        assert 'ballast_slo_requests_total{class="online",met="false",slo="ttft"} 1.0' in scraped
+        assert missed() == 1
+
+
 def test_a_failed_step_is_a_500_with_a_sentence_and_many_make_the_worker_unhealthy(serve, make_config) -> None:
     runner = FailingRunner()
     with serve(make_config(), build=partial(build_engine, wrap=runner.around)) as serving, serving.client() as client:

@@ -134,6 +134,21 @@ def test_a_request_that_gives_up_after_its_promise_was_broken_counts_as_broken()
     assert sum(recorder.slo.values()) == 1
 
 
+def test_a_missed_ttft_counts_once_while_the_request_still_waits() -> None:
+    recorder = Recorder()
+    late, quick, young = (RequestTiming(ONLINE, at, 1.0) for at in (0.0, 0.0, 4.5))
+    quick.first_at = 0.5
+
+    for now in (5.0, 5.2):
+        recorder.judge_ttft([late, quick, young], now)
+    assert recorder.slo[ONLINE, "ttft", False] == recorder.slo[ONLINE, "ttft", True] == 1
+
+    late.first_at = 9.0
+    recorder.ended(late, FinishReason.LENGTH, 5, 11, 10.0)
+    assert recorder.slo[ONLINE, "ttft", False] == recorder.slo[ONLINE, "ttft", True] == 1
+    assert recorder.slo_status(10.0) == SloStatus(ttft_judged=2, ttft_met=1)
+
+
 def test_the_status_counts_the_online_requests_of_the_last_minute_that_met_the_slo() -> None:
     recorder = Recorder()
     for first_at, end in ((0.5, 1.5), (2.0, 3.0), (0.5, 90.0)):

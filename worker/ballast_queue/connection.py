@@ -7,6 +7,7 @@ decides whether to repeat the call. Leases cover the effects of a lost reply.
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import Callable, Iterator, Sequence
 from importlib.resources import files
 from typing import Any, Self, TypeVar
@@ -94,7 +95,7 @@ class Connection:
             raise HostNotAdmitted
         options = _options(address, socket_timeout, admits)
         if ca is not None and address.is_tls:
-            options["ssl_ca_data"] = ca
+            options["ssl_ca_data"] = _checked(ca)
         options |= {name: value for name, value in (("username", username), ("password", password)) if value}
         client = _client(address, options)
         settings: dict[str, Any] = {"loads_functions": loads_functions, "is_strict": admits is not None}
@@ -324,6 +325,21 @@ def _options(address: RedisAddress, socket_timeout: float, admits: Admits | None
     if admits is not None:
         options["connection_class"] = _admitting(redis.SSLConnection if address.is_tls else redis.Connection, admits)
     return options
+
+
+def _checked(ca: str) -> str:
+    """Return the certificates. The client of Redis would leave a socket open for each attempt with wrong ones.
+
+    Raises:
+        QueueForbidden: they are not PEM.
+    """
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=ca)
+    except (ValueError, ssl.SSLError):
+        pass  # the text quotes what was found
+    else:
+        return ca
+    raise QueueForbidden("The certificates of authorities for Redis are not PEM. Write -----BEGIN CERTIFICATE----- ...")
 
 
 def _client(address: RedisAddress, options: dict[str, Any]) -> redis.Redis:

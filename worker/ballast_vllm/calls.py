@@ -53,6 +53,8 @@ class Call:
     caller: Caller
     timing: RequestTiming
     is_item: bool = False
+    is_entering: bool = False
+    """Whether it counts as waiting, although EngineCore has no request of it yet."""
     states_priority: bool = False
     """Whether the priority of the caller is that of a header or a job. It overrides the priority in the body."""
     most_priority: int = MAX_PRIORITY

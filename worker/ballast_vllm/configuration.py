@@ -21,10 +21,11 @@ from ballast_api.worker_config import WorkerConfig
 
 FILE_VARIABLE = "BALLAST_CONFIG"
 PREFIX = "BALLAST_"
-IGNORED = ("model", "engine.device", "engine.attention", "engine.threads", "engine.blockTokens",
-           "engine.kvMemoryMebibytes", "engine.prefixCache", "limits.maxQueueMilliseconds", "runtime.host",
-           "runtime.port", "runtime.tlsCertFile", "runtime.tlsKeyFile")  # fmt: skip
-"""Fields without an effect inside vLLM: its own arguments decide them, or the server half does not have them yet."""
+IGNORED = ("model", "engine.device", "engine.attention", "engine.threads", "engine.blockTokens", "engine.quantization",
+           "engine.kvDtype", "engine.speculative", "engine.vllm", "engine.kvMemoryMebibytes", "engine.prefixCache",
+           "runtime.host", "runtime.port", "runtime.tensorParallel", "runtime.tlsCertFile",
+           "runtime.tlsKeyFile")  # fmt: skip
+"""Fields without an effect under `vllm serve`: its arguments decide them. `ballast-vllm` makes arguments of them."""
 
 
 def load(path: Path | None, environment: Mapping[str, str] = os.environ, *, model: str = "vllm") -> WorkerConfig:

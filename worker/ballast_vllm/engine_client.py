@@ -34,8 +34,11 @@ class EngineTap:
         self.num_live = dict.fromkeys(RequestClass, 0)
         self.num_begun = dict.fromkeys(RequestClass, 0)
         """Those of them that have an output."""
+        self.num_answered = dict.fromkeys(RequestClass, 0)
+        """Requests that had an output so far, with those that ended."""
         self.isolates_tenants = False
         """Whether tenants share no blocks of the prefix cache."""
+        self._num_entering = dict.fromkeys(RequestClass, 0)
         self._engine = engine
         self._now = now
         core, outputs = engine.engine_core, engine.output_processor
@@ -98,11 +101,21 @@ class EngineTap:
     # Requests
 
     def num_waiting(self, request_class: RequestClass) -> int:
-        """Return the requests of a class without an output."""
-        return self.num_live[request_class] - self.num_begun[request_class]
+        """Return the requests of a class without an output, with the calls on their way to EngineCore."""
+        return self._num_entering[request_class] + self.num_live[request_class] - self.num_begun[request_class]
+
+    def enter(self, call: Call) -> None:
+        """Count a call as waiting from now on: its requests reach EngineCore only after vLLM read its body."""
+        call.is_entering = True
+        self._num_entering[call.request_class] += 1
+
+    def _entered(self, call: Call) -> None:
+        self._num_entering[call.request_class] -= call.is_entering
+        call.is_entering = False
 
     def end(self, call: Call) -> None:
         """Forget the requests of a call that vLLM forgot. Those of a response in the background go on."""
+        self._entered(call)
         for request in call.requests:
             if not self._engine.output_processor.has_request(request.request_id):
                 self._remove(request.request_id)
@@ -144,6 +157,7 @@ class EngineTap:
                 params.max_tokens -= len(generated)
                 record.replay = generated
         self.live[request.request_id] = record
+        self._entered(call)
         self.num_live[call.request_class] += 1
         call.requests.append(record)
         return request
@@ -185,6 +199,7 @@ class EngineTap:
             return
         record.is_begun = True
         self.num_begun[call.request_class] += 1
+        self.num_answered[call.request_class] += 1
         if call.timing.first_at is None:
             call.timing.first_at = now
             if call.on_begin is not None:

@@ -16,6 +16,7 @@ import re
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Literal
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -28,6 +29,7 @@ from ballast_vllm.server import VllmServer, load
 from ballast_worker.bodies import BodyShare
 from ballast_worker.errors import Refused, WorkerError
 from ballast_worker.http_exchange import ClientGone, HttpExchange, compact
+from ballast_worker.http_server import LINGER_BYTES, LINGER_SECONDS
 from ballast_worker.metrics import CONTENT_TYPE
 from ballast_worker.requests import RequestOutcome, RequestTiming
 from ballast_worker.responses import stopping
@@ -144,7 +146,8 @@ class BallastMiddleware:
             body = await _body(exchange, server.config.limits.max_body_kibibytes * 1024, share)
             caller = server.tenancy.caller(headers, is_flex=_is_flex(body))
             timing.request_class = caller.request_class
-            if scope["path"] not in UNQUEUED:
+            is_queued = scope["path"] not in UNQUEUED
+            if is_queued:
                 server.check_queue(caller.request_class)
             server.check_open()  # again, because a long body takes time
         except Refused as refused:
@@ -159,7 +162,7 @@ class BallastMiddleware:
         passed = _Passed(body, receive, send, is_last=server.is_draining)
         call.hang_up = passed.gone.set
         CALL.set(call)
-        server.begin(call)
+        server.begin(call, is_queued=is_queued)
         try:
             await self.app(scope, passed.receive, passed.send)
         finally:
@@ -246,6 +249,11 @@ async def _body(exchange: HttpExchange, limit: int, share: BodyShare) -> bytes:
             code="request_timeout",
             headers={"connection": "close"},
         ) from None
+    except Refused:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_SECONDS):
+                await exchange.discard(LINGER_BYTES)
+        raise
 
 
 def _is_flex(body: bytes) -> bool:

@@ -21,13 +21,14 @@ from ballast_engine.request import FinishReason
 from ballast_log import Log
 from ballast_openai.item_body import ITEM_URLS
 from ballast_policy.request import RequestClass
-from ballast_policy.reservation import most_slots
 from ballast_policy.snapshot import PolicyConfig
 from ballast_queue.errors import InvalidSubmission, QueueError
 from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
 from ballast_queue.status import WorkerStatus
 from ballast_vllm import configuration
+from ballast_vllm.adapters import TenantAdapters
+from ballast_vllm.arguments import LAUNCHED
 from ballast_vllm.calls import Call
 from ballast_vllm.drain import Drain
 from ballast_vllm.engine_client import EngineDead, EngineTap
@@ -40,10 +41,11 @@ from ballast_worker.bodies import MOST_BODY_BYTES, BodyMemory
 from ballast_worker.errors import NotServed, Refused
 from ballast_worker.feeder import Feeder
 from ballast_worker.metrics import ScrapeData, Spending, StepMetrics, queue_view
+from ballast_worker.queue_limit import QueueLimit
 from ballast_worker.reload import ConfigWatcher, Loaded, content_hash
 from ballast_worker.requests import Recorder, RequestOutcome
 from ballast_worker.responses import stopping
-from ballast_worker.status import SmoothedRates, coefficients, reservation
+from ballast_worker.status import Identity, SmoothedRates, worker_status
 from ballast_worker.tenancy import Tenancy
 
 log = Log(__name__)
@@ -52,7 +54,6 @@ POLL_SECONDS = 0.25
 """How often the figures of the scheduler are read. Between two polls, the API server counts itself."""
 REPORT_SECONDS = 3.0
 """Time that the feeder has for its last reports."""
-MAX_RETRY_SECONDS = 30
 DIED = "EngineCore of vLLM ended."
 
 
@@ -77,13 +78,14 @@ class VllmServer:
         self.tenant_metrics = ServerMetrics(self._figures, shows_tenants=True)
         self.bodies = BodyMemory(max(MOST_BODY_BYTES, 4 * 1024 * config.limits.max_body_kibibytes))
         self._app, self._inner = app, inner
-        self._loaded, self._path = loaded, path
+        self.loaded, self._path = loaded, path
         self._keys = settings.api_keys(config)
         self.tenancy = Tenancy(config.offline.tenants, self._keys)
         self._step_metrics = StepMetrics()
         self._num_steps = 0
         self._spending = Spending()
-        self._rates = SmoothedRates()
+        self.rates = SmoothedRates()
+        self._queue_limit = QueueLimit(self.rates)
         self._watcher: ConfigWatcher | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_entered = dict.fromkeys(RequestClass, 0)
@@ -94,7 +96,17 @@ class VllmServer:
     @property
     def config(self) -> WorkerConfig:
         """The configuration in force."""
-        return self._loaded.config
+        return self.loaded.config
+
+    @property
+    def policy(self) -> PolicyConfig:
+        """The policy in force."""
+        return self.engine.policy
+
+    @property
+    def identity(self) -> Identity:
+        """The model that is served, and the device."""
+        return Identity(self.models[0], self.revision, self.tap.device)
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -124,6 +136,8 @@ class VllmServer:
         policy = self._policy(PolicyConfig(slots=stats.slots, num_blocks=num_blocks, block_tokens=block_tokens))
         self.engine = VllmEngine(self.tap, stats, policy)
         await self.tap.configure(message_of(policy))
+        models = self._app.state.openai_serving_models
+        models.lora_requests = TenantAdapters(models.lora_requests, self.config.model.adapters)
         self.tap.isolates_tenants = self.config.engine.isolate_tenants
         self._urls = _item_urls(self._app)
         self.loop = HttpItemLoop(self._inner, self._scope(), self.engine)
@@ -133,7 +147,8 @@ class VllmServer:
         for seconds, task in ((POLL_SECONDS, self._poll), (POLL_SECONDS, self._watch), (1.0, self._sample)):
             self._keep(asyncio.create_task(_every(seconds, task)))
         self.drain.take_signals()
-        for field in configuration.ignored(self.config):
+        ignored = () if LAUNCHED in os.environ else configuration.ignored(self.config)
+        for field in ignored:
             log.warning("the field has no effect inside vLLM", field=field)
         log.info(
             "ballast started",
@@ -197,19 +212,13 @@ class VllmServer:
     def _start_watcher(self) -> None:
         if self._path is None:
             return
-        runtime = self.config.runtime
-        files: dict[Path, Callable[[], None]] = {}
-        if runtime.api_keys_file is not None:
-            files[runtime.api_keys_file] = self._reload_keys
-        if self.feeder is not None:
-            addresses = (runtime.redis_url_file, runtime.redis_password_file, runtime.redis_ca_file)
-            files |= {path: self.feeder.reconnect for path in addresses if path is not None}
+        reconnect = None if self.feeder is None else self.feeder.reconnect
         model = str(self._app.state.args.model)
         self._watcher = ConfigWatcher(
             self._path,
-            self._loaded,
+            self.loaded,
             self._apply,
-            also=files,
+            also=settings.watched_files(self.config, self._reload_keys, reconnect),
             parse=lambda text, source: configuration.parse(text, source, model=model),
         )
         self._watcher.start()
@@ -253,29 +262,15 @@ class VllmServer:
 
     def check_queue(self, request_class: RequestClass) -> None:
         """Refuse a request if the waiting queue of its class is full: 429 with a time for the next try."""
-        limit = self.config.limits.max_queued_requests
         waiting = self.tap.num_waiting(request_class)
         if request_class is RequestClass.OFFLINE and self.feeder is not None:
             waiting = max(0, waiting - self.feeder.num_held)  # items have a limit of their own
-        if waiting < limit:
-            return
-        stats = self.engine.stats()
-        held = stats.reservation.in_use if request_class is RequestClass.ONLINE else stats.offline.running
-        if waiting - (stats.slots - stats.online.running - held) < limit:
-            return
-        rate = self._rates.classes[request_class].ended
-        seconds = min(MAX_RETRY_SECONDS, max(1, round(waiting / rate))) if rate else 1
-        raise Refused(
-            429,
-            f"The waiting queue is full: {waiting} {request_class} requests wait, the limit is {limit} "
-            f"(limits.maxQueuedRequests). Retry after {seconds} s.",
-            code="queue_full",
-            kind="rate_limit_error",
-            headers={"retry-after": str(seconds)},
-        )
+        self._queue_limit.check(self.config.limits, self.engine.stats, request_class, waiting)
 
-    def begin(self, call: Call) -> None:
-        """Note that an HTTP request goes to vLLM."""
+    def begin(self, call: Call, *, is_queued: bool) -> None:
+        """Note that an HTTP request goes to vLLM. With `is_queued`, EngineCore gets requests of it."""
+        if is_queued:
+            self.tap.enter(call)
         slo = self.config.slo
         is_online = call.request_class is RequestClass.ONLINE
         timing, caller = call.timing, call.caller
@@ -300,7 +295,10 @@ class VllmServer:
             is_cut = any(request.is_cut for request in call.requests)
             reason = FinishReason.LENGTH if is_cut else FinishReason.STOP
         num_prompt = sum(request.num_prompt for request in call.requests)
-        self.recorder.ended(call.timing, reason, num_prompt, call.num_output, call.last_at or time.monotonic())
+        ended = call.last_at or time.monotonic()
+        self.recorder.ended(call.timing, reason, num_prompt, call.num_output, ended)
+        if reason in {FinishReason.STOP, FinishReason.LENGTH} and call.timing.first_at is not None:
+            self._queue_limit.add_answer(ended - call.timing.first_at)
 
     # Status and metrics
 
@@ -320,37 +318,7 @@ class VllmServer:
 
     def status(self) -> WorkerStatus:
         """Return the status now."""
-        stats, policy, now = self.engine.stats(), self.engine.policy, time.monotonic()
-        ttft, tpot = self.recorder.p99(now)
-        served = {tenant for request_class, tenant in stats.service if request_class is RequestClass.OFFLINE}
-        return WorkerStatus(
-            worker_id=self.id,
-            address=self.address,
-            at=time.time(),
-            model=self.models[0],
-            model_revision=self.revision,
-            device=self.tap.device,
-            slots=stats.slots,
-            batch_ceiling=stats.batch_ceiling,
-            kv_blocks_total=stats.kv_used + stats.kv_cached + stats.kv_free,
-            kv_blocks_free=stats.kv_cached + stats.kv_free,
-            online=self._rates.load(stats, RequestClass.ONLINE),
-            offline=self._rates.load(stats, RequestClass.OFFLINE),
-            reservation=reservation(stats),
-            can_claim=self.feeder is not None and self.feeder.can_claim,
-            offline_most=most_slots(policy.offline_max_share, stats.slots),
-            tenant_slots={tenant: most for tenant, most in policy.tenant_caps.items() if tenant in served},
-            offline_items_per_second=round(self._rates.offline_items, 4),
-            offline_tokens_per_second=round(self._rates.offline_tokens, 3),
-            cost_model=coefficients(stats),
-            ttft_p99_seconds=ttft,
-            tpot_p99_seconds=tpot,
-            slo=self.recorder.slo_status(now),
-            generation=self.config.runtime.generation,
-            config_hash=self._loaded.content_hash,
-            is_ready=self.is_ready,
-            is_draining=self.is_draining,
-        )
+        return worker_status(self, self.engine.stats())
 
     def _figures(self) -> ScrapeData:
         feeder, watcher = self.feeder, self._watcher
@@ -368,7 +336,7 @@ class VllmServer:
             queue=view,
             block_tokens=self.engine.policy.block_tokens,
             generation=self.config.runtime.generation,
-            restart_required=len(self._loaded.restart_required),
+            restart_required=len(self.loaded.restart_required),
             config_invalid=watcher is not None and watcher.is_invalid,
             is_draining=self.is_draining,
             is_healthy=self.failure is None,
@@ -393,12 +361,15 @@ class VllmServer:
 
     async def _sample(self) -> None:
         now = time.monotonic()
+        self.recorder.judge_ttft((call.timing for call in self.calls if call.requests), now)
         self.tap.sweep()
         if self.feeder is not None and self.models != self._queue_models:  # an adapter was loaded
             self.feeder.configure(self._queue_settings())
         stats = self.engine.stats()
         started = {**self._num_entered, RequestClass.OFFLINE: self.loop.num_started}
-        self._rates.sample(stats, started, self.recorder.num_ended(), now)
+        self.rates.sample(stats, started, self.recorder.num_ended(), now)
+        waiting = self.tap.num_waiting(RequestClass.ONLINE)
+        self._queue_limit.sample(stats, self.tap.num_answered[RequestClass.ONLINE], waiting, now)
         self._spending.sample(stats, self.config.cost.dollars_per_gpu_hour, now)
 
     # Configuration
@@ -415,7 +386,7 @@ class VllmServer:
 
     def _apply(self, loaded: Loaded) -> None:
         """Put a changed configuration in force, on the watcher's thread."""
-        self._loaded = loaded
+        self.loaded = loaded
         self.engine.policy = self._policy(self.engine.policy)
         self.tenancy = Tenancy(loaded.config.offline.tenants, self._keys)
         message = message_of(self.engine.policy)
@@ -424,13 +395,8 @@ class VllmServer:
             self.feeder.configure(self._queue_settings())
 
     def _reload_keys(self) -> None:
-        try:
-            self._keys = settings.api_keys(self.config)
-        except NotServed as error:
-            log.warning("API keys not loaded, the old keys stay in force", because=str(error))
-            return
+        self._keys = settings.reloaded_keys(self.config, self._keys)
         self.tenancy = Tenancy(self.config.offline.tenants, self._keys)
-        log.info("API keys loaded")
 
 
 def load(arguments: Any) -> tuple[Loaded, Path | None]:

@@ -120,7 +120,7 @@ class GenerateRoute:
         except Refused as refused:
             worker.recorder.refused(request_class, _outcome(refused))
             raise
-        return _Accepted(stream, worker.timing(request, arrival), body.stream, body.includes_usage)
+        return _Accepted(stream, worker.began(request, arrival, stream), body.stream, body.includes_usage)
 
     def _read(self, raw: bytearray, headers: dict[bytes, bytes]) -> tuple[Body, Caller]:
         body = self._worker.served.read(self._url, read_json(raw))

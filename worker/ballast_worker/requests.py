@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil
@@ -42,6 +43,8 @@ class RequestTiming:
     tpot_slo: float | None = None
     first_at: float | None = None
     """When the first token was generated."""
+    is_ttft_judged: bool = False
+    """Whether its TTFT is in the counts of the SLO."""
 
 
 class Recorder:
@@ -69,13 +72,11 @@ class Recorder:
         self.outcomes[request_class, RequestOutcome(reason)] += 1
         self.prompt_tokens[request_class] += num_prompt
         if timing.first_at is None:
-            waited = at - timing.arrival
-            if timing.ttft_slo is not None and waited > timing.ttft_slo:
-                self._judge(request_class, "ttft", waited, timing.ttft_slo, at=at)  # the client gave up too late
+            self.judge_ttft((timing,), at)  # the client may have given up too late
             return
         ttft = timing.first_at - timing.arrival
         self.ttft[request_class].observe(ttft)
-        self._judge(request_class, "ttft", ttft, timing.ttft_slo, at=at)
+        self.judge_ttft((timing,), at)
         if reason not in {FinishReason.STOP, FinishReason.LENGTH}:
             return
         self.latency[request_class].observe(at - timing.arrival)
@@ -85,6 +86,19 @@ class Recorder:
             self._judge(request_class, "tpot", tpot, timing.tpot_slo, at=at)
         if request_class is RequestClass.ONLINE:
             self.recent.append((at, ttft, tpot))
+
+    def judge_ttft(self, timings: Iterable[RequestTiming], now: float) -> None:
+        """Count each TTFT that is known, once: the first token came, or the SLO passed without it.
+
+        In an overload a late request may wait for as long as the overload lasts. Its miss counts while it waits.
+        """
+        for timing in timings:
+            if timing.ttft_slo is None or timing.is_ttft_judged:
+                continue
+            waited = (now if timing.first_at is None else timing.first_at) - timing.arrival
+            if timing.first_at is not None or waited > timing.ttft_slo:
+                timing.is_ttft_judged = True
+                self._judge(timing.request_class, "ttft", waited, timing.ttft_slo, at=now)
 
     def num_ended(self) -> dict[RequestClass, int]:
         """Return the requests of each class that left the engine so far."""

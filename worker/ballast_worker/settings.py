@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from ballast_api.worker_config import WorkerConfig
 from ballast_engine.options import EngineOptions
+from ballast_log import Log
 from ballast_policy.snapshot import PolicyConfig, TenantShare
 from ballast_queue.errors import QueueForbidden
 from ballast_queue.redis_store import Queue
@@ -18,32 +20,39 @@ from ballast_queue.settings import QueueSettings, TenantSettings
 from ballast_worker.errors import NotServed
 from ballast_worker.tenancy import ApiKeys
 
+log = Log(__name__)
+
 DAY = 86400.0
 SAMPLE_BYTES = 65536
 
 
 def model_directory(config: WorkerConfig) -> Path:
-    """Return the directory of the checkpoint.
+    """Return the directory of the checkpoint; see `directory_of`."""
+    return directory_of("model.uri", config.model.uri)
+
+
+def directory_of(field: str, uri: str) -> Path:
+    """Return the directory that a field of the configuration names.
 
     Raises:
         NotServed: the URI is of another kind, or the directory does not exist.
     """
-    uri = config.model.uri
     parts = urlsplit(uri)
     if parts.scheme == "file":
         if parts.netloc not in {"", "localhost"}:
-            raise NotServed(f"model.uri {uri} names the host {parts.netloc}: write file:///path with three slashes")
+            raise NotServed(f"{field} {uri} names the host {parts.netloc}: write file:///path with three slashes")
         path = Path(unquote(parts.path))
     elif parts.scheme and "://" in uri:
         raise NotServed(
-            f"model.uri {uri} has the scheme {parts.scheme}://, but a worker reads only directories: run "
+            f"{field} {uri} has the scheme {parts.scheme}://, but a worker reads only directories: run "
             f"`ballast fetch {uri} DIR` first (`ballast serve` and the operator do that themselves)"
         )
     else:
         path = Path(uri).expanduser()
     if not path.is_dir():
         raise NotServed(
-            f"model.uri {uri}: directory {path} does not exist. It needs config.json, *.safetensors and tokenizer.json"
+            f"{field} {uri}: directory {path} does not exist. A model needs config.json, *.safetensors and "
+            "tokenizer.json"
         )
     return path
 
@@ -185,6 +194,32 @@ def api_keys(config: WorkerConfig) -> ApiKeys | None:
     """
     path = config.runtime.api_keys_file
     return None if path is None else ApiKeys.load(path)
+
+
+def reloaded_keys(config: WorkerConfig, current: ApiKeys | None) -> ApiKeys | None:
+    """Return the API keys from their file, or the current keys if it cannot be read."""
+    try:
+        found = api_keys(config)
+    except NotServed as error:
+        log.warning("API keys not loaded, the old keys stay in force", because=str(error))
+        return current
+    log.info("API keys loaded")
+    return found
+
+
+def watched_files(
+    config: WorkerConfig, reload_keys: Callable[[], None], reconnect: Callable[[], None] | None
+) -> dict[Path, Callable[[], None]]:
+    """Return the files that may change while a server runs, each with the function to call then.
+
+    `reconnect` opens the queue with a new address, password or authority; None without a queue.
+    """
+    runtime = config.runtime
+    files: dict[Path | None, Callable[[], None]] = {runtime.api_keys_file: reload_keys}
+    if reconnect is not None:
+        paths = (runtime.redis_url_file, runtime.redis_password_file, runtime.redis_ca_file)
+        files |= dict.fromkeys(paths, reconnect)
+    return {path: function for path, function in files.items() if path is not None}
 
 
 def _secret(field: str, path: Path) -> str:

@@ -1,13 +1,20 @@
-"""The parts of the status that a worker publishes."""
+"""The status that a worker publishes."""
 
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from ballast_engine.stats import EngineStats
 from ballast_policy.request import RequestClass
-from ballast_queue.status import ClassLoad, ReservationStatus
+from ballast_policy.reservation import most_slots
+from ballast_policy.snapshot import PolicyConfig
+from ballast_queue.status import ClassLoad, ReservationStatus, WorkerStatus
+from ballast_worker.feeder import Feeder
+from ballast_worker.reload import Loaded
+from ballast_worker.requests import Recorder
 
 SMOOTHING_SECONDS = 5.0
 """The half-life of the past in smoothed rates."""
@@ -73,6 +80,97 @@ class SmoothedRates:
         )
 
 
+class Server(Protocol):
+    """A server that publishes its status."""
+
+    @property
+    def id(self) -> str:
+        """The name of the worker in the queue."""
+
+    @property
+    def address(self) -> str:
+        """The address of its HTTP API."""
+
+    @property
+    def identity(self) -> Identity:
+        """What it serves."""
+
+    @property
+    def loaded(self) -> Loaded:
+        """The configuration in force."""
+
+    @property
+    def policy(self) -> PolicyConfig:
+        """The policy in force."""
+
+    @property
+    def recorder(self) -> Recorder:
+        """The requests that ended."""
+
+    @property
+    def rates(self) -> SmoothedRates:
+        """The rates of its engine."""
+
+    @property
+    def feeder(self) -> Feeder | None:
+        """The feeder, if there is a queue."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it accepts new requests."""
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it shuts down."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a server serves, and on what."""
+
+    model: str
+    revision: str
+    """The name of everything that decides the tokens of an answer."""
+    device: str
+
+
+def worker_status(server: Server, stats: EngineStats) -> WorkerStatus:
+    """Return the status of a server with these counters."""
+    identity, policy, rates, feeder = server.identity, server.policy, server.rates, server.feeder
+    now = time.monotonic()
+    ttft, tpot = server.recorder.p99(now)
+    # A thousand tenants may be declared: those that were served.
+    tenants = {tenant for request_class, tenant in stats.service if request_class is RequestClass.OFFLINE}
+    return WorkerStatus(
+        worker_id=server.id,
+        address=server.address,
+        at=time.time(),
+        model=identity.model,
+        model_revision=identity.revision,
+        device=identity.device,
+        slots=stats.slots,
+        batch_ceiling=stats.batch_ceiling,
+        kv_blocks_total=stats.kv_used + stats.kv_cached + stats.kv_free,
+        kv_blocks_free=stats.kv_cached + stats.kv_free,
+        online=rates.load(stats, RequestClass.ONLINE),
+        offline=rates.load(stats, RequestClass.OFFLINE),
+        reservation=reservation(stats),
+        can_claim=feeder is not None and feeder.can_claim,
+        offline_most=most_slots(policy.offline_max_share, stats.slots),
+        tenant_slots={tenant: most for tenant, most in policy.tenant_caps.items() if tenant in tenants},
+        offline_items_per_second=round(rates.offline_items, 4),
+        offline_tokens_per_second=round(rates.offline_tokens, 3),
+        cost_model=_coefficients(stats),
+        ttft_p99_seconds=ttft,
+        tpot_p99_seconds=tpot,
+        slo=server.recorder.slo_status(now),
+        generation=server.loaded.config.runtime.generation,
+        config_hash=server.loaded.content_hash,
+        is_ready=server.is_ready,
+        is_draining=server.is_draining,
+    )
+
+
 def reservation(stats: EngineStats) -> ReservationStatus:
     """Return the reservation of the engine for the status."""
     found = stats.reservation
@@ -81,7 +179,7 @@ def reservation(stats: EngineStats) -> ReservationStatus:
     )
 
 
-def coefficients(stats: EngineStats) -> tuple[float, ...]:
+def _coefficients(stats: EngineStats) -> tuple[float, ...]:
     """Return the coefficients of the cost model; none until it is trusted."""
     cost = stats.cost
     if not cost.is_trusted:

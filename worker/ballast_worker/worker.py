@@ -13,17 +13,15 @@ from ballast_api.worker_config import WorkerConfig
 from ballast_engine.build import build_engine
 from ballast_engine.options import EngineOptions
 from ballast_engine.request import FinishReason, GenerationRequest
-from ballast_engine.stats import EngineStats
 from ballast_engine.tokenizer import Tokenizer
 from ballast_log import Log
 from ballast_policy.request import RequestClass
-from ballast_policy.reservation import most_slots
 from ballast_policy.snapshot import PolicyConfig
 from ballast_queue.status import WorkerStatus
 from ballast_worker import settings
 from ballast_worker.bodies import MOST_BODY_BYTES, BodyMemory, BodyReaders
 from ballast_worker.engine import Engine
-from ballast_worker.errors import NotServed, Refused
+from ballast_worker.errors import Refused
 from ballast_worker.feeder import Feeder
 from ballast_worker.http_server import Connections, HttpLimits
 from ballast_worker.items import GenerationReader
@@ -31,11 +29,11 @@ from ballast_worker.loop import BROKEN, EngineLoop, Stream
 from ballast_worker.metrics import ScrapeData, Spending, StepMetrics, WorkerMetrics, queue_view
 from ballast_worker.openai import PublishedModel
 from ballast_worker.prompt_length import longest_token_bytes
+from ballast_worker.queue_limit import QueueLimit
 from ballast_worker.reload import ConfigWatcher, Loaded
 from ballast_worker.requests import Recorder, RequestTiming
 from ballast_worker.responses import AnswerBuffer, stopping
-from ballast_worker.slot_wait import SlotWait
-from ballast_worker.status import SmoothedRates, coefficients, reservation
+from ballast_worker.status import Identity, SmoothedRates, worker_status
 from ballast_worker.tenancy import Tenancy
 from ballast_worker.tls import Certificate
 from ballast_worker.utilization import Utilization
@@ -45,7 +43,6 @@ log = Log(__name__)
 KEEPALIVE_SECONDS = 15
 """How often a silent stream sends a comment, so that no proxy closes it."""
 SAMPLE_SECONDS = 1.0
-MAX_RETRY_SECONDS = 30
 
 
 class Build(Protocol):
@@ -102,16 +99,29 @@ class Worker:
         self.feeder = self._feed(config)
         self.metrics = WorkerMetrics(self._figures, shows_tenants=False)
         self.tenant_metrics = WorkerMetrics(self._figures, shows_tenants=True)
-        self._loaded = loaded
+        self.loaded = loaded
         self._utilization = Utilization(self.engine.footprint)
-        self._spending, self._rates, self._slot_wait = Spending(), SmoothedRates(), SlotWait()
+        self._spending, self.rates = Spending(), SmoothedRates()
+        self._queue_limit = QueueLimit(self.rates)
+        self._answering: dict[Stream, RequestTiming] = {}
+        """The HTTP requests in the engine."""
         self._watcher = None if path is None else self._watch(path, loaded)
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def config(self) -> WorkerConfig:
         """The configuration in force."""
-        return self._loaded.config
+        return self.loaded.config
+
+    @property
+    def policy(self) -> PolicyConfig:
+        """The policy in force."""
+        return self.engine.policy
+
+    @property
+    def identity(self) -> Identity:
+        """The model that is served, and the device."""
+        return Identity(self.served.name, self.served.revision, self.engine.device)
 
     # Life
 
@@ -161,50 +171,27 @@ class Worker:
 
     def check_queue(self, request_class: RequestClass) -> None:
         """Refuse a request if the waiting queue of its class is full: 429 with a time for the next try."""
-        limits = self.config.limits
-        limit, longest = limits.max_queued_requests, limits.max_queue_milliseconds
         waiting = self.loop.num_waiting(request_class)
-        if waiting < limit and (longest is None or not waiting or request_class is not RequestClass.ONLINE):
-            return
-        stats = self.engine.stats()
-        behind = waiting - _num_free(stats, request_class)
-        wait = self._slot_wait.expected(behind, stats.slots) if request_class is RequestClass.ONLINE else 0.0
-        noun = "request waits" if waiting == 1 else "requests wait"
-        if behind >= limit:
-            because = f"{waiting} {request_class} {noun}, the limit is {limit} (limits.maxQueuedRequests)"
-        elif longest is not None and 1000 * wait > longest:
-            because = (
-                f"{waiting} {request_class} {noun}, so a slot takes about {1000 * wait:.0f} ms, the limit is "
-                f"{longest:g} ms (limits.maxQueueMilliseconds)"
-            )
-        else:
-            return
-        rate = self._rates.classes[request_class].ended
-        seconds = min(MAX_RETRY_SECONDS, max(1, round(waiting / rate))) if rate else 1
-        raise Refused(
-            429,
-            f"The waiting queue is full: {because}. Retry after {seconds} s.",
-            code="queue_full",
-            kind="rate_limit_error",
-            headers={"retry-after": str(seconds)},
-        )
+        self._queue_limit.check(self.config.limits, self.engine.stats, request_class, waiting)
 
-    def timing(self, request: GenerationRequest, arrival: float) -> RequestTiming:
-        """Return the timing of a request, with its SLO."""
+    def began(self, request: GenerationRequest, arrival: float, stream: Stream) -> RequestTiming:
+        """Return the timing of an HTTP request that the engine has, with its SLO."""
         slo = self.config.slo
         is_online = request.request_class is RequestClass.ONLINE
         ttft = request.ttft_seconds or (slo.ttft_milliseconds / 1000 if is_online else None)
         tpot = request.tpot_seconds or (slo.tpot_milliseconds / 1000 if is_online else None)
-        return RequestTiming(request.request_class, arrival, ttft, tpot)
+        timing = self._answering[stream] = RequestTiming(request.request_class, arrival, ttft, tpot)
+        return timing
 
     def ended(self, timing: RequestTiming, stream: Stream, answer: AnswerBuffer) -> None:
         """Count an HTTP request that ended. Without a finish reason, its client is gone."""
         now = time.monotonic()
+        del self._answering[stream]
         timing.first_at = stream.first_at
         reason = answer.finish_reason or FinishReason.ABORTED
         self.recorder.ended(timing, reason, answer.num_prompt, answer.num_output, now)
         if reason in {FinishReason.STOP, FinishReason.LENGTH} and stream.first_at is not None:
-            self._slot_wait.add_answer(now - stream.first_at)
+            self._queue_limit.add_answer(now - stream.first_at)
 
     # Status and metrics
 
@@ -219,37 +206,7 @@ class Worker:
 
     def status(self) -> WorkerStatus:
         """Return the status of the worker now."""
-        stats = self.engine.stats()
-        policy = self.engine.policy
-        ttft, tpot = self.recorder.p99(time.monotonic())
-        return WorkerStatus(
-            worker_id=self.id,
-            address=self.address,
-            at=time.time(),
-            model=self.served.name,
-            model_revision=self.served.revision,
-            device=self.engine.device,
-            slots=stats.slots,
-            batch_ceiling=stats.batch_ceiling,
-            kv_blocks_total=stats.kv_used + stats.kv_cached + stats.kv_free,
-            kv_blocks_free=stats.kv_cached + stats.kv_free,
-            online=self._rates.load(stats, RequestClass.ONLINE),
-            offline=self._rates.load(stats, RequestClass.OFFLINE),
-            reservation=reservation(stats),
-            can_claim=self.feeder is not None and self.feeder.can_claim,
-            offline_most=most_slots(policy.offline_max_share, stats.slots),
-            tenant_slots=_caps(policy, stats),
-            offline_items_per_second=round(self._rates.offline_items, 4),
-            offline_tokens_per_second=round(self._rates.offline_tokens, 3),
-            cost_model=coefficients(stats),
-            ttft_p99_seconds=ttft,
-            tpot_p99_seconds=tpot,
-            slo=self.recorder.slo_status(time.monotonic()),
-            generation=self.config.runtime.generation,
-            config_hash=self._loaded.content_hash,
-            is_ready=self.is_ready,
-            is_draining=self.is_draining,
-        )
+        return worker_status(self, self.engine.stats())
 
     @property
     def is_ready(self) -> bool:
@@ -272,7 +229,7 @@ class Worker:
             queue=view,
             block_tokens=self.engine.policy.block_tokens,
             generation=self.config.runtime.generation,
-            restart_required=len(self._loaded.restart_required),
+            restart_required=len(self.loaded.restart_required),
             config_invalid=watcher is not None and watcher.is_invalid,
             is_draining=self.is_draining,
             is_healthy=self.loop.is_healthy,
@@ -280,13 +237,15 @@ class Worker:
 
     def _sample(self) -> None:
         now = time.monotonic()
+        for stream, timing in self._answering.items():
+            timing.first_at = stream.first_at
+        self.recorder.judge_ttft(self._answering.values(), now)
         stats = self.engine.stats()
-        started = {RequestClass.ONLINE: self.loop.num_entered(RequestClass.ONLINE)}
-        started[RequestClass.OFFLINE] = self.loop.num_started
-        self._rates.sample(stats, started, self.recorder.num_ended(), now)
+        num_online = self.loop.num_entered(RequestClass.ONLINE)
+        started = {RequestClass.ONLINE: num_online, RequestClass.OFFLINE: self.loop.num_started}
+        self.rates.sample(stats, started, self.recorder.num_ended(), now)
         waiting = self.loop.num_waiting(RequestClass.ONLINE)
-        is_full = waiting > _num_free(stats, RequestClass.ONLINE)
-        self._slot_wait.sample(started[RequestClass.ONLINE] - waiting, now, is_full=is_full)
+        self._queue_limit.sample(stats, num_online - waiting, waiting, now)
         self._utilization.sample(stats, now)
         self._spending.sample(stats, self.config.cost.dollars_per_gpu_hour, now)
 
@@ -296,33 +255,21 @@ class Worker:
         config = loaded.config
         self.engine.configure(settings.policy_config(config, self.engine.policy))
         self.tenancy = Tenancy(config.offline.tenants, self._keys)
-        self._loaded = loaded
+        self.loaded = loaded
         if self.feeder is not None:
             self.feeder.configure(settings.queue_settings(config, self.served.name))
 
     def _watch(self, path: Path, loaded: Loaded) -> ConfigWatcher:
-        return ConfigWatcher(path, loaded, self._apply, also=self._files_beside(loaded.config))
-
-    def _files_beside(self, config: WorkerConfig) -> dict[Path, Callable[[], None]]:
-        """Return the files that may change while a worker runs, each with the function to call then."""
-        runtime = config.runtime
-        files = {path: self._reload_keys for path in (runtime.api_keys_file,) if path is not None}
+        reconnect = None if self.feeder is None else self.feeder.reconnect
+        also = settings.watched_files(loaded.config, self._reload_keys, reconnect)
         if self.certificate is not None:
-            pair = (runtime.tls_cert_file, runtime.tls_key_file)
-            files |= {path: self.certificate.reload for path in pair if path is not None}
-        if self.feeder is not None:
-            addresses = (runtime.redis_url_file, runtime.redis_password_file, runtime.redis_ca_file)
-            files |= {path: self.feeder.reconnect for path in addresses if path is not None}
-        return files
+            pair = (loaded.config.runtime.tls_cert_file, loaded.config.runtime.tls_key_file)
+            also |= {path: self.certificate.reload for path in pair if path is not None}
+        return ConfigWatcher(path, loaded, self._apply, also=also)
 
     def _reload_keys(self) -> None:
-        try:
-            self._keys = settings.api_keys(self.config)
-        except NotServed as error:
-            log.warning("API keys not loaded, the old keys stay in force", because=str(error))
-            return
+        self._keys = settings.reloaded_keys(self.config, self._keys)
         self.tenancy = Tenancy(self.config.offline.tenants, self._keys)
-        log.info("API keys loaded")
 
     def _feed(self, config: WorkerConfig) -> Feeder | None:
         if settings.redis_url(config) is None:
@@ -335,13 +282,6 @@ class Worker:
             status=self.status,
             settings=settings.queue_settings(config, self.served.name),
         )
-
-
-def _num_free(stats: EngineStats, request_class: RequestClass) -> int:
-    """Return the slots that a request of the class can take now."""
-    if request_class is RequestClass.ONLINE:
-        return stats.slots - stats.online.running - stats.reservation.in_use
-    return stats.slots - stats.online.running - stats.offline.running
 
 
 def _http_limits(config: WorkerConfig, slots: int) -> HttpLimits:
@@ -365,13 +305,6 @@ def _load(config: WorkerConfig, build: Build) -> tuple[Engine, PublishedModel]:
         longest_token_bytes=longest_token_bytes(directory / "tokenizer.json"),
     )
     return engine, served
-
-
-def _caps(policy: PolicyConfig, stats: EngineStats) -> dict[str, int]:
-    """Return the slot caps of the offline tenants that were served, because a thousand tenants may be declared."""
-    served = [tenant for request_class, tenant in stats.service if request_class is RequestClass.OFFLINE]
-    shares = {tenant: policy.tenants[tenant].max_slots for tenant in served if tenant in policy.tenants}
-    return {tenant: most for tenant, most in shares.items() if most}
 
 
 async def _every(seconds: float, task: Callable[[], None]) -> None:

@@ -15,14 +15,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from ballast_api.errors import InvalidConfig
 from ballast_api.hot import with_hot_fields
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import HTTP_PORT, METRICS_PORT, config_map, redis_secret
-from ballast_api.sections import Model
+from ballast_api.sections import Adapter, EngineSettings, Model
 from ballast_api.worker_config import Runtime, WorkerConfig
+from ballast_operator.children.backends import num_ranks
+from ballast_operator.children.files import adapter_sources, draft_source, model_source
 from ballast_operator.children.manifest import hash_of, manifest
 from ballast_operator.kinds import CONFIG_MAP, Body
 
@@ -36,8 +37,6 @@ CA = "ca.crt"
 """Key of the operator's own Redis Secret, and of the Secrets that it creates: certificates of authorities."""
 KEYS_DIRECTORY = "/etc/ballast/keys"
 TLS_DIRECTORY = "/etc/ballast/tls"
-MODEL_DIRECTORY = "/models"
-CACHE_DIRECTORY = "/cache"
 UNREADY_SECONDS = 5
 """Time that a terminating pod still accepts requests, until Services and routers have stopped sending them."""
 _FILE = re.compile(r"worker-([0-9a-f]+)\.yaml$")
@@ -52,19 +51,6 @@ def version_of_file(name: str) -> str | None:
     """Return the version of a key of the ConfigMap, or None if the key is not a configuration file."""
     match = _FILE.match(name)
     return match[1] if match else None
-
-
-def model_path(resource: InferenceDeployment) -> str:
-    """Return the path of the model inside the pod."""
-    model = resource.spec.model
-    parts = urlsplit(model.uri)
-    match parts.scheme:
-        case "file":
-            return parts.path
-        case "pvc":
-            return f"{MODEL_DIRECTORY}{parts.path.rstrip('/')}"
-        case _:
-            return f"{MODEL_DIRECTORY}/model"  # a link, if pods share a cache
 
 
 def worker_config(resource: InferenceDeployment, *, own_keys: frozenset[str]) -> WorkerConfig:
@@ -85,6 +71,7 @@ def worker_config(resource: InferenceDeployment, *, own_keys: frozenset[str]) ->
         redis_ca_file=Path(REDIS_DIRECTORY, redis.ca_key) if redis and redis.ca_key else None,
         namespace=metadata.namespace,
         name=metadata.name,
+        tensor_parallel=num_ranks(resource),
         generation=metadata.generation,
         created=_seconds(metadata.creation_timestamp),
         tls_cert_file=Path(TLS_DIRECTORY, "tls.crt") if spec.network.tls_secret else None,
@@ -95,7 +82,7 @@ def worker_config(resource: InferenceDeployment, *, own_keys: frozenset[str]) ->
     )
     return WorkerConfig(
         model=_model(resource),
-        engine=spec.engine,
+        engine=_engine(resource),
         slots=spec.slots,
         slo=spec.slo,
         offline=spec.offline,
@@ -108,13 +95,25 @@ def worker_config(resource: InferenceDeployment, *, own_keys: frozenset[str]) ->
 def _model(resource: InferenceDeployment) -> Model:
     source = resource.spec.model
     return Model(
-        uri=f"file://{model_path(resource)}",
+        uri=f"file://{model_source(resource).path}",
         served_name=resource.spec.served_name,
         revision=source.revision,
         max_model_len=source.max_model_len,
         dtype=source.dtype,
         load_format=source.load_format,
+        adapters=tuple(
+            Adapter(name=adapter.name, uri=f"file://{found.path}", tenants=adapter.tenants)
+            for adapter, found in zip(source.adapters, adapter_sources(resource), strict=True)
+        ),
     )
+
+
+def _engine(resource: InferenceDeployment) -> EngineSettings:
+    engine, draft = resource.spec.engine, draft_source(resource)
+    if engine.speculative is None or draft is None:
+        return engine
+    speculative = engine.speculative.model_copy(update={"draft_uri": f"file://{draft.path}"})
+    return engine.model_copy(update={"speculative": speculative})
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from urllib.parse import urlsplit
+from collections.abc import Iterator, Sequence
 
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import (
@@ -16,18 +15,25 @@ from ballast_api.names import (
     pod_labels,
     selector,
 )
+from ballast_operator.children.backends import backend_of, environment, memory_request, num_ranks
 from ballast_operator.children.config import (
-    CACHE_DIRECTORY,
     CONFIG_DIRECTORY,
     KEYS_DIRECTORY,
-    MODEL_DIRECTORY,
     REDIS_DIRECTORY,
     TLS_DIRECTORY,
     UNREADY_SECONDS,
     VERSION,
     file_name,
-    model_path,
     redis_of,
+)
+from ballast_operator.children.files import (
+    CACHE_DIRECTORY,
+    FileSource,
+    fetched_mount,
+    file_mounts,
+    file_volumes,
+    is_cached,
+    sources,
 )
 from ballast_operator.children.manifest import manifest
 from ballast_operator.kinds import DEPLOYMENT, Body
@@ -35,8 +41,6 @@ from ballast_operator.kinds import DEPLOYMENT, Body
 WORKER = "worker"
 FETCH = "fetch"
 PROBE_SECONDS = 5
-EXIT_SECONDS = 15
-"""Time that a process needs after draining until it exits."""
 CPU_REQUEST = "250m"
 """CPU request if the template names no CPU. A pod without a request yields to every other pod of its node, and the GPU
 then waits for the thread that starts its steps. The request is small, so that the pod fits on every node."""
@@ -47,6 +51,8 @@ NVIDIA_GPU = "nvidia.com/gpu"
 """The resource of NVIDIA's device plugin, and the taint that clouds and the GPU operator set on GPU nodes."""
 FS_GROUP = 65532
 """Group of Ballast's image."""
+SHARED_MEMORY_MEBIBYTES = 1024
+"""Default size of the shared memory, for each GPU."""
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the pod's own
 
 
@@ -69,7 +75,7 @@ def deployment(resource: InferenceDeployment, version: str, *, image: str, own_k
             "rollingUpdate": {"maxSurge": rollout.max_surge, "maxUnavailable": rollout.max_unavailable},
         },
         # After this time the rollout counts as stuck. It is longer than the time of the startup probe.
-        "progressDeadlineSeconds": rollout.startup_seconds + 2 * PROBE_SECONDS,
+        "progressDeadlineSeconds": resource.spec.startup_seconds + 2 * PROBE_SECONDS,
         "revisionHistoryLimit": 3,
         "template": {
             "metadata": {
@@ -83,15 +89,19 @@ def deployment(resource: InferenceDeployment, version: str, *, image: str, own_k
 
 
 def _pod(resource: InferenceDeployment, version: str, *, image: str, own_keys: frozenset[str]) -> Body:
-    template = resource.spec.template
+    template, backend = resource.spec.template, backend_of(resource)
     pod: Body = {
         "containers": [_worker(resource, version, image=image, own_keys=own_keys)],
         "volumes": [*_volumes(resource, own_keys=own_keys), *template.volumes],
-        "terminationGracePeriodSeconds": resource.spec.rollout.drain_seconds + UNREADY_SECONDS + EXIT_SECONDS,
+        "terminationGracePeriodSeconds": resource.spec.rollout.drain_seconds + UNREADY_SECONDS + backend.exit_seconds,
         "securityContext": _pod_security(resource),
     }
-    if _is_fetched(resource):
-        pod["initContainers"] = [_fetch(resource, image=image)]
+    fetched = [source for source in sources(resource) if source.is_fetched]
+    if fetched:
+        pod["initContainers"] = [_fetch(resource, source, image=image) for source in fetched]
+    if resource.spec.engine.backend == "vllm":
+        # Kubernetes would set VLLM_PORT for a Service with the name `vllm`, and vLLM reads all variables VLLM_*.
+        pod["enableServiceLinks"] = False
     if template.service_account_name is None:
         pod["automountServiceAccountToken"] = False
     claim = resource.spec.gpu.resource_claim_template
@@ -160,19 +170,17 @@ def _spread(resource: InferenceDeployment) -> list[Body]:
 def _worker(resource: InferenceDeployment, version: str, *, image: str, own_keys: frozenset[str]) -> Body:
     arguments = ["--config", f"{CONFIG_DIRECTORY}/{file_name(version)}", "--log-format", "json"]
     return _container(resource, WORKER, image=image) | {
-        "command": ["ballast-worker"],
+        "command": [backend_of(resource).command],
         "args": arguments,
         "ports": list(_ports(resource)),
         "env": [
             # The operator matches the status of a worker to its pod by this address.
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-            *_environment(resource),
+            *_environment(resource, environment(resource)),
         ],
         "volumeMounts": [*_mounts(resource, own_keys=own_keys), *resource.spec.template.volume_mounts],
         "resources": _worker_resources(resource),
-        "startupProbe": _probe(
-            resource, "/ready", failures=math.ceil(resource.spec.rollout.startup_seconds / PROBE_SECONDS)
-        ),
+        "startupProbe": _probe(resource, "/ready", failures=math.ceil(resource.spec.startup_seconds / PROBE_SECONDS)),
         "readinessProbe": _probe(resource, "/ready", failures=1),
         "livenessProbe": _probe(resource, "/health", failures=6),
     }
@@ -184,17 +192,20 @@ def _ports(resource: InferenceDeployment) -> Iterator[Body]:
         yield {"name": METRICS_PORT_NAME, "containerPort": METRICS_PORT, "protocol": "TCP"}
 
 
-def _fetch(resource: InferenceDeployment, *, image: str) -> Body:
-    """Return the init container that fetches the model."""
+def _fetch(resource: InferenceDeployment, source: FileSource, *, image: str) -> Body:
+    """Return the init container that fetches the files of a source."""
     model = resource.spec.model
-    command = ["ballast", "fetch", model.uri, model_path(resource)]
-    if model.revision and model.uri.startswith("hf://"):
+    is_model = source.name == "model"
+    command = ["ballast", "fetch", source.uri, source.path]
+    if is_model and model.revision and model.uri.startswith("hf://"):
         command += ["--revision", model.revision]  # elsewhere it is only a name for the weights
-    mounts = [{"name": "models", "mountPath": MODEL_DIRECTORY}, {"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108 - the pod's own
-    if _is_cached(resource):
+    if source.is_adapter:
+        command.append("--adapter")
+    mounts = [fetched_mount(resource), {"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108 - the pod's own
+    if is_cached(resource):
         command += ["--cache", CACHE_DIRECTORY]
         mounts.append({"name": "cache", "mountPath": CACHE_DIRECTORY})
-    container = _container(resource, FETCH, image=image) | {
+    container = _container(resource, FETCH if is_model else f"{FETCH}-{source.name}", image=image) | {
         "command": command,
         "env": _environment(resource),
         "volumeMounts": [*mounts, *resource.spec.template.volume_mounts],
@@ -221,18 +232,21 @@ def _container(resource: InferenceDeployment, name: str, *, image: str) -> Body:
     }
 
 
-def _environment(resource: InferenceDeployment) -> list[Body]:
-    given = (env.model_dump(mode="json", by_alias=True, exclude_none=True) for env in resource.spec.template.env)
-    return [{"name": "HOME", "value": "/tmp"}, *given]  # noqa: S108 - the pod's own, the root is read-only
+def _environment(resource: InferenceDeployment, own: Sequence[Body] = ()) -> list[Body]:
+    """Return the operator's own variables that the template does not name, and those of the template."""
+    given = [env.model_dump(mode="json", by_alias=True, exclude_none=True) for env in resource.spec.template.env]
+    named = {each["name"] for each in given}
+    home = {"name": "HOME", "value": "/tmp"}  # noqa: S108 - the pod's own, the root is read-only
+    return [*(each for each in (home, *own) if each["name"] not in named), *given]
 
 
 def _volumes(resource: InferenceDeployment, *, own_keys: frozenset[str]) -> Iterator[Body]:
-    spec, parts = resource.spec, urlsplit(resource.spec.model.uri)
+    spec = resource.spec
     yield {"name": "config", "configMap": {"name": config_map(resource.metadata.name)}}
     yield {"name": "tmp", "emptyDir": {}}
     if _has_shared_memory(resource):
-        limit = f"{spec.template.shared_memory_mebibytes}Mi"
-        yield {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": limit}}
+        limit = spec.template.shared_memory_mebibytes or num_ranks(resource) * SHARED_MEMORY_MEBIBYTES
+        yield {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": f"{limit}Mi"}}
     redis = redis_of(resource, own_keys=own_keys)
     if redis is not None:
         yield {"name": "redis", "secret": {"secretName": redis.secret_name}}
@@ -240,25 +254,12 @@ def _volumes(resource: InferenceDeployment, *, own_keys: frozenset[str]) -> Iter
         yield {"name": "api-keys", "secret": {"secretName": spec.api_keys.secret_name}}
     if spec.network.tls_secret is not None:
         yield {"name": "tls", "secret": {"secretName": spec.network.tls_secret}}
-    if parts.scheme == "pvc":
-        yield {"name": "models", "persistentVolumeClaim": {"claimName": parts.netloc, "readOnly": True}}
-    elif _is_fetched(resource):
-        yield {"name": "models"} | _fetched_files(resource)
+    yield from file_volumes(resource)
     if spec.model.cache_path is not None:
         yield {"name": "cache", "hostPath": {"path": spec.model.cache_path, "type": "DirectoryOrCreate"}}
     elif spec.model.cache is not None and spec.model.cache.persistent_volume_claim is not None:
         claim = spec.model.cache.persistent_volume_claim.claim_name
         yield {"name": "cache", "persistentVolumeClaim": {"claimName": claim}}
-
-
-def _fetched_files(resource: InferenceDeployment) -> Body:
-    """Return the source of the volume that holds the fetched model, or the link to it in a cache."""
-    model = resource.spec.model
-    if model.cache is not None and model.cache.volume_claim_template is not None:
-        return {"ephemeral": {"volumeClaimTemplate": model.cache.volume_claim_template}}
-    if model.size_limit_gibibytes is not None:
-        return {"emptyDir": {"sizeLimit": f"{model.size_limit_gibibytes}Gi"}}
-    return {"emptyDir": {}}
 
 
 def _mounts(resource: InferenceDeployment, *, own_keys: frozenset[str]) -> Iterator[Body]:
@@ -272,9 +273,8 @@ def _mounts(resource: InferenceDeployment, *, own_keys: frozenset[str]) -> Itera
         yield {"name": "api-keys", "mountPath": KEYS_DIRECTORY, "readOnly": True}
     if resource.spec.network.tls_secret is not None:
         yield {"name": "tls", "mountPath": TLS_DIRECTORY, "readOnly": True}
-    if not resource.spec.model.uri.startswith("file://"):
-        yield {"name": "models", "mountPath": MODEL_DIRECTORY, "readOnly": True}
-    if _is_cached(resource):
+    yield from file_mounts(resource)
+    if is_cached(resource):
         yield {"name": "cache", "mountPath": CACHE_DIRECTORY, "readOnly": True}
 
 
@@ -284,6 +284,9 @@ def _resources(resource: InferenceDeployment) -> Body:
     requests = dict(asked.requests)
     if "cpu" not in requests | asked.limits:  # a limit alone is also the request
         requests["cpu"] = CPU_REQUEST
+    memory = memory_request(resource)
+    if memory is not None and "memory" not in requests | asked.limits:
+        requests["memory"] = memory
     return {name: values for name, values in (("requests", requests), ("limits", dict(asked.limits))) if values}
 
 
@@ -304,16 +307,6 @@ def _probe(resource: InferenceDeployment, path: str, *, failures: int) -> Body:
         "timeoutSeconds": PROBE_SECONDS,
         "failureThreshold": failures,
     }
-
-
-def _is_fetched(resource: InferenceDeployment) -> bool:
-    return resource.spec.model.uri.startswith(("hf://", "s3://"))
-
-
-def _is_cached(resource: InferenceDeployment) -> bool:
-    """Return true if pods share fetched files."""
-    model = resource.spec.model
-    return model.cache_path is not None or (model.cache is not None and model.cache.persistent_volume_claim is not None)
 
 
 def _has_shared_memory(resource: InferenceDeployment) -> bool:

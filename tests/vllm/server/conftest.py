@@ -66,13 +66,17 @@ class Serving:
         return next(int(pid) for pid, parent, name in rows if int(parent) == self.process.pid and "EngineCore" in name)
 
 
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
 @contextmanager
 def _serve(model: Path, log: Path, *arguments: str, **variables: str) -> Iterator[Serving]:
     template = log.with_name("template.jinja")
     template.write_text(TEMPLATE)
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
+    port = _free_port()
     command = [
         str(Path(sys.executable).parent / "vllm"), "serve", str(model), "--chat-template", str(template),
         "--served-model-name", "m", "--dtype", "float32", "--max-model-len", "1024",
@@ -80,6 +84,12 @@ def _serve(model: Path, log: Path, *arguments: str, **variables: str) -> Iterato
         "--scheduler-cls", "ballast_vllm.scheduler.BallastScheduler",
         "--middleware", "ballast_vllm.middleware.BallastMiddleware", *arguments,
     ]  # fmt: skip
+    with _run(command, port, log, **variables) as serving:
+        yield serving
+
+
+@contextmanager
+def _run(command: list[str], port: int, log: Path, **variables: str) -> Iterator[Serving]:
     environment = {
         **os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "INFO", **variables,
@@ -120,6 +130,22 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., AbstractCon
             yield serving
 
     return started
+
+
+@pytest.fixture(scope="session")
+def launch(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., AbstractContextManager[Serving]]:
+    """`with launch(path, config) as serving` writes a configuration to a file, and runs `ballast-vllm` with it."""
+
+    @contextmanager
+    def launched(path: Path, config: Mapping[str, Any]) -> Iterator[Serving]:
+        log, port = tmp_path_factory.mktemp("server") / "log", _free_port()
+        path.write_text(json.dumps({**config, "runtime": {"host": "127.0.0.1", "port": port}}))
+        command = [sys.executable, "-W", "ignore", "-m", "ballast_vllm", "--config", str(path)]
+        with _run(command, port, log) as serving:
+            _eventually(lambda: _is_ready(serving), "the server to be ready")
+            yield serving
+
+    return launched
 
 
 @pytest.fixture

@@ -96,22 +96,29 @@ def test_a_body_above_the_limit_is_refused_before_vllm_reads_it(serving):
         yield long[:9000]
         yield long[9000:]
 
+    def late():
+        yield b""
+        time.sleep(0.3)  # the server has the head, and refuses the request before the body arrives
+        yield long
+
     with serving.client(headers={**LAB, "content-type": "application/json"}) as client:
         announced = client.post("/v1/completions", content=long)
     with serving.client(headers={**LAB, "content-type": "application/json"}) as client:
         chunked = client.post("/v1/completions", content=in_parts())
+    with serving.client(headers={**LAB, "content-length": str(len(long))}) as client:
+        delayed = client.post("/v1/completions", content=late())
 
-    assert (announced.status_code, chunked.status_code) == (413, 413)
+    assert (announced.status_code, chunked.status_code, delayed.status_code) == (413, 413, 413)
     assert "limits.maxBodyKibibytes" in announced.json()["error"]["message"]
 
 
 def test_requests_beyond_the_slots_and_the_queue_are_refused_with_a_time(serving):
-    def ask(number: int) -> httpx.Response:
-        body = {**BODY, "prompt": f"{number}", "max_tokens": 200, "ignore_eos": True}
-        with serving.client(headers=WEB) as client:
+    with serving.client(headers=WEB) as client, ThreadPoolExecutor(16) as threads:
+
+        def ask(number: int) -> httpx.Response:
+            body = BODY | {"prompt": f"{number}", "max_tokens": 1000, "ignore_eos": True}
             return client.post("/v1/completions", json=body)
 
-    with ThreadPoolExecutor(16) as threads:
         found = list(threads.map(ask, range(16)))
 
     served = [response for response in found if response.status_code == 200]
@@ -152,6 +159,23 @@ def test_a_changed_file_is_in_force_without_a_restart(serving, folder, eventuall
 
     assert found.status_code == 200
     assert (status["generation"], status["model"], status["slots"]) == (2, "m", 2)
+
+
+def test_an_online_request_that_would_wait_too_long_is_refused(serving, folder, eventually):
+    limits, runtime = {"maxQueueMilliseconds": 1}, {"generation": 3, "created": 1}
+    write(folder, CONFIG | {"limits": limits, "runtime": runtime})
+    eventually(lambda: serving.series()["ballast_config_generation"] == 3, "the third generation")
+    found = []
+
+    with serving.client(headers=WEB) as client, ThreadPoolExecutor(12) as threads:
+
+        def ask(_: int) -> None:
+            while not any("maxQueueMilliseconds" in response.text for response in found):
+                found.append(client.post("/v1/completions", json=BODY | {"max_tokens": 400, "ignore_eos": True}))
+
+        list(threads.map(ask, range(12)))
+
+    assert {response.status_code for response in found} == {200, 429}
 
 
 def test_a_tenant_is_charged_for_its_requests_and_only_metrics_behind_a_key_name_it(serving):

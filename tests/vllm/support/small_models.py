@@ -29,6 +29,30 @@ def make_llama(directory: Path, *, spread: float | None = None, seed: int = 3) -
     return directory
 
 
+def make_adapter(directory: Path, model: Path, *, seed: int, rank: int = 4) -> Path:
+    """Write a LoRA adapter with random weights for a model of `make_llama`."""
+    import json
+
+    import torch
+    from safetensors.torch import save_file
+
+    config = json.loads((model / "config.json").read_text())
+    generator = torch.Generator().manual_seed(seed)
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    outputs = {"q_proj": hidden, "v_proj": hidden // heads * config["num_key_value_heads"]}
+    weights = {}
+    for layer in range(config["num_hidden_layers"]):
+        for name, size in outputs.items():
+            prefix = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            weights[f"{prefix}.lora_A.weight"] = torch.randn(rank, hidden, generator=generator)
+            weights[f"{prefix}.lora_B.weight"] = torch.randn(size, rank, generator=generator)
+    directory.mkdir()
+    save_file(weights, directory / "adapter_model.safetensors")
+    about = {"r": rank, "lora_alpha": 2 * rank, "target_modules": list(outputs), "peft_type": "LORA", "bias": "none"}
+    (directory / "adapter_config.json").write_text(json.dumps(about))
+    return directory
+
+
 def make_tokenizer():
     """Return a tokenizer with one token for each byte."""
     from tokenizers import Tokenizer, decoders, models

@@ -53,8 +53,8 @@ class Bucket:
                 for found in page.get("Contents", ())
             ]
             if not listed:
-                raise NotFound(f"{place}: no object under this prefix. Name the prefix that contains config.json.")
-            files = tuple(self._with_digest(file) for file in select(listed, str(place)))
+                raise NotFound(f"{place}: no object under this prefix. Name the prefix that contains {place.config}.")
+            files = tuple(self._with_digest(file) for file in select(listed, str(place), place.config))
         tagged = (File(file.name, file.size, self._tags[file.name]) for file in files)
         return ModelFiles(str(place), version_of(tagged), files, self.origin)
 

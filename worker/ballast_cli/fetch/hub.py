@@ -58,7 +58,7 @@ class Hub:
         if not info.sha or not re.fullmatch(r"[0-9a-f]{7,64}", info.sha):
             raise CliError(f"{place}: the hub named no commit, so versions cannot be told apart. Try again later.")
         self._commit = info.sha
-        return ModelFiles(str(place), info.sha, select(listed, str(place)), self.origin)
+        return ModelFiles(str(place), info.sha, select(listed, str(place), place.config), self.origin)
 
     @contextmanager
     def read(self, file: File, start: int) -> Iterator[Iterator[bytes]]:

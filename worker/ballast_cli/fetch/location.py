@@ -33,6 +33,8 @@ class Location:
     path: str = ""
     """Prefix in the bucket, path in the claim, or path of the directory."""
     revision: str = ""
+    config: str = "config.json"
+    """File that the files must contain."""
 
     def __str__(self) -> str:
         """Return the URI with the revision."""

@@ -57,11 +57,11 @@ class ModelFiles:
         return hashlib.sha256(json.dumps([self.origin, self.version, files]).encode()).hexdigest()
 
 
-def select(files: Iterable[File], source: str) -> tuple[File, ...]:
+def select(files: Iterable[File], source: str, config: str = "config.json") -> tuple[File, ...]:
     """Return the files that an engine reads.
 
     Raises:
-        CliError: config.json or the weights are missing.
+        CliError: the file `config` or the weights are missing.
     """
     listed = sorted(files, key=lambda file: file.name)
     selected = tuple(
@@ -72,12 +72,12 @@ def select(files: Iterable[File], source: str) -> tuple[File, ...]:
         and is_plain(file.name)
     )
     names = [file.name for file in selected]
-    if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
-        missing = "config.json" if "config.json" not in names else "weights (*.safetensors)"
+    if config not in names or not any(name.endswith(".safetensors") for name in names):
+        missing = config if config not in names else "weights (*.safetensors)"
         seen = ", ".join(file.name for file in listed[:8]) + (" ..." if len(listed) > 8 else "")
         raise CliError(
-            f"{source} has no {missing}. Found: {seen or 'no file'}. Name a location with config.json, *.safetensors, "
-            "and tokenizer.json, or convert the weights to safetensors."
+            f"{source} has no {missing}. Found: {seen or 'no file'}. Name a location with {config} and "
+            "*.safetensors, or convert the weights to safetensors."
         )
     return selected
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from glob import escape as escape_glob
 from pathlib import Path
 from typing import Annotated
@@ -37,6 +37,7 @@ Cache = Annotated[
     typer.Option(help="Keep the files here, one directory for each version, and make DIR a link.", show_default=False),
 ]
 Anonymous = Annotated[bool, typer.Option("--anonymous", help="Read a public bucket without credentials.")]
+Adapter = Annotated[bool, typer.Option("--adapter", help="The files are a LoRA adapter, with adapter_config.json.")]
 Verify = Annotated[
     bool,
     typer.Option(
@@ -61,6 +62,7 @@ def fetch(
     revision: Revision = "",
     cache: Cache = None,
     is_anonymous: Anonymous = False,
+    is_adapter: Adapter = False,
     is_verified: Verify = False,
     max_gigabytes: MaxGigabytes = None,
     claims: Claims = CLAIMS,
@@ -70,6 +72,8 @@ def fetch(
     Only files that an engine needs are downloaded. An interrupted download resumes when the command runs again.
     """
     location = parse(uri, revision)
+    if is_adapter:
+        location = replace(location, config="adapter_config.json")
     if not location.is_remote:
         link(directory, _in_place(location, claims))
         say(f"{directory} is a link to {directory.resolve()}.")
@@ -155,11 +159,9 @@ def _in_place(location: Location, claims: Path) -> Path:
                 "the path of the model, or set --claims."
             )
         path = mounted / location.path
-    if not (path / "config.json").is_file():
-        found = "has no config.json" if path.is_dir() else "is no directory"
-        raise NotFound(
-            f"{location}: {path} {found}. Name a directory with config.json, *.safetensors, and tokenizer.json."
-        )
+    if not (path / location.config).is_file():
+        found = f"has no {location.config}" if path.is_dir() else "is no directory"
+        raise NotFound(f"{location}: {path} {found}. Name a directory with {location.config} and *.safetensors.")
     return path.absolute()
 
 

@@ -1,0 +1,126 @@
+"""The Prometheus operator takes the objects of chart and resource as they are, and a broken SLO fires.
+
+Windows, intervals and thresholds are the real ones. `test_alerts.py` follows an alert to the pager.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import jobs
+import pytest
+from client import Client
+from cluster import Cluster, until
+from release import NAME, NAMESPACE, Release
+
+MONITORING, POD = "monitoring", "prometheus-cluster-0"
+TAKEN_SECONDS = 120
+"""Changes reach Prometheus through a Secret in its pod, which takes up to a minute."""
+RESOURCE: dict[str, Any] = {
+    "apiVersion": "ballast.dev/v1alpha1",
+    "kind": "InferenceDeployment",
+    "metadata": {"name": "watched"},
+    "spec": {
+        "model": {"uri": "file:///opt/ballast/models/ballast-tiny"},
+        "replicas": 2,
+        "monitoring": {"scrapeSeconds": 5},
+        "template": {"resources": {"requests": {"cpu": "250m", "memory": "1Gi"}}},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def addon(cluster: Cluster) -> Iterator[None]:
+    """Install the Prometheus operator with a Prometheus that takes all objects, unless the cluster has it."""
+    had = cluster.get("crd", "prometheuses.monitoring.coreos.com") is not None
+    if not had:
+        cluster.provider.install_addon("prometheus-operator")
+    yield
+    if not had:
+        cluster.provider.remove_addon("prometheus-operator")
+
+
+@pytest.fixture(scope="module")
+def watched(cluster: Cluster, release: Release, namespace: str, addon: None) -> Iterator[str]:
+    """Turn on the ServiceMonitor of the chart, and start two workers."""
+    words = ("upgrade", NAME, release.package, "-n", NAMESPACE, "--reuse-values", "--wait", "--timeout", "3m")
+    cluster.helm(*words, "--set=serviceMonitor.enabled=true")
+    cluster.apply(RESOURCE, namespace=namespace)
+    cluster.wait_ready("watched", namespace=namespace)
+    cluster.wait_pods("watched", 2, namespace=namespace)
+    yield "watched"
+    cluster.helm(*words, "--set=serviceMonitor.enabled=false")
+
+
+def ask(cluster: Cluster, path: str) -> Any:
+    """Return the answer of Prometheus to a query; None while it does not answer."""
+    place = f"/api/v1/namespaces/{MONITORING}/pods/{POD}:9090/proxy/api/v1/{path}"
+    done = cluster.kubectl("get", "--raw", place, check=False)
+    return json.loads(done.stdout)["data"] if done.returncode == 0 else None
+
+
+def test_every_target_is_up(cluster: Cluster, namespace: str, watched: str) -> None:
+    def health() -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {pool: [] for pool in wanted}
+        for target in (ask(cluster, "targets?state=active") or {"activeTargets": ()})["activeTargets"]:
+            if target["scrapePool"] in found:
+                found[target["scrapePool"]].append(target["health"])
+        return found
+
+    wanted = {
+        f"serviceMonitor/{namespace}/{watched}/0": ["up", "up"],
+        f"serviceMonitor/{NAMESPACE}/{NAME}-operator/0": ["up", "up"],
+    }
+    until(lambda: health() == wanted, seconds=TAKEN_SECONDS, said="all workers and operators are scraped")
+    ready = f'ballast_operator_replicas{{namespace="{namespace}",name="{watched}",state="ready"}}'
+    (series,) = until(lambda: value(cluster, f"max({ready})"), seconds=30, said="the metrics of the operator")
+    assert series == 2
+
+
+def test_every_rule_loads(cluster: Cluster, namespace: str, watched: str) -> None:
+    groups = cluster.get("prometheusrules", watched, namespace=namespace)["spec"]["groups"]
+    wanted = {group["name"]: [name_of(rule) for rule in group["rules"]] for group in groups}
+
+    def loaded() -> dict[str, list[Any]]:
+        found = (ask(cluster, "rules") or {"groups": ()})["groups"]
+        return {group["name"]: group["rules"] for group in found if group["name"] in wanted}
+
+    until(lambda: loaded().keys() == wanted.keys(), seconds=TAKEN_SECONDS, said="all groups of rules are loaded")
+    until(
+        lambda: all(rule["health"] == "ok" for rules in loaded().values() for rule in rules),
+        seconds=180,
+        said="all rules are evaluated without an error",
+    )
+    assert {name: [rule["name"] for rule in rules] for name, rules in loaded().items()} == wanted
+    assert sum("alert" in rule for group in groups for rule in group["rules"]) > 5
+
+
+def test_a_broken_slo_fires(cluster: Cluster, client: Client, namespace: str, watched: str) -> None:
+    def firing() -> list[dict[str, str]]:
+        found = (ask(cluster, "alerts") or {"alerts": ()})["alerts"]
+        return [alert["labels"] for alert in found if alert["state"] == "firing"]
+
+    assert [each for each in firing() if each.get("namespace") == namespace] == []
+    cluster.hot_patch(watched, {"slo": {"ttftMilliseconds": 1}}, namespace=namespace)
+
+    place = (f"{watched}.{namespace}.svc", "8000", jobs.MODEL)
+    answers = client.script("replay.py", *place, "poisson", "5", "2", "60", seconds=180)
+
+    wanted = {"alertname": "BallastTtftBudgetBurn", "severity": "critical", "inferencedeployment": watched}
+    until(lambda: [each for each in firing() if each.items() >= wanted.items()], seconds=180, said="the alert fires")
+    assert answers["failures"] == []
+    assert cluster.condition(watched, "SLOMet", namespace=namespace)["status"] == "False"
+
+
+def value(cluster: Cluster, expression: str) -> list[float]:
+    """Return the values of an expression."""
+    found = ask(cluster, f"query?query={quote(expression)}") or {"result": ()}
+    return [float(each["value"][1]) for each in found["result"]]
+
+
+def name_of(rule: dict[str, Any]) -> str:
+    """Return the name of an alert or of a recorded series."""
+    return str(rule.get("alert") or rule["record"])

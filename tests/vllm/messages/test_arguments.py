@@ -1,0 +1,123 @@
+"""The arguments of `vllm serve` follow from the worker configuration."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ballast_api.worker_config import WorkerConfig
+from ballast_vllm.__main__ import BAD_CONFIG, main
+from ballast_vllm.arguments import serve_arguments
+from ballast_worker.errors import NotServed
+from ballast_worker.preflight import prepare
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> dict[str, Path]:
+    """Directories of a model, a draft model, and adapters of rank 8 and 20."""
+    found = {name: tmp_path / name for name in ("model", "draft", "eight", "twenty")}
+    for path in found.values():
+        path.mkdir()
+    for name, rank in (("eight", 8), ("twenty", 20)):
+        (found[name] / "adapter_config.json").write_text(json.dumps({"r": rank}))
+    return found
+
+
+def arguments(places: dict[str, Path], **sections: Any) -> list[str]:
+    sections["engine"] = {"backend": "vllm"} | sections.get("engine", {})
+    sections["model"] = {"uri": str(places["model"])} | sections.get("model", {})
+    return serve_arguments(WorkerConfig.model_validate(sections))
+
+
+FIELDS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "servedName": ({"model": {"servedName": "llama"}}, ["--served-model-name=llama"]),
+    "dtype": ({"model": {"dtype": "float16"}}, ["--dtype=float16"]),
+    "maxModelLen": ({"model": {"maxModelLen": 4096}}, ["--max-model-len=4096"]),
+    "loadFormat": ({"model": {"loadFormat": "dummy"}}, ["--load-format=dummy"]),
+    "slots": ({"slots": 7}, ["--max-num-seqs=7"]),
+    "port": ({"runtime": {"port": 8123}}, ["--port=8123"]),
+    "host": ({"runtime": {"host": "::"}}, ["--host=::"]),
+    "tls": (
+        {"runtime": {"tlsCertFile": "/tls/tls.crt", "tlsKeyFile": "/tls/tls.key"}},
+        ["--ssl-certfile=/tls/tls.crt", "--ssl-keyfile=/tls/tls.key", "--enable-ssl-refresh"],
+    ),
+    "tensorParallel": ({"runtime": {"tensorParallel": 4}}, ["--tensor-parallel-size=4"]),
+    "quantization": ({"engine": {"quantization": "fp8"}}, ["--quantization=fp8"]),
+    "kvDtype": ({"engine": {"kvDtype": "fp8_e5m2"}}, ["--kv-cache-dtype=fp8_e5m2"]),
+    "kvDtype int8": ({"engine": {"kvDtype": "int8"}}, ["--kv-cache-dtype=int8_per_token_head"]),
+    "kvMemoryMebibytes": ({"engine": {"kvMemoryMebibytes": 2}}, ["--kv-cache-memory-bytes=2097152"]),
+    "prefixCache": ({"engine": {"prefixCache": False}}, ["--no-enable-prefix-caching"]),
+    "speculative": (
+        {"engine": {"speculative": {"method": "ngram", "draftTokens": 3}}},
+        ['--speculative-config={"method": "ngram", "num_speculative_tokens": 3}'],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FIELDS)
+def test_a_field_changes_the_arguments_of_vllm(case: str, places: dict[str, Path]) -> None:
+    sections, expected = FIELDS[case]
+
+    assert set(arguments(places, **sections)) - set(arguments(places)) == set(expected)
+
+
+def test_without_a_field_vllm_decides(places: dict[str, Path]) -> None:
+    decided = ("--dtype", "--max-model-len", "--max-num-seqs", "--kv-cache-", "--quantization", "--enable-lora",
+               "--tensor-parallel-size", "--speculative-config")  # fmt: skip
+
+    assert [each for each in arguments(places) if each.startswith(decided)] == []
+
+
+def test_the_draft_model_is_named_by_its_directory(places: dict[str, Path]) -> None:
+    speculative = {"method": "draftModel", "draftTokens": 2, "draftUri": f"file://{places['draft']}"}
+    found = [each for each in arguments(places, engine={"speculative": speculative}) if "speculative" in each]
+    expected = {"method": "draft_model", "num_speculative_tokens": 2, "model": str(places["draft"])}
+
+    assert [json.loads(each.partition("=")[2]) for each in found] == [expected]
+
+
+def test_adapters_are_loaded_by_name_with_the_largest_rank_that_vllm_knows(places: dict[str, Path]) -> None:
+    adapters = [{"name": f"a/{name}", "uri": f"file://{places[name]}"} for name in ("eight", "twenty")]
+    found = arguments(places, model={"adapters": adapters})
+    modules = found[found.index("--lora-modules") + 1 :]
+
+    assert {"--enable-lora", "--max-lora-rank=32", "--max-loras=2"} < set(found)
+    assert [json.loads(each) for each in modules] == [
+        {"name": "a/eight", "path": str(places["eight"])},
+        {"name": "a/twenty", "path": str(places["twenty"])},
+    ]
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no adapter": ({"name": "a", "uri": "file:///none"}, "directory /none does not exist"),
+    "a model": ({"name": "a", "uri": "file://MODEL"}, "states no rank"),
+    "the name of the model": ({"name": "model", "uri": "file://MODEL"}, "an adapter has the name of the model"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_directory_without_an_adapter_is_refused(case: str, places: dict[str, Path]) -> None:
+    adapter, sentence = REFUSED[case]
+    adapter = adapter | {"uri": adapter["uri"].replace("MODEL", str(places["model"]))}
+
+    with pytest.raises(NotServed, match=sentence):
+        arguments(places, model={"adapters": [adapter]})
+
+
+def test_each_server_refuses_the_backend_of_the_other(
+    places: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uri = str(places["model"])
+    path = tmp_path / "native.yaml"
+    path.write_text(f"model: {{uri: {uri}}}\n")
+
+    with (
+        pytest.raises(NotServed, match="start `ballast-vllm`"),
+        prepare(WorkerConfig.model_validate({"model": {"uri": uri}, "engine": {"backend": "vllm"}})),
+    ):
+        pass
+    assert main(["--config", str(path)]) == BAD_CONFIG
+    assert "start `ballast-worker`" in capsys.readouterr().err

@@ -1,0 +1,79 @@
+"""`ballast-vllm` serves what a worker configuration describes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from small_models import make_adapter
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return tmp_path_factory.mktemp("configuration") / "worker.yaml"
+
+
+@pytest.fixture(scope="module")
+def serving(launch, wandering_model, path, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("adapters")
+    uris = {name: f"file://{make_adapter(folder / name, wandering_model, seed=i)}" for i, name in enumerate("ab")}
+    config = {
+        "model": {
+            "uri": f"file://{wandering_model}",
+            "servedName": "m",
+            "dtype": "float32",
+            "maxModelLen": 512,
+            "adapters": [{"name": "a", "uri": uris["a"]}, {"name": "b", "uri": uris["b"], "tenants": ["legal"]}],
+        },
+        "engine": {
+            "backend": "vllm",
+            "kvMemoryMebibytes": 128,
+            "speculative": {"method": "ngram", "draftTokens": 3},
+            "vllm": {"args": ["--enforce-eager", "--max-logprobs=7"]},
+        },
+        "slots": 5,
+    }
+    with launch(path, config) as found:
+        yield found
+
+
+def ask(serving, model, tenant="research", **more):
+    body = {"model": model, "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0, **more}
+    with serving.client(headers={"x-llm-d-inference-fairness-id": tenant}) as client:
+        return client.post("/v1/completions", json=body)
+
+
+def test_the_configuration_is_in_force(serving):
+    with serving.client() as client:
+        status = client.get("/ballast/status").json()
+        models = {model["id"]: model["max_model_len"] for model in client.get("/v1/models").json()["data"]}
+    refused = ask(serving, "m", logprobs=8)
+
+    assert status["slots"] == 5
+    assert set(models) == {"m", "a", "b"}
+    assert models["m"] == 512
+    assert refused.status_code == 400
+    assert "7" in refused.json()["error"]["message"]
+    assert "no effect" not in serving.log.read_text()
+
+
+def test_each_adapter_answers_by_its_name_for_its_tenants(serving):
+    texts = {model: ask(serving, model, "legal").json()["choices"][0]["text"] for model in ("m", "a", "b")}
+    refused = ask(serving, "b", "research")
+
+    assert len(set(texts.values())) == 3
+    assert ask(serving, "a", "research").json()["choices"][0]["text"] == texts["a"]
+    assert refused.status_code == 404
+    assert refused.json()["error"]["message"].startswith("The model `b` does not exist")
+
+
+def test_a_hot_change_of_the_file_is_in_force_without_a_restart(serving, path, eventually):
+    config = json.loads(path.read_text())
+    fresh = path.with_name("fresh")
+    fresh.write_text(json.dumps({**config, "offline": {"tenants": [{"name": "legal"}]}}))
+    fresh.rename(path)
+
+    eventually(lambda: ask(serving, "m", "research").status_code == 403, "the tenant to be unknown")
+    assert ask(serving, "m", "legal").status_code == 200

@@ -1,0 +1,129 @@
+"""vLLM's own parser takes the arguments of a worker configuration, and its sentences reach the user."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ballast_api.vllm_arguments import OWNED
+from ballast_api.worker_config import WorkerConfig
+from ballast_vllm.arguments import MIDDLEWARE, SCHEDULER, BadArguments, serve_arguments
+from ballast_vllm.versions import UnsupportedVllm
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch and vLLM use what others deprecated
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    from ballast_vllm.serve import check, parsed
+
+
+@pytest.fixture(scope="module")
+def options() -> dict[str, str]:
+    """The destination of each option of vLLM, by its name."""
+    actions = make_arg_parser(FlexibleArgumentParser())._actions
+    return {name: action.dest for action in actions for name in action.option_strings}
+
+
+def own(directory: Path, **sections: Any) -> list[str]:
+    sections["engine"] = {"backend": "vllm"} | sections.get("engine", {})
+    sections["model"] = {"uri": str(directory)} | sections.get("model", {})
+    return serve_arguments(WorkerConfig.model_validate(sections))
+
+
+def test_each_owned_argument_is_an_option_of_vllm(options: dict[str, str]) -> None:
+    for group in OWNED:
+        for name in (*(f"--{name}" for name in group.names), *(f"-{name}" for name in group.short)):
+            assert any(known.startswith(name.removesuffix("*")) for known in options), name
+
+
+def test_a_field_of_the_configuration_arrives_in_vllm(tiny_model: Path, tmp_path: Path) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text(json.dumps({"r": 4}))
+    found = parsed(
+        own(
+            tiny_model,
+            model={
+                "servedName": "tiny",
+                "dtype": "float32",
+                "maxModelLen": 256,
+                "loadFormat": "dummy",
+                "adapters": [{"name": "sql", "uri": f"file://{adapter}"}],
+            },
+            engine={
+                "kvDtype": "int8",
+                "quantization": "fp8",
+                "kvMemoryMebibytes": 64,
+                "prefixCache": False,
+                "speculative": {"method": "draftModel", "draftTokens": 3, "draftUri": f"file://{tiny_model}"},
+            },
+            slots=6,
+            runtime={"host": "127.0.0.1", "port": 8123, "tensorParallel": 2},
+        ),
+        [],
+    )
+
+    assert (found.model_tag, found.served_model_name) == (str(tiny_model), ["tiny"])
+    assert (found.dtype, found.max_model_len, found.load_format) == ("float32", 256, "dummy")
+    assert (found.host, found.port) == ("127.0.0.1", 8123)
+    assert (found.max_num_seqs, found.tensor_parallel_size) == (6, 2)
+    assert (found.kv_cache_dtype, found.quantization) == ("int8_per_token_head", "fp8")
+    assert (found.kv_cache_memory_bytes, found.enable_prefix_caching) == (64 * 2**20, False)
+    assert found.speculative_config == {
+        "method": "draft_model", "num_speculative_tokens": 3, "model": str(tiny_model),
+    }  # fmt: skip
+    assert (found.scheduler_cls, found.middleware) == (SCHEDULER, [MIDDLEWARE])
+    assert (found.enable_lora, found.max_lora_rank, found.max_loras) == (True, 8, 1)
+    assert [(module.name, module.path) for module in found.lora_modules] == [("sql", str(adapter))]
+
+
+def test_an_argument_of_the_resource_reaches_vllm(tiny_model: Path) -> None:
+    found = parsed(own(tiny_model), ["--enforce-eager", "--tool-call-parser", "hermes", "--enable-auto-tool-choice"])
+
+    assert (found.enforce_eager, found.tool_call_parser, found.enable_auto_tool_choice) == (True, "hermes", True)
+
+
+REFUSED = {
+    "an unknown argument": (["--no-such"], "unrecognized arguments: --no-such"),
+    "a wrong value": (["--max-num-batched-tokens=many"], "--max-num-batched-tokens: invalid"),
+    "a choice that is none": (["--performance-mode=no"], "argument --performance-mode"),
+    "a second model": (["other"], "unrecognized arguments: other"),
+    "arguments that need another": (["--enable-auto-tool-choice"], "requires --tool-call-parser"),
+    "help": (["--help"], "Remove --help"),
+    "an abbreviation": (["--max-mod=5"], "engine.vllm.args sets --max-model-len: the section model decides"),
+    "an underscore": (["--max_num_seqs=5"], "engine.vllm.args sets --max-num-seqs"),
+    "a short name": (["-tp", "2"], "engine.vllm.args sets --tensor-parallel-size"),
+    "a part of a structure": (["--speculative-config.method=ngram"], "engine.vllm.args sets --speculative-config"),
+    "another scheduler": (["--scheduler-cls=a.B"], "engine.vllm.args sets --scheduler-cls"),
+    "another middleware": (["--middleware=a.b"], "engine.vllm.args sets --middleware"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_the_sentence_of_vllm_or_of_ballast_states_what_is_refused(case: str, tiny_model: Path) -> None:
+    arguments, sentence = REFUSED[case]
+
+    with pytest.raises(BadArguments) as caught:
+        parsed(own(tiny_model), arguments)
+
+    assert sentence in str(caught.value)
+
+
+def test_an_unknown_quantization_is_refused_before_anything_is_loaded(tiny_model: Path) -> None:
+    arguments = parsed(own(tiny_model, engine={"quantization": "nonsense"}), [])
+
+    with pytest.raises(BadArguments, match="Unknown quantization method: nonsense"):
+        check(arguments)
+
+
+def test_a_setting_that_ballast_does_not_support_is_refused_before_anything_is_loaded(tiny_model: Path) -> None:
+    arguments = parsed(own(tiny_model), [])
+    arguments.watermark = 0.1
+
+    with pytest.raises(UnsupportedVllm, match="watermark is set"):
+        check(arguments)

@@ -1,0 +1,89 @@
+"""`ballast-vllm --config FILE`: run `vllm serve` with a worker configuration.
+
+The process computes vLLM's arguments from the configuration, and appends `engine.vllm.args`. vLLM's own parser and
+its checks of the configuration see them before anything is loaded. The last line of the output states what is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import ballast_log
+from ballast_api.errors import InvalidConfig
+from ballast_api.worker_config import WorkerConfig
+from ballast_vllm import configuration
+from ballast_vllm.arguments import BadArguments
+from ballast_vllm.versions import UnsupportedVllm
+from ballast_worker.errors import NotServed, WorkerError
+from ballast_worker.tenancy import ApiKeys
+
+BAD_CONFIG = 78
+BAD_ARGUMENTS = 64
+INTERRUPTED = 130
+MOST_SHOWN = 1500
+"""Characters of the last line. Kubernetes keeps 2,048 bytes of the output."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run until a signal and return the exit code."""
+    options = _parse(arguments)
+    ballast_log.configure(options.log_level, options.log_format)
+    try:
+        config = configuration.load(options.config)
+        _prepare(config, options.config)
+        if importlib.util.find_spec("vllm") is None:
+            raise NotServed("vLLM is not installed. Install `vllm`, or use the image of workers with vLLM")
+        # vLLM takes seconds to import.
+        from ballast_vllm.serve import serve  # noqa: PLC0415
+
+        serve(config, log_level=options.log_level, log_format=options.log_format)
+    except InvalidConfig as error:
+        return _say(str(error), BAD_CONFIG)
+    except (BadArguments, UnsupportedVllm) as error:
+        return _say(str(error), BAD_ARGUMENTS)
+    except WorkerError as error:
+        return _say(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0
+
+
+def _prepare(config: WorkerConfig, path: Path) -> None:
+    """Check what needs no vLLM, and set the variables that vLLM and Ballast read in each process."""
+    if config.engine.backend != "vllm":
+        raise NotServed("engine.backend is native: start `ballast-worker`, or set engine.backend to vllm")
+    if config.runtime.api_keys_file is not None:
+        ApiKeys.load(config.runtime.api_keys_file)
+    os.environ[configuration.FILE_VARIABLE] = str(path)
+    if config.engine.threads:
+        os.environ.setdefault("OMP_NUM_THREADS", str(config.engine.threads))
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="ballast-vllm", description="Serve one model with vLLM and Ballast's scheduler."
+    )
+    parser.add_argument(
+        "--config",
+        type=Path,
+        required=True,
+        help="WorkerConfig as YAML, with engine.backend vllm. The server applies changes of hot fields while it runs.",
+    )
+    parser.add_argument("--log-format", choices=("text", "json"), default="text")
+    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    return parser.parse_args(arguments)
+
+
+def _say(message: str, exit_code: int) -> int:
+    line = " ".join(message.split())
+    sys.stderr.write(f"ballast-vllm: {line[:MOST_SHOWN]}\n")
+    return exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""The arguments of `vllm serve` for a worker configuration. It needs no vLLM."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ballast_api.sections import Adapter, EngineSettings, Model
+from ballast_api.worker_config import WorkerConfig
+from ballast_worker.errors import NotServed
+from ballast_worker.settings import directory_of, model_directory, served_name
+
+SCHEDULER = "ballast_vllm.scheduler.BallastScheduler"
+MIDDLEWARE = "ballast_vllm.middleware.BallastMiddleware"
+QUIET_PATHS = "/health,/ready,/metrics,/ballast/status"
+"""Paths that probes and Prometheus read. They stay out of the access log."""
+LAUNCHED = "BALLAST_LAUNCHED"
+"""Variable that states that vLLM's arguments follow from the configuration."""
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Largest ranks of adapters that vLLM can be told."""
+MOST_ADAPTERS_AT_A_TIME = 8
+"""Adapters in one step, unless `--max-loras` says otherwise. Each of them takes GPU memory from KV."""
+KV_DTYPES = {"int8": "int8_per_token_head"}
+"""vLLM's names for data types of KV, where they differ."""
+
+
+class BadArguments(Exception):
+    """vLLM refuses its arguments, or they contradict the configuration."""
+
+
+def serve_arguments(config: WorkerConfig) -> list[str]:
+    """Return the arguments that follow from the configuration, without `engine.vllm.args`. The model is the first.
+
+    Raises:
+        NotServed: a directory of the model, of an adapter or of the draft model has no checkpoint.
+    """
+    directory = model_directory(config)
+    runtime = config.runtime
+    return [
+        str(directory),
+        *_named(
+            ("served-model-name", served_name(config, directory)),
+            ("host", runtime.host),
+            ("port", runtime.port),
+            ("scheduler-cls", SCHEDULER),
+            ("middleware", MIDDLEWARE),
+            ("disable-access-log-for-endpoints", QUIET_PATHS),
+            ("max-num-seqs", config.slots),
+            ("ssl-certfile", runtime.tls_cert_file),
+            ("ssl-keyfile", runtime.tls_key_file),
+            ("tensor-parallel-size", runtime.tensor_parallel if runtime.tensor_parallel > 1 else None),
+        ),
+        *(["--enable-ssl-refresh"] if runtime.tls_cert_file is not None else []),
+        *_named(*_model(config.model)),
+        *_engine(config.engine),
+        *_adapters(config, served_name(config, directory)),
+    ]
+
+
+def _model(model: Model) -> Iterator[tuple[str, Any]]:
+    yield "dtype", model.dtype if model.dtype != "auto" else None
+    yield "max-model-len", model.max_model_len
+    yield "load-format", model.load_format if model.load_format != "auto" else None
+
+
+def _engine(engine: EngineSettings) -> Iterator[str]:
+    mebibytes = engine.kv_memory_mebibytes
+    yield "--enable-prefix-caching" if engine.prefix_cache else "--no-enable-prefix-caching"
+    yield from _named(
+        ("quantization", engine.quantization),
+        ("kv-cache-dtype", KV_DTYPES.get(engine.kv_dtype, engine.kv_dtype) if engine.kv_dtype != "auto" else None),
+        ("kv-cache-memory-bytes", mebibytes * 1024 * 1024 if mebibytes is not None else None),
+        ("speculative-config", _speculative(engine)),
+    )
+
+
+def _speculative(engine: EngineSettings) -> str | None:
+    found = engine.speculative
+    if found is None:
+        return None
+    config: dict[str, object] = {"method": "ngram", "num_speculative_tokens": found.draft_tokens}
+    if found.draft_uri is not None:
+        directory = directory_of("engine.speculative.draftUri", found.draft_uri)
+        config |= {"method": "draft_model", "model": str(directory)}
+    return json.dumps(config)
+
+
+def _adapters(config: WorkerConfig, model: str) -> Iterator[str]:
+    adapters = config.model.adapters
+    if not adapters:
+        return
+    modules, ranks = [], []
+    for adapter in adapters:
+        if adapter.name == model:
+            raise NotServed(f"model.adapters: an adapter has the name of the model, {model}. Use another name")
+        directory, rank = _adapter(adapter)
+        modules.append(json.dumps({"name": adapter.name, "path": str(directory)}))
+        ranks.append(rank)
+    largest = max(ranks)
+    yield from _named(("max-lora-rank", min(rank for rank in RANKS if rank >= largest)))
+    yield from _named(("max-loras", min(len(adapters), MOST_ADAPTERS_AT_A_TIME)))
+    yield from ("--enable-lora", "--lora-modules", *modules)
+
+
+def _adapter(adapter: Adapter) -> tuple[Path, int]:
+    """Return the directory of an adapter, and its rank."""
+    directory = directory_of(f"model.adapters {adapter.name}", adapter.uri)
+    path = directory / "adapter_config.json"
+    try:
+        rank = json.loads(path.read_text(encoding="utf-8"))["r"]
+    except (OSError, ValueError, KeyError, TypeError):
+        rank = None
+    if not isinstance(rank, int) or not 1 <= rank <= RANKS[-1]:
+        raise NotServed(
+            f"model.adapters {adapter.name}: {path} states no rank `r` of 1 to {RANKS[-1]}. Name the directory of a "
+            "LoRA adapter, with adapter_config.json and *.safetensors"
+        )
+    return directory, rank
+
+
+def _named(*values: tuple[str, Any]) -> Iterator[str]:
+    yield from (f"--{name}={value}" for name, value in values if value is not None)

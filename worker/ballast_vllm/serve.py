@@ -1,0 +1,105 @@
+"""`vllm serve` with the arguments of a worker configuration, in this process."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import vllm
+from pydantic import ValidationError
+from vllm import AsyncEngineArgs
+from vllm.entrypoints.cli.serve import ServeSubcommand
+from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
+from vllm.logger import configure_logging_from_args
+from vllm.usage.usage_lib import UsageContext
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+from ballast_api.vllm_arguments import refusal
+from ballast_api.worker_config import WorkerConfig
+from ballast_vllm.arguments import LAUNCHED, BadArguments, serve_arguments
+from ballast_vllm.refusals import check_config
+from ballast_vllm.versions import check_version
+
+FIELD = "engine.vllm.args"
+
+
+class ServeParser(FlexibleArgumentParser):  # type: ignore[misc]  # vLLM has no types here
+    """vLLM's parser, which raises its sentence instead of ending the process."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise `BadArguments`."""
+        raise BadArguments(f"{FIELD}: vLLM refuses its arguments: {message}")
+
+
+def serve(config: WorkerConfig, *, log_level: str, log_format: str) -> None:
+    """Serve until a signal.
+
+    Raises:
+        BadArguments: vLLM refuses the arguments, or one of `engine.vllm.args` belongs to Ballast.
+        UnsupportedVllm: Ballast does not support this version of vLLM, or one of its settings.
+        NotServed: a directory has no checkpoint.
+    """
+    check_version(vllm.__version__)
+    cli_env_setup()
+    logging = {"log_level": log_level.upper(), "formatter": log_format}
+    own = [*serve_arguments(config), f"--logging-config={json.dumps(logging)}"]
+    arguments = parsed(own, config.engine.vllm.args)
+    os.environ["VLLM_LOGGING_LEVEL"] = logging["log_level"]
+    os.environ[LAUNCHED] = "1"
+    configure_logging_from_args(arguments)
+    check(arguments)
+    ServeSubcommand.cmd(arguments)
+
+
+def parsed(own: Sequence[str], others: Sequence[str]) -> argparse.Namespace:
+    """Return what vLLM's parser makes of the own arguments and of the others.
+
+    Raises:
+        BadArguments: the parser refuses them, or the others change something that Ballast decides.
+    """
+    parser = make_arg_parser(ServeParser(prog="vllm serve"))
+    model = own[0]
+    without, alone = _parse(parser, [model]), _parse(parser, [model, *others])
+    changed = [name for name, value in vars(alone).items() if value != getattr(without, name)]
+    refused = refusal([name.replace("_", "-") for name in changed])
+    if refused is not None:
+        raise BadArguments(f"{FIELD} sets {refused}")
+    arguments = _parse(parser, [*own, *others])
+    try:
+        validate_parsed_serve_args(arguments)
+    except (TypeError, ValueError) as error:
+        raise BadArguments(f"{FIELD}: vLLM refuses its arguments: {error}") from error
+    return arguments
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """Check what vLLM makes of the arguments and of the model's config.json, before it loads anything.
+
+    Raises:
+        BadArguments: vLLM refuses the combination.
+        UnsupportedVllm: Ballast does not support it.
+    """
+    arguments = argparse.Namespace(**vars(arguments))
+    arguments.model = arguments.model_tag
+    try:
+        config = AsyncEngineArgs.from_cli_args(arguments).create_engine_config(UsageContext.OPENAI_API_SERVER)
+    except ValidationError as error:
+        sentences = "; ".join(str(problem["msg"]) for problem in error.errors(include_url=False))
+        raise BadArguments(f"vLLM refuses the configuration: {sentences}") from error
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise BadArguments(f"vLLM refuses the configuration: {error}") from error
+    check_config(config, aligns_mamba=False)
+
+
+def _parse(parser: Any, arguments: Sequence[str]) -> argparse.Namespace:
+    try:
+        found: argparse.Namespace = parser.parse_args(list(arguments))
+    except (TypeError, ValueError) as error:
+        raise BadArguments(f"{FIELD}: vLLM refuses its arguments: {error}") from error
+    except SystemExit as error:
+        raise BadArguments(f"{FIELD}: the arguments end vLLM. Remove --help") from error
+    return found

@@ -1,0 +1,69 @@
+"""The limit of the waiting queue: requests that would wait too long get 429 and a time for the next try."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ballast_api.sections import Limits
+from ballast_engine.stats import EngineStats
+from ballast_policy.request import RequestClass
+from ballast_worker.errors import Refused
+from ballast_worker.slot_wait import SlotWait
+from ballast_worker.status import SmoothedRates
+
+MAX_RETRY_SECONDS = 30
+
+
+class QueueLimit:
+    """The limit of one server. It belongs to the event loop that serves HTTP."""
+
+    def __init__(self, rates: SmoothedRates) -> None:
+        self._rates = rates
+        self._slot_wait = SlotWait()
+
+    def add_answer(self, decode_seconds: float) -> None:
+        """Add the time between first and last token of an answer."""
+        self._slot_wait.add_answer(decode_seconds)
+
+    def sample(self, stats: EngineStats, started: int, waiting: int, now: float) -> None:
+        """Read how many online requests started so far, and how many wait. Call it about once a second."""
+        self._slot_wait.sample(started, now, is_full=waiting > _num_free(stats, RequestClass.ONLINE))
+
+    def check(self, limits: Limits, read: Callable[[], EngineStats], request_class: RequestClass, waiting: int) -> None:
+        """Refuse a new request of a class of which `waiting` requests wait. `read` returns the counters of the engine.
+
+        Raises:
+            Refused: the queue is full, or an online request would wait too long for a slot.
+        """
+        limit, longest = limits.max_queued_requests, limits.max_queue_milliseconds
+        if waiting < limit and (longest is None or not waiting or request_class is not RequestClass.ONLINE):
+            return
+        stats = read()
+        behind = waiting - _num_free(stats, request_class)
+        wait = self._slot_wait.expected(behind, stats.slots) if request_class is RequestClass.ONLINE else 0.0
+        noun = "request waits" if waiting == 1 else "requests wait"
+        if behind >= limit:
+            because = f"{waiting} {request_class} {noun}, the limit is {limit} (limits.maxQueuedRequests)"
+        elif longest is not None and 1000 * wait > longest:
+            because = (
+                f"{waiting} {request_class} {noun}, so a slot takes about {1000 * wait:.0f} ms, the limit is "
+                f"{longest:g} ms (limits.maxQueueMilliseconds)"
+            )
+        else:
+            return
+        rate = self._rates.classes[request_class].ended
+        seconds = min(MAX_RETRY_SECONDS, max(1, round(waiting / rate))) if rate else 1
+        raise Refused(
+            429,
+            f"The waiting queue is full: {because}. Retry after {seconds} s.",
+            code="queue_full",
+            kind="rate_limit_error",
+            headers={"retry-after": str(seconds)},
+        )
+
+
+def _num_free(stats: EngineStats, request_class: RequestClass) -> int:
+    """Return the slots that a request of the class can take now."""
+    if request_class is RequestClass.ONLINE:
+        return stats.slots - stats.online.running - stats.reservation.in_use
+    return stats.slots - stats.online.running - stats.offline.running
