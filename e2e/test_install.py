@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from client import NAMESPACE as CLIENT_NAMESPACE
 from client import POD, Client
-from cluster import RESTRICTED, Cluster, is_ready, until
+from cluster import RESTRICTED, Cluster, is_ready
 from images import OPERATOR, VALKEY, is_the_image
 from release import NAME, NAMESPACE, Release
 
@@ -68,22 +68,6 @@ def test_the_queue_serves_tls_alone(cluster: Cluster, client: Client, release: R
     assert "refused" in plain.stdout + plain.stderr
     assert "certificate is not trusted" in untrusted.stdout + untrusted.stderr
     assert client.ballast("jobs", "--json", queue="install/none")
-
-
-def test_only_pods_with_the_label_reach_the_queue(cluster: Cluster, client: Client) -> None:
-    program = f"import socket; socket.create_connection(('{NAME}-valkey.{NAMESPACE}.svc', 6380), 3)"
-    label = ("label", "pod", POD, "-n", CLIENT_NAMESPACE, "--overwrite")
-
-    def is_admitted() -> bool:
-        return not cluster.exec(POD, "python3", "-c", program, namespace=CLIENT_NAMESPACE, check=False).returncode
-
-    assert is_admitted()
-    cluster.kubectl(*label, "ballast.dev/queue-client-")
-    try:
-        until(lambda: not is_admitted(), seconds=30, said="a pod without the label is kept out")
-    finally:
-        cluster.kubectl(*label, "ballast.dev/queue-client=true")
-    until(is_admitted, seconds=30, said="a pod with the label is admitted")
 
 
 def test_the_notes_say_what_to_do_next(release: Release) -> None:
