@@ -23,7 +23,8 @@ from providers import chosen
 from release import Release, install
 
 STEPS = ("install", "apply", "serve", "batch", "tenants", "tutorial", "backfill", "break", "break_parts", "fence",
-         "change", "scale", "network", "nodes", "alerts", "prometheus_operator", "kueue", "upgrade")  # fmt: skip
+         "change", "scale", "vllm", "network", "nodes", "alerts", "prometheus_operator", "kueue",
+         "upgrade")  # fmt: skip
 """The files in the order of a user's path; the last one removes the release."""
 SAMPLES = Path(__file__).parents[1] / "docs" / "samples"
 

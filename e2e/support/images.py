@@ -34,6 +34,13 @@ class Image:
     needs_context: bool = True
     program: str = ""
     """In place of a Dockerfile: the only program in the image."""
+    base: Image | None = None
+    """Another image of the tests that this one is built on."""
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Return the arguments of the build."""
+        return CPU_ONLY if self.base is None else ("--build-arg", f"BASE={self.base.name}")
 
 
 OPERATOR = Image("ballast-operator:0.1.0", "operator/Dockerfile")
@@ -44,6 +51,8 @@ PROMETHEUS = Image("prom/prometheus:v3.5.0", "", is_pulled_elsewhere=True, needs
 ALERTMANAGER = Image(
     "prom/alertmanager:v0.28.1", "e2e/alertmanager/Dockerfile", is_pulled_elsewhere=True, needs_context=False
 )
+VLLM_BASE = Image("ballast-e2e-vllm-cpu:0.32.0", "e2e/vllm/Dockerfile", needs_context=False)
+VLLM_WORKER = Image("ballast-worker-vllm:0.1.0", "worker/Dockerfile.vllm", base=VLLM_BASE)
 IMAGES = (OPERATOR, WORKER, CLIENT, VALKEY, PROMETHEUS, ALERTMANAGER)
 
 

@@ -51,6 +51,9 @@ class Provider(Protocol):
     def bring(self, context: Path, dockerfile: str, name: str) -> None:
         """Build an image from another folder, and load it."""
 
+    def add(self, image: Image) -> None:
+        """Build an image that only one file needs, and load it."""
+
     def offer_gpus(self, count: int, *nodes: str) -> None:
         """Set the number of `nvidia.com/gpu` that each of these nodes offers, by default each node."""
 
@@ -136,6 +139,10 @@ class Local:
             run(self._kube / "build-image", context, context / dockerfile, name, tar, *CPU_ONLY, seconds=15 * MINUTES)
         self.cluster("load", str(tar), seconds=5 * MINUTES)
 
+    def add(self, image: Image) -> None:
+        self._images.mkdir(parents=True, exist_ok=True)
+        self._load(image, self._built(image))
+
     def offer_gpus(self, count: int, *nodes: str) -> None:
         self.cluster("gpus", str(count), *nodes)
 
@@ -199,8 +206,10 @@ class Local:
             if image.program:
                 self._pack(image, tar)
             else:
-                run(self._kube / "build-image", ".", image.dockerfile, image.name, tar, *CPU_ONLY,
-                    seconds=15 * MINUTES)  # fmt: skip
+                if image.base is not None:
+                    self._built(image.base)
+                run(self._kube / "build-image", ".", image.dockerfile, image.name, tar, *image.arguments,
+                    seconds=30 * MINUTES)  # fmt: skip
             made_from.write_text(wanted)
         print(f"image {image.name}: {tar.stat().st_size / 1e6:.0f} MB, {id_of_archive(tar)}")
         return tar
@@ -258,12 +267,21 @@ class Kind:
         for image in IMAGES:
             if image.is_pulled_elsewhere:
                 continue
-            run("docker", "build", "-f", image.dockerfile, "-t", image.name, *CPU_ONLY,
-                "--build-arg", "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu", ".",
-                seconds=30 * MINUTES)  # fmt: skip
+            self._build(image)
             ids[image] = self._load(image)
         self.offer_gpus(8)
         return ids
+
+    def add(self, image: Image) -> None:
+        if image.base is not None:
+            self._build(image.base)
+        self._build(image)
+        self._load(image)
+
+    def _build(self, image: Image) -> None:
+        run("docker", "build", "-f", image.dockerfile, "-t", image.name, *image.arguments,
+            "--build-arg", "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu", ".",
+            seconds=30 * MINUTES)  # fmt: skip
 
     def patch(self, image: Image, files: dict[str, str]) -> str:
         with TemporaryDirectory() as name:

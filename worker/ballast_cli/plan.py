@@ -33,6 +33,7 @@ EXAMPLES = examples(
     "ballast plan --model qwen2.5-7b --gpu h100 --tpot-ms 30 --plot plan.png",
     "ballast plan --show-inputs > plan.yaml        # all inputs of a plan, to change them",
     "ballast plan --inputs plan.yaml --ahead       # services that grow over months",
+    "ballast plan --model llama-3-70b --gpu h100 --tensor-parallel 8   # eight GPUs share the model",
     "ballast plan --ceilings                       # the batch that a latency SLO allows",
 )
 _Inputs = Annotated[
@@ -47,6 +48,10 @@ _Gpu = Annotated[str | None, typer.Option(help="GPU: a100, h100, h200, l4, or on
 _Weights = Annotated[
     str | None,
     typer.Option("--quantization", help="Quantization of the weights: none, fp8, int8 or int4.", show_default="none"),
+]
+_Group = Annotated[
+    int | None,
+    typer.Option("--tensor-parallel", min=1, max=16, help="GPUs that share the model.", show_default="1"),
 ]
 _Ttft = Annotated[
     float | None,
@@ -76,6 +81,7 @@ def plan(
     model: _Model = None,
     gpu: _Gpu = None,
     quantization: _Weights = None,
+    tensor_parallel: _Group = None,
     ttft: _Ttft = None,
     tpot: _Tpot = None,
     price: _Price = None,
@@ -98,6 +104,9 @@ def plan(
         raise Usage("--plot draws a plan, and --ceilings has no picture. Use --json.")
     with refusals():
         figures = _inputs(inputs, model=model, gpu=gpu, quantization=quantization)
+        if tensor_parallel is not None:
+            engine = figures.engine.model_copy(update={"tensor_parallel": tensor_parallel})
+            figures = figures.model_copy(update={"engine": engine})
         figures = _with_options(figures, ttft=ttft, tpot=tpot, price=price)
         if show_inputs:
             sys.stdout.write(figures.dump())

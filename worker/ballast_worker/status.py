@@ -80,7 +80,7 @@ class SmoothedRates:
         )
 
 
-class Server(Protocol):
+class StatusSource(Protocol):
     """A server that publishes its status."""
 
     @property
@@ -134,7 +134,7 @@ class Identity:
     device: str
 
 
-def worker_status(server: Server, stats: EngineStats) -> WorkerStatus:
+def worker_status(server: StatusSource, stats: EngineStats) -> WorkerStatus:
     """Return the status of a server with these counters."""
     identity, policy, rates, feeder = server.identity, server.policy, server.rates, server.feeder
     now = time.monotonic()

@@ -51,7 +51,7 @@ class CeilingCase:
             BadInput: a name is unknown, or the prompt is too long for the model.
             Impossible: the inputs need published step times, and the model has none on this GPU.
         """
-        gpu, shape = inputs.find_gpu(inputs.gpu), inputs.find_shape(asked.model)
+        gpu, shape = inputs.find_device(), inputs.find_shape(asked.model)
         if asked.prompt_tokens + asked.output_tokens > shape.max_context:
             raise BadInput(
                 f"ceilings.{asked.name}: {asked.prompt_tokens + asked.output_tokens} tokens of prompt and answer, but "

@@ -41,7 +41,7 @@ class Deployment:
             BadInput: a GPU or a model is unknown.
             Impossible: the model does not fit, or the SLO is below the fastest step.
         """
-        gpu, model = inputs.find_gpu(inputs.gpu), inputs.find_shape(inputs.model)
+        gpu, model = inputs.find_device(), inputs.find_shape(inputs.model)
         if model.is_encoder:
             raise Impossible(f"{model.name} is an encoder: it generates nothing. Plan it as a service under `ahead`")
         roofline = Roofline(model, gpu, inputs.quantization, inputs.efficiency.value())

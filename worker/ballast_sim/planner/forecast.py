@@ -121,7 +121,7 @@ def plan_ahead(inputs: PlanInputs, progress: Progress = lambda _: None) -> list[
     """
     if not inputs.ahead.services:
         raise BadInput("there is nothing to plan ahead: name at least one service under `ahead.services`")
-    gpu = inputs.find_gpu(inputs.gpu)
+    gpu = inputs.find_device()
     quantized = inputs.quantization
     if quantized is Quantization.NONE:
         quantized = Quantization.FP8 if gpu.fp8_flops > gpu.flops else Quantization.INT8
@@ -155,7 +155,7 @@ class _Ahead:
         months = range(inputs.ahead.months)
         needs = [self._gpus(services, capacities, month) for month in months]
         counts = [sum(need) for need in needs]
-        price, rows = GpuPrice(inputs.find_gpu(inputs.gpu), inputs.energy, inputs.money), []
+        price, rows = GpuPrice(inputs.find_device(), inputs.energy, inputs.money), []
         paid = buy_or_rent(counts, price)
         for month in months:
             work = sum(s.rate(month, len(months)) / c.full for s, c in zip(services, capacities, strict=True))
@@ -203,7 +203,7 @@ class _Ahead:
         return self.inputs.ahead.most_used_percent / 100
 
     def _encoder(self, inputs: PlanInputs, service: ServiceInput, model: ModelShape) -> Capacity:
-        gpu = inputs.find_gpu(inputs.gpu)
+        gpu = inputs.find_device()
         inputs.kv_tokens(gpu, model, service.prompt_tokens)
         roofline = Roofline(model, gpu, inputs.quantization, inputs.efficiency.value())
         prompt = service.prompt_tokens

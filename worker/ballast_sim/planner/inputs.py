@@ -14,7 +14,7 @@ from ballast_api.errors import InvalidConfig
 from ballast_sim.errors import BadInput
 from ballast_sim.planner.commented_yaml import commented_yaml
 from ballast_sim.replay.feasibility import MEMORY_PERCENT, kv_tokens
-from ballast_sim.replay.hardware import GPUS, Accelerator
+from ballast_sim.replay.hardware import GPUS, PCIE, Accelerator
 from ballast_sim.replay.model_shape import KV_BYTES, ModelShape, Quantization, shape
 from ballast_sim.replay.step_model import Efficiency
 
@@ -41,6 +41,8 @@ class GpuInput(ApiModel):
     """Rented."""
     purchase_dollars: float | None = Field(default=None, ge=0)
     """Bought, its share of the server included."""
+    link_gigabytes_per_second: float | None = Field(default=None, gt=0)
+    """From one GPU to the others of its machine, in one direction; of a new GPU by default PCIe 4.0."""
 
     def onto(self, name: str, known: Accelerator | None) -> Accelerator:
         """Return the known GPU with these figures in place of its own.
@@ -49,7 +51,8 @@ class GpuInput(ApiModel):
             BadInput: the GPU is new, and a figure is missing.
         """
         fp8 = self.fp8_teraflops or (self.teraflops if known is None else None)
-        given = self.model_copy(update={"fp8_teraflops": fp8})
+        link = self.link_gigabytes_per_second or (PCIE / 1e9 if known is None else None)
+        given = self.model_copy(update={"fp8_teraflops": fp8, "link_gigabytes_per_second": link})
         found = {field: getattr(given, name) for name, (field, _) in _FIGURES.items()}
         figures = {field: found[field] * unit for field, unit in _FIGURES.values() if found[field] is not None}
         if known is not None:
@@ -75,6 +78,7 @@ _FIGURES = {
     "idle_watts": ("idle_watts", 1.0),
     "dollars_per_hour": ("dollars_per_hour", 1.0),
     "purchase_dollars": ("purchase_dollars", 1.0),
+    "link_gigabytes_per_second": ("link", 1e9),
 }
 """For each field of `GpuInput`, the field of `Accelerator` and the factor between their units."""
 
@@ -87,6 +91,10 @@ class EfficiencyInput(ApiModel):
     kv_bandwidth: float = Field(default=_EFFICIENCY.kv_bandwidth, gt=0, le=1)
     step_milliseconds: float = Field(default=1000 * _EFFICIENCY.step_seconds, ge=0)
     sequence_microseconds: float = Field(default=1e6 * _EFFICIENCY.sequence_seconds, ge=0)
+    link: float = Field(default=_EFFICIENCY.link, gt=0, le=1)
+    """Between GPUs that share a model."""
+    all_reduce_microseconds: float = Field(default=1e6 * _EFFICIENCY.all_reduce_seconds, ge=0)
+    """Time of an all-reduce without its bytes."""
 
     def value(self) -> Efficiency:
         """Return the efficiency in the units of the step model."""
@@ -96,6 +104,8 @@ class EfficiencyInput(ApiModel):
             self.kv_bandwidth,
             self.step_milliseconds / 1e3,
             self.sequence_microseconds / 1e6,
+            self.link,
+            self.all_reduce_microseconds / 1e6,
         )
 
 
@@ -108,8 +118,15 @@ class SloInput(ApiModel):
 
 
 class EngineInput(ApiModel):
-    """One replica: one engine on one GPU."""
+    """One replica: one engine on one GPU, or on a group of GPUs that share the model."""
 
+    tensor_parallel: int = Field(default=1, ge=1, le=16)
+    """GPUs that share the model of a replica. Above 1, each GPU of the plan is such a group: its counts, prices and
+    power are those of groups."""
+    adapters: int = Field(default=0, ge=0, le=1000)
+    """LoRA adapters in memory at a time."""
+    adapter_rank: int = Field(default=16, ge=1, le=512)
+    """Largest rank of the adapters."""
     slots: int = Field(default=256, ge=1, le=4096)
     chunk_tokens: int = Field(default=512, ge=16, le=MOST_TOKENS)
     """Most prefill tokens in a step."""
@@ -314,10 +331,18 @@ class PlanInputs(ApiModel):
     def find_shape(self, name: str) -> ModelShape:
         """Find a model by name or by the path of its config.json, with the KV format of these inputs.
 
+        With more GPUs than KV heads, each head is on several GPUs.
+
         Raises:
-            BadInput: the model is unknown.
+            BadInput: the model is unknown, or its heads cannot be shared by the GPUs of a group.
         """
-        return replace(shape(name), kv_bytes=KV_BYTES[self.engine.kv_dtype])
+        found, count = shape(name), self.engine.tensor_parallel
+        if found.heads % count or max(found.kv_heads, count) % min(found.kv_heads, count):
+            raise BadInput(
+                f"engine.tensorParallel is {count}, which does not divide the {found.heads} heads and {found.kv_heads} "
+                f"KV heads of {found.name}. Use another number of GPUs"
+            )
+        return replace(found, kv_bytes=KV_BYTES[self.engine.kv_dtype] * max(1.0, count / found.kv_heads))
 
     def kv_tokens(self, gpu: Accelerator, model: ModelShape, longest: int) -> int:
         """Return the tokens of KV cache beside the weights of a model.
@@ -326,8 +351,24 @@ class PlanInputs(ApiModel):
             Impossible: the weights and one request of `longest` tokens do not fit.
         """
         slots, percent = self.engine.slots, self.engine.memory_percent
-        weights = self.quantization
-        return kv_tokens(model, gpu, longest=longest, slots=slots, quantization=weights, memory_percent=percent)
+        adapters = self.engine.adapters * model.adapter_bytes(self.engine.adapter_rank)
+        return kv_tokens(
+            model,
+            gpu,
+            longest=longest,
+            slots=slots,
+            quantization=self.quantization,
+            memory_percent=percent,
+            adapters=adapters,
+        )
+
+    def find_device(self) -> Accelerator:
+        """Return the GPU of these inputs, or the group of them that one replica has.
+
+        Raises:
+            BadInput: the GPU is unknown, or a new GPU has not all figures.
+        """
+        return self.find_gpu(self.gpu).group(self.engine.tensor_parallel)
 
     def find_gpu(self, name: str) -> Accelerator:
         """Find a GPU by name, with the figures of these inputs.

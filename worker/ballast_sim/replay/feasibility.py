@@ -16,6 +16,10 @@ MEMORY_PERCENT = 92.0
 """Share of the GPU's memory for weights and KV cache, if nothing else is given."""
 
 
+MOST_GPUS = 16
+"""Most GPUs that share a model."""
+
+
 def kv_tokens(
     shape: ModelShape,
     gpu: Accelerator,
@@ -24,13 +28,16 @@ def kv_tokens(
     slots: int,
     quantization: Quantization = Quantization.NONE,
     memory_percent: float = MEMORY_PERCENT,
+    adapters: float = 0.0,
 ) -> int:
     """Return the tokens of KV cache that fit beside the weights; 0 for an encoder, which keeps none.
+
+    `adapters` are the bytes of the LoRA adapters in memory.
 
     Raises:
         Impossible: the weights and one request of `longest` tokens need more memory than the GPU has.
     """
-    usable = gpu.memory * memory_percent / 100
+    usable = gpu.memory * memory_percent / 100 - adapters
     weights = shape.weight_bytes(quantization)
     needed = longest * shape.kv_bytes_per_token
     if weights + needed <= usable:
@@ -48,7 +55,12 @@ def kv_tokens(
         for other in GPUS.values()
         if weights + needed <= other.memory * memory_percent / 100
     ]
-    hint = "; ".join(options) or "no known single GPU holds it, and a replica has one GPU"
+    groups = (gpu.count * 2**power for power in range(1, 5))
+    share = usable / gpu.count
+    count = next((count for count in groups if count <= MOST_GPUS and weights + needed <= count * share), None)
+    if count is not None:
+        options.append(f"{count} such GPUs together hold it (engine.tensorParallel {count})")
+    hint = "; ".join(options) or f"no known single GPU holds it, and no {MOST_GPUS} such GPUs do"
     raise Impossible(
         f"{shape.name} does not fit: {found}, but one {gpu.name} has {usable / 1e9:.1f} GB of "
         f"{gpu.memory / 1e9:.0f} GB for them ({memory_percent:g} %). {hint[0].upper()}{hint[1:]}"

@@ -106,6 +106,16 @@ class ModelShape:
         """Operations for one token that attends to one token: scores and weighted sum, in every layer and head."""
         return 4.0 * self.layers * self.heads * self.head_dim
 
+    def adapter_bytes(self, rank: int) -> float:
+        """Return the bytes of a LoRA adapter of all linear layers, in 16 bits. A mixture of experts has it in attention
+        only.
+        """
+        wide, narrow = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        sizes = 2 * (self.hidden + wide) + 2 * (self.hidden + narrow)
+        if not self.experts:
+            sizes += (2 if self.is_encoder else 3) * (self.hidden + self.intermediate)
+        return 2.0 * rank * self.layers * sizes
+
     def weight_bytes(self, quantization: Quantization = Quantization.NONE) -> float:
         """Return the bytes of the weights in memory. Embedding and output projection stay in 16 bits."""
         kept = (self.parameters - self.layer_parameters) * 2.0

@@ -142,13 +142,18 @@ class Efficiency:
     """Launches and scheduling in every step."""
     sequence_seconds: float = 3e-5
     """Sampling and bookkeeping for each request of the step."""
+    link: float = 0.75
+    """Share of the rate between GPUs that an all-reduce reaches. Eight A100 or H100 with NVLink reach more."""
+    all_reduce_seconds: float = 3e-5
+    """Time of an all-reduce without its bytes. It fits NVIDIA's published latencies of 1 to 8 GPUs best."""
 
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """The step times of a transformer on one GPU, computed from operations and bytes.
+    """The step times of a transformer on one GPU or on a group of them, computed from operations and bytes.
 
-    A step reads the experts that its tokens touch, if every token chooses its experts independently of the others.
+    A step reads the experts that its tokens touch, if every token chooses its experts independently of the others. The
+    GPUs of a group have equal parts of each layer (tensor parallelism), and add up their results twice in each layer.
     """
 
     shape: ModelShape
@@ -158,7 +163,7 @@ class Roofline:
 
     def __post_init__(self) -> None:
         e = self.efficiency
-        if min(e.compute, e.bandwidth, e.kv_bandwidth) <= 0:
+        if min(e.compute, e.bandwidth, e.kv_bandwidth, e.link) <= 0:
             raise BadInput(f"efficiencies must be above 0, found {e}")
 
     @property
@@ -191,4 +196,16 @@ class Roofline:
             gathered * (work.prefill_before + work.num_prefill),
         )
         decode = gathered * (work.decode_context + work.num_decode)
-        return linear + read + prefill + decode + e.step_seconds + e.sequence_seconds * sampled
+        together = self.communication(tokens)
+        return linear + read + prefill + decode + together + e.step_seconds + e.sequence_seconds * sampled
+
+    def communication(self, num_tokens: int) -> float:
+        """Return the seconds of a step in which the GPUs of a group exchange results: none for one GPU.
+
+        An all-reduce sends `2 (n - 1) / n` times its bytes from each GPU, which are 16-bit numbers.
+        """
+        gpu, e = self.gpu, self.efficiency
+        if gpu.count == 1:
+            return 0.0
+        sent = 2 * (gpu.count - 1) / gpu.count * 2.0 * self.shape.hidden * num_tokens
+        return 2 * self.shape.layers * (e.all_reduce_seconds + sent / (gpu.link * e.link))

@@ -1,0 +1,426 @@
+"""Compare Ballast inside vLLM with vLLM's priorities, on the same arrivals and the same vLLM.
+
+    make vllm-env && .venv-vllm/bin/python benchmarks/vllm_mixed.py [--load 20,40,60] [--requests N] [--quick]
+
+Online requests follow the Azure conversation trace, at rates that take a share of the tokens per second of offline
+alone. All lengths are divided by `--scale`. Offline work never runs out. The model is a Llama with random weights in
+float32. `LLMEngine` computes in this process, without HTTP.
+
+The SLO is 1.25 times the p99 of online alone at the same load. The sides are online alone; vLLM's priorities with its
+default settings; priorities with the `max_num_seqs` and the token budget that were best on another part of the trace:
+of the settings that lose at most one point of attainment, the one with most offline tokens; Ballast; and, at the
+middle load, Ballast with a cap on interference. A request attains the SLO if both its TTFT and its TPOT do.
+
+All times are CPU time of the computing thread, and vLLM and Ballast see the same clock, so other work on the machine
+counts little. When nothing is left to do, time jumps to the next request. With `--clock wall`, as a GPU needs it, times
+are those of the wall. Each side has a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import count, pairwise, product
+from math import inf
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from replay import Arrival, Clock, azure, machine, parser, percentile, write
+
+BUDGET = 2048
+SEQS, BUDGETS = (1, 2, 4), (2048, 256, 64)
+"""Settings that are tried for vLLM's priorities: divisors of `max_num_seqs`, and tokens per step."""
+SLACK = 1.25
+CAPS = (0.10, 0.25)
+SIDES = ("offline alone", "online alone", "priorities", "Ballast")
+MOST_WAIT = 120.0
+"""Seconds after the last arrival when a run ends, even if online requests are left."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What all sides share."""
+
+    model: str
+    dtype: str
+    slots: int
+    scale: float
+    longest: int
+    """Most tokens of prompt and answer. Longer requests of the trace are cut to it."""
+    clock: str
+
+
+@dataclass
+class Run:
+    """What a process shall replay: part of the trace at a rate, under one setting."""
+
+    name: str
+    start: int = 0
+    count: int = 0
+    tokens_per_second: float = 0.0
+    seconds: float = 0.0
+    """Length of a run without online requests."""
+    fills: bool = True
+    seqs: int | None = None
+    """None: as many as there are slots."""
+    budget: int = BUDGET
+    policy: dict[str, Any] | None = None
+
+
+@dataclass
+class Found:
+    """The result of a run, or of several pooled runs. Times are in seconds."""
+
+    ttft: list[float] = field(default_factory=list)
+    tpot: list[float] = field(default_factory=list)
+    """The TPOT of the same requests; 0 for an answer of one token."""
+    online_tokens: int = 0
+    offline_tokens: int = 0
+    seconds: float = 0.0
+
+    def pool(self, other: Found) -> None:
+        """Add another run."""
+        self.ttft += other.ttft
+        self.tpot += other.tpot
+        self.online_tokens += other.online_tokens
+        self.offline_tokens += other.offline_tokens
+        self.seconds += other.seconds
+
+    def attainment(self, ttft: float, tpot: float) -> float:
+        """Return the share of requests that meet both."""
+        met = [a <= ttft and b <= tpot for a, b in zip(self.ttft, self.tpot, strict=True)]
+        return sum(met) / len(met)
+
+
+def part(trace: Sequence[Arrival], run: Run) -> list[Arrival]:
+    """Return the arrivals of a run, from time 0."""
+    rows = [trace[(run.start + i) % len(trace)] for i in range(run.count)]
+    gaps = [max(0.0, b.at - a.at) for a, b in pairwise(rows)]
+    tokens = sum(row.num_prompt + row.num_output for row in rows)
+    speed = sum(gaps) / (tokens / run.tokens_per_second)
+    at, found = 0.0, []
+    for row, gap in zip(rows, [*gaps, 0.0], strict=True):
+        found.append(Arrival(at, row.num_prompt, row.num_output))
+        at += gap / speed
+    return found
+
+
+class WallClock:
+    """The time of the wall."""
+
+    def __init__(self) -> None:
+        self._now = time.monotonic
+
+    def __call__(self) -> float:
+        return self._now()
+
+    def jump(self, seconds: float) -> None:
+        """Sleep."""
+        time.sleep(seconds)
+
+
+# One process: an engine that replays runs
+
+
+class Side:
+    """An engine of vLLM, with or without Ballast."""
+
+    def __init__(self, clock: Clock | WallClock, setup: Setup, *, is_ballast: bool, is_priority: bool) -> None:
+        from vllm import EngineArgs, LLMEngine  # noqa: PLC0415 - after the clock is set
+
+        options: dict[str, Any] = {"scheduling_policy": "priority"} if is_priority else {}
+        if is_ballast:
+            options |= {
+                "scheduler_cls": "ballast_vllm.scheduler.BallastScheduler",
+                "additional_config": {"ballast": {"ttft": 1.0, "tpot": 1.0, "offline_share": 0.0}},
+            }
+        self.clock = clock
+        self.engine = LLMEngine.from_engine_args(
+            EngineArgs(
+                model=setup.model, dtype=setup.dtype, max_model_len=setup.longest + 32, max_num_seqs=setup.slots,
+                max_num_batched_tokens=BUDGET, enforce_eager=setup.clock == "cpu", disable_log_stats=True, seed=0,
+                gpu_memory_utilization=0.2, **options,
+            )
+        )  # fmt: skip
+        self.scheduler = self.engine.engine_core.engine_core.scheduler
+        self.is_priority = is_priority
+        self.setup = setup
+        self.trace = azure(20_000, scale=setup.scale, longest=setup.longest)
+        self.offline = (Random(5).choice(self.trace) for _ in count())
+        self._serial = count()
+
+    def run(self, run: Run) -> Found:
+        """Replay one run."""
+        if run.policy is not None:
+            self.scheduler.ballast_configure(run.policy)
+        else:
+            self.scheduler.max_num_active_reqs = run.seqs or self.setup.slots
+            self.scheduler.max_num_scheduled_tokens = run.budget
+        online = part(self.trace, run) if run.count else []
+        last = online[-1].at if online else run.seconds
+        due = dict(zip((f"online-{next(self._serial)}" for _ in online), online, strict=True))
+        left, first, ended = list(due.items())[::-1], {}, {}
+        waiting: dict[str, int] = {}
+        found, begin = Found(seconds=last), self.clock()
+        num_left = len(due)
+        while (now := self.clock() - begin) < last or (num_left and now < last + MOST_WAIT):
+            while left and left[-1][1].at <= now:
+                name, arrival = left.pop()
+                self._add(name, arrival, late=now - arrival.at)
+            while run.fills and len(waiting) < 3 * self.setup.slots:
+                arrival = next(self.offline)
+                name = f"offline-{next(self._serial)}"
+                waiting[name] = arrival.num_prompt
+                self._add(name, arrival)
+            if not self.engine.has_unfinished_requests():
+                self.clock.jump(max(0.0, (left[-1][1].at if left else last) - now))
+                continue
+            outputs = self.engine.step()
+            now = self.clock() - begin
+            for output in outputs:
+                name, num = output.request_id, len(output.outputs[0].token_ids)
+                if name in waiting:
+                    found.offline_tokens += (num + waiting[name]) if now < last else 0
+                    waiting[name] = 0  # the prompt counts with the first token
+                    if output.finished:
+                        del waiting[name]
+                elif name in due:
+                    found.online_tokens += num + (due[name].num_prompt if name not in first else 0)
+                    first.setdefault(name, now)
+                    if output.finished:
+                        ended[name] = now
+                        num_left -= 1
+        end = self.clock() - begin
+        for name, arrival in due.items():
+            began = first.get(name, end)
+            found.ttft.append(began - arrival.at)
+            found.tpot.append(
+                (ended.get(name, end) - began) / (arrival.num_output - 1) if arrival.num_output > 1 else 0
+            )
+        self.engine.abort_request([*waiting, *(name for name in due if name not in ended)])
+        while self.engine.has_unfinished_requests():
+            self.engine.step()
+        return found
+
+    def _add(self, name: str, arrival: Arrival, *, late: float = 0.0) -> None:
+        from vllm import SamplingParams  # noqa: PLC0415
+        from vllm.sampling_params import RequestOutputKind  # noqa: PLC0415
+
+        kind = name.partition("-")[0]
+        prompt = Random(name).choices(range(5, 255), k=arrival.num_prompt)
+        sampling = SamplingParams(
+            max_tokens=arrival.num_output, ignore_eos=True, temperature=0.0, detokenize=False,
+            output_kind=RequestOutputKind.DELTA, extra_args={"ballast": {"class": kind}},
+        )  # fmt: skip
+        priority = 10 if self.is_priority and kind == "offline" else 0
+        self.engine.add_request(
+            name, {"prompt_token_ids": prompt}, sampling, arrival_time=time.time() - late, priority=priority
+        )
+
+
+def replay(side: str, setup: Setup) -> None:
+    """Read runs from the input, and print the result of each."""
+    clock = Clock() if setup.clock == "cpu" else WallClock()
+    time.monotonic = clock  # before vLLM and Ballast read it
+    engine = Side(clock, setup, is_ballast=side == "Ballast", is_priority=side == "priorities")
+    warm = Run("warm", seconds=8.0, policy={"ttft": inf, "tpot": inf} if side == "Ballast" else None)
+    engine.run(warm)
+    for line in sys.stdin:
+        print("RESULT", json.dumps(asdict(engine.run(Run(**json.loads(line))))), flush=True)
+
+
+# The process that compares
+
+
+class Process:
+    """A side in a process of its own."""
+
+    def __init__(self, side: str, setup: Setup) -> None:
+        variables = {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1",
+        }  # fmt: skip
+        command = [sys.executable, __file__, "--side", side, "--setup", json.dumps(asdict(setup))]
+        self.process = subprocess.Popen(
+            command, env=os.environ | variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def run(self, run: Run) -> Found:
+        """Replay one run there."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(asdict(run)) + "\n")
+        self.process.stdin.flush()
+        for line in self.process.stdout:
+            if line.startswith("RESULT "):
+                return Found(**json.loads(line.removeprefix("RESULT ")))
+        raise SystemExit(f"A process of {run.name} ended with status {self.process.wait()}.")
+
+    def pooled(self, runs: Sequence[Run]) -> Found:
+        """Replay runs, and pool their results."""
+        found = Found()
+        for run in runs:
+            found.pool(self.run(run))
+        return found
+
+    def close(self) -> None:
+        """End the process."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+HEADER = (
+    f"{'side':32}{'TTFT p50':>10}{'p99':>9}{'added':>7}{'TPOT p50':>10}{'p99':>9}{'added':>7}{'met':>8}"
+    f"{'offline/s':>11}{'of alone':>10}{'total/s':>9}"
+)
+
+
+def row(name: str, found: Found, alone: Found, slo: tuple[float, float], ceiling: float) -> dict[str, Any]:
+    """Print one row, and return its figures."""
+    figures: dict[str, Any] = {"side": name, "online_requests": len(found.ttft)}
+    for what in ("ttft", "tpot"):
+        for share in (50, 99):
+            value = percentile(getattr(found, what), share)
+            figures[f"{what}_p{share}_ms"] = 1e3 * value
+            figures[f"{what}_p{share}_added"] = value / percentile(getattr(alone, what), share) - 1
+    figures["attainment"] = found.attainment(*slo)
+    figures["offline_tokens_per_s"] = found.offline_tokens / found.seconds
+    figures["total_tokens_per_s"] = (found.offline_tokens + found.online_tokens) / found.seconds
+    print(
+        f"{name:32}{figures['ttft_p50_ms']:7.0f} ms{figures['ttft_p99_ms']:6.0f} ms{figures['ttft_p99_added']:+7.0%}"
+        f"{figures['tpot_p50_ms']:7.1f} ms{figures['tpot_p99_ms']:6.1f} ms{figures['tpot_p99_added']:+7.0%}"
+        f"{figures['attainment']:8.1%}{figures['offline_tokens_per_s']:11,.0f}"
+        f"{figures['offline_tokens_per_s'] / ceiling:10.0%}{figures['total_tokens_per_s']:9,.0f}",
+        flush=True,
+    )
+    return figures
+
+
+def compare(asked: argparse.Namespace, setup: Setup) -> dict[str, Any]:
+    """Measure every side at every load."""
+    turns, each = (1, 60) if asked.quick else (asked.turns, -(-asked.requests // asked.turns))
+    loads = [float(text) / 100 for text in asked.load.split(",")]
+    sides = {side: Process(side, setup) for side in SIDES if side != "offline alone"}
+    plain = Process("offline alone", setup)
+    offline = plain.run(Run("offline alone", seconds=5.0 if asked.quick else 60.0))
+    plain.close()
+    ceiling = offline.offline_tokens / offline.seconds
+    print(f"Offline alone: {ceiling:,.0f} tokens/s. {turns * each} online requests for each row.")
+    rows: list[dict[str, Any]] = []
+    for load in loads:
+        rate = load * ceiling
+
+        def runs(name: str, rate: float = rate, **setting: Any) -> list[Run]:
+            return [Run(name, 1000 * turn, each, rate, **setting) for turn in range(turns)]
+
+        alone = sides["online alone"].pooled(runs("online alone", fills=False))
+        slo = (SLACK * percentile(alone.ttft, 99), SLACK * percentile(alone.tpot, 99))
+        print(f"\nLoad {load:.0%}, TTFT {1e3 * slo[0]:.0f} ms, TPOT {1e3 * slo[1]:.1f} ms\n{HEADER}")
+        seqs, budget = best(sides, Run("tuning", 10_000, max(30, each // 4), rate), slo, setup.slots)
+        pooled = {
+            "online alone": alone,
+            "priorities": sides["priorities"].pooled(runs("priorities")),
+            f"priorities, {seqs} seqs, {budget} tokens": sides["priorities"].pooled(
+                runs("best", seqs=seqs, budget=budget)
+            ),
+        }
+        promise = {"ttft": slo[0], "tpot": slo[1]}
+        caps: tuple[float | None, ...] = (None, *(CAPS if load == loads[len(loads) // 2] else ()))
+        for cap in caps:
+            name = "Ballast" if cap is None else f"Ballast, cap of {cap:.0%}"
+            policy = {**promise, "max_interference": cap}
+            pooled[name] = sides["Ballast"].pooled(runs(name, policy=policy))
+        figures = [row(name, found, alone, slo, ceiling) for name, found in pooled.items()]
+        rows += [{"load_percent": 100 * load, **each_row} for each_row in figures]
+        goals(figures)
+    for side in sides.values():
+        side.close()
+    return {"offline_alone_tokens_per_s": ceiling, "rows": rows}
+
+
+def best(sides: dict[str, Process], tuning: Run, slo: tuple[float, float], slots: int) -> tuple[int, int]:
+    """Return the setting of vLLM's priorities with most offline tokens that loses at most one point on another part."""
+    alone = sides["online alone"].run(Run(**asdict(tuning) | {"fills": False})).attainment(*slo)
+    tried = []
+    for seqs, budget in product((slots // divisor for divisor in SEQS), BUDGETS):
+        found = sides["priorities"].run(Run(**asdict(tuning) | {"seqs": seqs, "budget": budget}))
+        attained = found.attainment(*slo)
+        is_good = attained >= alone - 0.01
+        tried.append((is_good, found.offline_tokens if is_good else attained, (seqs, budget)))
+    return max(tried)[2]
+
+
+def goals(figures: Sequence[dict[str, Any]]) -> None:
+    """Print what Ballast adds and loses beside priorities."""
+    alone, plain, tuned, ballast = figures[:4]
+    added = [found["ttft_p99_ms"] - alone["ttft_p99_ms"] for found in (ballast, plain)]
+    print(
+        f"Ballast adds {added[0]:.0f} ms to the p99 of TTFT, priorities {added[1]:.0f} ms (goal: at most a third). "
+        f"It loses {100 * (alone['attainment'] - ballast['attainment']):.1f} points of attainment (goal: 1), and has "
+        f"{ballast['offline_tokens_per_s'] / max(1.0, tuned['offline_tokens_per_s']):.0%} of the offline tokens of the "
+        f"best setting, which loses {100 * (alone['attainment'] - tuned['attainment']):.1f} points (goal: 85% of one "
+        "that loses 1)."
+    )
+
+
+def make_model(directory: Path, hidden: int, layers: int) -> Path:
+    """Write a Llama with random weights."""
+    import torch  # noqa: PLC0415
+    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415
+
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "vllm" / "support"))
+    from small_models import make_tokenizer  # noqa: PLC0415 - the module is not a package
+
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=hidden // 64,
+        num_key_value_heads=max(1, hidden // 128), intermediate_size=hidden * 8 // 3 // 16 * 16, vocab_size=258,
+        max_position_embeddings=2048, bos_token_id=256, eos_token_id=257,
+    )  # fmt: skip
+    LlamaForCausalLM(config).to(torch.float32).save_pretrained(directory)
+    make_tokenizer().save_pretrained(directory)
+    return directory
+
+
+def main() -> int:
+    """Compare, or replay one side."""
+    options = parser(__doc__)
+    options.set_defaults(model=None)
+    options.add_argument("--load", default="20,40,60", help="percent of the tokens per second of offline alone")
+    options.add_argument("--requests", type=int, default=2052, help="online requests of each row")
+    options.add_argument("--turns", type=int, default=3, help="parts of the trace that are pooled")
+    options.add_argument("--scale", type=float, default=16.0, help="divisor of the lengths")
+    options.add_argument("--hidden", type=int, default=384, help="width of the model")
+    options.add_argument("--layers", type=int, default=6)
+    options.add_argument("--dtype", default="float32")
+    options.add_argument("--slots", type=int, default=32)
+    options.add_argument("--longest", type=int, default=480, help="most tokens of a request")
+    options.add_argument("--clock", choices=("cpu", "wall"), default="cpu")
+    options.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
+    options.add_argument("--setup", help=argparse.SUPPRESS)
+    asked = options.parse_args()
+    if asked.side is not None:
+        replay(asked.side, Setup(**json.loads(asked.setup)))
+        return 0
+    about = machine()
+    with tempfile.TemporaryDirectory() as folder:
+        model = asked.model or make_model(Path(folder), asked.hidden, asked.layers)
+        begin = time.monotonic()
+        setup = Setup(str(model), asked.dtype, asked.slots, asked.scale, asked.longest, asked.clock)
+        found = compare(asked, setup)
+    print(f"\n{(time.monotonic() - begin) / 60:.0f} min")
+    write(asked.json, {"machine": about, **found})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,160 @@
+"""A resource moves from the native engine to vLLM, and answers with tools, schemas and logprobs.
+
+The image has vLLM for a CPU. It takes several minutes and several gigabytes to build.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from client import Client
+from cluster import INFD, Cluster, until
+from images import VLLM_WORKER
+from release import Release
+
+NAME = "second"
+START_SECONDS = 420
+ITEMS = 40
+MANIFEST: dict[str, Any] = {
+    "apiVersion": "ballast.dev/v1alpha1",
+    "kind": "InferenceDeployment",
+    "metadata": {"name": NAME},
+    "spec": {
+        "model": {"uri": "file:///opt/ballast/models/ballast-tiny", "dtype": "float32", "maxModelLen": 1024},
+        "gpu": {"count": 0},
+        "slots": 8,
+        "rollout": {"drainSeconds": 10},
+    },
+}
+ENGINE = {
+    "backend": "vllm",
+    "threads": 1,
+    "kvMemoryMebibytes": 256,
+    "vllm": {
+        "args": [
+            "--enforce-eager",
+            "--enable-auto-tool-choice",
+            "--tool-call-parser=hermes",
+            # Without it, a model this small may fill its answer with spaces.
+            '--structured-outputs-config={"disable_any_whitespace": true}',
+        ]
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def native(cluster: Cluster, release: Release, namespace: str) -> dict[str, Any]:
+    """Build the image with vLLM, and run the resource on the native engine. Return its pod."""
+    cluster.provider.add(VLLM_WORKER)
+    cluster.apply(MANIFEST, namespace=namespace)
+    cluster.wait_ready(NAME, namespace=namespace)
+    (pod,) = cluster.wait_pods(NAME, 1, namespace=namespace)
+    return pod
+
+
+def with_vllm(**engine: Any) -> dict[str, Any]:
+    return {"engine": ENGINE | engine, "template": {"image": VLLM_WORKER.name}}
+
+
+@pytest.fixture(scope="module")
+def vllm(cluster: Cluster, namespace: str, native: dict[str, Any]) -> dict[str, Any]:
+    """Move the resource to vLLM. Return its pod."""
+    cluster.patch(NAME, with_vllm(), namespace=namespace)
+    until(
+        lambda: commands(cluster, namespace) == [["ballast-vllm"]] and cluster.ready_pods(NAME, namespace=namespace),
+        seconds=START_SECONDS,
+        said="one pod with vLLM is ready, and that of the native engine is gone",
+    )
+    (pod,) = cluster.pods(NAME, namespace=namespace)
+    return pod
+
+
+def commands(cluster: Cluster, namespace: str) -> list[list[str]]:
+    return [pod["spec"]["containers"][0]["command"] for pod in cluster.pods(NAME, namespace=namespace)]
+
+
+@pytest.fixture(scope="module")
+def url(cluster: Cluster, namespace: str) -> str:
+    return f"{cluster.get(INFD, NAME, namespace=namespace)['status']['endpoint']}/v1"
+
+
+def test_the_sentence_of_vllm_is_shown_while_the_native_worker_serves_on(
+    cluster: Cluster, namespace: str, native: dict[str, Any]
+) -> None:
+    cluster.patch(NAME, with_vllm(vllm={"args": ["--no-such-argument"]}), namespace=namespace)
+
+    def refused() -> str:
+        found = cluster.condition(NAME, "Degraded", namespace=namespace)
+        return found["message"] if found.get("reason") == "InvalidSpec" else ""
+
+    said = until(refused, seconds=START_SECONDS, said="Degraded has vLLM's sentence")
+    ready = [pod["metadata"]["name"] for pod in cluster.ready_pods(NAME, namespace=namespace)]
+
+    assert "unrecognized arguments: --no-such-argument" in said
+    assert ready == [native["metadata"]["name"]]
+
+
+def test_the_worker_moves_to_vllm_with_a_pod_that_is_restricted(
+    cluster: Cluster, namespace: str, vllm: dict[str, Any]
+) -> None:
+    (container,) = vllm["spec"]["containers"]
+
+    assert container["image"] == VLLM_WORKER.name
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    assert container["resources"]["requests"]["memory"] == f"{4096 + ENGINE['kvMemoryMebibytes']}Mi"
+    assert cluster.condition(NAME, "Degraded", namespace=namespace)["status"] == "False"
+    until(
+        lambda: cluster.condition(NAME, "ConfigApplied", namespace=namespace).get("status") == "True",
+        seconds=60,
+        said="the worker reports its configuration",
+    )
+
+
+def test_a_tool_call_and_a_schema_come_through_the_service(client: Client, url: str, vllm: dict[str, Any]) -> None:
+    found = client.script("structured.py", url, "ballast-tiny")
+
+    assert found["tool"] == "weather"
+    for answer in (found["arguments"], found["answer"]):
+        assert list(answer) == ["city"]
+        assert answer["city"] in {"Oslo", "Lima"}
+
+
+def test_a_job_with_logprobs_and_several_choices_is_complete(
+    client: Client, namespace: str, vllm: dict[str, Any]
+) -> None:
+    queue = f"{namespace}/{NAME}"
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "logprobs": True, "top_logprobs": 2}
+    text = {"prompt": "Once", "n": 2}
+    lines = [
+        {
+            "custom_id": f"i{number}",
+            "url": "/v1/chat/completions" if number % 2 else "/v1/completions",
+            "body": {"model": "ballast-tiny", "max_tokens": 8} | (chat if number % 2 else text),
+        }
+        for number in range(ITEMS)
+    ]
+
+    job = client.submit(lines, queue=queue)
+    until(
+        lambda: client.job(job, queue=queue)["state"] == "completed", seconds=180, said="the job is complete", pause=2
+    )
+    bodies = {result["custom_id"]: result["response"]["body"] for result in client.results(job, queue=queue)}
+
+    assert len(bodies) == ITEMS
+    for number in range(ITEMS):
+        choices = bodies[f"i{number}"]["choices"]
+        if number % 2:
+            assert len(choices[0]["logprobs"]["content"][0]["top_logprobs"]) == 2
+        else:
+            assert len(choices) == 2
+
+
+def test_a_hot_change_reaches_the_same_pod(cluster: Cluster, namespace: str, vllm: dict[str, Any]) -> None:
+    slots = cluster.get(INFD, NAME, namespace=namespace)["status"]["slots"]
+
+    cluster.hot_patch(NAME, {"offline": {"reservedPercent": 50}}, namespace=namespace)
+    (pod,) = cluster.ready_pods(NAME, namespace=namespace)
+
+    assert slots == {"online": 7, "offline": 1}
+    assert pod["metadata"]["uid"] == vllm["metadata"]["uid"]
