@@ -66,7 +66,7 @@ def _engine(engine: EngineSettings) -> Iterator[str]:
     yield "--enable-prefix-caching" if engine.prefix_cache else "--no-enable-prefix-caching"
     yield from _named(
         ("quantization", engine.quantization),
-        ("kv-cache-dtype", KV_DTYPES.get(engine.kv_dtype, engine.kv_dtype) if engine.kv_dtype != "auto" else None),
+        ("kv-cache-dtype", KV_DTYPES.get(engine.kv_dtype, engine.kv_dtype) if engine.kv_dtype is not None else None),
         ("kv-cache-memory-bytes", mebibytes * 1024 * 1024 if mebibytes is not None else None),
         ("speculative-config", _speculative(engine)),
     )
