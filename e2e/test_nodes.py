@@ -100,11 +100,16 @@ class Workers:
 
 
 @contextmanager
-def working(cluster: Cluster, client: Client, namespace: str, name: str, *, lost: str) -> Iterator[Workers]:
-    """Start a job and clients, and wait until the worker on the node that is lost holds leases."""
+def working(
+    cluster: Cluster, client: Client, namespace: str, name: str, *, lost: str, answer: float = 10
+) -> Iterator[Workers]:
+    """Start a job and clients, and wait until the worker on the node that is lost holds leases.
+
+    A request to the Service without a whole answer after `answer` seconds failed.
+    """
     pods = {pod["spec"]["nodeName"]: pod for pod in balanced(cluster, name, namespace)}
     with ExitStack() as stack:
-        through = stack.enter_context(loop(client, namespace, name, answer=5))
+        through = stack.enter_context(loop(client, namespace, name, answer=answer))
         direct = [
             stack.enter_context(loop(client, namespace, name, host=pod["status"]["podIP"]))
             for node, pod in pods.items()
@@ -152,12 +157,20 @@ def test_a_node_that_loses_power_loses_no_item_and_its_worker_starts_elsewhere(
     wait_whole(cluster, namespace)
 
 
+@pytest.fixture
+def once(cluster: Cluster, namespace: str, spread: str) -> Iterator[None]:
+    """Start workers whose items have one attempt. If an attempt is spent, the counts of the job show a lost item."""
+    cluster.hot_patch(spread, {"offline": {"maxAttempts": 1}}, namespace=namespace)
+    yield
+    cluster.hot_patch(spread, {"offline": {"maxAttempts": None}}, namespace=namespace)
+
+
+@pytest.mark.usefixtures("once")
 def test_a_drained_node_loses_no_request_and_no_attempt(
     cluster: Cluster, client: Client, namespace: str, spread: str, idle_node: str
 ) -> None:
-    cluster.hot_patch(spread, {"offline": {"maxAttempts": 1}}, namespace=namespace)
     words = ("--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=240s")
-    with working(cluster, client, namespace, spread, lost=idle_node) as workers:
+    with working(cluster, client, namespace, spread, lost=idle_node, answer=120) as workers:
         try:
             cluster.kubectl("drain", idle_node, *words, seconds=250)
             now = cluster.wait_pods(spread, 3, namespace=namespace)
@@ -168,7 +181,6 @@ def test_a_drained_node_loses_no_request_and_no_attempt(
 
     assert failures == [[], [], []]
     assert idle_node not in {pod["spec"]["nodeName"] for pod in now}
-    cluster.hot_patch(spread, {"offline": {"maxAttempts": None}}, namespace=namespace)
     wait_whole(cluster, namespace)
 
 
@@ -178,19 +190,16 @@ def test_a_worker_that_is_cut_off_drops_its_items_and_returns_without_a_second_r
     with working(cluster, client, namespace, spread, lost=idle_node) as workers:
         address = workers.pods[idle_node]["status"]["podIP"]
 
-        def held() -> float:
+        def working_on() -> float:
             text = cluster.provider.fetch_on(idle_node, f"http://{address}:8000/metrics")
-            return sum(
-                float(line.rpartition(" ")[2])
-                for line in text.splitlines()
-                if line.startswith(("ballast_leases ", 'ballast_slots{class="offline"'))
-            )
+            names = ('ballast_slots{class="offline"', 'ballast_requests_waiting{class="offline"')
+            return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(names))
 
         cluster.provider.cut_off(idle_node)
         lost_at = time.time()
         try:
-            assert held() > 0
-            until(lambda: held() == 0, seconds=3 * LEASE, said="the worker that is cut off drops its items")
+            assert working_on() > 0
+            until(lambda: not working_on(), seconds=4 * LEASE, said="the worker that is cut off drops its items")
             workers.wait_recovered(lost_at)
         finally:
             cluster.provider.heal(idle_node)
@@ -221,10 +230,9 @@ def test_offline_work_waits_for_the_node_of_valkey(
 
 
 def test_the_node_of_the_active_operator_and_of_prometheus_loses_power(
-    cluster: Cluster, client: Client, namespace: str, spread: str
+    cluster: Cluster, client: Client, namespace: str, spread: str, nodes: list[str]
 ) -> None:
-    active = holder(cluster)
-    node = cluster.get("pod", active, namespace=NAMESPACE)["spec"]["nodeName"]
+    active, node = holder_beside(cluster, nodes[0])
     prometheus = Prometheus.start(cluster, node=node)
     prometheus.wait_scraped(3, namespace=namespace)
     with working(cluster, client, namespace, spread, lost=node) as workers:
@@ -274,6 +282,25 @@ def holder(cluster: Cluster) -> str:
     """Return the pod of the active operator."""
     found = cluster.get("lease", f"{NAME}-operator", namespace=NAMESPACE)
     return str(found["spec"].get("holderIdentity") or "")
+
+
+def holder_beside(cluster: Cluster, first: str) -> tuple[str, str]:
+    """Return the pod of the active operator and its node. If it is the first node, the pod moves to another."""
+
+    def found() -> tuple[str, str]:
+        pod = cluster.get("pod", holder(cluster), namespace=NAMESPACE) if holder(cluster) else None
+        node = pod["spec"]["nodeName"] if pod else first
+        return (pod["metadata"]["name"], node) if node != first else ("", "")
+
+    cluster.kubectl("cordon", first)
+    try:
+        for pod in cluster.get("pods", namespace=NAMESPACE, selector="app.kubernetes.io/component=operator"):
+            if pod["spec"]["nodeName"] == first:
+                cluster.kubectl("delete", "pod", pod["metadata"]["name"], "-n", NAMESPACE, "--wait")
+        until(lambda: found()[0], seconds=120, said="an operator on another node is active")
+        return found()
+    finally:
+        cluster.kubectl("uncordon", first)
 
 
 def wanted(cluster: Cluster, namespace: str, name: str) -> int:

@@ -37,7 +37,7 @@ ENGINE = {
             "--enable-auto-tool-choice",
             "--tool-call-parser=hermes",
             # Without it, a model this small may fill its answer with spaces.
-            '--structured-outputs-config={"disable_any_whitespace": true}',
+            '--structured-outputs-config={"backend": "xgrammar", "disable_any_whitespace": true}',
         ]
     },
 }

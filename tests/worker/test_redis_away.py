@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import socket
+import time
+from functools import partial
 
 import pytest
-from queue_objects import make_line
+from queue_objects import WrappedRunner, make_line
 
+from ballast_engine.build import build_engine
 from ballast_queue.errors import QueueError
 from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
@@ -39,12 +42,13 @@ def own_valkey(tmp_path):
 
 @pytest.fixture
 def fed(serve, make_config, queue_name):
-    def start(url: str, **offline):
+    def start(url: str, build=build_engine, **offline):
         return serve(
             make_config(
                 offline={"queue": queue_name, "leaseSeconds": 2} | offline,
                 runtime={"redisUrl": url, "workerId": "w1"},
-            )
+            ),
+            build=build,
         )
 
     return start
@@ -84,6 +88,33 @@ def test_redis_goes_and_comes_in_mid_job_and_every_item_is_done_once(own_valkey,
     assert held > 0, "results that Redis has not heard are kept"
     assert counts.succeeded == 30
     assert sorted(results) == sorted(f"item-{i}" for i in range(30))
+
+
+class SlowRunner(WrappedRunner):
+    """An executor whose steps take long, so that no item ends by itself."""
+
+    def run(self, batch, interrupt):
+        time.sleep(0.05)
+        return self._inner.run(batch, interrupt)
+
+
+@pytest.mark.slow
+def test_items_are_stopped_when_their_leases_expire_without_redis(own_valkey, fed, queue_name, eventually) -> None:
+    server = own_valkey()
+    queue = Queue.connect(server.connection_url, queue_name)
+    job_id = queue.submissions.submit([make_line(i, max_tokens=1900, ignore_eos=True) for i in range(3)]).job_id
+    runner = SlowRunner()
+    with fed(server.connection_url, build=partial(build_engine, wrap=runner.around)) as serving:
+        offline = lambda: serving.worker.engine.stats().offline  # noqa: E731
+        eventually(lambda: offline().running == 3, "the items to run")
+        server.stop()
+        eventually(lambda: offline().running + offline().parked + offline().waiting == 0, "the items to be stopped")
+        own_valkey()
+        eventually(lambda: serving.worker.feeder.is_up and offline().running == 3, "the items to run again")
+        counts = queue.jobs.get(job_id).counts
+    queue.close()
+
+    assert (counts.total, counts.succeeded, counts.failed) == (3, 0, 0)
 
 
 def test_a_worker_starts_without_redis_and_takes_work_up_when_it_comes(own_valkey, fed, queue_name, eventually) -> None:

@@ -20,7 +20,8 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from ballast_api.vllm_arguments import refusal
 from ballast_api.worker_config import WorkerConfig
-from ballast_vllm.arguments import LAUNCHED, BadArguments, serve_arguments
+from ballast_vllm.arguments import LAUNCHED, serve_arguments
+from ballast_vllm.errors import BadArguments
 from ballast_vllm.refusals import check_config
 from ballast_vllm.versions import check_version
 

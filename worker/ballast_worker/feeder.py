@@ -93,6 +93,8 @@ class Feeder:
         self._posted: dict[str, float] = {}
         """Service of offline tenants that is in the shared ledger."""
         self._lease_seconds = settings.lease_seconds
+        self._extended_at = 0.0
+        """When the leases were last extended."""
         self._tick_at = self._heartbeat_at = self._intake_at = self._retry_at = self._renew_at = 0.0
         self._is_draining = self._is_returned = self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="ballast-feeder", daemon=True)
@@ -159,6 +161,7 @@ class Feeder:
                 try:
                     self._collect()
                     self._round()
+                    self._return_expired()
                 except Exception as error:  # noqa: BLE001 -- a defect must end neither offline work nor its signals
                     self._fail("feeder", error)
                     self._pause_offline(QueueError("the feeder failed"))
@@ -168,6 +171,8 @@ class Feeder:
             log.warning("worker status not removed, it expires later", because=str(error))
         finally:
             self.is_up = False
+            if self._queue is not None:
+                self._queue.close()
             self.drained.set()  # no item is returned after this, so the drain need not wait
 
     def _try(self, what: str, task: Callable[[], object]) -> bool:
@@ -307,13 +312,24 @@ class Feeder:
             self._claimer.read_at = now + TICK_SECONDS
 
     def _heartbeat(self, queue: Queue) -> None:
-        leases = self._in_flight.leases()
+        leases, now = self._in_flight.leases(), time.monotonic()
         lost = _heartbeat(queue, leases) if leases else []
+        self._extended_at = now
         queue.leases.report_progress(self._in_flight.progress(self._loop.engine.num_computed))
         if lost:
             log.info("leases lost or cancelled", count=len(lost))
             for request_id in self._in_flight.lose(lost):
                 self._loop.abort(request_id)
+
+    def _return_expired(self) -> None:
+        """Stop the items whose leases expired while Redis was away, because other workers may have them by now.
+
+        Their tokens stay in a report, which counts if Redis still knows the lease.
+        """
+        expired = self._in_flight.expire(self._extended_at, time.monotonic() - self._lease_seconds)
+        if expired:
+            log.warning("leases expired, items are stopped", count=len(expired))
+            self._loop.engine.give_back(expired)
 
     def _tick(self, queue: Queue) -> None:
         self._try("timers", queue.timers.run_due)

@@ -30,6 +30,8 @@ class InFlightItem:
     answer: AnswerBuffer = field(default_factory=AnswerBuffer)
     is_lost: bool = False
     """Whether the lease is lost. Its result is discarded."""
+    is_expired: bool = False
+    """Whether the lease could not be extended in time, so that the engine returns the item."""
 
 
 @dataclass(slots=True)
@@ -62,6 +64,24 @@ class InFlightItems:
         kept += [failure.claimed.lease for failure in self.failures]
         kept += [claimed.lease for claimed, _ in self.returns]
         return kept
+
+    def expire(self, extended_at: float, before: float) -> list[str]:
+        """Return the requests whose lease was last extended or claimed before a time. Return each of them once.
+
+        `extended_at` is the time of the last call that extended all leases.
+        """
+        found = (
+            []
+            if extended_at >= before
+            else [
+                request_id
+                for request_id, item in self.held.items()
+                if item.timing.arrival < before and not (item.is_lost or item.is_expired)
+            ]
+        )
+        for request_id in found:
+            self.held[request_id].is_expired = True
+        return found
 
     def progress(self, num_computed: Callable[[str], int]) -> dict[Lease, int]:
         """Return the tokens computed of each item in the engine, if there are any."""

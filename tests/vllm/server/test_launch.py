@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import httpx
 import pytest
 from small_models import make_adapter
 
@@ -67,6 +68,15 @@ def test_each_adapter_answers_by_its_name_for_its_tenants(serving):
     assert ask(serving, "a", "research").json()["choices"][0]["text"] == texts["a"]
     assert refused.status_code == 404
     assert refused.json()["error"]["message"].startswith("The model `b` does not exist")
+
+
+def test_tenants_are_named_on_the_metrics_port_only(serving, path, eventually):
+    assert ask(serving, "m", "research").status_code == 200
+    owner = f"http://127.0.0.1:{json.loads(path.read_text())['runtime']['metricsPort']}"
+
+    eventually(lambda: 'tenant="research"' in httpx.get(f"{owner}/metrics", timeout=60).text, "the tenant to be named")
+    assert 'tenant="research"' not in httpx.get(f"{serving.url}/metrics", timeout=60).text
+    assert httpx.get(f"{owner}/v1/models", timeout=60).status_code == 404
 
 
 def test_a_hot_change_of_the_file_is_in_force_without_a_restart(serving, path, eventually):
