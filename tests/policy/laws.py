@@ -143,9 +143,13 @@ def _growth(after: After, requests: list[Request]) -> int:
 
 
 def _decodes_cannot_wait(after: After, first: Request) -> bool:
-    """The step is as long as an online decode beside it takes on average, and prefill has a third of it."""
+    """The step is as long as an online decode beside it takes on average, and prefill has a third of it.
+
+    The plan may preempt that decode in the end, for the blocks of the prefill.
+    """
     cost, decodes = after.snapshot.cost, [r for r in after.snapshot.residents if r.request_class is ONLINE]
-    tpots = [r.tpot for r in decodes if r in after.granted and left(r) == 1 and r.first_token < inf]
+    beside = [r for r in decodes if left(r) == 1 and (r in after.granted or r in after.plan.preempt)]
+    tpots = [r.tpot for r in beside if r.first_token < inf]
     longer = after.plan.predicted_seconds + cost.prefill(done(first), 1)
     prefill = sum(cost.prefill(done(r), n) for r, n in after.prefill.items())
     return bool(tpots) and longer > min(tpots) - 1e-9 and prefill + cost.prefill(done(first), 1) > longer / 3 - 1e-9

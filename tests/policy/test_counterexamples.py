@@ -202,6 +202,23 @@ LEARNED = {
         Expectation(watermark_share=0.05),
         Allowance(share=0.0, lending_ratio=0.1),
     ),
+    "the law forgot the decode that set the pace of prefill and then lost its blocks to it": Workload(
+        make_config(3, 8, block_tokens=16, chunk_tokens=16, offline_share=1.0, ttft=1e-6),
+        (
+            offline(1, 4, priority=1, slack=1.0),
+            *[offline(1)] * 3,
+            online(34, 23, tenant="c", priority=-1, ttft=0.01, tpot=0.007, prefix_key=2, shared=2),
+            offline(7, 10, at=0.3, priority=-1, slack=-1.0, prefix_key=2),
+            online(37, 7, at=0.01, tenant="c", ttft=0.05, tpot=0.02),
+            online(1, tenant="a", ttft=0.01, tpot=0.007, abort_after=3),
+            online(1, 3, at=0.01, tenant="c", priority=1, ttft=0.2, tpot=0.02, prefix_key=1, shared=1),
+            online(50, at=0.05, tenant="a", ttft=0.01, tpot=0.007, prefix_key=1),
+            offline(1),
+            online(2, at=0.05, tenant="b"),
+            online(14, at=0.05, tenant="b"),
+        ),
+        Expectation(watermark_share=0.05),
+    ),
 }
 
 

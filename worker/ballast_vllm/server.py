@@ -179,6 +179,7 @@ class VllmServer:
             self._owner_port.should_exit = True
         for task in self._tasks:
             task.cancel()
+        self._app.state.args.ballast_failure = self.failure  # `ballast-vllm` ends with it
         log.info("ballast stopped", worker=self.id)
 
     def _check_arguments(self) -> None:

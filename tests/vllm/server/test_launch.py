@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 
 import httpx
 import pytest
 from small_models import make_adapter
+
+from ballast_worker.errors import WorkerError
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -87,3 +91,10 @@ def test_a_hot_change_of_the_file_is_in_force_without_a_restart(serving, path, e
 
     eventually(lambda: ask(serving, "m", "research").status_code == 403, "the tenant to be unknown")
     assert ask(serving, "m", "legal").status_code == 200
+
+
+def test_the_death_of_engine_core_is_stated_and_no_success(serving):
+    os.kill(serving.engine_core(), signal.SIGKILL)
+
+    assert serving.process.wait(60) == WorkerError.exit_code
+    assert "ballast-vllm: EngineCore of vLLM ended." in serving.log.read_text().splitlines()
