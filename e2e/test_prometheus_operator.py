@@ -109,10 +109,14 @@ def test_a_broken_slo_fires(cluster: Cluster, client: Client, namespace: str, wa
     place = (f"{watched}.{namespace}.svc", "8000", jobs.MODEL)
     answers = client.script("replay.py", *place, "poisson", "5", "2", "60", seconds=180)
 
+    until(
+        lambda: cluster.condition(watched, "SLOMet", namespace=namespace)["status"] == "False",
+        seconds=30,
+        said="SLOMet is False",
+    )
     wanted = {"alertname": "BallastTtftBudgetBurn", "severity": "critical", "inferencedeployment": watched}
     until(lambda: [each for each in firing() if each.items() >= wanted.items()], seconds=180, said="the alert fires")
     assert answers["failures"] == []
-    assert cluster.condition(watched, "SLOMet", namespace=namespace)["status"] == "False"
 
 
 def value(cluster: Cluster, expression: str) -> list[float]:
