@@ -12,7 +12,8 @@ of the settings that lose at most one point of attainment, the one with most off
 middle load, Ballast with a cap on interference. A request attains the SLO if both its TTFT and its TPOT do.
 
 All times are CPU time of the computing thread, and vLLM and Ballast see the same clock, so other work on the machine
-counts little. When nothing is left to do, time jumps to the next request. Each side has a process of its own.
+counts little. When nothing is left to do, time jumps to the next request. With `--clock wall`, as a GPU needs it, times
+are those of the wall. Each side has a process of its own.
 """
 
 from __future__ import annotations
@@ -34,14 +35,27 @@ from typing import Any
 
 from replay import Arrival, Clock, azure, machine, parser, percentile, write
 
-SLOTS, BUDGET, LONGEST = 32, 2048, 480
-SEQS, BUDGETS = (32, 16, 8), (2048, 256, 64)
-"""Settings of `max_num_seqs` and of tokens per step that are tried for vLLM's priorities."""
+BUDGET = 2048
+SEQS, BUDGETS = (1, 2, 4), (2048, 256, 64)
+"""Settings that are tried for vLLM's priorities: divisors of `max_num_seqs`, and tokens per step."""
 SLACK = 1.25
 CAPS = (0.10, 0.25)
 SIDES = ("offline alone", "online alone", "priorities", "Ballast")
 MOST_WAIT = 120.0
 """Seconds after the last arrival when a run ends, even if online requests are left."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What all sides share."""
+
+    model: str
+    dtype: str
+    slots: int
+    scale: float
+    longest: int
+    """Most tokens of prompt and answer. Longer requests of the trace are cut to it."""
+    clock: str
 
 
 @dataclass
@@ -55,7 +69,8 @@ class Run:
     seconds: float = 0.0
     """Length of a run without online requests."""
     fills: bool = True
-    seqs: int = SLOTS
+    seqs: int | None = None
+    """None: as many as there are slots."""
     budget: int = BUDGET
     policy: dict[str, Any] | None = None
 
@@ -98,13 +113,27 @@ def part(trace: Sequence[Arrival], run: Run) -> list[Arrival]:
     return found
 
 
+class WallClock:
+    """The time of the wall."""
+
+    def __init__(self) -> None:
+        self._now = time.monotonic
+
+    def __call__(self) -> float:
+        return self._now()
+
+    def jump(self, seconds: float) -> None:
+        """Sleep."""
+        time.sleep(seconds)
+
+
 # One process: an engine that replays runs
 
 
 class Side:
     """An engine of vLLM, with or without Ballast."""
 
-    def __init__(self, clock: Clock, model: Path, scale: float, *, is_ballast: bool, is_priority: bool) -> None:
+    def __init__(self, clock: Clock | WallClock, setup: Setup, *, is_ballast: bool, is_priority: bool) -> None:
         from vllm import EngineArgs, LLMEngine  # noqa: PLC0415 - after the clock is set
 
         options: dict[str, Any] = {"scheduling_policy": "priority"} if is_priority else {}
@@ -116,13 +145,15 @@ class Side:
         self.clock = clock
         self.engine = LLMEngine.from_engine_args(
             EngineArgs(
-                model=str(model), dtype="float32", max_model_len=LONGEST + 32, max_num_seqs=SLOTS,
-                max_num_batched_tokens=BUDGET, enforce_eager=True, disable_log_stats=True, seed=0, **options,
+                model=setup.model, dtype=setup.dtype, max_model_len=setup.longest + 32, max_num_seqs=setup.slots,
+                max_num_batched_tokens=BUDGET, enforce_eager=setup.clock == "cpu", disable_log_stats=True, seed=0,
+                gpu_memory_utilization=0.2, **options,
             )
         )  # fmt: skip
         self.scheduler = self.engine.engine_core.engine_core.scheduler
         self.is_priority = is_priority
-        self.trace = azure(20_000, scale=scale, longest=LONGEST)
+        self.setup = setup
+        self.trace = azure(20_000, scale=setup.scale, longest=setup.longest)
         self.offline = (Random(5).choice(self.trace) for _ in count())
         self._serial = count()
 
@@ -131,7 +162,8 @@ class Side:
         if run.policy is not None:
             self.scheduler.ballast_configure(run.policy)
         else:
-            self.scheduler.max_num_active_reqs, self.scheduler.max_num_scheduled_tokens = run.seqs, run.budget
+            self.scheduler.max_num_active_reqs = run.seqs or self.setup.slots
+            self.scheduler.max_num_scheduled_tokens = run.budget
         online = part(self.trace, run) if run.count else []
         last = online[-1].at if online else run.seconds
         due = dict(zip((f"online-{next(self._serial)}" for _ in online), online, strict=True))
@@ -143,7 +175,7 @@ class Side:
             while left and left[-1][1].at <= now:
                 name, arrival = left.pop()
                 self._add(name, arrival, late=now - arrival.at)
-            while run.fills and len(waiting) < 3 * SLOTS:
+            while run.fills and len(waiting) < 3 * self.setup.slots:
                 arrival = next(self.offline)
                 name = f"offline-{next(self._serial)}"
                 waiting[name] = arrival.num_prompt
@@ -194,11 +226,11 @@ class Side:
         )
 
 
-def replay(side: str, model: Path, scale: float) -> None:
+def replay(side: str, setup: Setup) -> None:
     """Read runs from the input, and print the result of each."""
-    clock = Clock()
+    clock = Clock() if setup.clock == "cpu" else WallClock()
     time.monotonic = clock  # before vLLM and Ballast read it
-    engine = Side(clock, model, scale, is_ballast=side == "Ballast", is_priority=side == "priorities")
+    engine = Side(clock, setup, is_ballast=side == "Ballast", is_priority=side == "priorities")
     warm = Run("warm", seconds=8.0, policy={"ttft": inf, "tpot": inf} if side == "Ballast" else None)
     engine.run(warm)
     for line in sys.stdin:
@@ -211,12 +243,12 @@ def replay(side: str, model: Path, scale: float) -> None:
 class Process:
     """A side in a process of its own."""
 
-    def __init__(self, side: str, model: Path, scale: float) -> None:
+    def __init__(self, side: str, setup: Setup) -> None:
         variables = {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1",
         }  # fmt: skip
-        command = [sys.executable, __file__, "--side", side, "--model", str(model), "--scale", str(scale)]
+        command = [sys.executable, __file__, "--side", side, "--setup", json.dumps(asdict(setup))]
         self.process = subprocess.Popen(
             command, env=os.environ | variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -273,12 +305,12 @@ def row(name: str, found: Found, alone: Found, slo: tuple[float, float], ceiling
     return figures
 
 
-def compare(asked: argparse.Namespace, model: Path) -> dict[str, Any]:
+def compare(asked: argparse.Namespace, setup: Setup) -> dict[str, Any]:
     """Measure every side at every load."""
     turns, each = (1, 60) if asked.quick else (asked.turns, -(-asked.requests // asked.turns))
     loads = [float(text) / 100 for text in asked.load.split(",")]
-    sides = {side: Process(side, model, asked.scale) for side in SIDES if side != "offline alone"}
-    plain = Process("offline alone", model, asked.scale)
+    sides = {side: Process(side, setup) for side in SIDES if side != "offline alone"}
+    plain = Process("offline alone", setup)
     offline = plain.run(Run("offline alone", seconds=5.0 if asked.quick else 60.0))
     plain.close()
     ceiling = offline.offline_tokens / offline.seconds
@@ -293,7 +325,7 @@ def compare(asked: argparse.Namespace, model: Path) -> dict[str, Any]:
         alone = sides["online alone"].pooled(runs("online alone", fills=False))
         slo = (SLACK * percentile(alone.ttft, 99), SLACK * percentile(alone.tpot, 99))
         print(f"\nLoad {load:.0%}, TTFT {1e3 * slo[0]:.0f} ms, TPOT {1e3 * slo[1]:.1f} ms\n{HEADER}")
-        seqs, budget = best(sides, Run("tuning", 10_000, max(30, each // 4), rate), slo)
+        seqs, budget = best(sides, Run("tuning", 10_000, max(30, each // 4), rate), slo, setup.slots)
         pooled = {
             "online alone": alone,
             "priorities": sides["priorities"].pooled(runs("priorities")),
@@ -315,11 +347,11 @@ def compare(asked: argparse.Namespace, model: Path) -> dict[str, Any]:
     return {"offline_alone_tokens_per_s": ceiling, "rows": rows}
 
 
-def best(sides: dict[str, Process], tuning: Run, slo: tuple[float, float]) -> tuple[int, int]:
+def best(sides: dict[str, Process], tuning: Run, slo: tuple[float, float], slots: int) -> tuple[int, int]:
     """Return the setting of vLLM's priorities with most offline tokens that loses at most one point on another part."""
     alone = sides["online alone"].run(Run(**asdict(tuning) | {"fills": False})).attainment(*slo)
     tried = []
-    for seqs, budget in product(SEQS, BUDGETS):
+    for seqs, budget in product((slots // divisor for divisor in SEQS), BUDGETS):
         found = sides["priorities"].run(Run(**asdict(tuning) | {"seqs": seqs, "budget": budget}))
         attained = found.attainment(*slo)
         is_good = attained >= alone - 0.01
@@ -369,16 +401,22 @@ def main() -> int:
     options.add_argument("--scale", type=float, default=16.0, help="divisor of the lengths")
     options.add_argument("--hidden", type=int, default=384, help="width of the model")
     options.add_argument("--layers", type=int, default=6)
+    options.add_argument("--dtype", default="float32")
+    options.add_argument("--slots", type=int, default=32)
+    options.add_argument("--longest", type=int, default=480, help="most tokens of a request")
+    options.add_argument("--clock", choices=("cpu", "wall"), default="cpu")
     options.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
+    options.add_argument("--setup", help=argparse.SUPPRESS)
     asked = options.parse_args()
     if asked.side is not None:
-        replay(asked.side, asked.model, asked.scale)
+        replay(asked.side, Setup(**json.loads(asked.setup)))
         return 0
     about = machine()
     with tempfile.TemporaryDirectory() as folder:
         model = asked.model or make_model(Path(folder), asked.hidden, asked.layers)
         begin = time.monotonic()
-        found = compare(asked, model)
+        setup = Setup(str(model), asked.dtype, asked.slots, asked.scale, asked.longest, asked.clock)
+        found = compare(asked, setup)
     print(f"\n{(time.monotonic() - begin) / 60:.0f} min")
     write(asked.json, {"machine": about, **found})
     return 0

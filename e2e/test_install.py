@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from client import NAMESPACE as CLIENT_NAMESPACE
+from client import POD, Client
 from cluster import RESTRICTED, Cluster, is_ready
 from images import OPERATOR, VALKEY, is_the_image
 from release import NAME, NAMESPACE, Release
@@ -53,6 +55,19 @@ def test_the_queue_has_a_volume_and_a_password(cluster: Cluster, release: Releas
     assert release.valkey("ping") == "PONG"
     assert "yes" in release.valkey("config", "get", "appendonly")
     assert "noeviction" in release.valkey("config", "get", "maxmemory-policy")
+
+
+def test_the_queue_serves_tls_alone(cluster: Cluster, client: Client, release: Release) -> None:
+    plain = cluster.exec(
+        f"{NAME}-valkey-0", "valkey-cli", "-h", "127.0.0.1", "-p", "6379", "ping", namespace=NAMESPACE, check=False
+    )
+    words = (f"BALLAST_REDIS_URL={release.redis_url}", f"BALLAST_REDIS_PASSWORD={release.redis_password}")
+    untrusted = cluster.exec(POD, "env", *words, "ballast", "jobs", namespace=CLIENT_NAMESPACE, check=False)
+
+    assert release.redis_url.startswith("rediss://")
+    assert "refused" in plain.stdout + plain.stderr
+    assert "certificate is not trusted" in untrusted.stdout + untrusted.stderr
+    assert client.ballast("jobs", "--json", queue="install/none")
 
 
 def test_the_notes_say_what_to_do_next(release: Release) -> None:

@@ -96,7 +96,7 @@ def test_workers_admit_each_namespace_to_its_port(
 
 
 def test_valkey_admits_pods_with_the_label_alone(probers: dict[str, Prober], closed: str) -> None:
-    assert {who: each.reach(VALKEY, 6379) for who, each in probers.items()} == {
+    assert {who: each.reach(VALKEY, 6380) for who, each in probers.items()} == {
         "clients": "open",
         "scrapers": "denied",
         "strangers": "denied",
@@ -115,7 +115,7 @@ def test_workers_reach_nothing_else(cluster: Cluster, namespace: str, closed: st
         words = (pod["metadata"]["name"], "python3", "-c", code, host, str(port))
         return cluster.exec(*words, namespace=namespace, check=False).returncode == 0
 
-    assert reaches(VALKEY, 6379)
+    assert reaches(VALKEY, 6380)
     assert not reaches(f"{NAME}-operator.{NAMESPACE}.svc", 8080)
     assert not reaches("kubernetes.default.svc", 443)
 

@@ -10,7 +10,8 @@ from secrets import token_hex
 import jobs
 import pytest
 from children import wait_tidy
-from client import Client
+from client import NAMESPACE as CLIENT_NAMESPACE
+from client import POD, Client
 from cluster import INFD, Cluster, until
 from images import WORKER
 from online import loop
@@ -57,6 +58,33 @@ def test_a_new_password_reaches_the_same_workers_and_nothing_is_lost(
     cluster.kubectl("delete", "infd", first, "-n", namespace, "--timeout=60s", seconds=70)
 
 
+def test_a_new_certificate_reaches_everyone_and_nothing_restarts(
+    cluster: Cluster, namespace: str, client: Client, release: Release
+) -> None:
+    cluster.apply(SAMPLE, namespace=namespace)
+    cluster.wait_ready("first", namespace=namespace)
+    cluster.wait_pods("first", 2, namespace=namespace)
+    everyone = {pod["metadata"]["uid"] for part in ("operator", "queue") for pod in release.pods(part)}
+    pods, before = images(cluster, namespace), served(client)
+    job = jobs.submit(client, f"{namespace}/first", ITEMS, most=TOKENS)
+    upgrade(release, "--reuse-values", "--set=valkey.tls.renewDays=0")
+    new = release.secret(f"{NAME}-valkey-tls", "tls.crt")
+    until(lambda: served(client).strip() == new.strip(), seconds=180, said="Valkey uses the new certificate")
+    release.valkey("client", "kill", "type", "normal", "skipme", "yes")
+
+    until(lambda: up(cluster, namespace) == {1.0}, seconds=180, said="workers trust the new authority")
+    until(
+        lambda: cluster.condition("first", "DeadlineAtRisk", namespace=namespace)["status"] != "Unknown",
+        seconds=90,
+        said="the operator trusts it, too",
+    )
+    job.finish(seconds=500, compared=3)
+    assert before.strip() != new.strip()
+    assert images(cluster, namespace) == pods
+    assert {pod["metadata"]["uid"] for part in ("operator", "queue") for pod in release.pods(part)} == everyone
+    cluster.kubectl("delete", "infd", "first", "-n", namespace, "--timeout=60s", seconds=70)
+
+
 def test_an_upgrade_and_a_rollback_under_a_running_job_lose_nothing(
     cluster: Cluster, namespace: str, client: Client, release: Release, before: Previous
 ) -> None:
@@ -78,6 +106,7 @@ def test_an_upgrade_and_a_rollback_under_a_running_job_lose_nothing(
         )
         until(lambda: up(cluster, namespace) == {1.0}, seconds=90, said="workers have Redis")
         assert f":{queue}" in release.valkey("acl", "users")
+        assert release.redis_url.startswith("rediss://")
         release.check_rights()
         cluster.helm("rollback", NAME, "1", "-n", NAMESPACE, "--wait", "--timeout", "3m")
         wait_image(cluster, namespace, before.worker)
@@ -151,6 +180,12 @@ def copied(cluster: Cluster, namespace: str) -> str:
     return base64.b64decode(
         cluster.get("secret", "first-ballast-redis", namespace=namespace)["data"]["password"]
     ).decode()
+
+
+def served(client: Client) -> str:
+    """Return the certificate of Valkey."""
+    program = f"import ssl; print(ssl.get_server_certificate(('{NAME}-valkey.{NAMESPACE}.svc', 6380)))"
+    return client.cluster.exec(POD, "python3", "-c", program, namespace=CLIENT_NAMESPACE).stdout
 
 
 def up(cluster: Cluster, namespace: str) -> set[float]:

@@ -12,6 +12,7 @@ from uuid import uuid4
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.database import DirectoryBasedExampleDatabase
 
 # In importlib mode pytest leaves sys.path alone, and what lies there is shared by several folders.
 sys.path.insert(0, str(Path(__file__).parent / "support"))
@@ -21,7 +22,12 @@ from control_plane import ControlPlane, control_plane
 # The gate's verdict must not depend on luck: it tries the same examples each time. `make nightly` looks for new ones.
 settings.register_profile("default", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile(
-    "thorough", settings.get_profile("default"), derandomize=False, max_examples=5000, print_blob=True
+    "thorough",
+    settings.get_profile("default"),
+    derandomize=False,
+    max_examples=5000,
+    print_blob=True,
+    database=DirectoryBasedExampleDatabase(".hypothesis/examples"),  # the next run begins with what failed
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 

@@ -337,11 +337,6 @@ class Spec(ApiModel):
             "backend, or remove the adapters",
         ),
         Rule(
-            "self.engine.backend == 'native' || !has(self.network.metricsFrom) || size(self.network.metricsFrom) == 0",
-            lambda spec: spec.engine.backend == "native" or not spec.network.metrics_from,
-            "network.metricsFrom is not supported with engine.backend: vllm yet. Remove it",
-        ),
-        Rule(
             "!(self.engine.device.startsWith('cuda') && self.gpu.count == 0)",
             lambda spec: not (spec.engine.device.startswith("cuda") and spec.gpu.count == 0),
             "engine.device ({engine.device}) needs a GPU, and gpu.count is 0. Set gpu.count to 1, or engine.device to "

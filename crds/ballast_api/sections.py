@@ -111,12 +111,12 @@ class EngineSettings(ApiModel):
     }
     rules = (
         Rule(
-            "self.backend == 'vllm' || (self.kvDtype == 'auto' && !has(self.quantization) && !has(self.speculative) "
+            "self.backend == 'vllm' || (!has(self.kvDtype) && !has(self.quantization) && !has(self.speculative) "
             "&& !(has(self.vllm) && has(self.vllm.args) && size(self.vllm.args) > 0))",
             lambda engine: (
                 engine.backend == "vllm"
                 or (
-                    engine.kv_dtype == "auto"
+                    engine.kv_dtype is None
                     and engine.quantization is None
                     and engine.speculative is None
                     and not engine.vllm.args
@@ -143,8 +143,8 @@ class EngineSettings(ApiModel):
     quantization: str | None = Field(default=None, max_length=63, pattern=r"^[a-z0-9][a-z0-9_-]*$", examples=["fp8"])
     """Quantization of the weights, by vLLM's name, such as `fp8`, `awq` or `gptq`. By default as the checkpoint states.
     It needs `backend: vllm`."""
-    kv_dtype: str = Field(default="auto", max_length=63, pattern=r"^[a-z0-9][a-z0-9_]*$")
-    """Data type of KV: `fp8`, `int8`, or another name of vLLM. `auto` is the data type of the model. Other values need
+    kv_dtype: str | None = Field(default=None, max_length=63, pattern=r"^[a-z0-9][a-z0-9_]*$", examples=["fp8"])
+    """Data type of KV: `fp8`, `int8`, or another name of vLLM. By default that of the model. It needs
     `backend: vllm`."""
     speculative: Speculative | None = None
     """Speculative decoding. It needs `backend: vllm`."""

@@ -97,11 +97,6 @@ class WorkerConfig(ApiModel):
             "model.adapters and a runtime.tensorParallel above 1 need engine.backend: vllm. Set the backend, or remove "
             "the fields",
         ),
-        Rule(
-            "self.engine.backend == 'native' || !has(self.runtime.metricsPort)",
-            lambda config: config.engine.backend == "native" or config.runtime.metrics_port is None,
-            "runtime.metricsPort is not supported with engine.backend: vllm yet. Remove it",
-        ),
     )
 
     model: Model

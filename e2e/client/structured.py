@@ -11,7 +11,7 @@ CITY = {
     "required": ["city"],
     "additionalProperties": False,
 }
-TOOL = {"type": "function", "function": {"name": "weather", "parameters": CITY}}
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": CITY, "strict": True}}
 
 base_url, model = sys.argv[1:]
 messages = [{"role": "user", "content": "Where is it warm?"}]
@@ -21,7 +21,9 @@ with OpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
         messages=messages,
         tools=[TOOL],
         tool_choice={"type": "function", "function": {"name": "weather"}},
-        max_completion_tokens=64,
+        max_completion_tokens=512,
+        temperature=0,
+        frequency_penalty=2,  # the grammar of a tool call admits spaces, of which a small model is fond
     )
     stated = client.chat.completions.create(
         model=model,

@@ -49,6 +49,8 @@ class Client:
 
     cluster: Cluster
     release: Release
+    ca: str = ""
+    """The content of the file of authorities in the pod."""
 
     @classmethod
     def start(cls, cluster: Cluster, release: Release) -> Client:
@@ -62,9 +64,9 @@ class Client:
         return cls(cluster, release)
 
     @property
-    def redis(self) -> tuple[str, str]:
-        """Return URL and password of the queue's server, as arguments of a script."""
-        return self.release.redis_url, self.release.redis_password
+    def redis(self) -> tuple[str, str, str]:
+        """Return URL, password and authorities of the queue's server, as arguments of a script."""
+        return self.release.redis_url, self.release.redis_password, self.release.redis_ca
 
     def script(self, name: str, *arguments: str, seconds: float = 120) -> Any:
         """Run one of the scripts in e2e/client; return its last line, decoded from JSON."""
@@ -76,8 +78,13 @@ class Client:
         self, *arguments: str, queue: str, stdin: str | None = None, seconds: float = 120, check: bool = True
     ) -> str:
         """Run the `ballast` command. The password is only in the environment."""
-        place = f"BALLAST_REDIS_URL={self.release.redis_url}", f"BALLAST_QUEUE={queue}"
-        words = ["env", *place, f"BALLAST_REDIS_PASSWORD={self.release.redis_password}", "ballast", *arguments]
+        url, password, ca = self.redis
+        if ca != self.ca:
+            self.cluster.exec(POD, "sh", "-c", "cat > /tmp/ca.crt", namespace=NAMESPACE, stdin=ca)
+            self.ca = ca
+        place = [f"BALLAST_REDIS_URL={url}", f"BALLAST_REDIS_PASSWORD={password}", f"BALLAST_QUEUE={queue}"]
+        place += ["BALLAST_REDIS_CA_FILE=/tmp/ca.crt"] if ca else []
+        words = ["env", *place, "ballast", *arguments]
         done = self.cluster.exec(POD, *words, namespace=NAMESPACE, stdin=stdin, seconds=seconds, check=check)
         return done.stdout if done.returncode == 0 else done.stdout + done.stderr
 

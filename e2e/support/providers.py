@@ -207,7 +207,7 @@ class Local:
                 self._pack(image, tar)
             else:
                 if image.base is not None:
-                    self._built(image.base)
+                    self._built(image.base).unlink()  # buildah keeps the image, and no node needs it
                 run(self._kube / "build-image", ".", image.dockerfile, image.name, tar, *image.arguments,
                     seconds=30 * MINUTES)  # fmt: skip
             made_from.write_text(wanted)

@@ -30,13 +30,22 @@ class Release:
 
     @property
     def redis_url(self) -> str:
-        return f"redis://{NAME}-valkey.{NAMESPACE}.svc:6379/0"
+        return self.secret(f"{NAME}-redis", "url")
 
     @property
     def redis_password(self) -> str:
-        secret = self.cluster.get("secret", f"{NAME}-redis", namespace=NAMESPACE)
-        assert secret is not None, f"no Secret {NAME}-redis: the release is not there"
-        return base64.b64decode(secret["data"]["password"]).decode()
+        return self.secret(f"{NAME}-redis", "password")
+
+    @property
+    def redis_ca(self) -> str:
+        """Return the certificates of authorities that sign Valkey's; empty for a release without TLS."""
+        return self.secret(f"{NAME}-valkey-tls", "ca.crt") if self.redis_url.startswith("rediss://") else ""
+
+    def secret(self, name: str, key: str) -> str:
+        """Return a value of a Secret of the release."""
+        secret = self.cluster.get("secret", name, namespace=NAMESPACE)
+        assert secret is not None, f"no Secret {name}: the release is not there"
+        return base64.b64decode(secret["data"][key]).decode()
 
     def pods(self, component: str) -> list[dict[str, Any]]:
         """Return the pods of a component of the release: `operator` or `queue`."""
@@ -60,6 +69,7 @@ class Release:
     ) -> str:
         """Run valkey-cli in Valkey's pod over the Service, as the given or the default user of Redis."""
         words = ["valkey-cli", "-h", f"{NAME}-valkey.{NAMESPACE}.svc", "--no-auth-warning", "-e"]
+        words += ["-p", "6380", "--tls", "--cacert", "/etc/valkey-tls/ca.crt"] if self.redis_ca else []
         words += ["--user", user] if user else []
         words += ["-a", password or self.redis_password, *command]
         done = self.cluster.exec(f"{NAME}-valkey-0", *words, namespace=NAMESPACE, check=check, stdin=stdin)

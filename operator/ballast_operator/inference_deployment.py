@@ -375,8 +375,8 @@ def _lacks_redis(resource: InferenceDeployment, context: OperatorContext) -> Con
     secret = context.redis_key
     assert secret is not None, "a missing Secret has a name"
     message = (
-        f"the operator's own Redis Secret {secret.namespace}/{secret.name} with the key url does not exist; "
-        "create it. Until then, the children of this resource do not change"
+        f"the operator's Secret {secret.namespace}/{secret.name} for Redis does not exist, or lacks a key; create it. "
+        "Until then, the children of this resource do not change"
     )
     return ConditionValue("True", ConditionReason.NO_SECRET, message)
 

@@ -12,6 +12,8 @@ from ballast_operator.poll_result import Problem
 IMAGE_REASONS = frozenset({"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull"})
 NOT_SERVED_EXIT = 78
 """The worker's exit code for a configuration that it cannot serve, such as a missing model."""
+PROGRAMS = ("ballast-worker: ", "ballast-vllm: ")
+"""How the programs of a worker begin the line that states why they end."""
 BAD_ARGUMENTS_EXIT = 64
 """The worker's exit code for `engine.vllm.args` that vLLM refuses."""
 
@@ -66,7 +68,7 @@ def _last_failure(container: Body) -> Body | None:
 
 def _failure_problem(container: Body, ended: Body) -> Problem:
     code, output = ended.get("exitCode"), str(ended.get("message") or "").strip()
-    last = output.splitlines()[-1] if output else ""
+    last = _last_line(output)
     restarts = container.get("restartCount", 0)
     if ended.get("reason") == "OOMKilled":
         message = f"container exceeded its memory limit ({restarts} restarts); raise the limit or lower spec.slots"
@@ -78,3 +80,10 @@ def _failure_problem(container: Body, ended: Body) -> Problem:
     if code == NOT_SERVED_EXIT and "model" in output:
         return Problem(ConditionReason.MODEL_NOT_FOUND, last)
     return Problem(ConditionReason.CRASHING, f"exit code {code}, {restarts} restarts" + (f": {last}" if last else ""))
+
+
+def _last_line(output: str) -> str:
+    """Return the last line of Ballast's own programs, or the last line at all: libraries may write more as they end."""
+    lines = output.splitlines()
+    own = [line for line in lines if line.startswith(PROGRAMS)]
+    return (own or lines or [""])[-1]

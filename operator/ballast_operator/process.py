@@ -18,7 +18,7 @@ from ballast_log import Log
 from ballast_operator import handlers, inference_deployment
 from ballast_operator.addresses import Address, Addresses
 from ballast_operator.cache import Cache
-from ballast_operator.children.config import own_redis
+from ballast_operator.children.config import CA, own_redis
 from ballast_operator.cluster import Cluster
 from ballast_operator.context import OperatorContext
 from ballast_operator.controller import Controller
@@ -366,6 +366,12 @@ class Operator:
         key = Key(SECRET, self._settings.namespace, name) if name else None
         body = await self._cluster.get(key) if key else None
         redis = None if body is None else dict(body.get("data") or {})
+        if redis is not None and self._settings.redis_ca_secret:
+            # Workers would be replaced by others without the file, so a Secret without it counts as missing.
+            authority = Key(SECRET, self._settings.namespace, self._settings.redis_ca_secret)
+            found = await self._cluster.get(authority)
+            ca = ((found or {}).get("data") or {}).get(CA)
+            redis, key = (redis | {CA: ca}, key) if ca else (None, authority)
         user_keys = await self._user_keys.read() if redis is not None else self._context.user_keys
         return replace(self._context, redis=redis, redis_key=key, user_keys=user_keys)
 

@@ -45,6 +45,9 @@ class OperatorSettings(BaseModel):
     redis_secret: str = ""
     """Secret in the operator's namespace with `url` and `password` of the Redis for resources that name none. If it is
     empty, there is no such Redis. While the Secret is missing, those resources are `Degraded` and do not change."""
+    redis_ca_secret: str = ""
+    """Secret in the operator's namespace whose key `ca.crt` has the certificates of authorities that operator and
+    workers trust at the address in `redis_secret`. If it is empty, `redis_secret` may have this key."""
     redis_hosts: str = ""
     """Names of the hosts to which the operator connects if the Secret of a resource names them, separated by commas;
     `*` stands for any characters. It also connects to Services with a selector in the namespace of the resource, and to

@@ -31,8 +31,8 @@ Run = Callable[..., Ran]
 def ballast(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     """The command in an empty directory and with nothing of ours in the environment."""
     monkeypatch.chdir(tmp_path)
-    for name in ("BALLAST_REDIS_URL", "BALLAST_QUEUE", "BALLAST_REDIS_PASSWORD", "BALLAST_REDIS_PASSWORD_FILE"):
-        monkeypatch.delenv(name, raising=False)
+    for name in ("REDIS_URL", "QUEUE", "REDIS_PASSWORD", "REDIS_PASSWORD_FILE", "REDIS_CA_FILE"):
+        monkeypatch.delenv(f"BALLAST_{name}", raising=False)
 
     def run(*arguments: object) -> Ran:
         capsys.readouterr()

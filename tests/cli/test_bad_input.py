@@ -83,6 +83,7 @@ def test_an_unknown_job_is_named(queued, verb: str):
         (("jobs", "--redis-url", "http://127.0.0.1"), "use redis://"),
         (("jobs", "--queue", "a b"), "queue"),
         (("jobs", "--redis-password-file", "nowhere"), "cannot read"),
+        (("jobs", "--redis-ca-file", "nowhere"), "cannot read"),
         (("jobs", "--bogus"), "--bogus"),
         (("bogus",), "bogus"),
         (("demo", "--requests", "0"), "--requests"),

@@ -5,9 +5,11 @@ import json
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from queue_objects import make_status
+from tls import LOOPBACK, tls_proxy
 
 from ballast_queue.job import Claimed, Result
 from ballast_queue.settings import QueueSettings
@@ -339,3 +341,17 @@ def test_the_live_view_draws_what_the_plain_one_says(queued, items: Path, queue:
     console.print(rendered(View.read(queue, "q")))
 
     assert "2 online, 4 offline, 2 free of 8" in console.file.getvalue()
+
+
+def test_an_authority_of_its_own_is_trusted_by_option_or_environment(
+    queued: Any, valkey: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = urlsplit(valkey.url)
+    with tls_proxy((str(address.hostname), int(address.port or 0))) as url:
+        refused = queued("jobs", "--redis-url", url)
+        trusted = queued("jobs", "--redis-url", url, "--redis-ca-file", LOOPBACK)
+        monkeypatch.setenv("BALLAST_REDIS_CA_FILE", str(LOOPBACK))
+        again = queued("jobs", "--redis-url", url)
+
+    assert (refused.code, trusted.code, again.code) == (4, 0, 0)
+    assert "certificate is not trusted" in refused.err

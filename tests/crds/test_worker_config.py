@@ -68,11 +68,6 @@ def test_a_dumped_configuration_reads_back_equal(
         pytest.param(MINIMAL + "engine: {tensorParallel: 2}", "gpu.count decides", id="several GPUs"),
         pytest.param(MINIMAL + "runtime: {tensorParallel: 2}", "above 1 need engine.backend: vllm", id="several ranks"),
         pytest.param(
-            MINIMAL + "engine: {backend: vllm}\nruntime: {metricsPort: 8001}",
-            "runtime.metricsPort is not supported",
-            id="a port for metrics inside vLLM",
-        ),
-        pytest.param(
             MINIMAL + "  adapters: [{name: a, uri: file:///a}, {name: a, uri: file:///b}]",
             "model.adapters contains a more than once",
             id="adapter twice",

@@ -250,6 +250,27 @@ def test_claims_and_files_are_linked_and_not_copied(hub: Any, tmp_path: Path, mo
     assert fetch("pvc://weights/../llama", tmp_path / "d") == 2, "no way out of the claim"
 
 
+def test_an_adapter_needs_its_own_configuration(hub: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fetch(FROM_HUB, tmp_path / "adapter", "--adapter") != 0
+    assert "has no adapter_config.json" in capsys.readouterr().err
+
+    hub.files["adapter_config.json"] = hub.files.pop("config.json")
+    assert fetch(FROM_HUB, tmp_path / "model") != 0
+    assert "has no config.json" in capsys.readouterr().err
+    assert fetch(FROM_HUB, tmp_path / "adapter", "--adapter") == 0
+    assert (tmp_path / "adapter" / "adapter_config.json").read_bytes() == hub.files["adapter_config.json"]
+
+
+def test_an_adapter_in_place_is_found_by_its_own_configuration(tmp_path: Path) -> None:
+    adapter = tmp_path / "sql"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text("{}")
+
+    assert fetch(adapter, tmp_path / "a") == 3
+    assert fetch(adapter, tmp_path / "b", "--adapter") == 0
+    assert (tmp_path / "b").resolve() == adapter
+
+
 # Crashes and neighbours
 
 

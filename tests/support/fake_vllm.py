@@ -52,7 +52,7 @@ class FakeEngine:
         self.vllm_config = SimpleNamespace(
             parallel_config=SimpleNamespace(_api_process_count=1),
             device_config=SimpleNamespace(device_type="cpu"),
-            cache_config=SimpleNamespace(block_size=16),
+            cache_config=SimpleNamespace(block_size=16, cache_dtype="auto"),
         )
         self.engine_core = SimpleNamespace(add_request_async=self._add, call_utility_async=self._call)
         self.answers: dict[str, Answer] = {}

@@ -37,9 +37,9 @@ def _pass_on(plain: socket.socket, context: ssl.SSLContext, backend: tuple[str, 
 
 
 @contextmanager
-def tls_proxy(backend: tuple[str, int]) -> Iterator[str]:
-    """Pass connections on to a server. Yield the address as a URL of Redis."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+def tls_proxy(backend: tuple[str, int], context: ssl.SSLContext | None = None) -> Iterator[str]:
+    """Pass connections on to a server. Yield the address as a URL of Redis. `context` may change its certificate."""
+    context = context or ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(LOOPBACK)
     listener = socket.create_server(("127.0.0.1", 0))
 

@@ -11,7 +11,8 @@ import pytest
 
 from ballast_api.vllm_arguments import OWNED
 from ballast_api.worker_config import WorkerConfig
-from ballast_vllm.arguments import MIDDLEWARE, SCHEDULER, BadArguments, serve_arguments
+from ballast_vllm.arguments import MIDDLEWARE, SCHEDULER, serve_arguments
+from ballast_vllm.errors import BadArguments
 from ballast_vllm.versions import UnsupportedVllm
 
 with warnings.catch_warnings():

@@ -60,6 +60,15 @@ PasswordFile = Annotated[
         show_default=False,
     ),
 ]
+CaFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--redis-ca-file",
+        envvar="BALLAST_REDIS_CA_FILE",
+        help="File with certificates (PEM) of authorities to trust at a rediss:// URL, besides those of the system.",
+        show_default=False,
+    ),
+]
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="ID of the job, as `ballast submit` prints it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON instead of a table.")]
 
@@ -110,6 +119,7 @@ class Place:
     url: str
     queue: str
     password: str | None = None
+    ca: str | None = None
 
     @property
     def shown_url(self) -> str:
@@ -118,11 +128,11 @@ class Place:
         return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
     @classmethod
-    def of(cls, redis_url: str | None, queue: str | None, password_file: Path | None) -> Self:
+    def of(cls, redis_url: str | None, queue: str | None, password_file: Path | None, *, ca_file: Path | None) -> Self:
         """Return the first value of: option or environment, a running `ballast up`, default.
 
         Raises:
-            Usage: the URL is malformed, or the password file cannot be read.
+            Usage: the URL is malformed, or a file cannot be read.
         """
         running = None if redis_url and queue else Running.read()
         url = redis_url or (running.redis_url if running else DEFAULT_REDIS_URL)
@@ -134,11 +144,15 @@ class Place:
         name = queue or (running.queue if running and at_home else DEFAULT_QUEUE)
         password = os.environ.get("BALLAST_REDIS_PASSWORD") or None
         if password_file is not None:
-            try:
-                password = password_file.read_text(encoding="utf-8").strip()
-            except (OSError, UnicodeDecodeError) as error:
-                raise Usage(f"--redis-password-file: cannot read {password_file} ({error}).") from None
-        return cls(url, name, password)
+            password = _text("--redis-password-file", password_file).strip()
+        return cls(url, name, password, None if ca_file is None else _text("--redis-ca-file", ca_file))
+
+
+def _text(option: str, file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise Usage(f"{option}: cannot read {file} ({error}).") from None
 
 
 @contextmanager
@@ -147,7 +161,9 @@ def open_queue(place: Place, *, loads_functions: bool = False) -> Iterator[Queue
     from ballast_queue.redis_store import Queue  # noqa: PLC0415  `ballast --help` works without redis
 
     try:
-        connected = Queue.connect(place.url, place.queue, password=place.password, loads_functions=loads_functions)
+        connected = Queue.connect(
+            place.url, place.queue, password=place.password, ca=place.ca, loads_functions=loads_functions
+        )
         try:
             yield connected
         finally:

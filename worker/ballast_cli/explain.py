@@ -11,7 +11,7 @@ import typer
 
 from ballast_api.conditions import ConditionType
 from ballast_cli.cluster import Json, Namespace, events, resource, when
-from ballast_cli.connection import AsJson, PasswordFile, Place, QueueName, RedisUrl, Running, open_queue
+from ballast_cli.connection import AsJson, CaFile, PasswordFile, Place, QueueName, RedisUrl, Running, open_queue
 from ballast_cli.console import examples, print_json, say
 from ballast_cli.errors import CliError, NotFound, Unreachable
 from ballast_cli.get import condition
@@ -50,6 +50,7 @@ def explain(
     redis_url: RedisUrl = None,
     queue: QueueName = None,
     password_file: PasswordFile = None,
+    ca_file: CaFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Explain why a job waits, or why a resource is not ready, which promises it breaks, and its last Events.
@@ -57,7 +58,9 @@ def explain(
     The command first looks for a job of this name if it knows a queue (from a running `ballast up`, or --redis-url),
     then for a resource in the cluster. With --redis-url, it also explains the jobs of the resource.
     """
-    place = Place.of(redis_url, queue, password_file) if redis_url or Running.read() is not None else None
+    place = (
+        Place.of(redis_url, queue, password_file, ca_file=ca_file) if redis_url or Running.read() is not None else None
+    )
     unreachable: Unreachable | None = None
     try:
         if place is not None and _explain_job(place, name, as_json=as_json):

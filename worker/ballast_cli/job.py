@@ -6,7 +6,7 @@ import sys
 import time
 from datetime import UTC, datetime
 
-from ballast_cli.connection import AsJson, JobId, PasswordFile, Place, QueueName, RedisUrl, open_queue
+from ballast_cli.connection import AsJson, CaFile, JobId, PasswordFile, Place, QueueName, RedisUrl, open_queue
 from ballast_cli.console import examples, print_json
 from ballast_cli.jobs import deadline
 from ballast_queue.job import Job
@@ -21,10 +21,11 @@ def job(
     redis_url: RedisUrl = None,
     queue: QueueName = None,
     password_file: PasswordFile = None,
+    ca_file: CaFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the state, items, and tokens of one job."""
-    place = Place.of(redis_url, queue, password_file)
+    place = Place.of(redis_url, queue, password_file, ca_file=ca_file)
     with open_queue(place) as connected:
         found = connected.jobs.get(job_id)
     if as_json:

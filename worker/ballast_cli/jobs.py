@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ballast_cli.connection import AsJson, PasswordFile, Place, QueueName, RedisUrl, open_queue
+from ballast_cli.connection import AsJson, CaFile, PasswordFile, Place, QueueName, RedisUrl, open_queue
 from ballast_cli.console import examples, print_json, print_table, say
 from ballast_queue.job import Job
 from ballast_worker.forecast import duration
@@ -22,12 +22,13 @@ def jobs(
     redis_url: RedisUrl = None,
     queue: QueueName = None,
     password_file: PasswordFile = None,
+    ca_file: CaFile = None,
     tenant: Annotated[str | None, typer.Option(help="List the jobs of this tenant only.", show_default=False)] = None,
     active: Annotated[bool, typer.Option("--active", help="List only jobs that are not over.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List the jobs of a queue, newest first."""
-    place = Place.of(redis_url, queue, password_file)
+    place = Place.of(redis_url, queue, password_file, ca_file=ca_file)
     with open_queue(place) as connected:
         found = connected.jobs.active() if active else connected.jobs.newest()
     shown = sorted((one for one in found if tenant in {None, one.tenant}), key=lambda one: (-one.created, one.id))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from ballast_cli.connection import DEFAULT_QUEUE, PasswordFile, Place, RedisUrl, open_queue
+from ballast_cli.connection import DEFAULT_QUEUE, CaFile, PasswordFile, Place, RedisUrl, open_queue
 from ballast_cli.console import examples, say
 from ballast_cli.errors import NotNow
 
@@ -18,13 +18,13 @@ def _queue() -> None:
 
 
 @queue.command(epilog=EXAMPLES)
-def init(*, redis_url: RedisUrl = None, password_file: PasswordFile = None) -> None:
+def init(*, redis_url: RedisUrl = None, password_file: PasswordFile = None, ca_file: CaFile = None) -> None:
     """Load the functions of Ballast, once for all queues of a Redis.
 
     The user needs the right to load functions. Workers and submitters need no such right. The operator and `ballast up`
     load the functions on their own if their user may do so. Run the command again after an upgrade of Ballast.
     """
-    place = Place.of(redis_url, DEFAULT_QUEUE, password_file)
+    place = Place.of(redis_url, DEFAULT_QUEUE, password_file, ca_file=ca_file)
     with open_queue(place, loads_functions=True) as connected:
         if connected.store.connection.has_newer_library():
             raise NotNow(

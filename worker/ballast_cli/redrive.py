@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ballast_cli.connection import AsJson, JobId, PasswordFile, Place, QueueName, RedisUrl, open_queue
+from ballast_cli.connection import AsJson, CaFile, JobId, PasswordFile, Place, QueueName, RedisUrl, open_queue
 from ballast_cli.console import examples, print_json, print_table, say
 from ballast_queue.job import DeadLetter
 
@@ -29,6 +29,7 @@ def redrive(
     redis_url: RedisUrl = None,
     queue: QueueName = None,
     password_file: PasswordFile = None,
+    ca_file: CaFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Retry the dead letters of a job.
@@ -36,7 +37,7 @@ def redrive(
     The items return to the queue with new attempts, and their error results are removed. An item whose request is
     invalid stays a dead letter, unless --all is set.
     """
-    place = Place.of(redis_url, queue, password_file)
+    place = Place.of(redis_url, queue, password_file, ca_file=ca_file)
     with open_queue(place) as connected:
         connected.jobs.get(job_id)
         if dry_run:

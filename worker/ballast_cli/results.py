@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ballast_cli.connection import JobId, PasswordFile, Place, QueueName, RedisUrl, open_queue
+from ballast_cli.connection import CaFile, JobId, PasswordFile, Place, QueueName, RedisUrl, open_queue
 from ballast_cli.console import examples, say
 from ballast_cli.errors import Usage
 from ballast_cli.outfile import OutFile
@@ -34,6 +34,7 @@ def results(
     redis_url: RedisUrl = None,
     queue: QueueName = None,
     password_file: PasswordFile = None,
+    ca_file: CaFile = None,
 ) -> None:
     """Write the results of a job.
 
@@ -42,7 +43,7 @@ def results(
     if output is not None and not output.parent.is_dir():
         raise Usage(f"--output: no directory {output.parent}. Create it first.")
     file = OutFile(output) if output is not None else None
-    with open_queue(Place.of(redis_url, queue, password_file)) as connected:
+    with open_queue(Place.of(redis_url, queue, password_file, ca_file=ca_file)) as connected:
         before = connected.jobs.get(job_id)
         lines = (result.as_openai(before.id) for result in connected.results.read(before.id, follow=follow))
         if file is None:

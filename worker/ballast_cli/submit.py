@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import typer
 
-from ballast_cli.connection import AsJson, PasswordFile, Place, QueueName, RedisUrl, open_queue
+from ballast_cli.connection import AsJson, CaFile, PasswordFile, Place, QueueName, RedisUrl, open_queue
 from ballast_cli.console import examples, print_json, say
 from ballast_cli.deadlines import Deadline, parse_deadline
 from ballast_cli.errors import CliError, Usage
@@ -56,11 +56,12 @@ def submit(
     redis_url: RedisUrl = None,
     queue: QueueName = None,
     password_file: PasswordFile = None,
+    ca_file: CaFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Submit a job and print its id. Each line of the file is a request: `custom_id`, `method`, `url`, and `body`."""
     due = parse_deadline(deadline, datetime.now().astimezone()) if deadline else None
-    place = Place.of(redis_url, queue, password_file)
+    place = Place.of(redis_url, queue, password_file, ca_file=ca_file)
     with open_queue(place) as connected, _opened(file, connected) as (source, total):
         connected.require_fit()
         # Every submission has a key, so that it can be resumed after any interruption.

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ballast_cli.connection import AsJson, PasswordFile, Place, QueueName, RedisUrl, open_queue
+from ballast_cli.connection import AsJson, CaFile, PasswordFile, Place, QueueName, RedisUrl, open_queue
 from ballast_cli.console import examples, print_json, stdout
 from ballast_cli.jobs import COLUMNS, RIGHT, row
 from ballast_queue.job import Job
@@ -65,13 +65,14 @@ def top(
     redis_url: RedisUrl = None,
     queue: QueueName = None,
     password_file: PasswordFile = None,
+    ca_file: CaFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Show slots by class, rates, and the queue.
 
     On a terminal, the view refreshes until Ctrl-C.
     """
-    place = Place.of(redis_url, queue, password_file)
+    place = Place.of(redis_url, queue, password_file, ca_file=ca_file)
     console = stdout()
     with open_queue(place) as connected:
         view = View.read(connected, place.queue)

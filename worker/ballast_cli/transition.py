@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ballast_cli.connection import AsJson, JobId, PasswordFile, Place, QueueName, RedisUrl, open_queue
+from ballast_cli.connection import AsJson, CaFile, JobId, PasswordFile, Place, QueueName, RedisUrl, open_queue
 from ballast_cli.console import print_json, say
 from ballast_queue.job import Job
 
@@ -24,9 +24,10 @@ def transition(
         redis_url: RedisUrl = None,
         queue: QueueName = None,
         password_file: PasswordFile = None,
+        ca_file: CaFile = None,
         as_json: AsJson = False,
     ) -> None:
-        place = Place.of(redis_url, queue, password_file)
+        place = Place.of(redis_url, queue, password_file, ca_file=ca_file)
         with open_queue(place) as connected:
             after = move(connected, job_id)
         if as_json:

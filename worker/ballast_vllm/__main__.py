@@ -16,11 +16,11 @@ import ballast_log
 from ballast_api.errors import InvalidConfig
 from ballast_api.worker_config import WorkerConfig
 from ballast_vllm import configuration
-from ballast_vllm.arguments import BadArguments
+from ballast_vllm.errors import BadArguments
 from ballast_vllm.versions import UnsupportedVllm
-from ballast_worker.errors import NotServed, WorkerError
-from ballast_worker.tenancy import ApiKeys
+from ballast_worker.errors import MissingWorkerExtra, NotServed, WorkerError
 
+NEEDED = ("httpx", "numpy", "prometheus_client")
 BAD_CONFIG = 78
 BAD_ARGUMENTS = 64
 INTERRUPTED = 130
@@ -33,11 +33,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     ballast_log.configure(options.log_level, options.log_format)
     try:
+        check_installed()
         config = configuration.load(options.config)
-        _prepare(config, options.config)
-        if importlib.util.find_spec("vllm") is None:
-            raise NotServed("vLLM is not installed. Install `vllm`, or use the image of workers with vLLM")
-        # vLLM takes seconds to import.
+        prepare_config(config, options.config)
+        # This import needs the packages that are checked above. vLLM takes seconds to import.
         from ballast_vllm.serve import serve  # noqa: PLC0415
 
         serve(config, log_level=options.log_level, log_format=options.log_format)
@@ -52,12 +51,24 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _prepare(config: WorkerConfig, path: Path) -> None:
+def check_installed() -> None:
+    """Raise `MissingWorkerExtra` if vLLM or a package of the `vllm` extra is missing."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MissingWorkerExtra(
+            f"Ballast inside vLLM needs {', '.join(missing)}, which is not installed: run `pip install 'ballast[vllm]'`"
+        )
+    if importlib.util.find_spec("vllm") is None:
+        raise MissingWorkerExtra("vLLM is not installed: install it, or use an image of worker/Dockerfile.vllm")
+
+
+def prepare_config(config: WorkerConfig, path: Path) -> None:
     """Check what needs no vLLM, and set the variables that vLLM and Ballast read in each process."""
     if config.engine.backend != "vllm":
         raise NotServed("engine.backend is native: start `ballast-worker`, or set engine.backend to vllm")
-    if config.runtime.api_keys_file is not None:
-        ApiKeys.load(config.runtime.api_keys_file)
+    from ballast_worker.settings import api_keys  # noqa: PLC0415 - it needs numpy
+
+    api_keys(config)
     os.environ[configuration.FILE_VARIABLE] = str(path)
     if config.engine.threads:
         os.environ.setdefault("OMP_NUM_THREADS", str(config.engine.threads))

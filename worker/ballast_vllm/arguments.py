@@ -26,10 +26,6 @@ KV_DTYPES = {"int8": "int8_per_token_head"}
 """vLLM's names for data types of KV, where they differ."""
 
 
-class BadArguments(Exception):
-    """vLLM refuses its arguments, or they contradict the configuration."""
-
-
 def serve_arguments(config: WorkerConfig) -> list[str]:
     """Return the arguments that follow from the configuration, without `engine.vllm.args`. The model is the first.
 
@@ -70,7 +66,7 @@ def _engine(engine: EngineSettings) -> Iterator[str]:
     yield "--enable-prefix-caching" if engine.prefix_cache else "--no-enable-prefix-caching"
     yield from _named(
         ("quantization", engine.quantization),
-        ("kv-cache-dtype", KV_DTYPES.get(engine.kv_dtype, engine.kv_dtype) if engine.kv_dtype != "auto" else None),
+        ("kv-cache-dtype", KV_DTYPES.get(engine.kv_dtype, engine.kv_dtype) if engine.kv_dtype is not None else None),
         ("kv-cache-memory-bytes", mebibytes * 1024 * 1024 if mebibytes is not None else None),
         ("speculative-config", _speculative(engine)),
     )

@@ -60,9 +60,10 @@ class EngineTap:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """What decides the tokens of an answer: model, revision, data type and quantization."""
-        model = self._engine.model_config
-        return tuple(str(part) for part in (model.model, model.revision, model.dtype, model.quantization))
+        """What decides the tokens of an answer: model, revision, data types of weights and KV, and quantization."""
+        model, cache = self._engine.model_config, self._engine.vllm_config.cache_config
+        parts = (model.model, model.revision, model.dtype, model.quantization, cache.cache_dtype)
+        return tuple(str(part) for part in parts)
 
     @property
     def num_servers(self) -> int:

@@ -20,9 +20,11 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from ballast_api.vllm_arguments import refusal
 from ballast_api.worker_config import WorkerConfig
-from ballast_vllm.arguments import LAUNCHED, BadArguments, serve_arguments
+from ballast_vllm.arguments import LAUNCHED, serve_arguments
+from ballast_vllm.errors import BadArguments
 from ballast_vllm.refusals import check_config
 from ballast_vllm.versions import check_version
+from ballast_worker.errors import WorkerError
 
 FIELD = "engine.vllm.args"
 
@@ -42,6 +44,7 @@ def serve(config: WorkerConfig, *, log_level: str, log_format: str) -> None:
         BadArguments: vLLM refuses the arguments, or one of `engine.vllm.args` belongs to Ballast.
         UnsupportedVllm: Ballast does not support this version of vLLM, or one of its settings.
         NotServed: a directory has no checkpoint.
+        WorkerError: EngineCore or the feeder ended, and with it the server. vLLM itself ends with status 0 then.
     """
     check_version(vllm.__version__)
     cli_env_setup()
@@ -53,6 +56,9 @@ def serve(config: WorkerConfig, *, log_level: str, log_format: str) -> None:
     configure_logging_from_args(arguments)
     check(arguments)
     ServeSubcommand.cmd(arguments)
+    failure = getattr(arguments, "ballast_failure", None)
+    if failure is not None:
+        raise WorkerError(failure)
 
 
 def parsed(own: Sequence[str], others: Sequence[str]) -> argparse.Namespace:

@@ -40,13 +40,17 @@ from ballast_worker import settings
 from ballast_worker.bodies import MOST_BODY_BYTES, BodyMemory
 from ballast_worker.errors import NotServed, Refused
 from ballast_worker.feeder import Feeder
+from ballast_worker.http_server import HttpServer
 from ballast_worker.metrics import ScrapeData, Spending, StepMetrics, queue_view
+from ballast_worker.owner_port import owner_server
+from ballast_worker.preflight import listen_for_metrics
 from ballast_worker.queue_limit import QueueLimit
 from ballast_worker.reload import ConfigWatcher, Loaded, content_hash
 from ballast_worker.requests import Recorder, RequestOutcome
 from ballast_worker.responses import stopping
 from ballast_worker.status import Identity, SmoothedRates, worker_status
 from ballast_worker.tenancy import Tenancy
+from ballast_worker.tls import Certificate
 
 log = Log(__name__)
 
@@ -91,6 +95,8 @@ class VllmServer:
         self._num_entered = dict.fromkeys(RequestClass, 0)
         self._urls: tuple[str, ...] = ()
         self._queue_models: tuple[str, ...] = ()
+        self._owner_port: HttpServer | None = None
+        self._certificate: Certificate | None = None
         self.drain = Drain(self, getattr(app.state, "server", None))
 
     @property
@@ -142,6 +148,7 @@ class VllmServer:
         self._urls = _item_urls(self._app)
         self.loop = HttpItemLoop(self._inner, self._scope(), self.engine)
         await self._poll()
+        self._start_owner_port()
         self._start_feeder()
         self._start_watcher()
         for seconds, task in ((POLL_SECONDS, self._poll), (POLL_SECONDS, self._watch), (1.0, self._sample)):
@@ -168,8 +175,11 @@ class VllmServer:
             await asyncio.to_thread(self.feeder.stop)
         if self._watcher is not None:
             await asyncio.to_thread(self._watcher.stop)
+        if self._owner_port is not None:
+            self._owner_port.should_exit = True
         for task in self._tasks:
             task.cancel()
+        self._app.state.args.ballast_failure = self.failure  # `ballast-vllm` ends with it
         log.info("ballast stopped", worker=self.id)
 
     def _check_arguments(self) -> None:
@@ -184,6 +194,16 @@ class VllmServer:
                 "Both vLLM's --api-key (or VLLM_API_KEY) and Ballast's runtime.apiKeysFile are set, and a request has "
                 "one key. Remove --api-key"
             )
+
+    def _start_owner_port(self) -> None:
+        """Serve what names tenants on a port of its own, as a worker does."""
+        listener = listen_for_metrics(self.config)
+        if listener is None:
+            return
+        self._certificate = Certificate.of(self.config.runtime)
+        tls = None if self._certificate is None else self._certificate.context
+        self._owner_port = owner_server(self, listener, tls)
+        self._keep(asyncio.create_task(self._owner_port.serve(sockets=[listener])))
 
     def _start_feeder(self) -> None:
         config = self.config
@@ -214,11 +234,15 @@ class VllmServer:
             return
         reconnect = None if self.feeder is None else self.feeder.reconnect
         model = str(self._app.state.args.model)
+        also = settings.watched_files(self.config, self._reload_keys, reconnect)
+        runtime = self.config.runtime
+        if self._certificate is not None and runtime.tls_cert_file is not None:
+            also[runtime.tls_cert_file] = self._certificate.reload  # vLLM reads the one of its own port again
         self._watcher = ConfigWatcher(
             self._path,
             self.loaded,
             self._apply,
-            also=settings.watched_files(self.config, self._reload_keys, reconnect),
+            also=also,
             parse=lambda text, source: configuration.parse(text, source, model=model),
         )
         self._watcher.start()

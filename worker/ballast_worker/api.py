@@ -206,18 +206,6 @@ def _outcome(refused: Refused) -> RequestOutcome:
     return RequestOutcome.FAILED if refused.status >= 500 else RequestOutcome.INVALID
 
 
-def owner_routes(worker: Worker) -> Starlette:
-    """Return the app of the metrics port: what names tenants."""
-
-    async def metrics(_: Request) -> Response:
-        return Response(worker.tenant_metrics.render(), headers={"content-type": CONTENT_TYPE})
-
-    async def status(_: Request) -> Response:
-        return Response(worker.status().model_dump_json(), media_type=JSON)
-
-    return Starlette(routes=[Route("/metrics", metrics), Route("/ballast/status", status)])
-
-
 class ReadRoutes:
     """The routes that only read."""
 

@@ -171,6 +171,8 @@ class Feeder:
             log.warning("worker status not removed, it expires later", because=str(error))
         finally:
             self.is_up = False
+            if self._queue is not None:
+                self._queue.close()
             self.drained.set()  # no item is returned after this, so the drain need not wait
 
     def _try(self, what: str, task: Callable[[], object]) -> bool:

@@ -12,19 +12,16 @@ from starlette.applications import Starlette
 from ballast_api.worker_config import WorkerConfig
 from ballast_engine.errors import EngineError
 from ballast_log import Log
-from ballast_worker.api import owner_routes
 from ballast_worker.app import create_app, load
 from ballast_worker.drain import drain
 from ballast_worker.errors import NotServed
-from ballast_worker.http_server import Connections, HttpLimits, HttpServer
+from ballast_worker.http_server import HttpServer
+from ballast_worker.owner_port import address_of, owner_server
 from ballast_worker.preflight import listen_for_metrics
-from ballast_worker.settings import public_host
 from ballast_worker.tls import EventLoop
 from ballast_worker.worker import Worker
 
 log = Log(__name__)
-
-OWNER_LIMITS = HttpLimits(connections=64)
 
 
 def run(config: WorkerConfig, path: Path | None, listener: socket.socket) -> None:
@@ -61,12 +58,11 @@ class Process:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, signal.Signals(number).name)
-        self._worker.address = self._server.address = self._address_of(self._listener)
+        self._worker.address = self._server.address = address_of(self._listener, self._tls)
         if self._metrics_listener is None:
             await self._server.serve(sockets=[self._listener])
             return
-        metrics = HttpServer(owner_routes(self._worker), Connections(OWNER_LIMITS), name="metrics", tls=self._tls)
-        metrics.address = self._address_of(self._metrics_listener)
+        metrics = owner_server(self._worker, self._metrics_listener, self._tls)
         beside = asyncio.create_task(metrics.serve(sockets=[self._metrics_listener]))
         try:
             await self._server.serve(sockets=[self._listener])
@@ -88,7 +84,3 @@ class Process:
             await drain(self._worker, hang_up=self._server.hang_up)
         finally:
             self._server.should_exit = True
-
-    def _address_of(self, listener: socket.socket) -> str:
-        host, port = listener.getsockname()[:2]
-        return f"{'http' if self._tls is None else 'https'}://{public_host(host)}:{port}"

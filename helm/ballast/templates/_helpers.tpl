@@ -58,6 +58,26 @@ app.kubernetes.io/component: queue
 {{- end }}
 {{- end }}
 
+{{- /* The Secret with the certificate of the bundled Valkey. Empty if there is none. */ -}}
+{{- define "ballast.valkeyTlsSecret" -}}
+{{- if and .Values.valkey.enabled .Values.valkey.tls.enabled }}
+{{- default (printf "%s-valkey-tls" (include "ballast.fullname" .)) .Values.valkey.tls.existingSecret }}
+{{- end }}
+{{- end }}
+
+{{- /*
+Whether the bundled Valkey serves the port without TLS. Workers of a release without TLS use this port until they are
+replaced, so their upgrade keeps it open.
+*/ -}}
+{{- define "ballast.hasPlainPort" -}}
+{{- if and (include "ballast.valkeyTlsSecret" .) (eq .Values.valkey.tls.plainPort "auto") }}
+{{- $before := lookup "v1" "Secret" .Release.Namespace (include "ballast.redisSecret" .) | default dict }}
+{{- dig "data" "url" "" $before | b64dec | hasPrefix "redis://" }}
+{{- else }}
+{{- or (not .Values.valkey.tls.enabled) (eq .Values.valkey.tls.plainPort "open") }}
+{{- end }}
+{{- end }}
+
 {{- /* The Secret with url and password of the Redis for resources that name none. Empty if there is no such Redis. */ -}}
 {{- define "ballast.redisSecret" -}}
 {{- if and .Values.redis.existingSecret .Values.valkey.enabled }}

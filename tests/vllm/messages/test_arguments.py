@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,9 @@ from typing import Any
 import pytest
 
 from ballast_api.worker_config import WorkerConfig
-from ballast_vllm.__main__ import BAD_CONFIG, main
+from ballast_vllm.__main__ import main, prepare_config
 from ballast_vllm.arguments import serve_arguments
-from ballast_worker.errors import NotServed
+from ballast_worker.errors import MissingWorkerExtra, NotServed
 from ballast_worker.preflight import prepare
 
 
@@ -107,9 +108,7 @@ def test_a_directory_without_an_adapter_is_refused(case: str, places: dict[str, 
         arguments(places, model={"adapters": [adapter]})
 
 
-def test_each_server_refuses_the_backend_of_the_other(
-    places: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_server_refuses_the_backend_of_the_other(places: dict[str, Path], tmp_path: Path) -> None:
     uri = str(places["model"])
     path = tmp_path / "native.yaml"
     path.write_text(f"model: {{uri: {uri}}}\n")
@@ -119,5 +118,19 @@ def test_each_server_refuses_the_backend_of_the_other(
         prepare(WorkerConfig.model_validate({"model": {"uri": uri}, "engine": {"backend": "vllm"}})),
     ):
         pass
-    assert main(["--config", str(path)]) == BAD_CONFIG
-    assert "start `ballast-worker`" in capsys.readouterr().err
+    with pytest.raises(NotServed, match="start `ballast-worker`"):
+        prepare_config(WorkerConfig.load(path), path)
+
+
+@pytest.mark.parametrize(
+    ("missing", "sentence"),
+    [("httpx", "run `pip install 'ballast[vllm]'`"), ("vllm", "vLLM is not installed: install it")],
+)
+def test_the_program_names_what_to_install(
+    missing: str, sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else found(name))
+
+    assert main(["--config", "worker.yaml"]) == MissingWorkerExtra.exit_code
+    assert sentence in capsys.readouterr().err

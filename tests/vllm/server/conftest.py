@@ -139,7 +139,8 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., AbstractCo
     @contextmanager
     def launched(path: Path, config: Mapping[str, Any]) -> Iterator[Serving]:
         log, port = tmp_path_factory.mktemp("server") / "log", _free_port()
-        path.write_text(json.dumps({**config, "runtime": {"host": "127.0.0.1", "port": port}}))
+        runtime = {"host": "127.0.0.1", "port": port, "metricsPort": _free_port()}
+        path.write_text(json.dumps({**config, "runtime": runtime}))
         command = [sys.executable, "-W", "ignore", "-m", "ballast_vllm", "--config", str(path)]
         with _run(command, port, log) as serving:
             _eventually(lambda: _is_ready(serving), "the server to be ready")

