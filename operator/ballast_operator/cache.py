@@ -44,6 +44,8 @@ class Cache:
             return None
         if kind == self._kind:
             known = self.resources.get(owner)
+            if _is_older(body, known):
+                return None
             self.resources[owner] = body
             return None if _is_same(known, body) else owner
         objects, key = self._objects(kind, owner), key_of(kind, body)
@@ -124,7 +126,7 @@ def _is_same(known: Body | None, body: Body) -> bool:
 
 
 def _is_older(body: Body, known: Body | None) -> bool:
-    """The answer to a write may arrive before an older watch event. The versions of one object grow."""
+    """Watch events and answers to writes arrive in any order. The versions of one object grow."""
     if known is None or known["metadata"]["uid"] != body["metadata"]["uid"]:
         return False
     return int(body["metadata"]["resourceVersion"]) < int(known["metadata"]["resourceVersion"])

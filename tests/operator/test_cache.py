@@ -1,0 +1,47 @@
+"""The objects that the operator knows, whatever the order in which it learns of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ballast_api.names import INSTANCE_LABEL, NAME_LABEL
+from ballast_operator.cache import Cache
+from ballast_operator.inference_deployment import RESOURCE_TYPE
+from ballast_operator.kinds import CONFIG_MAP, Key, Kind
+
+KIND = RESOURCE_TYPE.kind
+
+
+def make_body(name: str, version: int, *, uid: str = "1") -> dict[str, Any]:
+    labels = {INSTANCE_LABEL: "llm", NAME_LABEL: RESOURCE_TYPE.label}
+    metadata = {"name": name, "namespace": "ns", "uid": uid, "resourceVersion": str(version), "labels": labels}
+    return {"metadata": metadata, "spec": {"version": version}}
+
+
+def known(cache: Cache, kind: Kind) -> dict[str, Any]:
+    owner = Key(KIND, "ns", "llm")
+    body = cache.resources[owner] if kind == KIND else next(iter(cache.children(owner).values()))
+    return dict(body["spec"])
+
+
+@pytest.mark.parametrize("kind", [KIND, CONFIG_MAP], ids=["resource", "child"])
+def test_the_answer_to_a_write_does_not_replace_a_newer_event(kind: Kind) -> None:
+    """A status was written, then the spec changed, and the event of the change came before the answer to the write."""
+    cache = Cache(KIND, RESOURCE_TYPE.label)
+    changed = cache.put(kind, make_body("llm", 10))
+    answered = cache.put(kind, make_body("llm", 9))
+
+    assert changed == Key(KIND, "ns", "llm")
+    assert answered is None
+    assert known(cache, kind) == {"version": 10}
+
+
+@pytest.mark.parametrize("kind", [KIND, CONFIG_MAP], ids=["resource", "child"])
+def test_an_object_that_was_created_again_replaces_the_old_one(kind: Kind) -> None:
+    cache = Cache(KIND, RESOURCE_TYPE.label)
+    cache.put(kind, make_body("llm", 10))
+    cache.put(kind, make_body("llm", 9, uid="2"))
+
+    assert known(cache, kind) == {"version": 9}
