@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic
 
@@ -458,6 +458,16 @@ class Reconciler(Generic[R]):
         if problem is not None:
             with contextlib.suppress(ClusterUnavailable, ClusterRefused):
                 await self._report_degraded(key, body, ConditionValue("True", problem.reason, problem.message))
+
+    def used_queues(self) -> Iterator[str]:
+        """Yield the queues of the operator's own Redis that resources use.
+
+        A queue that a resource may not use does not count: it would be removed after the resource.
+        """
+        for key, body in self._cache.resources.items():
+            queue = self._type.own_queue(body)
+            if queue is not None and not self._is_refused(key, queue):
+                yield queue
 
     async def audit_secrets(self) -> list[Key]:
         """Check the Secrets of every resource. Return the resources to reconcile."""

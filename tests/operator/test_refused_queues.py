@@ -1,4 +1,4 @@
-"""A resource that may not use its queue has no user in Redis, whatever else is wrong with it."""
+"""A resource that may not use its queue has no user in Redis, and does not count as a user of the queue."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import base64
 import itertools
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -18,9 +19,12 @@ from ballast_operator.context import OperatorContext, UserKeys
 from ballast_operator.errors import ClusterUnavailable
 from ballast_operator.inference_deployment import RESOURCE_TYPE
 from ballast_operator.kinds import INFERENCE_DEPLOYMENT, SECRET, Body, Key
+from ballast_operator.metrics import Metrics
 from ballast_operator.poll_result import PollResult
+from ballast_operator.process import Operator
 from ballast_operator.reconcile import Reconciler
 from ballast_operator.resource_type import ConditionValue
+from ballast_operator.settings import OperatorSettings
 
 CONTEXT = OperatorContext(
     image="worker:1",
@@ -79,6 +83,20 @@ class FakePoller:
 
     def forget(self, _: Key) -> None:
         pass
+
+
+class RecordingPoller:
+    """Records which queues count as used."""
+
+    used: AbstractSet[str] = frozenset()
+
+    async def update_queues(self, _: object, used: AbstractSet[str], *, release: str) -> list[str]:
+        self.used = used
+        return []
+
+
+class AllWatched:
+    missing = ()
 
 
 class FakeReleases:
@@ -181,3 +199,23 @@ def test_a_resource_that_a_finalizer_keeps_loses_its_user_with_the_grant() -> No
     bench.put("host", "h")
     bench.reconcile()
     assert bench.patterns() == []
+
+
+def test_a_queue_counts_as_used_only_by_resources_that_may_use_it() -> None:
+    bench = Bench()
+    bench.put("host", "h", queueAccess={"namespaces": ["guest"]})
+    bench.put("guest", "g", **NAMED, **QUEUE)
+    bench.put("guest", "thief", offline={"queue": "victim/standalone"})
+    settings = OperatorSettings(namespace="ballast", worker_image="worker:1")
+    operator = Operator(settings, (RESOURCE_TYPE,), cast(Any, bench.cluster), Metrics(), asyncio.Event())
+    operator._caches[INFERENCE_DEPLOYMENT].resources.update(bench.cache.resources)
+    operator._streams = cast(Any, AllWatched())
+    poller = RecordingPoller()
+    operator._poller = cast(Any, poller)
+
+    async def update() -> None:
+        operator._use(CONTEXT)
+        await operator._update_queues()
+
+    asyncio.run(update())
+    assert poller.used == {"host/h"}
