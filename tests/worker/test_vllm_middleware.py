@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -324,6 +325,31 @@ def test_a_body_above_the_limit_never_reaches_vllm(variables):
             return chunked.status_code, found.engine.sent
 
     assert asyncio.run(main()) == (413, {})
+
+
+def test_a_body_takes_memory_of_ballast_only_until_vllm_has_it(variables):
+    async def main():
+        async with running() as found:
+            seen = []
+
+            async def app(scope, receive, send):
+                before = found.server.bodies.used
+                message = await receive()
+                body = message["body"]
+                del message
+                seen.extend((before > 0, found.server.bodies.used, len(body), sys.getrefcount(body)))
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+                await send({"type": "http.response.body", "body": b""})
+
+            middleware = BallastMiddleware(app)
+            middleware.server = found.server
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(middleware), base_url="http://vllm") as client:
+                status = (await client.post("/v1/completions", content=b"a" * 100_000)).status_code
+            return status, seen, found.server.bodies.used
+
+    own = 2  # the variable, and the argument of getrefcount
+
+    assert asyncio.run(main()) == (200, [True, 0, 100_000, own], 0)
 
 
 def test_routers_see_online_requests_only(variables):
