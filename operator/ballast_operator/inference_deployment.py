@@ -289,7 +289,7 @@ def _blocked(resource: InferenceDeployment, context: OperatorContext, others: It
     return (
         _is_not_permitted(resource, context)
         or _lacks_image(resource, context)
-        or queue_refusal(resource, context, others)
+        or queue_refusal(resource.queue_name, resource.metadata.namespace, context=context, others=others)
         or _lacks_redis(resource, context)
         or _lacks_user(resource, context)
         or _shares_queue(resource, context, others)
@@ -360,13 +360,15 @@ def _shares_queue(
 
 def _queue_of(about: Body, spec: Body) -> tuple[str, str]:
     """Return the queue of a resource, and the Secret that leads to its Redis; empty for the operator's own."""
-    queue = (spec.get("offline") or {}).get("queue") or f"{about['namespace']}/{about['name']}"
-    redis = spec.get("redis")
-    return queue, f"{about['namespace']}/{redis['secretName']}" if redis else ""
+    offline, redis = spec.get("offline"), spec.get("redis")
+    queue = offline.get("queue") if isinstance(offline, dict) else None
+    secret = redis.get("secretName") if isinstance(redis, dict) else None
+    own = f"{about['namespace']}/{about['name']}"
+    return (queue if isinstance(queue, str) and queue else own), f"{about['namespace']}/{secret}" if redis else ""
 
 
 def _own_queue(body: Body) -> str | None:
-    queue, redis = _queue_of(body["metadata"], body["spec"])
+    queue, redis = _queue_of(body["metadata"], body.get("spec") or {})
     return None if redis else queue
 
 

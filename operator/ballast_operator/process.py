@@ -303,12 +303,7 @@ class Operator:
         """Remove the queues of the operator's own Redis that no resource has used for long."""
         if self._context.redis is None or self._streams.missing:
             return
-        used = {
-            queue
-            for found in self._types
-            for body in self._caches[found.kind].resources.values()
-            if (queue := found.own_queue(body)) is not None
-        }
+        used = {queue for reconciler in self._reconcilers.values() for queue in reconciler.used_queues()}
         try:
             removed = await self._poller.update_queues(self._context.redis, used, release=self._releases.own)
         except QueueError as error:

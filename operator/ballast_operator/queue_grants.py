@@ -10,17 +10,13 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 from ballast_api.conditions import ConditionReason
-from ballast_api.inference_deployment import InferenceDeployment
 from ballast_operator.context import OperatorContext
 from ballast_operator.kinds import Body
 from ballast_operator.resource_type import ConditionValue
 
 
-def queue_refusal(
-    resource: InferenceDeployment, context: OperatorContext, others: Iterable[Body]
-) -> ConditionValue | None:
-    """Return why a resource may not use its queue, as the value of `Degraded`; None if it may."""
-    queue, mine = resource.queue_name, resource.metadata.namespace
+def queue_refusal(queue: str, mine: str, *, context: OperatorContext, others: Iterable[Body]) -> ConditionValue | None:
+    """Return why a resource of namespace `mine` may not use a queue, as the value of `Degraded`; None if it may."""
     owner = queue.partition("/")[0] if "/" in queue else ""
     if owner == mine or any(fnmatchcase(queue, pattern) for pattern in context.shared_queues):
         return None

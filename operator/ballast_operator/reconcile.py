@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic
 
@@ -33,6 +33,7 @@ from ballast_operator.kinds import CONFIG_MAP, DEPLOYMENT, SECRET, Body, Key
 from ballast_operator.plan import Apply, ChildrenPlan, ClusterSnapshot, is_live, is_owned
 from ballast_operator.poll_result import PollResult, Problem
 from ballast_operator.poller import Poller
+from ballast_operator.queue_grants import queue_refusal
 from ballast_operator.releases import Releases
 from ballast_operator.resource_type import ConditionInput, ConditionValue, R, ResourceType
 from ballast_operator.scaling import History, scale
@@ -49,6 +50,10 @@ POLL_WITHIN_SECONDS, HURRY_SECONDS = 5.0, 0.5
 """A resource becomes ready with the figures of its workers, or without them after the first time."""
 MOUNTED = frozenset({SECRET, CONFIG_MAP})
 """Kinds of children that pods mount by name."""
+PASSING = frozenset({ConditionReason.QUEUE_CONFLICT, ConditionReason.QUEUE_NOT_ALLOWED})
+"""Reasons that another resource can end. No event shows that."""
+UNPOLLED = frozenset({ConditionReason.SECRET_NOT_ALLOWED, ConditionReason.QUEUE_NOT_ALLOWED})
+"""Reasons for which the queue of a resource is not read."""
 CLAIM_AGAIN_SECONDS = 1.0
 """A resource that changed while this release claimed it is read again after this time."""
 PATIENCE = 2
@@ -150,8 +155,11 @@ class Reconciler(Generic[R]):
             if not self._cache.pods(key):
                 self._poller.leave(key)
             return None
+        if self._is_refused(key, self._type.own_queue(body)):  # before anything that may fail or block
+            self._poller.forget(key)
+            self._use_users(key, ())
         if body["metadata"].get("deletionTimestamp"):
-            return None  # Kubernetes deletes its children, and the operator sets no finalizers
+            return self._keep_users(key, body)  # Kubernetes deletes its children, and the operator sets no finalizers
         claimed = await self._claim(key, body)
         if claimed is None:
             return None if key in self.foreign else CLAIM_AGAIN_SECONDS
@@ -162,18 +170,20 @@ class Reconciler(Generic[R]):
         except InvalidConfig as error:
             message = "; ".join(error.problems)[:1000]
             await self._report_degraded(key, body, ConditionValue("True", ConditionReason.INVALID_SPEC, message))
-            return None
-        refusal = await self._grants.refusal(key.namespace, self._type.named_secrets(resource))
-        if refusal is not None:
-            self._poller.forget(key)
-            await self._report_degraded(key, body, refusal)
-            return self._grants.least_seconds
-        blocked = self._type.blocked(resource, self.context, self._cache.resources.values())
-        self._keep_users(key, resource, blocked)
+            return self._keep_users(key, body)
+        try:
+            blocked = await self._blocked(key, resource)
+        except Exception:
+            self._keep_users(key, body)
+            raise
+        again = self._keep_users(key, body) if blocked is not None else None
+        if blocked is None or blocked.reason is ConditionReason.NO_REDIS_USER:
+            self._use_users(key, self._type.redis_users(resource, self.context))
         if blocked is not None:
             await self._report_degraded(key, body, blocked)
-            passing = {ConditionReason.QUEUE_CONFLICT, ConditionReason.QUEUE_NOT_ALLOWED}
-            return NAME_AGAIN_SECONDS if blocked.reason in passing else None
+            if blocked.reason is ConditionReason.SECRET_NOT_ALLOWED:
+                return self._grants.least_seconds
+            return NAME_AGAIN_SECONDS if blocked.reason in PASSING else again
         source = self._type.source(resource, self.context)
         poll = None
         if source is not None:
@@ -215,17 +225,35 @@ class Reconciler(Generic[R]):
         self.foreign.pop(key, None)
         return body
 
-    def _keep_users(self, key: Key, resource: R, blocked: ConditionValue | None) -> None:
-        """Keep which users in Redis the resource needs; none if it may not use its queue."""
-        if blocked is not None and blocked.reason not in {
-            ConditionReason.QUEUE_NOT_ALLOWED,
-            ConditionReason.NO_REDIS_USER,
-        }:
-            return
-        is_allowed = blocked is None or blocked.reason is ConditionReason.NO_REDIS_USER
-        if not is_allowed:
+    async def _blocked(self, key: Key, resource: R) -> ConditionValue | None:
+        """Return why the children of a resource stay as they are for now; None if nothing holds them back."""
+        refusal = await self._grants.refusal(key.namespace, self._type.named_secrets(resource))
+        blocked = refusal or self._type.blocked(resource, self.context, self._cache.resources.values())
+        if blocked is not None and blocked.reason in UNPOLLED:
             self._poller.forget(key)
-        users = self._type.redis_users(resource, self.context) if is_allowed else ()
+        return blocked
+
+    def _keep_users(self, key: Key, body: Body) -> float | None:
+        """Keep the users of a resource whose children stay as they are, unless its reported queue is refused.
+
+        Return after how many seconds to check the queue again. None: it belongs to the namespace of the resource.
+        """
+        reported = (body.get("status") or {}).get("queue")
+        if self._is_refused(key, reported):
+            self._use_users(key, ())
+        queues = (self._type.own_queue(body), reported)
+        is_foreign = any(queue and queue.partition("/")[0] != key.namespace for queue in queues)
+        return NAME_AGAIN_SECONDS if is_foreign else None
+
+    def _is_refused(self, key: Key, queue: str | None) -> bool:
+        """Return whether a resource may not use a queue of the operator's own Redis."""
+        others = self._cache.resources.values()
+        return (
+            bool(queue) and queue_refusal(queue or "", key.namespace, context=self.context, others=others) is not None
+        )
+
+    def _use_users(self, key: Key, users: tuple[RedisUser, ...]) -> None:
+        """Set which users in Redis a resource needs."""
         if self.redis_users.get(key) != users:
             self.redis_users[key] = users
             self._users_changed()
@@ -430,6 +458,16 @@ class Reconciler(Generic[R]):
         if problem is not None:
             with contextlib.suppress(ClusterUnavailable, ClusterRefused):
                 await self._report_degraded(key, body, ConditionValue("True", problem.reason, problem.message))
+
+    def used_queues(self) -> Iterator[str]:
+        """Yield the queues of the operator's own Redis that resources use.
+
+        A queue that a resource may not use does not count: it would be removed after the resource.
+        """
+        for key, body in self._cache.resources.items():
+            queue = self._type.own_queue(body)
+            if queue is not None and not self._is_refused(key, queue):
+                yield queue
 
     async def audit_secrets(self) -> list[Key]:
         """Check the Secrets of every resource. Return the resources to reconcile."""
