@@ -282,7 +282,8 @@ class VllmServer:
         """Return the name of everything that decides the tokens of an answer."""
         directory = Path(self.tap.identity[0])
         weights = settings.model_revision(self.config, directory) if directory.is_dir() else self.config.model.revision
-        return hashlib.sha256("\0".join(("vllm", weights, *self.tap.identity)).encode()).hexdigest()[:16]
+        parts = ("vllm", weights, *self.tap.identity, *self.config.engine.vllm.args)  # such as --hf-overrides
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
     # Requests
 
