@@ -29,7 +29,7 @@ from ballast_operator.children.config import (
 )
 from ballast_operator.children.monitoring import prometheus_rule, service_monitor
 from ballast_operator.children.pods import deployment
-from ballast_operator.children.redis_users import redis_secrets, redis_users, secrets_hash
+from ballast_operator.children.redis_users import has_malformed_url, redis_secrets, redis_users, secrets_hash
 from ballast_operator.children.service import budget, network_policy, service
 from ballast_operator.conditions import Given, conditions
 from ballast_operator.context import OperatorContext
@@ -63,6 +63,7 @@ from ballast_operator.plan import (
 from ballast_operator.poll_result import PollResult, QueueSource
 from ballast_operator.queue_grants import queue_refusal
 from ballast_operator.resource_type import ConditionValue, ResourceType
+from ballast_queue.address import FORMS
 from ballast_queue.status import WorkerStatus
 
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
@@ -370,12 +371,17 @@ def _own_queue(body: Body) -> str | None:
 
 
 def _lacks_redis(resource: InferenceDeployment, context: OperatorContext) -> ConditionValue | None:
-    if not context.lacks_redis or resource.spec.redis is not None:
+    if resource.spec.redis is not None or not (context.lacks_redis or has_malformed_url(context)):
         return None
     secret = context.redis_key
-    assert secret is not None, "a missing Secret has a name"
+    assert secret is not None, "a missing or malformed Secret has a name"
+    what = (
+        "does not exist, or lacks a key; create it"
+        if context.lacks_redis
+        else f"contains a malformed URL; write it as {FORMS}"
+    )
     message = (
-        f"the operator's Secret {secret.namespace}/{secret.name} for Redis does not exist, or lacks a key; create it. "
+        f"the operator's Secret {secret.namespace}/{secret.name} for Redis {what}. "
         "Until then, the children of this resource do not change"
     )
     return ConditionValue("True", ConditionReason.NO_SECRET, message)

@@ -22,7 +22,7 @@ from ballast_operator.context import UserKeys
 from ballast_operator.errors import ClusterRefused, ClusterUnavailable, Conflict
 from ballast_operator.kinds import SECRET, Body, Key, Kind
 from ballast_queue.connection import Connection
-from ballast_queue.errors import CommandForbidden, QueueError
+from ballast_queue.errors import CommandForbidden, QueueError, QueueUnavailable
 from ballast_queue.redis_store import Queue
 from ballast_queue.rights import RedisUser
 from ballast_queue.users import RedisUsers
@@ -179,16 +179,24 @@ class RedisUserSync:
         return found.names(self._prefix)
 
     def _remove(self, address: Address, gone: Mapping[str, str]) -> None:
-        """Remove users with the settings that their resources wrote. Runs on a thread."""
+        """Remove users, and then the settings that their resources wrote. Runs on a thread.
+
+        A user can write anything into its queue, so no content of a queue may keep a user.
+        """
         if not gone:
             return
         connection = self._connect(address)
         users = RedisUsers(connection)
-        for name, owner in gone.items():
-            for queue in users.queues_of(name):
-                Queue(connection, queue).settings.drop(owner)
+        queues = {(queue, owner) for name, owner in gone.items() for queue in users.queues_of(name)}
         users.remove(list(gone))
         log.info("removed users from redis", users=sorted(gone))
+        for queue, owner in sorted(queues):
+            try:
+                Queue(connection, queue).settings.drop(owner)
+            except QueueUnavailable:
+                raise
+            except QueueError as error:
+                log.warning("settings of a queue were not removed", queue=queue, error=type(error).__name__)
 
     def _connect(self, address: Address) -> Connection:
         if self._connection is None or self._connection[0] != address:

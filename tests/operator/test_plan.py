@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,7 @@ from ballast_operator.children.config import REDIS_HASH, VERSION, config_texts, 
 from ballast_operator.children.redis_users import secrets_hash
 from ballast_operator.context import OperatorContext, UserKeys
 from ballast_operator.drift import drift
-from ballast_operator.inference_deployment import DELETION_COST, plan
+from ballast_operator.inference_deployment import DELETION_COST, RESOURCE_TYPE, plan
 from ballast_operator.kinds import SECRET, SERVICE, Body, Key
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot
 from ballast_operator.poll_result import PollResult
@@ -285,3 +286,52 @@ json_values = st.recursive(
 @given(json_values)
 def test_an_object_does_not_drift_from_itself(value: Any) -> None:
     assert drift(value, copy.deepcopy(value)) == ()
+
+
+@pytest.mark.parametrize("refuses_users", [None, False])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:top/secret@redis:6379/0",
+        "redis://:top?secret@redis:6379/0",
+        "redis://admin:top/secret",
+        "redis://:7/secret",
+        "REDISS://admin:secret@redis:6379",
+        "redis+ssl://admin:secret@redis:6379",
+        "admin:secret@redis:6379",
+        "secret",
+    ],
+)
+def test_a_malformed_url_of_the_operator_reaches_no_secret_of_a_resource(url: str, refuses_users: bool | None) -> None:
+    data = {"url": base64.b64encode(url.encode()).decode(), "password": "eA=="}
+    context = replace(OWN_REDIS, redis=data, refuses_users=refuses_users)
+    resource = make_resource()
+
+    assert [step.key for step in plan(resource, ClusterSnapshot("u-1"), context).apply if step.key.kind == SECRET] == []
+    assert RESOURCE_TYPE.secrets(resource, context) == ()
+    value = RESOURCE_TYPE.blocked(resource, context, ())
+    assert value is not None
+    assert value.reason == "SecretMissing"
+    assert "malformed URL" in value.message
+    assert "secret" not in value.message.replace("SecretMissing", "")
+    assert RESOURCE_TYPE.redis_users(resource, context) == RESOURCE_TYPE.redis_users(resource, OWN_REDIS)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("rediss://admin:top%2Fsecret@redis:6379/2?db=2", "rediss://ballast%3A%3Ans%2Fllm@redis:6379/2?db=2"),
+        ("redis://[::1]:6379", "redis://ballast%3A%3Ans%2Fllm@[::1]:6379"),
+        ("redis://:a@b@redis", "redis://ballast%3A%3Ans%2Fllm@redis"),
+        ("unix:///run/redis.sock", "unix://ballast%3A%3Ans%2Fllm@/run/redis.sock"),
+    ],
+)
+def test_a_secret_of_a_resource_has_its_own_user_in_the_url_of_the_operator(url: str, expected: str) -> None:
+    context = replace(OWN_REDIS, redis={"url": base64.b64encode(url.encode()).decode()})
+    (secret,) = (
+        step.manifest
+        for step in plan(make_resource(), ClusterSnapshot("u-1"), context).apply
+        if step.key.kind == SECRET
+    )
+
+    assert base64.b64decode(secret["data"]["url"]).decode() == expected

@@ -129,3 +129,16 @@ def test_a_job_that_goes_on_does_not_expire(queue, line) -> None:
     run_timers(queue)
 
     assert queue.jobs.get(job_id).state == "in_progress"
+
+
+def test_an_unused_queue_that_cannot_be_read_does_not_keep_the_others(queue, line, release) -> None:
+    others = [f"{queue.name}-{place}" for place in ("a", "z")]
+    client = queue.store.connection._client
+    client.set(f"ballast:{{{queue.name}}}:workers", "x")
+    for name in others:
+        fill(Queue(queue.store.connection, name), line)
+    unused(queue, release).update({queue.name, *others})
+    unused(queue, release).update(set())
+
+    assert sorted(unused(queue, release).update(set())) == others
+    assert keys_of(queue), "its content stays"

@@ -6,9 +6,8 @@ sentence.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
-from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit, urlunsplit
 
 from ballast_queue.errors import InvalidAddress
 
@@ -42,9 +41,17 @@ class RedisAddress:
 
 
 def with_user(url: str, user: str) -> str:
-    """Return a URL with another user and no password."""
-    match = re.match(r"([a-z]+://)(?:[^/?#]*@)?(.*)", url, re.DOTALL)
-    return url if match is None else f"{match[1]}{quote(user, safe='')}@{match[2]}"
+    """Return a URL with another user and no password.
+
+    Raises:
+        InvalidAddress: the URL is malformed, so its password cannot be separated. The message quotes nothing of it.
+    """
+    parse_address(url)
+    _, parts = _find_problem(url, is_strict=False)
+    if parts.scheme in NETWORK and not parts.hostname:
+        raise InvalidAddress(f"Redis URL: the host is missing: use {FORMS}")
+    place = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{quote(user, safe='')}@{place}"))
 
 
 def parse_address(url: str, *, is_strict: bool = False) -> RedisAddress:

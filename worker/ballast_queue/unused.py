@@ -10,10 +10,13 @@ import contextlib
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
+from ballast_log import Log
 from ballast_queue.connection import Connection
-from ballast_queue.errors import QueueError
+from ballast_queue.errors import QueueError, RefusedCall, UnreadableValue
 from ballast_queue.redis_store import Queue
 from ballast_queue.unreadable import text_of
+
+log = Log(__name__)
 
 REGISTRY = b"ballast:queues"
 BATCH = 100
@@ -37,6 +40,8 @@ class UnusedQueues:
     def update(self, used: AbstractSet[str]) -> list[str]:
         """Note which queues the resources use now. Run the timers of the others, and return the removed queues.
 
+        A queue with content that cannot be read stays.
+
         Raises:
             QueueUnavailable, QueueForbidden: the server does not answer, or refuses the user.
         """
@@ -48,18 +53,27 @@ class UnusedQueues:
         for (name, release), since in known.items():
             if release != self.release or name in used:
                 continue
-            queue = Queue(self.connection, name)
-            run_timers(queue)
-            if queue.workers.statuses():
-                self._note(name, "")
-            elif not since:
-                self._note(name, repr(queue.now()))
-            elif queue.now() - float(since) >= self.keep_seconds:
-                if not any(other == name and whose != release for other, whose in known):
-                    remove(queue)
+            is_shared = any(other == name and whose != release for other, whose in known)
+            try:
+                if self._end(Queue(self.connection, name), since, is_shared=is_shared):
                     removed.append(name)
-                self.connection.remove_hash_field(REGISTRY, _field(name, release))
+            except (RefusedCall, UnreadableValue) as error:  # a user can write anything into its queue
+                log.warning("an unused queue was skipped", queue=name, error=type(error).__name__)
         return removed
+
+    def _end(self, queue: Queue, since: str, *, is_shared: bool) -> bool:
+        """Remove an unused queue if its time is over. Return whether it was removed."""
+        run_timers(queue)
+        if queue.workers.statuses():
+            self._note(queue.name, "")
+        elif not since:
+            self._note(queue.name, repr(queue.now()))
+        elif queue.now() - float(since) >= self.keep_seconds:
+            if not is_shared:
+                remove(queue)
+            self.connection.remove_hash_field(REGISTRY, _field(queue.name, self.release))
+            return not is_shared
+        return False
 
     def _entries(self) -> list[tuple[tuple[str, str], str]]:
         found = []

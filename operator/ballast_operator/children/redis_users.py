@@ -18,6 +18,7 @@ from ballast_operator.children.manifest import hash_of, manifest
 from ballast_operator.context import OperatorContext, UserKeys
 from ballast_operator.kinds import SECRET, Body
 from ballast_queue.address import with_user
+from ballast_queue.errors import InvalidAddress
 from ballast_queue.rights import RedisUser, submitter_rules, worker_rules
 
 PREFIX = "ballast"
@@ -34,7 +35,12 @@ def redis_users(resource: InferenceDeployment, context: OperatorContext) -> tupl
 
 
 def redis_secrets(resource: InferenceDeployment, context: OperatorContext) -> tuple[Body, ...]:
-    """Return the Secrets with address, user and password for the workers, and for each submitter."""
+    """Return the Secrets with address, user and password for the workers, and for each submitter.
+
+    There are none while the operator's own URL is malformed.
+    """
+    if has_malformed_url(context):
+        return ()
     source = context.redis_key
     origin = {COPY_OF: f"{source.namespace}/{source.name}" if source is not None else ""}
     return tuple(
@@ -45,8 +51,21 @@ def redis_secrets(resource: InferenceDeployment, context: OperatorContext) -> tu
 
 def secrets_hash(resource: InferenceDeployment, context: OperatorContext) -> str:
     """Return a hash of the data of all these Secrets; empty if there are none."""
+    if has_malformed_url(context):
+        return ""
     data = {name: _data(context, user) for name, user in _by_secret(resource, context)}
     return hash_of(data) if data else ""
+
+
+def has_malformed_url(context: OperatorContext) -> bool:
+    """Return whether the operator has a Redis of its own whose URL is malformed."""
+    if context.redis is None:
+        return False
+    try:
+        with_user(_url(context), PREFIX)
+    except InvalidAddress:
+        return True
+    return False
 
 
 def _by_secret(resource: InferenceDeployment, context: OperatorContext) -> Iterator[tuple[str, RedisUser]]:
@@ -70,8 +89,11 @@ def _passwords(keys: UserKeys, user: str, uid: str) -> tuple[str, ...]:
     )
 
 
+def _url(context: OperatorContext) -> str:
+    return base64.b64decode((context.redis or {}).get("url", "")).decode(errors="replace").strip()
+
+
 def _data(context: OperatorContext, user: RedisUser) -> Mapping[str, str]:
-    url = base64.b64decode((context.redis or {}).get("url", "")).decode(errors="replace").strip()
-    texts = {"url": with_user(url, user.name), "password": user.passwords[0]}
+    texts = {"url": with_user(_url(context), user.name), "password": user.passwords[0]}
     data = {key: base64.b64encode(text.encode()).decode() for key, text in texts.items()}
     return data | {key: value for key, value in (context.redis or {}).items() if key == CA}

@@ -1,0 +1,64 @@
+"""The users in Redis of deleted resources are removed, whatever these users left in Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any, cast
+from uuid import uuid4
+
+import pytest
+import redis
+
+from ballast_operator.addresses import Address
+from ballast_operator.cluster import Cluster
+from ballast_operator.kinds import INFERENCE_DEPLOYMENT
+from ballast_operator.redis_users import RedisUserSync
+from ballast_queue.connection import Connection
+from ballast_queue.redis_store import Queue
+from ballast_queue.rights import RedisUser, worker_rules
+from ballast_queue.settings import QueueSettings
+from ballast_queue.users import RedisUsers
+
+
+class NoResources:
+    """A cluster without resources."""
+
+    async def uids(self, *_: object) -> dict[object, str]:
+        return {}
+
+
+@pytest.fixture
+def connection(valkey: Any) -> Iterator[Connection]:
+    found = Connection.open(valkey.url, username=None, password=None, socket_timeout=5)
+    yield found
+    found.close()
+
+
+def test_a_user_that_corrupts_its_queue_keeps_no_deleted_user(valkey: Any, connection: Connection) -> None:
+    release = uuid4().hex[:8]
+    owners = [f"{release}/{name}" for name in ("a", "evil", "z")]
+    RedisUsers(connection).put(
+        RedisUser(f"ballast:{release}:{owner}", ("secret",), worker_rules(owner)) for owner in owners
+    )
+    for owner in (owners[0], owners[2]):
+        Queue(connection, owner).settings.apply(QueueSettings(owner=owner))
+    tenant = redis.Redis.from_url(valkey.url, username=f"ballast:{release}:{owners[1]}", password="secret")
+    with tenant:
+        assert tenant.set(f"ballast:{{{owners[1]}}}:settings", "x")
+    sync = RedisUserSync(
+        cast(Cluster, NoResources()),
+        release=release,
+        every_seconds=10,
+        kinds=[INFERENCE_DEPLOYMENT],
+        address=lambda: Address(valkey.url, None),
+        wanted=dict,
+        has_pods=lambda _: False,
+        refused=lambda *, is_refused: None,
+    )
+
+    asyncio.run(sync._keep())
+
+    assert RedisUsers(connection).names(f"ballast:{release}:") == []
+    settings = [Queue(connection, owner).store.keys.settings for owner in (owners[0], owners[2])]
+    assert [list(connection.hash_pairs(key)) for key in settings] == [[], []]
