@@ -259,6 +259,28 @@ def test_an_item_that_cannot_go_on_starts_again_and_its_tokens_count_as_computed
     assert request.sampling_params.extra_args["ballast"]["num_computed"] == 4
 
 
+def test_an_item_starts_again_when_the_arguments_of_vllm_changed(fed, as_item, variables):
+    async def main():
+        async with running() as first:
+            await _until(lambda: fed.settings.read().urls)
+            await asyncio.to_thread(fed.submissions.submit, [as_item("a")])
+            await first.sent("r1")
+            first.engine.give("r1", 11)
+            await first.server.drain.run()
+        variables("BALLAST_ENGINE_BACKEND", "vllm")
+        variables("BALLAST_ENGINE_VLLM", "{args: [--tokenizer=other]}")
+        async with running() as second:
+            changed = await second.sent("r1")
+            second.engine.give("r1", 12)
+            await second.server.drain.run()
+        async with running() as third:
+            same = await third.sent("r1")
+            await third.server.drain.run()
+        return changed.prompt_token_ids, same.prompt_token_ids
+
+    assert asyncio.run(main()) == ([1, 2, 3], [1, 2, 3, 12])
+
+
 def test_an_item_that_vllm_refuses_keeps_the_sentence_and_spends_no_other_attempt(fed, as_item):
     async def main():
         async with running():
