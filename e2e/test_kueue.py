@@ -64,11 +64,18 @@ def test_one_worker_serves_and_the_conditions_explain_the_other(
     (held,) = (pod for pod in cluster.pods(shared, namespace=namespace) if not is_ready(pod))
     name = held["metadata"]["name"]
     sentence = f"pod {name} waits until Kueue admits it within its quota: see kubectl get workloads -n {namespace}"
+    until(
+        lambda: (
+            cluster.condition(shared, "Ready", namespace=namespace)["message"]
+            == f"1 of 2 workers are ready; {sentence}"
+        ),
+        seconds=60,
+        said="Ready counts the worker that serves",
+    )
     explained = explain(cluster, shared, namespace)
     answers = client.script("replay.py", f"{shared}.{namespace}.svc", "8000", MODEL, "burst", "8")
 
     assert {"name": "kueue.x-k8s.io/admission"} in held["spec"]["schedulingGates"]
-    assert cluster.condition(shared, "Ready", namespace=namespace)["message"] == f"1 of 2 workers are ready; {sentence}"
     assert reason(cluster, "Progressing", namespace) == "SchedulingGated"
     assert cluster.condition(shared, "Progressing", namespace=namespace)["message"].endswith(sentence)
     assert cluster.condition(shared, "Degraded", namespace=namespace)["status"] == "False"

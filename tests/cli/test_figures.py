@@ -146,8 +146,8 @@ HELD = make_attainment(0.2, -0.3, 0.6)
     [
         (HELD, HELD, "The promise held:"),
         (make_attainment(0.5, -0.1, 1.0), HELD, "The promise held:"),
-        (make_attainment(0.5, -0.1, 1.1), HELD, "too few requests to decide"),
-        (HELD, make_attainment(1.5, 0.9, 2.1), "too few requests to decide"),
+        (make_attainment(0.5, -0.1, 1.1), HELD, "too short or too noisy to decide"),
+        (HELD, make_attainment(1.5, 0.9, 2.1), "too short or too noisy to decide"),
         (HELD, make_attainment(1.5, 1.1, 1.9), "The promise did not hold:"),
         (make_attainment(0.5, -1, 2), make_attainment(3, 1.1, 5), "The promise did not hold:"),
     ],

@@ -115,6 +115,40 @@ def test_the_sentence_of_vllm_or_of_ballast_states_what_is_refused(case: str, ti
     assert sentence in str(caught.value)
 
 
+RESET = {
+    "tensor_parallel_size": "--tensor-parallel-siz=1",
+    "dtype": "--dtyp=auto",
+    "load_format": "--load-forma=auto",
+    "host": "--hos=",
+    "port": "--por=8000",
+    "scheduler_cls": "--scheduler-cl=None",
+    "max_lora_rank": "--max-lora-ran=16",
+    "quantization": "-qNone",
+}
+
+
+@pytest.mark.parametrize("name", RESET)
+def test_an_abbreviation_cannot_reset_an_argument_of_ballast_to_the_default_of_vllm(
+    name: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text(json.dumps({"r": 64}))
+    arguments = own(
+        tiny_model,
+        model={
+            "dtype": "float32",
+            "loadFormat": "dummy",
+            "adapters": [{"name": "sql", "uri": f"file://{adapter}"}],
+        },
+        engine={"quantization": "fp8"},
+        runtime={"host": "127.0.0.1", "port": 8123, "tensorParallel": 2},
+    )
+
+    with pytest.raises(BadArguments, match=f"engine.vllm.args sets --{name.replace('_', '-')}:"):
+        parsed(arguments, [RESET[name]])
+
+
 def test_an_unknown_quantization_is_refused_before_anything_is_loaded(tiny_model: Path) -> None:
     arguments = parsed(own(tiny_model, engine={"quantization": "nonsense"}), [])
 

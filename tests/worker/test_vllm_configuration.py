@@ -53,7 +53,10 @@ def test_variables_alone_are_enough():
         ("slo: {ttftMilliseconds: fast}", {}, "slo.ttftMilliseconds"),
         ("", {"BALLAST_LIMITS_MAX_BODY_KIBIBYTES": "-1"}, "limits.maxBodyKibibytes"),
         ("[a]", {}, "found list, expected a mapping"),
-        ("a: [", {}, "is not a valid configuration"),
+        ("a: [", {}, "^file is not a valid configuration"),
+        ("slots: 2026-13-01", {}, "^file is not a valid configuration"),
+        ("", {"BALLAST_SLOTS": "[1"}, "^BALLAST_SLOTS is not a valid configuration"),
+        ("", {"BALLAST_SLOTS": "2026-13-01"}, "^BALLAST_SLOTS is not a valid configuration"),
     ],
 )
 def test_a_wrong_configuration_is_refused_by_the_name_of_its_field(text, environment, sentence):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -258,6 +259,28 @@ def test_an_item_that_cannot_go_on_starts_again_and_its_tokens_count_as_computed
     assert request.sampling_params.extra_args["ballast"]["num_computed"] == 4
 
 
+def test_an_item_starts_again_when_the_arguments_of_vllm_changed(fed, as_item, variables):
+    async def main():
+        async with running() as first:
+            await _until(lambda: fed.settings.read().urls)
+            await asyncio.to_thread(fed.submissions.submit, [as_item("a")])
+            await first.sent("r1")
+            first.engine.give("r1", 11)
+            await first.server.drain.run()
+        variables("BALLAST_ENGINE_BACKEND", "vllm")
+        variables("BALLAST_ENGINE_VLLM", "{args: [--tokenizer=other]}")
+        async with running() as second:
+            changed = await second.sent("r1")
+            second.engine.give("r1", 12)
+            await second.server.drain.run()
+        async with running() as third:
+            same = await third.sent("r1")
+            await third.server.drain.run()
+        return changed.prompt_token_ids, same.prompt_token_ids
+
+    assert asyncio.run(main()) == ([1, 2, 3], [1, 2, 3, 12])
+
+
 def test_an_item_that_vllm_refuses_keeps_the_sentence_and_spends_no_other_attempt(fed, as_item):
     async def main():
         async with running():
@@ -324,6 +347,31 @@ def test_a_body_above_the_limit_never_reaches_vllm(variables):
             return chunked.status_code, found.engine.sent
 
     assert asyncio.run(main()) == (413, {})
+
+
+def test_a_body_takes_memory_of_ballast_only_until_vllm_has_it(variables):
+    async def main():
+        async with running() as found:
+            seen = []
+
+            async def app(scope, receive, send):
+                before = found.server.bodies.used
+                message = await receive()
+                body = message["body"]
+                del message
+                seen.extend((before > 0, found.server.bodies.used, len(body), sys.getrefcount(body)))
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+                await send({"type": "http.response.body", "body": b""})
+
+            middleware = BallastMiddleware(app)
+            middleware.server = found.server
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(middleware), base_url="http://vllm") as client:
+                status = (await client.post("/v1/completions", content=b"a" * 100_000)).status_code
+            return status, seen, found.server.bodies.used
+
+    own = 2  # the variable, and the argument of getrefcount
+
+    assert asyncio.run(main()) == (200, [True, 0, 100_000, own], 0)
 
 
 def test_routers_see_online_requests_only(variables):

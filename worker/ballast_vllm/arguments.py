@@ -48,7 +48,6 @@ def serve_arguments(config: WorkerConfig) -> list[str]:
             ("ssl-keyfile", runtime.tls_key_file),
             ("tensor-parallel-size", runtime.tensor_parallel if runtime.tensor_parallel > 1 else None),
         ),
-        *(["--enable-ssl-refresh"] if runtime.tls_cert_file is not None else []),
         *_named(*_model(config.model)),
         *_engine(config.engine),
         *_adapters(config, served_name(config, directory)),

@@ -45,10 +45,7 @@ def load(path: Path | None, environment: Mapping[str, str] = os.environ, *, mode
 
 def parse(text: str, source: str, environment: Mapping[str, str] = os.environ, *, model: str = "vllm") -> WorkerConfig:
     """Return the configuration from the text of a file; see `load`."""
-    try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise InvalidConfig(source, [str(error)]) from error
+    data = _yaml(text, source)
     if data is None:
         data = {}
     if not isinstance(data, dict):
@@ -84,7 +81,14 @@ def _overrides(environment: Mapping[str, str]) -> Iterator[tuple[str | None, str
         variable = PREFIX + "_".join(filter(None, (section, name))).upper()
         if variable in environment:
             text = environment[variable]
-            yield section, to_camel(name), text if _is_text(kind) else yaml.safe_load(text)
+            yield section, to_camel(name), text if _is_text(kind) else _yaml(text, variable)
+
+
+def _yaml(text: str, source: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as error:  # ValueError for 2026-13-01, which is no date
+        raise InvalidConfig(source, [str(error)]) from error
 
 
 def _fields() -> Iterator[tuple[str | None, str, object]]:

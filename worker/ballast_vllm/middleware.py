@@ -159,7 +159,8 @@ class BallastMiddleware:
             states_priority=PRIORITY_HEADER in headers,
             most_priority=server.tenancy.capped(caller.tenant, MAX_PRIORITY),
         )
-        passed = _Passed(body, receive, send, is_last=server.is_draining)
+        passed = _Passed(body, share, receive, send, is_last=server.is_draining)
+        del body  # the response may take minutes
         call.hang_up = passed.gone.set
         CALL.set(call)
         server.begin(call, is_queued=is_queued)
@@ -174,19 +175,21 @@ class BallastMiddleware:
 class _Passed:
     """What vLLM receives and sends for one request."""
 
-    def __init__(self, body: bytes, receive: Receive, send: Send, *, is_last: bool) -> None:
+    def __init__(self, body: bytes, share: BodyShare, receive: Receive, send: Send, *, is_last: bool) -> None:
         self.status: int | None = None
         self.is_complete = False
         self.gone = asyncio.Event()
         """Set when vLLM should believe that the client is gone."""
         self._body: bytes | None = body
+        self._share = share
         self._receive, self._send = receive, send
         self._is_last = is_last
 
     async def receive(self) -> Message:
-        """Return the body, then wait until the client closes the connection."""
+        """Return the body and end its share of the memory, then wait until the client closes the connection."""
         if self._body is not None:
             body, self._body = self._body, None
+            self._share.end()
             return {"type": "http.request", "body": body, "more_body": False}
         tasks = {asyncio.ensure_future(self._receive()), asyncio.ensure_future(self.gone.wait())}
         try:

@@ -68,13 +68,11 @@ def parsed(own: Sequence[str], others: Sequence[str]) -> argparse.Namespace:
         BadArguments: the parser refuses them, or the others change something that Ballast decides.
     """
     parser = make_arg_parser(ServeParser(prog="vllm serve"))
-    model = own[0]
-    without, alone = _parse(parser, [model]), _parse(parser, [model, *others])
-    changed = [name for name, value in vars(alone).items() if value != getattr(without, name)]
+    without, arguments = _parse(parser, own), _parse(parser, [*own, *others])
+    changed = [name for name, value in vars(arguments).items() if value != getattr(without, name)]
     refused = refusal([name.replace("_", "-") for name in changed])
     if refused is not None:
         raise BadArguments(f"{FIELD} sets {refused}")
-    arguments = _parse(parser, [*own, *others])
     try:
         validate_parsed_serve_args(arguments)
     except (TypeError, ValueError) as error:

@@ -148,7 +148,7 @@ class VllmServer:
         self._urls = _item_urls(self._app)
         self.loop = HttpItemLoop(self._inner, self._scope(), self.engine)
         await self._poll()
-        self._start_owner_port()
+        self._start_ports()
         self._start_feeder()
         self._start_watcher()
         for seconds, task in ((POLL_SECONDS, self._poll), (POLL_SECONDS, self._watch), (1.0, self._sample)):
@@ -195,13 +195,21 @@ class VllmServer:
                 "one key. Remove --api-key"
             )
 
-    def _start_owner_port(self) -> None:
-        """Serve what names tenants on a port of its own, as a worker does."""
+    def _start_ports(self) -> None:
+        """Serve what names tenants on a port of its own, and both ports with one certificate, as a worker does.
+
+        vLLM's port gets the certificate before it accepts connections. vLLM's `--enable-ssl-refresh` watches the file
+        and misses changes of a Secret volume, which swaps a symlink two directories up.
+        """
+        is_launched = LAUNCHED in os.environ
         listener = listen_for_metrics(self.config)
+        if is_launched or listener is not None:
+            self._certificate = Certificate.of(self.config.runtime)
+        tls = None if self._certificate is None else self._certificate.context
+        if is_launched and tls is not None:
+            self._app.state.server.config.ssl = tls
         if listener is None:
             return
-        self._certificate = Certificate.of(self.config.runtime)
-        tls = None if self._certificate is None else self._certificate.context
         self._owner_port = owner_server(self, listener, tls)
         self._keep(asyncio.create_task(self._owner_port.serve(sockets=[listener])))
 
@@ -236,8 +244,9 @@ class VllmServer:
         model = str(self._app.state.args.model)
         also = settings.watched_files(self.config, self._reload_keys, reconnect)
         runtime = self.config.runtime
-        if self._certificate is not None and runtime.tls_cert_file is not None:
-            also[runtime.tls_cert_file] = self._certificate.reload  # vLLM reads the one of its own port again
+        if self._certificate is not None:
+            pair = runtime.tls_cert_file, runtime.tls_key_file
+            also |= {path: self._certificate.reload for path in pair if path is not None}
         self._watcher = ConfigWatcher(
             self._path,
             self.loaded,
@@ -273,7 +282,8 @@ class VllmServer:
         """Return the name of everything that decides the tokens of an answer."""
         directory = Path(self.tap.identity[0])
         weights = settings.model_revision(self.config, directory) if directory.is_dir() else self.config.model.revision
-        return hashlib.sha256("\0".join(("vllm", weights, *self.tap.identity)).encode()).hexdigest()[:16]
+        parts = ("vllm", weights, *self.tap.identity, *self.config.engine.vllm.args)  # such as --hf-overrides
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
     # Requests
 

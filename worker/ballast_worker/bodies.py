@@ -37,12 +37,12 @@ class BodyMemory:
 
     @contextlib.contextmanager
     def share(self) -> Iterator[BodyShare]:
-        """Return a share for one body, which ends with the block."""
+        """Return a share for one body, which ends with the block if nothing ends it before."""
         share = BodyShare(self)
         try:
             yield share
         finally:
-            self.used -= share.size
+            share.end()
 
 
 class BodyShare:
@@ -61,6 +61,11 @@ class BodyShare:
         more = self.check(num_bytes)
         self._memory.used += more
         self.size += more
+
+    def end(self) -> None:
+        """Return the share to the memory."""
+        self._memory.used -= self.size
+        self.size = 0
 
     def check(self, num_bytes: int) -> int:
         """Return how much the share must grow for a body of `num_bytes`. A body that is only announced takes nothing.

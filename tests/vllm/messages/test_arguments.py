@@ -43,7 +43,7 @@ FIELDS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "host": ({"runtime": {"host": "::"}}, ["--host=::"]),
     "tls": (
         {"runtime": {"tlsCertFile": "/tls/tls.crt", "tlsKeyFile": "/tls/tls.key"}},
-        ["--ssl-certfile=/tls/tls.crt", "--ssl-keyfile=/tls/tls.key", "--enable-ssl-refresh"],
+        ["--ssl-certfile=/tls/tls.crt", "--ssl-keyfile=/tls/tls.key"],
     ),
     "tensorParallel": ({"runtime": {"tensorParallel": 4}}, ["--tensor-parallel-size=4"]),
     "quantization": ({"engine": {"quantization": "fp8"}}, ["--quantization=fp8"]),

@@ -112,7 +112,7 @@ def _run(command: list[str], port: int, log: Path, **variables: str) -> Iterator
 def _is_ready(serving: Serving) -> bool:
     assert serving.process.poll() is None, serving.log.read_text()[-4000:]
     try:
-        return httpx.get(f"{serving.url}/ready", timeout=5).status_code == 200
+        return httpx.get(f"{serving.url}/ready", timeout=5, verify=False).status_code == 200
     except httpx.TransportError:
         return False
 
@@ -139,10 +139,12 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., AbstractCo
     @contextmanager
     def launched(path: Path, config: Mapping[str, Any]) -> Iterator[Serving]:
         log, port = tmp_path_factory.mktemp("server") / "log", _free_port()
-        runtime = {"host": "127.0.0.1", "port": port, "metricsPort": _free_port()}
+        runtime = {"host": "127.0.0.1", "port": port, "metricsPort": _free_port(), **config.get("runtime", {})}
         path.write_text(json.dumps({**config, "runtime": runtime}))
         command = [sys.executable, "-W", "ignore", "-m", "ballast_vllm", "--config", str(path)]
         with _run(command, port, log) as serving:
+            if "tlsCertFile" in runtime:
+                serving.url = f"https://localhost:{port}"
             _eventually(lambda: _is_ready(serving), "the server to be ready")
             yield serving
 

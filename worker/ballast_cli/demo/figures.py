@@ -119,7 +119,7 @@ def promise(ttft: Attainment, tpot: Attainment, *, most_lost: float) -> str:
     elif all(one.high <= most_lost for one in both):
         said = "The promise held"
     else:
-        said = "This run has too few requests to decide whether the promise held"
+        said = "This run is too short or too noisy to decide whether the promise held"
     return f"{said}: offline work costs online at most {most_lost:g} point of SLO attainment."
 
 
