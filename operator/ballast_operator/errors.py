@@ -3,6 +3,7 @@
 OperatorError
 ├── MissingExtra          a package of the `operator` extra is not installed
 ├── BadSetting            a setting of the operator is missing or invalid
+├── Unplannable           the children of a resource cannot be computed from its spec
 ├── ClusterUnavailable    no answer, a busy answer (429) or a failed one (5xx): the reconciliation is retried
 ├── NameTaken             an object of another owner has the name of a child
 └── ClusterRefused        the API server refused the call
@@ -25,6 +26,16 @@ class MissingExtra(OperatorError):
 
 class BadSetting(OperatorError):
     """A setting of the operator is missing or invalid."""
+
+
+class Unplannable(OperatorError):
+    """The children of a resource cannot be computed. The message quotes no value, and names the type of the cause."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(
+            f"the operator cannot compute the children from this spec ({type(cause).__name__}). Correct the spec. "
+            "Until then, the children of this resource do not change"
+        )
 
 
 class ClusterUnavailable(OperatorError):

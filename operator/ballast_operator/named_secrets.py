@@ -39,7 +39,8 @@ def _names(value: Any) -> Iterator[str]:
         if field == "secretName" and isinstance(content, str):
             yield content
         elif field == "secret" or field.lower().endswith(("secretref", "secretkeyref")):
-            yield from (str(content[key]) for key in ("name", "secretName") if key in (content or {}))
+            if isinstance(content, dict):
+                yield from (str(content[key]) for key in ("name", "secretName") if key in content)
         else:
             yield from _names(content)
 

@@ -52,9 +52,9 @@ class PodRules:
         for volume in template.volumes:
             for kind in sorted(volume.keys() - {"name"}):
                 if kind == "hostPath":
-                    yield from self._host_path(
-                        f"volume {volume.get('name')}", str((volume[kind] or {}).get("path", ""))
-                    )
+                    source = volume[kind]
+                    path = source.get("path", "") if isinstance(source, dict) else ""
+                    yield from self._host_path(f"volume {volume.get('name')}", str(path))
                 elif not _matches(kind, self.volumes):
                     yield f"volume {volume.get('name')}: the kind {kind} is not permitted (allowedVolumes)"
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Generic
+from typing import Generic, ParamSpec, TypeVar
 
 from ballast_api.conditions import ConditionReason, ConditionType
 from ballast_api.errors import InvalidConfig
@@ -27,6 +28,7 @@ from ballast_operator.errors import (
     Invalid,
     NameTaken,
     ObjectNotFound,
+    Unplannable,
 )
 from ballast_operator.events import event
 from ballast_operator.kinds import CONFIG_MAP, DEPLOYMENT, SECRET, Body, Key
@@ -64,6 +66,8 @@ SECRETS_AGAIN_SECONDS = 15.0
 
 
 Failure = ClusterUnavailable | ClusterRefused
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -86,6 +90,8 @@ class _Memory(Generic[R]):
     """When the resource became ready without the figures of its workers."""
     checked: float = 0.0
     """When its Secrets were last checked."""
+    unplannable: int | None = None
+    """The last generation whose children could not be computed."""
     parsed: tuple[str, R] | None = None
     """The resource at a resourceVersion."""
     settled: tuple[tuple[str, int, OperatorContext], ChildrenPlan] | None = None
@@ -141,6 +147,9 @@ class Reconciler(Generic[R]):
         """Reconcile one resource. Return the seconds after which to do so again; None: each event or poll does."""
         try:
             again = await self._reconcile(key)
+        except Unplannable as error:
+            await self._report_unplannable(key, error)
+            again = NAME_AGAIN_SECONDS
         except (ClusterUnavailable, ClusterRefused) as error:
             await self._report_failure(key, error)
             raise
@@ -173,18 +182,19 @@ class Reconciler(Generic[R]):
             return self._keep_users(key, body)
         try:
             blocked = await self._blocked(key, resource)
+            users = _computed(self._type.redis_users, resource, self.context)
         except Exception:
             self._keep_users(key, body)
             raise
         again = self._keep_users(key, body) if blocked is not None else None
         if blocked is None or blocked.reason is ConditionReason.NO_REDIS_USER:
-            self._use_users(key, self._type.redis_users(resource, self.context))
+            self._use_users(key, users)
         if blocked is not None:
             await self._report_degraded(key, body, blocked)
             if blocked.reason is ConditionReason.SECRET_NOT_ALLOWED:
                 return self._grants.least_seconds
             return NAME_AGAIN_SECONDS if blocked.reason in PASSING else again
-        source = self._type.source(resource, self.context)
+        source = _computed(self._type.source, resource, self.context)
         poll = None
         if source is not None:
             poll = self._poller.last(key, source).only_workers_in(self._cache.pods(key))
@@ -227,8 +237,9 @@ class Reconciler(Generic[R]):
 
     async def _blocked(self, key: Key, resource: R) -> ConditionValue | None:
         """Return why the children of a resource stay as they are for now; None if nothing holds them back."""
-        refusal = await self._grants.refusal(key.namespace, self._type.named_secrets(resource))
-        blocked = refusal or self._type.blocked(resource, self.context, self._cache.resources.values())
+        refusal = await self._grants.refusal(key.namespace, _computed(self._type.named_secrets, resource))
+        others = self._cache.resources.values()
+        blocked = refusal or _computed(self._type.blocked, resource, self.context, others)
         if blocked is not None and blocked.reason in UNPOLLED:
             self._poller.forget(key)
         return blocked
@@ -271,7 +282,7 @@ class Reconciler(Generic[R]):
         read = version, self._cache.revision(key), self.context
         if memory.settled is not None and memory.settled[0] == read and not memory.lost:
             return memory.settled[1]
-        wanted = self._type.plan(resource, self._snapshot(key, memory), self.context, poll)
+        wanted = _computed(self._type.plan, resource, self._snapshot(key, memory), self.context, poll)
         memory.settled = None if wanted else (read, wanted)
         return wanted
 
@@ -279,7 +290,7 @@ class Reconciler(Generic[R]):
         self, key: Key, body: Body, resource: R, poll: PollResult | None, memory: _Memory[R]
     ) -> ScalingStatus | None:
         """Write the replicas that scaling decides on. The change returns as an event."""
-        scaling = self._type.scaling(resource)
+        scaling = _computed(self._type.scaling, resource)
         if scaling is None:
             memory.history = History()
             return None
@@ -449,6 +460,18 @@ class Reconciler(Generic[R]):
         if status != before:
             await self._write(key, metadata, before, status)
 
+    async def _report_unplannable(self, key: Key, error: Unplannable) -> None:
+        """Report a spec from which the children cannot be computed. Log the cause once for each generation."""
+        memory, body = self._memories.get(key), self._cache.resources.get(key)
+        if memory is None or body is None:
+            return
+        generation = body["metadata"].get("generation")
+        if memory.unplannable != generation:
+            memory.unplannable = generation
+            trace = "".join(traceback.format_exception(error.__cause__))
+            log.error("the children of a resource cannot be computed", resource=str(key), trace=trace)
+        await self._report_degraded(key, body, ConditionValue("True", ConditionReason.INVALID_SPEC, str(error)))
+
     async def _report_failure(self, key: Key, error: Failure) -> None:
         """Report a reconciliation that failed several times in a row, unless the failure of a child is reported."""
         memory, body = self._memories.get(key), self._cache.resources.get(key)
@@ -517,8 +540,23 @@ class Reconciler(Generic[R]):
     def _read(self, body: Body, memory: _Memory[R]) -> R:
         version = body["metadata"]["resourceVersion"]
         if memory.parsed is None or memory.parsed[0] != version:
-            memory.parsed = (version, self._type.read(body))
+            memory.parsed = (version, _computed(self._type.read, body))
         return memory.parsed[1]
+
+
+def _computed(function: Callable[P, T], *arguments: P.args, **more: P.kwargs) -> T:
+    """Call a pure function of the resource type.
+
+    Raises:
+        InvalidConfig: the spec is invalid.
+        Unplannable: the function failed on any other error.
+    """
+    try:
+        return function(*arguments, **more)
+    except InvalidConfig:
+        raise
+    except Exception as error:
+        raise Unplannable(error) from error
 
 
 def _failure(error: Failure, marker: str, memory: _Memory[R]) -> Problem | None:

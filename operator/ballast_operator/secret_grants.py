@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import time
 from collections import defaultdict
 from collections.abc import Iterable
@@ -14,6 +15,9 @@ from ballast_operator.cluster import Cluster
 from ballast_operator.kinds import SECRET, Key
 from ballast_operator.named_secrets import is_allowed
 from ballast_operator.resource_type import ConditionValue
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
+"""Any other name exists nowhere, and would be a part of a path of the API server."""
 
 
 class SecretGrants:
@@ -34,7 +38,7 @@ class SecretGrants:
             ClusterUnavailable, ClusterRefused: a Secret cannot be read.
         """
         for name in names if self.is_required else ():
-            if not await self._is_allowed(Key(SECRET, namespace, name)):
+            if _NAME.fullmatch(name) is None or not await self._is_allowed(Key(SECRET, namespace, name)):
                 # A missing Secret reads the same: the account need not have the right to learn which Secrets exist.
                 message = (
                     f'Secret {name} does not exist or lacks the label {ALLOW_LABEL}: "true", so no resource may name '

@@ -101,7 +101,8 @@ def test_each_resource_has_a_user_for_its_queue_alone(
         for name in ("one", "two"):
             cluster.make(name)
         until(lambda: len(users(admin)) == 2)
-        secret, own = cluster.get("secrets", "one-ballast-redis"), texts(cluster, "one-ballast-redis")
+        own = texts(cluster, "one-ballast-redis")
+        secret = cluster.get("secrets", "one-ballast-redis")
         queue = connect(cluster, f"{cluster.namespace}/one", "one-ballast-redis")
         queue.settings.apply(QueueSettings())
         with pytest.raises(QueueForbidden):

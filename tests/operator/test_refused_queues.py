@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
@@ -20,6 +20,7 @@ from ballast_operator.errors import ClusterUnavailable
 from ballast_operator.inference_deployment import RESOURCE_TYPE
 from ballast_operator.kinds import INFERENCE_DEPLOYMENT, SECRET, Body, Key
 from ballast_operator.metrics import Metrics
+from ballast_operator.permitted import PodRules
 from ballast_operator.poll_result import PollResult
 from ballast_operator.process import Operator
 from ballast_operator.reconcile import Reconciler
@@ -160,6 +161,8 @@ AFTERWARDS: dict[str, dict[str, Any]] = {
     "a Secret that cannot be read": QUEUE | {"apiKeys": {"secretName": "unavailable"}},
     "no image": QUEUE | {"engine": {"backend": "vllm"}},
     "an invalid spec": QUEUE | {"slots": "many"},
+    "a volume that cannot be read": QUEUE | {"template": {"volumes": [{"name": "v", "secret": "my name"}]}},
+    "a location that cannot be read": QUEUE | {"model": {"uri": "hf://[x/y", "servedName": "m"}},
     "another queue, and a Secret without the label": {"apiKeys": {"secretName": "x"}},
     "another queue, and a Secret that cannot be read": {"apiKeys": {"secretName": "unavailable"}},
     "another queue, and an invalid spec": {"slots": "many"},
@@ -174,7 +177,7 @@ def test_a_resource_loses_its_user_with_the_grant_whatever_else_is_wrong(afterwa
     bench.put("guest", "g", **NAMED, **QUEUE)
     bench.reconcile()
     assert "~ballast:{host/h}:*" in bench.patterns()
-    bench.put("guest", "g", **NAMED, **afterwards)
+    bench.put("guest", "g", **(NAMED | afterwards))
     with suppress(ClusterUnavailable):
         bench.reconcile()
     assert "~ballast:{host/h}:*" in bench.patterns(), "the grant still holds"
@@ -219,3 +222,44 @@ def test_a_queue_counts_as_used_only_by_resources_that_may_use_it() -> None:
 
     asyncio.run(update())
     assert poller.used == {"host/h"}
+
+
+VLLM = {"template": {"image": "worker:1"}, "engine": {"backend": "vllm"}}
+WEIRD: dict[str, dict[str, Any]] = {
+    "a location": {"model": {"uri": "hf://[x/y"}},
+    "the location of an adapter": VLLM | {"model": MODEL | {"adapters": [{"name": "a", "uri": "hf://[x"}]}},
+    "the location of a draft model": {
+        **VLLM,
+        "engine": {"backend": "vllm", "speculative": {"method": "draftModel", "draftUri": "hf://["}},
+    },
+    "a derived name": {"model": {"uri": "s3://bucket/my model"}},
+}
+
+
+@pytest.mark.parametrize("spec", WEIRD.values(), ids=list(WEIRD))
+def test_a_spec_from_which_no_children_can_be_computed_is_reported(
+    spec: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench()
+    bench.put("guest", "g", **spec)
+    for _ in range(3):
+        assert bench.reconcile() is not None
+    assert bench.cluster.degraded == "InvalidSpec"
+    assert "cannot compute the children" in bench.cluster.message
+    assert "[" not in bench.cluster.message
+    assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
+
+    bench.put("guest", "g", model={"uri": "file:///m"})
+    bench.reconcile()
+    assert bench.cluster.degraded == "Healthy"
+
+
+@pytest.mark.parametrize(
+    "volume", [{"secret": "my name"}, {"secret": 5}, {"secret": ["name"]}, {"hostPath": "/x"}, {"hostPath": 5}]
+)
+def test_a_volume_of_a_wrong_type_is_reported(volume: dict[str, Any]) -> None:
+    bench = Bench()
+    bench.reconciler.context = replace(CONTEXT, rules=PodRules(volumes=()))
+    bench.put("guest", "g", template={"volumes": [{"name": "v"} | volume]})
+    bench.reconcile()
+    assert bench.cluster.degraded == "NotPermitted"
