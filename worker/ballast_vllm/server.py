@@ -240,13 +240,13 @@ class VllmServer:
     def _start_watcher(self) -> None:
         if self._path is None:
             return
-        reconnect = None if self.feeder is None else self.feeder.reconnect
         model = str(self._app.state.args.model)
-        also = settings.watched_files(self.config, self._reload_keys, reconnect)
-        runtime = self.config.runtime
-        if self._certificate is not None:
-            pair = runtime.tls_cert_file, runtime.tls_key_file
-            also |= {path: self._certificate.reload for path in pair if path is not None}
+        also = settings.watched_files(
+            self.config,
+            reload_keys=self._reload_keys,
+            reconnect=None if self.feeder is None else self.feeder.reconnect,
+            reload_certificate=None if self._certificate is None else self._certificate.reload,
+        )
         self._watcher = ConfigWatcher(
             self._path,
             self.loaded,

@@ -208,17 +208,24 @@ def reloaded_keys(config: WorkerConfig, current: ApiKeys | None) -> ApiKeys | No
 
 
 def watched_files(
-    config: WorkerConfig, reload_keys: Callable[[], None], reconnect: Callable[[], None] | None
+    config: WorkerConfig,
+    *,
+    reload_keys: Callable[[], None],
+    reconnect: Callable[[], None] | None,
+    reload_certificate: Callable[[], None] | None,
 ) -> dict[Path, Callable[[], None]]:
     """Return the files that may change while a server runs, each with the function to call then.
 
-    `reconnect` opens the queue with a new address, password or authority; None without a queue.
+    `reconnect` opens the queue with a new address, password or authority; None without a queue. `reload_certificate`
+    reads the certificate of HTTPS again; None without HTTPS.
     """
     runtime = config.runtime
     files: dict[Path | None, Callable[[], None]] = {runtime.api_keys_file: reload_keys}
     if reconnect is not None:
         paths = (runtime.redis_url_file, runtime.redis_password_file, runtime.redis_ca_file)
         files |= dict.fromkeys(paths, reconnect)
+    if reload_certificate is not None:
+        files |= dict.fromkeys((runtime.tls_cert_file, runtime.tls_key_file), reload_certificate)
     return {path: function for path, function in files.items() if path is not None}
 
 

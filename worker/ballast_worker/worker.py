@@ -260,11 +260,12 @@ class Worker:
             self.feeder.configure(settings.queue_settings(config, self.served.name))
 
     def _watch(self, path: Path, loaded: Loaded) -> ConfigWatcher:
-        reconnect = None if self.feeder is None else self.feeder.reconnect
-        also = settings.watched_files(loaded.config, self._reload_keys, reconnect)
-        if self.certificate is not None:
-            pair = (loaded.config.runtime.tls_cert_file, loaded.config.runtime.tls_key_file)
-            also |= {path: self.certificate.reload for path in pair if path is not None}
+        also = settings.watched_files(
+            loaded.config,
+            reload_keys=self._reload_keys,
+            reconnect=None if self.feeder is None else self.feeder.reconnect,
+            reload_certificate=None if self.certificate is None else self.certificate.reload,
+        )
         return ConfigWatcher(path, loaded, self._apply, also=also)
 
     def _reload_keys(self) -> None:
