@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from typing import Any, Self, TypeVar
 
@@ -79,8 +79,11 @@ class Connection:
         admits: Admits | None = None,
         ca: str | None = None,
         most_reply_bytes: int | None = None,
+        checks_functions: bool = True,
     ) -> Self:
         """Connect, and check the function library. An administrator's connection loads a missing or older one.
+
+        A submitter may not call functions: `checks_functions` is false then, and the first command connects.
 
         `admits` makes the connection strict, for a URL of somebody else: it uses `redis` and `rediss` only, connects
         only to hosts that `admits` accepts, also where a cluster redirects it, and raises one and the same error for
@@ -104,6 +107,8 @@ class Connection:
         client = _client(address, options)
         settings: dict[str, Any] = {"loads_functions": loads_functions, "is_strict": admits is not None}
         connection = cls(client, socket_timeout=socket_timeout, **settings)
+        if not checks_functions:
+            return connection
         try:
             if connection._is_cluster():
                 client.close()
@@ -175,6 +180,17 @@ class Connection:
         """Return the members of a sorted set between two positions."""
         members: list[bytes] = self._translated(lambda: self._client.zrange(key, first, last))
         return members
+
+    def append(self, key: bytes, entries: Sequence[Mapping[str, bytes | str]]) -> None:
+        """Add entries to a stream, in one round trip."""
+
+        def attempt() -> None:
+            pipeline = self._client.pipeline(transaction=False)
+            for entry in entries:
+                pipeline.xadd(key, dict(entry))
+            pipeline.execute()
+
+        self._translated(attempt)
 
     def entries(self, key: bytes, after: bytes, count: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
         """Return entries of a stream after the entry `after` (`0` is before the first)."""
