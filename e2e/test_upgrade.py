@@ -6,9 +6,11 @@ import base64
 import json
 from pathlib import Path
 from secrets import token_hex
+from typing import Any
 
 import jobs
 import pytest
+import yaml
 from children import wait_tidy
 from client import NAMESPACE as CLIENT_NAMESPACE
 from client import POD, Client
@@ -24,9 +26,14 @@ CRD = "inferencedeployments.ballast.dev"
 
 
 @pytest.fixture(scope="module")
-def before(cluster: Cluster, release: Release) -> Previous:
+def old(cluster: Cluster) -> Previous:
+    """Build the previous version."""
+    return previous(cluster)
+
+
+@pytest.fixture
+def before(cluster: Cluster, release: Release, old: Previous) -> Previous:
     """Install the chart of the previous version instead of this one."""
-    old = previous(cluster)
     release.check_rights()
     remove(cluster)
     cluster.make_namespace(NAMESPACE)
@@ -83,6 +90,46 @@ def test_a_new_certificate_reaches_everyone_and_nothing_restarts(
     assert images(cluster, namespace) == pods
     assert {pod["metadata"]["uid"] for part in ("operator", "queue") for pod in release.pods(part)} == everyone
     cluster.kubectl("delete", "infd", "first", "-n", namespace, "--timeout=60s", seconds=70)
+
+
+def test_queue_users_secrets_tls_and_settings_move_over_with_a_running_job(
+    cluster: Cluster, namespace: str, client: Client, release: Release, before: Previous
+) -> None:
+    """The owner does what CHANGELOG.md asks for: label the Secrets that resources name, then upgrade."""
+    queue, keys = f"{namespace}/first", "keys.yaml=key-of-research: research\n"
+    cluster.kubectl("create", "secret", "generic", "keys", "-n", namespace, f"--from-literal={keys}")
+    cluster.apply(with_tenants(), namespace=namespace)
+    (pod, *_) = cluster.wait_pods("first", 2, namespace=namespace)
+    assert set(images(cluster, namespace).values()) == {before.worker}
+    access = [f"BALLAST_REDIS_URL={release.redis_url}", f"BALLAST_REDIS_PASSWORD={release.redis_password}"]
+    words = ["env", *access, f"BALLAST_QUEUE={queue}", "ballast", "submit", "-", "--json", "--tenant", "research"]
+    lines = "".join(json.dumps(line) + "\n" for line in jobs.lines(ITEMS, most=TOKENS))
+    said = cluster.exec(pod["metadata"]["name"], *words, namespace=namespace, stdin=lines, seconds=120).stdout
+    until(lambda: leased(cluster, namespace) > 0, seconds=60, said="the job runs", pause=0.1)
+
+    cluster.kubectl("label", "secret", "keys", "-n", namespace, "ballast.dev/allow=true")
+    upgrade(release, "--reset-values")
+    wait_image(cluster, namespace, WORKER.name)
+    until(lambda: up(cluster, namespace) == {1.0}, seconds=90, said="workers have Redis")
+    job = jobs.Submitted(client, queue, json.loads(said)["job_id"], ITEMS, TOKENS)
+    assert 0 < job.counts["waiting"] < ITEMS, "the job was running"
+    during = ports_of_valkey(cluster)
+    upgrade(release, "--reset-values")
+    job.finish(seconds=500, compared=6)
+    jobs.submit(client, queue, 50).finish(seconds=120, compared=3)
+
+    settings = json.loads(release.valkey("hget", f"ballast:{{{queue}}}:settings", "json"))
+    assert client.job(job.id, queue=queue)["tenant"] == "research"
+    assert (settings["owner"], [tenant["name"] for tenant in settings["tenants"]]) == (queue, ["research", "sales"])
+    assert copied(cluster, namespace) != release.redis_password
+    assert f":{queue}" in release.valkey("acl", "users")
+    assert (during, ports_of_valkey(cluster)) == ([6379, 6380], [6380])
+    assert [answered(client, namespace, key) for key in ("key-of-research", "another")] == ["200", "401"]
+    assert cluster.condition("first", "Degraded", namespace=namespace)["status"] == "False"
+    cluster.kubectl("delete", "infd", "first", "-n", namespace, "--timeout=60s", seconds=70)
+    wait_tidy(cluster, namespace)
+    cluster.kubectl("delete", "secret", "keys", "-n", namespace)
+    assert cluster.get("pods,deployments,services,secrets", namespace=namespace) == []
 
 
 def test_an_upgrade_and_a_rollback_under_a_running_job_lose_nothing(
@@ -155,6 +202,35 @@ def test_without_the_operator_a_resource_is_deleted_all_the_same(
 
     wait_tidy(cluster, namespace)
     assert cluster.get("pods,deployments,services,secrets", namespace=namespace) == []
+
+
+def with_tenants() -> dict[str, Any]:
+    """Return the sample with tenants and API keys."""
+    manifest: dict[str, Any] = yaml.safe_load(SAMPLE.read_text())
+    tenants = [{"name": "research", "weight": 3}, {"name": "sales"}]
+    manifest["spec"] |= {"offline": {"tenants": tenants}, "apiKeys": {"secretName": "keys"}}
+    return manifest
+
+
+def leased(cluster: Cluster, namespace: str) -> float:
+    return sum(jobs.leases(cluster, cluster.pods("first", namespace=namespace)).values())
+
+
+def ports_of_valkey(cluster: Cluster) -> list[int]:
+    service = cluster.get("service", f"{NAME}-valkey", namespace=NAMESPACE)
+    return sorted(port["port"] for port in service["spec"]["ports"])
+
+
+def answered(client: Client, namespace: str, key: str) -> str:
+    """Return the status of a request with an API key."""
+    program = f"""
+import http.client, json
+connection = http.client.HTTPConnection("first.{namespace}.svc", 8000, timeout=60)
+body = json.dumps({{"model": "ballast-tiny", "prompt": "Hello", "max_tokens": 4}})
+connection.request("POST", "/v1/completions", body, {{"Authorization": "Bearer {key}"}})
+print(connection.getresponse().status)
+"""
+    return client.cluster.exec(POD, "python3", "-c", program, namespace=CLIENT_NAMESPACE).stdout.strip()
 
 
 def upgrade(release: Release, *values: str) -> None:
