@@ -23,8 +23,8 @@ from ballast_policy.step.planner import plan
 
 log = Log(__name__)
 
-MOST_SLOTS = {"cpu": 64, "cuda": 256}
-MEMORY_SHARE = {"cpu": 0.5, "cuda": 0.9}
+MOST_SLOTS = 64
+MEMORY_SHARE = 0.5
 CONTEXT_PER_SLOT = 256
 """If `slots` is not set, each slot gets KV for this many tokens, or for the whole context if that is less."""
 
@@ -76,7 +76,6 @@ def build_engine(
 def _load(options: EngineOptions) -> LoadedModel:
     return load(
         Path(options.directory),
-        device=options.device,
         dtype=options.dtype,
         load_format=options.load_format,
         attention=options.attention,
@@ -89,17 +88,17 @@ def _size(options: EngineOptions, loaded: LoadedModel) -> tuple[EngineOptions, i
 
     A value that is not given follows from the others and from the free memory.
     """
-    kind, size = loaded.device.type, options.block_tokens
+    size = options.block_tokens
     longest = loaded.config.max_positions
     if options.max_model_len is not None and options.max_model_len > longest:
         raise InvalidOptions(
             f"maxModelLen is {options.max_model_len} tokens, but the checkpoint supports {longest}: lower maxModelLen."
         )
     context = options.max_model_len or longest
-    most_slots = options.slots or MOST_SLOTS[kind]
+    most_slots = options.slots or MOST_SLOTS
     per_block = kv_bytes_per_block(loaded.config, loaded.dtype, size)
     if options.kv_memory_bytes is None:
-        memory = int(_free_memory(kind) * MEMORY_SHARE[kind])
+        memory = int(_free_memory() * MEMORY_SHARE)
         num_blocks = min(memory // per_block, most_slots * -(-context // size))
     else:
         memory = options.kv_memory_bytes
@@ -117,12 +116,8 @@ def _size(options: EngineOptions, loaded: LoadedModel) -> tuple[EngineOptions, i
     return replace(options, slots=slots, max_model_len=context), num_blocks
 
 
-def _free_memory(kind: str) -> int:
-    """Return the free bytes of the GPU, or of this machine and its control group."""
-    if kind == "cuda":
-        import torch  # noqa: PLC0415 -- only here, and only with a GPU
-
-        return torch.cuda.mem_get_info()[0]
+def _free_memory() -> int:
+    """Return the free bytes of this machine and its control group."""
     free = [_meminfo("MemAvailable")]
     group = Path("/sys/fs/cgroup")
     try:

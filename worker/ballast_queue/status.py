@@ -65,7 +65,7 @@ class WorkerStatus(_Published):
     model: str
     model_revision: str = ""
     device: str = ""
-    """`cpu` or `cuda:0`; empty: unknown."""
+    """The kind of device that computes, `cpu` or `cuda`; empty: unknown."""
     slots: int
     batch_ceiling: int
     """Largest decode batch that the SLO allows, by the cost model."""

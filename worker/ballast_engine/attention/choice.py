@@ -18,7 +18,7 @@ log = Log(__name__)
 Backend = Literal["sdpa", "cpu"]
 
 
-def choose(wanted: str, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> Backend:
+def choose(wanted: str, config: ModelConfig, *, dtype: torch.dtype) -> Backend:
     """Return the backend: for `auto` the compiled kernel if it can run here, else `sdpa`.
 
     Raises:
@@ -28,19 +28,16 @@ def choose(wanted: str, config: ModelConfig, *, dtype: torch.dtype, device: torc
         raise InvalidOptions(f"{wanted!r} is not an attention backend of this engine: use auto, sdpa or cpu.")
     if wanted == "sdpa":
         return "sdpa"
-    obstacle = _obstacle(config, dtype, device)
+    obstacle = _obstacle(config, dtype)
     if obstacle is None:
         return "cpu"
     if wanted == "cpu":
         raise InvalidOptions(f"The attention backend 'cpu' cannot run here: {obstacle}. Choose 'auto' or 'sdpa'.")
-    if device.type == "cpu":
-        log.warning("compiled kernels not used, the engine runs slower", reason=obstacle)
+    log.warning("compiled kernels not used, the engine runs slower", reason=obstacle)
     return "sdpa"
 
 
-def _obstacle(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> str | None:
-    if device.type != "cpu":
-        return f"the model runs on {device}"
+def _obstacle(config: ModelConfig, dtype: torch.dtype) -> str | None:
     heads = {"num_heads": config.num_heads, "num_kv_heads": config.num_kv_heads, "head_dim": config.head_dim}
     of_model = CpuAttention.obstacle(**heads, dtype=dtype)
     if of_model is not None:
