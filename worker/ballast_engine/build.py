@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -55,7 +56,13 @@ def build_engine(
         InvalidOptions: the options contradict one another or the machine.
     """
     tokenizer = tokenizer or Tokenizer(Path(options.directory))
-    loaded = _load(options)
+    loaded = load(
+        options.directory,
+        dtype=options.dtype,
+        load_format=options.load_format,
+        attention=options.attention,
+        threads=options.threads,
+    )
     options, num_blocks = _size(options, loaded)
     slots, block_tokens = options.slots or 1, options.block_tokens
     executor = Executor(loaded, num_blocks=num_blocks, block_tokens=block_tokens)
@@ -71,16 +78,6 @@ def build_engine(
     kv = {"kv_blocks": num_blocks, "kv_mebibytes": num_blocks * executor.kv_bytes_per_block >> 20}
     log.info("engine ready", slots=slots, **kv, context=engine.max_tokens, warm_up_seconds=seconds)
     return engine
-
-
-def _load(options: EngineOptions) -> LoadedModel:
-    return load(
-        Path(options.directory),
-        dtype=options.dtype,
-        load_format=options.load_format,
-        attention=options.attention,
-        threads=options.threads,
-    )
 
 
 def _size(options: EngineOptions, loaded: LoadedModel) -> tuple[EngineOptions, int]:
@@ -118,7 +115,10 @@ def _size(options: EngineOptions, loaded: LoadedModel) -> tuple[EngineOptions, i
 
 def _free_memory() -> int:
     """Return the free bytes of this machine and its control group."""
-    free = [_meminfo("MemAvailable")]
+    machine = re.search(r"^MemAvailable: +(\d+) kB$", Path("/proc/meminfo").read_text(encoding="ascii"), re.MULTILINE)
+    if machine is None:
+        raise InvalidOptions("/proc/meminfo has no MemAvailable: set kvMemoryMebibytes.")
+    free = [int(machine[1]) * 1024]
     group = Path("/sys/fs/cgroup")
     try:
         limit = (group / "memory.max").read_text(encoding="ascii").strip()
@@ -127,13 +127,6 @@ def _free_memory() -> int:
     except OSError:
         pass  # no control group v2: the limit is that of the machine
     return max(0, min(free))
-
-
-def _meminfo(name: str) -> int:
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith(name + ":"):
-            return int(line.split()[1]) * 1024
-    raise InvalidOptions(f"/proc/meminfo has no {name}: set kvMemoryMebibytes.")
 
 
 def warm_up(engine: BallastEngine, seconds: float = 2.0) -> float:

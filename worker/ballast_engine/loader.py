@@ -15,16 +15,18 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ballast_engine.attention.choice import Backend, choose
+from ballast_engine.attention.cpu import CpuAttention
 from ballast_engine.errors import InvalidCheckpoint, InvalidOptions
 from ballast_engine.models.config import ModelConfig, load_config, read_json
 from ballast_engine.models.packing import Packing
 from ballast_engine.models.weights import DecoderWeights, Shape, Take, assemble, expected_tensors
+from ballast_engine.native.compiler import NoCompiler
 from ballast_engine.native.library import kernels
 from ballast_log import Log
 
 log = Log(__name__)
 
+Backend = Literal["sdpa", "cpu"]
 LoadFormat = Literal["auto", "dummy"]
 _DTYPES = {"auto": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -59,7 +61,7 @@ def load(
     _check_directory(directory, needs_tokenizer=not is_dummy)
     started, config, kind = time.perf_counter(), load_config(directory), _dtype(dtype)
     used_threads = set_threads(threads)
-    backend = choose(attention, config, dtype=kind)
+    backend = _backend(attention, config, kind)
     packing = Packing(kernels().lanes) if backend == "cpu" and kind == torch.float32 else None
     with ExitStack() as stack:
         take = _random(kind) if is_dummy else _Checkpoint(directory, config, stack).reader(kind)
@@ -99,6 +101,37 @@ def _dtype(name: str) -> torch.dtype:
     if name not in _DTYPES:
         raise InvalidOptions(f"{name!r} is not a data type of this engine: use {', '.join(_DTYPES)}.")
     return _DTYPES[name]
+
+
+def _backend(wanted: str, config: ModelConfig, dtype: torch.dtype) -> Backend:
+    """Return the backend: for `auto` the compiled kernel if it can run here, else `sdpa`.
+
+    Raises:
+        InvalidOptions: the backend is unknown, or it was asked for by name and cannot run here.
+    """
+    if wanted not in {"auto", "sdpa", "cpu"}:
+        raise InvalidOptions(f"{wanted!r} is not an attention backend of this engine: use auto, sdpa or cpu.")
+    if wanted == "sdpa":
+        return "sdpa"
+    obstacle = _obstacle(config, dtype)
+    if obstacle is None:
+        return "cpu"
+    if wanted == "cpu":
+        raise InvalidOptions(f"The attention backend 'cpu' cannot run here: {obstacle}. Choose 'auto' or 'sdpa'.")
+    log.warning("compiled kernels not used, the engine runs slower", reason=obstacle)
+    return "sdpa"
+
+
+def _obstacle(config: ModelConfig, dtype: torch.dtype) -> str | None:
+    heads = {"num_heads": config.num_heads, "num_kv_heads": config.num_kv_heads, "head_dim": config.head_dim}
+    of_model = CpuAttention.obstacle(**heads, dtype=dtype)
+    if of_model is not None:
+        return of_model
+    try:
+        kernels()
+    except NoCompiler as reason:
+        return str(reason)
+    return None
 
 
 def _check_directory(directory: Path, *, needs_tokenizer: bool) -> None:
