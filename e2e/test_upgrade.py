@@ -20,7 +20,7 @@ from online import loop
 from previous import Previous, previous
 from release import NAME, NAMESPACE, Release, remove
 
-SAMPLE = Path(__file__).parents[1] / "docs" / "samples" / "first.yaml"
+SAMPLE = Path(__file__).parents[1] / "docs" / "samples" / "laptop.yaml"
 ITEMS, TOKENS = 1000, 128
 CRD = "inferencedeployments.ballast.dev"
 
@@ -69,11 +69,11 @@ def test_a_new_certificate_reaches_everyone_and_nothing_restarts(
     cluster: Cluster, namespace: str, client: Client, release: Release
 ) -> None:
     cluster.apply(SAMPLE, namespace=namespace)
-    cluster.wait_ready("first", namespace=namespace)
-    cluster.wait_pods("first", 2, namespace=namespace)
+    cluster.wait_ready("laptop", namespace=namespace)
+    cluster.wait_pods("laptop", 2, namespace=namespace)
     everyone = {pod["metadata"]["uid"] for part in ("operator", "queue") for pod in release.pods(part)}
     pods, before = images(cluster, namespace), served(client)
-    job = jobs.submit(client, f"{namespace}/first", ITEMS, most=TOKENS)
+    job = jobs.submit(client, f"{namespace}/laptop", ITEMS, most=TOKENS)
     upgrade(release, "--reuse-values", "--set=valkey.tls.renewDays=0")
     new = release.secret(f"{NAME}-valkey-tls", "tls.crt")
     until(lambda: served(client).strip() == new.strip(), seconds=180, said="Valkey uses the new certificate")
@@ -81,7 +81,7 @@ def test_a_new_certificate_reaches_everyone_and_nothing_restarts(
 
     until(lambda: up(cluster, namespace) == {1.0}, seconds=180, said="workers trust the new authority")
     until(
-        lambda: cluster.condition("first", "DeadlineAtRisk", namespace=namespace)["status"] != "Unknown",
+        lambda: cluster.condition("laptop", "DeadlineAtRisk", namespace=namespace)["status"] != "Unknown",
         seconds=90,
         said="the operator trusts it, too",
     )
@@ -89,17 +89,17 @@ def test_a_new_certificate_reaches_everyone_and_nothing_restarts(
     assert before.strip() != new.strip()
     assert images(cluster, namespace) == pods
     assert {pod["metadata"]["uid"] for part in ("operator", "queue") for pod in release.pods(part)} == everyone
-    cluster.kubectl("delete", "infd", "first", "-n", namespace, "--timeout=60s", seconds=70)
+    cluster.kubectl("delete", "infd", "laptop", "-n", namespace, "--timeout=60s", seconds=70)
 
 
 def test_queue_users_secrets_tls_and_settings_move_over_with_a_running_job(
     cluster: Cluster, namespace: str, client: Client, release: Release, before: Previous
 ) -> None:
     """The owner does what CHANGELOG.md asks for: label the Secrets that resources name, then upgrade."""
-    queue, keys = f"{namespace}/first", "keys.yaml=key-of-research: research\n"
+    queue, keys = f"{namespace}/laptop", "keys.yaml=key-of-research: research\n"
     cluster.kubectl("create", "secret", "generic", "keys", "-n", namespace, f"--from-literal={keys}")
     cluster.apply(with_tenants(), namespace=namespace)
-    (pod, *_) = cluster.wait_pods("first", 2, namespace=namespace)
+    (pod, *_) = cluster.wait_pods("laptop", 2, namespace=namespace)
     assert set(images(cluster, namespace).values()) == {before.worker}
     access = [f"BALLAST_REDIS_URL={release.redis_url}", f"BALLAST_REDIS_PASSWORD={release.redis_password}"]
     words = ["env", *access, f"BALLAST_QUEUE={queue}", "ballast", "submit", "-", "--json", "--tenant", "research"]
@@ -125,8 +125,8 @@ def test_queue_users_secrets_tls_and_settings_move_over_with_a_running_job(
     assert f":{queue}" in release.valkey("acl", "users")
     assert (during, ports_of_valkey(cluster)) == ([6379, 6380], [6380])
     assert [answered(client, namespace, key) for key in ("key-of-research", "another")] == ["200", "401"]
-    assert cluster.condition("first", "Degraded", namespace=namespace)["status"] == "False"
-    cluster.kubectl("delete", "infd", "first", "-n", namespace, "--timeout=60s", seconds=70)
+    assert cluster.condition("laptop", "Degraded", namespace=namespace)["status"] == "False"
+    cluster.kubectl("delete", "infd", "laptop", "-n", namespace, "--timeout=60s", seconds=70)
     wait_tidy(cluster, namespace)
     cluster.kubectl("delete", "secret", "keys", "-n", namespace)
     assert cluster.get("pods,deployments,services,secrets", namespace=namespace) == []
@@ -135,12 +135,12 @@ def test_queue_users_secrets_tls_and_settings_move_over_with_a_running_job(
 def test_an_upgrade_and_a_rollback_under_a_running_job_lose_nothing(
     cluster: Cluster, namespace: str, client: Client, release: Release, before: Previous
 ) -> None:
-    queue = f"{namespace}/first"
+    queue = f"{namespace}/laptop"
     cluster.apply(SAMPLE, namespace=namespace)
-    cluster.wait_pods("first", 2, namespace=namespace)
+    cluster.wait_pods("laptop", 2, namespace=namespace)
     assert set(images(cluster, namespace).values()) == {before.worker}
     client.ballast("queue", "init", queue=queue)  # the command is newer than the installation
-    with loop(client, namespace, "first") as online:
+    with loop(client, namespace, "laptop") as online:
         job = jobs.submit(client, queue, ITEMS, most=TOKENS)
         assert job.wait_leased() > 0
         upgrade(release, "--reset-values")
@@ -170,13 +170,13 @@ def test_an_upgrade_and_a_rollback_under_a_running_job_lose_nothing(
 def test_uninstalling_keeps_resource_workers_and_data_and_a_new_install_takes_them_up(
     cluster: Cluster, namespace: str, client: Client, release: Release
 ) -> None:
-    queue, pods = f"{namespace}/first", images(cluster, namespace)
+    queue, pods = f"{namespace}/laptop", images(cluster, namespace)
     earlier = json.loads(client.ballast("jobs", "--json", queue=queue))
-    with loop(client, namespace, "first") as online:
+    with loop(client, namespace, "laptop") as online:
         cluster.helm("uninstall", NAME, "-n", NAMESPACE, "--wait", "--timeout", "2m")
 
         assert cluster.get("crd", CRD) is not None
-        assert cluster.get(INFD, "first", namespace=namespace) is not None
+        assert cluster.get(INFD, "laptop", namespace=namespace) is not None
         assert [pvc["metadata"]["name"] for pvc in cluster.get("pvc", namespace=NAMESPACE)] == [f"data-{NAME}-valkey-0"]
         until(lambda: not cluster.get("pods,deployments", namespace=NAMESPACE), seconds=90, said="no pod of the chart")
         online.wait_more()
@@ -198,7 +198,7 @@ def test_without_the_operator_a_resource_is_deleted_all_the_same(
     release.check_rights()
     cluster.helm("uninstall", NAME, "-n", NAMESPACE, "--wait", "--timeout", "2m")
 
-    cluster.kubectl("delete", "infd", "first", "-n", namespace, "--timeout=60s", seconds=70)
+    cluster.kubectl("delete", "infd", "laptop", "-n", namespace, "--timeout=60s", seconds=70)
 
     wait_tidy(cluster, namespace)
     assert cluster.get("pods,deployments,services,secrets", namespace=namespace) == []
@@ -213,7 +213,7 @@ def with_tenants() -> dict[str, Any]:
 
 
 def leased(cluster: Cluster, namespace: str) -> float:
-    return sum(jobs.leases(cluster, cluster.pods("first", namespace=namespace)).values())
+    return sum(jobs.leases(cluster, cluster.pods("laptop", namespace=namespace)).values())
 
 
 def ports_of_valkey(cluster: Cluster) -> list[int]:
@@ -225,7 +225,7 @@ def answered(client: Client, namespace: str, key: str) -> str:
     """Return the status of a request with an API key."""
     program = f"""
 import http.client, json
-connection = http.client.HTTPConnection("first.{namespace}.svc", 8000, timeout=60)
+connection = http.client.HTTPConnection("laptop.{namespace}.svc", 8000, timeout=60)
 body = json.dumps({{"model": "ballast-tiny", "prompt": "Hello", "max_tokens": 4}})
 connection.request("POST", "/v1/completions", body, {{"Authorization": "Bearer {key}"}})
 print(connection.getresponse().status)
@@ -241,20 +241,20 @@ def upgrade(release: Release, *values: str) -> None:
 
 def images(cluster: Cluster, namespace: str) -> dict[str, str]:
     """Return the image of each worker pod by its uid."""
-    pods = cluster.pods("first", namespace=namespace)
+    pods = cluster.pods("laptop", namespace=namespace)
     return {pod["metadata"]["uid"]: pod["spec"]["containers"][0]["image"] for pod in pods}
 
 
 def wait_image(cluster: Cluster, namespace: str, image: str) -> None:
     """Wait until all workers run this image and serve."""
     until(lambda: set(images(cluster, namespace).values()) == {image}, seconds=300, said=f"workers run {image}")
-    cluster.wait_pods("first", 2, namespace=namespace, seconds=240)
+    cluster.wait_pods("laptop", 2, namespace=namespace, seconds=240)
 
 
 def copied(cluster: Cluster, namespace: str) -> str:
     """Return the password in the resource's namespace."""
     return base64.b64decode(
-        cluster.get("secret", "first-ballast-redis", namespace=namespace)["data"]["password"]
+        cluster.get("secret", "laptop-ballast-redis", namespace=namespace)["data"]["password"]
     ).decode()
 
 
@@ -266,4 +266,4 @@ def served(client: Client) -> str:
 
 def up(cluster: Cluster, namespace: str) -> set[float]:
     """Return the state of Redis that workers report."""
-    return {cluster.metrics(pod)["ballast_redis_up"] for pod in cluster.pods("first", namespace=namespace)}
+    return {cluster.metrics(pod)["ballast_redis_up"] for pod in cluster.pods("laptop", namespace=namespace)}
