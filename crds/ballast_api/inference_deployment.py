@@ -331,6 +331,12 @@ class Spec(ApiModel):
             "to vllm, which shares the model between the GPUs, or set the count to 1 and raise replicas",
         ),
         Rule(
+            "self.engine.backend == 'vllm' || !has(self.slo.latencyMilliseconds)",
+            lambda spec: spec.engine.backend == "vllm" or spec.slo.latency_milliseconds is None,
+            "slo.latencyMilliseconds needs engine.backend: vllm, because the native engine only generates text. Set "
+            "the backend, or remove the field",
+        ),
+        Rule(
             "self.engine.backend == 'vllm' || !has(self.model.adapters) || size(self.model.adapters) == 0",
             lambda spec: spec.engine.backend == "vllm" or not spec.model.adapters,
             "model.adapters need engine.backend: vllm, because the native engine does not support LoRA. Set the "

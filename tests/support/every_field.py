@@ -17,7 +17,7 @@ SPEC = crd.schema()["properties"]["spec"]
 
 REFUSED = {
     "engine.speculative.method": "changes only together with engine.speculative.draftUri",
-    **dict.fromkeys(("engine.tensorParallel", "slo.latencyMilliseconds"), "there to be refused; each has a bad sample"),
+    "engine.tensorParallel": "there to be refused; it has a bad sample",
 }
 BY_OWN_REDIS = {leaf for leaf in leaves(SPEC) if leaf.startswith("queueAccess.")}
 """Fields about users in the operator's own Redis, which the sample does not use: see operator/test_redis_users.py."""
@@ -47,6 +47,10 @@ NEEDED: dict[str, dict[str, Any]] = {
         VLLM | {"model.adapters": [{"name": "a", "uri": "file:///a"}]},
     ),
     "gpu.count": {"gpu": {}, "engine.device": "auto"},
+    "slo.latencyMilliseconds": {
+        **{name: value for name, value in VLLM.items() if name.startswith("engine.")},
+        "slo": {"latencyMilliseconds": 20},
+    },
     "gpu.resourceClaimTemplate": {"gpu": {"count": 1}},
     "model.cache.persistentVolumeClaim.claimName": {
         "model": {"uri": "hf://a/b", "cache": {"persistentVolumeClaim": {"claimName": "models"}}}

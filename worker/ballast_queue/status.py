@@ -51,6 +51,9 @@ class SloStatus(_Published):
     ttft_met: int = 0
     tpot_judged: int = 0
     tpot_met: int = 0
+    latency_judged: int = 0
+    """Of a model that returns vectors or scores."""
+    latency_met: int = 0
 
 
 class WorkerStatus(_Published):
@@ -68,7 +71,7 @@ class WorkerStatus(_Published):
     """`cpu` or `cuda:0`; empty: unknown."""
     slots: int
     batch_ceiling: int
-    """Largest decode batch that the SLO allows, by the cost model."""
+    """Largest batch that the SLO allows, by the cost model: of decodes, or of prompts if the model is an encoder."""
     kv_blocks_total: int
     kv_blocks_free: int
     online: ClassLoad
@@ -89,6 +92,8 @@ class WorkerStatus(_Published):
     """Coefficients k0..k4 of the step time in seconds; empty until the cost model is trusted."""
     ttft_p99_seconds: float | None = None
     tpot_p99_seconds: float | None = None
+    latency_p99_seconds: float | None = None
+    """Of a model that returns vectors or scores. It has no TTFT and no TPOT."""
     slo: SloStatus | None = None
     """None: the worker has an older version and does not publish it."""
     generation: int = 0
