@@ -46,6 +46,21 @@ def serve(config: WorkerConfig, *, log_level: str, log_format: str) -> None:
         NotServed: a directory has no checkpoint.
         WorkerError: EngineCore or the feeder ended, and with it the server. vLLM itself ends with status 0 then.
     """
+    arguments = prepared(config, log_level=log_level, log_format=log_format)
+    ServeSubcommand.cmd(arguments)
+    failure = getattr(arguments, "ballast_failure", None)
+    if failure is not None:
+        raise WorkerError(failure)
+
+
+def prepared(config: WorkerConfig, *, log_level: str, log_format: str) -> argparse.Namespace:
+    """Return vLLM's arguments, after all checks, and prepare this process for them.
+
+    Raises:
+        BadArguments: vLLM refuses the arguments, or one of `engine.vllm.args` belongs to Ballast.
+        UnsupportedVllm: Ballast does not support this version of vLLM, or one of its settings.
+        NotServed: a directory has no checkpoint.
+    """
     check_version(vllm.__version__)
     cli_env_setup()
     logging = {"log_level": log_level.upper(), "formatter": log_format}
@@ -55,10 +70,7 @@ def serve(config: WorkerConfig, *, log_level: str, log_format: str) -> None:
     os.environ[LAUNCHED] = "1"
     configure_logging_from_args(arguments)
     check(arguments)
-    ServeSubcommand.cmd(arguments)
-    failure = getattr(arguments, "ballast_failure", None)
-    if failure is not None:
-        raise WorkerError(failure)
+    return arguments
 
 
 def parsed(own: Sequence[str], others: Sequence[str]) -> argparse.Namespace:
