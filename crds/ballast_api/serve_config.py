@@ -13,7 +13,7 @@ DEPLOYMENT = "worker"
 IMPORT_PATH = "ballast_serve.application:build"
 MOST_SLOTS = 256
 """Slots of a worker whose configuration does not state them; see `slots` in the reference."""
-SPARE_REQUESTS = 256
+OTHER_REQUESTS = 256
 """Requests beyond slots and queues: those that only read, and those whose body is still being sent."""
 QUEUED_REQUESTS = 256
 """Requests that may wait in a proxy of Serve. The worker refuses requests before a replica is full."""
@@ -24,7 +24,7 @@ STOP_SECONDS = 15.0
 def most_requests(config: WorkerConfig) -> int:
     """Return `max_ongoing_requests`: the worker itself answers 429 before Serve holds a request back."""
     slots = config.slots or MOST_SLOTS
-    return slots + 2 * config.limits.max_queued_requests + SPARE_REQUESTS
+    return slots + 2 * config.limits.max_queued_requests + OTHER_REQUESTS
 
 
 def serve_config(config: WorkerConfig, text: str, *, replicas: int, gpus: int, proxies: bool = False) -> dict[str, Any]:

@@ -84,7 +84,7 @@ class WorkerConfig(ApiModel):
     """The whole configuration of a worker."""
 
     later: ClassVar[Mapping[str, Later]] = {
-        "ray": Later("object", "Ray Serve is not supported yet. A worker runs its own HTTP server. Remove the section")
+        "ray": Later("object", "No field of a worker configures Ray Serve. Run `ballast up --ray`. Remove the section")
     }
 
     rules = (

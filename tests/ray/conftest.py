@@ -51,10 +51,15 @@ def eventually() -> Callable[[Callable[[], Any], str], Any]:
     return _eventually
 
 
-def free_port() -> int:
+def _free_port() -> int:
     with socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return int(taken.getsockname()[1])
+
+
+@pytest.fixture
+def free_port() -> int:
+    return _free_port()
 
 
 @dataclass
@@ -118,12 +123,12 @@ def ray_nodes() -> Iterator[RayNodes]:
     from ray import serve
     from ray.cluster_utils import Cluster
 
-    port = free_port()
+    port = _free_port()
     head = {"num_cpus": 0, "include_dashboard": True, "dashboard_port": port, "object_store_memory": 80_000_000}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         context = ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
-        nodes = RayNodes(cluster, f"http://{context.dashboard_url}", proxy=f"http://127.0.0.1:{free_port()}")
+        nodes = RayNodes(cluster, f"http://{context.dashboard_url}", proxy=f"http://127.0.0.1:{_free_port()}")
         nodes.add_node()
         nodes.add_node()
         yield nodes

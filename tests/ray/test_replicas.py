@@ -63,6 +63,10 @@ def ask(url: str, **body) -> str:
     return answer.json()["choices"][0]["text"]
 
 
+def num_online(url: str) -> int:
+    return httpx.get(f"{url}/ballast/status", timeout=30).json()["online"]["running"]
+
+
 def results_of(queue: Queue, job_id: str) -> list[str]:
     return [result.custom_id for result in queue.results.read(job_id) if result.status_code == 200]
 
@@ -89,9 +93,7 @@ def test_online_requests_and_a_job_run_on_both_replicas_and_hot_fields_change_wi
 
 
 @pytest.mark.parametrize("victim", ["replica", "node"])
-def test_a_death_loses_no_item_and_no_request_of_the_other_replica(
-    ray_nodes, replicas, queue, eventually, victim
-):
+def test_a_death_loses_no_item_and_no_request_of_the_other_replica(ray_nodes, replicas, queue, eventually, victim):
     ray_nodes.add_node()  # a place for the replica that Serve starts instead
     dead, survivor = replicas
     job_id = queue.submissions.submit([make_line(index, max_tokens=64) for index in range(ITEMS)]).job_id
@@ -99,7 +101,9 @@ def test_a_death_loses_no_item_and_no_request_of_the_other_replica(
 
     with ThreadPoolExecutor(6) as threads:
         kept = [threads.submit(ask, survivor.address, max_tokens=400) for _ in range(6)]
-        eventually(lambda: httpx.get(f"{survivor.address}/ballast/status").json()["online"]["running"], "a request to run")
+        eventually(
+            lambda: httpx.get(f"{survivor.address}/ballast/status").json()["online"]["running"], "a request to run"
+        )
         if victim == "replica":
             os.kill(pid_of(dead), signal.SIGKILL)
         else:

@@ -1,7 +1,7 @@
 """`python -m ballast_serve --config FILE`: run one worker under Ray Serve on this machine.
 
 It starts a Ray of its own, which ends with this process. `ballast up --ray` runs it. In a cluster, Ray loads
-`ballast_serve.application:build` itself.
+`ballast_serve.application:build` itself. `--show` prints the configuration with which it does.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ import sys
 import threading
 from pathlib import Path
 
+import yaml
+
 import ballast_log
 from ballast_api.errors import InvalidConfig
+from ballast_api.serve_config import serve_config
 from ballast_api.worker_config import WorkerConfig
 from ballast_log import Log
 from ballast_worker.__main__ import check_installed
@@ -33,8 +36,12 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     ballast_log.configure(options.log_level, options.log_format)
     try:
-        _check_ray()
         config = WorkerConfig.load(options.config)
+        if options.show:
+            document = serve_config(config, config.dump(), replicas=options.replicas, gpus=options.gpus)
+            sys.stdout.write(yaml.safe_dump(document, sort_keys=False))
+            return 0
+        _check_ray()
         if config.engine.backend == "native":
             check_installed()
         _run(config, options.config)
@@ -87,6 +94,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         required=True,
         help="WorkerConfig as YAML. The replicas apply changes of hot fields while they run.",
     )
+    parser.add_argument("--show", action="store_true", help="Print the configuration of Serve for a cluster, and end.")
+    parser.add_argument("--replicas", type=int, default=1, help="Replicas that --show names.")
+    parser.add_argument("--gpus", type=int, default=0, help="GPUs of a replica that --show names.")
     parser.add_argument("--log-format", choices=("text", "json"), default="text")
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     return parser.parse_args(arguments)

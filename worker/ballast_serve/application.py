@@ -7,7 +7,7 @@ from typing import TypedDict
 from ray import serve
 from ray.serve import Application
 
-from ballast_serve.replica import Replica
+from ballast_serve.replica import ServeReplica
 
 
 class Arguments(TypedDict):
@@ -18,7 +18,7 @@ class Arguments(TypedDict):
 
 
 # The first argument of `ingress` is the app. Without it, Serve asks the replica for its app.
-worker = serve.deployment(name="worker")(serve.ingress()(Replica))
+worker = serve.deployment(name="worker")(serve.ingress()(ServeReplica))
 
 
 def build(_arguments: Arguments) -> Application:

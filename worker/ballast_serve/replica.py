@@ -26,7 +26,7 @@ class UserConfig(TypedDict):
     """A worker configuration as YAML."""
 
 
-class Replica:
+class ServeReplica:
     """The class of the deployment."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Replica:
 class Ingress:
     """The app that a proxy of Serve calls: the app of the worker, once it runs."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: ServeReplica) -> None:
         self._replica = replica
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
