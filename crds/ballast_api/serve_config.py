@@ -36,11 +36,11 @@ def serve_config(config: WorkerConfig, text: str, *, replicas: int, gpus: int, p
         config: the configuration of a worker
         text: the same as YAML; replicas publish its hash
         replicas: how many workers
-        gpus: GPUs of a replica
+        gpus: GPUs of a replica on each of its nodes
         proxies: whether Serve runs its own HTTP proxies, besides the ports of the replicas
     """
     runtime = config.runtime
-    deployment = {
+    deployment: dict[str, Any] = {
         "name": DEPLOYMENT,
         "num_replicas": replicas,
         "max_ongoing_requests": most_requests(config),
@@ -48,11 +48,14 @@ def serve_config(config: WorkerConfig, text: str, *, replicas: int, gpus: int, p
         "backpressure_config": {"status_code": 429, "retry_after_s": 1.0},
         "graceful_shutdown_timeout_s": runtime.unready_seconds + runtime.drain_seconds + STOP_SECONDS,
         "graceful_shutdown_wait_loop_s": 0.5,
-        "health_check_period_s": 5.0,
+        "health_check_period_s": 2.0,  # Serve replaces a replica after three failures
         "health_check_timeout_s": 30.0,
         "ray_actor_options": {"num_cpus": 1, "num_gpus": gpus},
         "user_config": {"config": text},
     }
+    if runtime.nodes > 1:
+        deployment["placement_group_bundles"] = [{"CPU": 1, "GPU": gpus}] * runtime.nodes
+        deployment["placement_group_strategy"] = "STRICT_SPREAD"
     return {
         "proxy_location": "EveryNode" if proxies else "Disabled",
         "applications": [

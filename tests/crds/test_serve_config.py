@@ -58,3 +58,18 @@ def test_a_replica_has_time_to_drain():
     config = make_config(runtime={"unreadySeconds": 5, "drainSeconds": 60})
 
     assert application(config)["deployments"][0]["graceful_shutdown_timeout_s"] > 65
+
+
+def test_a_model_over_several_nodes_has_a_bundle_on_each_of_them():
+    config = make_config(engine={"backend": "vllm"}, runtime={"nodes": 2, "tensorParallel": 16})
+
+    deployment = application(config, gpus=8)["deployments"][0]
+
+    assert deployment["placement_group_bundles"] == [{"CPU": 1, "GPU": 8}] * 2
+    assert deployment["placement_group_strategy"] == "STRICT_SPREAD"
+    assert deployment["ray_actor_options"] == {"num_cpus": 1, "num_gpus": 8}
+
+
+def test_the_gpus_of_a_model_must_be_the_same_number_on_each_node():
+    with pytest.raises(ValueError, match="must be a multiple of runtime.nodes"):
+        make_config(engine={"backend": "vllm"}, runtime={"nodes": 3, "tensorParallel": 16})

@@ -54,14 +54,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(config: WorkerConfig, path: Path) -> None:
     stopped = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopped.set())
     # Ray reads these when it is imported. Its signal handler writes a stack trace for each SIGTERM.
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1"}
     from ballast_serve.local import LocalRay  # noqa: PLC0415
 
     seen = _modified(path)
     with LocalRay() as ray:
+        for number in (signal.SIGTERM, signal.SIGINT):  # Ray has just set its own handler
+            signal.signal(number, lambda *_: stopped.set())
         ray.deploy(config, is_stopped=stopped.is_set)
         while not stopped.wait(POLL_SECONDS):
             if (now := _modified(path)) not in {seen, 0}:

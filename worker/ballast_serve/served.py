@@ -75,6 +75,7 @@ async def _served(opened: _Opened, listener: socket) -> AsyncIterator[Served]:
             await asyncio.sleep(POLL_SECONDS)
         if not server.started:
             raise NotServed(getattr(opened.app.state, "ballast_error", "The app did not start: see the log."))
+        opened.app.state.server = server  # vLLM ends it when EngineCore ended
         yield Served(opened.app, server.address, lambda: ENDED if task.done() else opened.failure())
         await opened.drain(server.hang_up)
     finally:
@@ -116,14 +117,22 @@ async def _native(config: WorkerConfig, path: Path, listener: socket) -> AsyncIt
 @contextlib.asynccontextmanager
 async def _vllm(config: WorkerConfig, path: Path) -> AsyncIterator[_Opened]:
     from ballast_api.serve_config import most_requests  # noqa: PLC0415
+    from ballast_serve.ranks import other_nodes  # noqa: PLC0415
     from ballast_vllm.hosted import open_app  # noqa: PLC0415 - it imports vLLM
 
     if config.runtime.tls_cert_file is not None:
         raise NotServed("runtime.tlsCertFile needs engine.backend native in a replica of Ray Serve. Remove the field")
     limits = HttpLimits(connections=HttpLimits().connections + most_requests(config))
-    async with open_app(config, path) as app:
+    async with (
+        other_nodes(config, path) as ranks,
+        open_app(config, path, None if ranks is None else ranks.first) as app,
+    ):
 
         async def drain(_hang_up: Callable[[], None]) -> None:
             await app.state.ballast.drain.run()
 
-        yield _Opened(app, Connections(limits), lambda: app.state.ballast.failure, drain)
+        def failure() -> str | None:
+            found: str | None = app.state.ballast.failure
+            return (None if ranks is None else ranks.failure) or found
+
+        yield _Opened(app, Connections(limits), failure, drain)

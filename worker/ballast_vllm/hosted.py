@@ -13,6 +13,7 @@ from vllm.entrypoints.launchers.app import build_app
 
 from ballast_api.worker_config import WorkerConfig
 from ballast_vllm.__main__ import check_installed, prepare_config
+from ballast_vllm.arguments import NodeRank
 from ballast_vllm.errors import BadArguments
 from ballast_vllm.serve import prepared
 from ballast_vllm.versions import UnsupportedVllm
@@ -20,11 +21,13 @@ from ballast_worker.errors import NotServed
 
 
 @contextlib.asynccontextmanager
-async def open_app(config: WorkerConfig, path: Path) -> AsyncIterator[FastAPI]:
+async def open_app(config: WorkerConfig, path: Path, node: NodeRank | None = None) -> AsyncIterator[FastAPI]:
     """Start EngineCore, and return the app, which starts and stops with its lifespan. At the end, end EngineCore.
 
     `app.state.ballast` is the `VllmServer` of the app while it runs, and `app.state.ballast_error` states why it did
     not start.
+
+    With `node`, the model spans several nodes. The other nodes run `ballast-vllm --node-rank`.
 
     Raises:
         NotServed: the message states what vLLM or Ballast refuses.
@@ -32,7 +35,7 @@ async def open_app(config: WorkerConfig, path: Path) -> AsyncIterator[FastAPI]:
     check_installed()
     prepare_config(config, path)
     try:
-        arguments = prepared(config, log_level="info", log_format="text")
+        arguments = prepared(config, log_level="info", log_format="text", node=node)
     except (BadArguments, UnsupportedVllm) as error:
         raise NotServed(str(error)) from error
     arguments.model = arguments.model_tag
