@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ballast_api.base import ApiModel, keyed_by
+from ballast_api.rules import Rule
 
 SecretName = Annotated[
     str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", examples=["redis"])
@@ -38,6 +39,15 @@ class Toleration(ApiModel):
 
 class EnvVar(ApiModel):
     """An environment variable, as in a container."""
+
+    rules = (
+        Rule(
+            "!self.name.startsWith('BALLAST_')",
+            lambda variable: not variable.name.startswith("BALLAST_"),
+            "env has a name that begins with BALLAST_. Such a variable would override fields of this resource in a "
+            "worker, and no condition would show it. Set the field instead",
+        ),
+    )
 
     name: str = Field(min_length=1, max_length=253)
     """Name of the variable."""

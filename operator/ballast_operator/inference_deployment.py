@@ -67,6 +67,7 @@ from ballast_queue.address import FORMS
 from ballast_queue.status import WorkerStatus
 
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
+MOST_COST = 2**31 - 1
 CHILDREN = (CONFIG_MAP, NETWORK_POLICY, SERVICE, BUDGET, DEPLOYMENT, SERVICE_MONITOR, RULE)
 """In the order of application: the Deployment follows the objects that a pod needs when it starts."""
 
@@ -207,7 +208,8 @@ def _costs(resource: InferenceDeployment, snapshot: ClusterSnapshot, poll: PollR
 def _load(status: WorkerStatus) -> int:
     """Return the load of a worker. Online work counts more: offline items return to the queue and lose nothing."""
     online, offline = status.online, status.offline
-    return 1000 * (online.running + online.parked + online.waiting) + offline.running + offline.parked
+    load = 1000 * (online.running + online.parked + online.waiting) + offline.running + offline.parked
+    return min(load, MOST_COST)
 
 
 def _config_map(resource: InferenceDeployment, snapshot: ClusterSnapshot) -> Body | None:

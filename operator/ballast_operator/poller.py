@@ -28,7 +28,12 @@ from ballast_queue.unused import UnusedQueues, run_timers
 log = Log(__name__)
 
 TIMEOUT_SECONDS = 3.0
+MOST_REPLY_BYTES = 4 * 1024 * 1024
+"""Memory of one reply. The functions of Ballast answer the operator with less."""
 MOST_THREADS = 8
+"""Threads for the operator's own Redis."""
+NAMESPACE_THREADS = 2
+"""Threads for the Redis of each namespace, so that slow servers of one namespace do not delay the polls of another."""
 
 
 class Server(NamedTuple):
@@ -81,7 +86,7 @@ class Poller:
         self._connections: dict[Server, Connection] = {}
         self._unavailable: dict[Server, tuple[float, QueueError]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._threads = ThreadPoolExecutor(MOST_THREADS, "ballast-poll")
+        self._threads = {"": ThreadPoolExecutor(MOST_THREADS, "ballast-poll")}
 
     def last(self, key: Key, source: QueueSource) -> PollResult:
         """Return the last poll of a resource, which may be old. The first call starts the polls."""
@@ -107,7 +112,7 @@ class Poller:
         found = self._resources.get(key)
         self.forget(key)
         if found is not None and found.worked is not None:
-            self._threads.submit(self._drop_settings, found.worked, found.source)
+            self._threads_of(found.worked).submit(self._drop_settings, found.worked, found.source)
 
     def _drop_settings(self, server: Server, source: QueueSource) -> None:
         """Remove the settings of a resource. Runs on a thread."""
@@ -122,9 +127,17 @@ class Poller:
         if found is not None and found.task is not None:
             found.task.cancel()
 
+    def _threads_of(self, server: Server) -> ThreadPoolExecutor:
+        found = self._threads.get(server.namespace)
+        if found is None:
+            found = ThreadPoolExecutor(NAMESPACE_THREADS, f"ballast-poll-{server.namespace}")
+            self._threads[server.namespace] = found
+        return found
+
     def close(self) -> None:
         """Stop all polls and close the connections."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in self._threads.values():
+            threads.shutdown(wait=False, cancel_futures=True)
         for key in list(self._resources):
             self.forget(key)
         for connection in self._connections.values():
@@ -180,12 +193,12 @@ class Poller:
         self._loop = asyncio.get_running_loop()
         run, before = asyncio.get_running_loop().run_in_executor, of.worked
         try:
-            result = await run(self._threads, self._read, server, of.source)
+            result = await run(self._threads_of(server), self._read, server, of.source)
         except QueueError:
             if before is None or before == server or before not in self._connections:
                 raise
             of.worked = None
-            result = await run(self._threads, self._read, before, of.source)
+            result = await run(self._threads_of(before), self._read, before, of.source)
             of.worked = before
         else:
             of.worked = server
@@ -222,7 +235,7 @@ class Poller:
             connection = self._connection(Server("", address))
             return UnusedQueues(connection, release, self._keep_seconds).update(used)
 
-        return await asyncio.get_running_loop().run_in_executor(self._threads, update)
+        return await asyncio.get_running_loop().run_in_executor(self._threads[""], update)
 
     def _admits(self, namespace: str, host: str) -> bool:
         """Return whether the operator may connect to a host. Runs on a thread, before each connection."""
@@ -247,6 +260,7 @@ class Poller:
                     password=server.address.password,
                     ca=server.address.ca,
                     socket_timeout=TIMEOUT_SECONDS,
+                    most_reply_bytes=MOST_REPLY_BYTES,
                     loads_functions=not server.namespace,
                     admits=partial(self._admits, server.namespace) if server.namespace else None,
                 )

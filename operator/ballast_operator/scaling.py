@@ -148,7 +148,7 @@ def _offline(scaling: Scaling, replicas: int, poll: PollResult) -> tuple[int, st
     if queue.jobs_at_risk > 0:
         return replicas + 1, f"{queue.jobs_at_risk} jobs would miss their deadline at the present rate"
     if scaling.offline_max_replicas and queue.depth > 0:
-        slots = max((worker.slots for worker in poll.workers), default=1)
+        slots = max([1, *(worker.slots for worker in poll.workers)])
         wanted = min(scaling.offline_max_replicas, math.ceil(queue.depth / slots))
         because = f"{queue.depth} items wait; a replica has {slots} slots, offlineMaxReplicas is"
         return wanted, f"{because} {scaling.offline_max_replicas}"

@@ -123,11 +123,22 @@ def test_a_deadline_is_judged_by_what_workers_do_now(queued: Any, queue: Any, ma
 
 
 def test_a_name_that_is_neither_says_so(queued: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     ran = queued("explain", "nobody")
 
     assert ran.code == 3
-    assert "has no such job either" in ran.err
+    assert ran.err.startswith("ballast: Queue ")
+    assert "has no job 'nobody', and no resource was found: Cannot use the kubeconfig" in ran.err
+
+
+def test_without_a_queue_and_a_cluster_the_answer_begins_with_the_name(
+    ballast: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    ran = ballast("explain", "nobody")
+
+    assert ran.code == 4
+    assert ran.err.startswith("ballast: 'nobody' cannot be explained. To find a job, add --redis-url and --queue.")
 
 
 def test_a_redis_that_is_away_is_the_answer_where_there_is_no_cluster_either(

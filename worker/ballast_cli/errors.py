@@ -4,6 +4,7 @@ CliError              1  the command failed
 ├── Usage             2  an option or a file is invalid
 ├── NotFound          3  no such job
 ├── Unreachable       4  Redis or the worker does not answer
+│   └── SubmitterOnly    the user of Redis may only submit
 └── NotNow            5  the state of the job does not allow it
 
 130 is an interrupt (Ctrl-C). A message states what was found, what was expected, and what to do.
@@ -39,6 +40,10 @@ class Unreachable(CliError):
     """Redis or the worker does not answer, or denies access."""
 
     exit_code = 4
+
+
+class SubmitterOnly(Unreachable):
+    """Redis knows the user, who may not call the functions of the queue, as a submitter may not."""
 
 
 class NotNow(CliError):

@@ -94,8 +94,11 @@ def _resource(name: str, namespace: str | None, place: Place | None, unreachable
         if unreachable is not None:
             raise unreachable from None
         if place is None:
-            raise type(error)(f"{error}. To explain a job, add --redis-url and --queue") from None
-        raise NotFound(f"{error}. Queue {place.queue} has no such job either") from None
+            raise type(error)(
+                f"{name!r} cannot be explained. To find a job, add --redis-url and --queue. "
+                f"No resource was found: {error}"
+            ) from None
+        raise NotFound(f"Queue {place.queue} has no job {name!r}, and no resource was found: {error}") from None
 
 
 def _explain_job(place: Place, job_id: str, *, as_json: bool) -> bool:

@@ -12,10 +12,10 @@ from uuid import uuid4
 
 import typer
 
-from ballast_cli.connection import AsJson, CaFile, PasswordFile, Place, QueueName, RedisUrl, open_queue
+from ballast_cli.connection import AsJson, CaFile, PasswordFile, Place, QueueName, RedisUrl, open_inbox, open_queue
 from ballast_cli.console import examples, print_json, say
 from ballast_cli.deadlines import Deadline, parse_deadline
-from ballast_cli.errors import CliError, Usage
+from ballast_cli.errors import CliError, SubmitterOnly, Usage
 from ballast_cli.watch import progress, watch
 from ballast_queue.errors import QueueFull, QueueUnavailable
 from ballast_queue.job import Outlook
@@ -59,28 +59,56 @@ def submit(
     ca_file: CaFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Submit a job and print its id. Each line of the file is a request: `custom_id`, `method`, `url`, and `body`."""
+    """Submit a job and print its id. Each line of the file is a request: `custom_id`, `method`, `url`, and `body`.
+
+    A user of Redis that may only submit (`spec.queueAccess.submitters`) submits through the inbox of the queue, without
+    --key, --watch and a forecast. Workers validate the lines then.
+    """
     due = parse_deadline(deadline, datetime.now().astimezone()) if deadline else None
     place = Place.of(redis_url, queue, password_file, ca_file=ca_file)
-    with open_queue(place) as connected, _opened(file, connected) as (source, total):
-        connected.require_fit()
-        # Every submission has a key, so that it can be resumed after any interruption.
-        own_key = key or f"cli-{uuid4().hex[:12]}"
-        with _resumable(own_key), progress("Submitting", total) as advance:
-            done = connected.submissions.submit(
-                source,
-                tenant=tenant,
-                priority=priority,
-                deadline=due.at if due else None,
-                key=own_key,
-                on_progress=advance,
-            )
-        outlook = _outlook(connected, done.job_id) if due else None
-        _report(done, file=file, due=due, outlook=outlook, place=place, as_json=as_json)
-        if not done.accepted and done.is_new:
-            raise CliError(f"No line of {file} is valid. `ballast results {done.job_id}` lists the error of each line.")
-        if is_watched:
-            watch(connected, done.job_id)
+    try:
+        with open_queue(place) as connected, _opened(file, connected.settings.read().max_line_bytes) as (source, total):
+            connected.require_fit()
+            # Every submission has a key, so that it can be resumed after any interruption.
+            own_key = key or f"cli-{uuid4().hex[:12]}"
+            with _resumable(own_key), progress("Submitting", total) as advance:
+                done = connected.submissions.submit(
+                    source,
+                    tenant=tenant,
+                    priority=priority,
+                    deadline=due.at if due else None,
+                    key=own_key,
+                    on_progress=advance,
+                )
+            outlook = _outlook(connected, done.job_id) if due else None
+            _report(done, file=file, due=due, outlook=outlook, place=place, as_json=as_json)
+            if not done.accepted and done.is_new:
+                raise CliError(
+                    f"No line of {file} is valid. `ballast results {done.job_id}` lists the error of each line."
+                )
+            if is_watched:
+                watch(connected, done.job_id)
+    except SubmitterOnly:
+        if key is not None or is_watched:
+            raise Usage(
+                "--key and --watch: the user of Redis may only submit. Use a worker's user, or omit them."
+            ) from None
+        job_id, num_lines = _submit_to_inbox(place, file, tenant, priority, due.at if due else None)
+        if as_json:
+            print_json({"version": 1, "queue": place.queue, "job_id": job_id, "lines": num_lines})
+            return
+        sys.stdout.write(f"{job_id}\n")
+        say(f"{num_lines:,} lines of {file} added to the inbox of {place.queue}. Workers validate them.")
+
+
+def _submit_to_inbox(place: Place, file: str, tenant: str, priority: int, deadline: float | None) -> tuple[str, int]:
+    """Submit as a user that may only add to an inbox. Return the id of the job, and the number of its lines."""
+    from ballast_queue.settings import QueueSettings  # noqa: PLC0415  `ballast --help` needs no redis
+    from ballast_queue.submissions import Terms  # noqa: PLC0415  `ballast --help` needs no redis
+
+    most = QueueSettings().max_line_bytes  # a submitter may not read the limit of the queue, which workers apply
+    with open_inbox(place) as inbox, _opened(file, most) as (source, total), progress("Submitting", total) as advance:
+        return inbox.submit(source, Terms(tenant, priority, deadline), on_progress=advance)
 
 
 @contextmanager
@@ -94,17 +122,16 @@ def _resumable(key: str) -> Iterator[None]:
 
 
 @contextmanager
-def _opened(file: str, queue: Queue) -> Iterator[tuple[Iterable[bytes], int | None]]:
+def _opened(file: str, most: int) -> Iterator[tuple[Iterable[bytes], int | None]]:
     """Open the file and count its lines. Lines of standard input are not counted.
 
-    No line is read into memory beyond the limit of the queue.
+    No line is read into memory beyond `most` bytes.
 
     Raises:
         Usage: there is no such file, it is a directory, or it is empty.
     """
     from ballast_queue.batch_lines import bounded_lines  # noqa: PLC0415  `ballast --help` needs no redis
 
-    most = queue.settings.read().max_line_bytes
     if file == "-":
         if sys.stdin.isatty():
             say("Reading lines from the terminal. Press Ctrl-D to end.")

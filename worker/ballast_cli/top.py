@@ -185,7 +185,8 @@ def _reservation(worker: WorkerStatus) -> str:
     found = worker.reservation
     if found is None:
         return ""
-    return f"  reservation {'met' if found.is_met else 'NOT MET'}: {found.in_use} of {found.slots} slots in use"
+    idle = ", no other offline request may run" if found.is_met and found.in_use < found.slots else ""
+    return f"  reservation {'met' if found.is_met else 'NOT MET'}: {found.in_use} of {found.slots} slots in use{idle}"
 
 
 def _latencies(worker: WorkerStatus) -> str:

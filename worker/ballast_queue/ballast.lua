@@ -42,7 +42,7 @@
 --   :ids                        set      custom ids, until the job is closed
 -- The items from `next` to `stored` - 1 wait and have an entry only in :items.
 
-local REVISION = 5
+local REVISION = 6
 
 local FIELDS = {
   'id', 'tenant', 'state', 'rank', 'source', 'key', 'ending', 'reason', 'outlook', 'because',
@@ -58,6 +58,7 @@ local SUMMED = {'total', 'waiting', 'leased', 'succeeded', 'failed', 'cancelled'
 local RUNS = {validating = true, in_progress = true}
 local OVER = {completed = true, failed = true, expired = true, cancelled = true}
 local MAX_PAGE_BYTES = 8 * 1024 * 1024
+local MAX_STATUS_BYTES, MAX_STATUSES, MAX_STATUSES_BYTES = 128 * 1024, 5000, 2 * 1024 * 1024
 local RENEWAL_SECONDS = 300 -- after this time without renewal, another owner may replace settings
 
 -- redis.call does not exist while the library loads.
@@ -996,11 +997,19 @@ local function publish_status(keys, argv)
   return 1
 end
 
--- KEYS: workers, statuses. Reply: JSON of the statuses that have not expired.
+-- KEYS: workers, statuses. Reply: JSON of the statuses that have not expired, up to MAX_STATUSES_BYTES in all. It leaves
+-- out longer ones than MAX_STATUS_BYTES.
 local function statuses(keys, _)
-  local workers = call('ZRANGE', keys[1], string.format('(%.6f', clock()), '+inf', 'BYSCORE')
-  if #workers == 0 then return {} end
-  return call('HMGET', keys[2], unpack(workers))
+  local reply, left = {}, MAX_STATUSES_BYTES
+  for _, worker in ipairs(call('ZRANGE', keys[1], string.format('(%.6f', clock()), '+inf', 'BYSCORE', 'LIMIT', 0, MAX_STATUSES)) do
+    local text = call('HGET', keys[2], worker)
+    if text and #text <= MAX_STATUS_BYTES then
+      left = left - #text
+      if left < 0 then break end
+      reply[#reply + 1] = text
+    end
+  end
+  return reply
 end
 
 local function now(_, _)

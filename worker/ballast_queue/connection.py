@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from typing import Any, Self, TypeVar
 
@@ -29,6 +29,7 @@ from ballast_queue.errors import (
     ServerUnfit,
 )
 from ballast_queue.failures import STRICT, failure_of, is_refused_command
+from ballast_queue.reply_limits import ReplyLimits, limited
 
 Argument = bytes | str | int | float
 Call = tuple[str, Sequence[bytes], Sequence[Argument]]
@@ -77,13 +78,18 @@ class Connection:
         loads_functions: bool = True,
         admits: Admits | None = None,
         ca: str | None = None,
+        most_reply_bytes: int | None = None,
+        checks_functions: bool = True,
     ) -> Self:
         """Connect, and check the function library. An administrator's connection loads a missing or older one.
+
+        A submitter may not call functions: `checks_functions` is false then, and the first command connects.
 
         `admits` makes the connection strict, for a URL of somebody else: it uses `redis` and `rediss` only, connects
         only to hosts that `admits` accepts, also where a cluster redirects it, and raises one and the same error for
         every failure before authentication. `ca` has the certificates (PEM) of authorities that are trusted at a
-        `rediss://` address, besides those of the system.
+        `rediss://` address, besides those of the system. `most_reply_bytes` limits the memory of each reply, and the
+        time from its first byte to its last one to `socket_timeout`.
 
         Raises:
             InvalidAddress, HostNotAdmitted: the URL is malformed, or its host is not admitted.
@@ -93,17 +99,22 @@ class Connection:
         address = parse_address(url, is_strict=admits is not None)
         if admits is not None and not admits(address.host):
             raise HostNotAdmitted
-        options = _options(address, socket_timeout, admits)
+        limits = None if most_reply_bytes is None else ReplyLimits(most_reply_bytes, socket_timeout)
+        options = _options(address, socket_timeout, admits, limits)
         if ca is not None and address.is_tls:
             options["ssl_ca_data"] = _checked(ca)
         options |= {name: value for name, value in (("username", username), ("password", password)) if value}
         client = _client(address, options)
         settings: dict[str, Any] = {"loads_functions": loads_functions, "is_strict": admits is not None}
         connection = cls(client, socket_timeout=socket_timeout, **settings)
+        if not checks_functions:
+            return connection
         try:
             if connection._is_cluster():
                 client.close()
-                cluster = connection._translated(lambda: RedisCluster.from_url(address.url, **options))
+                # `rediss` in its URL would replace the class of connections, which is one for TLS already.
+                plain = address.url.replace("rediss:", "redis:", 1)
+                cluster = connection._translated(lambda: RedisCluster.from_url(plain, **options))
                 connection = cls(cluster, socket_timeout=socket_timeout, **settings)
             connection._translated(connection._require_library)
         except QueueError:
@@ -169,6 +180,17 @@ class Connection:
         """Return the members of a sorted set between two positions."""
         members: list[bytes] = self._translated(lambda: self._client.zrange(key, first, last))
         return members
+
+    def append(self, key: bytes, entries: Sequence[Mapping[str, bytes | str]]) -> None:
+        """Add entries to a stream, in one round trip."""
+
+        def attempt() -> None:
+            pipeline = self._client.pipeline(transaction=False)
+            for entry in entries:
+                pipeline.xadd(key, dict(entry))
+            pipeline.execute()
+
+        self._translated(attempt)
 
     def entries(self, key: bytes, after: bytes, count: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
         """Return entries of a stream after the entry `after` (`0` is before the first)."""
@@ -318,12 +340,15 @@ class Connection:
         return failure if is_reply or not self._is_strict else QueueUnavailable(STRICT)
 
 
-def _options(address: RedisAddress, socket_timeout: float, admits: Admits | None) -> dict[str, Any]:
+def _options(
+    address: RedisAddress, socket_timeout: float, admits: Admits | None, limits: ReplyLimits | None
+) -> dict[str, Any]:
     options: dict[str, Any] = {"socket_timeout": socket_timeout, "protocol": 2}
     if not address.is_local:
         options |= {"socket_connect_timeout": socket_timeout, "socket_keepalive": True}
-    if admits is not None:
-        options["connection_class"] = _admitting(redis.SSLConnection if address.is_tls else redis.Connection, admits)
+        kind: type[redis.Connection] = redis.SSLConnection if address.is_tls else redis.Connection
+        kind = kind if admits is None else _admitting(kind, admits)
+        options["connection_class"] = kind if limits is None else limited(kind, limits)
     return options
 
 

@@ -7,7 +7,7 @@ QueueError
 ├── QueueFull               Redis is out of memory and accepts no more work
 ├── ServerUnfit             Redis is too old, or evicts keys
 ├── LibraryUnfit            Redis lacks the functions of this version
-├── RefusedCall             a function met a value that it cannot read
+├── RefusedCall             a function met a value that it cannot read, or the reply is too large
 ├── UnreadableValue         another version of Ballast stored it
 ├── JobNotFound             the queue has no such job
 ├── JobStateConflict        the state of the job does not allow the call
@@ -61,7 +61,7 @@ class LibraryUnfit(QueueError):
 
 
 class RefusedCall(QueueError):
-    """A function failed at a value that it cannot read. Calls about other values may succeed."""
+    """A function failed at a value that it cannot read, or its reply is too large. Other calls may succeed."""
 
 
 class UnreadableValue(QueueError):

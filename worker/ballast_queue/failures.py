@@ -12,6 +12,7 @@ import ssl
 from redis import exceptions as refusals
 
 from ballast_queue.errors import CommandForbidden, QueueError, QueueForbidden, QueueFull, QueueUnavailable, RefusedCall
+from ballast_queue.reply_limits import ReplyTooLarge
 
 _KINDS: tuple[tuple[type[BaseException], str], ...] = (
     (ssl.SSLCertVerificationError, "its TLS certificate is not trusted"),
@@ -64,6 +65,10 @@ def failure_of(error: Exception) -> QueueError:
     if isinstance(error, refusals.OutOfMemoryError) or _code_of(error) == "OOM":
         return QueueFull(
             "Redis has no memory left: raise maxmemory, or wait until Ballast deletes the results of old jobs"
+        )
+    if isinstance(error, ReplyTooLarge):
+        return RefusedCall(
+            "Redis sent a reply above the limit of this connection: check that only Ballast writes to the queue's keys"
         )
     code = _code_of(error)
     if code in _PASSING:

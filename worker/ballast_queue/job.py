@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+MOST = 10**12
+Count = Annotated[int, AfterValidator(lambda found: min(max(found, 0), MOST))]
+"""A number of items or of resources. A value in Redis may be anything, so one out of bounds becomes the bound."""
 
 
 class JobState(StrEnum):
@@ -71,13 +75,13 @@ class _Wire(BaseModel):
 class RequestCounts(_Wire):
     """Items of a job by state. `total` is the sum of the others."""
 
-    total: int = 0
-    waiting: int = 0
-    leased: int = 0
-    succeeded: int = 0
-    failed: int = 0
-    cancelled: int = 0
-    expired: int = 0
+    total: Count = 0
+    waiting: Count = 0
+    leased: Count = 0
+    succeeded: Count = 0
+    failed: Count = 0
+    cancelled: Count = 0
+    expired: Count = 0
 
     @property
     def done(self) -> int:

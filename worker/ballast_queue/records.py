@@ -28,7 +28,7 @@ def readable(place: str) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
         def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
             try:
                 return read(*args, **kwargs)
-            except (ValueError, TypeError, LookupError, AttributeError):
+            except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
                 pass  # the text quotes the value
             raise UnreadableValue(place)
 

@@ -1,24 +1,37 @@
-"""The status that each worker publishes for the operator, the CLI and routers, and the figures of the queue."""
+"""The status that each worker publishes for the operator, the CLI and routers, and the figures of the queue.
+
+Whoever may write to the queue can write anything here, so every count has bounds.
+"""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
+from urllib.parse import urlsplit
 
-from ballast_queue.job import JobState, RequestCounts
+from pydantic import AfterValidator, BaseModel, ConfigDict
+
+from ballast_queue.job import Count, JobState, RequestCounts
 
 
 class _Published(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
+def _checked_address(address: str) -> str:
+    parts = urlsplit(address)
+    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.port is None:
+        raise ValueError
+    return address
+
+
 class ClassLoad(_Published):
     """Load of one class in one worker."""
 
-    running: int = 0
-    parked: int = 0
-    waiting: int = 0
-    reserved: int = 0
-    borrowed: int = 0
+    running: Count = 0
+    parked: Count = 0
+    waiting: Count = 0
+    reserved: Count = 0
+    borrowed: Count = 0
     """Slots held beyond the reservation."""
     prefill_tokens_per_second: float = 0
     decode_tokens_per_second: float = 0
@@ -29,13 +42,13 @@ class ClassLoad(_Published):
 class ReservationStatus(_Published):
     """The reservation of offline work, as the engine of one worker computed it in its last step."""
 
-    slots: int
+    slots: Count
     """Slots that are reserved; no more than `offline.maxPercent` allows."""
-    blocks: int
+    blocks: Count
     """KV blocks that are reserved."""
-    chunk: int
+    chunk: Count
     """Prefill tokens of a step that are reserved."""
-    in_use: int
+    in_use: Count
     """Reserved slots in which an offline request runs. A parked request holds no slot."""
     is_met: bool
     """At least `min(slots, requests that the caps of their tenants allow to run)` offline requests run.
@@ -47,10 +60,10 @@ class ReservationStatus(_Published):
 class SloStatus(_Published):
     """Online requests of one worker that were judged by the SLO in the last minute."""
 
-    ttft_judged: int = 0
-    ttft_met: int = 0
-    tpot_judged: int = 0
-    tpot_met: int = 0
+    ttft_judged: Count = 0
+    ttft_met: Count = 0
+    tpot_judged: Count = 0
+    tpot_met: Count = 0
 
 
 class WorkerStatus(_Published):
@@ -58,7 +71,7 @@ class WorkerStatus(_Published):
 
     version: int = 1
     worker_id: str
-    address: str
+    address: Annotated[str, AfterValidator(_checked_address)]
     """`http://host:port` of its API."""
     at: float
     """When the worker published it, Unix seconds."""
@@ -66,20 +79,20 @@ class WorkerStatus(_Published):
     model_revision: str = ""
     device: str = ""
     """`cpu` or `cuda:0`; empty: unknown."""
-    slots: int
-    batch_ceiling: int
+    slots: Count
+    batch_ceiling: Count
     """Largest decode batch that the SLO allows, by the cost model."""
-    kv_blocks_total: int
-    kv_blocks_free: int
+    kv_blocks_total: Count
+    kv_blocks_free: Count
     online: ClassLoad
     offline: ClassLoad
     reservation: ReservationStatus | None = None
     """None: the worker has an older version and does not publish it."""
     can_claim: bool = False
     """The queue has items that this worker could run now: their tenant is below its slot cap."""
-    offline_most: int | None = None
+    offline_most: Count | None = None
     """Slots that offline work may hold, by `offline.maxPercent`; None: unknown."""
-    tenant_slots: dict[str, int] = {}
+    tenant_slots: dict[str, Count] = {}
     """Slots that offline work of each capped tenant may hold, for the tenants that the worker has served."""
     offline_items_per_second: float = 0
     """Items claimed per second while the worker last had more offline work than slots for it; 0: not measured."""
@@ -106,14 +119,14 @@ class QueueStats(_Published):
     at: float
     """The server's clock, Unix seconds."""
     items: RequestCounts
-    inbox: int
+    inbox: Count
     """Entries that no worker has read yet. They count as depth."""
     oldest_waiting_seconds: float
     """Age of the oldest job with waiting items, or of the first inbox entry; 0 if nothing waits."""
-    dead_letters: int
-    jobs_at_risk: int = 0
+    dead_letters: Count
+    jobs_at_risk: Count = 0
     """Jobs that will miss their deadline at the current rates."""
-    jobs: dict[JobState, int]
+    jobs: dict[JobState, Count]
 
     @property
     def depth(self) -> int:

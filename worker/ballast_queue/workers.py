@@ -29,7 +29,10 @@ class Workers:
 
     @readable("the statuses of the workers")
     def statuses(self) -> list[WorkerStatus]:
-        """Return the statuses that have not expired, without those that this version cannot read."""
+        """Return the statuses that have not expired, without those that this version cannot read.
+
+        The reply is limited: to 5,000 workers and 2 MiB in all, and without statuses above 128 KiB.
+        """
         statuses = []
         for text in self._store.call(self._store.functions.statuses()):
             with contextlib.suppress(ValidationError):

@@ -129,9 +129,10 @@ def verdict(ttft: Attainment, tpot: Attainment, *, most_lost: float) -> str:
 
 
 def _change(name: str, one: Attainment) -> str:
+    said = f"{one.lost:.1f} points lost" if one.lost >= 0 else f"{-one.lost:.1f} points gained"
     return (
         f"{name}: {one.alone:.1f} % of the online requests met the SLO alone, {one.mixed:.1f} % with the offline job "
-        f"({one.lost:.1f} points lost, 95 % interval {one.low:.1f} to {one.high:.1f})."
+        f"({said}, 95 % interval of the loss {one.low:.1f} to {one.high:.1f})."
     )
 
 

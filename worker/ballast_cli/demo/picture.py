@@ -73,8 +73,9 @@ def _latency(axes: Any, found: dict[str, Any], *, name: str) -> None:
         axes.step(values, above, where="pre", label=met, color=colour, linewidth=1.5)
     axes.axvline(slo, color="black", linestyle=":", linewidth=1, label=f"SLO {slo:.0f} ms")
     lost = found["attainment_lost"][name]
-    interval = f"95 % interval {lost['low']:.1f} to {lost['high']:.1f}"
-    axes.set_title(f"{name.upper()}: {lost['points']:.1f} points of attainment lost ({interval})", fontsize=10)
+    interval = f"95 % interval of the loss {lost['low']:.1f} to {lost['high']:.1f}"
+    said = "lost" if lost["points"] >= 0 else "gained"
+    axes.set_title(f"{name.upper()}: {abs(lost['points']):.1f} points of attainment {said} ({interval})", fontsize=10)
     axes.set_xscale("log")
     axes.set_yscale("log")
     # A request whose tokens all reached the client in one packet has a TPOT of almost 0. It is left of the picture.

@@ -1,0 +1,111 @@
+"""Whatever a queue holds as the statuses of workers, the operator plans, scales and reports."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from ballast_operator.children.config import VERSION
+from ballast_operator.context import OperatorContext
+from ballast_operator.inference_deployment import DELETION_COST, RESOURCE_TYPE
+from ballast_operator.kinds import DEPLOYMENT, Key
+from ballast_operator.plan import ClusterSnapshot
+from ballast_operator.poll_result import PollResult
+from ballast_operator.resource_type import ConditionInput
+from ballast_operator.scaling import History, scale
+from ballast_queue.errors import UnreadableValue
+from ballast_queue.records import stats_of
+from ballast_queue.status import WorkerStatus
+
+CONTEXT = OperatorContext(image="worker:1")
+SPEC = {
+    "model": {"uri": "file:///m"},
+    "replicas": 1,
+    "gpu": {"count": 0},
+    "slo": {"ttftMilliseconds": 500},
+    "scaling": {"minReplicas": 1, "maxReplicas": 9, "offlineMaxReplicas": 3},
+}
+RESOURCE = RESOURCE_TYPE.read(
+    {"metadata": {"name": "llm", "namespace": "ns", "uid": "u", "generation": 1}, "spec": SPEC}
+)
+POD = {
+    "metadata": {"name": "p", "namespace": "ns", "annotations": {VERSION: "v"}},
+    "status": {"phase": "Running", "podIP": "10.0.0.1"},
+}
+DEPLOYED = {
+    "metadata": {"uid": "d", "generation": 1, "ownerReferences": [{"uid": "u"}]},
+    "spec": {"replicas": 3, "template": {"metadata": {}}},
+}
+SNAPSHOT = ClusterSnapshot("u", {Key(DEPLOYMENT, "ns", "llm"): DEPLOYED}, (POD,))
+LOAD = ("running", "parked", "waiting", "reserved", "borrowed")
+numbers = st.sampled_from([0, 1, 8, -1, -(10**18), 10**9, 2**31, 2**63, 10**400])
+rates = st.sampled_from([0.0, -1.0, 1e308, float("inf"), float("nan")])
+loads = st.fixed_dictionaries(dict.fromkeys(LOAD, numbers) | {"requests_per_second": rates})
+statuses = st.fixed_dictionaries(
+    {
+        "worker_id": st.text(max_size=5),
+        "address": st.sampled_from(
+            ["http://10.0.0.1:8000", "http://[", "http://10.0.0.1:x", "", "x", "http://10.0.0.1:99999999"]
+        ),
+        "at": rates,
+        "model": st.text(max_size=5),
+        "slots": numbers,
+        "batch_ceiling": numbers,
+        "kv_blocks_total": numbers,
+        "kv_blocks_free": numbers,
+        "online": loads,
+        "offline": loads,
+        "can_claim": st.booleans(),
+        "slo": st.fixed_dictionaries(dict.fromkeys(("ttft_judged", "ttft_met", "tpot_judged", "tpot_met"), numbers)),
+        "reservation": st.fixed_dictionaries(
+            dict.fromkeys(("slots", "blocks", "chunk", "in_use"), numbers) | {"is_met": st.booleans()}
+        ),
+    }
+)
+PLAIN: dict[str, Any] = {
+    "worker_id": "p",
+    "address": "http://10.0.0.1:8000",
+    "at": 0,
+    "model": "m",
+    **dict.fromkeys(("slots", "batch_ceiling", "kv_blocks_total", "kv_blocks_free"), 8),
+    "online": {},
+    "offline": {},
+}
+FIGURES = b"waiting", b"leased", b"dead", b"at_risk", b"jobs:in_progress"
+
+
+@given(statuses, st.lists(numbers, min_size=len(FIGURES), max_size=len(FIGURES)))
+@example(PLAIN | {"address": "http://["}, [1] * len(FIGURES))
+@example(PLAIN | {"address": "http://10.0.0.1:x"}, [1] * len(FIGURES))
+@example(PLAIN | {"slots": 0}, [1] * len(FIGURES))
+@example(PLAIN | {"online": {"running": 10**400}}, [1] * len(FIGURES))
+@example(PLAIN | {"online": {"running": 2**31}, "offline": {"reserved": -1}}, [10**400] * len(FIGURES))
+def test_no_status_and_no_figure_of_a_queue_stops_the_operator(status: dict[str, Any], figures: list[int]) -> None:
+    try:
+        workers: tuple[WorkerStatus, ...] = (WorkerStatus.model_validate_json(json.dumps(status)),)
+    except ValidationError:
+        workers = ()  # it is left out
+    totals = [part for name, figure in zip(FIGURES, figures, strict=True) for part in (name, str(figure).encode())]
+    try:
+        queue = stats_of([b"1000.0", figures[0], b"", b"", totals])
+    except UnreadableValue:
+        queue = None
+    poll = PollResult(100.0, workers, queue).only_workers_in((POD,))
+
+    plan = RESOURCE_TYPE.plan(RESOURCE, SNAPSHOT, CONTEXT, poll)
+    scaling = RESOURCE_TYPE.scaling(RESOURCE)
+    assert scaling is not None
+    decision = scale(scaling, replicas=1, ready=1, poll=poll, now=100.0, history=History())
+    made = ConditionInput(RESOURCE, SNAPSHOT, plan, poll, 100.0, None)
+    values = RESOURCE_TYPE.conditions(made)
+    reported = RESOURCE_TYPE.status(made, (), None)
+
+    assert 1 <= decision.replicas <= 9
+    assert all(-(2**31) <= int(step.annotations[DELETION_COST]) < 2**31 for step in plan.costs)
+    slots = getattr(reported, "slots", None)
+    assert slots is None or (0 <= slots.online < 2**63 and 0 <= slots.offline < 2**63)
+    assert all(len(value.message) < 1000 for value in values.values())

