@@ -71,5 +71,5 @@ def test_a_model_over_several_nodes_has_a_bundle_on_each_of_them():
 
 
 def test_the_gpus_of_a_model_must_be_the_same_number_on_each_node():
-    with pytest.raises(ValueError, match="must be a multiple of runtime.nodes"):
+    with pytest.raises(ValueError, match=r"must be a multiple of runtime\.nodes"):
         make_config(engine={"backend": "vllm"}, runtime={"nodes": 3, "tensorParallel": 16})
