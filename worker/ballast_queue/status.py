@@ -78,7 +78,7 @@ class WorkerStatus(_Published):
     model: str
     model_revision: str = ""
     device: str = ""
-    """`cpu` or `cuda:0`; empty: unknown."""
+    """The kind of device that computes, `cpu` or `cuda`; empty: unknown."""
     slots: Count
     batch_ceiling: Count
     """Largest decode batch that the SLO allows, by the cost model."""

@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
             sys.stdout.write(yaml.safe_dump(document, sort_keys=False))
             return 0
         _check_ray()
-        if config.engine.backend == "native":
+        if config.backend == "native":
             check_installed()
         _run(config, options.config)
     except InvalidConfig as error:

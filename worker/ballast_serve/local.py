@@ -47,7 +47,7 @@ class LocalRay:
         Raises:
             WorkerError: the replica did not start. The message is that of Serve.
         """
-        has_gpus = ray.cluster_resources().get("GPU", 0) > 0 and config.engine.device != "cpu"
+        has_gpus = ray.cluster_resources().get("GPU", 0) > 0 and config.backend == "vllm"
         gpus = config.runtime.tensor_parallel if has_gpus else 0
         client = ServeSubmissionClient(self.dashboard)
         client.deploy_applications(serve_config(config, config.dump(), replicas=1, gpus=gpus))

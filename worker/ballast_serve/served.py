@@ -58,7 +58,7 @@ async def serving(path: Path) -> AsyncIterator[Served]:
         AddressTaken: another process listens on the port.
     """
     config = WorkerConfig.load(path)
-    is_native = config.engine.backend == "native"
+    is_native = config.backend == "native"
     async with contextlib.AsyncExitStack() as stack:
         listener = stack.enter_context(await asyncio.to_thread(prepare if is_native else listen, config))
         opened = _native(config, path, listener) if is_native else _vllm(config, path)
