@@ -104,9 +104,10 @@ class ServedModel(Model):
     """Secret whose keys become environment variables of the container that fetches the model, e.g. `HF_TOKEN`,
     `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_ENDPOINT_URL`."""
     cache_path: str | None = Field(default=None, max_length=1024, pattern=r"^/[^:]*$")
-    """Directory of the node that keeps fetched models for all pods of the node. The user of the image (65532 in
-    Ballast's own) needs write access. Namespaces with Pod Security level baseline or restricted forbid it: use
-    `cache` there. Without `cachePath` and `cache`, each pod fetches the model to an emptyDir."""
+    """Directory of the node that keeps fetched models for all pods of a namespace on the node. In it, each namespace
+    has a directory of its own, which the kubelet creates with the same mode. The user of the image (65532 in Ballast's
+    own) needs write access to it, e.g. by mode 1777. Namespaces with Pod Security level baseline or restricted forbid
+    `cachePath`: use `cache` there. Without `cachePath` and `cache`, each pod fetches the model to an emptyDir."""
     cache: ModelCache | None = None
     size_limit_gibibytes: int | None = Field(default=None, ge=1, le=1_048_576)
     """Size limit of the emptyDir that holds a fetched model. Kubernetes evicts a pod that exceeds it. By default only
