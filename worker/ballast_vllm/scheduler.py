@@ -49,7 +49,10 @@ class _Ballast(PlannedBatch):
         check_config(config, aligns_mamba=self.need_mamba_block_aligned_split)
         self.kv_blocks = KvBlocks(self)
         self.limits = StepLimits(
-            self.scheduler_config.max_num_seqs, self.max_num_scheduled_tokens, num_draft_tokens=self.num_spec_tokens
+            self.scheduler_config.max_num_seqs,
+            self.max_num_scheduled_tokens,
+            num_draft_tokens=self.num_spec_tokens,
+            is_encoder=config.model_config.runner_type == "pooling",
         )
         self.driver = self.new_driver()
         self.on_preempted = self._note_preempted
