@@ -25,6 +25,7 @@ EXAMPLES = examples(
 VALIDATE_EXAMPLES = examples(
     "ballast bench validate                     # five minutes on an idle machine",
     "ballast bench validate --clock cpu         # on a busy machine: processor time of the engine",
+    "ballast bench validate --engine vllm       # where vLLM is installed",
 )
 GUARANTEES_EXAMPLES = examples("ballast bench guarantees", "ballast bench guarantees --tenants mine.csv --minutes 2")
 bench = typer.Typer(
@@ -89,6 +90,7 @@ def validate(
     online: Trace = None,
     offline: Lengths = None,
     model: given.Checkpoint = None,
+    engine: given.Engine = "native",
     clock: given.Clock = "wall",
     load: given.Share = 15.0,
     seconds: given.Seconds = 40.0,
@@ -102,6 +104,10 @@ def validate(
     simulation of the second slice. Lengths are one sixteenth of those in the trace.
     """
     require("ballast bench", numpy="worker", torch="worker")
+    if engine not in {"native", "vllm"}:
+        raise Usage(f"--engine is {engine!r}; expected native or vllm.")
+    if engine == "vllm":
+        require("ballast bench --engine vllm", vllm="vllm")
     if clock not in {"wall", "cpu"}:
         raise Usage(f"--clock is {clock!r}; expected wall or cpu.")
     check_output("--json", json_file)
@@ -110,7 +116,15 @@ def validate(
     bench_validate.require_idle(clock)
     with refusals():
         found = bench_validate.validate(
-            online, offline, model=model, clock=clock, load=load / 100, seconds=seconds, turns=turns, slots=slots
+            online,
+            offline,
+            model=model,
+            engine=engine,
+            clock=clock,
+            load=load / 100,
+            seconds=seconds,
+            turns=turns,
+            slots=slots,
         )
     bench_validate.print_validation(found, clock)
     write_json(json_file, bench_validate.figures(found))

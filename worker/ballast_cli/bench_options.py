@@ -72,6 +72,7 @@ Checkpoint = Annotated[
     Path | None,
     typer.Option("--model", help="Directory of a checkpoint.", show_default="the small model that ships with Ballast"),
 ]
+Engine = Annotated[str, typer.Option(help="Engine: native, or vllm, which must be installed beside Ballast.")]
 Clock = Annotated[str, typer.Option(help="Clock: wall, or cpu (the processor time of the engine).")]
 Share = Annotated[
     float,
