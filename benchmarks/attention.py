@@ -79,9 +79,7 @@ def measure(case: Case, threads: int, repeats: int) -> tuple[float, float, float
     width = -(-max(context for context, _ in case.requests) // case.block_tokens)
     num_blocks = width * len(case.requests)
     tables = np.random.default_rng(0).permutation(num_blocks).reshape(len(case.requests), width)
-    shape = AttentionShape(
-        query_heads, kv_heads, dim, (None,), num_blocks, case.block_tokens, case.dtype, torch.device("cpu")
-    )
+    shape = AttentionShape(query_heads, kv_heads, dim, (None,), num_blocks, case.block_tokens, case.dtype)
     batch = make_batch(case, tables)
     rows = batch.num_tokens
     q, k, v = (torch.randn(rows, heads, dim).to(case.dtype) for heads in (query_heads, kv_heads, kv_heads))

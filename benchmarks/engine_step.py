@@ -93,7 +93,6 @@ def report(directory: Path, load_format: LoadFormat, options: argparse.Namespace
     for attention in ("cpu", "sdpa"):
         loaded = load(
             directory,
-            device="cpu",
             dtype="float32",
             load_format=load_format,
             attention=attention,

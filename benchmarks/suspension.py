@@ -35,7 +35,7 @@ OFFLINE_TOKENS = (1200, 40)
 
 def check_ratios(model: Path, load_format: LoadFormat, repeats: int) -> dict[str, float]:
     """Print the CPU time of each step with an interrupt that is never raised, over the time without one."""
-    loaded = load(model, device="cpu", dtype="float32", load_format=load_format, threads=1)
+    loaded = load(model, dtype="float32", load_format=load_format, threads=1)
     num_blocks = 64 * -(-1024 // BLOCK_TOKENS)
     executor = Executor(loaded, num_blocks=num_blocks, block_tokens=BLOCK_TOKENS)
     ratios = {}

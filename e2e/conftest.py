@@ -98,11 +98,11 @@ def nodes(cluster: Cluster) -> list[str]:
 
 @pytest.fixture(scope="module")
 def first(cluster: Cluster, namespace: str) -> str:
-    """Apply docs/samples/first.yaml and wait for its two workers. Return the name of the resource."""
-    cluster.apply(SAMPLES / "first.yaml", namespace=namespace)
-    cluster.wait_ready("first", namespace=namespace)
-    cluster.wait_pods("first", 2, namespace=namespace)
-    return "first"
+    """Apply docs/samples/laptop.yaml and wait for its two workers. Return the name of the resource."""
+    cluster.apply(SAMPLES / "laptop.yaml", namespace=namespace)
+    cluster.wait_ready("laptop", namespace=namespace)
+    cluster.wait_pods("laptop", 2, namespace=namespace)
+    return "laptop"
 
 
 @pytest.hookimpl(wrapper=True)

@@ -15,7 +15,7 @@ from endpoints import recorded
 from online import loop
 
 REPLICAS = 2
-"""Of docs/samples/first.yaml, whose rollout.maxUnavailable is 0: also the fewest that may be ready."""
+"""Of docs/samples/laptop.yaml, whose rollout.maxUnavailable is 0: also the fewest that may be ready."""
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,10 @@ import yaml
 from children import wait_tidy
 from client import Client
 from cluster import Cluster, is_ready, until
+from images import VLLM_WORKER
 from jobs import MODEL
 from programs import ROOT, run
+from small_vllm import ENGINE, START_SECONDS, TEMPLATE
 
 PAGE = ROOT / "docs" / "how-to" / "kueue.md"
 BLOCK = re.compile(r"<!-- kueue: (\w+) -->\n +```yaml\n(.*?)```", re.DOTALL)
@@ -40,7 +42,7 @@ def kueue(cluster: Cluster) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def shared(cluster: Cluster, namespace: str, kueue: None, manifests: dict[str, str]) -> Iterator[str]:
-    """Apply the page: a quota of one GPU, and two workers that request one each."""
+    """Apply the page: a quota of one GPU, and two workers that request one each. vLLM finds none, and uses the CPU."""
     quota = list(yaml.safe_load_all(manifests["quota"]))
 
     def is_applied() -> bool:
@@ -48,7 +50,10 @@ def shared(cluster: Cluster, namespace: str, kueue: None, manifests: dict[str, s
         return cluster.kubectl(*words, stdin=yaml.safe_dump_all(quota), check=False).returncode == 0
 
     until(is_applied, seconds=60, said="the webhooks of Kueue answer")
-    cluster.apply(yaml.safe_load(manifests["resource"]), namespace=namespace)
+    resource = yaml.safe_load(manifests["resource"])
+    resource["spec"] |= {"engine": ENGINE, "template": resource["spec"]["template"] | TEMPLATE}
+    cluster.provider.add(VLLM_WORKER)
+    cluster.apply(resource, namespace=namespace)
     yield "shared"
     cluster.kubectl("delete", "infd", "shared", "-n", namespace, "--ignore-not-found", "--timeout=60s", seconds=70)
     wait_tidy(cluster, namespace)
@@ -59,7 +64,11 @@ def shared(cluster: Cluster, namespace: str, kueue: None, manifests: dict[str, s
 def test_one_worker_serves_and_the_conditions_explain_the_other(
     cluster: Cluster, client: Client, namespace: str, shared: str
 ) -> None:
-    until(lambda: cluster.ready_pods(shared, namespace=namespace), seconds=180, said="a worker that Kueue admitted")
+    until(
+        lambda: cluster.ready_pods(shared, namespace=namespace),
+        seconds=START_SECONDS,
+        said="a worker that Kueue admitted",
+    )
     until(lambda: reason(cluster, "Ready", namespace) == "SchedulingGated", seconds=60, said="Ready explains it")
     (held,) = (pod for pod in cluster.pods(shared, namespace=namespace) if not is_ready(pod))
     name = held["metadata"]["name"]
@@ -90,7 +99,7 @@ def test_more_quota_admits_the_other_worker(cluster: Cluster, namespace: str, sh
 
     cluster.kubectl("patch", "clusterqueue", "inference", "--type=json", "-p", patch)
 
-    cluster.wait_pods(shared, 2, namespace=namespace)
+    cluster.wait_pods(shared, 2, namespace=namespace, seconds=START_SECONDS)
     cluster.wait_ready(shared, namespace=namespace)
     until(lambda: reason(cluster, "Progressing", namespace) == "Complete", seconds=60, said="the rollout is complete")
 

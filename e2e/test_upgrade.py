@@ -18,7 +18,7 @@ from online import loop
 from previous import Previous, previous
 from release import NAME, NAMESPACE, Release, remove
 
-SAMPLE = Path(__file__).parents[1] / "docs" / "samples" / "first.yaml"
+SAMPLE = Path(__file__).parents[1] / "docs" / "samples" / "laptop.yaml"
 ITEMS, TOKENS = 1000, 128
 CRD = "inferencedeployments.ballast.dev"
 

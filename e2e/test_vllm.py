@@ -12,9 +12,10 @@ from client import Client
 from cluster import INFD, Cluster, until
 from images import VLLM_WORKER
 from release import Release
+from small_vllm import ARGUMENTS, START_SECONDS, TEMPLATE
+from small_vllm import ENGINE as SMALL
 
 NAME = "second"
-START_SECONDS = 420
 ITEMS = 40
 MANIFEST: dict[str, Any] = {
     "apiVersion": "ballast.dev/v1alpha1",
@@ -27,13 +28,10 @@ MANIFEST: dict[str, Any] = {
         "rollout": {"drainSeconds": 10},
     },
 }
-ENGINE = {
-    "backend": "vllm",
-    "threads": 1,
-    "kvMemoryMebibytes": 256,
+ENGINE = SMALL | {
     "vllm": {
         "args": [
-            "--enforce-eager",
+            *ARGUMENTS,
             "--enable-auto-tool-choice",
             "--tool-call-parser=hermes",
             # Without it, a model this small may fill its answer with spaces.
@@ -54,9 +52,7 @@ def native(cluster: Cluster, release: Release, namespace: str) -> dict[str, Any]
 
 
 def with_vllm(**engine: Any) -> dict[str, Any]:
-    # vLLM compiles a part of its logprobs even with --enforce-eager, and the image has no compiler.
-    env = [{"name": "TORCH_COMPILE_DISABLE", "value": "1"}]
-    return {"engine": ENGINE | engine, "template": {"image": VLLM_WORKER.name, "env": env}}
+    return {"engine": ENGINE | engine, "template": TEMPLATE}
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ from online import loop  # noqa: E402
 from providers import Local, chosen  # noqa: E402
 from release import NAME, NAMESPACE, Release, install  # noqa: E402
 
-RESOURCE = "first"
+RESOURCE = "laptop"
 ITEMS, TOKENS = 400, 64
 BACKLOG = 200
 READY_SECONDS = 400
@@ -86,7 +86,7 @@ class ClusterChaos:
         rng = random.Random(self.options.seed)
         print(f"seed {self.options.seed}, namespace {self.namespace}", flush=True)
         self.cluster.make_namespace(self.namespace)
-        self.cluster.apply(ROOT / "docs" / "samples" / "first.yaml", namespace=self.namespace)
+        self.cluster.apply(ROOT / "docs" / "samples" / "laptop.yaml", namespace=self.namespace)
         # Each kill of a worker spends an attempt of the items that it holds.
         self.cluster.patch(RESOURCE, {"offline": {"maxAttempts": 100}}, namespace=self.namespace)
         self.cluster.wait_ready(RESOURCE, namespace=self.namespace)

@@ -17,7 +17,7 @@ from ballast_api.errors import InvalidConfig
 from ballast_api.names import API_VERSION, KIND, MOST_NAME_CHARACTERS, redis_secret
 from ballast_api.pods import Json, PodTemplate, SecretKey, SecretName
 from ballast_api.rules import Rule
-from ballast_api.sections import Cost, EngineSettings, Limits, Model, Name, Offline, Slo
+from ballast_api.sections import Backend, Cost, EngineSettings, Limits, Model, Name, Offline, Slo, backend_rules
 from ballast_api.status import Status
 from ballast_api.worker_config import Slots
 
@@ -131,8 +131,8 @@ class GpuRequest(ApiModel):
     )
 
     count: int = Field(default=1, ge=0, le=16)
-    """GPUs of each worker. 0 runs the worker on the CPU. Above 1, the GPUs share the model by tensor parallelism, which
-    needs `engine.backend: vllm`."""
+    """GPUs of each worker, which runs vLLM. 0 runs the worker on CPUs. Above 1, the GPUs share the model by tensor
+    parallelism."""
     resource_name: str | None = Field(
         default=None, max_length=253, examples=["nvidia.com/gpu", "nvidia.com/mig-1g.10gb"]
     )
@@ -200,7 +200,7 @@ class Rollout(ApiModel):
     once."""
     startup_seconds: int | None = Field(default=None, ge=10, le=86_400)
     """Time that a worker has to fetch and load the model. After it, Kubernetes restarts the worker, and the rollout
-    counts as stuck. By default 600, and 1800 with `engine.backend: vllm`, which compiles the model."""
+    counts as stuck. By default 600, and 1800 with vLLM, which compiles the model."""
 
 
 class Disruption(ApiModel):
@@ -314,39 +314,26 @@ def _is_declared(tenant: str | None, offline: Offline) -> bool:
     return tenant in names if names else tenant is None
 
 
+USES_VLLM = "has(self.engine.backend) ? self.engine.backend == 'vllm' : self.gpu.count > 0"
+"""CEL condition of a `Spec`, with the same value as `backend == "vllm"`."""
+
+
 class Spec(ApiModel):
     """The desired state."""
 
     rules = (
         Rule(
-            "!(self.engine.device == 'cpu' && self.gpu.count > 0)",
-            lambda spec: not (spec.engine.device == "cpu" and spec.gpu.count > 0),
-            "engine.device is cpu, and gpu.count ({gpu.count}) requests a GPU that would be idle. Set gpu.count to 0, "
-            "or engine.device to auto",
+            "!has(self.engine.backend) || self.engine.backend != 'native' || self.gpu.count == 0",
+            lambda spec: spec.engine.backend != "native" or spec.gpu.count == 0,
+            "gpu.count ({gpu.count}) is above 0, and the native engine runs on CPUs. Leave engine.backend out or set "
+            "it to vllm, or set gpu.count to 0",
         ),
+        *backend_rules(USES_VLLM),
         Rule(
-            "self.engine.backend == 'vllm' || self.gpu.count <= 1",
-            lambda spec: spec.engine.backend == "vllm" or spec.gpu.count <= 1,
-            "gpu.count ({gpu.count}) is above 1, and the native engine uses one device per worker. Set engine.backend "
-            "to vllm, which shares the model between the GPUs, or set the count to 1 and raise replicas",
-        ),
-        Rule(
-            "self.engine.backend == 'vllm' || !has(self.slo.latencyMilliseconds)",
-            lambda spec: spec.engine.backend == "vllm" or spec.slo.latency_milliseconds is None,
-            "slo.latencyMilliseconds needs engine.backend: vllm, because the native engine only generates text. Set "
-            "the backend, or remove the field",
-        ),
-        Rule(
-            "self.engine.backend == 'vllm' || !has(self.model.adapters) || size(self.model.adapters) == 0",
-            lambda spec: spec.engine.backend == "vllm" or not spec.model.adapters,
-            "model.adapters need engine.backend: vllm, because the native engine does not support LoRA. Set the "
-            "backend, or remove the adapters",
-        ),
-        Rule(
-            "!(self.engine.device.startsWith('cuda') && self.gpu.count == 0)",
-            lambda spec: not (spec.engine.device.startswith("cuda") and spec.gpu.count == 0),
-            "engine.device ({engine.device}) needs a GPU, and gpu.count is 0. Set gpu.count to 1, or engine.device to "
-            "auto",
+            f"!has(self.slo.latencyMilliseconds) || ({USES_VLLM})",
+            lambda spec: spec.slo.latency_milliseconds is None or spec.backend == "vllm",
+            "slo.latencyMilliseconds needs vLLM, and the native engine, which only generates text, runs this model. "
+            "Set engine.backend to vllm, or remove the field",
         ),
         Rule(
             "!has(self.redis) || !has(self.queueAccess) || !has(self.queueAccess.submitters) || "
@@ -370,8 +357,8 @@ class Spec(ApiModel):
     engine: EngineSettings = EngineSettings()
     gpu: GpuRequest = GpuRequest()
     slots: Slots | None = None
-    """Slots of each worker: requests that run at a time. By default what memory allows, at most 64 on CPU and 256 on a
-    GPU. A change rolls the pods."""
+    """Slots of each worker: requests that run at a time. By default what memory allows, at most 64, and vLLM's own
+    default with vLLM. A change rolls the pods."""
     slo: Slo = Slo()
     offline: Offline = Offline()
     limits: Limits = Limits()
@@ -393,6 +380,11 @@ class Spec(ApiModel):
     template: PodTemplate = PodTemplate()
 
     @property
+    def backend(self) -> Backend:
+        """The engine that runs the model."""
+        return self.engine.backend or ("vllm" if self.gpu.count > 0 else "native")
+
+    @property
     def served_name(self) -> str:
         """The model name that clients use."""
         return self.model.served_name or default_served_name(self.model.uri)
@@ -400,7 +392,7 @@ class Spec(ApiModel):
     @property
     def startup_seconds(self) -> int:
         """The time that a worker has to fetch and load the model."""
-        return self.rollout.startup_seconds or STARTUP_SECONDS[self.engine.backend]
+        return self.rollout.startup_seconds or STARTUP_SECONDS[self.backend]
 
 
 def default_served_name(uri: str) -> str:

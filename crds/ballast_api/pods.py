@@ -60,7 +60,7 @@ class EnvVar(ApiModel):
 class Resources(ApiModel):
     """Requests and limits of the worker container, without the GPU that `spec.gpu` requests. The container that fetches
     the model has the same. If neither requests nor limits name `cpu`, the request is 250m, so that other pods of the
-    node cannot take all CPU time. With `engine.backend: vllm`, the default request of `memory` is 4Gi, and 2Gi more for
+    node cannot take all CPU time. With vLLM, the default request of `memory` is 4Gi, and 2Gi more for
     each GPU after the first: what the processes need beside model and KV.
     """
 
@@ -74,7 +74,7 @@ class PodTemplate(ApiModel):
     """Changes to the worker pods. A change of this section rolls the pods."""
 
     image: str | None = Field(default=None, min_length=1, max_length=1024)
-    """Image of the worker; by default the image that the operator was installed with for `engine.backend`."""
+    """Image of the worker; by default the image that the operator was installed with for the engine."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
     """When the node pulls the image; by default as Kubernetes derives it from the tag."""
     image_pull_secrets: tuple[SecretName, ...] = Field(default=(), max_length=16)

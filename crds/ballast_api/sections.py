@@ -54,12 +54,12 @@ class Model(ApiModel):
     max_model_len: int | None = Field(default=None, ge=16)
     """Maximum tokens of prompt plus output; by default the limit of the checkpoint."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Data type of weights and computation. `auto` means float32 on CPU, and the checkpoint's own type on a GPU. vLLM
-    uses the checkpoint's own type on both."""
+    """Data type of weights and computation. `auto` means float32 with the native engine, and the checkpoint's own type
+    with vLLM."""
     load_format: Literal["auto", "dummy"] = "auto"
     """`dummy` fills the architecture of `config.json` with seeded random weights, for benchmarks of large models."""
     adapters: tuple[Adapter, ...] = Field(default=(), max_length=128, json_schema_extra=keyed_by("name"))
-    """LoRA adapters. They need `engine.backend: vllm`."""
+    """LoRA adapters. They need vLLM."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -100,74 +100,82 @@ class VllmSettings(ApiModel):
     condition `Degraded` shows what it refuses."""
 
 
+Backend = Literal["native", "vllm"]
+
+
 class EngineSettings(ApiModel):
     """How the engine computes."""
 
     later: ClassVar[Mapping[str, Later]] = {
         "tensor_parallel": Later(
             "integer",
-            "gpu.count decides the tensor parallelism, with engine.backend: vllm. Remove the field, and set gpu.count",
+            "gpu.count decides the tensor parallelism. Remove the field, and set gpu.count",
         ),
     }
-    rules = (
-        Rule(
-            "self.backend == 'vllm' || (!has(self.kvDtype) && !has(self.quantization) && !has(self.speculative) "
-            "&& !(has(self.vllm) && has(self.vllm.args) && size(self.vllm.args) > 0))",
-            lambda engine: (
-                engine.backend == "vllm"
-                or (
-                    engine.kv_dtype is None
-                    and engine.quantization is None
-                    and engine.speculative is None
-                    and not engine.vllm.args
-                )
-            ),
-            "engine.quantization, engine.kvDtype, engine.speculative and engine.vllm.args need engine.backend: vllm, "
-            "because the native engine does not support them. Set the backend, or remove the fields",
-        ),
-        Rule(
-            "self.backend == 'native' || (self.device == 'auto' && self.attention == 'auto' && self.blockTokens == 16)",
-            lambda engine: (
-                engine.backend == "native"
-                or (engine.device == "auto" and engine.attention == "auto" and engine.block_tokens == 16)
-            ),
-            "engine.device, engine.attention and engine.blockTokens belong to the native engine. With engine.backend: "
-            "vllm, the image decides the device. Remove the fields, or set --attention-backend or --block-size in "
-            "engine.vllm.args",
-        ),
-    )
-
-    backend: Literal["native", "vllm"] = "native"
-    """The engine that runs the model. `native` is Ballast's own engine: dense models on one device. `vllm` is vLLM with
-    Ballast's scheduler, for every model and feature that vLLM serves. It has an image of its own."""
+    backend: Backend | None = None
+    """The engine that runs the model. `native` is Ballast's own engine, for dense models on CPUs. `vllm` is vLLM with
+    Ballast's scheduler, for every model and feature that vLLM serves, on GPUs and on CPUs. It has an image of its own.
+    By default `vllm` for a resource with GPUs, and `native` without."""
     quantization: str | None = Field(default=None, max_length=63, pattern=r"^[a-z0-9][a-z0-9_-]*$", examples=["fp8"])
     """Quantization of the weights, by vLLM's name, such as `fp8`, `awq` or `gptq`. By default as the checkpoint states.
-    It needs `backend: vllm`."""
+    It needs vLLM."""
     kv_dtype: str | None = Field(default=None, max_length=63, pattern=r"^[a-z0-9][a-z0-9_]*$", examples=["fp8"])
-    """Data type of KV: `fp8`, `int8`, or another name of vLLM. By default that of the model. It needs
-    `backend: vllm`."""
+    """Data type of KV: `fp8`, `int8`, or another name of vLLM. By default that of the model. It needs vLLM."""
     speculative: Speculative | None = None
-    """Speculative decoding. It needs `backend: vllm`."""
+    """Speculative decoding. It needs vLLM."""
     vllm: VllmSettings = VllmSettings()
-    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
-    """`auto` uses the first GPU, or the CPU if there is none. vLLM's build decides its device."""
     attention: Literal["auto", "sdpa", "cpu"] = "auto"
-    """Attention backend. `cpu` is the compiled CPU kernel, `sdpa` works on every device, and `auto` uses the fastest
-    that is available."""
+    """Attention of the native engine. `cpu` is the compiled kernel, `sdpa` is that of torch, and `auto` uses the
+    compiled kernel if it can run the model."""
     threads: int = Field(default=0, ge=0)
     """CPU threads of the engine. 0 uses all cores that the process may use but one, which HTTP and the queue need.
     vLLM decides them itself with 0, and has a use for them only on CPU."""
     block_tokens: int = Field(default=16, ge=1, le=1024)
-    """Tokens in a KV block."""
+    """Tokens in a KV block of the native engine."""
     kv_memory_mebibytes: int | None = Field(default=None, ge=1)
-    """Memory for KV, on each GPU. By default half of the free memory on CPU and 90 % of it on a GPU, and at most what
-    `slots` requests of maximum length need. vLLM has its own default."""
+    """Memory for KV, on each GPU. By default the native engine uses half of the free memory, and at most what `slots`
+    requests of maximum length need. vLLM has its own default."""
     prefill_chunk_tokens: Hot[int] = Field(default=512, ge=1)
     """Maximum prefill tokens in a step."""
     prefix_cache: bool = True
     """Reuse the KV of equal prompt prefixes."""
     isolate_tenants: bool = False
     """Never share prefix-cache blocks between tenants. This closes a timing side channel, and lowers the hit rate."""
+
+
+def backend_rules(uses_vllm: str) -> tuple[Rule, ...]:
+    """Return the rules for the fields that belong to one backend.
+
+    Args:
+        uses_vllm: CEL condition over the whole, with the same value as `backend == "vllm"` of the model.
+    """
+    return (
+        Rule(
+            f"({uses_vllm}) || !(has(self.model.adapters) && size(self.model.adapters) > 0 "
+            "|| has(self.engine.kvDtype) || has(self.engine.quantization) || has(self.engine.speculative) "
+            "|| has(self.engine.vllm) && has(self.engine.vllm.args) && size(self.engine.vllm.args) > 0)",
+            lambda whole: (
+                whole.backend == "vllm"
+                or not (
+                    whole.model.adapters
+                    or whole.engine.kv_dtype is not None
+                    or whole.engine.quantization is not None
+                    or whole.engine.speculative is not None
+                    or whole.engine.vllm.args
+                )
+            ),
+            "model.adapters, engine.quantization, engine.kvDtype, engine.speculative and engine.vllm.args need vLLM, "
+            "and the native engine runs this model. Set engine.backend to vllm, or remove the fields",
+        ),
+        Rule(
+            f"!({uses_vllm}) || (self.engine.attention == 'auto' && self.engine.blockTokens == 16)",
+            lambda whole: (
+                whole.backend == "native" or (whole.engine.attention == "auto" and whole.engine.block_tokens == 16)
+            ),
+            "engine.attention and engine.blockTokens belong to the native engine, and vLLM runs this model. Remove the "
+            "fields, or set --attention-backend or --block-size in engine.vllm.args",
+        ),
+    )
 
 
 SloName = Literal["ttft", "tpot", "latency"]
@@ -197,8 +205,8 @@ class Slo(ApiModel):
     """Maximum time per token after the first. By default 100."""
     latency_milliseconds: Hot[float | None] = Field(default=None, gt=0, examples=[30])
     """Maximum time from the arrival of a request to its answer, for models that return vectors or scores. Such a model
-    needs `engine.backend: vllm`. `engine.prefillChunkTokens` has no effect on it: a step takes at most half of this
-    time."""
+    needs vLLM. `engine.prefillChunkTokens` has no effect on it: online prompts take at most half of this time in a
+    step."""
     objective_percent: Hot[float] = Field(default=99, ge=50, lt=100)
     """Share of online requests that must meet the SLO: 99 promises the p99. Alerts use this share."""
 

@@ -13,7 +13,7 @@ from ballast_api.base import ApiModel
 from ballast_api.errors import InvalidConfig
 from ballast_api.hot import Hot
 from ballast_api.rules import Later, Rule
-from ballast_api.sections import Cost, EngineSettings, Limits, Model, Name, Offline, Slo
+from ballast_api.sections import Backend, Cost, EngineSettings, Limits, Model, Name, Offline, Slo, backend_rules
 
 
 class Runtime(ApiModel):
@@ -57,7 +57,7 @@ class Runtime(ApiModel):
     worker_id: Name | None = None
     """Name of the worker, unique in its queue; by default host name and process id."""
     tensor_parallel: int = Field(default=1, ge=1, le=16)
-    """GPUs that share the model. The operator sets `gpu.count`. Above 1 it needs `engine.backend: vllm`."""
+    """GPUs that share the model. The operator sets `gpu.count`. Above 1 it needs vLLM."""
     generation: Hot[int] = Field(default=0, ge=0)
     """Generation of the resource that this configuration belongs to."""
     created: Hot[float] = Field(default=0, ge=0)
@@ -78,6 +78,7 @@ class Runtime(ApiModel):
 
 
 Slots = Annotated[int, Field(ge=1, le=4096)]
+USES_VLLM = "(has(self.engine.backend) && self.engine.backend == 'vllm')"
 
 
 class WorkerConfig(ApiModel):
@@ -88,27 +89,30 @@ class WorkerConfig(ApiModel):
     }
 
     rules = (
+        *backend_rules(USES_VLLM),
         Rule(
-            "self.engine.backend == 'vllm' || (self.runtime.tensorParallel == 1 && !(has(self.model.adapters) && "
-            "size(self.model.adapters) > 0))",
-            lambda config: (
-                config.engine.backend == "vllm" or (config.runtime.tensor_parallel == 1 and not config.model.adapters)
-            ),
-            "model.adapters and a runtime.tensorParallel above 1 need engine.backend: vllm. Set the backend, or remove "
-            "the fields",
+            f"{USES_VLLM} || self.runtime.tensorParallel == 1",
+            lambda config: config.backend == "vllm" or config.runtime.tensor_parallel == 1,
+            "runtime.tensorParallel ({runtime.tensorParallel}) is above 1, and the native engine runs this model. Set "
+            "engine.backend to vllm, or remove the field",
         ),
     )
 
     model: Model
     engine: EngineSettings = EngineSettings()
     slots: Slots | None = None
-    """Slots of the worker: requests that run at a time. By default what memory allows, at most 64 on CPU and 256 on a
-    GPU."""
+    """Slots of the worker: requests that run at a time. By default what memory allows, at most 64, and vLLM's own
+    default with vLLM."""
     slo: Slo = Slo()
     offline: Offline = Offline()
     limits: Limits = Limits()
     cost: Cost = Cost()
     runtime: Runtime = Runtime()
+
+    @property
+    def backend(self) -> Backend:
+        """The engine that runs the model. A worker does not know the GPUs of its resource: the operator sets it."""
+        return self.engine.backend or "native"
 
     @property
     def queue_name(self) -> str:

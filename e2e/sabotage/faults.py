@@ -93,7 +93,7 @@ FAULTS = {
         "both operators scaled to zero after the installation",
         ("test_serve.py",),
         act=without_operator,
-        setup="timed out waiting for the condition on inferencedeployments/first",
+        setup="timed out waiting for the condition on inferencedeployments/laptop",
     ),
     "fencing-off": Fault(
         "the functions in Valkey replaced by functions that accept results and heartbeats with any token",

@@ -21,6 +21,7 @@ CONTEXT = (
     "CHANGELOG.md",
 )
 CPU_ONLY = ("--build-arg", "TORCH=cpu")
+"""Of earlier versions, whose worker image could have torch with CUDA."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Image:
     @property
     def arguments(self) -> tuple[str, ...]:
         """Return the arguments of the build."""
-        return CPU_ONLY if self.base is None else ("--build-arg", f"BASE={self.base.name}")
+        return () if self.base is None else ("--build-arg", f"BASE={self.base.name}")
 
 
 OPERATOR = Image("ballast-operator:0.1.0", "operator/Dockerfile")

@@ -13,7 +13,7 @@ from cluster import Cluster
 from programs import ROOT, run
 
 FIRST = "cf0d2fa11d25"
-"""Where there is no tag yet: the first commit whose images serve docs/samples/first.yaml."""
+"""Where there is no tag yet: the first commit whose images serve docs/samples/laptop.yaml."""
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def _is_ready_enough(given: Given) -> ConditionValue | None:
             "True",
             ConditionReason.SERVING_ON_CPU,
             f"{figures} and run on the CPU: a worker found no GPU although spec.gpu requests one. Check the driver and "
-            "that the image's torch has CUDA, or set spec.gpu.count to 0",
+            "that the image has vLLM for GPUs, or set spec.gpu.count to 0",
         )
     held = _held_back(given)
     return ConditionValue("True", ConditionReason.SERVING, f"{figures}; {held}" if held else figures)

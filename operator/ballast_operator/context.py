@@ -47,7 +47,7 @@ class OperatorContext:
 
     def image_of(self, resource: InferenceDeployment) -> str:
         """Return the default image of the resource's backend; empty if it is unknown."""
-        return self.vllm_image if resource.spec.engine.backend == "vllm" else self.image
+        return self.vllm_image if resource.spec.backend == "vllm" else self.image
 
     @property
     def lacks_redis(self) -> bool:

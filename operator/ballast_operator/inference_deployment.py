@@ -325,8 +325,8 @@ def _lacks_image(resource: InferenceDeployment, context: OperatorContext) -> Con
     if resource.spec.template.image or context.image_of(resource):
         return None
     message = (
-        "the operator knows no image for engine.backend vllm. Set template.image, or the value image.vllmWorker of the "
-        "chart. Until then, the children of this resource do not change"
+        "the operator knows no image for vLLM, which runs this model. Set template.image, or the value "
+        "image.vllmWorker of the chart. Until then, the children of this resource do not change"
     )
     return ConditionValue("True", ConditionReason.IMAGE_PULL, message)
 

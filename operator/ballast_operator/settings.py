@@ -30,7 +30,7 @@ class OperatorSettings(BaseModel):
     worker_image: str = Field(min_length=1)
     """Image of native workers whose resource names none."""
     vllm_worker_image: str = ""
-    """Image of workers with `engine.backend: vllm` whose resource names none. If it is empty, such a resource needs
+    """Image of workers with vLLM whose resource names none. If it is empty, such a resource needs
     `template.image`."""
     identity: str = Field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}", min_length=1)
     """Name of this replica in the Lease. The default is host name and process id."""

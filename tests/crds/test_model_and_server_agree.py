@@ -47,11 +47,6 @@ ARGUMENTS = st.sampled_from(
 PEERS = st.lists(st.just({"podSelector": {}}), max_size=1)
 PARTS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     "model": st.fixed_dictionaries({"model": MODELS}),
-    "device": st.builds(
-        lambda device, count: {"engine": {"device": device}, "gpu": {"count": count}},
-        st.sampled_from(["auto", "cpu", "cuda", "cuda:1"]),
-        FEW,
-    ),
     "gpu": some(gpu=some(count=FEW, resourceName=st.just("nvidia.com/gpu"), resourceClaimTemplate=st.just("one"))),
     "engine": some(
         engine=some(
@@ -64,8 +59,11 @@ PARTS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
                 {"method": st.sampled_from(["ngram", "draftModel"])}, optional={"draftUri": st.just("hf://a/b")}
             ),
         ),
+        gpu=some(count=FEW),
     ),
-    "arguments": some(engine=some(backend=BACKENDS, vllm=some(args=st.lists(ARGUMENTS, max_size=2)))),
+    "arguments": some(
+        engine=some(backend=BACKENDS, vllm=some(args=st.lists(ARGUMENTS, max_size=2))), gpu=some(count=FEW)
+    ),
     "backend": some(
         engine=some(backend=BACKENDS),
         gpu=some(count=FEW),

@@ -104,6 +104,8 @@ def test_the_samples_of_every_field_have_every_field() -> None:
     given_by_vllm = {leaf for leaf in given(vllm["spec"], schema) if needs_vllm(leaf)}
     refused = {leaf for leaf in leaves(schema) if "Refused" in described(schema, leaf)}
     exclusive = {
+        "engine.attention",  # with the native engine only, as the next one
+        "engine.blockTokens",
         "gpu.resourceClaimTemplate",  # beside gpu.resourceName
         "model.cache.persistentVolumeClaim.claimName",  # beside model.cachePath, as the next two
         "model.cache.volumeClaimTemplate",
@@ -117,7 +119,7 @@ def test_the_samples_of_every_field_have_every_field() -> None:
 
 
 def needs_vllm(path: str) -> bool:
-    """Return whether a leaf cannot be in the sample of the native engine."""
+    """Return whether a leaf belongs to vLLM alone."""
     return path.startswith(("model.adapters[]", "engine.vllm.", "engine.speculative.")) or path in {
         "engine.quantization",
         "engine.kvDtype",

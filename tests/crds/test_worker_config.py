@@ -62,17 +62,16 @@ def test_a_dumped_configuration_reads_back_equal(
         pytest.param(
             MINIMAL + "offline: {tenants: [{name: a}, {name: a}]}", "contains a more than once", id="tenant twice"
         ),
-        pytest.param(MINIMAL + "engine: {quantization: int8}", "need engine.backend: vllm", id="int8"),
-        pytest.param(MINIMAL + "engine: {kvDtype: int8}", "need engine.backend: vllm", id="int8 KV"),
-        pytest.param(MINIMAL + "engine: {speculative: {method: ngram}}", "need engine.backend: vllm", id="speculation"),
+        pytest.param(MINIMAL + "engine: {quantization: int8}", "need vLLM, and the native engine", id="int8"),
+        pytest.param(MINIMAL + "engine: {kvDtype: int8}", "need vLLM, and the native engine", id="int8 KV"),
+        pytest.param(MINIMAL + "engine: {speculative: {method: ngram}}", "engine.speculative and", id="speculation"),
         pytest.param(MINIMAL + "engine: {tensorParallel: 2}", "gpu.count decides", id="several GPUs"),
-        pytest.param(MINIMAL + "runtime: {tensorParallel: 2}", "above 1 need engine.backend: vllm", id="several ranks"),
+        pytest.param(MINIMAL + "runtime: {tensorParallel: 2}", "(2) is above 1, and the native", id="several ranks"),
         pytest.param(
             MINIMAL + "  adapters: [{name: a, uri: file:///a}, {name: a, uri: file:///b}]",
             "model.adapters contains a more than once",
             id="adapter twice",
         ),
-        pytest.param(MINIMAL + "engine: {device: tpu}", "engine.device", id="device"),
         pytest.param(MINIMAL + "ray: {}", "Ray Serve is not supported yet", id="ray"),
         pytest.param(MINIMAL + "offline: {resultsDays: .inf}", "should be a finite number (found inf)", id="infinite"),
         pytest.param(MINIMAL + "runtime: {port: 99999}", "runtime.port", id="port"),

@@ -198,7 +198,7 @@ class TokenMemory:
     tables, and draws the next token from a hash of what it read. A wrong table, slot or length gives a wrong token.
     """
 
-    vocab_size, device = 25, "cpu"
+    vocab_size = 25
 
     def __init__(self, num_blocks: int, block_tokens: int = 4, max_model_len: int = 64) -> None:
         self.num_blocks, self.block_tokens, self.max_model_len = num_blocks, block_tokens, max_model_len

@@ -14,7 +14,6 @@ from ballast_engine.attention.base import AttentionShape
 from ballast_engine.attention.cpu import CpuAttention
 from ballast_engine.attention.sdpa import SdpaAttention
 
-CPU = torch.device("cpu")
 BACKENDS = {
     "sdpa, float32": (SdpaAttention, torch.float32, 2e-5),
     "sdpa, bfloat16": (SdpaAttention, torch.bfloat16, 4e-2),
@@ -84,7 +83,7 @@ def test_what_other_requests_left_in_a_block_is_never_seen(backend, batch_of, pa
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_one_overwhelming_score_takes_all_the_weight(backend, batch_of, part):
     make, dtype, tolerance = BACKENDS[backend]
-    shape = AttentionShape(1, 1, 16, (None,), 8, 16, dtype, CPU)
+    shape = AttentionShape(1, 1, 16, (None,), 8, 16, dtype)
     attention = make(shape)
     k = torch.full((100, 1, 16), -20.0)
     k[37] = 20.0
@@ -120,7 +119,6 @@ def computed_and_dense(make, dtype, case, batch_of, part):
         num_blocks=len(order),
         block_tokens=case.block_tokens,
         dtype=dtype,
-        device=CPU,
     )
     attention = make(shape)
     lengths = [before + now for before, now in case.requests]

@@ -22,7 +22,7 @@ def directory(checkpoints):
 
 
 def make_executor(directory, threads=1, attention="cpu"):
-    loaded = load(directory, device="cpu", dtype="float32", attention=attention, threads=threads)
+    loaded = load(directory, dtype="float32", attention=attention, threads=threads)
     return Executor(loaded, num_blocks=96, block_tokens=BLOCK_TOKENS)
 
 
@@ -59,7 +59,7 @@ def test_the_shipped_model_agrees_with_transformers(model_dir, batch_of, part):
 
     reference = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     prompt = np.random.default_rng(6).integers(0, reference.config.vocab_size, 200).tolist()
-    loaded = load(model_dir, device="cpu", dtype="float32", attention="auto", threads=1)
+    loaded = load(model_dir, dtype="float32", attention="auto", threads=1)
     executor = Executor(loaded, num_blocks=16, block_tokens=16)
     ours = executor.logits(batch_of([part(prompt, 0, range(13), sampling=GREEDY, every_row=True)], 16))
     with torch.no_grad():
@@ -74,7 +74,7 @@ def test_half_precision_stays_near_float32(directory, batch_of, part, dtype, att
     prompt = np.random.default_rng(7).integers(3, 193, 50).tolist()
     batch = batch_of([part(prompt, 0, range(7), sampling=GREEDY, every_row=True)], BLOCK_TOKENS)
     exact = make_executor(directory).logits(batch)
-    loaded = load(directory, device="cpu", dtype=dtype, attention=attention, threads=1)
+    loaded = load(directory, dtype=dtype, attention=attention, threads=1)
     rounded = Executor(loaded, num_blocks=96, block_tokens=BLOCK_TOKENS).logits(batch).float()
 
     assert float((rounded - exact).norm() / exact.norm()) < 0.05
@@ -92,7 +92,7 @@ def test_run_samples_only_the_rows_asked_for(directory, batch_of, part):
 
 def test_a_block_costs_what_its_pages_hold(directory):
     executor = make_executor(directory)
-    loaded = load(directory, device="cpu", dtype="float32")
+    loaded = load(directory, dtype="float32")
     pages = executor._model._attention  # noqa: SLF001 -- what was allocated
     held = (pages.keys.numel() + pages.values.numel()) * 4
 

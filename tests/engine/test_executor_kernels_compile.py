@@ -75,7 +75,7 @@ def test_without_a_compiler_the_reason_is_told(no_compiler):
 
 
 def test_without_a_compiler_torch_takes_over_and_says_so(no_compiler, checkpoints, caplog):
-    loaded = load(checkpoints("llama")[0], device="cpu", attention="auto", threads=1)
+    loaded = load(checkpoints("llama")[0], attention="auto", threads=1)
 
     assert loaded.attention == "sdpa"
     [record] = [record for record in caplog.records if "compiled kernels not used" in record.message]
@@ -84,7 +84,7 @@ def test_without_a_compiler_torch_takes_over_and_says_so(no_compiler, checkpoint
 
 def test_the_kernel_by_name_without_a_compiler_is_refused(no_compiler, checkpoints):
     with pytest.raises(InvalidOptions, match=r"'cpu' cannot run here: .*no C compiler found"):
-        load(checkpoints("llama")[0], device="cpu", attention="cpu", threads=1)
+        load(checkpoints("llama")[0], attention="cpu", threads=1)
 
 
 def test_a_compiler_that_fails_passes_on_its_message(cache, tmp_path, monkeypatch):

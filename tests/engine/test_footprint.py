@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ballast_engine.device_peak import measure_footprint
 from ballast_engine.footprint import Footprint, PhaseWork
 from ballast_engine.loader import load
+from ballast_engine.peak import measure_footprint
 
 Make = Callable[..., Any]
 
@@ -17,7 +17,7 @@ Make = Callable[..., Any]
 @pytest.mark.parametrize("name", ["llama", "llama, tied embeddings, one key head"])
 def test_a_token_costs_two_operations_for_each_weight_that_it_is_multiplied_with(checkpoints: Make, name: str) -> None:
     directory, reference = checkpoints(name)
-    loaded = load(directory, device="cpu", dtype="float32", attention="sdpa", threads=1)
+    loaded = load(directory, dtype="float32", attention="sdpa", threads=1)
     found = measure_footprint(loaded)
     config = reference.config
     layers = sum(weight.numel() for weight in reference.model.layers.parameters()) + reference.model.norm.weight.numel()

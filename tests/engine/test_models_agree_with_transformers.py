@@ -36,7 +36,7 @@ def attention(request):
 
 
 def make_executor(directory, attention, **changes):
-    loaded = load(directory, device="cpu", dtype="float32", attention=attention, threads=1)
+    loaded = load(directory, dtype="float32", attention=attention, threads=1)
     return Executor(loaded, **{"num_blocks": 64, "block_tokens": BLOCK_TOKENS, **changes})
 
 

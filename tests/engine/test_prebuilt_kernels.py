@@ -92,7 +92,7 @@ def test_kernels_from_other_sources_are_not_used(only, installed, monkeypatch):
 def test_prebuilt_kernels_need_no_compiler(only, checkpoints, caplog):
     caplog.set_level("INFO")
 
-    assert load(checkpoints("llama")[0], device="cpu", attention="auto", threads=1).attention == "cpu"
+    assert load(checkpoints("llama")[0], attention="auto", threads=1).attention == "cpu"
     [record] = [record for record in caplog.records if record.message.startswith("kernels loaded")]
     assert record.fields["path"] == only
 
@@ -103,7 +103,7 @@ def test_without_prebuilt_kernels_and_a_compiler_the_message_names_both(installe
 
 
 def executor_of(directory, attention):
-    loaded = load(directory, device="cpu", dtype="float32", attention=attention, threads=1)
+    loaded = load(directory, dtype="float32", attention=attention, threads=1)
     return Executor(loaded, num_blocks=64, block_tokens=BLOCK_TOKENS)
 
 

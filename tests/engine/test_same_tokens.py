@@ -40,7 +40,7 @@ class Model:
     alone: dict[str, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.loaded = load(self.directory, device="cpu", dtype="float32", attention=self.backend, threads=1)
+        self.loaded = load(self.directory, dtype="float32", attention=self.backend, threads=1)
         self.tokenizer = Tokenizer(self.directory)
 
     def executor(self, num_blocks: int = 512) -> Executor:

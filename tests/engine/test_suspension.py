@@ -42,7 +42,7 @@ def let_stand(bench: Any, seconds: float) -> None:
 
 @pytest.fixture(scope="module", params=["cpu", "sdpa"])
 def executor(request: pytest.FixtureRequest, model_dir: Path) -> Executor:
-    loaded = load(model_dir, device="cpu", dtype="float32", attention=request.param, threads=1)
+    loaded = load(model_dir, dtype="float32", attention=request.param, threads=1)
     return Executor(loaded, num_blocks=64, block_tokens=SIZE)
 
 

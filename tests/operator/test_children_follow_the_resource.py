@@ -57,8 +57,8 @@ FIELDS: dict[str, tuple[dict[str, Any], Any, Any]] = {
     ),
     "gpu": (
         {"gpu": {"count": 1}},
-        lambda c: pod_of(c)["containers"][0]["resources"]["limits"],
-        {"nvidia.com/gpu": "1"},
+        lambda c: [(each["command"], each["resources"]["limits"]) for each in pod_of(c)["containers"]],
+        [(["ballast-vllm"], {"nvidia.com/gpu": "1"})],
     ),
     "drain": ({"rollout": {"drainSeconds": 90}}, lambda c: pod_of(c)["terminationGracePeriodSeconds"], 110),
     "evictions": (

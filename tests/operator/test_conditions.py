@@ -81,7 +81,7 @@ def make_worker(**more: Any) -> WorkerStatus:
     values: dict[str, Any] = {
         "worker_id": "p-1", "address": "http://10.0.0.1:8000", "at": 0, "model": "m", "slots": 8, "batch_ceiling": 8,
         "kv_blocks_total": 1, "kv_blocks_free": 1, "online": ClassLoad(), "offline": ClassLoad(running=1, reserved=1),
-        "config_hash": "h", "slo": make_slo(100), "device": "cuda:0", "reservation": make_reservation(1, 1),
+        "config_hash": "h", "slo": make_slo(100), "device": "cuda", "reservation": make_reservation(1, 1),
     }  # fmt: skip
     return WorkerStatus(**values | more)
 
@@ -150,7 +150,7 @@ CASES: dict[str, tuple[dict[str, Any], Type, str, Reason, str]] = {
         {"deployment": make_deployment(3, 1, 2, **DEADLINE)}, Type.PROGRESSING, "False", Reason.ROLLOUT_STUCK, "1 of 2",
     ),
     "stuck is degraded": (
-        {"deployment": make_deployment(3, 1, 2, **DEADLINE)}, Type.DEGRADED, "True", Reason.ROLLOUT_STUCK, "600 s",
+        {"deployment": make_deployment(3, 1, 2, **DEADLINE)}, Type.DEGRADED, "True", Reason.ROLLOUT_STUCK, "1800 s",
     ),
     "held back by Kueue": (
         {"deployment": make_deployment(2, 2, 1), "pods": (make_pod(), make_gated("kueue.x-k8s.io/admission"))},

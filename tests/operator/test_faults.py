@@ -226,6 +226,35 @@ def test_the_crd_may_change_with_objects_present(own: Cluster, tmp_path: Path) -
         own.says("Degraded", "False", name="kept")
 
 
+def test_a_resource_of_an_older_schema_with_the_native_engine_on_gpus_keeps_its_pods(
+    own: Cluster, tmp_path: Path
+) -> None:
+    text = CRD.read_text()
+    older = yaml.safe_load(text)
+    spec = older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    spec["x-kubernetes-validations"] = [
+        each for each in spec["x-kubernetes-validations"] if "native engine runs on CPUs" not in each["message"]
+    ]
+    with running(own.plane.kubeconfig, tmp_path):
+        own.make("gpus", gpu={"count": 1})
+        until(lambda: own.get("deployments", "gpus"))
+        own.plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", manifest=older)
+
+        def is_taken() -> bool:
+            own.patch("inferencedeployments", "gpus", {"spec": {"engine": {"backend": "native"}}})
+            return own.resource("gpus")["spec"]["engine"].get("backend") == "native"
+
+        until(is_taken, said="the older schema")
+        own.plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", manifest=yaml.safe_load(text))
+        degraded = own.says("Degraded", "True", name="gpus")
+        assert degraded["reason"] == "InvalidSpec"
+        assert "gpu.count (1) is above 0, and the native engine runs on CPUs" in degraded["message"]
+        assert own.get("deployments", "gpus")
+
+        own.patch("inferencedeployments", "gpus", {"spec": {"engine": {"backend": "vllm"}}})
+        own.says("Degraded", "False", name="gpus")
+
+
 def test_kinds_of_others_may_come_and_go(own: Cluster, tmp_path: Path) -> None:
     """The prometheus-operator installed and removed while this one runs."""
     kinds = yaml.safe_dump_all(monitoring_kinds())

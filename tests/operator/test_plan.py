@@ -305,7 +305,7 @@ def test_an_object_does_not_drift_from_itself(value: Any) -> None:
 def test_a_malformed_url_of_the_operator_reaches_no_secret_of_a_resource(url: str, refuses_users: bool | None) -> None:
     data = {"url": base64.b64encode(url.encode()).decode(), "password": "eA=="}
     context = replace(OWN_REDIS, redis=data, refuses_users=refuses_users)
-    resource = make_resource()
+    resource = make_resource(gpu={"count": 0})
 
     assert [step.key for step in plan(resource, ClusterSnapshot("u-1"), context).apply if step.key.kind == SECRET] == []
     assert RESOURCE_TYPE.secrets(resource, context) == ()

@@ -1,4 +1,4 @@
-"""Workers with `engine.backend: vllm`: their pods, their files, and what a condition shows of vLLM's refusals."""
+"""Workers with vLLM: their pods, their files, and what a condition shows of vLLM's refusals."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from ballast_vllm.__main__ import BAD_ARGUMENTS
 
 VERSION = "ballast.dev/config-version"
 VLLM = {"backend": "vllm"}
+NATIVE = {"engine": {"backend": "native"}, "gpu": {"count": 0}}
 DRAFT = {"method": "draftModel", "draftUri": "hf://a/draft"}
 
 
@@ -48,8 +49,25 @@ def config(**spec: Any) -> WorkerConfig:
     return worker_config(make_resource(**spec), own_keys=frozenset())
 
 
+BACKENDS_OF: dict[str, tuple[dict[str, Any], str]] = {
+    "GPUs": ({"engine": {}}, "vllm"),
+    "no GPU": ({"engine": {}, "gpu": {"count": 0}}, "native"),
+    "no GPU, and vLLM named": ({"gpu": {"count": 0}}, "vllm"),
+}
+
+
+@pytest.mark.parametrize("case", BACKENDS_OF)
+def test_vllm_runs_a_model_on_gpus_and_the_native_engine_runs_it_on_cpus(case: str) -> None:
+    spec, backend = BACKENDS_OF[case]
+    container = worker(**spec)
+
+    assert make_resource(**spec).spec.backend == backend
+    assert config(**spec).engine.backend == backend
+    assert container["command"] == [BACKENDS[backend].command]
+
+
 def test_the_process_reads_the_same_configuration_as_a_native_worker() -> None:
-    found, native = worker(), worker(engine={"backend": "native"})
+    found, native = worker(), worker(**NATIVE)
 
     assert (found["command"], native["command"]) == (["ballast-vllm"], ["ballast-worker"])
     assert found["args"] == native["args"]
@@ -74,7 +92,7 @@ def test_a_pod_has_time_to_drain_and_to_end_all_processes_of_vllm() -> None:
 
 def test_a_service_named_vllm_sets_no_variable_that_vllm_reads() -> None:
     assert pod()["enableServiceLinks"] is False
-    assert "enableServiceLinks" not in pod(engine={"backend": "native"})
+    assert "enableServiceLinks" not in pod(**NATIVE)
 
 
 MEMORY: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
@@ -87,7 +105,7 @@ MEMORY: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     ),
     "stated": ({"template": {"resources": {"requests": {"memory": "9Gi"}}}}, {"memory": "9Gi"}),
     "a limit alone": ({"template": {"resources": {"limits": {"memory": "9Gi"}}}}, {}),
-    "native": ({"engine": {"backend": "native"}}, {}),
+    "native": (NATIVE, {}),
 }
 
 
@@ -180,13 +198,13 @@ def test_a_native_worker_keeps_its_version() -> None:
     before = WorkerConfig.model_validate({"model": {"uri": "file:///m"}})
 
     assert version_of(before) == version_of(before.model_copy(update={"slo": before.slo}))
-    assert version_of(config()) != version_of(config(engine={"backend": "native"}))
+    assert version_of(config()) != version_of(config(**NATIVE))
 
 
 def test_without_an_image_for_vllm_the_children_wait_and_a_condition_names_the_value() -> None:
     known = OperatorContext(image="worker:1", vllm_image="vllm:1")
     assert known.image_of(make_resource()) == "vllm:1"
-    assert known.image_of(make_resource(engine={"backend": "native"})) == "worker:1"
+    assert known.image_of(make_resource(**NATIVE)) == "worker:1"
 
     unknown = OperatorContext(image="worker:1")
     assert RESOURCE_TYPE.blocked(make_resource(template={"image": "own:1"}), unknown, ()) is None

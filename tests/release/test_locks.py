@@ -19,12 +19,11 @@ WORKER = (*PYPROJECT["project"]["dependencies"], *EXTRAS["worker"], *EXTRAS["fet
 LOCKS = {
     "requirements-build.txt": tuple(PYPROJECT["build-system"]["requires"]),
     "operator/requirements.txt": (*PYPROJECT["project"]["dependencies"], *EXTRAS["operator"]),
-    "worker/requirements-cpu.txt": WORKER,
-    "worker/requirements-cuda.txt": WORKER,
+    "worker/requirements.txt": WORKER,
 }
 IMAGES = [name for name in LOCKS if name != "requirements-build.txt"]
-UNNAMED = re.compile(r"async-timeout|setuptools|triton|cuda-.+|nvidia-.+")
-"""Packages that constraints.txt does not name: for Python before 3.11.3, and for torch with CUDA."""
+UNNAMED = re.compile(r"async-timeout|setuptools")
+"""Packages that constraints.txt does not name."""
 
 
 @dataclass(frozen=True)
@@ -87,13 +86,8 @@ def test_a_lock_that_disagrees_would_be_found() -> None:
     ]
 
 
-def test_the_two_locks_of_the_worker_differ_only_in_torch_and_cuda() -> None:
-    cpu, cuda = (pins((ROOT / f"worker/requirements-{torch}.txt").read_text()) for torch in ("cpu", "cuda"))
-
-    assert {name for name in cpu if name != "torch" and cpu[name] != cuda.get(name)} == set()
-    assert cpu["torch"].version.local == "cpu"
-    assert cuda["torch"].version == Version(cpu["torch"].version.public)
-    assert all(UNNAMED.fullmatch(name) for name in cuda.keys() - cpu.keys())
+def test_the_worker_has_torch_for_cpus() -> None:
+    assert pins((ROOT / "worker/requirements.txt").read_text())["torch"].version.local == "cpu"
 
 
 @pytest.mark.parametrize("name", LOCKS)

@@ -96,12 +96,18 @@ def test_the_example_of_the_documentation_plans_ahead(ballast, tmp_path):
     assert (tmp_path / "plan.png").stat().st_size > 10_000
 
 
+TRACE = "\n".join(
+    [
+        "arrival_seconds,prompt_tokens,output_tokens",
+        *(f"{0.5 * i},{300 + 37 * i % 900},{40 + 11 * i % 200}" for i in range(300)),
+    ]
+)
+SMALL_FLEET = "engine: {slots: 48}\nfleet: {onlineGpus: 2, offlineGpus: 1}\ntrafficMinutes: 0.5\nthroughputMinutes: 1\n"
+
+
 def test_a_fleet_is_planned_with_table_reasons_figures_and_picture(ballast, tmp_path):
-    lines = [f"{0.5 * i},{300 + 37 * i % 900},{40 + 11 * i % 200}" for i in range(300)]
-    (tmp_path / "online.csv").write_text("\n".join(["arrival_seconds,prompt_tokens,output_tokens", *lines]))
-    (tmp_path / "plan.yaml").write_text(
-        "engine: {slots: 48}\nfleet: {onlineGpus: 2, offlineGpus: 1}\ntrafficMinutes: 0.5\nthroughputMinutes: 1\n"
-    )
+    (tmp_path / "online.csv").write_text(TRACE)
+    (tmp_path / "plan.yaml").write_text(SMALL_FLEET)
 
     code, out, err = ballast(
         *("--online", "online.csv", "--offline", "online.csv", "--inputs", "plan.yaml", "--no-tries"),
@@ -115,3 +121,17 @@ def test_a_fleet_is_planned_with_table_reasons_figures_and_picture(ballast, tmp_
     assert figures["options"][0]["gpus"] == 3
     assert figures["because"][0] in out
     assert (tmp_path / "plan.png").stat().st_size > 10_000
+
+
+def test_a_plan_of_gpus_that_share_a_model_counts_groups(ballast, tmp_path):
+    (tmp_path / "online.csv").write_text(TRACE)
+    (tmp_path / "plan.yaml").write_text(SMALL_FLEET)
+
+    code, out, err = ballast(
+        *("--online", "online.csv", "--offline", "online.csv", "--inputs", "plan.yaml", "--tensor-parallel", "2")
+    )
+
+    assert code == 0, err
+    assert "2 groups at 20 % and 1 at 30 % are" in out
+    assert "of groups of 2 GPUs." in out
+    assert "GPU" not in out.replace("of groups of 2 GPUs.", "").replace("Right-size the GPU", "")

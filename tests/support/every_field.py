@@ -26,31 +26,16 @@ BY_SCALING = {leaf for leaf in leaves(SPEC) if leaf.startswith("scaling.")}
 BASE: dict[str, Any] = {"monitoring.serviceMonitor": True, "monitoring.prometheusRule": True}
 """Changes to the sample of every field, so that every child is made."""
 TEMPLATE: dict[str, Any] = {"spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "100Gi"}}}}
-VLLM: dict[str, Any] = {
-    "engine.backend": "vllm",
-    "engine.device": "auto",
-    "engine.attention": "auto",
-    "engine.blockTokens": 16,
-    "limits": {},
-    "network.metricsFrom": [],
-}
-"""Changes to the sample of every field after which it can have the fields of vLLM."""
+NATIVE: dict[str, Any] = {"engine.backend": "native", "gpu": {"count": 0}}
+"""Changes to the sample of every field after which it can have the fields of the native engine."""
 DRAFT = {"method": "draftModel", "draftUri": "hf://a/b"}
+ADAPTER = {"name": "a", "uri": "file:///a"}
 NEEDED: dict[str, dict[str, Any]] = {
-    "engine.backend": VLLM | {"engine.backend": "native"},
-    **dict.fromkeys(("engine.quantization", "engine.kvDtype", "engine.vllm.args"), VLLM),
-    **dict.fromkeys(
-        ("engine.speculative.draftTokens", "engine.speculative.draftUri"), VLLM | {"engine.speculative": DRAFT}
-    ),
-    **dict.fromkeys(
-        ("model.adapters[].name", "model.adapters[].uri", "model.adapters[].tenants"),
-        VLLM | {"model.adapters": [{"name": "a", "uri": "file:///a"}]},
-    ),
-    "gpu.count": {"gpu": {}, "engine.device": "auto"},
-    "slo.latencyMilliseconds": {
-        **{name: value for name, value in VLLM.items() if name.startswith("engine.")},
-        "slo": {"latencyMilliseconds": 20},
-    },
+    **dict.fromkeys(("engine.backend", "engine.attention", "engine.blockTokens"), NATIVE),
+    **{f"engine.speculative.{name}": {"engine.speculative": DRAFT} for name in ("draftTokens", "draftUri")},
+    **{f"model.adapters[].{name}": {"model.adapters": [ADAPTER]} for name in ("name", "uri", "tenants")},
+    "gpu.count": {"gpu": {}},
+    "slo.latencyMilliseconds": {"slo": {"latencyMilliseconds": 20}},
     "gpu.resourceClaimTemplate": {"gpu": {"count": 1}},
     "model.cache.persistentVolumeClaim.claimName": {
         "model": {"uri": "hf://a/b", "cache": {"persistentVolumeClaim": {"claimName": "models"}}}
@@ -68,13 +53,13 @@ NEEDED: dict[str, dict[str, Any]] = {
 }
 """What else must be so for a field to be free to change."""
 OTHER: dict[str, Any] = {
+    "engine.attention": "sdpa",
     "engine.kvDtype": "fp8",
     "engine.quantization": "fp8",
     "engine.vllm.args": ["--enforce-eager"],
     "model.adapters[].tenants": ["legal"],
     "model.cache.volumeClaimTemplate": {"spec": TEMPLATE["spec"] | {"storageClassName": "fast"}},
     "model.uri": "hf://Qwen/Qwen3-4B",
-    "engine.device": "cuda:1",
     "gpu.count": 0,
     "gpu.resourceClaimTemplate": "one-gpu",
     "offline.maxPercent": 80,
@@ -141,7 +126,8 @@ def changed(base: dict[str, Any], path: str, schema: dict[str, Any]) -> tuple[di
     """The value before and after a change of one leaf."""
     before = deepcopy(base)
     for needed, value in NEEDED.get(path, {}).items():
-        put(before, needed, value)
+        if needed.partition(".")[0] in schema["properties"]:  # a worker's configuration has no section `gpu`
+            put(before, needed, value)
     after = deepcopy(before)
     put(after, path, another(path, get(before, path), schema))
     return before, after

@@ -47,7 +47,16 @@ class FakeEngine:
         self.configured: list[Any] = []
         self.host = Host(PolicyConfig(slots=slots, num_blocks=100, block_tokens=16))
         self.model_config = SimpleNamespace(
-            max_model_len=1024, model="fake", revision=None, dtype="float32", quantization=None
+            max_model_len=1024,
+            model="fake",
+            revision=None,
+            dtype="float32",
+            quantization=None,
+            tokenizer="fake",
+            tokenizer_revision=None,
+            hf_overrides={},
+            generation_config="auto",
+            override_generation_config={},
         )
         self.vllm_config = SimpleNamespace(
             parallel_config=SimpleNamespace(_api_process_count=1),

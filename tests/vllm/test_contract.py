@@ -7,13 +7,16 @@ second part runs the installed version.
 from __future__ import annotations
 
 import ast
+from dataclasses import fields
 
 import pytest
 import source
 from bare_core import BareCore
+from vllm.config import ModelConfig
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import RequestStatus
 
+from ballast_vllm.engine_client import DECIDING
 from ballast_vllm.internals import PRIVATE, PlanQueue
 
 CHUNKS = {"chunk_tokens": 32}
@@ -159,3 +162,7 @@ def test_the_blocks_of_a_shared_prefix_count_their_users(tiny_model):
     core.abort(waiting)
     assert blocks.num_free == 29
     assert blocks.num_cached >= 6
+
+
+def test_the_fields_that_decide_the_tokens_of_an_answer_exist():
+    assert set(DECIDING) - {field.name for field in fields(ModelConfig)} == set()

@@ -43,7 +43,6 @@ class SerialEngine:
     def __init__(self, *, executor: Any, tokenizer: Tokenizer, policy: PolicyConfig, options: EngineOptions) -> None:
         self.last_step = NO_STEP
         self.max_tokens = min(executor.max_model_len, executor.num_blocks * executor.block_tokens)
-        self.device = executor.device
         self._executor = executor
         self._builder = SequenceBuilder(
             tokenizer,
@@ -265,7 +264,7 @@ def tokenizer(model_dir: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def loaded(model_dir: Path) -> Any:
-    return load(model_dir, device="cpu", dtype="float32", threads=1)
+    return load(model_dir, dtype="float32", threads=1)
 
 
 def make_static(*, executor: Any, **options: Any) -> BallastEngine:
@@ -302,7 +301,6 @@ def make_request(request_id: str, prompt: tuple[int, ...] = PROMPT, *, is_online
 def test_the_facts_do_not_depend_on_requests(bench: Bench) -> None:
     engine = bench.engine
 
-    assert engine.device == "cpu"
     assert 0 < engine.policy.num_blocks <= BLOCKS
     assert engine.policy.block_tokens == SIZE
     assert engine.max_tokens == engine.policy.num_blocks * SIZE
@@ -523,7 +521,7 @@ def test_a_worker_serves_and_works_off_a_job_with_another_engine(
     serve, make_config, valkey, queue_name, eventually
 ) -> None:
     def build(options: EngineOptions, *, tokenizer: Tokenizer) -> SerialEngine:
-        executor = Executor(load(options.directory, device="cpu", threads=1), num_blocks=BLOCKS, block_tokens=SIZE)
+        executor = Executor(load(options.directory, threads=1), num_blocks=BLOCKS, block_tokens=SIZE)
         policy = PolicyConfig(slots=1, num_blocks=BLOCKS)
         return SerialEngine(executor=executor, tokenizer=tokenizer, policy=policy, options=options)
 

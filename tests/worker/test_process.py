@@ -81,7 +81,6 @@ def results_of(queue: Queue, job_id: str) -> dict[str, str]:
             id="password",
         ),
         pytest.param("model: {uri: MODEL}\nruntime: {port: 0, redisUrlFile: /none}", "redisUrlFile", id="address file"),
-        pytest.param("model: {uri: MODEL}\nengine: {device: 'cuda:99'}\nruntime: {port: 0}", "cuda", id="no GPU"),
     ],
 )
 def test_a_worker_that_cannot_start_says_why_in_a_sentence(start, tmp_path, model_dir, text, said) -> None:

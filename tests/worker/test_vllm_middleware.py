@@ -17,6 +17,7 @@ from fake_vllm import FakeEngine, FakeVllm
 
 from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
+from ballast_vllm.engine_client import DECIDING
 from ballast_vllm.middleware import BallastMiddleware
 from ballast_vllm.server import VllmServer
 
@@ -53,6 +54,7 @@ def variables(monkeypatch):
 async def running(**arguments: Any) -> AsyncIterator[Running]:
     """Run the app with the middleware, as an ASGI server does."""
     engine = FakeEngine()
+    vars(engine.model_config).update(arguments.pop("model_config", {}))
     app = FakeVllm(engine, **arguments)
     app.add_middleware(BallastMiddleware)
     events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
@@ -279,6 +281,16 @@ def test_an_item_starts_again_when_the_arguments_of_vllm_changed(fed, as_item, v
         return changed.prompt_token_ids, same.prompt_token_ids
 
     assert asyncio.run(main()) == ([1, 2, 3], [1, 2, 3, 12])
+
+
+@pytest.mark.parametrize("field", DECIDING)
+def test_a_field_of_vllm_that_decides_tokens_is_part_of_the_revision(variables, field):
+    async def revision(**changed):
+        async with running(**changed) as found:
+            return found.server.revision
+
+    assert asyncio.run(revision()) == asyncio.run(revision())
+    assert asyncio.run(revision()) != asyncio.run(revision(model_config={field: "another"}))
 
 
 def test_an_item_that_vllm_refuses_keeps_the_sentence_and_spends_no_other_attempt(fed, as_item):

@@ -174,7 +174,7 @@ def _fleet(
     for reason in found.because:
         sys.stdout.write(f"- {reason}\n")
     if tried:
-        print_alternatives(tried, sizes)
+        print_alternatives(tried, sizes, found.deployment.gpu.unit)
         for line in advice(found, tried, sizes):
             sys.stdout.write(f"- {line}\n")
     write_json(json_file, fleet_figures(found, tried, sizes))
@@ -188,12 +188,12 @@ def _ahead(inputs: PlanInputs, json_file: Path | None, plot: Path | None) -> Non
     from ballast_cli.plan_tables import growth_figures, print_growth  # noqa: PLC0415
     from ballast_sim.planner.forecast import plan_ahead  # noqa: PLC0415
 
-    plans = plan_ahead(inputs, _progress)
+    plans, unit = plan_ahead(inputs, _progress), inputs.find_device().unit
     budget = inputs.energy.budget_kilowatts
-    print_growth(plans, budget)
+    print_growth(plans, budget, unit)
     write_json(json_file, [growth_figures(plan) for plan in plans])
     if plot:
-        draw_ahead(plans, budget, plot)
+        draw_ahead(plans, budget, plot, unit)
         say(f"Picture: {plot}")
 
 

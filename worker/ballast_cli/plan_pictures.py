@@ -15,8 +15,10 @@ def draw_fleet(found: FleetPlan, path: Path) -> None:
     """Draw the utilization and the cost of the options."""
     from matplotlib.figure import Figure  # noqa: PLC0415  its import takes a second
 
+    unit = found.deployment.gpu.unit
     names = [
-        f"{option.name}\n{option.gpus} GPUs".replace(", ", ",\n").replace(" on ", " on\n") for option in found.options
+        f"{option.name}\n{option.gpus} {unit}s".replace(", ", ",\n").replace(" on ", " on\n")
+        for option in found.options
     ]
     figure = Figure(figsize=(9, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -38,7 +40,7 @@ def draw_fleet(found: FleetPlan, path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def draw_ahead(plans: list[GrowthPlan], budget: float | None, path: Path) -> None:
+def draw_ahead(plans: list[GrowthPlan], budget: float | None, path: Path, unit: str) -> None:
     """Draw GPUs and power over the months, with one line for each way."""
     from matplotlib.figure import Figure  # noqa: PLC0415
 
@@ -50,7 +52,7 @@ def draw_ahead(plans: list[GrowthPlan], budget: float | None, path: Path) -> Non
         right.plot(months, [month.kilowatts for month in plan.months], label=plan.way.name)
     if budget is not None:
         right.axhline(budget, linestyle="--", color="gray", label="power budget")
-    left.set(title="GPUs", xlabel="month", yscale="log")
+    left.set(title=f"{unit}s", xlabel="month", yscale="log")
     right.set(title="Kilowatts at the meter", xlabel="month", yscale="log")
     for axes in (left, right):
         axes.xaxis.get_major_locator().set_params(integer=True)

@@ -25,7 +25,8 @@ def print_premises(inputs: PlanInputs, found: FleetPlan) -> None:
         f"{deployment.shape.name} ({deployment.shape.parameters / 1e9:.2f} billion {named} weights) on {gpu.name}: "
         f"{gpu.flops / 1e12:g} TFLOP/s, {gpu.bandwidth / 1e12:g} TB/s, {gpu.memory / 1e9:g} GB, "
         f"{deployment.kv_tokens:,} tokens of KV\n"
-        f"SLO: TTFT {slo.ttft_milliseconds:g} ms and TPOT {slo.tpot_milliseconds:g} ms "
+        + (f"The counts, prices and power below are those of groups of {gpu.count} GPUs.\n" if gpu.count > 1 else "")
+        + f"SLO: TTFT {slo.ttft_milliseconds:g} ms and TPOT {slo.tpot_milliseconds:g} ms "
         f"for {slo.attainment_percent:g} % of requests\n"
         f"Batch ceiling: {found.batch_ceiling} decodes ({found.batch_ceiling_because})\n"
         f"Online needs {found.online_tokens:,.0f} tokens/s, offline {found.offline_tokens:,.0f} tokens/s\n\n"
@@ -36,7 +37,8 @@ def print_options(found: FleetPlan) -> None:
     """Print one row for each fleet that serves the traffic."""
     latency = ("TTFT met", "TPOT met")
     dollars = ("$/hour", "$/M online", "$/M offline")
-    columns = ("", "GPUs", "used", "MFU", *latency, "offline tok/s", *dollars, "kW", "kWh/M", "how")
+    units = f"{found.deployment.gpu.unit}s"
+    columns = ("", units, "used", "MFU", *latency, "offline tok/s", *dollars, "kW", "kWh/M", "how")
     rows = [
         (
             option.name,
@@ -59,10 +61,11 @@ def print_options(found: FleetPlan) -> None:
     sys.stdout.write("\n")
 
 
-def print_alternatives(tried: list[Alternative], sizes: list[Chunk]) -> None:
+def print_alternatives(tried: list[Alternative], sizes: list[Chunk], unit: str) -> None:
     """Print the alternatives: weights, GPUs and SLOs by the throughput of one GPU, and chunks by a simulation."""
-    sys.stdout.write("\nAlternatives, by the throughput of one GPU with offline work alone:\n")
-    columns = ("", "tok/s within TPOT", "tok/s in full batches", "kept", "$/M tokens", "mixed GPUs, about", "$/hour")
+    sys.stdout.write(f"\nAlternatives, by the throughput of one {unit} with offline work alone:\n")
+    mixed = f"mixed {unit}s, about"
+    columns = ("", "tok/s within TPOT", "tok/s in full batches", "kept", "$/M tokens", mixed, "$/hour")
     rows = [
         (
             one.name,
@@ -95,9 +98,9 @@ def print_alternatives(tried: list[Alternative], sizes: list[Chunk]) -> None:
         print_table(heads, lines, right=heads)
 
 
-def print_growth(plans: list[GrowthPlan], budget: float | None) -> None:
+def print_growth(plans: list[GrowthPlan], budget: float | None, unit: str) -> None:
     """Print one row for each way to run growing services, and then the reasons, costs and months of each way."""
-    columns = ("", "GPUs first", "GPUs last", "owned", "rented", "used", "kW last", "$ in all", "power budget")
+    columns = ("", f"{unit}s first", f"{unit}s last", "owned", "rented", "used", "kW last", "$ in all", "power budget")
     rows = []
     for plan in plans:
         first, last = plan.months[0], plan.months[-1]
@@ -118,10 +121,10 @@ def print_growth(plans: list[GrowthPlan], budget: float | None) -> None:
         )
     print_table(columns, rows, right=columns[1:-1])
     for plan in plans:
-        _print_way(plan)
+        _print_way(plan, unit)
 
 
-def _print_way(plan: GrowthPlan) -> None:
+def _print_way(plan: GrowthPlan, unit: str) -> None:
     sys.stdout.write(f"\n{plan.way.name}\n")
     for reason in plan.because:
         sys.stdout.write(f"- {reason}\n")
@@ -141,7 +144,7 @@ def _print_way(plan: GrowthPlan) -> None:
         ],
         right=costs[2:],
     )
-    columns = ("month", "GPUs", "owned", "rented", "used", "kW", "$ hardware", "$ energy")
+    columns = ("month", f"{unit}s", "owned", "rented", "used", "kW", "$ hardware", "$ energy")
     print_table(columns, [_month(month) for month in plan.months], right=columns)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,8 +24,8 @@ from ballast_policy.step.planner import plan
 
 log = Log(__name__)
 
-MOST_SLOTS = {"cpu": 64, "cuda": 256}
-MEMORY_SHARE = {"cpu": 0.5, "cuda": 0.9}
+MOST_SLOTS = 64
+MEMORY_SHARE = 0.5
 CONTEXT_PER_SLOT = 256
 """If `slots` is not set, each slot gets KV for this many tokens, or for the whole context if that is less."""
 
@@ -55,7 +56,13 @@ def build_engine(
         InvalidOptions: the options contradict one another or the machine.
     """
     tokenizer = tokenizer or Tokenizer(Path(options.directory))
-    loaded = _load(options)
+    loaded = load(
+        options.directory,
+        dtype=options.dtype,
+        load_format=options.load_format,
+        attention=options.attention,
+        threads=options.threads,
+    )
     options, num_blocks = _size(options, loaded)
     slots, block_tokens = options.slots or 1, options.block_tokens
     executor = Executor(loaded, num_blocks=num_blocks, block_tokens=block_tokens)
@@ -73,33 +80,22 @@ def build_engine(
     return engine
 
 
-def _load(options: EngineOptions) -> LoadedModel:
-    return load(
-        Path(options.directory),
-        device=options.device,
-        dtype=options.dtype,
-        load_format=options.load_format,
-        attention=options.attention,
-        threads=options.threads,
-    )
-
-
 def _size(options: EngineOptions, loaded: LoadedModel) -> tuple[EngineOptions, int]:
     """Return the options with slots and context set, and the number of KV blocks.
 
     A value that is not given follows from the others and from the free memory.
     """
-    kind, size = loaded.device.type, options.block_tokens
+    size = options.block_tokens
     longest = loaded.config.max_positions
     if options.max_model_len is not None and options.max_model_len > longest:
         raise InvalidOptions(
             f"maxModelLen is {options.max_model_len} tokens, but the checkpoint supports {longest}: lower maxModelLen."
         )
     context = options.max_model_len or longest
-    most_slots = options.slots or MOST_SLOTS[kind]
+    most_slots = options.slots or MOST_SLOTS
     per_block = kv_bytes_per_block(loaded.config, loaded.dtype, size)
     if options.kv_memory_bytes is None:
-        memory = int(_free_memory(kind) * MEMORY_SHARE[kind])
+        memory = int(_free_memory() * MEMORY_SHARE)
         num_blocks = min(memory // per_block, most_slots * -(-context // size))
     else:
         memory = options.kv_memory_bytes
@@ -117,13 +113,12 @@ def _size(options: EngineOptions, loaded: LoadedModel) -> tuple[EngineOptions, i
     return replace(options, slots=slots, max_model_len=context), num_blocks
 
 
-def _free_memory(kind: str) -> int:
-    """Return the free bytes of the GPU, or of this machine and its control group."""
-    if kind == "cuda":
-        import torch  # noqa: PLC0415 -- only here, and only with a GPU
-
-        return torch.cuda.mem_get_info()[0]
-    free = [_meminfo("MemAvailable")]
+def _free_memory() -> int:
+    """Return the free bytes of this machine and its control group."""
+    machine = re.search(r"^MemAvailable: +(\d+) kB$", Path("/proc/meminfo").read_text(encoding="ascii"), re.MULTILINE)
+    if machine is None:
+        raise InvalidOptions("/proc/meminfo has no MemAvailable: set kvMemoryMebibytes.")
+    free = [int(machine[1]) * 1024]
     group = Path("/sys/fs/cgroup")
     try:
         limit = (group / "memory.max").read_text(encoding="ascii").strip()
@@ -132,13 +127,6 @@ def _free_memory(kind: str) -> int:
     except OSError:
         pass  # no control group v2: the limit is that of the machine
     return max(0, min(free))
-
-
-def _meminfo(name: str) -> int:
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith(name + ":"):
-            return int(line.split()[1]) * 1024
-    raise InvalidOptions(f"/proc/meminfo has no {name}: set kvMemoryMebibytes.")
 
 
 def warm_up(engine: BallastEngine, seconds: float = 2.0) -> float:

@@ -56,8 +56,6 @@ class Runner(Protocol):
     @property
     def max_model_len(self) -> int: ...
     @property
-    def device(self) -> str: ...
-    @property
     def footprint(self) -> Footprint: ...
     def run(self, batch: Batch, interrupt: Interrupt | None) -> Ints | Suspended: ...
     def resume(self, suspended: Suspended, interrupt: Interrupt | None) -> Ints | Suspended: ...
@@ -113,13 +111,8 @@ class BallastEngine:
         return self._builder.max_tokens
 
     @property
-    def device(self) -> str:
-        """The device that computes: `cpu`, or `cuda:0`."""
-        return self._executor.device
-
-    @property
     def footprint(self) -> Footprint:
-        """The cost of one token of the model on this device."""
+        """The cost of one token of the model on this machine."""
         return self._executor.footprint
 
     @property

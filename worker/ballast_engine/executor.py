@@ -16,7 +16,6 @@ from ballast_engine.attention.base import AttentionShape
 from ballast_engine.attention.cpu import CpuAttention
 from ballast_engine.attention.sdpa import SdpaAttention
 from ballast_engine.batch import Batch, Ints
-from ballast_engine.device_peak import measure_footprint
 from ballast_engine.errors import InvalidRequest
 from ballast_engine.footprint import Footprint
 from ballast_engine.loader import LoadedModel
@@ -24,6 +23,7 @@ from ballast_engine.models.config import ModelConfig
 from ballast_engine.models.decoder import Decoder
 from ballast_engine.models.native import NativeDecoder
 from ballast_engine.native.library import kernels
+from ballast_engine.peak import measure_footprint
 from ballast_engine.sampling import sample
 from ballast_engine.suspension import Computation, Interrupt, Suspended, advance, run_to_end
 
@@ -49,8 +49,6 @@ class Executor:
         self.kv_bytes_per_block = kv_bytes_per_block(config, loaded.dtype, block_tokens)
         self.vocab_size = config.vocab_size
         self.max_model_len = config.max_positions
-        self.device = str(loaded.device)
-        """The device that computes: `cpu`, or `cuda:0`."""
         shape = AttentionShape(
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
@@ -59,7 +57,6 @@ class Executor:
             num_blocks=num_blocks,
             block_tokens=block_tokens,
             dtype=loaded.dtype,
-            device=loaded.device,
         )
         self._model = _model(loaded, shape)
         self._kernels = kernels() if loaded.attention == "cpu" else None
@@ -67,7 +64,7 @@ class Executor:
 
     @cached_property
     def footprint(self) -> Footprint:
-        """The cost of one token of the model on this device. The first read measures it."""
+        """The cost of one token of the model on this machine. The first read measures it."""
         return measure_footprint(self._loaded)
 
     @torch.inference_mode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,18 +15,20 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ballast_engine.attention.choice import Backend, choose
-from ballast_engine.device import resolve_device, resolve_dtype, set_threads
-from ballast_engine.errors import InvalidCheckpoint
+from ballast_engine.attention.cpu import CpuAttention
+from ballast_engine.errors import InvalidCheckpoint, InvalidOptions
 from ballast_engine.models.config import ModelConfig, load_config, read_json
 from ballast_engine.models.packing import Packing
 from ballast_engine.models.weights import DecoderWeights, Shape, Take, assemble, expected_tensors
+from ballast_engine.native.compiler import NoCompiler
 from ballast_engine.native.library import kernels
 from ballast_log import Log
 
 log = Log(__name__)
 
+Backend = Literal["sdpa", "cpu"]
 LoadFormat = Literal["auto", "dummy"]
+_DTYPES = {"auto": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _HARMLESS = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")
 """Buffers in old checkpoints. The engine computes them itself."""
@@ -38,7 +41,6 @@ class LoadedModel:
     config: ModelConfig
     weights: DecoderWeights
     dtype: torch.dtype
-    device: torch.device
     attention: Backend
     threads: int
     weight_bytes: int
@@ -49,7 +51,6 @@ class LoadedModel:
 def load(
     directory: Path,
     *,
-    device: str = "auto",
     dtype: str = "auto",
     load_format: LoadFormat = "auto",
     attention: str = "auto",
@@ -58,19 +59,17 @@ def load(
     """Load a checkpoint directory. The format `dummy` reads only `config.json` and draws seeded random weights."""
     is_dummy = load_format == "dummy"
     _check_directory(directory, needs_tokenizer=not is_dummy)
-    started, config, where = time.perf_counter(), load_config(directory), resolve_device(device)
-    kind = resolve_dtype(dtype, device=where, checkpoint=config.dtype)
+    started, config, kind = time.perf_counter(), load_config(directory), _dtype(dtype)
     used_threads = set_threads(threads)
-    backend = choose(attention, config, dtype=kind, device=where)
+    backend = _backend(attention, config, kind)
     packing = Packing(kernels().lanes) if backend == "cpu" and kind == torch.float32 else None
     with ExitStack() as stack:
-        take = _random(kind, where) if is_dummy else _Checkpoint(directory, config, stack).reader(kind, where)
+        take = _random(kind) if is_dummy else _Checkpoint(directory, config, stack).reader(kind)
         weights = assemble(config, take, packing)
     loaded = LoadedModel(
         config=config,
         weights=weights,
         dtype=kind,
-        device=where,
         attention=backend,
         threads=used_threads,
         weight_bytes=sum(tensor.nbytes for tensor in weights.tensors()),
@@ -82,10 +81,57 @@ def load(
         architecture=config.architecture,
         parameters=loaded.num_params,
         dtype=kind,
-        device=where,
         seconds=time.perf_counter() - started,
     )
     return loaded
+
+
+def set_threads(wanted: int) -> int:
+    """Set torch's threads and return their number. 0 uses all cores but one, which is left to other threads.
+
+    With as many threads as cores, any other runnable thread interrupts one of them in the middle of a parallel section,
+    and the others wait a time slice of the kernel for it: 12 ms instead of 0.1 ms.
+    """
+    threads = wanted or max(1, len(os.sched_getaffinity(0)) - 1)
+    torch.set_num_threads(threads)
+    return threads
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name not in _DTYPES:
+        raise InvalidOptions(f"{name!r} is not a data type of this engine: use {', '.join(_DTYPES)}.")
+    return _DTYPES[name]
+
+
+def _backend(wanted: str, config: ModelConfig, dtype: torch.dtype) -> Backend:
+    """Return the backend: for `auto` the compiled kernel if it can run here, else `sdpa`.
+
+    Raises:
+        InvalidOptions: the backend is unknown, or it was asked for by name and cannot run here.
+    """
+    if wanted not in {"auto", "sdpa", "cpu"}:
+        raise InvalidOptions(f"{wanted!r} is not an attention backend of this engine: use auto, sdpa or cpu.")
+    if wanted == "sdpa":
+        return "sdpa"
+    obstacle = _obstacle(config, dtype)
+    if obstacle is None:
+        return "cpu"
+    if wanted == "cpu":
+        raise InvalidOptions(f"The attention backend 'cpu' cannot run here: {obstacle}. Choose 'auto' or 'sdpa'.")
+    log.warning("compiled kernels not used, the engine runs slower", reason=obstacle)
+    return "sdpa"
+
+
+def _obstacle(config: ModelConfig, dtype: torch.dtype) -> str | None:
+    heads = {"num_heads": config.num_heads, "num_kv_heads": config.num_kv_heads, "head_dim": config.head_dim}
+    of_model = CpuAttention.obstacle(**heads, dtype=dtype)
+    if of_model is not None:
+        return of_model
+    try:
+        kernels()
+    except NoCompiler as reason:
+        return str(reason)
+    return None
 
 
 def _check_directory(directory: Path, *, needs_tokenizer: bool) -> None:
@@ -124,7 +170,7 @@ class _Checkpoint:
         self._holder = {tensor: name for name, file in self._files.items() for tensor in list(file.keys())}
         self._check()
 
-    def reader(self, dtype: torch.dtype, device: torch.device) -> Take:
+    def reader(self, dtype: torch.dtype) -> Take:
         """Return a function that reads one tensor."""
 
         def take(name: str, _shape: Shape) -> Tensor:
@@ -140,7 +186,7 @@ class _Checkpoint:
                     f"{self._directory / file_name}: tensor {name} is of type {tensor.dtype}; quantized weights are "
                     f"not supported: use the original checkpoint."
                 )
-            return tensor.to(device=device, dtype=dtype)
+            return tensor.to(dtype)
 
         return take
 
@@ -207,15 +253,15 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (" ..." if len(names) > 3 else "")
 
 
-def _random(dtype: torch.dtype, device: torch.device) -> Take:
+def _random(dtype: torch.dtype) -> Take:
     """Return a function that draws seeded weights of unit gain: norms 1, biases 0, matrices uniform."""
     seeds = count()
 
     def take(name: str, shape: Shape) -> Tensor:
         if len(shape) == 1:
-            return torch.full(shape, 0.0 if name.endswith("bias") else 1.0, dtype=dtype, device=device)
-        generator = torch.Generator(device).manual_seed(next(seeds))
+            return torch.full(shape, 0.0 if name.endswith("bias") else 1.0, dtype=dtype)
+        generator = torch.Generator().manual_seed(next(seeds))
         bound = math.sqrt(3 / shape[1])
-        return torch.empty(shape, dtype=dtype, device=device).uniform_(-bound, bound, generator=generator)
+        return torch.empty(shape, dtype=dtype).uniform_(-bound, bound, generator=generator)
 
     return take

@@ -13,7 +13,6 @@ class EngineOptions:
 
     directory: Path
     """Checkpoint: `config.json`, `*.safetensors`, `tokenizer.json`."""
-    device: str = "auto"
     dtype: str = "auto"
     load_format: Literal["auto", "dummy"] = "auto"
     attention: str = "auto"
@@ -23,7 +22,7 @@ class EngineOptions:
     kv_memory_bytes: int | None = None
     """None: a share of the free memory, at most what `slots` full contexts can use."""
     slots: int | None = None
-    """None: as many as memory allows, at most 64 on a CPU and 256 on a GPU."""
+    """None: as many as memory allows, at most 64."""
     max_model_len: int | None = None
     """None: that of the checkpoint."""
     prefix_cache: bool = True

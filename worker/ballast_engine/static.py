@@ -30,14 +30,13 @@ class StaticBatch:
         self.num_blocks = executor.num_blocks - -(-slots // executor.block_tokens)
         self.vocab_size = executor.vocab_size
         self.max_model_len = executor.max_model_len
-        self.device = executor.device
         self._executor = executor
         self._padding_slots = self.num_blocks * self.block_tokens + np.arange(slots)
         self._num_rows = 0
 
     @property
     def footprint(self) -> Footprint:
-        """The cost of one token of the model on this device."""
+        """The cost of one token of the model on this machine."""
         return self._executor.footprint
 
     def plan(self, snapshot: EngineSnapshot) -> StepPlan:

@@ -81,7 +81,7 @@ class WorkerStatus(_Published):
     model: str
     model_revision: str = ""
     device: str = ""
-    """`cpu` or `cuda:0`; empty: unknown."""
+    """The kind of device that computes, `cpu` or `cuda`; empty: unknown."""
     slots: Count
     batch_ceiling: Count
     """Largest batch that the SLO allows, by the cost model: of decodes, or of prompts if the model is an encoder."""

@@ -21,7 +21,7 @@ from ballast_api.worker_config import WorkerConfig
 
 FILE_VARIABLE = "BALLAST_CONFIG"
 PREFIX = "BALLAST_"
-IGNORED = ("model", "engine.device", "engine.attention", "engine.threads", "engine.blockTokens", "engine.quantization",
+IGNORED = ("model", "engine.attention", "engine.threads", "engine.blockTokens", "engine.quantization",
            "engine.kvDtype", "engine.speculative", "engine.vllm", "engine.kvMemoryMebibytes", "engine.prefixCache",
            "runtime.host", "runtime.port", "runtime.tensorParallel", "runtime.tlsCertFile",
            "runtime.tlsKeyFile")  # fmt: skip

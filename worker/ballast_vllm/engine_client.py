@@ -18,6 +18,9 @@ from ballast_worker.errors import NotServed
 
 log = Log(__name__)
 
+DECIDING = ("model", "revision", "dtype", "quantization", "tokenizer", "tokenizer_revision", "hf_overrides",
+            "generation_config", "override_generation_config")  # fmt: skip
+"""Fields of vLLM's ModelConfig that decide the tokens of an answer."""
 OUTSIDE = "--scheduler-cls ballast_vllm.scheduler.BallastScheduler"
 
 
@@ -65,10 +68,9 @@ class EngineTap:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """What decides the tokens of an answer: model, revision, data types of weights and KV, and quantization."""
+        """What decides the tokens of an answer, the name of the model first."""
         model, cache = self._engine.model_config, self._engine.vllm_config.cache_config
-        parts = (model.model, model.revision, model.dtype, model.quantization, cache.cache_dtype)
-        return tuple(str(part) for part in parts)
+        return (*(str(getattr(model, name)) for name in DECIDING), str(cache.cache_dtype))
 
     @property
     def num_servers(self) -> int:

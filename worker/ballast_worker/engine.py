@@ -23,16 +23,12 @@ class Engine(Protocol):
     # Fixed when the engine is built
 
     @property
-    def device(self) -> str:
-        """The device that computes: `cpu`, or `cuda:0`."""
-
-    @property
     def max_tokens(self) -> int:
         """The largest number of tokens of one request, prompt and answer together."""
 
     @property
     def footprint(self) -> Footprint:
-        """The cost of one token of the model on this device. The first read measures it, which may take seconds."""
+        """The cost of one token of the model on this machine. The first read measures it, which may take seconds."""
 
     # Requests
 

@@ -23,7 +23,7 @@ def prepare(config: WorkerConfig) -> socket.socket:
         NotServed: the configuration asks for something that this worker cannot do.
         AddressTaken: another process listens on the address.
     """
-    if config.engine.backend != "native":
+    if config.backend != "native":
         raise NotServed(
             "engine.backend is vllm: start `ballast-vllm` in an environment with vLLM and `pip install "
             "'ballast[vllm]'`, or set engine.backend to native"

@@ -87,7 +87,6 @@ def engine_options(config: WorkerConfig, directory: Path) -> EngineOptions:
     mebibytes = engine.kv_memory_mebibytes
     return EngineOptions(
         directory=directory,
-        device=engine.device,
         dtype=model.dtype,
         load_format=model.load_format,
         attention=engine.attention,

@@ -121,7 +121,7 @@ class Worker:
     @property
     def identity(self) -> Identity:
         """The model that is served, and the device."""
-        return Identity(self.served.name, self.served.revision, self.engine.device)
+        return Identity(self.served.name, self.served.revision, "cpu")
 
     # Life
 
@@ -141,7 +141,6 @@ class Worker:
             worker=self.id,
             model=self.served.name,
             revision=self.served.revision,
-            device=self.engine.device,
             slots=self.engine.policy.slots,
             kv_blocks=self.engine.policy.num_blocks,
             context=self.served.max_model_len,

@@ -34,7 +34,7 @@ BACKENDS = {
 
 def backend_of(resource: InferenceDeployment) -> Backend:
     """Return the backend of the resource."""
-    return BACKENDS[resource.spec.engine.backend]
+    return BACKENDS[resource.spec.backend]
 
 
 def num_ranks(resource: InferenceDeployment) -> int:
@@ -54,7 +54,7 @@ def memory_request(resource: InferenceDeployment) -> str | None:
 
 def environment(resource: InferenceDeployment) -> list[Body]:
     """Return the variables of the backend."""
-    if resource.spec.engine.backend != "vllm":
+    if resource.spec.backend != "vllm":
         return []
     variables = {"VLLM_NO_USAGE_STATS": "1"}
     if resource.spec.gpu.count > 1:

@@ -109,7 +109,8 @@ def _model(resource: InferenceDeployment) -> Model:
 
 
 def _engine(resource: InferenceDeployment) -> EngineSettings:
-    engine, draft = resource.spec.engine, draft_source(resource)
+    engine = resource.spec.engine.model_copy(update={"backend": resource.spec.backend})
+    draft = draft_source(resource)
     if engine.speculative is None or draft is None:
         return engine
     speculative = engine.speculative.model_copy(update={"draft_uri": f"file://{draft.path}"})

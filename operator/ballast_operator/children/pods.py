@@ -99,7 +99,7 @@ def _pod(resource: InferenceDeployment, version: str, *, image: str, own_keys: f
     fetched = [source for source in sources(resource) if source.is_fetched]
     if fetched:
         pod["initContainers"] = [_fetch(resource, source, image=image) for source in fetched]
-    if resource.spec.engine.backend == "vllm":
+    if resource.spec.backend == "vllm":
         # Kubernetes would set VLLM_PORT for a Service with the name `vllm`, and vLLM reads all variables VLLM_*.
         pod["enableServiceLinks"] = False
     if template.service_account_name is None:

@@ -25,7 +25,6 @@ class AttentionShape:
     num_blocks: int
     block_tokens: int
     dtype: torch.dtype
-    device: torch.device
 
     @property
     def num_layers(self) -> int:

@@ -1,6 +1,6 @@
 """Attention with torch alone: gather the pages of each request for `scaled_dot_product_attention`.
 
-It runs on every device and in every dtype. It is the reference for the other backends, and the fallback if they cannot
+It runs in every dtype. It is the reference for the other backends, and the fallback if they cannot
 run. It copies the context of each request in every layer, and makes several calls per request.
 """
 
@@ -40,15 +40,13 @@ class SdpaAttention:
     def __init__(self, shape: AttentionShape) -> None:
         size = (shape.num_layers, shape.num_blocks, shape.num_kv_heads, shape.block_tokens, shape.head_dim)
         self.shape = shape
-        self.keys = torch.zeros(size, dtype=shape.dtype, device=shape.device)
-        self.values = torch.zeros(size, dtype=shape.dtype, device=shape.device)
+        self.keys = torch.zeros(size, dtype=shape.dtype)
+        self.values = torch.zeros(size, dtype=shape.dtype)
 
     def prepare(self, batch: Batch) -> SdpaStep:
-        """Move the block tables to the device and build the masks."""
-        device = self.shape.device
-        slots = torch.from_numpy(batch.slot_mapping).to(device)
-        positions = torch.from_numpy(batch.positions).to(device)
-        tables = torch.from_numpy(batch.block_table).to(device)
+        """Build the masks."""
+        slots, positions = torch.from_numpy(batch.slot_mapping), torch.from_numpy(batch.positions)
+        tables = torch.from_numpy(batch.block_table)
         requests = []
         for index in range(batch.num_requests):
             rows = slice(int(batch.query_start[index]), int(batch.query_start[index + 1]))
@@ -107,7 +105,7 @@ def _gathered(pages: Tensor, request: _Request) -> Tensor:
 def _mask(positions: Tensor, context: int, window: int | None) -> Tensor | None:
     if len(positions) == 1 and (window is None or window >= context):
         return None
-    keys = torch.arange(context, device=positions.device)
+    keys = torch.arange(context)
     seen = keys <= positions[:, None]
     if window is not None:
         seen &= keys > positions[:, None] - window

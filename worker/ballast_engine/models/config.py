@@ -52,7 +52,6 @@ class ModelConfig:
     tie_embeddings: bool
     windows: tuple[int | None, ...]
     """Per layer: how many of the last tokens a token attends to, including itself; None: all of them."""
-    dtype: str
     """The number type of the checkpoint."""
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
@@ -156,7 +155,6 @@ def parse_config(config: Json, *, where: str = "config.json") -> ModelConfig:
         qk_norm=architecture == "Qwen3ForCausalLM",
         tie_embeddings=fields.get("tie_word_embeddings", default=False),
         windows=_windows(fields, architecture),
-        dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
         eos_token_ids=_token_ids(config.get("eos_token_id"), where),
         bos_token_id=next(iter(_token_ids(config.get("bos_token_id"), where)), None),
     )

@@ -1,4 +1,4 @@
-"""The decoder in plain torch, on every device and in every dtype. It is the reference for the compiled decoder."""
+"""The decoder in plain torch, in every dtype. It is the reference for the compiled decoder."""
 
 from __future__ import annotations
 
@@ -23,22 +23,17 @@ class Decoder(Generic[Prepared]):
         self._config = config
         self._weights = weights
         self._attention = attention
-        self._rope = RopeTable(config, weights.embedding.device)
+        self._rope = RopeTable(config)
         self._dtype = weights.embedding.dtype
-        self._device = weights.embedding.device
 
     def hidden(self, batch: Batch, interrupt: Interrupt | None = None) -> Computation[Tensor]:
-        """Compute the hidden states `[n, hidden]` after the last layer, before the final norm.
-
-        A GPU queues layers faster than it computes them: an interrupt stops only layers that are not queued yet.
-        """
+        """Compute the hidden states `[n, hidden]` after the last layer, before the final norm."""
         step = self._attention.prepare(batch)
-        token_ids = torch.from_numpy(batch.token_ids).to(self._device)
-        positions = torch.from_numpy(batch.positions).to(self._device)
+        positions = torch.from_numpy(batch.positions)
         self._rope.reserve(int(batch.context_lens.max()))
         cos = self._rope.cos[positions].unsqueeze(1).to(self._dtype)
         sin = self._rope.sin[positions].unsqueeze(1).to(self._dtype)
-        x = embedding(token_ids, self._weights.embedding)
+        x = embedding(torch.from_numpy(batch.token_ids), self._weights.embedding)
         for index, layer in enumerate(self._weights.layers):
             while interrupt is not None and interrupt.is_raised_at(index):
                 interrupt = yield
@@ -49,7 +44,7 @@ class Decoder(Generic[Prepared]):
     def logits(self, hidden: Tensor, rows: Ints) -> Tensor:
         """Return the logits `[s, vocabulary]` of some rows of `hidden`."""
         config = self._config
-        chosen = hidden[torch.from_numpy(rows).to(self._device)]
+        chosen = hidden[torch.from_numpy(rows)]
         return linear(rms_norm(chosen, (config.hidden_size,), self._weights.norm, config.norm_eps), self._weights.head)
 
     def _attend(

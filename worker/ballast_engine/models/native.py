@@ -1,4 +1,4 @@
-"""The decoder with compiled kernels: float32 on a CPU, two calls per step, the same arithmetic as `decoder`.
+"""The decoder with compiled kernels: float32, two calls per step, the same arithmetic as `decoder`.
 
 It is fast, and exact: the bits of a row's logits do not depend on the rest of the batch.
 """
@@ -27,7 +27,7 @@ class NativeDecoder:
         self._weights = weights
         self._attention = attention
         self._kernels = kernels()
-        self._rope = RopeTable(config, torch.device("cpu"))
+        self._rope = RopeTable(config)
         self._layers = (CLayer * config.num_layers)()
         for raw, layer, own in zip(self._layers, weights.layers, attention.layers, strict=True):
             for name in LAYER_TENSORS:
@@ -50,7 +50,7 @@ class NativeDecoder:
         self._scratch = torch.empty(0)
 
     def hidden(self, batch: Batch, interrupt: Interrupt | None = None) -> Computation[Tensor]:
-        """The hidden states `[n, hidden]` behind the last layer, before the final norm."""
+        """Compute the hidden states `[n, hidden]` after the last layer, before the final norm."""
         step = self._attention.prepare(batch)
         x = torch.empty(batch.num_tokens, self._config.hidden_size)
         layer = self._layers_from(0, step, x, interrupt)

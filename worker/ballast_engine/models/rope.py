@@ -38,10 +38,10 @@ def _llama3(frequencies: Tensor, rope: Rope) -> Tensor:
 class RopeTable:
     """Cosines and sines `[positions, head_dim / 2]` in float32. The table grows with the contexts."""
 
-    def __init__(self, config: ModelConfig, device: torch.device) -> None:
-        self._frequencies = inverse_frequencies(config.rope, config.head_dim).to(device)
+    def __init__(self, config: ModelConfig) -> None:
+        self._frequencies = inverse_frequencies(config.rope, config.head_dim)
         self._limit = config.max_positions
-        self.cos = self.sin = torch.empty(0, config.head_dim // 2, device=device)
+        self.cos = self.sin = torch.empty(0, config.head_dim // 2)
         self.reserve(min(self._limit, 4096))
 
     def reserve(self, positions: int) -> None:
@@ -49,7 +49,7 @@ class RopeTable:
         if positions <= len(self.cos):
             return
         rows = min(max(positions, 2 * len(self.cos)), max(positions, self._limit))
-        angles = torch.outer(torch.arange(rows, device=self._frequencies.device).float(), self._frequencies)
+        angles = torch.outer(torch.arange(rows).float(), self._frequencies)
         self.cos, self.sin = angles.cos(), angles.sin()
 
 

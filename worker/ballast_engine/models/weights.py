@@ -17,7 +17,7 @@ from ballast_engine.models.packing import Packing
 
 Shape = tuple[int, ...]
 Take = Callable[[str, Shape], Tensor]
-"""Return the tensor of a name, in the dtype and on the device of the computation."""
+"""Return the tensor of a name, in the dtype of the computation."""
 
 
 @dataclass(frozen=True, slots=True)

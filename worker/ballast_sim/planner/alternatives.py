@@ -127,7 +127,7 @@ def advice(found: FleetPlan, tried: Sequence[Alternative], sizes: Sequence[Chunk
     """Return sentences about alternatives that do the same work for less; empty if there is none."""
     if not tried or not found.mixed:
         return []
-    given, mixed = tried[0], found.mixed
+    given, mixed, unit = tried[0], found.mixed, found.deployment.gpu.unit
     lines = []
     for what, named in (
         ("Quantize", [one for one in tried if one.name.endswith("weights")]),
@@ -138,8 +138,8 @@ def advice(found: FleetPlan, tried: Sequence[Alternative], sizes: Sequence[Chunk
         if best and best.dollars_per_hour < mixed.dollars_per_hour:
             lines.append(
                 f"{what} ({best.name}): {best.bound / best.full:.0%} of full batches within the TPOT instead of "
-                f"{given.bound / given.full:.0%}, about {best.gpus} mixed GPUs at ${best.dollars_per_hour:.2f} an hour "
-                f"instead of {mixed.gpus} at ${mixed.dollars_per_hour:.2f}."
+                f"{given.bound / given.full:.0%}, about {best.gpus} mixed {unit}s at ${best.dollars_per_hour:.2f} an "
+                f"hour instead of {mixed.gpus} at ${mixed.dollars_per_hour:.2f}."
             )
     return lines + _chunk_advice(found, sizes)
 

@@ -24,7 +24,7 @@ STEP_SHARES = (0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
 """Shares of the TPOT to which steps may be filled. The planner takes the largest one that meets the SLO."""
 MOST_SIMULATED = 16
 """Most GPUs of a fleet that are simulated, with their part of the traffic."""
-FEWEST_MIXED = "mixed, fewest GPUs"
+FEWEST_APART, FEWEST_MIXED = "apart, fewest", "mixed, fewest"
 
 Progress = Callable[[str], None]
 
@@ -93,7 +93,7 @@ class FleetPlan:
     @property
     def mixed(self) -> Option | None:
         """The option with the fewest mixed GPUs that do the work; None without one."""
-        return next((option for option in self.options if option.name == FEWEST_MIXED), None)
+        return next((option for option in self.options if option.name.startswith(FEWEST_MIXED)), None)
 
 
 def plan_fleet(
@@ -137,7 +137,7 @@ class _Planner:
 
     def plan(self) -> FleetPlan:
         fleet = self.inputs.fleet
-        self.progress("measuring the maximum throughput of one GPU")
+        self.progress(f"measuring the maximum throughput of one {self._unit}")
         full = self.deployment.unbounded
         bound = self.deployment.slo_bound(self.offline)
         self.maximums = maximums = MaximumThroughputs(full(self.trace), full(self.offline), bound)
@@ -169,10 +169,17 @@ class _Planner:
             because=tuple(self._reasons(options[1], mixed, same)),
         )
 
+    @property
+    def _unit(self) -> str:
+        return self.deployment.gpu.unit
+
+    def _named(self, option: str) -> str:
+        return f"{option} {self._unit}s"
+
     def _given(self) -> Option:
         """Return today's fleet, with each class on its own GPUs."""
         fleet = self.inputs.fleet
-        self.progress(f"simulating {fleet.online_gpus} online GPUs apart")
+        self.progress(f"simulating {fleet.online_gpus} online {self._unit}s apart")
         result = self._online_alone(fleet.online_gpus)
         return self._apart("apart, as it is", fleet.online_gpus, fleet.offline_gpus, result)
 
@@ -180,12 +187,12 @@ class _Planner:
         """Return the fewest GPUs that meet the SLO and do the offline work with classes apart."""
         offline = ceil(self.offline_tokens / self.maximums.offline_full - 1e-9)
         most = self.inputs.fleet.online_gpus
-        self.progress("searching for the fewest online GPUs apart")
+        self.progress(f"searching for the fewest online {self._unit}s apart")
         least = _fewest(lambda gpus: self.deployment.fits(self._online_alone(gpus)), most)
         if least is None:
-            note = f"no number of GPUs up to {most} meets the SLO even without offline work"
-            return replace(self._given(), name="apart, fewest GPUs", note=note)
-        return self._apart("apart, fewest GPUs", least, offline, self._online_alone(least))
+            note = f"no number of {self._unit}s up to {most} meets the SLO even without offline work"
+            return replace(self._given(), name=self._named(FEWEST_APART), note=note)
+        return self._apart(self._named(FEWEST_APART), least, offline, self._online_alone(least))
 
     def _online_alone(self, gpus: int) -> Report:
         """Simulate one of `gpus` GPUs that serve online alone."""
@@ -204,7 +211,7 @@ class _Planner:
         work = self.online_tokens / self.maximums.online_full + needed / self.maximums.offline_full
         least = _fewest(lambda gpus: self._step_share(gpus, needed) is not None, most, low=ceil(work))
         for gpus in range(least or most + 1, most + 1):
-            option = self._mixed(gpus, FEWEST_MIXED, needed)
+            option = self._mixed(gpus, self._named(FEWEST_MIXED), needed)
             if option:
                 return option
         return None
@@ -215,7 +222,7 @@ class _Planner:
 
         Latency and offline work fall with the share, so this bisects. Return None if no share does both.
         """
-        self.progress(f"simulating one of {gpus} mixed GPUs")
+        self.progress(f"simulating one of {gpus} mixed {self._unit}s")
         if self._one(gpus, 0).offline.total * gpus < needed:
             return None
         low, high = 0, len(STEP_SHARES)
@@ -243,7 +250,7 @@ class _Planner:
         start = self._step_share(gpus, needed)
         for share in STEP_SHARES[start:] if start is not None else ():
             simulated = min(gpus, MOST_SIMULATED)
-            self.progress(f"simulating {simulated} mixed GPUs behind a router")
+            self.progress(f"simulating {simulated} mixed {self._unit}s behind a router")
             whole = self._routed(simulated, gpus, share)
             if self.deployment.fits(whole):
                 offline = whole.offline.total * gpus / simulated
@@ -317,18 +324,19 @@ class _Planner:
 
     def _reasons(self, apart: Option, mixed: Option | None, same: Option | None) -> list[str]:
         """Return the reasons for the figures."""
-        fleet, maximums, tpot = self.inputs.fleet, self.maximums, self.inputs.slo.tpot_milliseconds
+        fleet, maximums, unit = self.inputs.fleet, self.maximums, self._unit
+        tpot = self.inputs.slo.tpot_milliseconds
         work = self.online_tokens / maximums.online_full + self.offline_tokens / maximums.offline_full
         lines = [
             (
-                f"{fleet.online_gpus} GPUs at {fleet.online_utilization_percent:g} % and {fleet.offline_gpus} at "
-                f"{fleet.offline_utilization_percent:g} % are {work:.1f} GPUs of work: {ceil(work / 0.7 - 1e-9)} GPUs "
-                "at 70 % by arithmetic alone."
+                f"{fleet.online_gpus} {unit}s at {fleet.online_utilization_percent:g} % and {fleet.offline_gpus} at "
+                f"{fleet.offline_utilization_percent:g} % are {work:.1f} {unit}s of work: {ceil(work / 0.7 - 1e-9)} "
+                f"{unit}s at 70 % by arithmetic alone."
             ),
             (
-                f"Full batches without an SLO do {maximums.offline_full:,.0f} offline tokens/s on one GPU. With every "
-                f"step within {tpot:g} ms they do {maximums.offline_bound:,.0f} ({maximums.bound_share:.0%}), because "
-                "every step reads all weights once. This is the highest utilization of a mixed GPU."
+                f"Full batches without an SLO do {maximums.offline_full:,.0f} offline tokens/s on one {unit}. With "
+                f"every step within {tpot:g} ms they do {maximums.offline_bound:,.0f} ({maximums.bound_share:.0%}), "
+                f"because every step reads all weights once. This is the highest utilization of a mixed {unit}."
             ),
         ]
         lines.append(self._verdict(apart, mixed))
@@ -336,51 +344,54 @@ class _Planner:
         if same and self.offline_tokens:
             more = same.offline_tokens / self.offline_tokens
             lines.append(
-                f"The same {fleet.online_gpus} GPUs, mixed, do {more:.1f} times the offline work of today's "
-                f"{fleet.offline_gpus} offline GPUs in addition to their online work, at {same.utilization:.0%}."
+                f"The same {fleet.online_gpus} {unit}s, mixed, do {more:.1f} times the offline work of today's "
+                f"{fleet.offline_gpus} offline {unit}s in addition to their online work, at {same.utilization:.0%}."
             )
         return lines
 
     def _why_not_fewer(self, mixed: Option) -> list[str]:
         """Return the reason why one GPU fewer is not enough."""
-        gpus = mixed.gpus - 1
+        gpus, unit = mixed.gpus - 1, self._unit
         if gpus < 1:
             return []
         fits = [share for share in range(len(STEP_SHARES)) if self.deployment.fits(self._one(gpus, share))][:1]
         if not fits:
             found = self._one(gpus, len(STEP_SHARES) - 1)
             missed = f"TTFT met by {found.ttft_attainment:.2%}, TPOT by {found.tpot_attainment:.2%}"
-            return [f"{gpus} mixed GPUs miss the SLO even with steps filled to {STEP_SHARES[-1]:.0%}: {missed}."]
+            return [f"{gpus} mixed {unit}s miss the SLO even with steps filled to {STEP_SHARES[-1]:.0%}: {missed}."]
         done = self._one(gpus, fits[0]).offline.total * gpus
         if done < self.offline_tokens:
             steps = f"within the SLO (steps filled to {STEP_SHARES[fits[0]]:.0%})"
-            return [f"{gpus} mixed GPUs do {done:,.0f} of the {self.offline_tokens:,.0f} offline tokens/s {steps}."]
-        return [f"{gpus} mixed GPUs are enough one by one, but not behind a router, which spreads requests unevenly."]
+            return [f"{gpus} mixed {unit}s do {done:,.0f} of the {self.offline_tokens:,.0f} offline tokens/s {steps}."]
+        return [
+            f"{gpus} mixed {unit}s are enough one by one, but not behind a router, which spreads requests unevenly."
+        ]
 
     def _verdict(self, apart: Option, mixed: Option | None) -> str:
         """Return whether mixing pays."""
-        given = self.inputs.fleet.online_gpus + self.inputs.fleet.offline_gpus
+        given, unit = self.inputs.fleet.online_gpus + self.inputs.fleet.offline_gpus, self._unit
         if mixed is None:
             last = self._one(given, len(STEP_SHARES) - 1)
             return (
-                f"No number of mixed GPUs up to {given} meets the SLO and does the offline work: mixing does not pay. "
-                f"With steps filled to {STEP_SHARES[-1]:.0%}, {given} do {last.offline.total * given:,.0f} of the "
+                f"No number of mixed {unit}s up to {given} meets the SLO and does the offline work: mixing does not "
+                f"pay. With steps filled to {STEP_SHARES[-1]:.0%}, {given} do {last.offline.total * given:,.0f} of the "
                 f"{self.offline_tokens:,.0f} offline tokens/s, and TTFT is met by {last.ttft_attainment:.2%}, TPOT by "
                 f"{last.tpot_attainment:.2%}."
             )
         more = mixed.offline_tokens / apart.offline_tokens if apart.offline_tokens else 1.0
         if mixed.gpus < apart.gpus:
             return (
-                f"Mixing needs {mixed.gpus} GPUs. Classes apart need at least {apart.gpus} ({apart.note}), and today's "
-                f"fleet has {given}: {1 - mixed.gpus / given:.0%} fewer."
+                f"Mixing needs {mixed.gpus} {unit}s. Classes apart need at least {apart.gpus} ({apart.note}), and "
+                f"today's fleet has {given}: {1 - mixed.gpus / given:.0%} fewer."
             )
         if mixed.gpus == apart.gpus and more > 1:
             return (
-                f"Mixing saves no GPU: classes apart need {apart.gpus}, too ({apart.note}; today's fleet has {given}). "
-                f"But it does {more:.1f} times the offline work on them, and online bursts can use all of them."
+                f"Mixing saves no {unit}: classes apart need {apart.gpus}, too ({apart.note}; today's fleet has "
+                f"{given}). But it does {more:.1f} times the offline work on them, and online bursts can use all of "
+                "them."
             )
         return (
-            f"Mixing does not pay here: it needs {mixed.gpus} GPUs, and classes apart need {apart.gpus} "
+            f"Mixing does not pay here: it needs {mixed.gpus} {unit}s, and classes apart need {apart.gpus} "
             f"({apart.note}). With every step within the TPOT, an offline token costs "
             f"{1 / self.maximums.bound_share - 1:.0%} more."
         )

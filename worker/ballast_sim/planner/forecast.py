@@ -320,6 +320,10 @@ class _Ahead:
 
         return tuple(cost(index, service) for index, service in enumerate(services))
 
+    @property
+    def _unit(self) -> str:
+        return self.inputs.find_device().unit
+
     def _power(self, months: Sequence[Month]) -> list[str]:
         """Return how many GPUs the power budget feeds, if it does not feed all."""
         budget = self.inputs.energy.budget_kilowatts
@@ -330,11 +334,11 @@ class _Ahead:
         needs = (
             f"{over.gpus} ({over.kilowatts:,.1f} kW, with the server's share and a PUE of {self.inputs.energy.pue:g})"
         )
-        return [f"{budget:g} kW feed {fed} GPUs as busy as those of month {over.number}, which needs {needs}"]
+        return [f"{budget:g} kW feed {fed} {self._unit}s as busy as those of month {over.number}, which needs {needs}"]
 
     def _reason(self, service: ServiceInput, capacity: Capacity) -> str:
         """Return the figures of one GPU for a service."""
-        line = f"{service.name}: one GPU serves {capacity.peak:,.1f} requests/s"
+        line = f"{service.name}: one {self._unit} serves {capacity.peak:,.1f} requests/s"
         if not self.way.is_batching:
             line += " one after the other, without waiting"
         elif service.kind != "offline":

@@ -40,6 +40,11 @@ class Accelerator:
     count: int = 1
     """GPUs of the group."""
 
+    @property
+    def unit(self) -> str:
+        """The word for what a replica runs on."""
+        return "GPU" if self.count == 1 else "group"
+
     def group(self, count: int) -> Accelerator:
         """Return a group of `count` such GPUs."""
         figures = ("flops", "fp8_flops", "bandwidth", "memory", "watts", "idle_watts", "dollars_per_hour",

@@ -136,9 +136,7 @@ class EngineUnderTest:
 
     def __post_init__(self) -> None:
         self._tokenizer = Tokenizer(self.directory)
-        self._loaded = load(
-            self.directory, device="cpu", dtype="auto", load_format="auto", attention="auto", threads=self.threads
-        )
+        self._loaded = load(self.directory, dtype="auto", load_format="auto", attention="auto", threads=self.threads)
 
     def replay(
         self, online: Sequence[Arrival], offline: Sequence[Arrival], ticks: ReplayClock, *, seed: int = 0

@@ -1,4 +1,4 @@
-"""Measure the peak of this device once per process, with the matrix products that compute the model.
+"""Measure the peak of this machine once per process, with the matrix products that compute the model.
 
 A data sheet does not describe a container with a share of the cores, and a small model may fit into the cache. The peak
 is therefore the best of several matrix products, and of several passes over as many bytes as the weights have. Other
@@ -19,15 +19,14 @@ from ballast_engine.loader import LoadedModel
 from ballast_engine.models.packing import Packing
 from ballast_engine.native.library import kernels
 
-_ROWS = {"cpu": 256, "cuda": 8192}
-_SIDE = {"cpu": 1024, "cuda": 8192}
-_MOST_BYTES = {"cpu": 256 << 20, "cuda": 4 << 30}
+_ROWS, _SIDE = 256, 1024
+_MOST_BYTES = 256 << 20
 _RUNS = 6
 
 
 def measure_footprint(loaded: LoadedModel) -> Footprint:
-    """Measure the device, and return the cost of the model on it."""
-    config, dtype, kind = loaded.config, loaded.dtype, loaded.device.type
+    """Measure this machine, and return the cost of the model on it."""
+    config, dtype = loaded.config, loaded.dtype
     head = config.vocab_size * config.hidden_size
     num_computed = loaded.num_params - (0 if config.tie_embeddings else head)  # an embedding is a lookup
     weight_bytes = num_computed * dtype.itemsize
@@ -37,37 +36,33 @@ def measure_footprint(loaded: LoadedModel) -> Footprint:
         draw_flops=2.0 * head,
         weight_bytes=weight_bytes,
         kv_bytes=2.0 * config.num_layers * config.kv_size * dtype.itemsize,
-        peak_flops=_peak_flops(loaded.device, dtype, loaded.threads, is_native=loaded.weights.is_packed),
-        peak_bandwidth=_peak_bandwidth(loaded.device, min(weight_bytes, _MOST_BYTES[kind]), loaded.threads),
+        peak_flops=_peak_flops(dtype, loaded.threads, is_native=loaded.weights.is_packed),
+        peak_bandwidth=_peak_bandwidth(min(weight_bytes, _MOST_BYTES), loaded.threads),
     )
 
 
 @cache
-def _peak_flops(device: torch.device, dtype: torch.dtype, threads: int, *, is_native: bool) -> float:
-    rows, side = _ROWS[device.type], _SIDE[device.type]
-    x = torch.ones(rows, side, dtype=dtype, device=device)
-    weight = torch.ones(side, side, dtype=dtype, device=device)
-    seconds = _best(lambda: linear(x, weight), device)
+def _peak_flops(dtype: torch.dtype, threads: int, *, is_native: bool) -> float:
+    x, weight = torch.ones(_ROWS, _SIDE, dtype=dtype), torch.ones(_SIDE, _SIDE, dtype=dtype)
+    seconds = _best(lambda: linear(x, weight))
     if is_native:
         library = kernels()
         packed, team = Packing(library.lanes).matrix(weight), library.team(threads)
-        seconds = min(seconds, _best(lambda: library.multiply(x, packed, side, team=team), device))
-    return 2.0 * rows * side * side / seconds
+        seconds = min(seconds, _best(lambda: library.multiply(x, packed, _SIDE, team=team)))
+    return 2.0 * _ROWS * _SIDE * _SIDE / seconds
 
 
 @cache
-def _peak_bandwidth(device: torch.device, num_bytes: int, threads: int) -> float:  # noqa: ARG001 -- torch has as many
-    buffer = torch.ones(max(1, num_bytes // 4), device=device)
-    return 4.0 * len(buffer) / _best(buffer.sum, device)
+def _peak_bandwidth(num_bytes: int, threads: int) -> float:  # noqa: ARG001 -- torch has as many
+    buffer = torch.ones(max(1, num_bytes // 4))
+    return 4.0 * len(buffer) / _best(buffer.sum)
 
 
-def _best(work: Callable[[], object], device: torch.device) -> float:
+def _best(work: Callable[[], object]) -> float:
     """Return the seconds of the fastest run, without the first run."""
     seconds = []
     for _ in range(1 + _RUNS):
         begun = time.perf_counter()
         work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - begun)
     return min(seconds[1:])
