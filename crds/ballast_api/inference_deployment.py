@@ -315,6 +315,10 @@ def _is_declared(tenant: str | None, offline: Offline) -> bool:
     return tenant in names if names else tenant is None
 
 
+USES_VLLM = "has(self.engine.backend) ? self.engine.backend == 'vllm' : self.gpu.count > 0"
+"""CEL condition of a `Spec`, with the same value as `backend == "vllm"`."""
+
+
 class Spec(ApiModel):
     """The desired state."""
 
@@ -325,7 +329,13 @@ class Spec(ApiModel):
             "gpu.count ({gpu.count}) is above 0, and the native engine runs on CPUs. Leave engine.backend out or set "
             "it to vllm, or set gpu.count to 0",
         ),
-        *backend_rules("has(self.engine.backend) ? self.engine.backend == 'vllm' : self.gpu.count > 0"),
+        *backend_rules(USES_VLLM),
+        Rule(
+            f"!has(self.slo.latencyMilliseconds) || ({USES_VLLM})",
+            lambda spec: spec.slo.latency_milliseconds is None or spec.backend == "vllm",
+            "slo.latencyMilliseconds needs vLLM, and the native engine, which only generates text, runs this model. "
+            "Set engine.backend to vllm, or remove the field",
+        ),
         Rule(
             "!has(self.redis) || !has(self.queueAccess) || !has(self.queueAccess.submitters) || "
             "size(self.queueAccess.submitters) == 0",

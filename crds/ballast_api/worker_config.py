@@ -30,6 +30,11 @@ class Runtime(ApiModel):
             lambda runtime: (runtime.tls_cert_file is None) == (runtime.tls_key_file is None),
             "runtime.tlsCertFile and runtime.tlsKeyFile belong together. Set both, or remove both",
         ),
+        Rule(
+            "self.tensorParallel % self.nodes == 0",
+            lambda runtime: runtime.tensor_parallel % runtime.nodes == 0,
+            "runtime.tensorParallel must be a multiple of runtime.nodes, because each node has as many GPUs",
+        ),
     )
 
     host: str = "127.0.0.1"
@@ -58,6 +63,8 @@ class Runtime(ApiModel):
     """Name of the worker, unique in its queue; by default host name and process id."""
     tensor_parallel: int = Field(default=1, ge=1, le=16)
     """GPUs that share the model. The operator sets `gpu.count`. Above 1 it needs vLLM."""
+    nodes: int = Field(default=1, ge=1, le=16)
+    """Nodes over which these GPUs are spread, each with as many. Above 1 the worker must be a replica of Ray Serve."""
     generation: Hot[int] = Field(default=0, ge=0)
     """Generation of the resource that this configuration belongs to."""
     created: Hot[float] = Field(default=0, ge=0)
@@ -85,7 +92,7 @@ class WorkerConfig(ApiModel):
     """The whole configuration of a worker."""
 
     later: ClassVar[Mapping[str, Later]] = {
-        "ray": Later("object", "Ray Serve is not supported yet. A worker runs its own HTTP server. Remove the section")
+        "ray": Later("object", "No field of a worker configures Ray Serve. Run `ballast up --ray`. Remove the section")
     }
 
     rules = (

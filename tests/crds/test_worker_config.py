@@ -72,7 +72,7 @@ def test_a_dumped_configuration_reads_back_equal(
             "model.adapters contains a more than once",
             id="adapter twice",
         ),
-        pytest.param(MINIMAL + "ray: {}", "Ray Serve is not supported yet", id="ray"),
+        pytest.param(MINIMAL + "ray: {}", "No field of a worker configures Ray Serve", id="ray"),
         pytest.param(MINIMAL + "offline: {resultsDays: .inf}", "should be a finite number (found inf)", id="infinite"),
         pytest.param(MINIMAL + "runtime: {port: 99999}", "runtime.port", id="port"),
     ],

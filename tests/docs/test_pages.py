@@ -19,7 +19,7 @@ CHART = (ROOT / "docs" / "reference" / "chart.md").read_text()
 METRICS = "\n".join((ROOT / "docs" / "reference" / name).read_text() for name in ("metrics.md", "operator.md"))
 SUFFIXES = ("_bucket", "_sum", "_count")
 NO_METRIC = {"ballast_api", "ballast_cli", "ballast_engine", "ballast_log", "ballast_openai", "ballast_operator"} | {
-    *("ballast_policy", "ballast_queue", "ballast_sim", "ballast_vllm", "ballast_worker")
+    *("ballast_policy", "ballast_queue", "ballast_serve", "ballast_sim", "ballast_vllm", "ballast_worker")
 }
 SECTIONS = ("model", "engine", "gpu", "slo", "offline", "limits", "cost", "scaling", "rollout", "disruption", "redis")
 FIELD = re.compile(rf"`(?:spec\.)?((?:{'|'.join((*SECTIONS, 'monitoring', 'template', 'runtime'))})\.[\w.\[\]]+)`")

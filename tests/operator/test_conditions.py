@@ -364,6 +364,17 @@ def test_the_slo_is_met_if_the_objectives_share_of_requests_met_it(case: str) ->
     assert words in found.message
 
 
+def test_the_slo_of_a_model_that_returns_vectors_is_its_latency() -> None:
+    resource = make_resource(slo={"latencyMilliseconds": 30, "objectivePercent": 95}, engine={"backend": "vllm"})
+    poll = make_poll(make_worker(slo=SloStatus(latency_judged=200, latency_met=180, ttft_judged=9)))
+    found = conditions(make_input(resource=resource, poll=poll))[Type.SLO_MET]
+
+    assert (found.status, found.reason) == ("False", Reason.MISSED)
+    assert found.message == (
+        "too few requests meet latency: 180 of 200 requests met latency 30 ms in the last minute; the objective is 95 %"
+    )
+
+
 def test_the_record_of_an_older_worker_has_no_reservation_and_no_slo() -> None:
     """As a worker published it before the field existed."""
     record = OLDER.model_dump(mode="json", exclude={"reservation", "can_claim", "slo"})

@@ -11,9 +11,10 @@ import pytest
 
 from ballast_api.vllm_arguments import OWNED
 from ballast_api.worker_config import WorkerConfig
-from ballast_vllm.arguments import MIDDLEWARE, SCHEDULER, serve_arguments
+from ballast_vllm.arguments import MIDDLEWARE, SCHEDULER, NodeRank, serve_arguments
 from ballast_vllm.errors import BadArguments
 from ballast_vllm.versions import UnsupportedVllm
+from ballast_worker.errors import NotServed
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch and vLLM use what others deprecated
@@ -162,3 +163,21 @@ def test_a_setting_that_ballast_does_not_support_is_refused_before_anything_is_l
 
     with pytest.raises(UnsupportedVllm, match="watermark is set"):
         check(arguments)
+
+
+def test_the_nodes_of_a_model_have_the_same_arguments_but_for_their_rank(tiny_model: Path) -> None:
+    sections = {"model": {"uri": str(tiny_model)}, "engine": {"backend": "vllm"}}
+    config = WorkerConfig.model_validate(sections | {"runtime": {"nodes": 2, "tensorParallel": 4}})
+
+    first, second = (vars(parsed(serve_arguments(config, NodeRank(rank, "10.0.0.1", 29500)), [])) for rank in (0, 1))
+
+    wanted = {"nnodes": 2, "master_addr": "10.0.0.1", "master_port": 29500, "tensor_parallel_size": 4}
+    assert {name: first[name] for name in wanted} == wanted
+    assert first["distributed_executor_backend"] == "mp"
+    different = {name: second[name] for name in first if first[name] != second[name]}
+    assert different == {"node_rank": 1, "headless": True}
+
+
+def test_a_model_over_several_nodes_needs_ray(tiny_model: Path) -> None:
+    with pytest.raises(NotServed, match="needs a replica of Ray Serve"):
+        own(tiny_model, runtime={"nodes": 2, "tensorParallel": 4})

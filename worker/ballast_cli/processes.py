@@ -104,13 +104,13 @@ class WorkerProcess:
     """`http://host:port`."""
 
     @classmethod
-    def start(cls, config: Path, *, log: Path, host: str, port: int) -> Self:
-        """Start `python -m ballast_worker --config CONFIG` in its own process group."""
+    def start(cls, command: list[str], *, log: Path, host: str, port: int) -> Self:
+        """Start the command of a worker in its own process group."""
         with log.open("ab") as output:
             output.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} worker starts\n".encode())
             output.flush()
             process = subprocess.Popen(  # noqa: S603  our own module
-                [sys.executable, "-m", "ballast_cli.end_with_parent", str(os.getpid()), *worker_command(config)],
+                [sys.executable, "-m", "ballast_cli.end_with_parent", str(os.getpid()), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -168,15 +168,17 @@ class WorkerProcess:
         return True
 
 
-def worker_command(config: Path) -> list[str]:
+def worker_command(config: Path, *, ray: bool = False) -> list[str]:
     """Return the command line of a worker."""
-    return [sys.executable, "-m", "ballast_worker", "--config", str(config)]
+    return [sys.executable, "-m", "ballast_serve" if ray else "ballast_worker", "--config", str(config)]
 
 
-def require_worker_parts() -> None:
+def require_worker_parts(*, ray: bool = False) -> None:
     """Raise `CliError`, with the command that installs them, if the worker's dependencies are missing."""
     if find_spec("torch") is None:
         raise CliError(f"The worker needs torch, which is not installed. Install it with {LOCAL_INSTALL}.")
+    if ray and find_spec("ray") is None:
+        raise CliError("--ray needs Ray Serve, which is not installed. Install it with pip install 'ballast[ray]'.")
 
 
 def take_port(host: str, port: int) -> int:

@@ -15,7 +15,7 @@ from ballast_api.worker_config import WorkerConfig
 from ballast_cli.connection import DATA_DIR, PasswordFile, QueueName, Running
 from ballast_cli.console import examples, say
 from ballast_cli.errors import CliError, NotNow, Usage
-from ballast_cli.processes import Signals, Valkey, WorkerProcess, require_worker_parts, take_port
+from ballast_cli.processes import Signals, Valkey, WorkerProcess, require_worker_parts, take_port, worker_command
 from ballast_cli.worker_file import Flags, compose, write
 from ballast_queue.errors import QueueError
 
@@ -24,11 +24,14 @@ EXAMPLES = examples(
     "ballast up --model ~/models/qwen3-0.6b --slots 16 --port 8080",
     "ballast up --config worker.yaml                # applies changes of hot fields while it runs",
     "ballast up --redis-url redis://10.0.0.5:6379   # your own Redis instead of the embedded Valkey",
+    "ballast up --ray                               # the worker is a replica of Ray Serve",
 )
 _START_SECONDS = 600
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 15
 """Seconds after the worker's drain time until it is killed."""
+_RAY_GRACE_SECONDS = 45
+"""Further seconds for Serve and Ray to end."""
 
 ModelDir = Annotated[
     str | None,
@@ -56,6 +59,9 @@ OwnRedis = Annotated[
     typer.Option(
         "--redis-url", envvar="BALLAST_REDIS_URL", help="Use this Redis instead of an embedded one.", show_default=False
     ),
+]
+OnRay = Annotated[
+    bool, typer.Option("--ray", help="Run the worker as a replica of Ray Serve, on a Ray of this command.")
 ]
 DataDir = Annotated[Path, typer.Option("--data", help="Directory of Valkey's data, the logs, and up.json.")]
 
@@ -93,13 +99,14 @@ def up(
     redis_url: OwnRedis = None,
     queue: QueueName = None,
     password_file: PasswordFile = None,
+    ray: OnRay = False,
     data_dir: DataDir = DATA_DIR,
 ) -> None:
     """Start Valkey and a worker on this machine.
 
     Ctrl-C drains the worker, then stops Valkey. Jobs and results are kept.
     """
-    require_worker_parts()
+    require_worker_parts(ray=ray)
     if running := Running.read(data_dir):
         raise NotNow(
             f"`ballast up` is already running in {data_dir.resolve()} (process {running.pid}, {running.address}). "
@@ -117,7 +124,7 @@ def up(
             watched = _Watched(config, settled, data_dir / "worker.yaml", _modified(config))
             final = compose(config, settled)
             write(final, watched.target)
-            _serve(final, watched, data_dir=data_dir, valkey=valkey, signals=signals)
+            _serve(final, watched, data_dir=data_dir, valkey=valkey, signals=signals, ray=ray)
         finally:
             (data_dir / "up.json").unlink(missing_ok=True)
             if valkey:
@@ -125,13 +132,16 @@ def up(
     say("Stopped.")
 
 
-def _serve(config: WorkerConfig, watched: _Watched, *, data_dir: Path, valkey: Valkey | None, signals: Signals) -> None:
+def _serve(
+    config: WorkerConfig, watched: _Watched, *, data_dir: Path, valkey: Valkey | None, signals: Signals, ray: bool
+) -> None:
     """Run the worker until a signal arrives or a process ends."""
     runtime = config.runtime
     url = _redis_url(config)
     _load_functions(config, url)
     say(f"Starting the worker with {config.model.uri} ...")
-    worker = WorkerProcess.start(watched.target, log=data_dir / "worker.log", host=runtime.host, port=runtime.port)
+    command = worker_command(watched.target, ray=ray)
+    worker = WorkerProcess.start(command, log=data_dir / "worker.log", host=runtime.host, port=runtime.port)
     try:
         if not worker.wait_until_ready(seconds=_START_SECONDS, is_stopped=lambda: signals.received > 0):
             return
@@ -139,7 +149,8 @@ def _serve(config: WorkerConfig, watched: _Watched, *, data_dir: Path, valkey: V
         _greet(config, worker, url=url, data_dir=data_dir)
         _watch(worker, watched, valkey=valkey, signals=signals)
     finally:
-        _stop(worker, drain=runtime.drain_seconds, is_hurried=lambda: signals.received > 1)
+        grace = _GRACE_SECONDS + (_RAY_GRACE_SECONDS if ray else 0)
+        _stop(worker, drain=runtime.drain_seconds, grace=grace, is_hurried=lambda: signals.received > 1)
 
 
 def _load_functions(config: WorkerConfig, url: str) -> None:
@@ -184,11 +195,11 @@ def _watch(worker: WorkerProcess, watched: _Watched, *, valkey: Valkey | None, s
         time.sleep(_POLL_SECONDS)
 
 
-def _stop(worker: WorkerProcess, *, drain: float, is_hurried: Callable[[], bool]) -> None:
+def _stop(worker: WorkerProcess, *, drain: float, grace: float, is_hurried: Callable[[], bool]) -> None:
     if not worker.is_running:
         return
     say(f"Stopping. The worker returns offline items, and finishes online requests (at most {drain:g} s) ...")
-    if not worker.stop(seconds=drain + _GRACE_SECONDS, is_hurried=is_hurried):
+    if not worker.stop(seconds=drain + grace, is_hurried=is_hurried):
         say("The worker did not stop in time and was killed. Its leases expire, and no item is lost.")
 
 

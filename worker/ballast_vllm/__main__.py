@@ -16,6 +16,7 @@ import ballast_log
 from ballast_api.errors import InvalidConfig
 from ballast_api.worker_config import WorkerConfig
 from ballast_vllm import configuration
+from ballast_vllm.arguments import NodeRank
 from ballast_vllm.errors import BadArguments
 from ballast_vllm.versions import UnsupportedVllm
 from ballast_worker.errors import MissingWorkerExtra, NotServed, WorkerError
@@ -39,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
         # This import needs the packages that are checked above. vLLM takes seconds to import.
         from ballast_vllm.serve import serve  # noqa: PLC0415
 
-        serve(config, log_level=options.log_level, log_format=options.log_format)
+        serve(config, log_level=options.log_level, log_format=options.log_format, node=_node(options))
     except InvalidConfig as error:
         return _say(str(error), BAD_CONFIG)
     except (BadArguments, UnsupportedVllm) as error:
@@ -85,9 +86,20 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         required=True,
         help="WorkerConfig as YAML, with engine.backend vllm. The server applies changes of hot fields while it runs.",
     )
+    parser.add_argument("--node-rank", type=int, help="Rank of this node, if the model spans several nodes.")
+    parser.add_argument("--master", help="host:port of the node with rank 0, at which the ranks find each other.")
     parser.add_argument("--log-format", choices=("text", "json"), default="text")
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     return parser.parse_args(arguments)
+
+
+def _node(options: argparse.Namespace) -> NodeRank | None:
+    if options.node_rank is None:
+        return None
+    host, _, port = (options.master or "").rpartition(":")
+    if not host or not port.isdigit():
+        raise BadArguments(f"--master is {options.master}, but --node-rank needs host:port of the node with rank 0.")
+    return NodeRank(options.node_rank, host, int(port))
 
 
 def _say(message: str, exit_code: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,26 @@ KV_DTYPES = {"int8": "int8_per_token_head"}
 """vLLM's names for data types of KV, where they differ."""
 
 
-def serve_arguments(config: WorkerConfig) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class NodeRank:
+    """The place of one node of a model that spans several nodes."""
+
+    rank: int
+    """0 is the node with the API server and EngineCore. The others only compute."""
+    address: str
+    """Host of the node with rank 0."""
+    port: int
+    """Port at which the ranks find each other, on that host."""
+
+
+def serve_arguments(config: WorkerConfig, node: NodeRank | None = None) -> list[str]:
     """Return the arguments that follow from the configuration, without `engine.vllm.args`. The model is the first.
 
     Raises:
         NotServed: a directory of the model, of an adapter or of the draft model has no checkpoint.
     """
+    if (node is None) != (config.runtime.nodes == 1):
+        raise NotServed("runtime.nodes above 1 needs a replica of Ray Serve. Set it to 1, or run the worker with Ray")
     directory = model_directory(config)
     runtime = config.runtime
     return [
@@ -48,10 +63,20 @@ def serve_arguments(config: WorkerConfig) -> list[str]:
             ("ssl-keyfile", runtime.tls_key_file),
             ("tensor-parallel-size", runtime.tensor_parallel if runtime.tensor_parallel > 1 else None),
         ),
+        *_nodes(config, node),
         *_named(*_model(config.model)),
         *_engine(config.engine),
         *_adapters(config, served_name(config, directory)),
     ]
+
+
+def _nodes(config: WorkerConfig, node: NodeRank | None) -> Iterator[str]:
+    # vLLM would choose Ray for its ranks in a process of Ray. Its own executor needs no Ray between the ranks.
+    yield from _named(("distributed-executor-backend", "mp" if config.runtime.tensor_parallel > 1 else None))
+    if node is not None:
+        yield from _named(("nnodes", config.runtime.nodes), ("node-rank", node.rank))
+        yield from _named(("master-addr", node.address), ("master-port", node.port))
+        yield from ("--headless",) if node.rank > 0 else ()
 
 
 def _model(model: Model) -> Iterator[tuple[str, Any]]:

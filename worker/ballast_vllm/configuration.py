@@ -23,7 +23,7 @@ FILE_VARIABLE = "BALLAST_CONFIG"
 PREFIX = "BALLAST_"
 IGNORED = ("model", "engine.attention", "engine.threads", "engine.blockTokens", "engine.quantization",
            "engine.kvDtype", "engine.speculative", "engine.vllm", "engine.kvMemoryMebibytes", "engine.prefixCache",
-           "runtime.host", "runtime.port", "runtime.tensorParallel", "runtime.tlsCertFile",
+           "runtime.host", "runtime.port", "runtime.nodes", "runtime.tensorParallel", "runtime.tlsCertFile",
            "runtime.tlsKeyFile")  # fmt: skip
 """Fields without an effect under `vllm serve`: its arguments decide them. `ballast-vllm` makes arguments of them."""
 

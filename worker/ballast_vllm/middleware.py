@@ -86,8 +86,10 @@ class BallastMiddleware:
                 except (InvalidConfig, WorkerError) as error:
                     code = error.exit_code if isinstance(error, WorkerError) else BAD_CONFIG
                     sys.stderr.write(f"ballast: {error}\n")
-                    # uvicorn before 0.50 would end with status 0.
-                    asyncio.get_running_loop().call_soon(sys.exit, code)
+                    scope["app"].state.ballast_error = str(error)
+                    if hasattr(scope["app"].state, "server"):  # the process is that of `vllm serve`
+                        # uvicorn before 0.50 would end with status 0.
+                        asyncio.get_running_loop().call_soon(sys.exit, code)
                     message = {"type": "lifespan.startup.failed", "message": str(error)}
             await send(message)
 
@@ -100,6 +102,7 @@ class BallastMiddleware:
         loaded, path = load(app.state.args)
         server = VllmServer(app, self.app, loaded, path)
         await server.start()
+        app.state.ballast = server
         return server
 
     # Requests

@@ -20,7 +20,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from ballast_api.vllm_arguments import refusal
 from ballast_api.worker_config import WorkerConfig
-from ballast_vllm.arguments import LAUNCHED, serve_arguments
+from ballast_vllm.arguments import LAUNCHED, NodeRank, serve_arguments
 from ballast_vllm.errors import BadArguments
 from ballast_vllm.refusals import check_config
 from ballast_vllm.versions import check_version
@@ -37,8 +37,8 @@ class ServeParser(FlexibleArgumentParser):  # type: ignore[misc]  # vLLM has no 
         raise BadArguments(f"{FIELD}: vLLM refuses its arguments: {message}")
 
 
-def serve(config: WorkerConfig, *, log_level: str, log_format: str) -> None:
-    """Serve until a signal.
+def serve(config: WorkerConfig, *, log_level: str, log_format: str, node: NodeRank | None = None) -> None:
+    """Serve until a signal. A further node of a model over several nodes only computes.
 
     Raises:
         BadArguments: vLLM refuses the arguments, or one of `engine.vllm.args` belongs to Ballast.
@@ -46,19 +46,33 @@ def serve(config: WorkerConfig, *, log_level: str, log_format: str) -> None:
         NotServed: a directory has no checkpoint.
         WorkerError: EngineCore or the feeder ended, and with it the server. vLLM itself ends with status 0 then.
     """
+    arguments = prepared(config, log_level=log_level, log_format=log_format, node=node)
+    ServeSubcommand.cmd(arguments)
+    failure = getattr(arguments, "ballast_failure", None)
+    if failure is not None:
+        raise WorkerError(failure)
+
+
+def prepared(
+    config: WorkerConfig, *, log_level: str, log_format: str, node: NodeRank | None = None
+) -> argparse.Namespace:
+    """Return vLLM's arguments, after all checks, and prepare this process for them.
+
+    Raises:
+        BadArguments: vLLM refuses the arguments, or one of `engine.vllm.args` belongs to Ballast.
+        UnsupportedVllm: Ballast does not support this version of vLLM, or one of its settings.
+        NotServed: a directory has no checkpoint.
+    """
     check_version(vllm.__version__)
     cli_env_setup()
     logging = {"log_level": log_level.upper(), "formatter": log_format}
-    own = [*serve_arguments(config), f"--logging-config={json.dumps(logging)}"]
+    own = [*serve_arguments(config, node), f"--logging-config={json.dumps(logging)}"]
     arguments = parsed(own, config.engine.vllm.args)
     os.environ["VLLM_LOGGING_LEVEL"] = logging["log_level"]
     os.environ[LAUNCHED] = "1"
     configure_logging_from_args(arguments)
     check(arguments)
-    ServeSubcommand.cmd(arguments)
-    failure = getattr(arguments, "ballast_failure", None)
-    if failure is not None:
-        raise WorkerError(failure)
+    return arguments
 
 
 def parsed(own: Sequence[str], others: Sequence[str]) -> argparse.Namespace:

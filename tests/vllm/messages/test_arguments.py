@@ -45,7 +45,10 @@ FIELDS: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"runtime": {"tlsCertFile": "/tls/tls.crt", "tlsKeyFile": "/tls/tls.key"}},
         ["--ssl-certfile=/tls/tls.crt", "--ssl-keyfile=/tls/tls.key"],
     ),
-    "tensorParallel": ({"runtime": {"tensorParallel": 4}}, ["--tensor-parallel-size=4"]),
+    "tensorParallel": (
+        {"runtime": {"tensorParallel": 4}},
+        ["--tensor-parallel-size=4", "--distributed-executor-backend=mp"],
+    ),
     "quantization": ({"engine": {"quantization": "fp8"}}, ["--quantization=fp8"]),
     "kvDtype": ({"engine": {"kvDtype": "fp8_e5m2"}}, ["--kv-cache-dtype=fp8_e5m2"]),
     "kvDtype int8": ({"engine": {"kvDtype": "int8"}}, ["--kv-cache-dtype=int8_per_token_head"]),

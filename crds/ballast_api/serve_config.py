@@ -1,0 +1,76 @@
+"""The declarative configuration of Ray Serve for one model: what `ballast up --ray` and the operator apply."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from ballast_api.hot import with_hot_fields
+from ballast_api.worker_config import WorkerConfig
+
+APPLICATION = "ballast"
+DEPLOYMENT = "worker"
+IMPORT_PATH = "ballast_serve.application:build"
+MOST_SLOTS = 256
+"""Slots of a worker whose configuration does not state them; see `slots` in the reference."""
+OTHER_REQUESTS = 256
+"""Requests beyond slots and queues: those that only read, and those whose body is still being sent."""
+QUEUED_REQUESTS = 256
+"""Requests that may wait in a proxy of Serve. The worker refuses requests before a replica is full."""
+STOP_SECONDS = 15.0
+"""Time in which a drained replica ends its engine."""
+
+
+def most_requests(config: WorkerConfig) -> int:
+    """Return `max_ongoing_requests`: the worker itself answers 429 before Serve holds a request back."""
+    slots = config.slots or MOST_SLOTS
+    return slots + 2 * config.limits.max_queued_requests + OTHER_REQUESTS
+
+
+def serve_config(config: WorkerConfig, text: str, *, replicas: int, gpus: int, proxies: bool = False) -> dict[str, Any]:
+    """Return the configuration of Serve.
+
+    Serve restarts replicas only if `args` change, so these name the fields that are not hot.
+
+    Args:
+        config: the configuration of a worker
+        text: the same as YAML; replicas publish its hash
+        replicas: how many workers
+        gpus: GPUs of a replica on each of its nodes
+        proxies: whether Serve runs its own HTTP proxies, besides the ports of the replicas
+    """
+    runtime = config.runtime
+    deployment: dict[str, Any] = {
+        "name": DEPLOYMENT,
+        "num_replicas": replicas,
+        "max_ongoing_requests": most_requests(config),
+        "max_queued_requests": QUEUED_REQUESTS,
+        "backpressure_config": {"status_code": 429, "retry_after_s": 1.0},
+        "graceful_shutdown_timeout_s": runtime.unready_seconds + runtime.drain_seconds + STOP_SECONDS,
+        "graceful_shutdown_wait_loop_s": 0.5,
+        "health_check_period_s": 2.0,  # Serve replaces a replica after three failures
+        "health_check_timeout_s": 30.0,
+        "ray_actor_options": {"num_cpus": 1, "num_gpus": gpus},
+        "user_config": {"config": text},
+    }
+    if runtime.nodes > 1:
+        deployment["placement_group_bundles"] = [{"CPU": 1, "GPU": gpus}] * runtime.nodes
+        deployment["placement_group_strategy"] = "STRICT_SPREAD"
+    return {
+        "proxy_location": "EveryNode" if proxies else "Disabled",
+        "applications": [
+            {
+                "name": APPLICATION,
+                "import_path": IMPORT_PATH,
+                "route_prefix": "/",
+                "args": {"cold_fields": cold_hash(config)},
+                "deployments": [deployment],
+            }
+        ],
+    }
+
+
+def cold_hash(config: WorkerConfig) -> str:
+    """Return a hash of the fields that are not hot."""
+    cold = with_hot_fields(config, WorkerConfig(model=config.model))
+    return hashlib.sha256(cold.dump().encode()).hexdigest()[:16]

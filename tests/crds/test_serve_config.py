@@ -1,0 +1,75 @@
+"""The configuration of Ray Serve follows from that of a worker."""
+
+from __future__ import annotations
+
+import pytest
+
+from ballast_api.serve_config import most_requests, serve_config
+from ballast_api.worker_config import WorkerConfig
+
+
+def make_config(**changes) -> WorkerConfig:
+    return WorkerConfig.model_validate({"model": {"uri": "/models/m"}} | changes)
+
+
+def application(config: WorkerConfig, **terms):
+    [found] = serve_config(config, config.dump(), **({"replicas": 1, "gpus": 0} | terms))["applications"]
+    return found
+
+
+HOT = {
+    "slo": {"slo": {"ttftMilliseconds": 321}},
+    "tenants": {"offline": {"tenants": [{"name": "research"}]}},
+    "generation": {"runtime": {"generation": 7, "created": 3}},
+    "limits": {"limits": {"maxQueuedRequests": 9}},
+}
+COLD = {
+    "slots": {"slots": 3},
+    "model": {"model": {"uri": "/models/other"}},
+    "port": {"runtime": {"port": 8001}},
+    "queue": {"offline": {"queue": "team/other"}},
+}
+
+
+@pytest.mark.parametrize("changes", HOT.values(), ids=HOT)
+def test_a_change_of_hot_fields_changes_no_argument_so_that_serve_restarts_nothing(changes):
+    before, after = application(make_config()), application(make_config(**changes))
+
+    assert before["args"] == after["args"]
+    assert before["deployments"][0]["user_config"] != after["deployments"][0]["user_config"]
+
+
+@pytest.mark.parametrize("changes", COLD.values(), ids=COLD)
+def test_a_change_of_another_field_changes_an_argument_so_that_serve_restarts_the_replicas(changes):
+    assert application(make_config())["args"] != application(make_config(**changes))["args"]
+
+
+def test_a_scale_changes_no_argument():
+    assert application(make_config())["args"] == application(make_config(), replicas=5)["args"]
+
+
+def test_serve_holds_no_request_back_that_the_worker_would_queue_or_refuse():
+    config = make_config(slots=8, limits={"maxQueuedRequests": 20})
+
+    assert most_requests(config) > 8 + 2 * 20
+
+
+def test_a_replica_has_time_to_drain():
+    config = make_config(runtime={"unreadySeconds": 5, "drainSeconds": 60})
+
+    assert application(config)["deployments"][0]["graceful_shutdown_timeout_s"] > 65
+
+
+def test_a_model_over_several_nodes_has_a_bundle_on_each_of_them():
+    config = make_config(engine={"backend": "vllm"}, runtime={"nodes": 2, "tensorParallel": 16})
+
+    deployment = application(config, gpus=8)["deployments"][0]
+
+    assert deployment["placement_group_bundles"] == [{"CPU": 1, "GPU": 8}] * 2
+    assert deployment["placement_group_strategy"] == "STRICT_SPREAD"
+    assert deployment["ray_actor_options"] == {"num_cpus": 1, "num_gpus": 8}
+
+
+def test_the_gpus_of_a_model_must_be_the_same_number_on_each_node():
+    with pytest.raises(ValueError, match=r"must be a multiple of runtime\.nodes"):
+        make_config(engine={"backend": "vllm"}, runtime={"nodes": 3, "tensorParallel": 16})

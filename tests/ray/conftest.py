@@ -1,0 +1,138 @@
+"""Tests that need Ray. `make ray` makes an environment with Ray and vLLM, and runs them.
+
+Elsewhere they are not collected, so that `make test` neither needs Ray nor reports skipped tests.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from socket import socket
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+HAS_RAY = importlib.util.find_spec("ray") is not None
+PATIENCE = 240.0
+"""Seconds after which a wait is a failure; nothing waits so long when all is well."""
+
+if HAS_RAY:
+    os.environ |= {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    sys.path.insert(0, str(Path(__file__).parent.parent / "vllm" / "support"))
+else:
+    collect_ignore = [path.name for path in Path(__file__).parent.glob("test_*.py")]
+
+
+def _eventually(is_true: Callable[[], Any], what: str) -> Any:
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        if found := is_true():
+            return found
+        time.sleep(0.05)
+    pytest.fail(f"waited {PATIENCE:.0f} s for: {what}")
+
+
+@pytest.fixture(scope="session")
+def eventually() -> Callable[[Callable[[], Any], str], Any]:
+    return _eventually
+
+
+def _free_port() -> int:
+    with socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+@pytest.fixture
+def free_port() -> int:
+    return _free_port()
+
+
+@dataclass
+class RayNodes:
+    """A Ray of several nodes on this machine, and its application. The head has no place for replicas."""
+
+    cluster: Any
+    dashboard: str
+    nodes: list[Any] = field(default_factory=list)
+    proxy: str = ""
+    """The address of the proxy of Serve."""
+
+    def add_node(self) -> None:
+        """Add a node with a place for one replica."""
+        self.nodes.append(self.cluster.add_node(num_cpus=1, object_store_memory=80_000_000))
+
+    def kill_node(self, replica: int) -> None:
+        """Kill the node on which a replica runs, with all its processes."""
+        import psutil
+
+        parents = {parent.pid for parent in psutil.Process(replica).parents()}
+        [node] = [
+            node
+            for node in self.nodes
+            if parents & {process.process.pid for kind in node.all_processes.values() for process in kind}
+        ]
+        self.nodes.remove(node)
+        self.cluster.remove_node(node, allow_graceful=False)
+
+    def deploy(self, config: Any, *, replicas: int) -> None:
+        """Serve a configuration behind a proxy on the head, and wait until it is in force."""
+        from ray import serve
+        from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
+
+        from ballast_api.serve_config import APPLICATION, serve_config
+
+        document = serve_config(config, config.dump(), replicas=replicas, gpus=0, proxies=True)
+        port = urlsplit(self.proxy).port
+        document |= {"proxy_location": "HeadOnly", "http_options": {"host": "127.0.0.1", "port": port}}
+        ServeSubmissionClient(self.dashboard).deploy_applications(document)
+
+        def is_running() -> bool:
+            found = serve.status().applications.get(APPLICATION)
+            assert found is None or found.status != "DEPLOY_FAILED", found
+            return found is not None and found.status == "RUNNING"
+
+        _eventually(is_running, "the application to run")
+
+    def num_running(self) -> int:
+        """How many replicas run."""
+        from ray import serve
+
+        found = serve.status().applications.get("ballast")
+        return 0 if found is None else found.deployments["worker"].replica_states.get("RUNNING", 0)
+
+
+@pytest.fixture
+def ray_nodes() -> Iterator[RayNodes]:
+    """A Ray with a head and two nodes."""
+    import ray
+    from ray import serve
+    from ray.cluster_utils import Cluster
+
+    port = _free_port()
+    head = {"num_cpus": 0, "include_dashboard": True, "dashboard_port": port, "object_store_memory": 80_000_000}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        context = ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
+        nodes = RayNodes(cluster, f"http://{context.dashboard_url}", proxy=f"http://127.0.0.1:{_free_port()}")
+        nodes.add_node()
+        nodes.add_node()
+        yield nodes
+        serve.shutdown()
+    finally:
+        ray.shutdown()
+        cluster.shutdown()

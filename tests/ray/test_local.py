@@ -1,0 +1,138 @@
+"""`ballast up --ray`, and a replica with vLLM, each on a Ray of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+from queue_objects import make_line
+
+from ballast_queue.job import JobState
+from ballast_queue.redis_store import Queue
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def status_of(url: str) -> dict:
+    return httpx.get(f"{url}/ballast/status", timeout=30).json()
+
+
+def ask(url: str, model: str, **body) -> httpx.Response:
+    body = {"model": model, "prompt": "Once", "max_tokens": 12, "temperature": 0} | body
+    return httpx.post(f"{url}/v1/completions", json=body, timeout=300)
+
+
+@contextmanager
+def running(command: list[str], directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command that ends at SIGINT."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("BALLAST_")}
+    log = directory / "log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, cwd=directory, stdout=file, stderr=file, env=environment)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            process.wait(timeout=240)
+
+
+def children_of(pid: int) -> list[int]:
+    import psutil
+
+    return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+
+
+def is_there(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def test_up_with_ray_serves_both_classes_applies_hot_fields_and_leaves_no_process(tmp_path, eventually):
+    config = tmp_path / "mine.yaml"
+    config.write_text("slots: 4\nslo: {ttftMilliseconds: 900}\n")
+    command = [sys.executable, "-m", "ballast_cli", "up", "--ray", "--port", "0", "--config", str(config)]
+    note = tmp_path / ".ballast" / "up.json"
+    with running(command, tmp_path) as process:
+        eventually(lambda: note.exists() or process.poll() is not None, "the worker to be ready")
+        assert process.poll() is None, (tmp_path / "log").read_text()
+        url = json.loads(note.read_text())["address"]
+        before = status_of(url)
+        answer = ask(url, "ballast-tiny").json()
+        lines = tmp_path / "items.jsonl"
+        lines.write_text("\n".join(make_line(index, model="ballast-tiny") for index in range(12)))
+        done = subprocess.run(
+            [sys.executable, "-m", "ballast_cli", "submit", str(lines), "--watch"],
+            cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False,
+        )  # fmt: skip
+        config.write_text("slots: 4\nslo: {ttftMilliseconds: 901}\n")
+        eventually(lambda: status_of(url)["config_hash"] != before["config_hash"], "the new configuration")
+        after, children = status_of(url), children_of(process.pid)
+        process.send_signal(signal.SIGINT)
+        code = process.wait(timeout=240)
+
+    assert answer["usage"]["completion_tokens"] == 12
+    assert done.returncode == 0, done.stderr
+    assert after["worker_id"] == before["worker_id"]
+    assert code == 0
+    eventually(lambda: not any(map(is_there, children)), "all processes to end")
+
+
+@pytest.fixture(scope="module")
+def tiny_llama(tmp_path_factory) -> Path:
+    from small_models import make_llama
+
+    return make_llama(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def test_a_replica_with_vllm_serves_both_classes_and_serve_replaces_it_when_enginecore_dies(
+    tiny_llama, valkey, tmp_path, free_port, eventually
+):
+    port, queue_name = free_port, "test/ray-vllm"
+    queue = Queue.connect(valkey.url, queue_name, loads_functions=True)
+    config = tmp_path / "worker.yaml"
+    config.write_text(
+        yaml.safe_dump(
+            {
+                "model": {"uri": str(tiny_llama), "servedName": "m", "dtype": "float32", "maxModelLen": 1024},
+                "engine": {"backend": "vllm", "vllm": {"args": ["--enforce-eager"]}},
+                "slots": 4,
+                "offline": {"queue": queue_name, "leaseSeconds": 5},
+                "runtime": {"redisUrl": valkey.url, "port": port},
+            }
+        )
+    )
+    url = f"http://127.0.0.1:{port}"
+
+    def worker() -> dict | None:
+        assert process.poll() is None, (tmp_path / "log").read_text()[-4000:]
+        try:
+            return status_of(url)
+        except (httpx.TransportError, ValueError):
+            return None
+
+    with running([sys.executable, "-m", "ballast_serve", "--config", str(config)], tmp_path) as process:
+        first = eventually(worker, "the replica to serve")
+        online = ask(url, "m")
+        job_id = queue.submissions.submit([make_line(index, model="m", max_tokens=64) for index in range(40)]).job_id
+        eventually(lambda: queue.jobs.get(job_id).counts.done, "the job to begin")
+        [core] = [pid for pid in children_of(process.pid) if "EngineCore" in Path(f"/proc/{pid}/cmdline").read_text()]
+        os.kill(core, signal.SIGKILL)
+        eventually(lambda: queue.jobs.get(job_id).state is JobState.COMPLETED, "the job to be done")
+        second = eventually(worker, "the next replica to serve")
+        process.send_signal(signal.SIGTERM)
+        code = process.wait(timeout=240)
+
+    results = [result.custom_id for result in queue.results.read(job_id) if result.status_code == 200]
+    assert (online.status_code, code) == (200, 0)
+    assert first["worker_id"] != second["worker_id"]
+    assert sorted(results) == sorted(f"item-{index}" for index in range(40))
+    queue.close()

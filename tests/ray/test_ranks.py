@@ -1,0 +1,69 @@
+"""A model that spans two nodes: vLLM's ranks in the bundles of a placement group."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from queue_objects import make_line
+
+from ballast_api.worker_config import WorkerConfig
+from ballast_queue.job import JobState
+from ballast_queue.redis_store import Queue
+
+pytestmark = pytest.mark.timeout(900)
+ITEMS = 30
+
+
+@pytest.fixture(scope="module")
+def tiny_llama(tmp_path_factory) -> Path:
+    from small_models import make_llama
+
+    return make_llama(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def processes_of(rank: int) -> list[int]:
+    """The processes of the program of a further node."""
+    return [
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if ["--node-rank", str(rank)]
+        == [each for each in process.info["cmdline"] or () if each in {"--node-rank", str(rank)}]
+    ]
+
+
+def test_a_model_over_two_nodes_serves_both_classes_and_is_replaced_as_a_whole_when_a_rank_dies(
+    ray_nodes, tiny_llama, valkey, eventually
+):
+    queue = Queue.connect(valkey.url, "test/ranks", loads_functions=True)
+    config = WorkerConfig.model_validate(
+        {
+            "model": {"uri": str(tiny_llama), "servedName": "tiny", "dtype": "float32", "maxModelLen": 512},
+            "engine": {"backend": "vllm", "vllm": {"args": ["--enforce-eager"]}},
+            "slots": 4,
+            "offline": {"queue": "test/ranks", "leaseSeconds": 5},
+            "runtime": {"redisUrl": valkey.url, "port": 0, "nodes": 2, "tensorParallel": 2},
+        }
+    )
+    ray_nodes.deploy(config, replicas=1)
+    [first] = eventually(queue.workers.statuses, "the replica to publish its status")
+    ask = {"model": "tiny", "prompt": "Once", "max_tokens": 12, "temperature": 0}
+    online = httpx.post(f"{ray_nodes.proxy}/v1/completions", json=ask, timeout=300).json()
+    job_id = queue.submissions.submit([make_line(index, max_tokens=64) for index in range(ITEMS)]).job_id
+    eventually(lambda: queue.jobs.get(job_id).counts.done, "the job to begin")
+    [rank] = processes_of(1)
+
+    os.kill(rank, signal.SIGKILL)
+    eventually(lambda: queue.jobs.get(job_id).state is JobState.COMPLETED, "the job to be done")
+
+    [second] = [status for status in queue.workers.statuses() if status.worker_id != first.worker_id]
+    again = httpx.post(f"{ray_nodes.proxy}/v1/completions", json=ask, timeout=300).json()
+    results = [result.custom_id for result in queue.results.read(job_id) if result.status_code == 200]
+    assert sorted(results) == sorted(f"item-{index}" for index in range(ITEMS))
+    assert online["choices"] == again["choices"]
+    assert second.slots == 4
+    queue.close()

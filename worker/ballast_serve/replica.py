@@ -1,0 +1,91 @@
+"""A replica: the engine, its feeder and its HTTP server in one actor.
+
+The configuration arrives as `user_config`, first when the replica starts, then when it changes. The replica keeps it in
+a file of its own, which the worker watches as everywhere: a change of hot fields needs no restart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from pathlib import Path
+from typing import TypedDict
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+import ballast_log
+from ballast_serve.served import Served, serving
+from ballast_worker.errors import Refused
+from ballast_worker.http_exchange import HttpExchange
+
+
+class UserConfig(TypedDict):
+    """The `user_config` of the deployment."""
+
+    config: str
+    """A worker configuration as YAML."""
+
+
+class ServeReplica:
+    """The class of the deployment."""
+
+    def __init__(self) -> None:
+        ballast_log.configure("info", "text")
+        self._stack = contextlib.AsyncExitStack()
+        directory = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="ballast-replica-"))
+        self._path = Path(directory) / "worker.yaml"
+        self.served: Served | None = None
+        """The worker; None until the first configuration."""
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        """Return the app that Serve calls."""
+        return Ingress(self)
+
+    async def reconfigure(self, user_config: UserConfig) -> None:
+        """Start the worker with the configuration, or pass a changed configuration to it.
+
+        Raises:
+            InvalidConfig: the message names each wrong field.
+            WorkerError: the configuration asks for something that this replica cannot do.
+        """
+        part = self._path.with_suffix(".part")
+        part.write_text(user_config["config"], encoding="utf-8")
+        part.replace(self._path)
+        if self.served is None:
+            self.served = await self._stack.enter_async_context(serving(self._path))
+
+    def check_health(self) -> None:
+        """Raise an error if only a restart helps. Serve then starts another replica."""
+        failure = None if self.served is None else self.served.failure()
+        if failure is not None:
+            raise RuntimeError(failure)
+
+    async def stop(self) -> None:
+        """Drain and stop the worker."""
+        await self._stack.aclose()
+
+    async def address(self) -> str | None:
+        """Return the address of the HTTP server of this replica; None while it starts."""
+        return None if self.served is None else self.served.address
+
+
+class Ingress:
+    """The app that a proxy of Serve calls: the app of the worker, once it runs."""
+
+    def __init__(self, replica: ServeReplica) -> None:
+        self._replica = replica
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or follow the lifespan, which ends after the last request of a proxy."""
+        served = self._replica.served
+        if scope["type"] == "lifespan":
+            await receive()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            await self._replica.stop()
+            await send({"type": "lifespan.shutdown.complete"})
+        elif served is None:
+            refused = Refused(503, "The replica is starting.", code="starting", kind="server_error")
+            await HttpExchange(scope, receive, send).refuse(refused)
+        else:
+            await served.app(scope, receive, send)

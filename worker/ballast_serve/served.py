@@ -1,0 +1,138 @@
+"""A worker in the process of a replica: its engine, its feeder, and its HTTP server on a port of its own.
+
+Requests reach the port directly, as they do that of any worker. Through a proxy of Serve they reach the same app.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from socket import socket
+
+from starlette.applications import Starlette
+
+from ballast_api.worker_config import WorkerConfig
+from ballast_worker.errors import NotServed
+from ballast_worker.http_server import Connections, HttpLimits, HttpServer
+from ballast_worker.owner_port import address_of, owner_server
+from ballast_worker.preflight import listen, listen_for_metrics, prepare
+
+POLL_SECONDS = 0.02
+ENDED = "The HTTP server of the replica ended."
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A worker that serves."""
+
+    app: Starlette
+    address: str
+    """The address of its HTTP server."""
+    failure: Callable[[], str | None]
+    """Return why only a restart helps; None while the worker is healthy."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """An app that has its engine and does not serve yet. It starts and stops with the lifespan of the app."""
+
+    app: Starlette
+    connections: Connections
+    failure: Callable[[], str | None]
+    drain: Callable[[Callable[[], None]], Awaitable[None]]
+    """Empty the worker. The argument closes each connection as soon as it is idle."""
+    tls: ssl.SSLContext | None = None
+
+
+@contextlib.asynccontextmanager
+async def serving(path: Path) -> AsyncIterator[Served]:
+    """Run a worker with a configuration file, which it watches. At the end, drain and stop it.
+
+    Raises:
+        InvalidConfig: the message names each wrong field.
+        NotServed: the configuration asks for something that this replica cannot do.
+        AddressTaken: another process listens on the port.
+    """
+    config = WorkerConfig.load(path)
+    is_native = config.backend == "native"
+    async with contextlib.AsyncExitStack() as stack:
+        listener = stack.enter_context(await asyncio.to_thread(prepare if is_native else listen, config))
+        opened = _native(config, path, listener) if is_native else _vllm(config, path)
+        yield await stack.enter_async_context(_served(await stack.enter_async_context(opened), listener))
+
+
+@contextlib.asynccontextmanager
+async def _served(opened: _Opened, listener: socket) -> AsyncIterator[Served]:
+    server = HttpServer(opened.app, opened.connections, tls=opened.tls)
+    server.address = address_of(listener, opened.tls)
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        while not server.started and not task.done():  # noqa: ASYNC110 - uvicorn sets no event
+            await asyncio.sleep(POLL_SECONDS)
+        if not server.started:
+            raise NotServed(getattr(opened.app.state, "ballast_error", "The app did not start: see the log."))
+        opened.app.state.server = server  # vLLM ends it when EngineCore ended
+        yield Served(opened.app, server.address, lambda: ENDED if task.done() else opened.failure())
+        await opened.drain(server.hang_up)
+    finally:
+        server.should_exit = True
+        await task
+
+
+@contextlib.asynccontextmanager
+async def _native(config: WorkerConfig, path: Path, listener: socket) -> AsyncIterator[_Opened]:
+    # These imports take seconds.
+    from ballast_engine.errors import EngineError  # noqa: PLC0415
+    from ballast_worker.app import create_app, load  # noqa: PLC0415
+    from ballast_worker.drain import drain  # noqa: PLC0415
+    from ballast_worker.worker import Worker  # noqa: PLC0415
+
+    metrics_listener = listen_for_metrics(config)
+    try:
+        worker = await asyncio.to_thread(lambda: Worker(load(config, path), path=path))
+    except EngineError as error:
+        raise NotServed(str(error)) from error
+    tls = worker.certificate.context if worker.certificate is not None else None
+    worker.address = address_of(listener, tls)
+    app = create_app(config, worker=worker)
+    opened = _Opened(
+        app, worker.connections, lambda: worker.failure, lambda hang_up: drain(worker, hang_up=hang_up), tls
+    )
+    if metrics_listener is None:
+        yield opened
+        return
+    metrics = owner_server(worker, metrics_listener, tls)
+    beside = asyncio.create_task(metrics.serve(sockets=[metrics_listener]))
+    try:
+        yield opened
+    finally:
+        metrics.should_exit = True
+        await beside
+
+
+@contextlib.asynccontextmanager
+async def _vllm(config: WorkerConfig, path: Path) -> AsyncIterator[_Opened]:
+    from ballast_api.serve_config import most_requests  # noqa: PLC0415
+    from ballast_serve.ranks import other_nodes  # noqa: PLC0415
+    from ballast_vllm.hosted import open_app  # noqa: PLC0415 - it imports vLLM
+
+    if config.runtime.tls_cert_file is not None:
+        raise NotServed("runtime.tlsCertFile needs engine.backend native in a replica of Ray Serve. Remove the field")
+    limits = HttpLimits(connections=HttpLimits().connections + most_requests(config))
+    async with (
+        other_nodes(config, path) as ranks,
+        open_app(config, path, None if ranks is None else ranks.first) as app,
+    ):
+
+        async def drain(_hang_up: Callable[[], None]) -> None:
+            await app.state.ballast.drain.run()
+
+        def failure() -> str | None:
+            found: str | None = app.state.ballast.failure
+            return (None if ranks is None else ranks.failure) or found
+
+        yield _Opened(app, Connections(limits), failure, drain)

@@ -1,0 +1,46 @@
+"""vLLM's app with Ballast in front of it, in a process whose HTTP server is not that of vLLM."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from fastapi import FastAPI
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client
+from vllm.entrypoints.launchers.app import build_app
+
+from ballast_api.worker_config import WorkerConfig
+from ballast_vllm.__main__ import check_installed, prepare_config
+from ballast_vllm.arguments import NodeRank
+from ballast_vllm.errors import BadArguments
+from ballast_vllm.serve import prepared
+from ballast_vllm.versions import UnsupportedVllm
+from ballast_worker.errors import NotServed
+
+
+@contextlib.asynccontextmanager
+async def open_app(config: WorkerConfig, path: Path, node: NodeRank | None = None) -> AsyncIterator[FastAPI]:
+    """Start EngineCore, and return the app, which starts and stops with its lifespan. At the end, end EngineCore.
+
+    `app.state.ballast` is the `VllmServer` of the app while it runs, and `app.state.ballast_error` states why it did
+    not start.
+
+    With `node`, the model spans several nodes. The other nodes run `ballast-vllm --node-rank`.
+
+    Raises:
+        NotServed: the message states what vLLM or Ballast refuses.
+    """
+    check_installed()
+    prepare_config(config, path)
+    try:
+        arguments = prepared(config, log_level="info", log_format="text", node=node)
+    except (BadArguments, UnsupportedVllm) as error:
+        raise NotServed(str(error)) from error
+    arguments.model = arguments.model_tag
+    async with build_async_engine_client(arguments) as client:
+        tasks = await client.get_supported_tasks()
+        app = build_app(arguments, tasks, client.model_config)
+        await init_app_state(client, app.state, arguments, tasks)
+        yield app
