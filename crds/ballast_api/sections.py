@@ -168,12 +168,6 @@ def backend_rules(uses_vllm: str) -> tuple[Rule, ...]:
             "and the native engine runs this model. Set engine.backend to vllm, or remove the fields",
         ),
         Rule(
-            f"({uses_vllm}) || !has(self.slo.latencyMilliseconds)",
-            lambda whole: whole.backend == "vllm" or whole.slo.latency_milliseconds is None,
-            "slo.latencyMilliseconds needs vLLM, because the native engine only generates text. Set engine.backend to "
-            "vllm, or remove the field",
-        ),
-        Rule(
             f"!({uses_vllm}) || (self.engine.attention == 'auto' && self.engine.blockTokens == 16)",
             lambda whole: (
                 whole.backend == "native" or (whole.engine.attention == "auto" and whole.engine.block_tokens == 16)
@@ -211,8 +205,8 @@ class Slo(ApiModel):
     """Maximum time per token after the first. By default 100."""
     latency_milliseconds: Hot[float | None] = Field(default=None, gt=0, examples=[30])
     """Maximum time from the arrival of a request to its answer, for models that return vectors or scores. Such a model
-    needs `engine.backend: vllm`. `engine.prefillChunkTokens` has no effect on it: a step takes at most half of this
-    time."""
+    needs vLLM. `engine.prefillChunkTokens` has no effect on it: online prompts take at most half of this time in a
+    step."""
     objective_percent: Hot[float] = Field(default=99, ge=50, lt=100)
     """Share of online requests that must meet the SLO: 99 promises the p99. Alerts use this share."""
 

@@ -22,7 +22,7 @@ def make_resource(**spec: Any) -> InferenceDeployment:
         "apiVersion": "ballast.dev/v1alpha1",
         "kind": "InferenceDeployment",
         "metadata": {"name": "chat", "namespace": "default"},
-        "spec": {"model": {"uri": "hf://a/b"}} | spec,
+        "spec": {"model": {"uri": "hf://a/b"}, "rollout": {"startupSeconds": 600}} | spec,
     }
     return InferenceDeployment.read(manifest, "here")
 

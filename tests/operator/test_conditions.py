@@ -424,6 +424,18 @@ def test_new_figures_under_the_same_reason_are_no_news() -> None:
     assert reported(given) == status
 
 
+def test_ready_counts_the_workers_that_are_ready_now() -> None:
+    """A pod that Kueue holds back keeps the reason, while the other becomes ready."""
+    gate, deployment = (make_gated("kueue.x-k8s.io/admission"),), make_deployment(2, 2, 0)
+    before = reported(make_input(deployment=deployment, pods=gate))
+    later = reported(with_status(make_input(deployment=make_deployment(2, 2, 1), pods=gate), before))
+
+    assert before.condition(Type.READY).message.startswith("0 of 2 workers are ready; pod g waits until Kueue")
+    assert later.condition(Type.READY).message.startswith("1 of 2 workers are ready; pod g waits until Kueue")
+    assert later.condition(Type.PROGRESSING).message.startswith("2 of 2 workers have the newest version; 1 workers")
+    assert report.news(before, later) == []
+
+
 def test_the_time_of_a_condition_is_that_of_its_status() -> None:
     status = reported(make_input(deployment=make_deployment(2, 2, 0)), now=0.0)
     later = reported(with_status(make_input(deployment=make_deployment(2, 2, 1)), status), now=60.0)
