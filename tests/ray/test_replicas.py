@@ -92,6 +92,39 @@ def test_online_requests_and_a_job_run_on_both_replicas_and_hot_fields_change_wi
     )
 
 
+def test_without_the_head_requests_and_jobs_go_on_and_it_finds_the_same_replicas_when_it_is_back(
+    ray_nodes_with_storage, queue, make_config, eventually
+):
+    import psutil
+
+    nodes = ray_nodes_with_storage
+    nodes.deploy(make_config(), replicas=2)
+    before = {
+        each.worker_id: each for each in eventually(lambda: two_of(queue), "both replicas to publish their status")
+    }
+    job_id = queue.submissions.submit([make_line(index, max_tokens=64) for index in range(ITEMS)]).job_id
+    eventually(lambda: queue.jobs.get(job_id).counts.done > 0, "the job to begin")
+
+    nodes.cluster.head_node.kill_gcs_server(check_alive=False)
+    commands = {each: " ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])}
+    [controller] = [each for each, command in commands.items() if "ray::ServeController" in command]
+    controller.kill()
+    done = queue.jobs.get(job_id).counts.done
+    answers = {ask(each.address, max_tokens=64) for each in before.values() for _ in range(3)}
+    eventually(lambda: queue.jobs.get(job_id).counts.done > done, "the job to go on")
+    nodes.cluster.head_node.start_gcs_server()
+    eventually(lambda: queue.jobs.get(job_id).state is JobState.COMPLETED, "the job to be done")
+    eventually(lambda: nodes.num_running() == 2, "Serve to know its replicas again")
+    nodes.deploy(make_config(slo={"ttftMilliseconds": 321}), replicas=2)
+
+    assert len(answers) == 1
+    assert sorted(results_of(queue, job_id)) == sorted(f"item-{index}" for index in range(ITEMS))
+    eventually(
+        lambda: all(each.config_hash != before[each.worker_id].config_hash for each in queue.workers.statuses()),
+        "the same replicas to have the new configuration",
+    )
+
+
 @pytest.mark.parametrize("victim", ["replica", "node"])
 def test_a_death_loses_no_item_and_no_request_of_the_other_replica(ray_nodes, replicas, queue, eventually, victim):
     ray_nodes.add_node()  # a place for the replica that Serve starts instead

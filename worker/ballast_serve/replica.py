@@ -6,7 +6,10 @@ a file of its own, which the worker watches as everywhere: a change of hot field
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import TypedDict
@@ -14,9 +17,13 @@ from typing import TypedDict
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import ballast_log
+from ballast_serve.leave import ASKED, DONE, POLL_SECONDS, directory
 from ballast_serve.served import Served, serving
 from ballast_worker.errors import Refused
 from ballast_worker.http_exchange import HttpExchange
+
+IN_POD = "BALLAST_RAY_POD"
+"""Variable of the pods of the operator."""
 
 
 class UserConfig(TypedDict):
@@ -36,6 +43,7 @@ class ServeReplica:
         self._path = Path(directory) / "worker.yaml"
         self.served: Served | None = None
         """The worker; None until the first configuration."""
+        self._is_left = False
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Return the app that Serve calls."""
@@ -53,16 +61,29 @@ class ServeReplica:
         part.replace(self._path)
         if self.served is None:
             self.served = await self._stack.enter_async_context(serving(self._path))
+            if IN_POD in os.environ:
+                self._leaving = asyncio.create_task(self._leave_when_asked())
 
     def check_health(self) -> None:
         """Raise an error if only a restart helps. Serve then starts another replica."""
-        failure = None if self.served is None else self.served.failure()
+        failure = None if self.served is None or self._is_left else self.served.failure()
         if failure is not None:
             raise RuntimeError(failure)
 
     async def stop(self) -> None:
         """Drain and stop the worker."""
         await self._stack.aclose()
+
+    async def _leave_when_asked(self) -> None:
+        """Drain before Kubernetes ends the pod; see `leave`. The replica stays until then, and refuses requests."""
+        place = directory()
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
+        while not (place / ASKED).exists():  # noqa: ASYNC110 - a program in another process makes the file
+            await asyncio.sleep(POLL_SECONDS)
+        self._is_left = True
+        await self.stop()
+        (place / DONE).touch()
 
     async def address(self) -> str | None:
         """Return the address of the HTTP server of this replica; None while it starts."""
