@@ -223,7 +223,7 @@ def make_worker(pod: str, config_hash: str) -> WorkerStatus:
 
 
 def given(*pods: Body, ray_status: Body | None = None, hashes: str = "", **spec: Any):
-    """The input of the conditions; `hashes` has a letter for each pod: n for the new configuration, o for an old one."""
+    """The input of the conditions; `hashes` has a letter for each pod: n for the new configuration, o for another."""
     resource = make_resource(**spec)
     done = plan(resource, EMPTY, CONTEXT)
     status = {"activeServiceStatus": {"rayClusterName": "llm-1"}, "observedGeneration": 1} | (ray_status or {})

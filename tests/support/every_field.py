@@ -53,7 +53,8 @@ NEEDED: dict[str, dict[str, Any]] = {
     "template.tolerations[].value": {"template.tolerations": [{"key": "a", "operator": "Equal", "value": "b"}]},
 }
 NEEDED |= {
-    leaf: {"network": {}, "scaling": None, "runtime": {"ray": {"gcsRedis": {"address": "a:1"}}}} for leaf in BY_RAY
+    leaf: {"network": {}, "scaling": None, "runtime": {"ray": {"gcsRedis": {"address": "a:1", "passwordSecret": "s"}}}}
+    for leaf in BY_RAY
 }
 """What else must be so for a field to be free to change."""
 OTHER: dict[str, Any] = {

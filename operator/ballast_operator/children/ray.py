@@ -65,7 +65,7 @@ def ray_service(
             "rayStartParams": {
                 "num-cpus": "0",
                 "num-gpus": "0",
-                "dashboard-host": "0.0.0.0",  # noqa: S104 - KubeRay calls it, and the policy admits nobody else
+                "dashboard-host": "0.0.0.0",  # noqa: S104 - KubeRay calls it, and the policy admits no other client
                 "object-store-memory": OBJECT_STORE_BYTES,
             },
             "template": _head(resource, ray),
