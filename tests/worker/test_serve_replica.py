@@ -1,0 +1,160 @@
+"""A replica of Ray Serve, which needs no Ray in this process: Serve calls it in these ways."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from queue_objects import make_line
+
+from ballast_api.errors import InvalidConfig
+from ballast_api.worker_config import WorkerConfig
+from ballast_queue.redis_store import Queue
+from ballast_serve import leave
+from ballast_serve.replica import IN_POD, ServeReplica
+from ballast_worker.errors import NotServed
+
+PATIENCE = 120.0
+ASK = {"model": "tiny", "prompt": "The method returns", "max_tokens": 8, "temperature": 0}
+
+
+async def eventually(is_true: Callable[[], Any], what: str) -> Any:
+    async with asyncio.timeout(PATIENCE):
+        while not (found := is_true()):  # noqa: ASYNC110 - other threads and processes change it
+            await asyncio.sleep(0.02)
+    assert found, what
+    return found
+
+
+@asynccontextmanager
+async def lived(replica: ServeReplica) -> AsyncIterator[httpx.AsyncClient]:
+    """Run the lifespan of the ingress, as Serve does, and give a client that reaches the ingress."""
+    ingress = replica.__serve_build_asgi_app__()
+    events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    answers: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    life = asyncio.create_task(ingress({"type": "lifespan"}, events.get, answers.put))  # type: ignore[arg-type]
+    await events.put({"type": "lifespan.startup"})
+    await answers.get()
+    try:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(ingress), base_url="http://proxy") as client:
+            yield client
+    finally:
+        await events.put({"type": "lifespan.shutdown"})
+        await answers.get()
+        await life
+
+
+@pytest.fixture
+def make_text(model_dir: Path) -> Callable[..., str]:
+    def make(**sections: Any) -> str:
+        base = {"model": {"uri": str(model_dir), "servedName": "tiny"}, "slots": 4, "engine": {"threads": 1}}
+        runtime = {"port": 0} | sections.pop("runtime", {})
+        return WorkerConfig.model_validate(base | {"runtime": runtime} | sections).dump()
+
+    return make
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(test())  # type: ignore[arg-type]
+
+
+def test_a_replica_serves_its_port_and_a_proxy_with_one_worker_and_applies_hot_fields(make_text):
+    async def test() -> None:
+        replica = ServeReplica()
+        async with lived(replica) as proxy:
+            early = await proxy.get("/ready")
+            await replica.reconfigure({"config": make_text()})
+            address = await replica.address()
+            async with httpx.AsyncClient(base_url=address) as port:
+                answers = [await client.post("/v1/completions", json=ASK) for client in (port, proxy)]
+                before = (await port.get("/ballast/status")).json()
+                await replica.reconfigure({"config": make_text(slo={"ttftMilliseconds": 7})})
+                await eventually(lambda: replica.served.app.state.worker.config.slo.ttft_milliseconds == 7, "hot field")
+                after = (await port.get("/ballast/status")).json()
+            replica.check_health()
+
+        texts = {answer.json()["choices"][0]["text"] for answer in answers}
+        assert early.status_code == 503
+        assert len(texts) == 1
+        assert before["address"] == address
+        assert after["worker_id"] == before["worker_id"]
+        assert after["config_hash"] != before["config_hash"]
+        with pytest.raises(OSError, match="onnect"):
+            await asyncio.open_connection("127.0.0.1", httpx.URL(address).port)
+
+    run(test)
+
+
+def test_a_replica_that_ends_returns_its_items(make_text, queue, valkey, queue_name):
+    async def test() -> None:
+        replica = ServeReplica()
+        async with lived(replica):
+            sections = {"offline": {"queue": queue_name, "leaseSeconds": 600}, "runtime": {"redisUrl": valkey.url}}
+            await replica.reconfigure({"config": make_text(**sections)})
+            job_id = queue.submissions.submit([make_line(n, max_tokens=1000) for n in range(8)]).job_id
+            await eventually(lambda: queue.jobs.get(job_id).counts.leased, "an item to be leased")
+
+        assert queue.jobs.get(job_id).counts.leased == 0
+        assert queue.jobs.get(job_id).counts.waiting > 0
+
+    run(test)
+
+
+def test_a_pod_that_is_to_end_waits_until_its_replica_has_drained(
+    make_text, queue: Queue, valkey, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(IN_POD, "1")
+    queue_name = queue.name
+
+    async def test() -> None:
+        replica = ServeReplica()
+        async with lived(replica) as proxy:
+            sections = {"offline": {"queue": queue_name, "leaseSeconds": 600}, "runtime": {"redisUrl": valkey.url}}
+            await replica.reconfigure({"config": make_text(**sections)})
+            await eventually(leave.directory().is_dir, "the replica to watch for the end of its pod")
+            job_id = queue.submissions.submit([make_line(n, max_tokens=1000) for n in range(8)]).job_id
+            await eventually(lambda: queue.jobs.get(job_id).counts.leased, "an item to be leased")
+            await asyncio.to_thread(leave.main)
+            leased = queue.jobs.get(job_id).counts.leased
+            refused = await proxy.post("/v1/completions", json=ASK)
+            replica.check_health()  # Serve must not start another replica in this pod
+
+        assert leased == 0
+        assert refused.status_code == 503
+
+    run(test)
+
+
+def test_without_a_replica_a_pod_ends_at_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    leave.main()
+
+
+def test_what_a_replica_cannot_serve_is_a_sentence_for_serve(make_text, tmp_path):
+    async def start(text: str) -> None:
+        async with lived(replica := ServeReplica()):
+            await replica.reconfigure({"config": text})
+
+    with pytest.raises(InvalidConfig, match="slots"):
+        run(lambda: start(make_text() + "\nslots: none\n"))
+    with pytest.raises(NotServed, match="does not exist"):
+        run(lambda: start(make_text(model={"uri": str(tmp_path / "missing")})))
+
+
+def test_a_broken_engine_is_a_reason_for_another_replica(make_text):
+    async def test() -> None:
+        replica = ServeReplica()
+        async with lived(replica):
+            await replica.reconfigure({"config": make_text()})
+            replica.served.app.state.worker.loop.failure = "The engine failed."
+            with pytest.raises(RuntimeError, match=r"The engine failed\."):
+                replica.check_health()
+
+    run(test)
