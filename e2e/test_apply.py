@@ -68,6 +68,7 @@ def test_an_invalid_sample_is_refused_with_its_sentence(cluster: Cluster, namesp
 LACKS = {
     "cpu": ("Unschedulable", 'persistentvolumeclaim "models" not found|Insufficient cpu'),
     "dra": ("Unschedulable|InvalidPod", "one-gpu|gpu.nvidia.com|resourceclaim|cannot allocate all claims"),
+    "encoder": ("ModelNotFound", "BAAI/bge-large-en-v1.5"),
     "everything": ("SecretNotAllowed", "Secret hub-token .* ballast.dev/allow"),
     "minimal": ("ModelNotFound", "Qwen/Qwen3-8B"),
     "model-cache": ("Unschedulable|ModelNotFound", "(?i)persistent ?volume|Qwen/Qwen3-8B"),
@@ -76,7 +77,7 @@ LACKS = {
     "vllm": ("Unschedulable", 'persistentvolumeclaim "adapters" not found|Insufficient memory'),
 }
 """What Degraded says of the samples that need more than this cluster has: a network, claims, Secrets, nodes."""
-NEED_VLLM = {"dra", "minimal", "model-cache", "scaling", "spot", "vllm"}
+NEED_VLLM = {"dra", "encoder", "minimal", "model-cache", "scaling", "spot", "vllm"}
 """Samples that the operator refuses as long as the chart names no image with vLLM."""
 WITH_IMAGE = {"template": {"image": WORKER.name}}
 """An image that can fetch models. It has no vLLM, and none of these pods comes to the point of serving."""

@@ -230,9 +230,9 @@ def test_offline_work_waits_for_the_node_of_valkey(
 
 
 def test_the_node_of_the_active_operator_and_of_prometheus_loses_power(
-    cluster: Cluster, client: Client, namespace: str, spread: str, nodes: list[str]
+    cluster: Cluster, client: Client, release: Release, namespace: str, spread: str
 ) -> None:
-    active, node = holder_beside(cluster, nodes[0])
+    active, node = holder_beside(cluster, cluster.provider.nodes()[0])
     prometheus = Prometheus.start(cluster, node=node)
     prometheus.wait_scraped(3, namespace=namespace)
     with working(cluster, client, namespace, spread, lost=node) as workers:
@@ -242,6 +242,9 @@ def test_the_node_of_the_active_operator_and_of_prometheus_loses_power(
             until(lambda: holder(cluster) not in {active, ""}, seconds=60, said="the Lease names another operator")
             workers.wait_recovered(lost_at)
         cluster.kubectl("scale", f"infd/{spread}", "-n", namespace, "--replicas=3")
+        until(
+            lambda: release.valkey("ping", check=False) == "PONG", seconds=120, said="Valkey answers"
+        )  # the same node
         workers.end_well(lost_at)
 
     until(lambda: wanted(cluster, namespace, spread) == 3, seconds=60, said="the operator follows the resource")

@@ -37,7 +37,7 @@ def test_chat_is_answered_whole(client: Client, url: str) -> None:
 def test_the_service_spreads_requests_over_every_worker(
     client: Client, cluster: Cluster, namespace: str, url: str
 ) -> None:
-    pods = cluster.pods("first", namespace=namespace)
+    pods = cluster.pods("laptop", namespace=namespace)
     before = [answered(cluster, pod) for pod in pods]
 
     client.script("stream.py", url, MODEL, "8", *(f"Chapter {number}." for number in range(24)))

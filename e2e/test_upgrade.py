@@ -6,9 +6,11 @@ import base64
 import json
 from pathlib import Path
 from secrets import token_hex
+from typing import Any
 
 import jobs
 import pytest
+import yaml
 from children import wait_tidy
 from client import NAMESPACE as CLIENT_NAMESPACE
 from client import POD, Client
@@ -24,9 +26,14 @@ CRD = "inferencedeployments.ballast.dev"
 
 
 @pytest.fixture(scope="module")
-def before(cluster: Cluster, release: Release) -> Previous:
+def old(cluster: Cluster) -> Previous:
+    """Build the previous version."""
+    return previous(cluster)
+
+
+@pytest.fixture
+def before(cluster: Cluster, release: Release, old: Previous) -> Previous:
     """Install the chart of the previous version instead of this one."""
-    old = previous(cluster)
     release.check_rights()
     remove(cluster)
     cluster.make_namespace(NAMESPACE)
@@ -62,11 +69,11 @@ def test_a_new_certificate_reaches_everyone_and_nothing_restarts(
     cluster: Cluster, namespace: str, client: Client, release: Release
 ) -> None:
     cluster.apply(SAMPLE, namespace=namespace)
-    cluster.wait_ready("first", namespace=namespace)
-    cluster.wait_pods("first", 2, namespace=namespace)
+    cluster.wait_ready("laptop", namespace=namespace)
+    cluster.wait_pods("laptop", 2, namespace=namespace)
     everyone = {pod["metadata"]["uid"] for part in ("operator", "queue") for pod in release.pods(part)}
     pods, before = images(cluster, namespace), served(client)
-    job = jobs.submit(client, f"{namespace}/first", ITEMS, most=TOKENS)
+    job = jobs.submit(client, f"{namespace}/laptop", ITEMS, most=TOKENS)
     upgrade(release, "--reuse-values", "--set=valkey.tls.renewDays=0")
     new = release.secret(f"{NAME}-valkey-tls", "tls.crt")
     until(lambda: served(client).strip() == new.strip(), seconds=180, said="Valkey uses the new certificate")
@@ -74,7 +81,7 @@ def test_a_new_certificate_reaches_everyone_and_nothing_restarts(
 
     until(lambda: up(cluster, namespace) == {1.0}, seconds=180, said="workers trust the new authority")
     until(
-        lambda: cluster.condition("first", "DeadlineAtRisk", namespace=namespace)["status"] != "Unknown",
+        lambda: cluster.condition("laptop", "DeadlineAtRisk", namespace=namespace)["status"] != "Unknown",
         seconds=90,
         said="the operator trusts it, too",
     )
@@ -82,18 +89,58 @@ def test_a_new_certificate_reaches_everyone_and_nothing_restarts(
     assert before.strip() != new.strip()
     assert images(cluster, namespace) == pods
     assert {pod["metadata"]["uid"] for part in ("operator", "queue") for pod in release.pods(part)} == everyone
-    cluster.kubectl("delete", "infd", "first", "-n", namespace, "--timeout=60s", seconds=70)
+    cluster.kubectl("delete", "infd", "laptop", "-n", namespace, "--timeout=60s", seconds=70)
+
+
+def test_queue_users_secrets_tls_and_settings_move_over_with_a_running_job(
+    cluster: Cluster, namespace: str, client: Client, release: Release, before: Previous
+) -> None:
+    """The owner does what CHANGELOG.md asks for: label the Secrets that resources name, then upgrade."""
+    queue, keys = f"{namespace}/laptop", "keys.yaml=key-of-research: research\n"
+    cluster.kubectl("create", "secret", "generic", "keys", "-n", namespace, f"--from-literal={keys}")
+    cluster.apply(with_tenants(), namespace=namespace)
+    (pod, *_) = cluster.wait_pods("laptop", 2, namespace=namespace)
+    assert set(images(cluster, namespace).values()) == {before.worker}
+    access = [f"BALLAST_REDIS_URL={release.redis_url}", f"BALLAST_REDIS_PASSWORD={release.redis_password}"]
+    words = ["env", *access, f"BALLAST_QUEUE={queue}", "ballast", "submit", "-", "--json", "--tenant", "research"]
+    lines = "".join(json.dumps(line) + "\n" for line in jobs.lines(ITEMS, most=TOKENS))
+    said = cluster.exec(pod["metadata"]["name"], *words, namespace=namespace, stdin=lines, seconds=120).stdout
+    until(lambda: leased(cluster, namespace) > 0, seconds=60, said="the job runs", pause=0.1)
+
+    cluster.kubectl("label", "secret", "keys", "-n", namespace, "ballast.dev/allow=true")
+    upgrade(release, "--reset-values")
+    wait_image(cluster, namespace, WORKER.name)
+    until(lambda: up(cluster, namespace) == {1.0}, seconds=90, said="workers have Redis")
+    job = jobs.Submitted(client, queue, json.loads(said)["job_id"], ITEMS, TOKENS)
+    assert 0 < job.counts["waiting"] < ITEMS, "the job was running"
+    during = ports_of_valkey(cluster)
+    upgrade(release, "--reset-values")
+    job.finish(seconds=500, compared=6)
+    jobs.submit(client, queue, 50).finish(seconds=120, compared=3)
+
+    settings = json.loads(release.valkey("hget", f"ballast:{{{queue}}}:settings", "json"))
+    assert client.job(job.id, queue=queue)["tenant"] == "research"
+    assert (settings["owner"], [tenant["name"] for tenant in settings["tenants"]]) == (queue, ["research", "sales"])
+    assert copied(cluster, namespace) != release.redis_password
+    assert f":{queue}" in release.valkey("acl", "users")
+    assert (during, ports_of_valkey(cluster)) == ([6379, 6380], [6380])
+    assert [answered(client, namespace, key) for key in ("key-of-research", "another")] == ["200", "401"]
+    assert cluster.condition("laptop", "Degraded", namespace=namespace)["status"] == "False"
+    cluster.kubectl("delete", "infd", "laptop", "-n", namespace, "--timeout=60s", seconds=70)
+    wait_tidy(cluster, namespace)
+    cluster.kubectl("delete", "secret", "keys", "-n", namespace)
+    assert cluster.get("pods,deployments,services,secrets", namespace=namespace) == []
 
 
 def test_an_upgrade_and_a_rollback_under_a_running_job_lose_nothing(
     cluster: Cluster, namespace: str, client: Client, release: Release, before: Previous
 ) -> None:
-    queue = f"{namespace}/first"
+    queue = f"{namespace}/laptop"
     cluster.apply(SAMPLE, namespace=namespace)
-    cluster.wait_pods("first", 2, namespace=namespace)
+    cluster.wait_pods("laptop", 2, namespace=namespace)
     assert set(images(cluster, namespace).values()) == {before.worker}
     client.ballast("queue", "init", queue=queue)  # the command is newer than the installation
-    with loop(client, namespace, "first") as online:
+    with loop(client, namespace, "laptop") as online:
         job = jobs.submit(client, queue, ITEMS, most=TOKENS)
         assert job.wait_leased() > 0
         upgrade(release, "--reset-values")
@@ -123,13 +170,13 @@ def test_an_upgrade_and_a_rollback_under_a_running_job_lose_nothing(
 def test_uninstalling_keeps_resource_workers_and_data_and_a_new_install_takes_them_up(
     cluster: Cluster, namespace: str, client: Client, release: Release
 ) -> None:
-    queue, pods = f"{namespace}/first", images(cluster, namespace)
+    queue, pods = f"{namespace}/laptop", images(cluster, namespace)
     earlier = json.loads(client.ballast("jobs", "--json", queue=queue))
-    with loop(client, namespace, "first") as online:
+    with loop(client, namespace, "laptop") as online:
         cluster.helm("uninstall", NAME, "-n", NAMESPACE, "--wait", "--timeout", "2m")
 
         assert cluster.get("crd", CRD) is not None
-        assert cluster.get(INFD, "first", namespace=namespace) is not None
+        assert cluster.get(INFD, "laptop", namespace=namespace) is not None
         assert [pvc["metadata"]["name"] for pvc in cluster.get("pvc", namespace=NAMESPACE)] == [f"data-{NAME}-valkey-0"]
         until(lambda: not cluster.get("pods,deployments", namespace=NAMESPACE), seconds=90, said="no pod of the chart")
         online.wait_more()
@@ -151,10 +198,39 @@ def test_without_the_operator_a_resource_is_deleted_all_the_same(
     release.check_rights()
     cluster.helm("uninstall", NAME, "-n", NAMESPACE, "--wait", "--timeout", "2m")
 
-    cluster.kubectl("delete", "infd", "first", "-n", namespace, "--timeout=60s", seconds=70)
+    cluster.kubectl("delete", "infd", "laptop", "-n", namespace, "--timeout=60s", seconds=70)
 
     wait_tidy(cluster, namespace)
     assert cluster.get("pods,deployments,services,secrets", namespace=namespace) == []
+
+
+def with_tenants() -> dict[str, Any]:
+    """Return the sample with tenants and API keys."""
+    manifest: dict[str, Any] = yaml.safe_load(SAMPLE.read_text())
+    tenants = [{"name": "research", "weight": 3}, {"name": "sales"}]
+    manifest["spec"] |= {"offline": {"tenants": tenants}, "apiKeys": {"secretName": "keys"}}
+    return manifest
+
+
+def leased(cluster: Cluster, namespace: str) -> float:
+    return sum(jobs.leases(cluster, cluster.pods("laptop", namespace=namespace)).values())
+
+
+def ports_of_valkey(cluster: Cluster) -> list[int]:
+    service = cluster.get("service", f"{NAME}-valkey", namespace=NAMESPACE)
+    return sorted(port["port"] for port in service["spec"]["ports"])
+
+
+def answered(client: Client, namespace: str, key: str) -> str:
+    """Return the status of a request with an API key."""
+    program = f"""
+import http.client, json
+connection = http.client.HTTPConnection("laptop.{namespace}.svc", 8000, timeout=60)
+body = json.dumps({{"model": "ballast-tiny", "prompt": "Hello", "max_tokens": 4}})
+connection.request("POST", "/v1/completions", body, {{"Authorization": "Bearer {key}"}})
+print(connection.getresponse().status)
+"""
+    return client.cluster.exec(POD, "python3", "-c", program, namespace=CLIENT_NAMESPACE).stdout.strip()
 
 
 def upgrade(release: Release, *values: str) -> None:
@@ -165,20 +241,20 @@ def upgrade(release: Release, *values: str) -> None:
 
 def images(cluster: Cluster, namespace: str) -> dict[str, str]:
     """Return the image of each worker pod by its uid."""
-    pods = cluster.pods("first", namespace=namespace)
+    pods = cluster.pods("laptop", namespace=namespace)
     return {pod["metadata"]["uid"]: pod["spec"]["containers"][0]["image"] for pod in pods}
 
 
 def wait_image(cluster: Cluster, namespace: str, image: str) -> None:
     """Wait until all workers run this image and serve."""
     until(lambda: set(images(cluster, namespace).values()) == {image}, seconds=300, said=f"workers run {image}")
-    cluster.wait_pods("first", 2, namespace=namespace, seconds=240)
+    cluster.wait_pods("laptop", 2, namespace=namespace, seconds=240)
 
 
 def copied(cluster: Cluster, namespace: str) -> str:
     """Return the password in the resource's namespace."""
     return base64.b64decode(
-        cluster.get("secret", "first-ballast-redis", namespace=namespace)["data"]["password"]
+        cluster.get("secret", "laptop-ballast-redis", namespace=namespace)["data"]["password"]
     ).decode()
 
 
@@ -190,4 +266,4 @@ def served(client: Client) -> str:
 
 def up(cluster: Cluster, namespace: str) -> set[float]:
     """Return the state of Redis that workers report."""
-    return {cluster.metrics(pod)["ballast_redis_up"] for pod in cluster.pods("first", namespace=namespace)}
+    return {cluster.metrics(pod)["ballast_redis_up"] for pod in cluster.pods("laptop", namespace=namespace)}

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from ballast_api import metrics
 from ballast_api.inference_deployment import InferenceDeployment
+from ballast_api.sections import Slo
 
 FEWEST_REQUESTS = 20
 """Minimum of counted requests in an hour for a critical alert. With fewer, one slow request is a large share."""
@@ -104,13 +105,13 @@ def rule_groups(
     own = Labels(resource, match)
     ids = {"namespace": resource.metadata.namespace, "inferencedeployment": resource.metadata.name}
     prefix = f"ballast/{own.namespace}/{own.name}"
-    alerts = [*_burn_alerts(own, resource.spec.slo.objective_percent), *_other_alerts(own, resource)]
+    alerts = [*_burn_alerts(own, resource.spec.slo), *_other_alerts(own, resource)]
     return [
         *(
             {
                 "name": f"{prefix}/every-{interval}",
                 "interval": interval,
-                "rules": list(_recordings(own, ids, windows)),
+                "rules": list(_recordings(own, resource.spec.slo, ids, windows)),
             }
             for interval, windows in WINDOWS.items()
         ),
@@ -137,24 +138,21 @@ class Labels:
         return f"{metric}{{{','.join(part for part in (self.match, *more) if part)}}}"
 
 
-def objectives(own: Labels) -> tuple[Objective, ...]:
+def objectives(own: Labels, slo: Slo) -> tuple[Objective, ...]:
     """Return all objectives."""
     online = 'class="online"'
     either = "|".join((*metrics.ANSWERS, *metrics.FAILURES))
     return (
         *(
             Objective(
-                slo,
-                f"Ballast{slo.capitalize()}BudgetBurn",
-                own.of(metrics.SLO_REQUESTS, online, f'slo="{slo}"', 'met="false"'),
-                own.of(metrics.SLO_REQUESTS, online, f'slo="{slo}"'),
-                text,
-                f"{slo}-budget-burn",
+                name,
+                f"Ballast{name.capitalize()}BudgetBurn",
+                own.of(metrics.SLO_REQUESTS, online, f'slo="{name}"', 'met="false"'),
+                own.of(metrics.SLO_REQUESTS, online, f'slo="{name}"'),
+                f"online requests exceed spec.slo.{name}Milliseconds",
+                f"{name}-budget-burn",
             )
-            for slo, text in (
-                ("ttft", "online requests exceed spec.slo.ttftMilliseconds"),
-                ("tpot", "online requests exceed spec.slo.tpotMilliseconds"),
-            )
+            for name in slo.milliseconds
         ),
         Objective(
             "availability",
@@ -167,8 +165,8 @@ def objectives(own: Labels) -> tuple[Objective, ...]:
     )
 
 
-def _recordings(own: Labels, ids: dict[str, str], windows: tuple[str, ...]) -> Iterator[RuleJson]:
-    for objective in objectives(own):
+def _recordings(own: Labels, slo: Slo, ids: dict[str, str], windows: tuple[str, ...]) -> Iterator[RuleJson]:
+    for objective in objectives(own, slo):
         labels = ids | {"slo": objective.slo}
         for window in windows:
             # A counter without misses may not exist.
@@ -179,9 +177,10 @@ def _recordings(own: Labels, ids: dict[str, str], windows: tuple[str, ...]) -> I
             yield {"record": TRAFFIC, "expr": f"sum(rate({objective.all}[1h]))", "labels": labels}
 
 
-def _burn_alerts(own: Labels, percent: float) -> Iterator[Alert]:
+def _burn_alerts(own: Labels, slo: Slo) -> Iterator[Alert]:
+    percent = slo.objective_percent
     budget = round(1 - percent / 100, 8)
-    for objective in objectives(own):
+    for objective in objectives(own, slo):
         labels = f'{{{own.recorded},slo="{objective.slo}"}}'
         for severity in ("critical", "warning"):
             # A share of misses above 1 is impossible, so this objective cannot have such a burn.

@@ -105,9 +105,10 @@ class ServedModel(Model):
     """Secret whose keys become environment variables of the container that fetches the model, e.g. `HF_TOKEN`,
     `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_ENDPOINT_URL`."""
     cache_path: str | None = Field(default=None, max_length=1024, pattern=r"^/[^:]*$")
-    """Directory of the node that keeps fetched models for all pods of the node. The user of the image (65532 in
-    Ballast's own) needs write access. Namespaces with Pod Security level baseline or restricted forbid it: use
-    `cache` there. Without `cachePath` and `cache`, each pod fetches the model to an emptyDir."""
+    """Directory of the node that keeps fetched models for all pods of a namespace on the node. In it, each namespace
+    has a directory of its own, which the kubelet creates with the same mode. The user of the image (65532 in Ballast's
+    own) needs write access to it, e.g. by mode 1777. Namespaces with Pod Security level baseline or restricted forbid
+    `cachePath`: use `cache` there. Without `cachePath` and `cache`, each pod fetches the model to an emptyDir."""
     cache: ModelCache | None = None
     size_limit_gibibytes: int | None = Field(default=None, ge=1, le=1_048_576)
     """Size limit of the emptyDir that holds a fetched model. Kubernetes evicts a pod that exceeds it. By default only
@@ -315,6 +316,10 @@ def _is_declared(tenant: str | None, offline: Offline) -> bool:
     return tenant in names if names else tenant is None
 
 
+USES_VLLM = "has(self.engine.backend) ? self.engine.backend == 'vllm' : self.gpu.count > 0"
+"""CEL condition of a `Spec`, with the same value as `backend == "vllm"`."""
+
+
 class Spec(ApiModel):
     """The desired state."""
 
@@ -325,7 +330,13 @@ class Spec(ApiModel):
             "gpu.count ({gpu.count}) is above 0, and the native engine runs on CPUs. Leave engine.backend out or set "
             "it to vllm, or set gpu.count to 0",
         ),
-        *backend_rules("has(self.engine.backend) ? self.engine.backend == 'vllm' : self.gpu.count > 0"),
+        *backend_rules(USES_VLLM),
+        Rule(
+            f"!has(self.slo.latencyMilliseconds) || ({USES_VLLM})",
+            lambda spec: spec.slo.latency_milliseconds is None or spec.backend == "vllm",
+            "slo.latencyMilliseconds needs vLLM, and the native engine, which only generates text, runs this model. "
+            "Set engine.backend to vllm, or remove the field",
+        ),
         Rule(
             "!has(self.redis) || !has(self.queueAccess) || !has(self.queueAccess.submitters) || "
             "size(self.queueAccess.submitters) == 0",

@@ -178,22 +178,52 @@ def backend_rules(uses_vllm: str) -> tuple[Rule, ...]:
     )
 
 
+SloName = Literal["ttft", "tpot", "latency"]
+TTFT_MILLISECONDS, TPOT_MILLISECONDS = 1000.0, 100.0
+"""The SLO of a model that generates text, unless the resource sets another."""
+
+
 class Slo(ApiModel):
-    """The latency that online requests are promised."""
+    """The latency that online requests are promised: TTFT and TPOT of a model that generates text, or one latency of a
+    model that returns vectors or scores.
+    """
 
-    later: ClassVar[Mapping[str, Later]] = {
-        "latency_milliseconds": Later(
-            "number",
-            "encoders, which have only a latency as SLO, are not supported yet. Use ttftMilliseconds",
+    rules = (
+        Rule(
+            "!has(self.latencyMilliseconds) || !(has(self.ttftMilliseconds) || has(self.tpotMilliseconds))",
+            lambda slo: (
+                slo.latency_milliseconds is None or (slo.ttft_milliseconds is None and slo.tpot_milliseconds is None)
+            ),
+            "slo.latencyMilliseconds is the SLO of a model that returns vectors or scores, and slo.ttftMilliseconds "
+            "and slo.tpotMilliseconds are the SLO of a model that generates text. Remove one or the others",
         ),
-    }
+    )
 
-    ttft_milliseconds: Hot[float] = Field(default=1000, gt=0)
-    """Maximum time from the arrival of a request to its first token."""
-    tpot_milliseconds: Hot[float] = Field(default=100, gt=0)
-    """Maximum time per token after the first."""
+    ttft_milliseconds: Hot[float | None] = Field(default=None, gt=0)
+    """Maximum time from the arrival of a request to its first token. By default 1000."""
+    tpot_milliseconds: Hot[float | None] = Field(default=None, gt=0)
+    """Maximum time per token after the first. By default 100."""
+    latency_milliseconds: Hot[float | None] = Field(default=None, gt=0, examples=[30])
+    """Maximum time from the arrival of a request to its answer, for models that return vectors or scores. Such a model
+    needs vLLM. `engine.prefillChunkTokens` has no effect on it: online prompts take at most half of this time in a
+    step."""
     objective_percent: Hot[float] = Field(default=99, ge=50, lt=100)
     """Share of online requests that must meet the SLO: 99 promises the p99. Alerts use this share."""
+
+    @property
+    def milliseconds(self) -> Mapping[SloName, float]:
+        """Return the limits in force by name."""
+        if self.latency_milliseconds is not None:
+            return {"latency": self.latency_milliseconds}
+        return {
+            "ttft": self.ttft_milliseconds or TTFT_MILLISECONDS,
+            "tpot": self.tpot_milliseconds or TPOT_MILLISECONDS,
+        }
+
+    def seconds(self, name: SloName) -> float | None:
+        """Return one limit in force in seconds; None without it."""
+        milliseconds = self.milliseconds.get(name)
+        return None if milliseconds is None else milliseconds / 1000
 
 
 class Tenant(ApiModel):
@@ -245,7 +275,7 @@ class Offline(ApiModel):
     batch_window_milliseconds: Hot[float] = Field(default=0, ge=0, le=1000)
     """Time that an idle engine waits after the first arrival to start with a larger batch, online requests first. It
     never delays a first token past its deadline. 0 starts at once, which suits models that generate: new requests join
-    at every step."""
+    at every step. A model that returns vectors computes fewer and larger steps with a window of a few milliseconds."""
     max_attempts: Hot[int] = Field(default=5, ge=1, le=100)
     """Attempts before an item becomes a dead letter. An item that a worker returns to the queue spends no attempt."""
     lease_seconds: Hot[float] = Field(default=30, ge=1, le=3600)

@@ -1,4 +1,4 @@
-"""Break the product with one fault after another, and require that e2e/ fails each time.
+"""Break the product with one fault after another, and require that tests fail each time.
 
 `make e2e-sabotage` runs every sabotage of faults.py. `make e2e-sabotage ARGS="canned-text fencing-off"` runs the named
 sabotages. Each is one run of pytest on a new release. The program writes the tests that fail into the table of
@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-from faults import FAULTS, Fault
+from faults import FAULTS, HERE, Fault
 from programs import ROOT
 
 E2E = ROOT / "e2e"
@@ -46,15 +46,18 @@ def caught(name: str, fault: Fault) -> bool:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        words = [sys.executable, "-m", "pytest", "-p", "no:randomly", "-p", "plugin", "-o", "timeout=1800"]
+        words = [sys.executable, "-m", "pytest", "-p", "no:randomly", "-o", "timeout=1800", "-m", ""]
         words += ["-o", "cache_dir=.pytest_cache/e2e-sabotage", f"--junit-xml={report}", "-q", "--tb=line"]
-        env = {
-            **os.environ,
-            "BALLAST_E2E_SABOTAGE": name,
-            "PYTHONPATH": os.pathsep.join(str(E2E / part) for part in ("sabotage", "support")),
-        }
+        tests = ROOT / "tests" if fault.is_local else E2E
+        if fault.is_local:
+            (Path(folder) / "sitecustomize.py").write_text((HERE / fault.module).read_text())
+            path = [folder, os.environ.get("PYTHONPATH", "")]
+        else:
+            words += ["-p", "plugin"]
+            path = [str(E2E / part) for part in ("sabotage", "support")]
+        env = {**os.environ, "BALLAST_E2E_SABOTAGE": name, "PYTHONPATH": os.pathsep.join(path)}
         print(f"\n=== {name}: {fault.what}", flush=True)
-        done = subprocess.run([*words, *(E2E / test for test in fault.tests)], env=env, cwd=ROOT, check=False)
+        done = subprocess.run([*words, *(tests / test for test in fault.tests)], env=env, cwd=ROOT, check=False)
         red, green, other = outcomes(report, fault.setup) if report.exists() else ([], [], [])
     # Exit code 1: tests failed. Any other code is a failure of pytest itself, which proves nothing.
     is_seen = done.returncode == 1 and bool(red)

@@ -1,6 +1,7 @@
 """The faults that are put into the product from outside, and the tests in e2e/ that must detect them.
 
 A fault of a program is a layer over its image: a module, and a `.pth` file with which Python imports it at every start.
+If the tests are in tests/, the module is imported by all Python processes of the run instead, and no cluster is needed.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ class Fault:
 
     Attributes:
         what: The fault in words, for the table in the documentation.
-        tests: The files or tests in e2e/ to run.
-        module: The module to put into the image that its folder names. Empty: the images stay as they were built.
+        tests: The files or tests to run, in e2e/ or in tests/.
+        module: The module to put into the image that its folder names, or in `local/` for tests in tests/. Empty: the
+            images stay as they were built.
         act: The action after the chart is installed, before the first test.
         setup: Words in the message of a fixture that fails because of the fault. Other failures of fixtures do not
             count as detected.
@@ -38,6 +40,11 @@ class Fault:
     module: str = ""
     act: Callable[[Release], None] = lambda _: None
     setup: str = ""
+
+    @property
+    def is_local(self) -> bool:
+        """Return whether the tests need no cluster."""
+        return self.module.startswith("local/")
 
     @property
     def image(self) -> Image:
@@ -138,5 +145,30 @@ FAULTS = {
         ("test_serve.py",),
         act=without_right_to_events,
         setup='cannot create resource "events"',
+    ),
+    "leak": Fault(
+        "errors of Redis quote what the server answered",
+        ("queue/test_secrecy.py",),
+        module="local/leak.py",
+    ),
+    "takeover": Fault(
+        "the operator applies children over the objects of other owners",
+        ("operator/test_other_owners.py",),
+        module="local/takeover.py",
+    ),
+    "blindness": Fault(
+        "the operator's audit compares nothing",
+        ("operator/test_faults.py", "operator/test_crd_comes_and_goes.py"),
+        module="local/blindness.py",
+    ),
+    "flood": Fault(
+        "a worker receives any number of large bodies at once",
+        ("worker/test_hostile_clients.py",),
+        module="local/flood.py",
+    ),
+    "poison": Fault(
+        "`ballast fetch` accepts each file, whatever its checksum is",
+        ("fetch/test_hostile.py",),
+        module="local/poison.py",
     ),
 }

@@ -12,8 +12,8 @@ from subprocess import run as run_raw
 from cluster import Cluster
 from programs import ROOT, run
 
-FIRST = "cf0d2fa11d25"
-"""Where there is no tag yet: the first commit whose images serve docs/samples/laptop.yaml."""
+FIRST = "94fc9d9ff1b1"
+"""While there is no tag: the last commit before TLS, users in Redis, and Secrets with labels."""
 
 
 @dataclass(frozen=True)

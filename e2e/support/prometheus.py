@@ -81,7 +81,9 @@ class Prometheus:
 
     def wait_scraped(self, count: int, *, namespace: str) -> None:
         """Wait until Prometheus scrapes `count` workers."""
-        text = f'sum(up{{job="ballast-workers", namespace="{namespace}"}})'
+        up = f'up{{job="ballast-workers", namespace="{namespace}"}}'
+        # A Prometheus that lost power did not mark the series of that moment as stale.
+        text = f"sum({up} and time() - timestamp({up}) < 10)"
         until(lambda: self.value(text) == count, seconds=60, said=f"{count} workers of {namespace} are scraped")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from ballast_api.conditions import ConditionReason, ConditionType
 from ballast_api.inference_deployment import InferenceDeployment
+from ballast_api.sections import SloName
 from ballast_operator.children.config import VERSION
 from ballast_operator.kinds import Body
 from ballast_operator.pod_problem import pod_problem, scheduling_gates
@@ -334,13 +335,19 @@ def _is_ready(pod: Body) -> bool:
     return any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions)
 
 
+_SHOWN: Mapping[SloName, str] = {"ttft": "TTFT", "tpot": "TPOT", "latency": "latency"}
+"""Names of the SLOs in messages."""
+
+
 def _slo_is_missed(given: Given) -> ConditionValue | None:
     objective = given.resource.spec.slo.objective_percent
     missed = [name for name, met, judged in _slo_counts(given) if 100 * met < objective * judged]
     if not missed:
         return None
     return ConditionValue(
-        "False", ConditionReason.MISSED, f"too few requests meet {' and '.join(missed)}: {_slo_figures(given)}"
+        "False",
+        ConditionReason.MISSED,
+        f"too few requests meet {' and '.join(_SHOWN[name] for name in missed)}: {_slo_figures(given)}",
     )
 
 
@@ -361,18 +368,23 @@ def _slo_is_met(given: Given) -> ConditionValue:
     return ConditionValue("True", ConditionReason.MET, _slo_figures(given))
 
 
-def _slo_counts(given: Given) -> list[tuple[str, int, int]]:
-    """Return (TTFT or TPOT, requests that met it, judged requests) over all workers; nothing without requests."""
+def _slo_counts(given: Given) -> list[tuple[SloName, int, int]]:
+    """Return (name of the SLO, requests that met it, judged requests) over all workers; nothing without requests."""
     found = [worker.slo for worker in _poll(given).workers if worker.slo is not None]
     total = SloStatus(**{name: sum(getattr(each, name) for each in found) for name in SloStatus.model_fields})
-    counts = (("TTFT", total.ttft_met, total.ttft_judged), ("TPOT", total.tpot_met, total.tpot_judged))
+    counts = [
+        (name, getattr(total, f"{name}_met"), getattr(total, f"{name}_judged"))
+        for name in given.resource.spec.slo.milliseconds
+    ]
     return [count for count in counts if count[2]]
 
 
 def _slo_figures(given: Given) -> str:
     slo = given.resource.spec.slo
-    limits = {"TTFT": slo.ttft_milliseconds, "TPOT": slo.tpot_milliseconds}
-    shares = [f"{met} of {judged} requests met {name} {limits[name]:g} ms" for name, met, judged in _slo_counts(given)]
+    limits = slo.milliseconds
+    shares = [
+        f"{met} of {judged} requests met {_SHOWN[name]} {limits[name]:g} ms" for name, met, judged in _slo_counts(given)
+    ]
     return f"{', '.join(shares)} in the last minute; the objective is {slo.objective_percent:g} %"
 
 

@@ -6,12 +6,14 @@ rules limit what such an account can choose.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from posixpath import normpath
+from typing import Any
 
 from ballast_api.inference_deployment import InferenceDeployment
+from ballast_operator.children.files import CACHE_VOLUME
 
 VOLUME_KINDS = (
     "configMap",
@@ -37,7 +39,9 @@ class PodRules:
     volumes: tuple[str, ...] = VOLUME_KINDS
     """Kinds of `template.volumes`; `*` permits every kind but `hostPath`."""
     host_paths: tuple[str, ...] = ()
-    """Directories of nodes for `model.cachePath` and volumes of the kind `hostPath`, with what they contain."""
+    """Directories of nodes for volumes of the kind `hostPath`, with what they contain."""
+    cache_paths: tuple[str, ...] = ()
+    """Directories of nodes for `model.cachePath`."""
 
     def violations(self, resource: InferenceDeployment) -> Iterator[str]:
         """Yield a sentence for each field of a resource that the rules do not permit."""
@@ -48,7 +52,7 @@ class PodRules:
         if account is not None and not _matches(f"{namespace}/{account}", self.service_accounts):
             yield f"template.serviceAccountName {account} is not permitted (allowedServiceAccounts)"
         if resource.spec.model.cache_path is not None:
-            yield from self._host_path("model.cachePath", resource.spec.model.cache_path)
+            yield from self._cache_path(resource.spec.model.cache_path, template.volume_mounts)
         for volume in template.volumes:
             for kind in sorted(volume.keys() - {"name"}):
                 if kind == "hostPath":
@@ -58,10 +62,22 @@ class PodRules:
                 elif not _matches(kind, self.volumes):
                     yield f"volume {volume.get('name')}: the kind {kind} is not permitted (allowedVolumes)"
 
+    def _cache_path(self, path: str, mounts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+        # A path inside of a cache could be the part of another namespace.
+        if normpath(path) not in map(normpath, self.cache_paths):
+            yield f"model.cachePath: the path {path} of the node is not permitted (allowedCachePaths)"
+        if any(mount.get("name") == CACHE_VOLUME for mount in mounts):
+            yield "template.volumeMounts names the volume of model.cachePath, which has the parts of all namespaces"
+
     def _host_path(self, field: str, path: str) -> Iterator[str]:
-        found = f"{normpath(path)}/"
-        if not any(found.startswith(f"{normpath(root).rstrip('/')}/") for root in self.host_paths):
+        if not any(_contains(root, path) for root in self.host_paths):
             yield f"{field}: the path {path} of the node is not permitted (allowedHostPaths)"
+        elif any(_contains(root, path) or _contains(path, root) for root in self.cache_paths):
+            yield f"{field}: the path {path} of the node has caches of models (allowedCachePaths)"
+
+
+def _contains(directory: str, path: str) -> bool:
+    return f"{normpath(path)}/".startswith(f"{normpath(directory).rstrip('/')}/")
 
 
 def _matches(text: str, patterns: tuple[str, ...]) -> bool:

@@ -218,7 +218,7 @@ class Poller:
         follows = queue.settings.renew(source.owner) in ("", source.owner)
         if not (workers := tuple(queue.workers.statuses())):
             run_timers(queue)  # otherwise the workers do that
-        former = tuple(_former(Queue(connection, name)) for name in source.former)
+        former = tuple(_former(Queue(connection, name), source.owner) for name in source.former)
         return PollResult(time.monotonic(), workers=workers, queue=queue.stats(), former=former, follows=follows)
 
     async def update_queues(self, redis: Mapping[str, str], used: AbstractSet[str], *, release: str) -> list[str]:
@@ -287,9 +287,12 @@ def _unusable(source: QueueSource, known: str = "") -> PollResult:
     )
 
 
-def _former(queue: Queue) -> FormerQueue:
-    stats = queue.stats()
-    return FormerQueue(queue.name, stats.depth + stats.items.leased, is_served=bool(queue.workers.statuses()))
+def _former(queue: Queue, owner: str) -> FormerQueue:
+    """Poll a queue that a resource left. Remove the settings of the resource from it after the last worker left."""
+    stats, is_served = queue.stats(), bool(queue.workers.statuses())
+    if not is_served:
+        queue.settings.drop(owner)
+    return FormerQueue(queue.name, stats.depth + stats.items.leased, is_served=is_served)
 
 
 def _failed(reason: ConditionReason, message: str) -> PollResult:

@@ -9,6 +9,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Coroutine, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any
 
@@ -134,8 +135,9 @@ class Operator:
             kinds=[found.kind for found in types],
             address=self._own_redis,
             wanted=lambda: {
-                key: users for each in self._reconcilers.values() for key, users in each.redis_users.items()
+                key: users for each in self._reconcilers.values() for key, users in each.users.users.items()
             },
+            has_all=self._has_all,
             has_pods=self._has_pods,
             refused=self._note_refusal,
         )
@@ -303,7 +305,7 @@ class Operator:
         """Remove the queues of the operator's own Redis that no resource has used for long."""
         if self._context.redis is None or self._streams.missing:
             return
-        used = {queue for reconciler in self._reconcilers.values() for queue in reconciler.used_queues()}
+        used = {queue for each in self._reconcilers.values() for queue in each.users.queues(self._context)}
         try:
             removed = await self._poller.update_queues(self._context.redis, used, release=self._releases.own)
         except QueueError as error:
@@ -373,6 +375,10 @@ class Operator:
     def _note_refusal(self, *, is_refused: bool) -> None:
         """Note whether the operator's own Redis refuses the creation of users."""
         self._use(replace(self._context, refuses_users=is_refused))
+
+    def _has_all(self, present: AbstractSet[Key]) -> bool:
+        """Return whether the caches have all these resources. Just after a start, they may lack some."""
+        return present <= {key for cache in self._caches.values() for key in cache.resources}
 
     def _has_pods(self, resource: str) -> bool:
         """Return whether a resource, as `namespace/name`, has pods."""

@@ -6,7 +6,7 @@ import contextlib
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, ParamSpec, TypeVar
 
@@ -35,12 +35,11 @@ from ballast_operator.kinds import CONFIG_MAP, SECRET, Body, Key
 from ballast_operator.plan import Apply, ChildrenPlan, ClusterSnapshot, is_live, is_owned
 from ballast_operator.poll_result import PollResult, Problem
 from ballast_operator.poller import Poller
-from ballast_operator.queue_grants import queue_refusal
+from ballast_operator.queue_users import QueueUsers
 from ballast_operator.releases import Releases
 from ballast_operator.resource_type import ConditionInput, ConditionValue, R, ResourceType
 from ballast_operator.scaling import History, scale
 from ballast_operator.secret_grants import SecretGrants
-from ballast_queue.rights import RedisUser
 
 log = Log(__name__)
 
@@ -132,15 +131,13 @@ class Reconciler(Generic[R]):
         self.figures: dict[Key, Figures] = {}
         self.foreign: dict[Key, str] = {}
         """Resources that another release reconciles, and the name of this release."""
-        self.redis_users: dict[Key, tuple[RedisUser, ...]] = {}
-        """The users in the operator's own Redis that each resource needs."""
+        self.users = QueueUsers(resource_type, cache, changed=users_changed)
         self._type = resource_type
         self._cluster = cluster
         self._cache = cache
         self._poller = poller
         self._grants = grants
         self._releases = releases
-        self._users_changed = users_changed
         self._memories: dict[Key, _Memory[R]] = {}
 
     async def reconcile(self, key: Key) -> float | None:
@@ -164,11 +161,15 @@ class Reconciler(Generic[R]):
             if not self._cache.pods(key):
                 self._poller.leave(key)
             return None
-        if self._is_refused(key, self._type.own_queue(body)):  # before anything that may fail or block
+        if self.users.is_refused(
+            key, self._type.own_queue(body), self.context
+        ):  # before anything that may fail or block
             self._poller.forget(key)
-            self._use_users(key, ())
+            self.users.use(key, ())
         if body["metadata"].get("deletionTimestamp"):
-            return self._keep_users(key, body)  # Kubernetes deletes its children, and the operator sets no finalizers
+            return self.users.keep(
+                key, body, self.context
+            )  # Kubernetes deletes its children, and the operator sets no finalizers
         claimed = await self._claim(key, body)
         if claimed is None:
             return None if key in self.foreign else CLAIM_AGAIN_SECONDS
@@ -179,16 +180,16 @@ class Reconciler(Generic[R]):
         except InvalidConfig as error:
             message = "; ".join(error.problems)[:1000]
             await self._report_degraded(key, body, ConditionValue("True", ConditionReason.INVALID_SPEC, message))
-            return self._keep_users(key, body)
+            return self.users.keep(key, body, self.context)
         try:
             blocked = await self._blocked(key, resource)
             users = _computed(self._type.redis_users, resource, self.context)
         except Exception:
-            self._keep_users(key, body)
+            self.users.keep(key, body, self.context)
             raise
-        again = self._keep_users(key, body) if blocked is not None else None
+        again = self.users.keep(key, body, self.context) if blocked is not None else None
         if blocked is None or blocked.reason is ConditionReason.NO_REDIS_USER:
-            self._use_users(key, users)
+            self.users.use(key, users)
         if blocked is not None:
             await self._report_degraded(key, body, blocked)
             if blocked.reason is ConditionReason.SECRET_NOT_ALLOWED:
@@ -243,31 +244,6 @@ class Reconciler(Generic[R]):
         if blocked is not None and blocked.reason in UNPOLLED:
             self._poller.forget(key)
         return blocked
-
-    def _keep_users(self, key: Key, body: Body) -> float | None:
-        """Keep the users of a resource whose children stay as they are, unless its reported queue is refused.
-
-        Return after how many seconds to check the queue again. None: it belongs to the namespace of the resource.
-        """
-        reported = (body.get("status") or {}).get("queue")
-        if self._is_refused(key, reported):
-            self._use_users(key, ())
-        queues = (self._type.own_queue(body), reported)
-        is_foreign = any(queue and queue.partition("/")[0] != key.namespace for queue in queues)
-        return NAME_AGAIN_SECONDS if is_foreign else None
-
-    def _is_refused(self, key: Key, queue: str | None) -> bool:
-        """Return whether a resource may not use a queue of the operator's own Redis."""
-        others = self._cache.resources.values()
-        return (
-            bool(queue) and queue_refusal(queue or "", key.namespace, context=self.context, others=others) is not None
-        )
-
-    def _use_users(self, key: Key, users: tuple[RedisUser, ...]) -> None:
-        """Set which users in Redis a resource needs."""
-        if self.redis_users.get(key) != users:
-            self.redis_users[key] = users
-            self._users_changed()
 
     def _snapshot(self, key: Key, memory: _Memory[R]) -> ClusterSnapshot:
         children, pods = self._cache.children(key), self._cache.pods(key)
@@ -482,16 +458,6 @@ class Reconciler(Generic[R]):
             with contextlib.suppress(ClusterUnavailable, ClusterRefused):
                 await self._report_degraded(key, body, ConditionValue("True", problem.reason, problem.message))
 
-    def used_queues(self) -> Iterator[str]:
-        """Yield the queues of the operator's own Redis that resources use.
-
-        A queue that a resource may not use does not count: it would be removed after the resource.
-        """
-        for key, body in self._cache.resources.items():
-            queue = self._type.own_queue(body)
-            if queue is not None and not self._is_refused(key, queue):
-                yield queue
-
     async def audit_secrets(self) -> list[Key]:
         """Check the Secrets of every resource. Return the resources to reconcile."""
         found = []
@@ -534,8 +500,7 @@ class Reconciler(Generic[R]):
         self._memories.pop(key, None)
         self.figures.pop(key, None)
         self.foreign.pop(key, None)
-        if self.redis_users.pop(key, None):
-            self._users_changed()
+        self.users.forget(key)
 
     def _read(self, body: Body, memory: _Memory[R]) -> R:
         version = body["metadata"]["resourceVersion"]

@@ -10,6 +10,7 @@ import base64
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import Protocol
 
@@ -95,6 +96,7 @@ class RedisUserSync:
         kinds: Sequence[Kind],
         address: Callable[[], Address | None],
         wanted: Callable[[], Mapping[Key, Sequence[RedisUser]]],
+        has_all: Callable[[AbstractSet[Key]], bool],
         has_pods: Callable[[str], bool],
         refused: RefusalObserver,
     ) -> None:
@@ -107,6 +109,8 @@ class RedisUserSync:
             kinds: the kinds of resources that have users.
             address: returns the operator's own Redis, or None if there is none.
             wanted: returns the users of each resource that was reconciled.
+            has_all: returns whether the caches have all these resources. Until then, no user is removed: a grant of a
+                resource that is not known yet would count as revoked.
             has_pods: returns whether a resource (`namespace/name`) that is gone still has pods, which need its users.
             refused: is called with whether Redis refuses the operator the creation of users.
         """
@@ -118,6 +122,7 @@ class RedisUserSync:
         self._kinds = tuple(kinds)
         self._address = address
         self._wanted = wanted
+        self._has_all = has_all
         self._has_pods = has_pods
         self._refused = refused
         self._connection: tuple[Address, Connection] | None = None
@@ -161,16 +166,18 @@ class RedisUserSync:
 
         The caches may be incomplete, so the API server decides whether a resource is gone.
         """
-        reconciled = {f"{key.namespace}/{key.name}" for key in wanted}
+        if not unknown:
+            return {}
+        found = {key for kind in self._kinds for key in await self._cluster.uids(kind, "")}
+        if not self._has_all(found):
+            return {}
+        reconciled, present = ({f"{key.namespace}/{key.name}" for key in keys} for keys in (wanted, found))
         owners = {name: name.removeprefix(self._prefix).partition(":")[0] for name in unknown}
-        gone = {name: owner for name, owner in owners.items() if owner in reconciled}
-        if len(gone) < len(owners):
-            present: set[str] = set()
-            for kind in self._kinds:
-                present |= {f"{key.namespace}/{key.name}" for key in await self._cluster.uids(kind, "")}
-            absent = {owner for owner in owners.values() if owner not in present and not self._has_pods(owner)}
-            gone |= {name: owner for name, owner in owners.items() if owner in absent}
-        return gone
+        return {
+            name: owner
+            for name, owner in owners.items()
+            if owner in reconciled or (owner not in present and not self._has_pods(owner))
+        }
 
     def _put(self, address: Address, users: Sequence[RedisUser]) -> list[str]:
         """Create the users, and return the names of all users of this release. Runs on a thread."""

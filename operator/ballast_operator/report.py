@@ -1,7 +1,8 @@
 """From computed conditions to the status that is reported, which changes as rarely as possible. PURE.
 
-A message changes only with the status or reason of its condition, or with the generation. A condition that depends on
-figures of workers changes only after `SETTLE_SECONDS`, except from Unknown to good. Pods that become ready one after
+The messages of `Ready` and `Progressing` count pods, as other fields of the status do, and follow them. Another message
+changes only with the status or reason of its condition, or with the generation. A condition that depends on figures of
+workers changes only after `SETTLE_SECONDS`, except from Unknown to good. Pods that become ready one after
 another are reported every `STEP_SECONDS`. So an idle cluster causes no calls, and a busy one causes few.
 """
 
@@ -25,6 +26,8 @@ MEASURED = frozenset(
     {ConditionType.OFFLINE_RESERVATION_SATISFIED, ConditionType.SLO_MET, ConditionType.DEADLINE_AT_RISK}
 )
 """Conditions that depend on figures, which fluctuate."""
+COUNTING = frozenset({ConditionType.READY, ConditionType.PROGRESSING})
+"""Conditions whose messages count pods."""
 COUNTS = ("replicas", "ready_replicas", "updated_replicas", "workers", "conditions")
 """Fields of a status that change while a rollout proceeds."""
 S = TypeVar("S", bound=ResourceStatus)
@@ -108,7 +111,7 @@ def _is_step(before: ResourceStatus, after: ResourceStatus) -> bool:
     return before.model_copy(update=counts) == after and all(
         (old := before.condition(ConditionType(new.type))) is not None
         and old.status == new.status
-        and (old.reason == new.reason or new.type in {ConditionType.READY, ConditionType.PROGRESSING})
+        and (old.reason == new.reason or new.type in COUNTING)
         for new in after.conditions
     )
 
@@ -158,7 +161,8 @@ def _condition(
     if value is None:
         return before
     if before is not None and (before.status, before.reason) == (value.status, value.reason):
-        if before.observed_generation == generation:
+        is_old = kind in COUNTING and before.message != value.message
+        if before.observed_generation == generation and not is_old:
             return before
         return before.model_copy(update={"message": value.message, "observed_generation": generation})
     moved = before is None or before.status != value.status

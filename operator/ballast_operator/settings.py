@@ -70,8 +70,11 @@ class OperatorSettings(BaseModel):
     allowed_volumes: str = ",".join(VOLUME_KINDS)
     """Kinds of volumes that a resource may name, separated by commas. `hostPath` needs `allowed_host_paths` instead."""
     allowed_host_paths: str = ""
-    """Directories of nodes, separated by commas, that a resource may name in `model.cachePath` and in volumes of the
-    kind `hostPath`, with all that they contain."""
+    """Directories of nodes, separated by commas, that a resource may name in volumes of the kind `hostPath`, with all
+    that they contain."""
+    allowed_cache_paths: str = ""
+    """Directories of nodes, separated by commas, that a resource may name in `model.cachePath`. Each namespace gets a
+    directory of its own in them, with the same mode."""
     runbook_base_url: str = Field(default="", pattern="^(|https?://.+)$")
     """URL of the runbook pages. Alerts link to them; without it they have no `runbook_url`."""
     max_concurrent_reconciles: int = Field(default=16, ge=1, le=100)
@@ -101,6 +104,7 @@ class OperatorSettings(BaseModel):
             service_accounts=listed(self.allowed_service_accounts),
             volumes=listed(self.allowed_volumes),
             host_paths=listed(self.allowed_host_paths),
+            cache_paths=listed(self.allowed_cache_paths),
         )
 
     @classmethod

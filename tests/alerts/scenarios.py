@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 TARGET = 'namespace="default",service="chat",pod="chat-0"'
 QUEUE = f'{TARGET},queue="default/chat"'
@@ -18,6 +19,7 @@ class Scenario:
     series: dict[str, str]
     at: str
     fires: set[tuple[str, str]] = field(default_factory=set)
+    spec: dict[str, Any] = field(default_factory=dict)
 
 
 def judged(slo: str, met: str, missed: str) -> dict[str, str]:
@@ -49,6 +51,13 @@ SCENARIOS = (
         judged("ttft", f"0+98x{MINUTES}", f"0+2x{MINUTES}"),
         "8h",
         {("BallastTtftBudgetBurn", WARNING)},
+    ),
+    Scenario(
+        "a fifth of the embeddings misses its latency",
+        judged("latency", f"0+80x{MINUTES}", f"0+20x{MINUTES}"),
+        "2h",
+        {("BallastLatencyBudgetBurn", CRITICAL), ("BallastLatencyBudgetBurn", WARNING)},
+        {"slo": {"latencyMilliseconds": 30}, "engine": {"backend": "vllm"}},
     ),
     Scenario(
         "a fifth misses for an hour after a good day",

@@ -22,7 +22,7 @@ def make_resource(**spec: Any) -> InferenceDeployment:
         "apiVersion": "ballast.dev/v1alpha1",
         "kind": "InferenceDeployment",
         "metadata": {"name": "chat", "namespace": "default"},
-        "spec": {"model": {"uri": "hf://a/b"}} | spec,
+        "spec": {"model": {"uri": "hf://a/b"}, "rollout": {"startupSeconds": 600}} | spec,
     }
     return InferenceDeployment.read(manifest, "here")
 
@@ -35,8 +35,12 @@ def alerts(**spec: Any) -> list[dict[str, Any]]:
     return [rule for rule in rules(**spec) if "alert" in rule]
 
 
+ENCODER: dict[str, Any] = {"slo": {"latencyMilliseconds": 30}, "engine": {"backend": "vllm"}}
+"""A model that returns vectors."""
+
+
 def test_every_alert_has_a_page_that_says_what_to_do() -> None:
-    for alert in alerts():
+    for alert in (*alerts(), *alerts(**ENCODER)):
         page = ROOT / alert["annotations"]["runbook_url"]
         text = page.read_text()
 
@@ -49,7 +53,14 @@ def test_every_alert_has_a_page_that_says_what_to_do() -> None:
 def test_every_page_has_an_alert() -> None:
     pages = {path.stem for path in (ROOT / RUNBOOKS).glob("*.md")} - {"README"}
 
-    assert pages == {Path(alert["annotations"]["runbook_url"]).stem for alert in alerts()}
+    every = (*alerts(), *alerts(**ENCODER))
+    assert pages == {Path(alert["annotations"]["runbook_url"]).stem for alert in every}
+
+
+def test_a_latency_slo_has_its_own_alert_in_place_of_those_of_tokens() -> None:
+    burns = {alert["alert"] for alert in alerts(**ENCODER) if alert["alert"].endswith("BudgetBurn")}
+
+    assert burns == {"BallastLatencyBudgetBurn", "BallastAvailabilityBudgetBurn"}
 
 
 def test_the_thresholds_follow_the_objective() -> None:
@@ -130,12 +141,12 @@ def test_promtool_accepts_the_queries_of_the_dashboard(promtool: str, tmp_path: 
 def test_every_alert_fires_in_some_scenario() -> None:
     fired = {name for scenario in SCENARIOS for name, _ in scenario.fires}
 
-    assert fired == {alert["alert"] for alert in alerts()}
+    assert fired == {alert["alert"] for alert in (*alerts(), *alerts(**ENCODER))}
 
 
 def written(scenario: Scenario, folder: Path) -> Path:
     """Write the scenario and the rules to files for promtool."""
-    (folder / "rules.yaml").write_text(yaml.safe_dump({"groups": rule_groups(make_resource())}))
+    (folder / "rules.yaml").write_text(yaml.safe_dump({"groups": rule_groups(make_resource(**scenario.spec))}))
     samples = [
         {"labels": f'{{alertname="{name}",severity="{severity}"}}', "value": 1} for name, severity in scenario.fires
     ]

@@ -32,7 +32,9 @@ def test_rules_of_a_file_are_printed_as_a_rules_file() -> None:
         pytest.param("a: [", "cannot be read as YAML", id="not YAML"),
         pytest.param("kind: Pod", "holds Pod, expected at least one InferenceDeployment", id="another kind"),
         pytest.param("", "holds nothing", id="empty"),
-        pytest.param(INVALID.read_text(), "encoders, which have only a latency as SLO", id="invalid"),
+        pytest.param(
+            INVALID.read_text(), "slo.latencyMilliseconds is the SLO of a model that returns vectors", id="invalid"
+        ),
     ],
 )
 def test_a_file_without_a_valid_resource_says_what_it_holds(tmp_path: Path, content: str | None, said: str) -> None:

@@ -150,3 +150,22 @@ def test_a_validation_that_would_mean_nothing_is_refused(ballast, monkeypatch, a
 
     assert (ran.code, ran.out) == (code, "")
     assert found in ran.err
+
+
+def test_an_encoder_has_a_rate_within_its_slo_computed_and_found_and_a_table(ballast, tmp_path):
+    ran = ballast(*("bench", "encoder", "--load", "30", "--seconds", "2", "--json", "rows.json"))
+
+    assert ran.code == 0, ran.err
+    figures = json.loads((tmp_path / "rows.json").read_text())
+    assert f"computed: a batch of {figures['computed_batch']} prompts" in ran.out
+    assert f"online alone meets it up to {figures['found_per_second']:,.0f} requests/s" in ran.out
+    assert [row["policy"] for row in figures["rows"]] == [
+        *("online-only", "naive-priority", "fixed-32", "ballast", "ballast-fitted")
+    ]
+
+
+def test_a_model_that_generates_is_for_the_other_comparison(ballast):
+    ran = ballast("bench", "encoder", "--model", "llama-3-8b")
+
+    assert ran.code == 2
+    assert "`ballast bench mixed` compares policies on it" in ran.err

@@ -13,7 +13,7 @@ from tls import LOOPBACK, tls_proxy
 
 from ballast_queue.job import Claimed, Result
 from ballast_queue.settings import QueueSettings
-from ballast_queue.status import ClassLoad, ReservationStatus, WorkerStatus
+from ballast_queue.status import ClassLoad, ReservationStatus, SloStatus, WorkerStatus
 
 
 def make_result(claimed: Claimed, **fields: Any) -> Result:
@@ -302,6 +302,13 @@ def test_top_shows_slots_by_class_once(queued, items: Path, queue: Any):
     assert "reservation met: 1 of 1 slots in use" in shown
     assert "TTFT p99 12.3 ms" in shown
     assert "3 waiting" in shown
+
+
+def test_top_shows_the_latency_of_a_model_that_returns_vectors(queued, queue: Any):
+    encoder = {"latency_p99_seconds": 0.0281, "slo": SloStatus(latency_judged=1000, latency_met=973)}
+    queue.workers.publish(make_busy().model_copy(update={"ttft_p99_seconds": None, **encoder}), 60)
+
+    assert "latency p99 28.1 ms, 97.3 % met the SLO" in queued("top", "--once").out
 
 
 def test_top_shows_a_reservation_that_is_not_met(queued, queue: Any):

@@ -113,6 +113,7 @@ def test_the_samples_of_every_field_have_every_field() -> None:
         "model.sizeLimitGibibytes",
         "queueAccess.submitters[].secretName",  # beside redis, as the next one
         "queueAccess.submitters[].tenant",
+        "slo.latencyMilliseconds",  # beside slo.ttftMilliseconds
     }
 
     assert (

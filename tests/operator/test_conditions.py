@@ -364,6 +364,17 @@ def test_the_slo_is_met_if_the_objectives_share_of_requests_met_it(case: str) ->
     assert words in found.message
 
 
+def test_the_slo_of_a_model_that_returns_vectors_is_its_latency() -> None:
+    resource = make_resource(slo={"latencyMilliseconds": 30, "objectivePercent": 95}, engine={"backend": "vllm"})
+    poll = make_poll(make_worker(slo=SloStatus(latency_judged=200, latency_met=180, ttft_judged=9)))
+    found = conditions(make_input(resource=resource, poll=poll))[Type.SLO_MET]
+
+    assert (found.status, found.reason) == ("False", Reason.MISSED)
+    assert found.message == (
+        "too few requests meet latency: 180 of 200 requests met latency 30 ms in the last minute; the objective is 95 %"
+    )
+
+
 def test_the_record_of_an_older_worker_has_no_reservation_and_no_slo() -> None:
     """As a worker published it before the field existed."""
     record = OLDER.model_dump(mode="json", exclude={"reservation", "can_claim", "slo"})
@@ -411,6 +422,18 @@ def test_new_figures_under_the_same_reason_are_no_news() -> None:
     given = with_status(make_input(), status, poll=make_poll(make_worker(slo=make_slo(99))))
 
     assert reported(given) == status
+
+
+def test_ready_counts_the_workers_that_are_ready_now() -> None:
+    """A pod that Kueue holds back keeps the reason, while the other becomes ready."""
+    gate, deployment = (make_gated("kueue.x-k8s.io/admission"),), make_deployment(2, 2, 0)
+    before = reported(make_input(deployment=deployment, pods=gate))
+    later = reported(with_status(make_input(deployment=make_deployment(2, 2, 1), pods=gate), before))
+
+    assert before.condition(Type.READY).message.startswith("0 of 2 workers are ready; pod g waits until Kueue")
+    assert later.condition(Type.READY).message.startswith("1 of 2 workers are ready; pod g waits until Kueue")
+    assert later.condition(Type.PROGRESSING).message.startswith("2 of 2 workers have the newest version; 1 workers")
+    assert report.news(before, later) == []
 
 
 def test_the_time_of_a_condition_is_that_of_its_status() -> None:

@@ -20,7 +20,7 @@ from ballast_worker.reload import Loaded, reloaded
 
 HOT_FIELDS = {
     "engine.prefillChunkTokens",
-    *(f"slo.{name}" for name in ("ttftMilliseconds", "tpotMilliseconds", "objectivePercent")),
+    *(f"slo.{name}" for name in ("ttftMilliseconds", "tpotMilliseconds", "latencyMilliseconds", "objectivePercent")),
     *(f"offline.{name}" for name in ("reservedPercent", "maxPercent", "maxInterferencePercent", "tenants")),
     *(f"offline.{name}" for name in ("batchWindowMilliseconds", "maxAttempts", "leaseSeconds")),
     *("offline.resultsDays", "offline.abandonedDays"),

@@ -17,7 +17,8 @@ STRICT = PodRules(
     images=("registry.example/*:1",),
     service_accounts=("research/inference",),
     volumes=("emptyDir",),
-    host_paths=("/var/cache/ballast/", "/models"),
+    host_paths=("/var/cache/ballast/", "/models", "/srv"),
+    cache_paths=("/cache/", "/srv/cache"),
 )
 
 
@@ -47,6 +48,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a name that only begins alike": (volume("hostPath", path="/models-of-others"), "allowedHostPaths"),
     "a way out": (volume("hostPath", path="/models/../etc"), "allowedHostPaths"),
     "no path": (volume("hostPath"), "allowedHostPaths"),
+    "a cache": (volume("hostPath", path="/srv/cache"), "allowedCachePaths"),
+    "a part of a cache": (volume("hostPath", path="/srv/cache/other"), "allowedCachePaths"),
+    "what contains a cache": (volume("hostPath", path="/srv"), "allowedCachePaths"),
     "two kinds": ({"volumes": [{"name": "x", "emptyDir": {}, "hostPath": {"path": "/etc"}}]}, "allowedHostPaths"),
 }
 
@@ -66,9 +70,28 @@ def test_what_the_rules_do_not_permit_is_refused_with_the_setting(case: str) -> 
     assert setting in message
 
 
-@pytest.mark.parametrize(("path", "is_permitted"), [("/models/x", True), ("/etc", False), ("/models/../etc", False)])
+@pytest.mark.parametrize(
+    ("path", "is_permitted"),
+    [
+        ("/cache", True),
+        ("/cache/", True),
+        ("/srv/x/../cache", True),
+        ("/cache/other-namespace", False),
+        ("/models", False),
+        ("/etc", False),
+        ("/cache/../etc", False),
+    ],
+)
 def test_the_cache_of_a_node_needs_a_permitted_path(path: str, is_permitted: bool) -> None:
     assert bool(violations(STRICT, model={"cachePath": path})) != is_permitted
+
+
+def test_no_mount_of_the_template_has_the_caches_of_all_namespaces() -> None:
+    mount = {"volumeMounts": [{"name": "cache", "mountPath": "/all"}]}
+    (message,) = violations(STRICT, model={"cachePath": "/cache"}, **mount)
+
+    assert "has the parts of all namespaces" in message
+    assert violations(STRICT, **mount) == []
 
 
 def test_by_default_no_account_and_no_path_of_the_node_is_permitted() -> None:
@@ -86,11 +109,11 @@ def test_a_resource_that_is_not_permitted_gets_no_pod_until_it_is(
     controllers: ControlPlane, cluster: Cluster, tmp_path: Path
 ) -> None:
     model = {"uri": "hf://a/b", "cachePath": "/etc"}
-    with running(controllers.kubeconfig, tmp_path, BALLAST_ALLOWED_HOST_PATHS="/var/cache"):
+    with running(controllers.kubeconfig, tmp_path, BALLAST_ALLOWED_CACHE_PATHS="/var/cache"):
         cluster.make(model=model)
-        assert "allowedHostPaths" in cluster.says("Degraded", "True", "NotPermitted")["message"]
+        assert "allowedCachePaths" in cluster.says("Degraded", "True", "NotPermitted")["message"]
         assert not cluster.list("deployments")
-        cluster.patch("inferencedeployments", "llm", {"spec": {"model": {"cachePath": "/var/cache/x"}}})
+        cluster.patch("inferencedeployments", "llm", {"spec": {"model": {"cachePath": "/var/cache"}}})
         until(lambda: cluster.get("deployments", "llm"))
         cluster.says("Degraded", "False")
 

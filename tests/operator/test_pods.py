@@ -80,11 +80,20 @@ def test_a_claim_per_pod_holds_the_model_itself() -> None:
     assert mounts(worker)["/models"] == ("models", False)
 
 
-def test_a_directory_of_the_node_is_still_a_cache() -> None:
+def test_of_a_directory_of_the_node_each_namespace_sees_its_own_part() -> None:
     made = pod(OF_THE_NODE)
+    containers = [*made["initContainers"], *made["containers"]]
+    parts = [each.get("subPath") for one in containers for each in one["volumeMounts"] if each["name"] == "cache"]
 
     assert volume(made, "cache") == {"hostPath": {"path": "/var/cache/ballast", "type": "DirectoryOrCreate"}}
     assert made["initContainers"][0]["command"][-2:] == ["--cache", "/cache"]
+    assert parts == ["default", "default"]
+
+
+def test_a_claim_is_mounted_whole_because_a_namespace_owns_it() -> None:
+    containers = [*pod(SHARED)["initContainers"], *pod(SHARED)["containers"]]
+
+    assert not [each for one in containers for each in one["volumeMounts"] if "subPath" in each]
 
 
 def test_the_volume_of_a_fetched_model_has_the_size_limit_of_the_resource() -> None:

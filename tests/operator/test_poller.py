@@ -1,4 +1,4 @@
-"""The polls of one namespace do not hold up those of another."""
+"""The polls of Redis: those of one namespace do not hold up another, and what a resource left in a queue goes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, cast
+from uuid import uuid4
 
 import pytest
+from queue_objects import make_status
 
 from ballast_api.conditions import ConditionReason
 from ballast_operator.addresses import Address
@@ -17,6 +19,8 @@ from ballast_operator.children.config import Redis, own_redis
 from ballast_operator.kinds import INFERENCE_DEPLOYMENT, Key
 from ballast_operator.poll_result import QueueSource
 from ballast_operator.poller import Poller
+from ballast_queue.redis_store import Queue
+from ballast_queue.settings import QueueSettings
 
 NUM_SILENT = 20
 
@@ -85,3 +89,36 @@ def test_silent_servers_of_one_namespace_do_not_delay_the_polls_of_another(valke
 
     assert problem is None
     assert len(finished) <= NUM_SILENT // 2, "the honest poll waited for the silent ones"
+
+
+@pytest.mark.parametrize("is_served", [False, True], ids=["left", "still served"])
+def test_the_settings_of_a_resource_leave_its_former_queue_with_the_last_worker(valkey: Any, is_served: bool) -> None:
+    names = [f"honest/{uuid4().hex[:8]}" for _ in range(2)]
+    former = Queue.connect(valkey.url, names[0], loads_functions=True)
+    former.settings.apply(QueueSettings(owner="honest/llm", max_attempts=7))
+    if is_served:
+        former.workers.publish(make_status(), 60)
+
+    async def poll_once() -> None:
+        done = asyncio.Event()
+        poller = Poller(
+            cast(Any, FakeAddresses()),
+            cast(Any, AdmitsAll()),
+            every_seconds=60,
+            keep_seconds=60,
+            polled=lambda _: done.set(),
+            outdated=lambda: None,
+        )
+        own = {"url": base64.b64encode(valkey.url.encode()).decode()}
+        source = QueueSource(own_redis("own", own), names[1], "honest/llm", former=(names[0],), own=own)
+        poller.last(Key(INFERENCE_DEPLOYMENT, "honest", "llm"), source)
+        try:
+            await asyncio.wait_for(done.wait(), 60)
+        finally:
+            poller.close()
+
+    asyncio.run(poll_once())
+    attempts = former.settings.read().max_attempts
+    former.close()
+
+    assert (attempts == 7) == is_served

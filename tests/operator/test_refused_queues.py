@@ -149,7 +149,7 @@ class Bench:
 
     def patterns(self) -> list[str]:
         """Return the keys that the users of the guest may use."""
-        return [rule for user in self.reconciler.redis_users.get(GUEST, ()) for rule in user.rules if rule[0] == "~"]
+        return [rule for user in self.reconciler.users.users.get(GUEST, ()) for rule in user.rules if rule[0] == "~"]
 
 
 QUEUE = {"offline": {"queue": "host/h"}}

@@ -12,7 +12,7 @@ import redis
 
 from ballast_operator.addresses import Address
 from ballast_operator.cluster import Cluster
-from ballast_operator.kinds import INFERENCE_DEPLOYMENT
+from ballast_operator.kinds import INFERENCE_DEPLOYMENT, Key
 from ballast_operator.redis_users import RedisUserSync
 from ballast_queue.connection import Connection
 from ballast_queue.redis_store import Queue
@@ -21,11 +21,27 @@ from ballast_queue.settings import QueueSettings
 from ballast_queue.users import RedisUsers
 
 
-class NoResources:
-    """A cluster without resources."""
+class FakeCluster:
+    """A cluster with these resources."""
 
-    async def uids(self, *_: object) -> dict[object, str]:
-        return {}
+    def __init__(self, *resources: Key) -> None:
+        self.resources = resources
+
+    async def uids(self, *_: object) -> dict[Key, str]:
+        return dict.fromkeys(self.resources, "u")
+
+
+def make_sync(url: str, release: str, cluster: FakeCluster, **given: Any) -> RedisUserSync:
+    usual: dict[str, Any] = {"wanted": dict, "has_all": lambda _: True, "has_pods": lambda _: False}
+    return RedisUserSync(
+        cast(Cluster, cluster),
+        release=release,
+        every_seconds=10,
+        kinds=[INFERENCE_DEPLOYMENT],
+        address=lambda: Address(url, None),
+        refused=lambda *, is_refused: None,
+        **(usual | given),
+    )
 
 
 @pytest.fixture
@@ -46,19 +62,33 @@ def test_a_user_that_corrupts_its_queue_keeps_no_deleted_user(valkey: Any, conne
     tenant = redis.Redis.from_url(valkey.url, username=f"ballast:{release}:{owners[1]}", password="secret")
     with tenant:
         assert tenant.set(f"ballast:{{{owners[1]}}}:settings", "x")
-    sync = RedisUserSync(
-        cast(Cluster, NoResources()),
-        release=release,
-        every_seconds=10,
-        kinds=[INFERENCE_DEPLOYMENT],
-        address=lambda: Address(valkey.url, None),
-        wanted=dict,
-        has_pods=lambda _: False,
-        refused=lambda *, is_refused: None,
-    )
 
-    asyncio.run(sync._keep())
+    asyncio.run(make_sync(valkey.url, release, FakeCluster())._keep())
 
     assert RedisUsers(connection).names(f"ballast:{release}:") == []
     settings = [Queue(connection, owner).store.keys.settings for owner in (owners[0], owners[2])]
     assert [list(connection.hash_pairs(key)) for key in settings] == [[], []]
+
+
+def test_a_guest_keeps_its_user_until_the_operator_knows_every_resource(valkey: Any, connection: Connection) -> None:
+    """Just after a start, the resource that grants the queue may be missing in the cache."""
+    release = uuid4().hex[:8]
+    guest, host = (Key(INFERENCE_DEPLOYMENT, release, name) for name in ("guest", "host"))
+    name = f"ballast:{release}:{release}/guest"
+    RedisUsers(connection).put([RedisUser(name, ("secret",), worker_rules(f"{release}/host"))])
+    known = {guest}
+    sync = make_sync(
+        valkey.url,
+        release,
+        FakeCluster(guest, host),
+        wanted=lambda: {guest: ()},
+        has_all=lambda present: present <= known,
+    )
+
+    asyncio.run(sync._keep())
+    at_first = RedisUsers(connection).names(name)
+    known.add(host)
+    asyncio.run(sync._keep())
+
+    assert at_first == [name]
+    assert RedisUsers(connection).names(name) == []

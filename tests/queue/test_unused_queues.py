@@ -22,7 +22,7 @@ def release() -> str:
 @pytest.fixture
 def queue(valkey, queue_name, user) -> Iterator[Queue]:
     """A fresh queue, as the operator's user sees it. The test also lists keys."""
-    name, password = user(*administrator_rules(), "+scan")
+    name, password = user(*administrator_rules())
     found = Queue.connect(valkey.url, queue_name, username=name, password=password)
     yield found
     found.close()
@@ -62,6 +62,19 @@ def test_an_unused_queue_is_kept_for_its_time_and_then_removed_without_a_trace(q
     assert unused(queue, release).update(set()) == [queue.name]
     assert keys_of(queue) == []
     assert unused(queue, release).update(set()) == []
+
+
+@pytest.mark.parametrize("part", ["jobs", "workers", "timers", "totals", "settings"])
+def test_an_unused_queue_with_corrupt_keys_is_removed_with_all_of_them(queue, desk, line, release, part) -> None:
+    """A worker's user may write any value to any key of its queue."""
+    fill(queue, line)
+    unused(queue, release).update({queue.name})
+    desk.raw.set(f"ballast:{{{queue.name}}}:{part}", "x")
+    desk.raw.set(f"ballast:{{{queue.name}}}:of-a-tenant", "x")
+    unused(queue, release).update(set())
+
+    assert unused(queue, release).update(set()) == [queue.name]
+    assert keys_of(queue) == []
 
 
 def test_a_queue_that_is_used_again_begins_its_time_again(queue, line, release) -> None:
@@ -132,13 +145,11 @@ def test_a_job_that_goes_on_does_not_expire(queue, line) -> None:
 
 
 def test_an_unused_queue_that_cannot_be_read_does_not_keep_the_others(queue, line, release) -> None:
-    others = [f"{queue.name}-{place}" for place in ("a", "z")]
-    client = queue.store.connection._client
-    client.set(f"ballast:{{{queue.name}}}:workers", "x")
-    for name in others:
+    names = [queue.name, *(f"{queue.name}-{place}" for place in ("a", "z"))]
+    queue.store.connection._client.set(f"ballast:{{{queue.name}}}:workers", "x")
+    for name in names[1:]:
         fill(Queue(queue.store.connection, name), line)
-    unused(queue, release).update({queue.name, *others})
+    unused(queue, release).update(set(names))
     unused(queue, release).update(set())
 
-    assert sorted(unused(queue, release).update(set())) == others
-    assert keys_of(queue), "its content stays"
+    assert sorted(unused(queue, release).update(set())) == names

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 from ceilings import highest_rate, serve
 
-from ballast_sim.errors import Impossible
+from ballast_sim.errors import BadInput, Impossible
 from ballast_sim.planner.encoder import MOST_BATCH, EncoderSlo, batch_seconds, encoder_limit
+from ballast_sim.planner.encoder_runs import EncoderBench
 from ballast_sim.replay.hardware import GPUS
 from ballast_sim.replay.model_shape import SHAPES
 from ballast_sim.replay.step_model import Roofline
@@ -73,3 +76,66 @@ def test_a_full_batch_does_not_wait_for_its_window():
 
     assert served.mean_batch > 7
     assert served.latency < 1.0
+
+
+@cache
+def bench(**options):
+    return EncoderBench.of(
+        **{"model": "bge-large", "gpu": "a100", "prompt": 128, "slo": EncoderSlo(0.030), "seconds": 6.0, **options}
+    )
+
+
+@pytest.mark.parametrize("policy", ["ballast", "ballast-fitted"])
+@pytest.mark.parametrize("load", [0.2, 0.6])
+def test_bulk_work_takes_what_the_latency_of_online_leaves(policy, load):
+    runs = bench(noise=0.05)
+    mixed, alone = runs.row(policy, load), runs.row("online-only", load)
+
+    assert alone.attainment == 1.0
+    assert mixed.attainment > 0.99
+    assert mixed.p95 <= 0.030
+    assert mixed.online_rate + mixed.offline_rate > 0.8 * runs.maximum
+
+
+def test_a_fixed_batch_and_priorities_lose_the_slo_beside_bulk_work():
+    runs = bench(noise=0.05)
+
+    assert runs.row("fixed-32", 0.4).attainment < 0.95
+    assert runs.row("naive-priority", 0.4).attainment < 0.05
+
+
+def test_a_reservation_gets_its_share_when_online_leaves_little():
+    lent, reserved = (bench(reservation=share).row("ballast", 0.8).offline_rate for share in (0.0, 0.1))
+
+    assert reserved > lent
+
+
+def test_a_batch_window_makes_fewer_and_larger_steps_within_the_slo():
+    eager, patient = (bench(slo=EncoderSlo(0.030, window=window)).row("online-only", 0.1) for window in (0.0, 0.010))
+
+    assert eager.p50 < patient.p50
+    assert patient.attainment > 0.99
+
+
+def test_the_rate_that_is_found_by_trying_is_below_the_computed_rate_of_full_batches():
+    found, computed = bench().highest().online_rate, bench().computed.requests_per_second
+
+    assert 0.75 * computed < found < computed
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"model": "llama-3-8b"}, BadInput, "generates text"),
+        ({"prompt": 400}, BadInput, "needs 2 to 256"),
+        ({"slo": EncoderSlo(0.001)}, Impossible, "below the fastest answer"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(options, error, words):
+    with pytest.raises(error, match=words):
+        bench(**options)
+
+
+def test_an_unknown_policy_is_refused():
+    with pytest.raises(BadInput, match="known are online-only"):
+        bench().row("fixed-64", 0.2)

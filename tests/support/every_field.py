@@ -17,7 +17,7 @@ SPEC = crd.schema()["properties"]["spec"]
 
 REFUSED = {
     "engine.speculative.method": "changes only together with engine.speculative.draftUri",
-    **dict.fromkeys(("engine.tensorParallel", "slo.latencyMilliseconds"), "there to be refused; each has a bad sample"),
+    "engine.tensorParallel": "there to be refused; it has a bad sample",
 }
 BY_OWN_REDIS = {leaf for leaf in leaves(SPEC) if leaf.startswith("queueAccess.")}
 """Fields about users in the operator's own Redis, which the sample does not use: see operator/test_redis_users.py."""
@@ -37,6 +37,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     **{f"engine.speculative.{name}": {"engine.speculative": DRAFT} for name in ("draftTokens", "draftUri")},
     **{f"model.adapters[].{name}": {"model.adapters": [ADAPTER]} for name in ("name", "uri", "tenants")},
     "gpu.count": {"gpu": {}},
+    "slo.latencyMilliseconds": {"slo": {"latencyMilliseconds": 20}},
     "gpu.resourceClaimTemplate": {"gpu": {"count": 1}},
     "model.cache.persistentVolumeClaim.claimName": {
         "model": {"uri": "hf://a/b", "cache": {"persistentVolumeClaim": {"claimName": "models"}}}

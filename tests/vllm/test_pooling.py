@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 from bare_core import BareCore
+
+from ballast_policy.host import REFIT_STEPS
 
 
 @pytest.mark.parametrize("can_chunk", [True, False], ids=["chunks", "whole prompts"])
@@ -27,6 +31,21 @@ def test_prompts_are_computed_as_the_plan_states(tiny_model, can_chunk):
     core.check_idle()
 
     assert core.ended == set(ids)
+    assert core.scheduler.driver.host.config.is_encoder
     found = core.scheduler.ballast_stats()["classes"]
     assert sum(of["prefill_tokens"] for of in found.values()) == sum(sizes.values())
     assert sum(of["decode_tokens"] for of in found.values()) == 0
+
+
+def test_no_prompt_of_an_encoder_counts_as_a_decode(tiny_model):
+    core = BareCore(tiny_model, runner="pooling", step_tokens=2048, policy={"ttft": 1.0})
+    rng = Random(7)
+    while core.num_steps < 2 * REFIT_STEPS:
+        core.add(rng.choice(["online", "offline"]), prompt=rng.choice([1, 20, 300]), pooling=True)
+        core.step()
+        core.check()
+
+    driver = core.scheduler.driver
+    assert driver.host.fit.num_steps >= REFIT_STEPS
+    assert sum(record.num_decode for record in driver.counters.records) == 0
+    assert driver.host.cost.k3 == driver.host.cost.k4 == 0

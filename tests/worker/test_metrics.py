@@ -140,7 +140,7 @@ def test_a_missed_ttft_counts_once_while_the_request_still_waits() -> None:
     quick.first_at = 0.5
 
     for now in (5.0, 5.2):
-        recorder.judge_ttft([late, quick, young], now)
+        recorder.judge([late, quick, young], now)
     assert recorder.slo[ONLINE, "ttft", False] == recorder.slo[ONLINE, "ttft", True] == 1
 
     late.first_at = 9.0
@@ -161,13 +161,46 @@ def test_the_status_counts_the_online_requests_of_the_last_minute_that_met_the_s
     assert recorder.slo_status(200.0) == SloStatus()
 
 
+def test_a_request_with_a_latency_slo_is_judged_by_its_whole_answer() -> None:
+    recorder = Recorder()
+    begun, waiting, given_up, items = (RequestTiming(ONLINE, 0.0, latency_slo=1.0) for _ in range(4))
+    items.request_class, items.latency_slo = OFFLINE, None
+    for timing in (begun, items):
+        timing.first_at = 0.5
+
+    recorder.judge([begun, waiting], 0.9)
+    assert sum(recorder.slo.values()) == 0, "the first vector of several is no answer"
+
+    recorder.judge([begun, waiting], 1.1)
+    recorder.ended(begun, FinishReason.STOP, 5, 0, 1.2)
+    recorder.ended(given_up, FinishReason.ABORTED, 5, 0, 0.8)
+    recorder.ended(items, FinishReason.STOP, 5, 0, 9.0)
+    recorder.ended(RequestTiming(ONLINE, 1.0, latency_slo=1.0, first_at=1.4), FinishReason.STOP, 5, 0, 1.4)
+
+    assert recorder.slo[ONLINE, "latency", False] == 2, "one answer came too late, and one has not come"
+    assert recorder.slo[ONLINE, "latency", True] == 1
+    assert sum(recorder.slo.values()) == 3
+    assert recorder.slo_status(2.0) == SloStatus(latency_judged=3, latency_met=1)
+    assert sum(recorder.ttft[ONLINE].counts) == 0, "vectors have no first token"
+    assert sum(recorder.latency[ONLINE].counts) == 2
+
+
+def test_the_shares_count_every_request_of_a_busy_minute() -> None:
+    recorder = Recorder()
+    for i in range(50_000):
+        end = 10.0 + i / 1000
+        recorder.ended(RequestTiming(ONLINE, end - 0.02, latency_slo=0.03, first_at=end), FinishReason.STOP, 1, 0, end)
+
+    assert recorder.slo_status(60.0) == SloStatus(latency_judged=50_000, latency_met=50_000)
+
+
 def test_percentiles_cover_the_last_minute() -> None:
     recorder = Recorder()
     for i in range(100):
         recorder.ended(RequestTiming(ONLINE, 0.0, first_at=float(i + 1)), FinishReason.STOP, 1, 1, 100.0)
 
-    assert recorder.p99(150.0) == (99.0, None)
-    assert recorder.p99(161.0) == (None, None)
+    assert recorder.p99(150.0) == (99.0, None, 100.0)
+    assert recorder.p99(161.0) == (None, None, None)
 
 
 def test_steps_and_admissions_are_counted() -> None:

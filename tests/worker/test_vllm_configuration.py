@@ -42,9 +42,10 @@ def test_each_field_has_a_variable_that_overrides_the_file():
 
 
 def test_variables_alone_are_enough():
-    config = load(None, {"BALLAST_OFFLINE_QUEUE": "team/llama"})
+    config = load(None, {"BALLAST_OFFLINE_QUEUE": "team/llama", "BALLAST_SLO_LATENCY_MILLISECONDS": "30"})
 
     assert config.queue_name == "team/llama"
+    assert config.slo.milliseconds == {"latency": 30}, "no field states that vLLM runs, and it does"
 
 
 @pytest.mark.parametrize(

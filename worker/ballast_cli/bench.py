@@ -25,6 +25,11 @@ EXAMPLES = examples(
 VALIDATE_EXAMPLES = examples(
     "ballast bench validate                     # five minutes on an idle machine",
     "ballast bench validate --clock cpu         # on a busy machine: processor time of the engine",
+    "ballast bench validate --engine vllm       # where vLLM is installed",
+)
+ENCODER_EXAMPLES = examples(
+    "ballast bench encoder                      # bge-large on one A100, P95 of 30 ms, at 20, 40 and 60 % load",
+    "ballast bench encoder --gpu h100 --latency-ms 20 --percentile 99 --prompt-tokens 200 --load 30",
 )
 GUARANTEES_EXAMPLES = examples("ballast bench guarantees", "ballast bench guarantees --tenants mine.csv --minutes 2")
 bench = typer.Typer(
@@ -89,6 +94,7 @@ def validate(
     online: Trace = None,
     offline: Lengths = None,
     model: given.Checkpoint = None,
+    engine: given.Engine = "native",
     clock: given.Clock = "wall",
     load: given.Share = 15.0,
     seconds: given.Seconds = 40.0,
@@ -102,6 +108,10 @@ def validate(
     simulation of the second slice. Lengths are one sixteenth of those in the trace.
     """
     require("ballast bench", numpy="worker", torch="worker")
+    if engine not in {"native", "vllm"}:
+        raise Usage(f"--engine is {engine!r}; expected native or vllm.")
+    if engine == "vllm":
+        require("ballast bench --engine vllm", vllm="vllm")
     if clock not in {"wall", "cpu"}:
         raise Usage(f"--clock is {clock!r}; expected wall or cpu.")
     check_output("--json", json_file)
@@ -110,12 +120,63 @@ def validate(
     bench_validate.require_idle(clock)
     with refusals():
         found = bench_validate.validate(
-            online, offline, model=model, clock=clock, load=load / 100, seconds=seconds, turns=turns, slots=slots
+            online,
+            offline,
+            model=model,
+            engine=engine,
+            clock=clock,
+            load=load / 100,
+            seconds=seconds,
+            turns=turns,
+            slots=slots,
         )
     bench_validate.print_validation(found, clock)
     write_json(json_file, bench_validate.figures(found))
     if not found.is_valid:
         raise typer.Exit(1)
+
+
+@bench.command("encoder", epilog=ENCODER_EXAMPLES)
+def encoder(
+    *,
+    model: given.Encoder = "bge-large",
+    gpu: given.Gpu = "a100",
+    latency: given.Latency = 30.0,
+    percentile: given.Percentile = 95.0,
+    prompt: given.Prompt = 128,
+    load: given.Load = None,
+    reservation: given.Reserved = 0.0,
+    window: given.Window = 0.0,
+    slots: given.Slots = None,
+    seconds: given.EncoderSeconds = 20.0,
+    seed: given.Seed = 0,
+    noise: given.Noise = 0.0,
+    json_file: Json = None,
+) -> None:
+    """Compare policies on a model that returns vectors: online requests with a latency SLO beside bulk work.
+
+    The first lines show the batch and the requests per second of one GPU within the SLO: computed, and found by trying
+    rates. A load is a share of the rate of bulk work alone. Requests arrive at random (Poisson).
+    """
+    require("ballast bench", numpy="worker")
+    check_output("--json", json_file)
+    with refusals():
+        from ballast_cli.bench_encoder import compare_encoder  # noqa: PLC0415  numpy, for this verb only
+        from ballast_sim.planner.encoder import EncoderSlo  # noqa: PLC0415
+        from ballast_sim.planner.encoder_runs import EncoderBench  # noqa: PLC0415
+
+        runs = EncoderBench.of(
+            model=model,
+            gpu=gpu,
+            prompt=prompt,
+            slo=EncoderSlo(latency / 1e3, percentile / 100, window / 1e3),
+            slots=slots or 256,
+            reservation=reservation / 100,
+            seconds=seconds,
+            seed=seed,
+            noise=noise,
+        )
+        compare_encoder(runs, given.fractions("--load", load or "20,40,60"), json_file)
 
 
 @bench.command("guarantees", epilog=GUARANTEES_EXAMPLES)

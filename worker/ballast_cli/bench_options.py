@@ -72,6 +72,7 @@ Checkpoint = Annotated[
     Path | None,
     typer.Option("--model", help="Directory of a checkpoint.", show_default="the small model that ships with Ballast"),
 ]
+Engine = Annotated[str, typer.Option(help="Engine: native, or vllm, which must be installed beside Ballast.")]
 Clock = Annotated[str, typer.Option(help="Clock: wall, or cpu (the processor time of the engine).")]
 Share = Annotated[
     float,
@@ -83,6 +84,23 @@ ReplaySlots = Annotated[int, typer.Option("--slots", min=1, max=4096, help="Numb
 Seconds = Annotated[float, typer.Option(min=2, help="Length of each slice of the trace, in seconds.")]
 Tenants = Annotated[
     Path, typer.Option(metavar="TRACE", help="Traffic with tenants.", show_default="27 tenants of the arena trace")
+]
+Encoder = Annotated[str, typer.Option("--model", help="Name of a known encoder, or path of a model's config.json.")]
+Latency = Annotated[
+    float, typer.Option("--latency-ms", min=0.001, max=1e9, help="SLO from arrival to answer, in milliseconds.")
+]
+Percentile = Annotated[
+    float, typer.Option(min=50, max=99.99, help="Share of online requests that must meet the SLO, in percent.")
+]
+Prompt = Annotated[int, typer.Option("--prompt-tokens", min=2, help="Mean tokens of a prompt (lognormal).")]
+Window = Annotated[
+    float, typer.Option("--window-ms", min=0, max=1000, help="Batch window of an idle engine, in milliseconds.")
+]
+Reserved = Annotated[
+    float, typer.Option("--reservation", min=0, max=100, help="Share of the ceiling that is reserved for offline.")
+]
+EncoderSeconds = Annotated[
+    float, typer.Option("--seconds", min=1, max=10_000, help="Length of each run. The first quarter does not count.")
 ]
 Turns = Annotated[int, typer.Option(min=1, help="Number of replays of each slice.")]
 

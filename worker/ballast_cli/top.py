@@ -17,7 +17,7 @@ from ballast_cli.connection import AsJson, CaFile, PasswordFile, Place, QueueNam
 from ballast_cli.console import examples, print_json, stdout
 from ballast_cli.jobs import COLUMNS, RIGHT, row
 from ballast_queue.job import Job
-from ballast_queue.status import ClassLoad, QueueStats, WorkerStatus
+from ballast_queue.status import ClassLoad, QueueStats, SloStatus, WorkerStatus
 from ballast_worker.forecast import duration
 
 if TYPE_CHECKING:
@@ -190,9 +190,13 @@ def _reservation(worker: WorkerStatus) -> str:
 
 
 def _latencies(worker: WorkerStatus) -> str:
-    known = [
-        f"{name} p99 {seconds * 1000:.1f} ms"
-        for name, seconds in (("TTFT", worker.ttft_p99_seconds), ("TPOT", worker.tpot_p99_seconds))
-        if seconds is not None
-    ]
-    return "  " + ", ".join(known) if known else ""
+    slo, known = worker.slo or SloStatus(), []
+    for name, seconds, met, judged in (
+        ("TTFT", worker.ttft_p99_seconds, slo.ttft_met, slo.ttft_judged),
+        ("TPOT", worker.tpot_p99_seconds, slo.tpot_met, slo.tpot_judged),
+        ("latency", worker.latency_p99_seconds, slo.latency_met, slo.latency_judged),
+    ):
+        if seconds is not None:
+            attained = f", {100 * met / judged:.1f} % met the SLO" if judged else ""
+            known.append(f"{name} p99 {seconds * 1000:.1f} ms{attained}")
+    return "  " + "; ".join(known) if known else ""

@@ -94,14 +94,10 @@ class Backlog:
         if request.request_class is ONLINE:
             request.slack = 0.0
         bands = self._bands[request.request_class]
-        band = bands.get(request.priority)
-        if band is None:
-            band = bands[request.priority] = {}
+        if request.priority not in bands:
+            bands[request.priority] = {}
             insort(self._priorities[request.request_class], -request.priority)
-        queue = band.get(request.tenant)
-        if queue is None:
-            queue = band[request.tenant] = _Queue()
-        queue.add(request)
+        bands[request.priority].setdefault(request.tenant, _Queue()).add(request)
         self._counts[request.request_class] += 1
 
     def remove(self, request: Request) -> None:

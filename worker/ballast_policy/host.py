@@ -102,7 +102,7 @@ class Host:
         self.reservation = config.reservation()
         self.ceiling: int | None = None
         """Largest decode batch that the SLO allows; None until the cost model is trusted."""
-        self.fit = None if cost else Fit(expert_share=config.expert_share)
+        self.fit = None if cost else Fit(expert_share=config.expert_share, is_encoder=config.is_encoder)
         self.cost = cost or CostModel()
         self.planner = planner
         self.nested_planner = nested_planner
@@ -301,7 +301,7 @@ class Host:
         """
         end, before = request.num_computed, request.most_computed
         is_drawn = end == request.num_tokens
-        cost = OUTPUT_COST if is_drawn and end > before else 0.0
+        cost = OUTPUT_COST if is_drawn and end > before and not self.config.is_encoder else 0.0
         found = 0, 0
         if end > before:
             request.most_computed = end

@@ -53,6 +53,9 @@ class PolicyConfig:
     """Share of online requests that must keep the SLO they would keep alone; if fewer do, less is lent."""
     can_suspend: bool = True
     """Whether the engine can suspend a step at a layer boundary."""
+    is_encoder: bool = False
+    """Whether requests end with their prefill, as in a model that returns vectors. A prompt is computed in one step, if
+    it fits into a chunk, and `ttft` is the SLO of the whole request."""
     expert_share: float = 0.0
     """Share of the experts of a layer that one token passes, `k / E`; 0 for a dense model."""
     tail_tokens: int = 64

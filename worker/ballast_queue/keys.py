@@ -59,14 +59,6 @@ class Keys:
         jobs = (key for job_id in job_ids for key in self.of_job(job_id)[len(_QUEUE) :])
         return [self.totals, self.jobs, self.ready, self.backlog, self.groups, self.active, self.held, *jobs]
 
-    def of_queue(self) -> tuple[bytes, ...]:
-        """Return every key of the queue itself, without those of its jobs."""
-        return (*self._queue, self.intake, self.appraisal, self.service, self.workers, self.statuses)
-
-    def parts_of(self, job_id: str) -> tuple[bytes, ...]:
-        """Return every key of a job."""
-        return self.of_job(job_id)[len(_QUEUE) :]
-
     def job(self, job_id: str) -> bytes:
         """Return the key of a job's record."""
         return self.of_job(job_id)[len(_QUEUE)]

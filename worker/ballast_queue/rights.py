@@ -21,7 +21,7 @@ DATABASE = ("select",)
 """Further commands if the URL names another database than 0."""
 CLUSTER = ("command", "cluster|slots")
 """Further commands on Redis Cluster."""
-ADMINISTRATION = ("function|load", "acl|setuser", "acl|getuser", "acl|users", "acl|deluser")
+ADMINISTRATION = ("function|load", "acl|setuser", "acl|getuser", "acl|users", "acl|deluser", "scan")
 """Further commands of an administrator."""
 _NOTHING = ("resetkeys", "resetchannels", "-@all")
 

@@ -64,6 +64,9 @@ class SloStatus(_Published):
     ttft_met: Count = 0
     tpot_judged: Count = 0
     tpot_met: Count = 0
+    latency_judged: Count = 0
+    """Of a model that returns vectors or scores."""
+    latency_met: Count = 0
 
 
 class WorkerStatus(_Published):
@@ -81,7 +84,7 @@ class WorkerStatus(_Published):
     """The kind of device that computes, `cpu` or `cuda`; empty: unknown."""
     slots: Count
     batch_ceiling: Count
-    """Largest decode batch that the SLO allows, by the cost model."""
+    """Largest batch that the SLO allows, by the cost model: of decodes, or of prompts if the model is an encoder."""
     kv_blocks_total: Count
     kv_blocks_free: Count
     online: ClassLoad
@@ -102,6 +105,8 @@ class WorkerStatus(_Published):
     """Coefficients k0..k4 of the step time in seconds; empty until the cost model is trusted."""
     ttft_p99_seconds: float | None = None
     tpot_p99_seconds: float | None = None
+    latency_p99_seconds: float | None = None
+    """Of a model that returns vectors or scores. It has no TTFT and no TPOT."""
     slo: SloStatus | None = None
     """None: the worker has an older version and does not publish it."""
     generation: int = 0

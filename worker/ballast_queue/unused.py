@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from ballast_log import Log
 from ballast_queue.connection import Connection
 from ballast_queue.errors import QueueError, RefusedCall, UnreadableValue
+from ballast_queue.keys import key_pattern
 from ballast_queue.redis_store import Queue
 from ballast_queue.unreadable import text_of
 
 log = Log(__name__)
 
 REGISTRY = b"ballast:queues"
-BATCH = 100
-"""Jobs whose keys one command removes."""
 ROUNDS = 20
 """Most rounds of due timers of one queue, so that one queue does not hold up the others."""
 
@@ -39,8 +38,6 @@ class UnusedQueues:
 
     def update(self, used: AbstractSet[str]) -> list[str]:
         """Note which queues the resources use now. Run the timers of the others, and return the removed queues.
-
-        A queue with content that cannot be read stays.
 
         Raises:
             QueueUnavailable, QueueForbidden: the server does not answer, or refuses the user.
@@ -64,7 +61,7 @@ class UnusedQueues:
     def _end(self, queue: Queue, since: str, *, is_shared: bool) -> bool:
         """Remove an unused queue if its time is over. Return whether it was removed."""
         run_timers(queue)
-        if queue.workers.statuses():
+        if _has_workers(queue):
             self._note(queue.name, "")
         elif not since:
             self._note(queue.name, repr(queue.now()))
@@ -90,6 +87,14 @@ def _field(name: str, release: str) -> str:
     return f"{name} {release}"  # neither has a blank
 
 
+def _has_workers(queue: Queue) -> bool:
+    """Return whether workers report. They cannot if the value of their statuses has another type."""
+    try:
+        return bool(queue.workers.statuses())
+    except (RefusedCall, UnreadableValue):
+        return False
+
+
 def run_timers(queue: Queue) -> None:
     """Run the due work of a queue without workers, as far as the user's rights admit."""
     with contextlib.suppress(QueueError):
@@ -99,9 +104,7 @@ def run_timers(queue: Queue) -> None:
 
 
 def remove(queue: Queue) -> None:
-    """Delete every key of a queue, its jobs first: after a failure, another call finds the rest."""
-    keys, connection = queue.store.keys, queue.store.connection
-    while ids := queue.jobs.ids()[:BATCH]:
-        connection.unlink([key for job_id in ids for key in keys.parts_of(job_id)])
-        connection.remove_members(keys.jobs, ids)
-    connection.unlink(keys.of_queue())
+    """Delete every key whose name is one of a queue, whatever its value is. After a failure, repeat the call."""
+    connection = queue.store.connection
+    for keys in connection.pages_of_keys(key_pattern(queue.name)):
+        connection.unlink(keys)

@@ -335,12 +335,12 @@ class Driver:
         admissions = self._admitted(scheduled, now) if plan.admit else ()
         prefill = decode = context = ends = 0
         prefill_context = 0.0
-        blocks, ids = self._blocks, self._ids
+        blocks, ids, has_decodes = self._blocks, self._ids, not host.config.is_encoder
         block_tokens = blocks.block_tokens
         for record, num_tokens in pairs:
             start = record.num_computed
             end = record.num_computed = start + num_tokens
-            if record.num_tokens - start == 1:
+            if record.num_tokens - start == 1 and has_decodes:
                 decode += 1
                 context += end
             else:

@@ -57,6 +57,11 @@ class EngineTap:
         return int(self._engine.model_config.max_model_len)
 
     @property
+    def is_encoder(self) -> bool:
+        """Whether the model returns vectors or scores, and generates no text."""
+        return bool(self._engine.model_config.runner_type == "pooling")
+
+    @property
     def device(self) -> str:
         """The kind of device that computes."""
         return str(self._engine.vllm_config.device_config.device_type)

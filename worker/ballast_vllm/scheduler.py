@@ -49,16 +49,30 @@ class _Ballast(PlannedBatch):
         check_config(config, aligns_mamba=self.need_mamba_block_aligned_split)
         self.kv_blocks = KvBlocks(self)
         self.limits = StepLimits(
-            self.scheduler_config.max_num_seqs, self.max_num_scheduled_tokens, num_draft_tokens=self.num_spec_tokens
+            self.scheduler_config.max_num_seqs,
+            self.max_num_scheduled_tokens,
+            num_draft_tokens=self.num_spec_tokens,
+            is_encoder=config.model_config.runner_type == "pooling",
         )
+        self.driver = self.new_driver()
+        self.on_preempted = self._note_preempted
+        self._is_planned = False
+        self._cached = (-inf, 0)
+
+    def clock(self) -> float:
+        """Return the time in seconds."""
+        return time.monotonic()
+
+    def new_driver(self) -> Driver:
+        """Return a driver that has learned nothing."""
         policy = initial(
-            config.additional_config,
+            self.vllm_config.additional_config,
             self.limits,
             num_blocks=self.kv_blocks.num_blocks,
             block_tokens=self.kv_blocks.block_tokens,
         )
         can_chunk = self.scheduler_config.enable_chunked_prefill
-        self.driver = Driver(
+        return Driver(
             policy,
             self,
             self.kv_blocks,
@@ -68,13 +82,11 @@ class _Ballast(PlannedBatch):
             max_tokens=self.max_model_len,
             num_draft_tokens=self.num_spec_tokens,
             planner=self.planner,
+            clock=self.clock,
         )
-        self.on_preempted = self._note_preempted
-        self._is_planned = False
-        self._cached = (-inf, 0)
 
     def add_request(self, request: Any) -> None:
-        now = time.monotonic()
+        now = self.clock()
         self.driver.leave(self.finished_req_ids, now)  # its id may be in use again
         is_known = request.request_id in self.requests
         super().add_request(request)
@@ -86,7 +98,7 @@ class _Ballast(PlannedBatch):
             self.driver.enter(request, now, time.time())
 
     def schedule(self, *args: Any) -> Any:
-        now = time.monotonic()
+        now = self.clock()
         driver = self.driver
         driver.leave(self.finished_req_ids, now)
         if self.pause_state == PauseState.PAUSED_ALL or not driver.live:
@@ -105,7 +117,7 @@ class _Ballast(PlannedBatch):
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         is_step = bool(scheduler_output.num_scheduled_tokens)
         driver = self.driver
-        now = time.monotonic()
+        now = self.clock()
         if is_step:
             driver.arrived(now)
         driver.leave(self.finished_req_ids, now)  # aborted during the step
@@ -133,7 +145,7 @@ class _Ballast(PlannedBatch):
 
     def ballast_stats(self, since: int = 0) -> stats.Message:
         """Return all figures, and the steps after the step with the number `since`."""
-        now = time.monotonic()
+        now = self.clock()
         self.driver.leave(self.finished_req_ids, now)
         if now - self._cached[0] > CACHED_SECONDS:
             self._cached = now, self.kv_blocks.num_cached

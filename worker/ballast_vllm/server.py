@@ -16,6 +16,7 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
+from ballast_api.errors import InvalidConfig
 from ballast_api.worker_config import WorkerConfig
 from ballast_engine.request import FinishReason
 from ballast_log import Log
@@ -188,12 +189,23 @@ class VllmServer:
                 f"vLLM runs {self.tap.num_servers} API server processes, and Ballast supports one: each would have its "
                 "own limits and count only its own requests. Remove --api-server-count"
             )
+        if problem := self._slo_problem(self.config):
+            raise NotServed(problem)
         has_keys = self.config.runtime.api_keys_file is not None
         if has_keys and _api_key(self._app.state.args):
             raise NotServed(
                 "Both vLLM's --api-key (or VLLM_API_KEY) and Ballast's runtime.apiKeysFile are set, and a request has "
                 "one key. Remove --api-key"
             )
+
+    def _slo_problem(self, config: WorkerConfig) -> str | None:
+        """Return a sentence if the configuration has the SLO of another kind of model."""
+        if config.slo.latency_milliseconds is None or self.tap.is_encoder:
+            return None
+        return (
+            "slo.latencyMilliseconds is the SLO of a model that returns vectors or scores, and this model generates "
+            "text. Set slo.ttftMilliseconds and slo.tpotMilliseconds"
+        )
 
     def _start_ports(self) -> None:
         """Serve what names tenants on a port of its own, and both ports with one certificate, as a worker does.
@@ -240,7 +252,6 @@ class VllmServer:
     def _start_watcher(self) -> None:
         if self._path is None:
             return
-        model = str(self._app.state.args.model)
         also = settings.watched_files(
             self.config,
             reload_keys=self._reload_keys,
@@ -252,9 +263,15 @@ class VllmServer:
             self.loaded,
             self._apply,
             also=also,
-            parse=lambda text, source: configuration.parse(text, source, model=model),
+            parse=self._parse,
         )
         self._watcher.start()
+
+    def _parse(self, text: str, source: str) -> WorkerConfig:
+        config = configuration.parse(text, source, model=str(self._app.state.args.model))
+        if problem := self._slo_problem(config):
+            raise InvalidConfig(source, [problem])
+        return config
 
     def _keep(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
@@ -308,8 +325,11 @@ class VllmServer:
         slo = self.config.slo
         is_online = call.request_class is RequestClass.ONLINE
         timing, caller = call.timing, call.caller
-        timing.ttft_slo = caller.ttft_seconds or (slo.ttft_milliseconds / 1000 if is_online else None)
-        timing.tpot_slo = caller.tpot_seconds or (slo.tpot_milliseconds / 1000 if is_online else None)
+        if slo.latency_milliseconds is None:
+            timing.ttft_slo = caller.ttft_seconds or (slo.seconds("ttft") if is_online else None)
+            timing.tpot_slo = caller.tpot_seconds or (slo.seconds("tpot") if is_online else None)
+        else:
+            timing.latency_slo = caller.ttft_seconds or (slo.seconds("latency") if is_online else None)
         self.calls.add(call)
         self._num_entered[call.request_class] += 1
 
@@ -395,7 +415,7 @@ class VllmServer:
 
     async def _sample(self) -> None:
         now = time.monotonic()
-        self.recorder.judge_ttft((call.timing for call in self.calls if call.requests), now)
+        self.recorder.judge((call.timing for call in self.calls if call.requests), now)
         self.tap.sweep()
         if self.feeder is not None and self.models != self._queue_models:  # an adapter was loaded
             self.feeder.configure(self._queue_settings())

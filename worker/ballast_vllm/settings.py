@@ -63,10 +63,14 @@ class StepLimits:
     """Most tokens of a step."""
     num_draft_tokens: int = 0
     """Most draft tokens of a decode."""
+    is_encoder: bool = False
+    """Whether the model returns vectors or scores. Only its SLO limits a step, so a chunk is a whole step."""
 
     def fit(self, config: PolicyConfig) -> PolicyConfig:
         """Return the configuration with slots and chunk that vLLM can carry out in one step."""
         slots = max(1, min(config.slots, self.max_num_seqs))
+        if self.is_encoder:
+            return replace(config, slots=slots, chunk_tokens=self.max_step_tokens, tpot=inf, is_encoder=True)
         left = self.max_step_tokens - slots * (1 + self.num_draft_tokens)
         chunk = max(1, min(config.chunk_tokens, max(LEAST_CHUNK, left // ONLINE_CHUNKS)))
         if (slots, chunk) == (config.slots, config.chunk_tokens):

@@ -226,7 +226,8 @@ def _requests(figures: ScrapeData) -> Iterator[Metric]:
     yield counter(
         "ballast_slo_requests",
         "Requests with an SLO, by whether it was met. TTFT counts at the first token, or when its SLO passes without "
-        "one; TPOT at the end.",
+        "one; TPOT at the end; the latency of a model that returns vectors or scores at the end, or when its SLO "
+        "passes before.",
         ("class", "slo", "met"),
         [
             ((c.value, slo, str(met).lower()), sum(r.slo[c, slo, met] for r in recorders))

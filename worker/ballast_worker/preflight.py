@@ -28,6 +28,11 @@ def prepare(config: WorkerConfig) -> socket.socket:
             "engine.backend is vllm: start `ballast-vllm` in an environment with vLLM and `pip install "
             "'ballast[vllm]'`, or set engine.backend to native"
         )
+    if config.slo.latency_milliseconds is not None:
+        raise NotServed(
+            "slo.latencyMilliseconds is the SLO of a model that returns vectors or scores, and the native engine only "
+            "generates text. Set slo.ttftMilliseconds and slo.tpotMilliseconds, or engine.backend to vllm"
+        )
     model_directory(config)
     if config.runtime.api_keys_file is not None:
         ApiKeys.load(config.runtime.api_keys_file)

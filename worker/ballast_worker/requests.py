@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from math import ceil
+from math import ceil, floor
 
 from ballast_engine.request import FinishReason
 from ballast_policy.request import RequestClass
 from ballast_queue.status import SloStatus
 from ballast_worker.histogram import Histogram
 
+SLOS = ("ttft", "tpot", "latency")
 WINDOW_SECONDS = 60.0
 """The window of the percentiles in the worker's status."""
 
@@ -41,10 +42,21 @@ class RequestTiming:
     ttft_slo: float | None = None
     """The TTFT SLO; None without one."""
     tpot_slo: float | None = None
+    latency_slo: float | None = None
+    """The SLO of the whole request, for a model that returns vectors or scores. Then it has no other SLO."""
     first_at: float | None = None
     """When the first token was generated."""
-    is_ttft_judged: bool = False
-    """Whether its TTFT is in the counts of the SLO."""
+    answered_at: float | None = None
+    """When the whole answer was there."""
+    is_judged: bool = False
+    """Whether its TTFT or its latency is in the counts of the SLO."""
+
+    @property
+    def judged(self) -> tuple[str, float | None, float | None]:
+        """Return what `Recorder.judge` counts: its name, its SLO, and when it was reached."""
+        if self.latency_slo is not None:
+            return "latency", self.latency_slo, self.answered_at
+        return "ttft", self.ttft_slo, self.first_at
 
 
 class Recorder:
@@ -56,11 +68,11 @@ class Recorder:
         self.latency = {c: Histogram() for c in RequestClass}
         self.prompt_tokens = dict.fromkeys(RequestClass, 0)
         self.outcomes = {(c, o): 0 for c in RequestClass for o in RequestOutcome}
-        self.slo = {(c, slo, met): 0 for c in RequestClass for slo in ("ttft", "tpot") for met in (True, False)}
-        self.recent: deque[tuple[float, float, float | None]] = deque(maxlen=8192)
-        """End, TTFT and TPOT of online requests, for the percentiles."""
-        self.judged: deque[tuple[float, str, bool]] = deque(maxlen=16384)
-        """End, `ttft` or `tpot`, and whether the SLO was met, of online requests, for the shares."""
+        self.slo = {(c, slo, met): 0 for c in RequestClass for slo in SLOS for met in (True, False)}
+        self.recent: deque[tuple[float, float, float | None, float]] = deque(maxlen=8192)
+        """End, TTFT, TPOT and latency of online requests, for the percentiles."""
+        self._judged: deque[tuple[float, dict[tuple[str, bool], int]]] = deque(maxlen=int(WINDOW_SECONDS) + 1)
+        """Second, and the online requests judged in it by SLO and whether they met it, for the shares."""
 
     def refused(self, request_class: RequestClass, outcome: RequestOutcome) -> None:
         """Count a request that never reached the engine."""
@@ -71,13 +83,16 @@ class Recorder:
         request_class = timing.request_class
         self.outcomes[request_class, RequestOutcome(reason)] += 1
         self.prompt_tokens[request_class] += num_prompt
+        is_answered = timing.first_at is not None and reason in {FinishReason.STOP, FinishReason.LENGTH}
+        if is_answered:
+            timing.answered_at = at
+        self.judge((timing,), at)  # without an answer, too: the client may have given up too late
         if timing.first_at is None:
-            self.judge_ttft((timing,), at)  # the client may have given up too late
             return
         ttft = timing.first_at - timing.arrival
-        self.ttft[request_class].observe(ttft)
-        self.judge_ttft((timing,), at)
-        if reason not in {FinishReason.STOP, FinishReason.LENGTH}:
+        if timing.latency_slo is None:
+            self.ttft[request_class].observe(ttft)
+        if not is_answered:
             return
         self.latency[request_class].observe(at - timing.arrival)
         tpot = (at - timing.first_at) / (num_output - 1) if num_output > 1 else None
@@ -85,43 +100,55 @@ class Recorder:
             self.tpot[request_class].observe(tpot)
             self._judge(request_class, "tpot", tpot, timing.tpot_slo, at=at)
         if request_class is RequestClass.ONLINE:
-            self.recent.append((at, ttft, tpot))
+            self.recent.append((at, ttft, tpot, at - timing.arrival))
 
-    def judge_ttft(self, timings: Iterable[RequestTiming], now: float) -> None:
-        """Count each TTFT that is known, once: the first token came, or the SLO passed without it.
+    def judge(self, timings: Iterable[RequestTiming], now: float) -> None:
+        """Count each TTFT or latency that is known, once: it was reached, or its SLO passed without it.
 
         In an overload a late request may wait for as long as the overload lasts. Its miss counts while it waits.
         """
         for timing in timings:
-            if timing.ttft_slo is None or timing.is_ttft_judged:
+            name, slo, reached = timing.judged
+            if slo is None or timing.is_judged:
                 continue
-            waited = (now if timing.first_at is None else timing.first_at) - timing.arrival
-            if timing.first_at is not None or waited > timing.ttft_slo:
-                timing.is_ttft_judged = True
-                self._judge(timing.request_class, "ttft", waited, timing.ttft_slo, at=now)
+            waited = (now if reached is None else reached) - timing.arrival
+            if reached is not None or waited > slo:
+                timing.is_judged = True
+                self._judge(timing.request_class, name, waited, slo, at=now)
 
     def num_ended(self) -> dict[RequestClass, int]:
         """Return the requests of each class that left the engine so far."""
         inside = (RequestOutcome.STOP, RequestOutcome.LENGTH, RequestOutcome.ABORTED, RequestOutcome.FAILED)
         return {c: sum(self.outcomes[c, outcome] for outcome in inside) for c in RequestClass}
 
-    def p99(self, now: float) -> tuple[float | None, float | None]:
-        """Return the 99th percentile of TTFT and TPOT of online requests in the window; None without requests."""
+    def p99(self, now: float) -> tuple[float | None, float | None, float | None]:
+        """Return the 99th percentile of TTFT, TPOT and latency of online requests in the window.
+
+        Each is None without requests. At a high rate, the last 8,192 requests count.
+        """
         rows = [row for row in list(self.recent) if row[0] >= now - WINDOW_SECONDS]
-        return _p99([row[1] for row in rows]), _p99([row[2] for row in rows if row[2] is not None])
+        tpot = [row[2] for row in rows if row[2] is not None]
+        return _p99([row[1] for row in rows]), _p99(tpot), _p99([row[3] for row in rows])
 
     def slo_status(self, now: float) -> SloStatus:
         """Return how many online requests were judged by the SLO in the last minute, and how many met it."""
-        counts = Counter((slo, met) for at, slo, met in list(self.judged) if at >= now - WINDOW_SECONDS)
-        ttft, tpot = ((counts[slo, True] + counts[slo, False], counts[slo, True]) for slo in ("ttft", "tpot"))
-        return SloStatus(ttft_judged=ttft[0], ttft_met=ttft[1], tpot_judged=tpot[0], tpot_met=tpot[1])
+        found = [counts for second, counts in list(self._judged) if second >= floor(now - WINDOW_SECONDS)]
+        met, missed = (
+            {slo: sum(each.get((slo, is_met), 0) for each in found) for slo in SLOS} for is_met in (True, False)
+        )
+        counts = {f"{slo}_met": met[slo] for slo in SLOS} | {f"{slo}_judged": met[slo] + missed[slo] for slo in SLOS}
+        return SloStatus(**counts)
 
     def _judge(self, request_class: RequestClass, slo: str, value: float, limit: float | None, *, at: float) -> None:
         if limit is None:
             return
-        self.slo[request_class, slo, value <= limit] += 1
+        is_met = value <= limit
+        self.slo[request_class, slo, is_met] += 1
         if request_class is RequestClass.ONLINE:
-            self.judged.append((at, slo, value <= limit))
+            if not self._judged or self._judged[-1][0] != floor(at):
+                self._judged.append((floor(at), {}))
+            counts = self._judged[-1][1]
+            counts[slo, is_met] = counts.get((slo, is_met), 0) + 1
 
 
 def _p99(values: list[float]) -> float | None:

@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -107,8 +108,8 @@ def policy_config(config: WorkerConfig, current: PolicyConfig) -> PolicyConfig:
         chunk_tokens=config.engine.prefill_chunk_tokens,
         offline_share=offline.reserved_percent / 100,
         offline_max_share=offline.max_percent / 100,
-        ttft=config.slo.ttft_milliseconds / 1000,
-        tpot=config.slo.tpot_milliseconds / 1000,
+        ttft=config.slo.seconds("latency") or config.slo.seconds("ttft") or inf,
+        tpot=config.slo.seconds("tpot") or inf,
         max_interference=None if offline.max_interference_percent is None else offline.max_interference_percent / 100,
         objective=config.slo.objective_percent / 100,
         batch_window=offline.batch_window_milliseconds / 1000,

@@ -138,7 +138,8 @@ def worker_status(server: StatusSource, stats: EngineStats) -> WorkerStatus:
     """Return the status of a server with these counters."""
     identity, policy, rates, feeder = server.identity, server.policy, server.rates, server.feeder
     now = time.monotonic()
-    ttft, tpot = server.recorder.p99(now)
+    ttft, tpot, latency = server.recorder.p99(now)
+    is_encoder = server.loaded.config.slo.latency_milliseconds is not None
     # A thousand tenants may be declared: those that were served.
     tenants = {tenant for request_class, tenant in stats.service if request_class is RequestClass.OFFLINE}
     return WorkerStatus(
@@ -161,8 +162,9 @@ def worker_status(server: StatusSource, stats: EngineStats) -> WorkerStatus:
         offline_items_per_second=round(rates.offline_items, 4),
         offline_tokens_per_second=round(rates.offline_tokens, 3),
         cost_model=_coefficients(stats),
-        ttft_p99_seconds=ttft,
+        ttft_p99_seconds=None if is_encoder else ttft,
         tpot_p99_seconds=tpot,
+        latency_p99_seconds=latency if is_encoder else None,
         slo=server.recorder.slo_status(now),
         generation=server.loaded.config.runtime.generation,
         config_hash=server.loaded.content_hash,

@@ -177,8 +177,8 @@ class Worker:
         """Return the timing of an HTTP request that the engine has, with its SLO."""
         slo = self.config.slo
         is_online = request.request_class is RequestClass.ONLINE
-        ttft = request.ttft_seconds or (slo.ttft_milliseconds / 1000 if is_online else None)
-        tpot = request.tpot_seconds or (slo.tpot_milliseconds / 1000 if is_online else None)
+        ttft = request.ttft_seconds or (slo.seconds("ttft") if is_online else None)
+        tpot = request.tpot_seconds or (slo.seconds("tpot") if is_online else None)
         timing = self._answering[stream] = RequestTiming(request.request_class, arrival, ttft, tpot)
         return timing
 
@@ -238,7 +238,7 @@ class Worker:
         now = time.monotonic()
         for stream, timing in self._answering.items():
             timing.first_at = stream.first_at
-        self.recorder.judge_ttft(self._answering.values(), now)
+        self.recorder.judge(self._answering.values(), now)
         stats = self.engine.stats()
         num_online = self.loop.num_entered(RequestClass.ONLINE)
         started = {RequestClass.ONLINE: num_online, RequestClass.OFFLINE: self.loop.num_started}

@@ -11,6 +11,7 @@ from ballast_operator.kinds import Body
 
 MODEL_DIRECTORY = "/models"
 CACHE_DIRECTORY = "/cache"
+CACHE_VOLUME = "cache"
 FETCHED_DIRECTORY = "/fetched"
 """Directory of fetched adapters if a claim is mounted at `MODEL_DIRECTORY`."""
 CLAIMS_DIRECTORY = "/claims"
@@ -134,6 +135,16 @@ def is_cached(resource: InferenceDeployment) -> bool:
     """Return true if pods share fetched files."""
     model = resource.spec.model
     return model.cache_path is not None or (model.cache is not None and model.cache.persistent_volume_claim is not None)
+
+
+def cache_mount(resource: InferenceDeployment) -> Body:
+    """Return the mount of the cache.
+
+    Of a directory of the node, a namespace sees its own part only: whoever chooses the image of a worker can write to
+    the cache, and must not change the models of others. The kubelet creates the part, with the mode of the directory.
+    """
+    mount = {"name": CACHE_VOLUME, "mountPath": CACHE_DIRECTORY}
+    return mount if resource.spec.model.cache_path is None else mount | {"subPath": resource.metadata.namespace}
 
 
 def _fetched_files(resource: InferenceDeployment) -> Body:

@@ -29,6 +29,7 @@ from ballast_operator.children.config import (
 from ballast_operator.children.files import (
     CACHE_DIRECTORY,
     FileSource,
+    cache_mount,
     fetched_mount,
     file_mounts,
     file_volumes,
@@ -205,7 +206,7 @@ def _fetch(resource: InferenceDeployment, source: FileSource, *, image: str) -> 
     mounts = [fetched_mount(resource), {"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108 - the pod's own
     if is_cached(resource):
         command += ["--cache", CACHE_DIRECTORY]
-        mounts.append({"name": "cache", "mountPath": CACHE_DIRECTORY})
+        mounts.append(cache_mount(resource))
     container = _container(resource, FETCH if is_model else f"{FETCH}-{source.name}", image=image) | {
         "command": command,
         "env": _environment(resource),
@@ -276,7 +277,7 @@ def _mounts(resource: InferenceDeployment, *, own_keys: frozenset[str]) -> Itera
         yield {"name": "tls", "mountPath": TLS_DIRECTORY, "readOnly": True}
     yield from file_mounts(resource)
     if is_cached(resource):
-        yield {"name": "cache", "mountPath": CACHE_DIRECTORY, "readOnly": True}
+        yield cache_mount(resource) | {"readOnly": True}
 
 
 def _resources(resource: InferenceDeployment) -> Body:

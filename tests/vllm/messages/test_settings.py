@@ -52,6 +52,22 @@ def test_a_wrong_message_is_refused_with_its_field(message, sentence):
         changed(CONFIG, message)
 
 
+def test_only_its_slo_limits_a_step_of_an_encoder():
+    limits = replace(LIMITS, is_encoder=True)
+    config = limits.fit(replace(CONFIG, slots=500, chunk_tokens=512, ttft=0.03, tpot=0.1))
+
+    assert config.is_encoder
+    assert (config.slots, config.chunk_tokens, config.ttft, config.tpot) == (64, 2048, 0.03, inf)
+
+
+def test_the_latency_slo_of_the_file_is_that_of_the_whole_request(tmp_path):
+    file = tmp_path / "worker.yaml"
+    file.write_text("model: {uri: /models/tiny}\nslo: {latencyMilliseconds: 30}\n")
+    config = initial({"ballast": {"config": str(file)}}, LIMITS, num_blocks=100, block_tokens=16)
+
+    assert (config.ttft, config.tpot) == (0.03, inf)
+
+
 def test_slots_and_chunk_stay_within_a_step_of_vllm():
     config = LIMITS.fit(replace(CONFIG, slots=500, chunk_tokens=100_000))
 

@@ -60,10 +60,19 @@ class Serving:
         return {name: float(value) for name, value in pairs}
 
     def engine_core(self) -> int:
-        """The process id of EngineCore."""
-        found = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
-        rows = [line.split(None, 2) for line in found.splitlines()]
-        return next(int(pid) for pid, parent, name in rows if int(parent) == self.process.pid and "EngineCore" in name)
+        """Return the process id of EngineCore."""
+        return _children(self.process.pid, "EngineCore")[0]
+
+    def ranks(self) -> list[int]:
+        """Return the process ids of the ranks that share the model."""
+        return _children(self.engine_core(), "Worker")
+
+
+def _children(parent: int, word: str) -> list[int]:
+    """Return the child processes whose name has the word."""
+    found = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
+    rows = [line.split(None, 2) for line in found.splitlines()]
+    return [int(pid) for pid, ppid, name in rows if int(ppid) == parent and word in name]
 
 
 def _free_port() -> int:

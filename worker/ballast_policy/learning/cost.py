@@ -84,16 +84,17 @@ class CostModel:
     def batch_ceiling(
         self, *, slots: int, mean_context: float, tpot: float = inf, ttft: float = inf, prompt: int = 0
     ) -> int:
-        """Return the largest decode batch, 1 to `slots`, that the SLO allows; `slots` if the model is not trusted.
+        """Return the largest batch, 1 to `slots`, that the SLO allows; `slots` if the model is not trusted.
 
         A step of n decodes takes at most `tpot`. A request that arrives as a step starts and prefills in the next one,
-        beside n - 1 decodes, has its first token within `ttft`.
+        beside n - 1 decodes, has its first token within `ttft`. Without decodes and `tpot`, the batch is n prompts.
         """
         if not self.is_trusted:
             return slots
+        each = self.prefill(0, prompt) if tpot == inf and not mean_context else 0.0
 
         def of_slo(size: int) -> float:
-            step, before = (self.k0 + self.decode(mean_context, num=number) for number in (size, size - 1))
+            step, before = (self.k0 + (n * each or self.decode(mean_context, num=n)) for n in (size, size - 1))
             return max(step / tpot, (step + before + self.prefill(0, prompt, size - 1)) / ttft)
 
         return max(1, bisect_right(range(1, slots + 1), 1 + 1e-12, key=of_slo))
@@ -104,12 +105,12 @@ class Fit:
 
     Steps with prefill and steps of decodes alone are kept apart, so that no kind displaces the other. Errors are
     relative to the time of the step. The model is trusted while it predicts half of the steps within `_trusted_error`,
-    and if there are steps of different sizes (`_is_varied`). `capacity` bounds memory. Half or twice of `_least` or
-    `_trusted_error` changes the total by 0.1 points at most (sparse-2s).
+    and if there are steps of different sizes (`_is_varied`), which an encoder needs not have. `capacity` bounds memory.
+    Half or twice of `_least` or `_trusted_error` changes the total by 0.1 points at most (sparse-2s).
     """
 
-    def __init__(self, *, capacity: int = 256, expert_share: float = 0.0) -> None:
-        self._least, self._trusted_error = 16, 0.25
+    def __init__(self, *, capacity: int = 256, expert_share: float = 0.0, is_encoder: bool = False) -> None:
+        self._least, self._trusted_error, self._is_encoder = 16, 0.25, is_encoder
         choices = _CHOICES if expert_share else (1.0,)
         self._missed = [(1.0 - expert_share) ** choice for choice in choices]
         self._recent: tuple[deque[tuple[float, ...]], ...] = (deque(maxlen=capacity), deque(maxlen=capacity))
@@ -134,6 +135,8 @@ class Fit:
         rows = np.array([*self._recent[0], *self._recent[1]], np.float64)
         features, seconds = rows[:, :5], rows[:, 5]
         tokens, least_error, seen = features[:, 1] + features[:, 3], inf, self._is_varied(features)
+        if self._is_encoder:  # in steps of one size, all time counts as that of tokens
+            features[:, 0], seen = tokens.min() < 0.9 * tokens.max(), True
         for missed in self._missed:
             weighted = np.column_stack((features, 1.0 - missed**tokens)) / seconds[:, None]
             coefficients = non_negative_least_squares(weighted)

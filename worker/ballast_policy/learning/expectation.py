@@ -49,6 +49,8 @@ class Expectation:
     """Share of `max_output` that a request is expected to generate while the lengths of its class are unknown."""
     online_until: float = -inf
     """Time until which the next online request is expected; -inf if no request has arrived."""
+    online_rate: float = 0.0
+    """Online requests per second."""
     online_spread: float = 0.0
     """Standard deviation of the online prompt tokens of one second; of `t` seconds it is `sqrt(t)` times that."""
     online_answer: float = 0.0
@@ -112,7 +114,7 @@ class ExpectationLearner:
         self._count, self._seconds, self._last = keep * self._count + 1, keep * self._seconds + gap, now
         rate = self._count / max(self._seconds, BURST_SECONDS)
         until = now + max(BURST_SECONDS, SILENT_GAPS / rate)
-        self.expectation = replace(self.expectation, online_until=until)
+        self.expectation = replace(self.expectation, online_until=until, online_rate=rate)
 
     def finished(self, request: Request) -> None:
         self._lengths[request.request_class].append(request.num_output)

@@ -157,12 +157,10 @@ class Interference:
         share = self.allowance.share
         if self.cap is not None and share is not None:
             target, moved = _TARGET * self.cap, seconds / _LATENCY_SECONDS
-            if min(len(self._ttft), len(self._tpot)) >= _LEAST:
-                self.inflation = max(_inflation(self._ttft), _inflation(self._tpot))
-                share += (target - self.inflation) * moved
-            else:
-                self.inflation = 0.0
-                share += (target - share) * moved
+            measured = [found for found in (self._ttft, self._tpot) if found]
+            is_known = min(map(len, measured), default=0) >= _LEAST
+            self.inflation = max(map(_inflation, measured)) if is_known else 0.0
+            share += (target - (self.inflation if is_known else share)) * moved
             share = min(max(0.0, share), 4 * self.cap)
         ratio = min(1.0, self.allowance.lending_ratio + seconds / _RECOVERY_SECONDS)
         num_lost, may_lose = sum(self._lost), (1 - self.objective) * max(len(self._lost), _FEW)

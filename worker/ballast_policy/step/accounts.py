@@ -135,11 +135,10 @@ def choose_victims(
     gains = {request: request.num_private_blocks + (request in growing) for request in candidates}
     if sum(gains.values()) < num_blocks:
         return None
-    usable = [request for request, gain in gains.items() if gain]
-    usable.sort(key=lambda request: (request.priority, unrecoverable(request, block_tokens), -request.seq))
+    usable = (request for request, gain in gains.items() if gain)
     chosen: list[Request] = []
     surplus = -num_blocks
-    for request in usable:
+    for request in sorted(usable, key=lambda r: (r.priority, unrecoverable(r, block_tokens), -r.seq)):
         if surplus >= 0:
             break
         chosen.append(request)

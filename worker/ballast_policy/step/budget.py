@@ -51,7 +51,7 @@ class OnlineStep:
 
 def most_prefill(config: PolicyConfig, cost: CostModel) -> int:
     """Return the most prefill tokens of a step: several chunks if an SLO and step times are known."""
-    is_paced = cost.is_trusted and min(config.ttft, config.tpot) < inf
+    is_paced = cost.is_trusted and min(config.ttft, config.tpot) < inf and not config.is_encoder
     return config.chunk_tokens * (ONLINE_CHUNKS if is_paced else 1)
 
 
@@ -92,7 +92,7 @@ def idle_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
     if snapshot.now <= snapshot.expectation.online_until:
         bound = min(bound, _idle_cap_bound(snapshot))
     longest = max([request.num_tokens for request in (*snapshot.residents, *snapshot.waiting)], default=0)
-    token = max(cost.decode(longest), cost.prefill(longest, 1))
+    token = max(cost.decode(longest), cost.prefill(0, longest) if config.is_encoder else cost.prefill(longest, 1))
     return max(bound, _IDLE_STEP * cost.k0, (cost.k0 + token) * (1 + ROUNDING), part.seconds)
 
 
@@ -101,10 +101,13 @@ def prefill_limits(snapshot: EngineSnapshot, part: OnlineStep) -> tuple[float, f
 
     This step may last until the first decode would fall behind its mean TPOT. In the first tokens, which nearly all
     answers have, a decode may fall behind as far as it catches up by their end. The second figure is one TPOT, or a
-    step of which prefill has a third. Both are infinite without decodes.
+    step of which prefill has a third. Both are infinite without decodes. A step of an encoder takes at most half of
+    the TTFT: a request waits for one step, and ends with the next.
     """
     now, fixed, short = snapshot.now, part.fixed, _beginning(snapshot)
     least_tpot = until = inf
+    if snapshot.config.is_encoder:
+        return snapshot.config.ttft / 2, inf
     for request in part.decodes:
         tpot, num_output = request.tpot, request.num_output
         left = request.first_token + num_output * tpot - now
@@ -129,7 +132,10 @@ def _beginning(snapshot: EngineSnapshot) -> float:
 def _newcomer_bound(snapshot: EngineSnapshot, part: OnlineStep, saved: float = 0.0) -> float:
     """Return the longest step after which a newcomer is in time in its own step; one TPOT if it is late in any case."""
     config, cost, prompt = snapshot.config, snapshot.cost, snapshot.typical_prompt
-    left = config.ttft - part.fixed - cost.prefill(0, prompt, len(part.decodes))
+    takes = cost.prefill(0, prompt, len(part.decodes))
+    left = config.ttft - part.fixed - takes
+    if config.is_encoder:  # the newcomer shares its step with all that arrive meanwhile
+        return left / (1 + snapshot.expectation.online_rate * takes)
     if config.can_suspend and saved:
         left = max(left, part.seconds + saved - (cost.k0 + cost.prefill(0, prompt)) / SUSPENDED_SHARE)
     return left if left > part.seconds else part.seconds + min(config.tpot, config.ttft)
@@ -219,6 +225,7 @@ def _prefill_slack(snapshot: EngineSnapshot, part: OnlineStep) -> float:
     now, fixed, chunk = snapshot.now, part.fixed, snapshot.config.chunk_tokens
     cost, num_decodes, k1, k2 = snapshot.cost, len(part.decodes), snapshot.cost.k1, snapshot.cost.k2
     slack, tokens, context = inf, 0, 0.0
+    least = part.seconds if snapshot.config.is_encoder else 0.0  # all prompts end with the step
     for request in islice(part.pending, _MOST_BOUNDING):  # `attended` and `next_deadline` written out: many wait
         computed, cached = request.num_computed, request.num_cached
         if cached > computed:
@@ -230,7 +237,7 @@ def _prefill_slack(snapshot: EngineSnapshot, part: OnlineStep) -> float:
         if request.num_output:
             due += request.num_output * request.tpot
         step = fixed + cost.experts(min(tokens, chunk), num_decodes)
-        left = due - now - (-(-tokens // chunk) * step + k1 * tokens + k2 * context)
+        left = due - now - max(least, -(-tokens // chunk) * step + k1 * tokens + k2 * context)
         if 0 <= left < slack:
             slack = left
     return slack

@@ -71,11 +71,8 @@ class ClassRequests:
         return reserved_first(ordered, TenantSlots(reserved, {})) if reserved else ordered
 
     def remove(self, gone: set[Request]) -> None:
-        self.parked = [request for request in self.parked if request not in gone]
-        self.prefills = [request for request in self.prefills if request not in gone]
-        self.leaving = [request for request in self.leaving if request not in gone]
-        self.growing = [request for request in self.growing if request not in gone]
-        self.decodes = [request for request in self.decodes if request not in gone]
+        for name in ("parked", "prefills", "leaving", "growing", "decodes"):
+            setattr(self, name, [request for request in getattr(self, name) if request not in gone])
         self.context = sum([request.num_tokens for request in self.decodes])
 
 

@@ -71,6 +71,10 @@ class StepDraft:
     def has_online(self) -> bool:
         return bool(self.online.waiting or self.online.num_blocks or self.online.started)
 
+    def is_whole(self, num_tokens: int) -> bool:
+        """Return whether a prompt of this size is computed in one step."""
+        return self.config.is_encoder and num_tokens <= self.config.chunk_tokens
+
     def start(self, request: Request, num_tokens: int, reason: Reason) -> None:
         """Admit or resume a request, promise it the blocks of its prompt, and grant it tokens."""
         group, draft = self._group(request), self.draft

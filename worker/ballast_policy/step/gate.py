@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from heapq import merge
 
 from ballast_policy.fairness.order import ranked
 from ballast_policy.fairness.tenant_slots import reserved_first, tenant_slots
@@ -108,23 +108,11 @@ def candidates(group: ClassRequests, waiting: Sequence[Request]) -> Iterable[Req
 
     Within a priority, tenants below their reservation go first.
     """
-    ordered = _merge(group, waiting) if group.parked else waiting
+    ordered: Iterable[Request] = waiting
+    if group.parked:
+        service = group.ledger.services.get
+        ordered = merge(
+            ranked(group.parked, group.ledger), waiting, key=lambda r: (-r.priority, service(r.tenant, 0.0))
+        )
     slots = tenant_slots(group.ledger, group.running + group.started)
     return ordered if slots is None else reserved_first(ordered, slots)
-
-
-def _merge(group: ClassRequests, waiting: Sequence[Request]) -> Iterator[Request]:
-    service = group.ledger.services.get
-    parked = ranked(group.parked, group.ledger)
-    turns = [(-request.priority, service(request.tenant, 0.0)) for request in parked]
-    index = 0
-    for position, request in enumerate(waiting):
-        turn = (-request.priority, service(request.tenant, 0.0))
-        while turns[index] <= turn:
-            yield parked[index]
-            index += 1
-            if index == len(parked):
-                yield from islice(waiting, position, None)
-                return
-        yield request
-    yield from islice(parked, index, None)

@@ -186,8 +186,9 @@ class _Lending:
         self.reserved_seconds = self.reserved.seconds(self.step, self.step.blocks.free) if self.reserved.tokens else 0.0
 
     def _lent_tokens(self, wanted: int, num_computed: int) -> int:
-        limit = min(wanted, self.chunk)
-        return self.step.cost.largest_chunk(self.remaining, num_computed, limit, self.step.time.num_tokens)
+        limit, step = min(wanted, self.chunk), self.step
+        tokens = step.cost.largest_chunk(self.remaining, num_computed, limit, step.time.num_tokens)
+        return 0 if tokens < wanted and step.is_whole(num_computed + wanted) else tokens
 
     def _has_kv(self, request: Request) -> bool:
         """Return whether a request finds all its blocks, and a newcomer beside others also those of the peak."""

@@ -145,14 +145,16 @@ class _Service:
         step, time, draft = self.step, self.step.time, self.step.draft
         done = computed(request) + draft.prefill_grants.get(request, 0)
         chunk = max(0, time.chunk - self.reserved.tokens_without(draft.gone))
-        limit = min(request.num_tokens - done, int(share * chunk))
-        if self.until == inf:
-            return limit
-        granted = step.cost.largest_chunk(share * (self.until - time.seconds), done, limit, time.num_tokens)
-        if share < 1:
-            return granted
+        wanted = request.num_tokens - done
+        granted = limit = min(wanted, int(share * chunk))
         least = int(LEAST_SHARE * step.config.chunk_tokens) - (most_prefill(step.config, step.cost) - time.chunk)
-        return max(granted, min(least, limit))
+        if self.until < inf:
+            granted = step.cost.largest_chunk(share * (self.until - time.seconds), done, limit, time.num_tokens)
+            if share == 1:
+                granted = max(granted, min(least, limit))
+        if granted < wanted and step.is_whole(request.num_tokens):
+            return wanted if limit == wanted and least > 0 else 0
+        return granted
 
     def _start(self, request: Request, tokens: int) -> Reason | None:
         """Resume or admit a request. Return the reason if it cannot start."""

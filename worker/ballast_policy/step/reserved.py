@@ -67,7 +67,7 @@ def _start(step: StepDraft, num_free: int, tokens: int) -> int:
     offline, held_blocks = step.offline, 0
     for request in candidates(offline, offline.waiting):
         left = request.num_tokens - computed(request)
-        granted = 1 if left == 1 else min(left, tokens)
+        granted = left if left == 1 or (tokens > 0 and step.is_whole(request.num_tokens)) else min(left, tokens)
         is_behind = held_blocks > 0 and request.phase is WAITING
         if granted < 1 or is_behind or step.tenant_slots_left.get(request.tenant, 1) < 1 or not _fits(step, request):
             continue

@@ -25,13 +25,10 @@ def suspendable_seconds(step: StepDraft) -> float:
     decodes = online.decodes + started if started else online.decodes
     if decodes and seconds <= 2 * step.cost.k0:
         return 0.0
-    now = step.snapshot.now
+    now, slack = step.snapshot.now, step.config.ttft
     end = now + seconds
-    slack = step.config.ttft
     for request in decodes:
-        soon, late = request.arrival + request.ttft, request.first_token
-        if late < soon:
-            soon, late = late, soon
+        soon, late = sorted((request.arrival + request.ttft, request.first_token))
         budgeted = request.num_output * request.tpot if request.num_output else 0.0
         due = soon + budgeted
         if due < now:

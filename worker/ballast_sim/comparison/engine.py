@@ -54,7 +54,7 @@ class BenchEngine:
             raise BadInput(f"unknown step model {step_model!r}; known are {', '.join(STEP_MODELS)}")
         shape, chip = model_shape.shape(model), hardware.gpu(gpu)
         if shape.is_encoder:
-            raise Impossible(f"{shape.name} is an encoder: it generates nothing")
+            raise Impossible(f"{shape.name} is an encoder: it generates nothing. Use `ballast bench encoder`")
         longest = max(arrival.num_tokens for arrival in (*online, *offline))
         roofline = Roofline(shape, chip)
         num_blocks = kv_tokens(shape, chip, longest=longest, slots=slots) // BLOCK_TOKENS

@@ -43,7 +43,10 @@ class Deployment:
         """
         gpu, model = inputs.find_device(), inputs.find_shape(inputs.model)
         if model.is_encoder:
-            raise Impossible(f"{model.name} is an encoder: it generates nothing. Plan it as a service under `ahead`")
+            raise Impossible(
+                f"{model.name} is an encoder: it generates nothing. Plan it as a service under `ahead`, or run "
+                "`ballast bench encoder`"
+            )
         roofline = Roofline(model, gpu, inputs.quantization, inputs.efficiency.value())
         longest = max((arrival.num_tokens for arrival in (*online, *offline)), default=1)
         tokens = inputs.kv_tokens(gpu, model, longest)

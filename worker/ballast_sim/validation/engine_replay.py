@@ -1,4 +1,4 @@
-"""Replay a trace on the engine in one thread without HTTP, and record the work and the time of each step.
+"""Replay a trace on an engine in one thread without HTTP, and record the work and the time of each step.
 
 The engine uses one of three clocks:
 
@@ -17,7 +17,7 @@ from itertools import count, cycle
 from math import inf
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 from ballast_engine.batch import Batch
 from ballast_engine.build import warm_up
@@ -123,9 +123,22 @@ def work_of(batch: Batch) -> BatchWork:
     )
 
 
+class Replays(Protocol):
+    """An engine that replays traffic. Each replay starts with an idle engine that trusts its step times."""
+
+    @property
+    def config(self) -> PolicyConfig:
+        """The configuration of the engine's policy."""
+
+    def replay(
+        self, online: Sequence[Arrival], offline: Sequence[Arrival], ticks: ReplayClock, *, seed: int = 0
+    ) -> EngineReplay:
+        """Serve online requests at their times, and offline work with the remaining capacity."""
+
+
 @dataclass
 class EngineUnderTest:
-    """An engine with a loaded model. Each replay starts with an idle engine that trusts its step times."""
+    """Ballast's own engine with a loaded model."""
 
     directory: Path
     config: PolicyConfig
@@ -141,7 +154,7 @@ class EngineUnderTest:
     def replay(
         self, online: Sequence[Arrival], offline: Sequence[Arrival], ticks: ReplayClock, *, seed: int = 0
     ) -> EngineReplay:
-        """Serve online requests at their times, and offline work with the remaining capacity."""
+        """See `Replays`."""
         executor = _RecordingExecutor(self._loaded, num_blocks=self.config.num_blocks, ticks=ticks)
         engine = BallastEngine(
             executor=executor,
@@ -152,13 +165,51 @@ class EngineUnderTest:
         )
         for _ in range(WARM_UPS):
             warm_up(engine, seconds=inf)
-        return _Session(engine, executor, ticks, online, offline, Random(seed)).run()
+        return Session(_OwnEngine(engine, executor), ticks, online, offline, Random(seed)).run()
+
+
+class SteppedEngine(Protocol):
+    """An engine that a session steps."""
+
+    slots: int
+    vocab_size: int
+    work: BatchWork
+    """The work of the last step."""
+
+    def submit(
+        self, name: str, prompt: tuple[int, ...], num_output: int, request_class: RequestClass, arrival: float | None
+    ) -> None:
+        """Add a request. `arrival` is a time on the engine's clock, None for now."""
+
+    def step(self) -> list[tuple[str, bool]]:
+        """Compute a step; return the requests with a new token, and whether each is finished."""
+
+
+class _OwnEngine:
+    """Ballast's own engine as a session steps it."""
+
+    def __init__(self, engine: BallastEngine, executor: _RecordingExecutor) -> None:
+        self.slots, self.vocab_size, self.work = engine.policy.slots, executor.vocab_size, BatchWork()
+        self._engine, self._executor = engine, executor
+
+    def submit(
+        self, name: str, prompt: tuple[int, ...], num_output: int, request_class: RequestClass, arrival: float | None
+    ) -> None:
+        sampling = SamplingParams(temperature=0.0, max_tokens=num_output, ignore_eos=True)
+        self._engine.submit(GenerationRequest(name, prompt, sampling, request_class, arrival=arrival, stream=False))
+
+    def step(self) -> list[tuple[str, bool]]:
+        self._executor.work = BatchWork()
+        outputs = self._engine.step()
+        self.work = self._executor.work
+        return [(output.request_id, output.finish_reason is not None) for output in outputs]
 
 
 @dataclass
-class _Session:
-    engine: BallastEngine
-    executor: _RecordingExecutor
+class Session:
+    """One replay."""
+
+    engine: SteppedEngine
     ticks: ReplayClock
     online: Sequence[Arrival]
     offline: Sequence[Arrival]
@@ -173,7 +224,7 @@ class _Session:
         steps: list[MeasuredStep] = []
         waits = [inf] * len(self.online)
         pool, names = cycle(self.offline), count()
-        prefetched = 2 * self.engine.policy.slots + 1
+        prefetched = 2 * self.engine.slots + 1
         begin = self.ticks.now()
         index = 0
         while index < len(self.online) or self._due:
@@ -195,21 +246,18 @@ class _Session:
 
     def _step(self, waits: list[float]) -> MeasuredStep | None:
         """Compute one step; return None if nothing could run."""
-        self.executor.work = BatchWork()
         wall, cpu = time.perf_counter(), time.process_time()
         outputs = self.engine.step()
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-        for output in outputs:
-            if output.request_id in self._due:
-                place, due = self._due.pop(output.request_id)
+        for name, is_finished in outputs:
+            if name in self._due:
+                place, due = self._due.pop(name)
                 waits[place] = self.ticks.now() - due
-            elif output.finish_reason is not None and output.request_id.startswith("off-"):
+            elif is_finished and name.startswith("off-"):
                 self._num_offline -= 1
-        work = self.executor.work
+        work = self.engine.work
         return MeasuredStep(work, wall, cpu) if work.num_prefill or work.num_decode else None
 
     def _submit(self, name: str, lengths: Arrival, request_class: RequestClass, arrival: float | None) -> None:
-        vocabulary = self.executor.vocab_size
-        prompt = tuple(self.random.randrange(8, vocabulary) for _ in range(lengths.num_prompt))
-        sampling = SamplingParams(temperature=0.0, max_tokens=lengths.num_output, ignore_eos=True)
-        self.engine.submit(GenerationRequest(name, prompt, sampling, request_class, arrival=arrival, stream=False))
+        prompt = tuple(self.random.randrange(8, self.engine.vocab_size) for _ in range(lengths.num_prompt))
+        self.engine.submit(name, prompt, lengths.num_output, request_class, arrival)

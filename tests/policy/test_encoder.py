@@ -1,0 +1,202 @@
+"""An encoder: a request ends with its prefill, which takes one step, and has one latency as its SLO."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import laws
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ballast_policy.host import Host
+from ballast_policy.learning.cost import CostModel, Fit, StepWork, attended
+from ballast_policy.learning.expectation import Expectation
+from ballast_policy.learning.interference import Interference
+from ballast_policy.plan import Reason, StepPlan
+from ballast_policy.request import Request, RequestClass
+from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
+from ballast_policy.step.planner import plan
+
+ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
+COST = CostModel(0.002, 1e-5, 1e-8, is_trusted=True)
+CONFIG = PolicyConfig(
+    slots=64,
+    num_blocks=10_000,
+    chunk_tokens=4096,
+    offline_share=0.0,
+    ttft=0.030,
+    can_suspend=False,
+    is_encoder=True,
+)
+
+
+def requests(online: list[int], offline: list[int], *, age: float = 0.0) -> list[Request]:
+    sizes = [(ONLINE, size) for size in online] + [(OFFLINE, size) for size in offline]
+    return [
+        Request(seq, kind, 10.0 - age, size, 1, num_tokens=size, ttft=CONFIG.ttft if kind is ONLINE else inf)
+        for seq, (kind, size) in enumerate(sizes)
+    ]
+
+
+def snapshot(
+    waiting: list[Request], *, config: PolicyConfig = CONFIG, cost: CostModel = COST, rate: float = 0.0, prompt: int = 0
+) -> EngineSnapshot:
+    return EngineSnapshot(
+        now=10.0,
+        residents=(),
+        waiting=waiting,
+        free_blocks=config.num_blocks,
+        config=config,
+        cost=cost,
+        reservation=config.reservation(),
+        typical_prompt=prompt,
+        expectation=Expectation(online_rate=rate, online_until=11.0 if rate else -inf),
+    )
+
+
+def tokens_of(decided: StepPlan, kind: RequestClass) -> int:
+    return sum(tokens for request, tokens in decided.grants if request.request_class is kind)
+
+
+@given(
+    online=st.lists(st.integers(2, 512), max_size=40),
+    offline=st.lists(st.integers(2, 512), max_size=40),
+    age=st.floats(0, 0.1),
+    share=st.sampled_from([0.0, 0.1, 0.5]),
+    cost=st.sampled_from([COST, replace(COST, is_trusted=False)]),
+)
+def test_each_prompt_is_computed_in_one_step(online, offline, age, share, cost):
+    config = replace(CONFIG, offline_share=share)
+    found = snapshot(requests(online, offline, age=age), config=config, cost=cost, rate=1000.0, prompt=100)
+    decided = plan(found)
+
+    assert all(tokens == request.num_tokens for request, tokens in decided.grants)
+    for law in (
+        laws.the_plan_is_well_formed,
+        laws.slots_and_chunk_are_never_exceeded,
+        laws.g3_no_engine_idles_while_work_waits,
+        laws.g4_the_prediction_is_that_of_the_grants,
+        laws.everything_has_its_because,
+    ):
+        law(found, decided)
+    if cost.is_trusted and not share and tokens_of(decided, OFFLINE):
+        assert decided.predicted_seconds <= decided.budget_seconds + 1e-12
+
+
+def test_online_takes_at_most_half_of_its_latency_in_a_step():
+    decided = plan(snapshot(requests([100] * 60, [])))
+
+    assert 0.013 < decided.predicted_seconds <= CONFIG.ttft / 2
+
+
+def test_a_first_prompt_longer_than_half_of_the_latency_starts():
+    decided = plan(snapshot(requests([2000, 2000], [])))
+
+    assert [tokens for _, tokens in decided.grants] == [2000]
+
+
+def test_offline_fills_what_online_leaves_until_the_next_request_would_be_late():
+    alone = plan(snapshot(requests([], [100] * 64)))
+    quiet = plan(snapshot(requests([100], [100] * 64), prompt=100))
+    busy = plan(snapshot(requests([100], [100] * 64), prompt=100, rate=900.0))
+
+    assert tokens_of(alone, OFFLINE) >= tokens_of(quiet, OFFLINE) > tokens_of(busy, OFFLINE) > 0
+    for decided, rate in ((quiet, 0.0), (busy, 900.0)):
+        step = decided.predicted_seconds
+        crowd = COST.k0 + (1 + rate * step) * COST.prefill(0, 100)
+        assert step + crowd <= CONFIG.ttft + 1e-9, "a request that arrives as the step starts, and all after it"
+
+
+def test_a_request_that_waited_leaves_offline_less():
+    young, old = (plan(snapshot(requests([100], [100] * 64, age=age), prompt=100)) for age in (0.0, 0.020))
+
+    assert tokens_of(young, OFFLINE) > tokens_of(old, OFFLINE)
+    assert 10.0 + old.predicted_seconds <= 10.0 - 0.020 + CONFIG.ttft
+
+
+def test_when_online_is_late_in_any_case_nothing_is_lent():
+    decided = plan(snapshot(requests([100] * 64, [100] * 64), prompt=100, rate=2500.0))
+
+    assert tokens_of(decided, OFFLINE) == 0
+    assert Reason.STEP_BUDGET in {because.reason for because in decided.because}
+
+
+def test_a_lent_prompt_that_does_not_fit_waits_and_an_idle_engine_takes_it():
+    (long,) = requests([], [4000])
+    beside = plan(snapshot([*requests([100] * 10, []), replace(long, seq=99)], prompt=100, rate=1000.0))
+    alone = plan(snapshot([long], prompt=100, rate=1000.0))
+
+    assert tokens_of(beside, OFFLINE) == 0
+    assert alone.grants == ((long, 4000),)
+
+
+def test_the_reservation_runs_a_whole_prompt_in_every_step():
+    config = replace(CONFIG, offline_share=0.02)
+    decided = plan(snapshot(requests([100] * 64, [300] * 8), config=config, prompt=100, rate=2500.0))
+
+    assert tokens_of(decided, OFFLINE) == 300, "a fiftieth of a step is less than a prompt"
+
+
+def test_steps_without_decodes_make_the_cost_model_of_an_encoder_trusted():
+    rng = np.random.default_rng(5)
+    encoder, decoder = Fit(is_encoder=True), Fit()
+    for _ in range(64):
+        sizes = rng.integers(20, 400, size=int(rng.integers(1, 30)))
+        work = StepWork(int(sizes.sum()), sum(attended(0, int(size)) for size in sizes))
+        for fit in (encoder, decoder):
+            fit.add(work, COST.predict(work))
+    found = encoder.refit()
+
+    assert found.is_trusted
+    assert (found.k0, found.k1, found.k2) == pytest.approx((COST.k0, COST.k1, COST.k2), rel=1e-3)
+    assert not decoder.refit().is_trusted, "the decodes of a model that generates are still to come"
+
+
+def test_in_steps_of_one_size_all_time_counts_as_that_of_tokens():
+    fit = Fit(is_encoder=True)
+    work = StepWork(1000, attended(0, 1000))
+    for _ in range(32):
+        fit.add(work, 0.010)
+    found = fit.refit()
+
+    assert found.is_trusted
+    assert found.k0 == 0
+    assert found.predict(work) == pytest.approx(0.010)
+
+
+def test_the_ceiling_is_the_largest_batch_of_prompts_whose_wait_and_step_fit():
+    for prompt in (20, 100, 400):
+        ceiling = COST.batch_ceiling(slots=1000, mean_context=0, ttft=0.030, prompt=prompt)
+        step, larger = (COST.k0 + size * COST.prefill(0, prompt) for size in (ceiling, ceiling + 1))
+
+        assert 2 * step <= 0.030 < 2 * larger
+
+
+def test_an_embedding_is_charged_for_its_prompt_alone():
+    host = Host(CONFIG, cost=COST)
+    (request,) = requests([100], [])
+    host.enter(request, 10.0)
+    host.admit(request)
+    request.num_computed = 100
+    host.computed(request, 100, 10.01)
+
+    assert dict(host.settle()) == {ONLINE: {"default": 100.0}}
+
+
+def test_a_cap_on_interference_needs_no_tokens():
+    interference = Interference()
+    interference.configure(0.1, 0.0)
+    for seq in range(20):
+        now = float(seq)
+        request = Request(seq, ONLINE, now, 100, 1, num_tokens=100)
+        interference.arrived(request, now)
+        interference.began(StepPlan(predicted_seconds=0.2, online_seconds=0.1), now)
+        interference.ended(now + 0.2)
+        interference.answered(request, now + 0.2)
+        interference.finished(request, now + 0.2)
+
+    assert interference.inflation == pytest.approx(1.0)
+    assert interference.allowance.share == 0.0
