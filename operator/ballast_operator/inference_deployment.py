@@ -29,7 +29,7 @@ from ballast_operator.children.config import (
 )
 from ballast_operator.children.monitoring import prometheus_rule, service_monitor
 from ballast_operator.children.pods import deployment
-from ballast_operator.children.ray import head_policy, is_ray_pod, is_ready, ray_service
+from ballast_operator.children.ray import head_policy, is_ray_pod, is_ready, ray_service, resize
 from ballast_operator.children.redis_users import has_malformed_url, redis_secrets, redis_users, secrets_hash
 from ballast_operator.children.service import budget, network_policy, service
 from ballast_operator.conditions import Given, conditions
@@ -96,11 +96,12 @@ def plan(
     if resource.spec.runtime.ray is not None:
         files[ON_RAY] = files[version_of(config)]
     copied = _copied(resource, snapshot, context)
-    wanted = list(_wanted(resource, snapshot, context, texts, copied))
+    wanted = list(_wanted(resource, context, texts, copied))
     kept = _kept(resource, snapshot)
     return ChildrenPlan(
         costs=tuple(_costs(resource, snapshot, poll)),
         apply=(*_redis_secrets(resource, snapshot, context, copied), *changes(wanted, snapshot)),
+        resize=tuple(resize(resource, snapshot)),
         # Pods of a former release mount its ConfigMap, which had another name. It goes with the resource.
         delete=tuple(gone for gone in deletions(wanted, snapshot) if gone.key.kind not in {CONFIG_MAP, kept}),
         annotate=tuple(_annotations(resource, snapshot, files, copied)),
@@ -120,7 +121,6 @@ def _kept(resource: InferenceDeployment, snapshot: ClusterSnapshot) -> Kind | No
 
 def _wanted(
     resource: InferenceDeployment,
-    snapshot: ClusterSnapshot,
     context: OperatorContext,
     texts: Mapping[str, str],
     copied: str,
@@ -141,8 +141,7 @@ def _wanted(
         if between is not None:
             yield NETWORK_POLICY, between
         if resource.spec.replicas:  # Serve has no application without a replica
-            found = snapshot.child(RAY_SERVICE, resource.metadata)
-            yield RAY_SERVICE, ray_service(resource, texts[version], found=found, pods=snapshot.pods, own_keys=keys)
+            yield RAY_SERVICE, ray_service(resource, texts[version], own_keys=keys)
     rule = prometheus_rule(resource, runbooks=context.runbooks)
     for kind, body in ((SERVICE_MONITOR, service_monitor(resource)), (RULE, rule)):
         if body is not None and kind.name in context.kinds:

@@ -21,7 +21,7 @@ def as_deployment(ray: Body, pods: Sequence[Body], statuses: Mapping[str, Worker
         statuses: The status that each pod published.
         config: Hash of the configuration that all workers should have.
     """
-    group = ray["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]
+    (group,) = ray["spec"]["rayClusterConfig"]["workerGroupSpecs"]
     ready = [pod["metadata"]["name"] for pod in pods if is_ready(pod)]
     updated = [name for name in ready if name in statuses and statuses[name].config_hash == config]
     # A worker over several pods has one that is ready: the pod with its HTTP server.

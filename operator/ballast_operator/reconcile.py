@@ -310,6 +310,9 @@ class Reconciler(Generic[R]):
                 memory.lost.add(apply.key)
             if apply.key.kind in MOUNTED:
                 break  # no pod may start with an object of another owner, or with an old one
+        for size in wanted.resize:
+            await self._cluster.resize(size.key, size.replicas, size.leaving)
+            done.append(size.because)
         for gone in wanted.delete:
             await self._cluster.delete(gone.key, gone.uid)
             done.append(gone.because)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -137,6 +138,9 @@ def live(cluster: Cluster, valkey: Any) -> None:
     on_ray = {"runtime": {"ray": {}}, "template": {"image": "ray:1"}, "scaling": None}
     cluster.patch("inferencedeployments", "llm", {"spec": on_ray})
     until(lambda: cluster.get("rayservices", "llm"))
+    active = {"rayClusterName": "llm-1", "rayClusterStatus": {"desiredWorkerReplicas": 0}}
+    cluster.patch("rayservices", "llm", {"status": {"activeServiceStatus": active}})
+    until(lambda: "llm-1 from 0 to" in json.dumps(cluster.list("events")), said="the Ray cluster resized")
     cluster.patch("inferencedeployments", "llm", {"spec": {"replicas": 0}})
     until(lambda: not cluster.get("rayservices", "llm") and not cluster.get("deployments", "llm"))
 

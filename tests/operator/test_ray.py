@@ -55,7 +55,7 @@ def applied(
     for key, body in children.items():
         body["metadata"]["uid"] = f"uid-{key.name}"
         if key.kind == RAY_SERVICE:
-            body["status"] = ray_status or {"activeServiceStatus": {"rayClusterName": "llm-1"}, "observedGeneration": 1}
+            body["status"] = {"observedGeneration": 1} | (ray_status or serving(2))
     return ClusterSnapshot("u", children, tuple(pods))
 
 
@@ -134,30 +134,42 @@ def test_a_plan_of_what_a_plan_produced_is_empty():
     assert plan(resource, there, CONTEXT).because == ()
 
 
-def test_a_smaller_ray_service_loses_a_pod_after_its_replica():
-    there = applied(plan(make_resource(), EMPTY, CONTEXT), EMPTY, make_pod("1"), make_pod("2"))
+def serving(pods: int, *, new: str = "") -> Body:
+    """The status of a RayService whose Ray cluster was asked for a number of pods."""
+    active = {"rayClusterName": "llm-1", "rayClusterStatus": {"desiredWorkerReplicas": pods}}
+    return {"activeServiceStatus": active, "pendingServiceStatus": {"rayClusterName": new}}
+
+
+def test_a_smaller_ray_cluster_loses_a_pod_after_its_replica():
+    pods = make_pod("1"), make_pod("2")
+    there = applied(plan(make_resource(), EMPTY, CONTEXT), EMPTY, *pods, ray_status=serving(2))
     fewer = make_resource(generation=2, replicas=1)
 
     first = plan(fewer, there, CONTEXT)
-    there = applied(first, there, make_pod("1", is_ready=False), make_pod("2"))
+    there = applied(first, there, make_pod("1", is_ready=False), make_pod("2"), ray_status=serving(2))
     second = plan(fewer, there, CONTEXT)
-    there = applied(second, there, make_pod("2"))
-    third = plan(fewer, there, CONTEXT)
+    there = applied(second, there, make_pod("2"), ray_status=serving(1))
 
     assert serve_of(first)["deployments"][0]["num_replicas"] == 1
-    assert (group_of(first)["replicas"], group_of(first)["scaleStrategy"]["workersToDelete"]) == (2, [])
-    assert (group_of(second)["replicas"], group_of(second)["scaleStrategy"]["workersToDelete"]) == (1, ["1"])
-    assert (group_of(third)["replicas"], group_of(third)["scaleStrategy"]["workersToDelete"]) == (1, [])
+    assert first.resize == ()
+    assert [(step.key.name, step.replicas, step.leaving) for step in second.resize] == [("llm-1", 1, ("1",))]
+    assert plan(fewer, there, CONTEXT).because == ()
+
+
+def test_a_larger_ray_cluster_gets_pods_at_once():
+    pods = make_pod("1"), make_pod("2")
+    there = applied(plan(make_resource(), EMPTY, CONTEXT), EMPTY, *pods, ray_status=serving(2))
+
+    (step,) = plan(make_resource(generation=2, replicas=4), there, CONTEXT).resize
+
+    assert (step.replicas, step.leaving) == (4, ())
 
 
 def test_no_pod_leaves_while_kuberay_replaces_the_ray_cluster():
-    status = {"activeServiceStatus": {"rayClusterName": "llm-1"}, "pendingServiceStatus": {"rayClusterName": "llm-2"}}
     pods = [make_pod("1"), make_pod("2"), make_pod("3", is_ready=False, cluster="llm-2")]
-    there = applied(plan(make_resource(), EMPTY, CONTEXT), EMPTY, *pods, ray_status=status)
+    there = applied(plan(make_resource(), EMPTY, CONTEXT), EMPTY, *pods, ray_status=serving(2, new="llm-2"))
 
-    done = plan(make_resource(generation=2, slots=5), there, CONTEXT)
-
-    assert (group_of(done)["replicas"], group_of(done)["scaleStrategy"]["workersToDelete"]) == (2, [])
+    assert plan(make_resource(generation=2, replicas=1), there, CONTEXT).resize == ()
 
 
 @pytest.mark.parametrize("on_ray", [True, False])
@@ -191,7 +203,7 @@ def test_only_the_pods_of_the_ray_cluster_reach_each_other_and_kuberay_reaches_t
     own, kuberay = found["spec"]["ingress"]
     assert own == {"from": [{"podSelector": found["spec"]["podSelector"]}]}
     assert kuberay["ports"] == [{"port": 8265, "protocol": "TCP"}]
-    assert kuberay["from"][0]["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "kuberay-operator"}
+    assert kuberay["from"][0]["podSelector"]["matchLabels"] == {"app.kubernetes.io/component": "kuberay-operator"}
 
 
 def test_the_state_of_the_head_is_in_a_redis_of_its_own():

@@ -6,8 +6,7 @@ then starts a replica in each worker pod, which serves the same port as a plain 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+from collections.abc import Iterator
 
 import yaml
 
@@ -20,43 +19,39 @@ from ballast_operator.children.backends import backend_of
 from ballast_operator.children.config import UNREADY_SECONDS
 from ballast_operator.children.manifest import manifest
 from ballast_operator.children.pods import NVIDIA_GPU, worker_pod
-from ballast_operator.kinds import NETWORK_POLICY, RAY_SERVICE, Body
-from ballast_operator.plan import is_live
+from ballast_operator.kinds import NETWORK_POLICY, RAY_CLUSTER, RAY_SERVICE, Body, Key
+from ballast_operator.plan import ClusterSnapshot, Resize, is_live
 
 RAY_VERSION = "2.60.0"
 GROUP = "workers"
 HEAD = {"requests": {"cpu": "500m", "memory": "2Gi"}}
+MOST_PODS = 160_000
+"""`maxReplicas`, which limits nothing: the operator decides the number of pods."""
 OBJECT_STORE_BYTES = "100000000"
 """Ray would reserve a third of the memory for objects that pass between its processes. No request passes there."""
+DELETION_SECONDS = 5
+"""How long KubeRay keeps a Ray cluster that was replaced. Its pods drain, so there is nothing else to wait for."""
 CLUSTER_LABEL = "ray.io/cluster"
 """Label that KubeRay sets on each pod: the name of the Ray cluster."""
 DASHBOARD_PORT = 8265
-KUBERAY = {"app.kubernetes.io/name": "kuberay-operator"}
+KUBERAY = {"app.kubernetes.io/component": "kuberay-operator"}
 """Labels of the pods of KubeRay, which configures Serve through the dashboard of the head."""
 
 
-def ray_service(
-    resource: InferenceDeployment, text: str, *, found: Body | None, pods: Iterable[Body], own_keys: frozenset[str]
-) -> Body:
+def ray_service(resource: InferenceDeployment, text: str, *, own_keys: frozenset[str]) -> Body:
     """Return the RayService.
+
+    KubeRay does not pass a change of `replicas` on to a Ray cluster that exists: see `resize`.
 
     Args:
         resource: The desired state, which has the section `runtime.ray`.
         text: The configuration of its workers.
-        found: The present RayService.
-        pods: The present worker pods.
         own_keys: Keys of the Secret for resources that name no Redis; empty if the operator has none.
     """
     ray = resource.spec.runtime.ray
     assert ray is not None, "the caller checked it"
     config = WorkerConfig.parse(text, resource.metadata.name)
     serve = serve_config(config, text, replicas=resource.spec.replicas, gpus=resource.spec.gpu.count)
-    wanted = resource.spec.replicas * ray.nodes
-    present = _pods_of_active_cluster(found, pods) if ray.nodes == 1 else []
-    # Serve ends a replica before its pod goes. A pod without a replica is not ready.
-    idle = sorted(pod["metadata"]["name"] for pod in present if not is_ready(pod))
-    leaving = idle[: max(0, len(present) - wanted)]
-    workers = max(wanted, len(present) - len(leaving))
     cluster: Body = {
         "rayVersion": RAY_VERSION,
         "enableInTreeAutoscaling": False,
@@ -73,10 +68,9 @@ def ray_service(
         "workerGroupSpecs": [
             {
                 "groupName": GROUP,
-                "replicas": workers,
+                "replicas": resource.spec.replicas * ray.nodes,
                 "minReplicas": 0,
-                "maxReplicas": max(workers, 1),
-                "scaleStrategy": {"workersToDelete": leaving},
+                "maxReplicas": MOST_PODS,
                 "rayStartParams": {
                     "num-cpus": "1",
                     "num-gpus": str(resource.spec.gpu.count),
@@ -88,17 +82,40 @@ def ray_service(
     }
     if ray.gcs_redis is not None:
         cluster["gcsFaultToleranceOptions"] = _storage(resource, ray)
-    spec = {"serveConfigV2": yaml.safe_dump(serve, sort_keys=False), "rayClusterConfig": cluster}
+    spec = {
+        "serveConfigV2": yaml.safe_dump(serve, sort_keys=False),
+        "rayClusterConfig": cluster,
+        "rayClusterDeletionDelaySeconds": DELETION_SECONDS,
+    }
     return manifest(RAY_SERVICE, resource, {"spec": spec})
 
 
-def _pods_of_active_cluster(found: Body | None, pods: Iterable[Body]) -> list[Body]:
-    """Return the live pods of the Ray cluster that serves; none while KubeRay replaces it."""
+def resize(resource: InferenceDeployment, snapshot: ClusterSnapshot) -> Iterator[Resize]:
+    """Yield the change of the Ray cluster that serves, if it has another number of pods than it should.
+
+    On the way down, a pod goes after Serve has ended its replica: a pod without a replica is not ready.
+    """
+    ray, found = resource.spec.runtime.ray, snapshot.child(RAY_SERVICE, resource.metadata)
     status = (found or {}).get("status") or {}
-    if (status.get("pendingServiceStatus") or {}).get("rayClusterName"):
-        return []
-    active = (status.get("activeServiceStatus") or {}).get("rayClusterName")
-    return [pod for pod in pods if is_live(pod) and (pod["metadata"].get("labels") or {}).get(CLUSTER_LABEL) == active]
+    active = status.get("activeServiceStatus") or {}
+    name = active.get("rayClusterName")
+    if ray is None or not name or (status.get("pendingServiceStatus") or {}).get("rayClusterName"):
+        return  # KubeRay makes a new Ray cluster with the right number
+    asked = int((active.get("rayClusterStatus") or {}).get("desiredWorkerReplicas") or 0)
+    wanted = resource.spec.replicas * ray.nodes
+    leaving: list[str] = []
+    if ray.nodes == 1 and asked > wanted:
+        pods = [pod for pod in snapshot.pods if is_live(pod) and _cluster_of(pod) == name]
+        leaving = sorted(pod["metadata"]["name"] for pod in pods if not is_ready(pod))[: asked - wanted]
+        wanted = asked - len(leaving)
+    if wanted != asked:
+        because = f"Changed the Ray cluster {name} from {asked} to {wanted} worker pods"
+        yield Resize(Key(RAY_CLUSTER, resource.metadata.namespace, name), wanted, tuple(leaving), because)
+
+
+def _cluster_of(pod: Body) -> str | None:
+    labels: dict[str, str] = pod["metadata"].get("labels") or {}
+    return labels.get(CLUSTER_LABEL)
 
 
 def is_ray_pod(pod: Body) -> bool:
@@ -128,8 +145,7 @@ def _worker(resource: InferenceDeployment, *, own_keys: frozenset[str]) -> Body:
     (container,) = pod["containers"]
     for field in ("command", "args", "startupProbe", "livenessProbe"):
         del container[field]
-    # The pod is alive as long as Ray is. Serve replaces a replica that does not work.
-    container["livenessProbe"] = _alive(failures=math.ceil(resource.spec.startup_seconds / 10))
+    # KubeRay adds a liveness probe of Ray itself. Serve replaces a replica that does not work.
     container["lifecycle"] = {"preStop": {"exec": {"command": ["python3", "-m", "ballast_serve.leave"]}}}
     container["env"] = [*container["env"], *_variables(), {"name": "BALLAST_RAY_POD", "value": "1"}]
     seconds = resource.spec.rollout.drain_seconds + UNREADY_SECONDS + backend_of(resource).exit_seconds
@@ -166,11 +182,6 @@ def _head(resource: InferenceDeployment, ray: RayRuntime) -> Body:
 
 def _variables() -> list[Body]:
     return [{"name": "RAY_USAGE_STATS_ENABLED", "value": "0"}]
-
-
-def _alive(*, failures: int) -> Body:
-    command = ["bash", "-c", "wget -T 4 -q -O- http://localhost:52365/api/local_raylet_healthz | grep success"]
-    return {"exec": {"command": command}, "periodSeconds": 10, "timeoutSeconds": 6, "failureThreshold": failures}
 
 
 def head_policy(resource: InferenceDeployment) -> Body | None:
