@@ -17,7 +17,7 @@ PROVIDER ?= $(if $(wildcard ../shared/kube/cluster),local,kind)
 E2E = PROVIDER=$(PROVIDER) $(BIN)/python -m pytest -p no:randomly -o timeout=1800 -o cache_dir=.pytest_cache/e2e
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test nightly mutation chaos envtest alerts chart e2e e2e-short e2e-sabotage e2e-recording vllm vllm-env ray ray-env workflows lock sbom audit check bench generate verify lint format clean
+.PHONY: help demo test nightly mutation chaos envtest alerts chart e2e e2e-short e2e-sabotage e2e-recording vllm vllm-env vllm-short ray ray-env workflows lock sbom audit check bench generate verify lint format clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -155,6 +155,9 @@ vllm: $(VLLM_VENV)/.ready ## Test the policy inside vLLM; no other target runs t
 # Ray and its packages raise warnings of their own, too.
 ray: $(RAY_VENV)/.ready ## Test the worker as a replica of Ray Serve; no other target needs Ray; ARGS='-k death'
 	@$(RAY_BIN)/python -m pytest -W ignore -o cache_dir=.pytest_cache/ray $(ARGS) $(if $(findstring tests/,$(ARGS)),,tests/ray)
+
+vllm-short: ## Test the members of vLLM that Ballast uses, exact grants, and answers: the part of `make vllm` for each change
+	@$(MAKE) --no-print-directory vllm ARGS='$(addprefix tests/vllm/test_,$(addsuffix .py,answers contract grants laws refusals serve_arguments utilities)) $(ARGS)'
 
 check: $(VENV)/.ready lint verify ## Check lint, types, import directions and generated files, and run the quick tests
 	@$(BIN)/python -m pytest -m 'not slow and not envtest and not promtool and not helm' $(ARGS)

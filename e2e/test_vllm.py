@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jobs
 import pytest
 from client import Client
 from cluster import INFD, Cluster, until
@@ -16,7 +17,7 @@ from small_vllm import ARGUMENTS, START_SECONDS, TEMPLATE
 from small_vllm import ENGINE as SMALL
 
 NAME = "second"
-ITEMS = 40
+ITEMS = 500
 MANIFEST: dict[str, Any] = {
     "apiVersion": "ballast.dev/v1alpha1",
     "kind": "InferenceDeployment",
@@ -135,7 +136,7 @@ def test_a_job_with_logprobs_and_several_choices_is_complete(
 
     job = client.submit(lines, queue=queue)
     until(
-        lambda: client.job(job, queue=queue)["state"] == "completed", seconds=180, said="the job is complete", pause=2
+        lambda: client.job(job, queue=queue)["state"] == "completed", seconds=600, said="the job is complete", pause=2
     )
     bodies = {result["custom_id"]: result["response"]["body"] for result in client.results(job, queue=queue)}
 
@@ -156,3 +157,76 @@ def test_a_hot_change_reaches_the_same_pod(cluster: Cluster, namespace: str, vll
 
     assert slots == {"online": 7, "offline": 1}
     assert pod["metadata"]["uid"] == vllm["metadata"]["uid"]
+
+
+EMBEDDER: dict[str, Any] = MANIFEST | {
+    "metadata": {"name": "embedder"},
+    "spec": MANIFEST["spec"]
+    | {"template": TEMPLATE, "engine": SMALL | {"vllm": {"args": [*ARGUMENTS, "--runner=pooling", "--convert=embed"]}}},
+}
+TEXTS = ("a ship", "the harbour", "a storm", "the cargo")
+
+
+def test_a_second_resource_embeds_the_texts_of_a_job(cluster: Cluster, client: Client, namespace: str) -> None:
+    queue = f"{namespace}/embedder"
+    cluster.apply(EMBEDDER, namespace=namespace)
+    try:
+        cluster.wait_ready("embedder", namespace=namespace, seconds=START_SECONDS)
+        bodies = [{"model": jobs.MODEL, "input": TEXTS[number % len(TEXTS)]} for number in range(40)]
+        lines = [{"custom_id": f"e{i}", "url": "/v1/embeddings", "body": body} for i, body in enumerate(bodies)]
+        job = client.submit(lines, queue=queue)
+        until(
+            lambda: client.job(job, queue=queue)["state"] == "completed",
+            seconds=180,
+            said="the job is complete",
+            pause=2,
+        )
+        results = {result["custom_id"]: result["response"]["body"] for result in client.results(job, queue=queue)}
+    finally:
+        cluster.kubectl("delete", "infd", "embedder", "-n", namespace, "--timeout=60s", seconds=70)
+    vectors = [results[f"e{number}"]["data"][0]["embedding"] for number in range(40)]
+
+    assert len({tuple(vector) for vector in vectors}) == len(TEXTS)
+    for number, vector in enumerate(vectors):
+        assert sum(x * x for x in vector) == pytest.approx(1, abs=1e-3)
+        assert vector == pytest.approx(vectors[number % len(TEXTS)], abs=1e-5)
+
+
+KILL = """
+import os, pathlib, signal
+for found in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+    process = int(found.parent.name)
+    if process != os.getpid() and b"EngineCore" in found.read_bytes():
+        os.kill(process, signal.SIGKILL)
+        print(process)
+"""
+
+
+def test_the_death_of_enginecore_restarts_the_worker_and_loses_no_item(
+    cluster: Cluster, client: Client, namespace: str, vllm: dict[str, Any]
+) -> None:
+    name = vllm["metadata"]["name"]
+    job = jobs.submit(client, f"{namespace}/{NAME}", 200, most=64)
+    job.wait_leased()
+
+    killed = cluster.exec(name, "python3", "-c", KILL, namespace=namespace).stdout.split()
+
+    assert killed
+    assert job.counts["leased"] > 0
+    cluster.wait_restarted(name, 1, namespace=namespace, seconds=START_SECONDS)
+    job.finish(seconds=900, compared=6)
+
+
+def test_a_pod_that_is_deleted_gives_its_items_back(
+    cluster: Cluster, client: Client, namespace: str, vllm: dict[str, Any]
+) -> None:
+    # If an attempt was spent, the counts of the job would show a lost item.
+    cluster.hot_patch(NAME, {"offline": {"maxAttempts": 1}}, namespace=namespace)
+    job = jobs.submit(client, f"{namespace}/{NAME}", 200, most=64)
+    job.wait_leased()
+
+    cluster.kubectl("delete", "pod", vllm["metadata"]["name"], "-n", namespace, "--wait=false")
+
+    job.finish(seconds=900, compared=6)
+    (pod,) = cluster.ready_pods(NAME, namespace=namespace)
+    assert pod["metadata"]["uid"] != vllm["metadata"]["uid"]

@@ -111,6 +111,37 @@ def test_the_policy_of_the_configuration_is_in_force_from_the_start(variables):
     assert (message["slots"], message["ttft"]) == (1, 0.25)
 
 
+def test_the_latency_of_a_model_that_returns_vectors_changes_while_it_serves(variables, tmp_path):
+    file = tmp_path / "worker.yaml"
+    file.write_text("slo: {latencyMilliseconds: 30}")
+    variables("BALLAST_CONFIG", str(file))
+
+    async def main():
+        async with running(model_config={"runner_type": "pooling"}) as found:
+            file.write_text("slo: {latencyMilliseconds: 20}")
+            await _until(lambda: len(found.engine.configured) > 1)
+            return [(message["ttft"], message["tpot"]) for message in found.engine.configured]
+
+    assert asyncio.run(main()) == [(0.03, None), (0.02, None)]
+
+
+def test_a_model_that_generates_keeps_its_slo_when_a_latency_is_set(variables, tmp_path):
+    file = tmp_path / "worker.yaml"
+    file.write_text("slo: {ttftMilliseconds: 250}")
+    variables("BALLAST_CONFIG", str(file))
+
+    async def main():
+        async with running(model_config={"runner_type": "generate"}) as found:
+            file.write_text("slo: {latencyMilliseconds: 20}")
+            await _until(lambda: b"ballast_config_invalid 1.0" in found.server.metrics.render())
+            return found.server.config.slo.milliseconds, len(found.engine.configured)
+
+    slo, num_configured = asyncio.run(main())
+
+    assert slo["ttft"] == 250
+    assert num_configured == 1
+
+
 def test_a_full_queue_answers_429_with_a_time(variables):
     variables("BALLAST_LIMITS_MAX_QUEUED_REQUESTS", "1")
 
