@@ -26,6 +26,7 @@ ANYTHING = {
     "BALLAST_REQUIRE_SECRET_LABEL": "false",
     "BALLAST_ALLOWED_SERVICE_ACCOUNTS": "*",
     "BALLAST_ALLOWED_HOST_PATHS": "/",
+    "BALLAST_ALLOWED_CACHE_PATHS": "/var/cache/ballast,/var/cache/ballastx",
 }
 CONTEXT = OperatorContext(image="worker:1", kinds=frozenset({"ServiceMonitor", "PrometheusRule"}))
 

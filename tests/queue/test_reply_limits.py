@@ -26,9 +26,15 @@ MOST_SENT = 256 * 1024 * 1024
 CHUNK = 64 * 1024
 
 
-def opened(url: str, **options: Any) -> Connection:
+def opened(url: str, seconds: float = 60, **options: Any) -> Connection:
     return Connection.open(
-        url, username=None, password=None, socket_timeout=2, loads_functions=True, most_reply_bytes=LIMIT, **options
+        url,
+        username=None,
+        password=None,
+        socket_timeout=seconds,
+        loads_functions=True,
+        most_reply_bytes=LIMIT,
+        **options,
     )
 
 
@@ -106,7 +112,7 @@ def test_a_reply_that_trickles_is_refused_after_the_timeout() -> None:
 
     with flooding(trickle) as (port, sent):
         with pytest.raises(QueueUnavailable, match="no answer in time"):
-            opened(f"redis://127.0.0.1:{port}")
+            opened(f"redis://127.0.0.1:{port}", seconds=2)
         done.set()
 
         assert sent[0] < 1000
