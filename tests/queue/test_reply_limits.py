@@ -155,6 +155,32 @@ def test_all_connections_to_a_server_have_the_limit(is_cluster: bool) -> None:
         connection.close()
 
 
+ENDLESS = """#!lua name=other
+local function register(name, reply, flags)
+  redis.register_function{function_name='ballast1_' .. name, callback=reply, flags=flags}
+end
+register('revision', function() return 99 end, {'no-writes'})
+register('due', function()
+  local timers = {}
+  for i = 1, 5000 do timers[i] = 'lease:job' end
+  return timers
+end, {'no-writes'})
+register('expire_leases', function(keys) redis.call('INCR', keys[1]) return 0 end, {})
+"""
+
+
+def test_a_server_cannot_have_more_timers_run_than_were_asked_for() -> None:
+    with ValkeyServer() as server, redis.Redis.from_url(server.connection_url) as raw:
+        raw.function_load(ENDLESS)
+        connection = opened(server.connection_url)
+        queue = Queue(connection, "a/b")
+        moved = queue.timers.run_due()
+        num_calls = int(raw.get(queue.store.keys.of_job("job")[0]))
+        connection.close()
+
+    assert (moved, num_calls) == (0, 100)
+
+
 def test_statuses_of_any_number_and_size_are_read_up_to_a_limit(queue: Queue, desk: Any) -> None:
     keys, known = queue.store.keys, make_status("w1")
     queue.workers.publish(known, 60)
