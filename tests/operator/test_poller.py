@@ -22,7 +22,8 @@ from ballast_operator.poller import Poller
 from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
 
-NUM_SILENT = 20
+NUM_SILENT = 80
+"""A poll of one of them ends after three seconds, and two go on at a time."""
 
 
 class FakeAddresses:

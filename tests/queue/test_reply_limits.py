@@ -26,9 +26,15 @@ MOST_SENT = 256 * 1024 * 1024
 CHUNK = 64 * 1024
 
 
-def opened(url: str, **options: Any) -> Connection:
+def opened(url: str, seconds: float = 60, **options: Any) -> Connection:
     return Connection.open(
-        url, username=None, password=None, socket_timeout=2, loads_functions=True, most_reply_bytes=LIMIT, **options
+        url,
+        username=None,
+        password=None,
+        socket_timeout=seconds,
+        loads_functions=True,
+        most_reply_bytes=LIMIT,
+        **options,
     )
 
 
@@ -106,7 +112,7 @@ def test_a_reply_that_trickles_is_refused_after_the_timeout() -> None:
 
     with flooding(trickle) as (port, sent):
         with pytest.raises(QueueUnavailable, match="no answer in time"):
-            opened(f"redis://127.0.0.1:{port}")
+            opened(f"redis://127.0.0.1:{port}", seconds=2)
         done.set()
 
         assert sent[0] < 1000
@@ -147,6 +153,32 @@ def test_all_connections_to_a_server_have_the_limit(is_cluster: bool) -> None:
         with pytest.raises(RefusedCall):
             queue.settings.read()
         connection.close()
+
+
+ENDLESS = """#!lua name=other
+local function register(name, reply, flags)
+  redis.register_function{function_name='ballast1_' .. name, callback=reply, flags=flags}
+end
+register('revision', function() return 99 end, {'no-writes'})
+register('due', function()
+  local timers = {}
+  for i = 1, 5000 do timers[i] = 'lease:job' end
+  return timers
+end, {'no-writes'})
+register('expire_leases', function(keys) redis.call('INCR', keys[1]) return 0 end, {})
+"""
+
+
+def test_a_server_cannot_have_more_timers_run_than_were_asked_for() -> None:
+    with ValkeyServer() as server, redis.Redis.from_url(server.connection_url) as raw:
+        raw.function_load(ENDLESS)
+        connection = opened(server.connection_url)
+        queue = Queue(connection, "a/b")
+        moved = queue.timers.run_due()
+        num_calls = int(raw.get(queue.store.keys.of_job("job")[0]))
+        connection.close()
+
+    assert (moved, num_calls) == (0, 100)
 
 
 def test_statuses_of_any_number_and_size_are_read_up_to_a_limit(queue: Queue, desk: Any) -> None:
