@@ -41,7 +41,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     ),
     "Slots and work": (
         Panel("Slots in use", "short", "Slots that hold a request, on all workers. The ceiling is the "
-              "largest decode batch that the SLO allows.",
+              "largest batch that the SLO allows.",
               {"{{class}}": "sum by (class) (ballast_slots@{state='running'})",
                "all slots": "sum(ballast_slots_total@)", "ceiling": "sum(ballast_batch_ceiling@)"}),
         Panel("Reserved and borrowed", "short", "Slots reserved for offline work, and slots that each class borrows.",

@@ -59,6 +59,8 @@ class ConditionReason(StrEnum):
     NO_REDIS_USER = "NoRedisUser"
     QUEUE_CONFLICT = "QueueConflict"
     QUEUE_LEFT = "QueueLeft"
+    NO_KUBERAY = "KubeRayMissing"
+    RAY_FAILED = "RayFailed"
     # ConfigApplied
     APPLIED = "Applied"
     PENDING = "Pending"

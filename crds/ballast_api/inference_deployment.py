@@ -14,8 +14,9 @@ from pydantic.alias_generators import to_camel
 
 from ballast_api.base import ApiModel, keyed_by
 from ballast_api.errors import InvalidConfig
-from ballast_api.names import API_VERSION, KIND, MOST_NAME_CHARACTERS, redis_secret
+from ballast_api.names import API_VERSION, KIND, MOST_NAME_CHARACTERS, MOST_RAY_CHARACTERS, redis_secret
 from ballast_api.pods import Json, PodTemplate, SecretKey, SecretName
+from ballast_api.ray import ServingRuntime
 from ballast_api.rules import Rule
 from ballast_api.sections import Backend, Cost, EngineSettings, Limits, Model, Name, Offline, Slo, backend_rules
 from ballast_api.status import Status
@@ -352,6 +353,28 @@ class Spec(ApiModel):
             lambda spec: all(_is_declared(each.tenant, spec.offline) for each in spec.queue_access.submitters),
             "queueAccess.submitters must each set a tenant of offline.tenants, or none if no tenants are declared",
         ),
+        Rule(
+            "!has(self.runtime) || !has(self.runtime.ray) || (has(self.template) && has(self.template.image))",
+            lambda spec: spec.runtime.ray is None or spec.template.image is not None,
+            "runtime.ray needs an image with Ray, and the operator knows none. Set template.image",
+        ),
+        Rule(
+            "!has(self.runtime) || !has(self.runtime.ray) || !has(self.network) || !has(self.network.tlsSecret)",
+            lambda spec: spec.runtime.ray is None or spec.network.tls_secret is None,
+            "network.tlsSecret is not supported with runtime.ray. Remove one of them",
+        ),
+        Rule(
+            "!has(self.runtime) || !has(self.runtime.ray) || !has(self.runtime.ray.nodes) || "
+            "self.runtime.ray.nodes == 1 || (!has(self.scaling) && "
+            "(has(self.engine.backend) ? self.engine.backend == 'vllm' : self.gpu.count > 0))",
+            lambda spec: (
+                spec.runtime.ray is None
+                or spec.runtime.ray.nodes == 1
+                or (spec.scaling is None and spec.backend == "vllm")
+            ),
+            "runtime.ray.nodes above 1 needs vLLM, and does not support the section scaling. Set engine.backend to "
+            "vllm, or remove the section or the field",
+        ),
     )
 
     model: ServedModel
@@ -378,6 +401,7 @@ class Spec(ApiModel):
     """The Secret with the API keys of clients. By default any client may connect and choose its tenant."""
     monitoring: Monitoring = Monitoring()
     network: Network = Network()
+    runtime: ServingRuntime = ServingRuntime()
     template: PodTemplate = PodTemplate()
 
     @property
@@ -430,6 +454,13 @@ class InferenceDeployment(ApiModel):
             ),
             f"metadata.name must have at most {MOST_NAME_CHARACTERS} characters of a-z, 0-9 and -, and begin with a "
             "letter, because it becomes the name of a Service and of pods. Use another name",
+        ),
+        Rule(
+            f"size(self.metadata.name) <= {MOST_RAY_CHARACTERS} || !has(self.spec.runtime) || "
+            "!has(self.spec.runtime.ray)",
+            lambda resource: len(resource.metadata.name) <= MOST_RAY_CHARACTERS or resource.spec.runtime.ray is None,
+            f"metadata.name must have at most {MOST_RAY_CHARACTERS} characters with runtime.ray, because KubeRay adds "
+            "to it. Use another name",
         ),
     )
 

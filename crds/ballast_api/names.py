@@ -31,6 +31,9 @@ METRICS_PATH = "/metrics"
 MOST_NAME_CHARACTERS = 52
 """Most characters in the name of a resource. Names of pods add a hash and an id, and a label value has at most 63."""
 
+MOST_RAY_CHARACTERS = 40
+"""The same for a resource that runs on Ray. KubeRay permits 47 characters for a RayService."""
+
 CONFIG_HASH = f"{GROUP}/config-hash"
 """Annotation: hash of the configuration file. Its change on a pod makes the kubelet refresh the file at once."""
 SPEC_HASH = f"{GROUP}/spec-hash"
@@ -46,6 +49,8 @@ INSTANCE_LABEL = "app.kubernetes.io/instance"
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 WORKER = "ballast-worker"
 OPERATOR = "ballast-operator"
+RAY_LABEL = f"{GROUP}/ray"
+"""Label of the pods of a Ray cluster, head and workers: the name of the resource."""
 
 
 def selector(name: str) -> dict[str, str]:

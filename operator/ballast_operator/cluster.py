@@ -39,6 +39,7 @@ MOST_CONNECTIONS = 20
 KUBECONFIG = "~/.kube/config"
 APPLY = "application/apply-patch+yaml"  # JSON is YAML
 MERGE = "application/merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
 METADATA_ONLY = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
 METADATA_OF_ONE = "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io"
 NO_VERSION = "1"
@@ -122,6 +123,16 @@ class Cluster:
         """Set annotations; None removes an annotation. Does nothing if the object was deleted."""
         with contextlib.suppress(ObjectNotFound):
             await self._patch("annotate", key, {"metadata": {"annotations": dict(annotations)}}, MERGE)
+
+    async def resize(self, key: Key, replicas: int, leaving: Sequence[str]) -> None:
+        """Set the worker pods of a Ray cluster, and which of them go. Does nothing if it was deleted."""
+        group = "/spec/workerGroupSpecs/0"
+        steps: list[Body] = [
+            {"op": "add", "path": f"{group}/replicas", "value": replicas},
+            {"op": "add", "path": f"{group}/scaleStrategy", "value": {"workersToDelete": list(leaving)}},
+        ]
+        with contextlib.suppress(ObjectNotFound):
+            await self._patch("resize", key, steps, JSON_PATCH)
 
     async def delete(self, key: Key, uid: str) -> None:
         """Delete the object with this uid. Kubernetes deletes its dependents in the background."""
@@ -209,7 +220,7 @@ class Cluster:
         self,
         verb: str,
         key: Key,
-        body: Body,
+        body: Body | list[Body],
         content_type: str,
         *,
         query: Mapping[str, str] | None = None,
@@ -227,7 +238,7 @@ class Cluster:
         path: str,
         *,
         query: Mapping[str, str] | None = None,
-        body: Body | None = None,
+        body: Body | list[Body] | None = None,
         content_type: str = "application/json",
         accept: str = "application/json",
     ) -> Body:

@@ -11,6 +11,7 @@ from ballast_operator.children.config import VERSION
 from ballast_operator.kinds import Body
 from ballast_operator.pod_problem import pod_problem, scheduling_gates
 from ballast_operator.poll_result import FRESH_SECONDS, PollResult
+from ballast_operator.ray_status import failure, upgrade
 from ballast_operator.resource_type import Check, ConditionInput, ConditionValue, first
 from ballast_queue.status import SloStatus, WorkerStatus
 
@@ -28,7 +29,8 @@ def conditions(given: Given) -> dict[ConditionType, ConditionValue]:
 
 
 def _is_scaled_to_zero(given: Given) -> ConditionValue | None:
-    if given.resource.spec.replicas == 0 and given.deployment is not None:
+    is_made = given.deployment is not None or given.resource.spec.runtime.ray is not None
+    if given.resource.spec.replicas == 0 and is_made:
         return ConditionValue("True", ConditionReason.SCALED_TO_ZERO, "spec.replicas is 0")
     return None
 
@@ -114,7 +116,9 @@ def _is_rolling(given: Given) -> ConditionValue | None:
 def _rollout(given: Given) -> str:
     updated, ready = given.count("updatedReplicas"), given.count("availableReplicas")
     wanted = given.resource.spec.replicas
-    return f"{updated} of {wanted} workers have the newest version; {ready} workers are ready in all"
+    found = f"{updated} of {wanted} workers have the newest version; {ready} workers are ready in all"
+    more = upgrade(given.ray_service) if given.ray_service is not None else ""
+    return f"{found}; {more}" if more else found
 
 
 # Degraded
@@ -172,7 +176,16 @@ def _exceeds_deadline(given: Given) -> ConditionValue | None:
     )
 
 
-def _is_healthy(_: Given) -> ConditionValue:
+def _ray_has_failed(given: Given) -> ConditionValue | None:
+    why = failure(given.ray_service) if given.ray_service is not None else None
+    return ConditionValue("True", ConditionReason.RAY_FAILED, why) if why is not None else None
+
+
+def _is_healthy(given: Given) -> ConditionValue:
+    ray = given.resource.spec.runtime.ray
+    if ray is not None and ray.gcs_redis is None:
+        message = "no problem found; Ray's head has no runtime.ray.gcsRedis, so the workers end a minute after it"
+        return ConditionValue("False", ConditionReason.HEALTHY, message)
     return ConditionValue("False", ConditionReason.HEALTHY, "no problem found")
 
 
@@ -387,6 +400,7 @@ _DEGRADED = (
     _is_refused,
     _pods_cannot_be_created,
     _pod_has_problem,
+    _ray_has_failed,
     _secret_is_missing,
     _exceeds_deadline,
     _has_left_a_queue,

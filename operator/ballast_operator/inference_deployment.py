@@ -29,6 +29,7 @@ from ballast_operator.children.config import (
 )
 from ballast_operator.children.monitoring import prometheus_rule, service_monitor
 from ballast_operator.children.pods import deployment
+from ballast_operator.children.ray import head_policy, is_ray_pod, is_ready, ray_service, resize
 from ballast_operator.children.redis_users import has_malformed_url, redis_secrets, redis_users, secrets_hash
 from ballast_operator.children.service import budget, network_policy, service
 from ballast_operator.conditions import Given, conditions
@@ -40,6 +41,7 @@ from ballast_operator.kinds import (
     INFERENCE_DEPLOYMENT,
     NETWORK_POLICY,
     POD,
+    RAY_SERVICE,
     RULE,
     SECRET,
     SERVICE,
@@ -66,9 +68,11 @@ from ballast_operator.resource_type import ConditionValue, ResourceType
 from ballast_queue.address import FORMS
 from ballast_queue.status import WorkerStatus
 
+ON_RAY = ""
+"""The version of pods on Ray, which have no annotation of it: a replica gets its configuration from Serve."""
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 MOST_COST = 2**31 - 1
-CHILDREN = (CONFIG_MAP, NETWORK_POLICY, SERVICE, BUDGET, DEPLOYMENT, SERVICE_MONITOR, RULE)
+CHILDREN = (CONFIG_MAP, NETWORK_POLICY, SERVICE, BUDGET, DEPLOYMENT, RAY_SERVICE, SERVICE_MONITOR, RULE)
 """In the order of application: the Deployment follows the objects that a pod needs when it starts."""
 
 
@@ -89,30 +93,55 @@ def plan(
     config = worker_config(resource, own_keys=context.redis_keys)
     texts = config_texts(config, _files(resource, snapshot), _running(resource, snapshot))
     files = {version: content_hash(text) for version, text in texts.items()}
+    if resource.spec.runtime.ray is not None:
+        files[ON_RAY] = files[version_of(config)]
     copied = _copied(resource, snapshot, context)
-    wanted = list(_wanted(resource, context, texts, version_of(config), copied))
+    wanted = list(_wanted(resource, context, texts, copied))
+    kept = _kept(resource, snapshot)
     return ChildrenPlan(
         costs=tuple(_costs(resource, snapshot, poll)),
         apply=(*_redis_secrets(resource, snapshot, context, copied), *changes(wanted, snapshot)),
+        resize=tuple(resize(resource, snapshot)),
         # Pods of a former release mount its ConfigMap, which had another name. It goes with the resource.
-        delete=tuple(gone for gone in deletions(wanted, snapshot) if gone.key.kind != CONFIG_MAP),
+        delete=tuple(gone for gone in deletions(wanted, snapshot) if gone.key.kind not in {CONFIG_MAP, kept}),
         annotate=tuple(_annotations(resource, snapshot, files, copied)),
         files=files,
         version=version_of(config),
     )
 
 
+def _kept(resource: InferenceDeployment, snapshot: ClusterSnapshot) -> Kind | None:
+    """Return the workload that stays until the workers of the other one serve; None if there is none."""
+    on_ray = resource.spec.runtime.ray is not None
+    ready = sum(is_ray_pod(pod) is on_ray and is_live(pod) and is_ready(pod) for pod in snapshot.pods)
+    if ready >= resource.spec.replicas:
+        return None
+    return DEPLOYMENT if on_ray else RAY_SERVICE
+
+
 def _wanted(
-    resource: InferenceDeployment, context: OperatorContext, texts: Mapping[str, str], version: str, copied: str
+    resource: InferenceDeployment,
+    context: OperatorContext,
+    texts: Mapping[str, str],
+    copied: str,
 ) -> Iterator[tuple[Kind, Body]]:
     """Yield the children in the order of `CHILDREN`."""
+    version = version_of(worker_config(resource, own_keys=context.redis_keys))
     yield CONFIG_MAP, config_manifest(resource, texts, copied)
     policy = network_policy(resource)
     if policy is not None:
         yield NETWORK_POLICY, policy
     yield SERVICE, service(resource)
     yield BUDGET, budget(resource)
-    yield DEPLOYMENT, deployment(resource, version, image=context.image_of(resource), own_keys=context.redis_keys)
+    keys = context.redis_keys
+    if resource.spec.runtime.ray is None:
+        yield DEPLOYMENT, deployment(resource, version, image=context.image_of(resource), own_keys=keys)
+    else:
+        between = head_policy(resource)
+        if between is not None:
+            yield NETWORK_POLICY, between
+        if resource.spec.replicas:  # Serve has no application without a replica
+            yield RAY_SERVICE, ray_service(resource, texts[version], own_keys=keys)
     rule = prometheus_rule(resource, runbooks=context.runbooks)
     for kind, body in ((SERVICE_MONITOR, service_monitor(resource)), (RULE, rule)):
         if body is not None and kind.name in context.kinds:
@@ -162,7 +191,7 @@ def _annotations(
     for pod in snapshot.pods:
         metadata = pod["metadata"]
         annotations = metadata.get("annotations") or {}
-        config = files.get(annotations.get(VERSION, ""))
+        config = files.get(annotations.get(VERSION, "")) if not is_ray_pod(pod) else None
         if config is None or not is_live(pod):
             continue
         wanted = {CONFIG_HASH: config} | ({REDIS_HASH: copied} if copied else {})
@@ -291,6 +320,7 @@ def _blocked(resource: InferenceDeployment, context: OperatorContext, others: It
     return (
         _is_not_permitted(resource, context)
         or _lacks_image(resource, context)
+        or _lacks_kuberay(resource, context)
         or queue_refusal(resource.queue_name, resource.metadata.namespace, context=context, others=others)
         or _lacks_redis(resource, context)
         or _lacks_user(resource, context)
@@ -329,6 +359,16 @@ def _lacks_image(resource: InferenceDeployment, context: OperatorContext) -> Con
         "image.vllmWorker of the chart. Until then, the children of this resource do not change"
     )
     return ConditionValue("True", ConditionReason.IMAGE_PULL, message)
+
+
+def _lacks_kuberay(resource: InferenceDeployment, context: OperatorContext) -> ConditionValue | None:
+    if resource.spec.runtime.ray is None or RAY_SERVICE.name in context.kinds:
+        return None
+    message = (
+        "spec.runtime.ray needs KubeRay, and the cluster has no kind RayService (ray.io/v1). Install KubeRay, or "
+        "remove the section. Until then, the children of this resource do not change"
+    )
+    return ConditionValue("True", ConditionReason.NO_KUBERAY, message)
 
 
 def _shares_queue(

@@ -66,6 +66,9 @@ LEASE = Kind("Lease", "coordination.k8s.io", "v1", "leases")
 SERVICE_MONITOR = Kind("ServiceMonitor", "monitoring.coreos.com", "v1", "servicemonitors", is_optional=True)
 RULE = Kind("PrometheusRule", "monitoring.coreos.com", "v1", "prometheusrules", is_optional=True)
 
+RAY_CLUSTER = Kind("RayCluster", "ray.io", "v1", "rayclusters", is_optional=True)
+RAY_SERVICE = Kind("RayService", "ray.io", "v1", "rayservices", is_optional=True)
+
 
 def key_of(kind: Kind, body: Body) -> Key:
     """Return the key of an object of this kind."""

@@ -20,6 +20,8 @@ def named_secrets(resource: InferenceDeployment) -> tuple[str, ...]:
     spec, template = resource.spec, resource.spec.template
     found = {spec.redis and spec.redis.secret_name, spec.api_keys and spec.api_keys.secret_name}
     found |= {spec.network.tls_secret, spec.model.credentials_secret, *template.image_pull_secrets}
+    storage = spec.runtime.ray.gcs_redis if spec.runtime.ray is not None else None
+    found.add(storage.password_secret if storage is not None else None)
     found |= {name for each in (*template.volumes, *(env.value_from for env in template.env)) for name in _names(each)}
     return tuple(sorted(name for name in found if name))
 

@@ -67,12 +67,24 @@ class Annotate:
 
 
 @dataclass(frozen=True, slots=True)
+class Resize:
+    """Set the number of worker pods of a Ray cluster."""
+
+    key: Key
+    replicas: int
+    leaving: tuple[str, ...]
+    """The pods that go."""
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
 class ChildrenPlan:
-    """The writes of a reconciliation, in this order: costs, apply, delete, annotate."""
+    """The writes of a reconciliation, in this order: costs, apply, resize, delete, annotate."""
 
     costs: tuple[Annotate, ...] = ()
     """Deletion costs of pods, which must be set before a Deployment loses replicas."""
     apply: tuple[Apply, ...] = ()
+    resize: tuple[Resize, ...] = ()
     delete: tuple[Delete, ...] = ()
     annotate: tuple[Annotate, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
@@ -81,12 +93,13 @@ class ChildrenPlan:
     """The version that pods should run."""
 
     def __bool__(self) -> bool:
-        return bool(self.costs or self.apply or self.delete or self.annotate)
+        return bool(self.costs or self.apply or self.resize or self.delete or self.annotate)
 
     @property
     def because(self) -> tuple[str, ...]:
         """Return one sentence for each write."""
-        steps: tuple[Apply | Delete | Annotate, ...] = (*self.costs, *self.apply, *self.delete, *self.annotate)
+        steps: tuple[Apply | Resize | Delete | Annotate, ...]
+        steps = (*self.costs, *self.apply, *self.resize, *self.delete, *self.annotate)
         return tuple(step.because for step in steps)
 
 

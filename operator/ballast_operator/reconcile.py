@@ -31,7 +31,7 @@ from ballast_operator.errors import (
     Unplannable,
 )
 from ballast_operator.events import event
-from ballast_operator.kinds import CONFIG_MAP, DEPLOYMENT, SECRET, Body, Key
+from ballast_operator.kinds import CONFIG_MAP, SECRET, Body, Key
 from ballast_operator.plan import Apply, ChildrenPlan, ClusterSnapshot, is_live, is_owned
 from ballast_operator.poll_result import PollResult, Problem
 from ballast_operator.poller import Poller
@@ -271,8 +271,8 @@ class Reconciler(Generic[R]):
             memory.history = History()
             return None
         replicas = _replicas(body) or 0
-        deployment = self._cache.children(key).get(Key(DEPLOYMENT, key.namespace, key.name))
-        ready = int(((deployment or {}).get("status") or {}).get("readyReplicas") or 0)
+        given = ConditionInput(resource, self._snapshot(key, memory), ChildrenPlan(), None, time.monotonic())
+        ready = given.count("readyReplicas")
         decision = scale(
             scaling, replicas=replicas, ready=ready, poll=poll, now=time.monotonic(), history=memory.history
         )
@@ -310,6 +310,9 @@ class Reconciler(Generic[R]):
                 memory.lost.add(apply.key)
             if apply.key.kind in MOUNTED:
                 break  # no pod may start with an object of another owner, or with an old one
+        for size in wanted.resize:
+            await self._cluster.resize(size.key, size.replicas, size.leaving)
+            done.append(size.because)
         for gone in wanted.delete:
             await self._cluster.delete(gone.key, gone.uid)
             done.append(gone.because)

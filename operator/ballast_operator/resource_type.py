@@ -13,9 +13,10 @@ from ballast_api.conditions import ConditionReason, ConditionType
 from ballast_api.inference_deployment import Metadata, Scaling
 from ballast_api.status import Condition, ResourceStatus, ScalingStatus
 from ballast_operator.context import OperatorContext
-from ballast_operator.kinds import DEPLOYMENT, Body, Key, Kind
+from ballast_operator.kinds import DEPLOYMENT, RAY_SERVICE, Body, Key, Kind
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot, is_live
 from ballast_operator.poll_result import PollResult, Problem, QueueSource
+from ballast_operator.ray_status import as_deployment
 from ballast_queue.rights import RedisUser
 
 MOST_CHARACTERS = 1000
@@ -61,9 +62,18 @@ class ConditionInput(Generic[R]):
         return tuple(pod for pod in self.snapshot.pods if is_live(pod))
 
     @property
+    def ray_service(self) -> Body | None:
+        """Return the RayService that is named like the resource."""
+        return self.snapshot.child(RAY_SERVICE, self.resource.metadata)
+
+    @property
     def deployment(self) -> Body | None:
-        """Return the Deployment that is named like the resource."""
-        return self.snapshot.child(DEPLOYMENT, self.resource.metadata)
+        """Return the Deployment that is named like the resource; for workers on Ray, the same figures of their pods."""
+        found, ray = self.snapshot.child(DEPLOYMENT, self.resource.metadata), self.ray_service
+        if ray is None:
+            return found
+        statuses = self.poll.by_pod(self.live) if self.poll is not None else {}
+        return as_deployment(ray, self.live, statuses, self.plan.files.get(self.plan.version, ""))
 
     def count(self, name: str) -> int:
         """Return a figure of the Deployment's status; zero while the Deployment has no status."""

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,16 @@ SHORT = ("--quick", "--seconds", "10", "--requests", "20", "--slots", "8")
 
 def start(directory: Path, *options: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "ballast_cli", "demo", *SHORT, *options]
-    return subprocess.Popen(command, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # A shell starts a program in the background without SIGINT, which its processes inherit.
+    unignore = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    return subprocess.Popen(
+        command,
+        cwd=directory,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=unignore,  # noqa: PLW1509
+    )
 
 
 def test_the_demo_compares_both_sides_and_says_what_it_saw(tmp_path: Path):

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,17 @@ def test_the_embedded_valkey_refuses_to_evict_and_writes_a_log(tmp_path: Path):
 
     assert config == {"maxmemory-policy": "noeviction", "appendonly": "yes"}
     assert not valkey.is_running
+
+
+def test_valkeys_that_start_together_get_a_port_each(tmp_path: Path):
+    with ThreadPoolExecutor(6) as pool:
+        started = [pool.submit(Valkey.start, tmp_path / str(number)) for number in range(6)]
+    valkeys = [one.result() for one in started if not one.exception()]
+    for valkey in valkeys:
+        valkey.stop()
+
+    assert [one.exception() for one in started] == [None] * 6
+    assert len({valkey.url for valkey in valkeys}) == 6
 
 
 def test_what_was_written_is_there_after_a_restart(tmp_path: Path):

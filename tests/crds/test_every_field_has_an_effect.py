@@ -61,7 +61,7 @@ SHOWN_BY: dict[str, str] = {
 def made(spec: dict[str, Any]) -> list[Any]:
     """Return all objects that the operator writes for a new resource."""
     resource = InferenceDeployment.read(EVERYTHING | {"spec": spec}, "here")
-    context = OperatorContext(image="worker", kinds=frozenset({"ServiceMonitor", "PrometheusRule"}))
+    context = OperatorContext(image="worker", kinds=frozenset({"ServiceMonitor", "PrometheusRule", "RayService"}))
     return [step.manifest for step in plan(resource, ClusterSnapshot(uid="1"), context).apply]
 
 

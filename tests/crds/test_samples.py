@@ -99,9 +99,10 @@ def test_every_rule_has_a_bad_sample() -> None:
 
 
 def test_the_samples_of_every_field_have_every_field() -> None:
-    (manifest,), (vllm,) = objects(SAMPLES / "everything.yaml"), objects(SAMPLES / "vllm.yaml")
+    (manifest,), (vllm,), (ray,) = (objects(SAMPLES / f"{name}.yaml") for name in ("everything", "vllm", "ray"))
     schema = crd.schema()["properties"]["spec"]
     given_by_vllm = {leaf for leaf in given(vllm["spec"], schema) if needs_vllm(leaf)}
+    given_by_ray = {leaf for leaf in given(ray["spec"], schema) if leaf.startswith("runtime.ray.")}
     refused = {leaf for leaf in leaves(schema) if "Refused" in described(schema, leaf)}
     exclusive = {
         "engine.attention",  # with the native engine only, as the next one
@@ -115,7 +116,9 @@ def test_the_samples_of_every_field_have_every_field() -> None:
         "slo.latencyMilliseconds",  # beside slo.ttftMilliseconds
     }
 
-    assert set(leaves(schema)) - refused - exclusive == set(given(manifest["spec"], schema)) | given_by_vllm
+    assert (
+        set(leaves(schema)) - refused - exclusive == set(given(manifest["spec"], schema)) | given_by_vllm | given_by_ray
+    )
 
 
 def needs_vllm(path: str) -> bool:

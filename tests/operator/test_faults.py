@@ -11,7 +11,7 @@ import pytest
 import yaml
 from control_plane import ControlPlane, control_plane
 from faults import Answer, Call, Proxy, proxy
-from operated import Cluster, Operator, monitoring_kinds, running, until
+from operated import Cluster, Operator, optional_kinds, running, until
 
 pytestmark = pytest.mark.envtest
 
@@ -257,7 +257,7 @@ def test_a_resource_of_an_older_schema_with_the_native_engine_on_gpus_keeps_its_
 
 def test_kinds_of_others_may_come_and_go(own: Cluster, tmp_path: Path) -> None:
     """The prometheus-operator installed and removed while this one runs."""
-    kinds = yaml.safe_dump_all(monitoring_kinds())
+    kinds = yaml.safe_dump_all(optional_kinds())
     with running(own.plane.kubeconfig, tmp_path) as operator:
         own.make("watched")
         until(lambda: is_right_among(own, "watched"))
@@ -273,7 +273,7 @@ def test_kinds_of_others_may_come_and_go(own: Cluster, tmp_path: Path) -> None:
 @pytest.mark.parametrize("asked", ["list", "watch"])
 def test_a_watch_survives_a_kind_that_is_gone(own: Cluster, tmp_path: Path, asked: str) -> None:
     """The API server answers 404 before the watch of the CRDs shows a deletion. Here, no CRD is deleted."""
-    kinds = yaml.safe_dump_all(monitoring_kinds())
+    kinds = yaml.safe_dump_all(optional_kinds())
     own.plane.kubectl("apply", "--server-side", "-f", "-", manifest=kinds)
     own.plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
     gone: list[Call] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from every_field import BY_OWN_REDIS, REFUSED, SPEC, changed, everything
+from every_field import BY_OWN_REDIS, BY_RAY, REFUSED, SPEC, changed, everything
 from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
@@ -90,7 +90,7 @@ ROLLING_FIELDS = {"rollout.drainSeconds", "rollout.startupSeconds", "network.tls
 """Sections and fields of the resource that roll the pods unless they are hot, as the reference page states."""
 
 
-@pytest.mark.parametrize("leaf", sorted(set(structural.leaves(SPEC)) - set(REFUSED) - BY_OWN_REDIS))
+@pytest.mark.parametrize("leaf", sorted(set(structural.leaves(SPEC)) - set(REFUSED) - BY_OWN_REDIS - BY_RAY))
 def test_a_field_of_the_resource_rolls_the_pods_unless_it_is_hot(leaf: str) -> None:
     templates = []
     for spec in changed(everything(), leaf, SPEC):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 import yaml
 from control_plane import ControlPlane
 from faults import Call, proxy
-from operated import Cluster, monitoring_kinds, running, until
+from operated import Cluster, optional_kinds, running, until
 
 from ballast_operator.permissions import CLUSTER, NAMESPACES, OWN_NAMESPACE, Permission, rules
 from ballast_queue.redis_store import Queue
@@ -50,7 +51,7 @@ def declared(permissions: tuple[Permission, ...]) -> set[tuple[str, str, str]]:
 @pytest.fixture
 def monitoring(controllers: ControlPlane) -> Iterator[None]:
     """The prometheus-operator's kinds, for this test alone."""
-    manifest = yaml.safe_dump_all(monitoring_kinds())
+    manifest = yaml.safe_dump_all(optional_kinds())
     controllers.kubectl("apply", "--server-side", "-f", "-", manifest=manifest)
     controllers.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
     yield
@@ -134,6 +135,14 @@ def live(cluster: Cluster, valkey: Any) -> None:
     cluster.patch("inferencedeployments", "llm", {"spec": off | {"slo": {"ttftMilliseconds": 9}}})
     until(lambda: not cluster.get("prometheusrules", "llm") and not cluster.get("networkpolicies", "llm"))
     until(lambda: any("ballast.dev/config-hash" in p["metadata"]["annotations"] for p in cluster.pods()))
+    on_ray = {"runtime": {"ray": {}}, "template": {"image": "ray:1"}, "scaling": None}
+    cluster.patch("inferencedeployments", "llm", {"spec": on_ray})
+    until(lambda: cluster.get("rayservices", "llm"))
+    active = {"rayClusterName": "llm-1", "rayClusterStatus": {"desiredWorkerReplicas": 0}}
+    cluster.patch("rayservices", "llm", {"status": {"activeServiceStatus": active}})
+    until(lambda: "llm-1 from 0 to" in json.dumps(cluster.list("events")), said="the Ray cluster resized")
+    cluster.patch("inferencedeployments", "llm", {"spec": {"replicas": 0}})
+    until(lambda: not cluster.get("rayservices", "llm") and not cluster.get("deployments", "llm"))
 
 
 def service_account(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ballast_policy.host import Host
 from ballast_policy.learning.cost import CostModel, Fit, StepWork, attended
 from ballast_policy.learning.expectation import Expectation
-from ballast_policy.learning.interference import Interference
+from ballast_policy.learning.interference import Allowance, Interference
 from ballast_policy.plan import Reason, StepPlan
 from ballast_policy.request import Request, RequestClass
 from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
@@ -115,6 +115,14 @@ def test_a_request_that_waited_leaves_offline_less():
 
     assert tokens_of(young, OFFLINE) > tokens_of(old, OFFLINE)
     assert 10.0 + old.predicted_seconds <= 10.0 - 0.020 + CONFIG.ttft
+
+
+def test_requests_that_were_lost_to_offline_shorten_its_steps_with_and_without_online():
+    for waiting in (requests([], [100] * 64), requests([100], [100] * 64)):
+        usual = snapshot(waiting, prompt=100, rate=100.0)
+        lost = replace(usual, allowance=Allowance(lending_ratio=0.3))
+
+        assert 0 < tokens_of(plan(lost), OFFLINE) < 0.6 * tokens_of(plan(usual), OFFLINE)
 
 
 def test_when_online_is_late_in_any_case_nothing_is_lent():

@@ -87,7 +87,7 @@ def bench(**options):
 
 @pytest.mark.parametrize("policy", ["ballast", "ballast-fitted"])
 @pytest.mark.parametrize("load", [0.2, 0.6])
-def test_bulk_work_takes_what_the_latency_of_online_leaves(policy, load):
+def test_offline_work_takes_what_the_latency_of_online_leaves(policy, load):
     runs = bench(noise=0.05)
     mixed, alone = runs.row(policy, load), runs.row("online-only", load)
 

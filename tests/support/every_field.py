@@ -21,6 +21,8 @@ REFUSED = {
 }
 BY_OWN_REDIS = {leaf for leaf in leaves(SPEC) if leaf.startswith("queueAccess.")}
 """Fields about users in the operator's own Redis, which the sample does not use: see operator/test_redis_users.py."""
+BY_RAY = {leaf for leaf in leaves(SPEC) if leaf.startswith("runtime.ray.")}
+"""Fields that need KubeRay."""
 BY_SCALING = {leaf for leaf in leaves(SPEC) if leaf.startswith("scaling.")}
 
 BASE: dict[str, Any] = {"monitoring.serviceMonitor": True, "monitoring.prometheusRule": True}
@@ -51,6 +53,10 @@ NEEDED: dict[str, dict[str, Any]] = {
     },
     "template.tolerations[].value": {"template.tolerations": [{"key": "a", "operator": "Equal", "value": "b"}]},
 }
+NEEDED |= {
+    leaf: {"network": {}, "scaling": None, "runtime": {"ray": {"gcsRedis": {"address": "a:1", "passwordSecret": "s"}}}}
+    for leaf in BY_RAY
+}
 """What else must be so for a field to be free to change."""
 OTHER: dict[str, Any] = {
     "engine.attention": "sdpa",
@@ -73,6 +79,9 @@ OTHER: dict[str, Any] = {
     "template.volumeMounts": [{"name": "scratch", "mountPath": "/other"}],
     "network.ingressFrom": [{"podSelector": {}}],
     "network.metricsFrom": [{"podSelector": {}}],
+    "runtime.ray.gcsRedis.address": "other:6379",
+    "runtime.ray.head.limits": {"memory": "8Gi"},
+    "runtime.ray.head.requests": {"cpu": 2},
     "runtime.redisUrl": "redis://other",
 }
 

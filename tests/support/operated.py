@@ -138,6 +138,7 @@ class Cluster:
             "networkpolicies": "apis/networking.k8s.io/v1",
             "servicemonitors": "apis/monitoring.coreos.com/v1",
             "prometheusrules": "apis/monitoring.coreos.com/v1",
+            "rayservices": "apis/ray.io/v1",
         }.get(kind, "api/v1")
         return f"/{group}/namespaces/{self.namespace}/{kind}" + (f"/{name}" if name else "")
 
@@ -227,16 +228,17 @@ def make_resource(name: str, namespace: str, **spec: Any) -> Any:
     }
 
 
-def monitoring_kinds() -> list[Any]:
-    """The prometheus-operator's kinds, as far as the operator cares for their schema."""
+def optional_kinds() -> list[Any]:
+    """The kinds of the prometheus-operator and of KubeRay, as far as the operator cares for their schema."""
     found = []
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    for kind in ("ServiceMonitor", "PrometheusRule"):
+    monitoring = "monitoring.coreos.com"
+    for kind, group in (("ServiceMonitor", monitoring), ("PrometheusRule", monitoring), ("RayService", "ray.io")):
         plural = f"{kind.lower()}s"
         version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
         names = {"kind": kind, "plural": plural, "singular": kind.lower(), "listKind": f"{kind}List"}
-        spec = {"group": "monitoring.coreos.com", "scope": "Namespaced", "names": names, "versions": [version]}
-        metadata = {"name": f"{plural}.monitoring.coreos.com"}
+        spec = {"group": group, "scope": "Namespaced", "names": names, "versions": [version]}
+        metadata = {"name": f"{plural}.{group}"}
         found.append(
             {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition"}
             | {"metadata": metadata, "spec": spec}

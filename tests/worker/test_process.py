@@ -68,6 +68,9 @@ def results_of(queue: Queue, job_id: str) -> dict[str, str]:
         pytest.param("model: {uri: 'file://host/x'}", "three slashes", id="a host"),
         pytest.param("slots: 0", "model: Field required", id="invalid"),
         pytest.param(
+            "model: {uri: MODEL}\nslo: {latencyMilliseconds: 30}", "the native engine only generates text", id="latency"
+        ),
+        pytest.param(
             "model: {uri: MODEL}\nruntime: {redisUrl: 'http://x'}",
             "the scheme is not redis, rediss or unix",
             id="redis address",

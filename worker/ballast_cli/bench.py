@@ -153,10 +153,10 @@ def encoder(
     noise: given.Noise = 0.0,
     json_file: Json = None,
 ) -> None:
-    """Compare policies on a model that returns vectors: online requests with a latency SLO beside bulk work.
+    """Compare policies on a model that returns vectors: online requests with a latency SLO beside offline work.
 
     The first lines show the batch and the requests per second of one GPU within the SLO: computed, and found by trying
-    rates. A load is a share of the rate of bulk work alone. Requests arrive at random (Poisson).
+    rates. A load is a share of the rate of offline work alone. Requests arrive at random (Poisson).
     """
     require("ballast bench", numpy="worker")
     check_output("--json", json_file)

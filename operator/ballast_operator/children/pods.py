@@ -83,13 +83,14 @@ def deployment(resource: InferenceDeployment, version: str, *, image: str, own_k
                 "labels": labels,
                 "annotations": resource.spec.template.annotations | {VERSION: version},
             },
-            "spec": _pod(resource, version, image=resource.spec.template.image or image, own_keys=own_keys),
+            "spec": worker_pod(resource, version, image=resource.spec.template.image or image, own_keys=own_keys),
         },
     }
     return manifest(DEPLOYMENT, resource, {"spec": spec})
 
 
-def _pod(resource: InferenceDeployment, version: str, *, image: str, own_keys: frozenset[str]) -> Body:
+def worker_pod(resource: InferenceDeployment, version: str, *, image: str, own_keys: frozenset[str]) -> Body:
+    """Return the spec of a worker pod; see `deployment`."""
     template, backend = resource.spec.template, backend_of(resource)
     pod: Body = {
         "containers": [_worker(resource, version, image=image, own_keys=own_keys)],

@@ -21,8 +21,11 @@ def service(resource: InferenceDeployment) -> Body:
 
 def budget(resource: InferenceDeployment) -> Body:
     """Return the limit of evictions. Workers that are not ready never block the drain of a node."""
+    most = resource.spec.disruption.max_unavailable
+    ray = resource.spec.runtime.ray
     spec = {
-        "maxUnavailable": resource.spec.disruption.max_unavailable,
+        # Kubernetes does not know how many pods a Ray cluster should have, so it cannot count those that are missing.
+        **({"maxUnavailable": most} if ray is None else {"minAvailable": max(0, resource.spec.replicas - most)}),
         "selector": {"matchLabels": selector(resource.metadata.name)},
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
     }

@@ -1,7 +1,7 @@
-"""Run an encoder with online requests and bulk work: Ballast, vLLM's priorities, and a fixed batch.
+"""Run an encoder with online requests and offline work: Ballast, vLLM's priorities, and a fixed batch.
 
 A request ends with its prefill, and has one latency as its SLO. A load of x % means online requests at x % of the rate
-of bulk work alone in full batches.
+of offline work alone in full batches.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ballast_sim.replay.traffic import Arrival
 
 OURS = ("online-only", "ballast", "ballast-fitted")
 POLICIES = ("online-only", "naive-priority", "fixed-32", "ballast", "ballast-fitted")
-"""The rows: Ballast without bulk work; vLLM's priorities; the same in batches of 32; Ballast with known step times, and
-with a cost model that it fits to the run's own steps.
+"""The rows: Ballast without offline work; vLLM's priorities; the same in batches of 32; Ballast with known step times,
+and with a cost model that it fits to the run's own steps.
 """
 STEP_TOKENS = 16_384
 """Most tokens in a step, as vLLM's `--max-num-batched-tokens`."""
@@ -34,7 +34,7 @@ FIXED_BATCH = 32
 WARMUP_SHARE = 0.25
 """Share of a run that does not count."""
 PRECISION = 0.02
-"""Width of the search for the highest rate, as a share of the rate of bulk work alone."""
+"""Width of the search for the highest rate, as a share of the rate of offline work alone."""
 NUM_LENGTHS = 1000
 
 
@@ -102,7 +102,7 @@ class EncoderBench:
 
     @cached_property
     def maximum(self) -> float:
-        """Requests per second of bulk work alone, in full batches."""
+        """Requests per second of offline work alone, in full batches."""
         scenario = replace(self._scenario("naive-priority", ()), config=replace(self._config(), ttft=inf))
         return self._row("offline-only", 0.0, simulate(scenario)).offline_rate
 
@@ -149,7 +149,7 @@ class EncoderBench:
             model=self.model,
             policy=Ballast if policy in OURS else partial(Fill, chunk_tokens=STEP_TOKENS, kv_watermark=0.0),
             online=online,
-            offline=list if policy == "online-only" else lambda: [SimulatedJob.endless("bulk", self.lengths)],
+            offline=list if policy == "online-only" else lambda: [SimulatedJob.endless("offline", self.lengths)],
             seconds=self.seconds,
             warmup_seconds=WARMUP_SHARE * self.seconds,
             seed=self.seed,

@@ -1,0 +1,201 @@
+"""The RayService of a resource that runs on Ray, and the policy of its head. PURE.
+
+KubeRay makes a Ray cluster of it: a head without GPUs, and a pod for each worker (or for each node of a worker). Serve
+then starts a replica in each worker pod, which serves the same port as a plain pod.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import yaml
+
+from ballast_api.inference_deployment import InferenceDeployment
+from ballast_api.names import RAY_LABEL, pod_labels
+from ballast_api.ray import RayRuntime
+from ballast_api.serve_config import serve_config
+from ballast_api.worker_config import WorkerConfig
+from ballast_operator.children.backends import backend_of
+from ballast_operator.children.config import UNREADY_SECONDS
+from ballast_operator.children.manifest import manifest
+from ballast_operator.children.pods import NVIDIA_GPU, worker_pod
+from ballast_operator.kinds import NETWORK_POLICY, RAY_CLUSTER, RAY_SERVICE, Body, Key
+from ballast_operator.plan import ClusterSnapshot, Resize, is_live
+
+RAY_VERSION = "2.60.0"
+GROUP = "workers"
+HEAD = {"requests": {"cpu": "500m", "memory": "2Gi"}}
+MOST_PODS = 160_000
+"""`maxReplicas`, which limits nothing: the operator decides the number of pods."""
+OBJECT_STORE_BYTES = "100000000"
+"""Ray would reserve a third of the memory for objects that pass between its processes. No request passes there."""
+DELETION_SECONDS = 5
+"""How long KubeRay keeps a Ray cluster that was replaced. Its pods drain, so there is nothing else to wait for."""
+CLUSTER_LABEL = "ray.io/cluster"
+"""Label that KubeRay sets on each pod: the name of the Ray cluster."""
+DASHBOARD_PORT = 8265
+KUBERAY = {"app.kubernetes.io/component": "kuberay-operator"}
+"""Labels of the pods of KubeRay, which configures Serve through the dashboard of the head."""
+
+
+def ray_service(resource: InferenceDeployment, text: str, *, own_keys: frozenset[str]) -> Body:
+    """Return the RayService.
+
+    KubeRay does not pass a change of `replicas` on to a Ray cluster that exists: see `resize`.
+
+    Args:
+        resource: The desired state, which has the section `runtime.ray`.
+        text: The configuration of its workers.
+        own_keys: Keys of the Secret for resources that name no Redis; empty if the operator has none.
+    """
+    ray = resource.spec.runtime.ray
+    assert ray is not None, "the caller checked it"
+    config = WorkerConfig.parse(text, resource.metadata.name)
+    serve = serve_config(config, text, replicas=resource.spec.replicas, gpus=resource.spec.gpu.count)
+    cluster: Body = {
+        "rayVersion": RAY_VERSION,
+        "enableInTreeAutoscaling": False,
+        "authOptions": {"mode": "token"},
+        "headGroupSpec": {
+            "rayStartParams": {
+                "num-cpus": "0",
+                "num-gpus": "0",
+                "dashboard-host": "0.0.0.0",  # noqa: S104 - KubeRay calls it, and the policy admits no other client
+                "object-store-memory": OBJECT_STORE_BYTES,
+            },
+            "template": _head(resource, ray),
+        },
+        "workerGroupSpecs": [
+            {
+                "groupName": GROUP,
+                "replicas": resource.spec.replicas * ray.nodes,
+                "minReplicas": 0,
+                "maxReplicas": MOST_PODS,
+                "rayStartParams": {
+                    "num-cpus": "1",
+                    "num-gpus": str(resource.spec.gpu.count),
+                    "object-store-memory": OBJECT_STORE_BYTES,
+                },
+                "template": _worker(resource, own_keys=own_keys),
+            }
+        ],
+    }
+    if ray.gcs_redis is not None:
+        cluster["gcsFaultToleranceOptions"] = _storage(resource, ray)
+    spec = {
+        "serveConfigV2": yaml.safe_dump(serve, sort_keys=False),
+        "rayClusterConfig": cluster,
+        "rayClusterDeletionDelaySeconds": DELETION_SECONDS,
+    }
+    return manifest(RAY_SERVICE, resource, {"spec": spec})
+
+
+def resize(resource: InferenceDeployment, snapshot: ClusterSnapshot) -> Iterator[Resize]:
+    """Yield the change of the Ray cluster that serves, if it has another number of pods than it should.
+
+    On the way down, a pod goes after Serve has ended its replica: a pod without a replica is not ready.
+    """
+    ray, found = resource.spec.runtime.ray, snapshot.child(RAY_SERVICE, resource.metadata)
+    status = (found or {}).get("status") or {}
+    active = status.get("activeServiceStatus") or {}
+    name = active.get("rayClusterName")
+    if ray is None or not name or (status.get("pendingServiceStatus") or {}).get("rayClusterName"):
+        return  # KubeRay makes a new Ray cluster with the right number
+    asked = int((active.get("rayClusterStatus") or {}).get("desiredWorkerReplicas") or 0)
+    wanted = resource.spec.replicas * ray.nodes
+    leaving: list[str] = []
+    if ray.nodes == 1 and asked > wanted:
+        pods = [pod for pod in snapshot.pods if is_live(pod) and _cluster_of(pod) == name]
+        leaving = sorted(pod["metadata"]["name"] for pod in pods if not is_ready(pod))[: asked - wanted]
+        wanted = asked - len(leaving)
+    if wanted != asked:
+        because = f"Changed the Ray cluster {name} from {asked} to {wanted} worker pods"
+        yield Resize(Key(RAY_CLUSTER, resource.metadata.namespace, name), wanted, tuple(leaving), because)
+
+
+def _cluster_of(pod: Body) -> str | None:
+    labels: dict[str, str] = pod["metadata"].get("labels") or {}
+    return labels.get(CLUSTER_LABEL)
+
+
+def is_ray_pod(pod: Body) -> bool:
+    """Return whether a worker pod belongs to a Ray cluster."""
+    return RAY_LABEL in (pod["metadata"].get("labels") or {})
+
+
+def is_ready(pod: Body) -> bool:
+    """Return whether a pod is ready."""
+    conditions = pod.get("status", {}).get("conditions") or ()
+    return any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions)
+
+
+def _storage(resource: InferenceDeployment, ray: RayRuntime) -> Body:
+    redis = ray.gcs_redis
+    assert redis is not None, "the caller checked it"
+    options: Body = {"redisAddress": redis.address, "externalStorageNamespace": resource.metadata.uid}
+    if redis.password_secret is not None:
+        source = {"secretKeyRef": {"name": redis.password_secret, "key": redis.password_key}}
+        options["redisPassword"] = {"valueFrom": source}
+    return options
+
+
+def _worker(resource: InferenceDeployment, *, own_keys: frozenset[str]) -> Body:
+    """Return the template of a worker pod. KubeRay adds the command that starts Ray."""
+    pod = worker_pod(resource, "", image=resource.spec.template.image or "", own_keys=own_keys)
+    (container,) = pod["containers"]
+    for field in ("command", "args", "startupProbe", "livenessProbe"):
+        del container[field]
+    # KubeRay adds a liveness probe of Ray itself. Serve replaces a replica that does not work.
+    container["lifecycle"] = {"preStop": {"exec": {"command": ["python3", "-m", "ballast_serve.leave"]}}}
+    container["env"] = [*container["env"], *_variables(), {"name": "BALLAST_RAY_POD", "value": "1"}]
+    seconds = resource.spec.rollout.drain_seconds + UNREADY_SECONDS + backend_of(resource).exit_seconds
+    pod["terminationGracePeriodSeconds"] = seconds
+    labels = resource.spec.template.labels | pod_labels(resource.metadata.name, resource.spec.served_name)
+    labels |= {RAY_LABEL: resource.metadata.name}
+    return {"metadata": {"labels": labels, "annotations": dict(resource.spec.template.annotations)}, "spec": pod}
+
+
+def _head(resource: InferenceDeployment, ray: RayRuntime) -> Body:
+    """Return the template of the head, which runs no replica."""
+    pod = worker_pod(resource, "", image=resource.spec.template.image or "", own_keys=frozenset())
+    (container,) = pod["containers"]
+    asked = {name: dict(values) for name, values in (("requests", ray.head.requests), ("limits", ray.head.limits))}
+    kept = {name: container[name] for name in ("image", "securityContext", "imagePullPolicy") if name in container}
+    container = kept | {
+        "name": "head",
+        "env": [{"name": "HOME", "value": "/tmp"}, *_variables()],  # noqa: S108 - the pod's own
+        "resources": {name: values for name, values in asked.items() if values} or HEAD,
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108 - the pod's own
+    }
+    template = resource.spec.template
+    head: Body = {
+        "containers": [container],
+        "volumes": [{"name": "tmp", "emptyDir": {}}],
+        "securityContext": pod["securityContext"],
+        "automountServiceAccountToken": False,
+        "imagePullSecrets": [{"name": name} for name in template.image_pull_secrets],
+        "tolerations": [each for each in pod["tolerations"] if each.get("key") != NVIDIA_GPU],
+    }
+    labels = {RAY_LABEL: resource.metadata.name, "app.kubernetes.io/part-of": "ballast"}
+    return {"metadata": {"labels": labels}, "spec": {name: value for name, value in head.items() if value != []}}
+
+
+def _variables() -> list[Body]:
+    return [{"name": "RAY_USAGE_STATS_ENABLED", "value": "0"}]
+
+
+def head_policy(resource: InferenceDeployment) -> Body | None:
+    """Return the policy of the head: its own workers, and KubeRay. None if policies are turned off."""
+    if not resource.spec.network.policy:
+        return None
+    peers = {"podSelector": {"matchLabels": {RAY_LABEL: resource.metadata.name}}}
+    kuberay = {"namespaceSelector": {}, "podSelector": {"matchLabels": KUBERAY}}
+    spec = {
+        "podSelector": {"matchLabels": {RAY_LABEL: resource.metadata.name}},
+        "policyTypes": ["Ingress"],
+        "ingress": [
+            {"from": [peers]},
+            {"from": [kuberay], "ports": [{"port": DASHBOARD_PORT, "protocol": "TCP"}]},
+        ],
+    }
+    return manifest(NETWORK_POLICY, resource, {"spec": spec}, name=f"{resource.metadata.name}-ray")

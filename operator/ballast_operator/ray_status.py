@@ -1,0 +1,66 @@
+"""The state of a RayService and its pods, in the terms of a Deployment and in sentences. PURE."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from ballast_api.serve_config import APPLICATION
+from ballast_operator.children.ray import is_ready
+from ballast_operator.kinds import Body
+from ballast_queue.status import WorkerStatus
+
+FAILED = frozenset({"DEPLOY_FAILED", "UNHEALTHY"})
+
+
+def as_deployment(ray: Body, pods: Sequence[Body], statuses: Mapping[str, WorkerStatus], config: str) -> Body:
+    """Return a RayService as a Deployment.
+
+    Args:
+        ray: The RayService.
+        pods: The live worker pods, which may be of two Ray clusters, or of a Deployment that is being replaced.
+        statuses: The status that each pod published.
+        config: Hash of the configuration that all workers should have.
+    """
+    (group,) = ray["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    ready = [pod["metadata"]["name"] for pod in pods if is_ready(pod)]
+    updated = [name for name in ready if name in statuses and statuses[name].config_hash == config]
+    # A worker over several pods has one that is ready: the pod with its HTTP server.
+    num_pods = len(pods) if len(pods) > (group.get("replicas") or 0) else len(ready)
+    return {
+        "metadata": ray["metadata"],
+        "status": {
+            "observedGeneration": (ray.get("status") or {}).get("observedGeneration", 0),
+            "replicas": max(num_pods, len(ready)),
+            "readyReplicas": len(ready),
+            "availableReplicas": len(ready),
+            "updatedReplicas": len(updated),
+            "unavailableReplicas": len(pods) - len(ready),
+        },
+    }
+
+
+def failure(ray: Body) -> str | None:
+    """Return why Serve does not run the application, as a sentence; None if it does."""
+    for found in _services(ray):
+        application = (found.get("applicationStatuses") or {}).get(APPLICATION) or {}
+        if application.get("status") in FAILED:
+            deployments = (application.get("serveDeploymentStatuses") or {}).values()
+            why = next((each["message"] for each in deployments if each.get("message")), application.get("message", ""))
+            return f"Ray Serve reports {application['status']}: {why.strip() or 'no reason'}"
+    return None
+
+
+def upgrade(ray: Body) -> str:
+    """Return what KubeRay does if it replaces the Ray cluster; empty if it does not."""
+    status = ray.get("status") or {}
+    new = (status.get("pendingServiceStatus") or {}).get("rayClusterName")
+    old = (status.get("activeServiceStatus") or {}).get("rayClusterName")
+    if not new or not old:
+        return ""
+    return f"KubeRay starts the Ray cluster {new} beside {old}, which takes the GPUs of all workers a second time"
+
+
+def _services(ray: Body) -> Iterator[Body]:
+    status = ray.get("status") or {}
+    yield status.get("pendingServiceStatus") or {}
+    yield status.get("activeServiceStatus") or {}

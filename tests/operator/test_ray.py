@@ -1,0 +1,295 @@
+"""A resource on Ray: its children, a change of them, and its conditions."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import yaml
+
+from ballast_api.conditions import ConditionReason as Reason
+from ballast_api.conditions import ConditionType as Type
+from ballast_api.inference_deployment import InferenceDeployment
+from ballast_api.names import RAY_LABEL
+from ballast_api.worker_config import WorkerConfig
+from ballast_operator.children.config import VERSION
+from ballast_operator.children.ray import CLUSTER_LABEL
+from ballast_operator.conditions import conditions
+from ballast_operator.context import OperatorContext
+from ballast_operator.inference_deployment import RESOURCE_TYPE, plan
+from ballast_operator.kinds import BUDGET, DEPLOYMENT, NETWORK_POLICY, RAY_SERVICE, SERVICE, Body, Kind
+from ballast_operator.named_secrets import named_secrets
+from ballast_operator.plan import ChildrenPlan, ClusterSnapshot
+from ballast_operator.poll_result import PollResult
+from ballast_operator.resource_type import ConditionInput
+from ballast_queue.status import ClassLoad, WorkerStatus
+
+CONTEXT = OperatorContext(image="worker:1", kinds=frozenset({"RayService"}))
+EMPTY = ClusterSnapshot("u")
+
+
+def make_resource(*, on_ray: bool = True, generation: int = 1, ray: dict[str, Any] | None = None, **spec: Any):
+    metadata = {"name": "llm", "namespace": "ns", "uid": "u", "generation": generation}
+    base = {"model": {"uri": "file:///m"}, "replicas": 2, "template": {"image": "ray:1"}}
+    runtime = {"runtime": {"ray": ray or {}}} if on_ray else {}
+    return InferenceDeployment.read({"metadata": metadata, "spec": base | runtime | spec}, "test")
+
+
+def make_pod(name: str, *, is_ready: bool = True, on_ray: bool = True, cluster: str = "llm-1") -> Body:
+    labels = {RAY_LABEL: "llm", CLUSTER_LABEL: cluster} if on_ray else {}
+    annotations = {} if on_ray else {VERSION: "v"}
+    metadata = {"name": name, "namespace": "ns", "labels": labels, "annotations": annotations, "creationTimestamp": ""}
+    ready = {"type": "Ready", "status": "True" if is_ready else "False"}
+    return {"metadata": metadata, "status": {"phase": "Running", "podIP": f"10.0.0.{name}", "conditions": [ready]}}
+
+
+def applied(
+    done: ChildrenPlan, before: ClusterSnapshot, *pods: Body, ray_status: Body | None = None
+) -> ClusterSnapshot:
+    """What the cluster shows once the plan was carried out."""
+    children = {key: copy.deepcopy(body) for key, body in before.children.items()}
+    children |= {step.key: copy.deepcopy(step.manifest) for step in done.apply}
+    for gone in done.delete:
+        del children[gone.key]
+    for key, body in children.items():
+        body["metadata"]["uid"] = f"uid-{key.name}"
+        if key.kind == RAY_SERVICE:
+            body["status"] = {"observedGeneration": 1} | (ray_status or serving(2))
+    return ClusterSnapshot("u", children, tuple(pods))
+
+
+def made(done: ChildrenPlan, kind: Kind, name: str = "llm") -> Body | None:
+    found = [step.manifest for step in done.apply if step.key.kind == kind and step.key.name == name]
+    return found[0] if found else None
+
+
+def spec_of(done: ChildrenPlan) -> Body:
+    found = made(done, RAY_SERVICE)
+    assert found is not None
+    return found["spec"]
+
+
+def serve_of(done: ChildrenPlan) -> Body:
+    (application,) = yaml.safe_load(spec_of(done)["serveConfigV2"])["applications"]
+    return application
+
+
+def group_of(done: ChildrenPlan) -> Body:
+    (group,) = spec_of(done)["rayClusterConfig"]["workerGroupSpecs"]
+    return group
+
+
+def test_a_ray_service_takes_the_place_of_the_deployment():
+    done = plan(make_resource(), EMPTY, CONTEXT)
+
+    head = spec_of(done)["rayClusterConfig"]["headGroupSpec"]
+    (container,) = group_of(done)["template"]["spec"]["containers"]
+    assert made(done, DEPLOYMENT) is None
+    assert made(done, SERVICE)["spec"]["selector"].items() <= group_of(done)["template"]["metadata"]["labels"].items()
+    assert not made(done, SERVICE)["spec"]["selector"].items() <= head["template"]["metadata"]["labels"].items()
+    assert (head["rayStartParams"]["num-cpus"], head["rayStartParams"]["num-gpus"]) == ("0", "0")
+    assert spec_of(done)["rayClusterConfig"]["authOptions"] == {"mode": "token"}
+    assert spec_of(done)["rayClusterConfig"]["enableInTreeAutoscaling"] is False
+    assert container["readinessProbe"]["httpGet"] == {"path": "/ready", "port": "http"}
+    assert "nvidia.com/gpu" in container["resources"]["limits"]
+    assert serve_of(done)["deployments"][0]["num_replicas"] == group_of(done)["replicas"] == 2
+
+
+def test_each_pod_of_a_worker_over_several_nodes_has_the_model_and_its_gpus():
+    resource = make_resource(ray={"nodes": 2}, gpu={"count": 8}, model={"uri": "hf://a/b"})
+
+    done = plan(resource, EMPTY, CONTEXT)
+
+    (deployment,) = serve_of(done)["deployments"]
+    config = WorkerConfig.parse(deployment["user_config"]["config"], "test")
+    assert group_of(done)["replicas"] == 4
+    assert [each["name"] for each in group_of(done)["template"]["spec"]["initContainers"]] == ["fetch"]
+    assert deployment["placement_group_bundles"] == [{"CPU": 1, "GPU": 8}] * 2
+    assert (config.runtime.tensor_parallel, config.runtime.nodes) == (16, 2)
+
+
+def test_a_hot_change_reaches_the_replicas_without_a_restart_and_without_a_new_ray_cluster():
+    first = plan(make_resource(), EMPTY, CONTEXT)
+    second = plan(make_resource(generation=2, slo={"ttftMilliseconds": 7}), applied(first, EMPTY), CONTEXT)
+
+    assert spec_of(first)["rayClusterConfig"] == spec_of(second)["rayClusterConfig"]
+    assert serve_of(first)["args"] == serve_of(second)["args"]
+    assert serve_of(first)["deployments"] != serve_of(second)["deployments"]
+
+
+def test_another_change_of_the_configuration_restarts_the_replicas_in_the_same_ray_cluster():
+    first = plan(make_resource(), EMPTY, CONTEXT)
+    second = plan(make_resource(generation=2, slots=3), applied(first, EMPTY), CONTEXT)
+
+    assert spec_of(first)["rayClusterConfig"] == spec_of(second)["rayClusterConfig"]
+    assert serve_of(first)["args"] != serve_of(second)["args"]
+
+
+def test_a_plan_of_what_a_plan_produced_is_empty():
+    pods = [make_pod("1"), make_pod("2")]
+    resource = make_resource(ray={"gcsRedis": {"address": "r:6379", "passwordSecret": "s"}})
+    there = applied(plan(resource, EMPTY, CONTEXT), EMPTY, *pods)
+
+    assert plan(resource, there, CONTEXT).because == ()
+
+
+def serving(pods: int, *, new: str = "") -> Body:
+    """The status of a RayService whose Ray cluster was asked for a number of pods."""
+    active = {"rayClusterName": "llm-1", "rayClusterStatus": {"desiredWorkerReplicas": pods}}
+    return {"activeServiceStatus": active, "pendingServiceStatus": {"rayClusterName": new}}
+
+
+def test_a_smaller_ray_cluster_loses_a_pod_after_its_replica():
+    pods = make_pod("1"), make_pod("2")
+    there = applied(plan(make_resource(), EMPTY, CONTEXT), EMPTY, *pods, ray_status=serving(2))
+    fewer = make_resource(generation=2, replicas=1)
+
+    first = plan(fewer, there, CONTEXT)
+    there = applied(first, there, make_pod("1", is_ready=False), make_pod("2"), ray_status=serving(2))
+    second = plan(fewer, there, CONTEXT)
+    there = applied(second, there, make_pod("2"), ray_status=serving(1))
+
+    assert serve_of(first)["deployments"][0]["num_replicas"] == 1
+    assert first.resize == ()
+    assert [(step.key.name, step.replicas, step.leaving) for step in second.resize] == [("llm-1", 1, ("1",))]
+    assert plan(fewer, there, CONTEXT).because == ()
+
+
+def test_a_larger_ray_cluster_gets_pods_at_once():
+    pods = make_pod("1"), make_pod("2")
+    there = applied(plan(make_resource(), EMPTY, CONTEXT), EMPTY, *pods, ray_status=serving(2))
+
+    (step,) = plan(make_resource(generation=2, replicas=4), there, CONTEXT).resize
+
+    assert (step.replicas, step.leaving) == (4, ())
+
+
+def test_no_pod_leaves_while_kuberay_replaces_the_ray_cluster():
+    pods = [make_pod("1"), make_pod("2"), make_pod("3", is_ready=False, cluster="llm-2")]
+    there = applied(plan(make_resource(), EMPTY, CONTEXT), EMPTY, *pods, ray_status=serving(2, new="llm-2"))
+
+    assert plan(make_resource(generation=2, replicas=1), there, CONTEXT).resize == ()
+
+
+@pytest.mark.parametrize("on_ray", [True, False])
+def test_a_resource_that_moves_keeps_its_workers_until_the_others_serve(on_ray: bool):
+    before = make_resource(on_ray=not on_ray)
+    after = make_resource(on_ray=on_ray, generation=2)
+    old = [make_pod("1", on_ray=not on_ray), make_pod("2", on_ray=not on_ray)]
+    kind = DEPLOYMENT if on_ray else RAY_SERVICE
+    there = applied(plan(before, EMPTY, CONTEXT), EMPTY, *old)
+
+    first = plan(after, there, CONTEXT)
+    there = applied(first, there, *old, make_pod("3", on_ray=on_ray), make_pod("4", on_ray=on_ray, is_ready=False))
+    second = plan(after, there, CONTEXT)
+    there = applied(second, there, *old, make_pod("3", on_ray=on_ray), make_pod("4", on_ray=on_ray))
+    third = plan(after, there, CONTEXT)
+
+    deleted = [[gone.key.kind for gone in done.delete if gone.key.kind == kind] for done in (first, second, third)]
+    assert deleted == [[], [], [kind]]
+
+
+def test_evictions_count_the_pods_that_stay():
+    found = made(plan(make_resource(replicas=3), EMPTY, CONTEXT), BUDGET)
+
+    assert "maxUnavailable" not in found["spec"]
+    assert found["spec"]["minAvailable"] == 2
+
+
+def test_only_the_pods_of_the_ray_cluster_reach_each_other_and_kuberay_reaches_the_dashboard():
+    found = made(plan(make_resource(), EMPTY, CONTEXT), NETWORK_POLICY, "llm-ray")
+
+    own, kuberay = found["spec"]["ingress"]
+    assert own == {"from": [{"podSelector": found["spec"]["podSelector"]}]}
+    assert kuberay["ports"] == [{"port": 8265, "protocol": "TCP"}]
+    assert kuberay["from"][0]["podSelector"]["matchLabels"] == {"app.kubernetes.io/component": "kuberay-operator"}
+
+
+def test_the_state_of_the_head_is_in_a_redis_of_its_own():
+    resource = make_resource(ray={"gcsRedis": {"address": "r:6379", "passwordSecret": "s", "passwordKey": "k"}})
+
+    options = spec_of(plan(resource, EMPTY, CONTEXT))["rayClusterConfig"]["gcsFaultToleranceOptions"]
+
+    assert options == {
+        "redisAddress": "r:6379",
+        "externalStorageNamespace": "u",
+        "redisPassword": {"valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
+    }
+    assert named_secrets(resource) == ("s",)
+
+
+def test_without_kuberay_the_children_do_not_change():
+    found = RESOURCE_TYPE.blocked(make_resource(), OperatorContext(image="worker:1"), ())
+
+    assert found is not None
+    assert (found.status, found.reason) == ("True", Reason.NO_KUBERAY)
+    assert "Install KubeRay" in found.message
+
+
+def make_worker(pod: str, config_hash: str) -> WorkerStatus:
+    loads = {"online": ClassLoad(), "offline": ClassLoad()}
+    sizes = {"slots": 8, "batch_ceiling": 8, "kv_blocks_total": 1, "kv_blocks_free": 1}
+    address = f"http://10.0.0.{pod}:8000"
+    return WorkerStatus(worker_id=pod, address=address, at=0, model="m", config_hash=config_hash, **loads, **sizes)
+
+
+def given(*pods: Body, ray_status: Body | None = None, hashes: str = "", **spec: Any):
+    """The input of the conditions; `hashes` has a letter for each pod: n for the new configuration, o for another."""
+    resource = make_resource(**spec)
+    done = plan(resource, EMPTY, CONTEXT)
+    status = {"activeServiceStatus": {"rayClusterName": "llm-1"}, "observedGeneration": 1} | (ray_status or {})
+    snapshot = applied(done, EMPTY, *pods, ray_status=status)
+    new = done.files[done.version]
+    names = [pod["metadata"]["name"] for pod in pods]
+    workers = tuple(make_worker(name, new if each == "n" else "old") for name, each in zip(names, hashes, strict=False))
+    return conditions(ConditionInput(resource, snapshot, done, PollResult(100.0, workers=workers), 100.0))
+
+
+def test_the_pods_of_ray_decide_whether_the_resource_is_ready():
+    starting = given(make_pod("1", is_ready=False))
+    rolling = given(make_pod("1"), make_pod("2"), hashes="no")
+    complete = given(make_pod("1"), make_pod("2"), hashes="nn")
+
+    assert [each[Type.READY].status for each in (starting, rolling, complete)] == ["False", "True", "True"]
+    assert rolling[Type.PROGRESSING][:2] == ("True", Reason.ROLLING_OUT)
+    assert complete[Type.PROGRESSING][:2] == ("False", Reason.COMPLETE)
+    assert rolling[Type.CONFIG_APPLIED].status == "False"
+    assert complete[Type.CONFIG_APPLIED].status == "True"
+
+
+def test_a_new_ray_cluster_is_named_with_what_it_costs():
+    status = {"pendingServiceStatus": {"rayClusterName": "llm-2"}}
+    found = given(make_pod("1"), make_pod("2"), make_pod("3", cluster="llm-2"), hashes="ooo", ray_status=status)
+
+    assert "KubeRay starts the Ray cluster llm-2 beside llm-1" in found[Type.PROGRESSING].message
+    assert "GPUs of all workers a second time" in found[Type.PROGRESSING].message
+
+
+def test_the_sentence_of_ray_is_in_the_condition():
+    deployments = {"worker": {"status": "UNHEALTHY", "message": "a replica failed to start: no model"}}
+    application = {"status": "DEPLOY_FAILED", "message": "failed", "serveDeploymentStatuses": deployments}
+    status = {"pendingServiceStatus": {"applicationStatuses": {"ballast": application}}}
+
+    found = given(make_pod("1", is_ready=False), ray_status=status)[Type.DEGRADED]
+
+    assert (found.status, found.reason) == ("True", Reason.RAY_FAILED)
+    assert found.message == "Ray Serve reports DEPLOY_FAILED: a replica failed to start: no model"
+
+
+@pytest.mark.parametrize(("storage", "is_named"), [({}, True), ({"gcsRedis": {"address": "r:6379"}}, False)])
+def test_a_head_without_storage_is_named(storage: dict[str, Any], is_named: bool):
+    found = given(make_pod("1"), make_pod("2"), hashes="nn", ray=storage)[Type.DEGRADED]
+
+    assert found.status == "False"
+    assert ("no runtime.ray.gcsRedis" in found.message) is is_named
+
+
+def test_without_replicas_there_is_no_ray_cluster():
+    resource = make_resource(replicas=0)
+    there = applied(plan(make_resource(), EMPTY, CONTEXT), EMPTY)
+
+    done = plan(resource, there, CONTEXT)
+
+    assert [gone.key.kind for gone in done.delete] == [RAY_SERVICE]
+    assert made(done, RAY_SERVICE) is None
