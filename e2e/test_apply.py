@@ -69,7 +69,7 @@ LACKS = {
     "cpu": ("Unschedulable", 'persistentvolumeclaim "models" not found|Insufficient cpu'),
     "dra": ("Unschedulable|InvalidPod", "one-gpu|gpu.nvidia.com|resourceclaim|cannot allocate all claims"),
     "encoder": ("ModelNotFound", "BAAI/bge-large-en-v1.5"),
-    "everything": ("SecretNotAllowed", "Secret hub-token .* ballast.dev/allow"),
+    "everything": ("SecretNotAllowed", "Secret (certificate|hub-token) .* ballast.dev/allow"),
     "minimal": ("ModelNotFound", "Qwen/Qwen3-8B"),
     "model-cache": ("Unschedulable|ModelNotFound", "(?i)persistent ?volume|Qwen/Qwen3-8B"),
     "spot": ("InvalidPod|Unschedulable", 'PriorityClass|priority class|node affinity|"inference"'),

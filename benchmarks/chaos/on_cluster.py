@@ -36,6 +36,8 @@ BACKLOG = 200
 READY_SECONDS = 400
 """The kubelet waits up to five minutes before it starts a container again that has often ended."""
 SETTLE_SECONDS = 3600
+NOTICED_SECONDS = 5
+"""The Service sends requests to a killed container until the kubelet notices."""
 PARTS_OF_ANY_NODE = ("kubelet", "apiserver", "etcd")
 """Components that each provider can restart."""
 PARTS_OF_LOCAL = ("controller-manager", "scheduler", "proxy", "coredns")
@@ -189,7 +191,9 @@ class ClusterChaos:
         unexcused = [
             failure
             for failure in failures
-            if not any(failure["at"] - 1 <= at <= failure["at"] + failure["seconds"] + 1 for at in self.killed_at)
+            if not any(
+                failure["at"] - NOTICED_SECONDS <= at <= failure["at"] + failure["seconds"] + 1 for at in self.killed_at
+            )
         ]
         self.excused = len(failures) - len(unexcused)
         return [f"online request failed: {failure}" for failure in unexcused]
