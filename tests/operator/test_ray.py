@@ -338,3 +338,11 @@ def test_a_variable_of_the_template_replaces_that_of_the_operator():
 
     (container,) = group_of(done)["template"]["spec"]["containers"]
     assert [each for each in container["env"] if each["name"] == variable["name"]] == [variable]
+
+
+def test_the_most_gpus_and_nodes_that_the_api_admits_make_a_configuration():
+    done = plan(make_resource(ray={"nodes": 16}, gpu={"count": 16}), EMPTY, CONTEXT)
+
+    (deployment,) = serve_of(done)["deployments"]
+    config = WorkerConfig.parse(deployment["user_config"]["config"], "test")
+    assert (config.runtime.tensor_parallel, config.runtime.nodes) == (256, 16)
