@@ -198,7 +198,7 @@ def test_evictions_count_the_pods_that_stay():
 
 
 def test_only_the_pods_of_the_ray_cluster_reach_each_other_and_kuberay_reaches_the_dashboard():
-    found = made(plan(make_resource(), EMPTY, CONTEXT), NETWORK_POLICY, "llm-ray")
+    found = made(plan(make_resource(), EMPTY, CONTEXT), NETWORK_POLICY, "llm-ballast-ray")
 
     own, kuberay = found["spec"]["ingress"]
     assert own == {"from": [{"podSelector": found["spec"]["podSelector"]}]}
@@ -346,3 +346,9 @@ def test_the_most_gpus_and_nodes_that_the_api_admits_make_a_configuration():
     (deployment,) = serve_of(done)["deployments"]
     config = WorkerConfig.parse(deployment["user_config"]["config"], "test")
     assert (config.runtime.tensor_parallel, config.runtime.nodes) == (256, 16)
+
+
+def test_no_child_of_a_resource_on_ray_takes_the_name_of_a_resource_that_ends_in_ray():
+    names = [step.key.name for step in plan(make_resource(), EMPTY, CONTEXT).apply]
+
+    assert "llm-ray" not in names

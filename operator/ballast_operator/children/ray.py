@@ -200,4 +200,4 @@ def head_policy(resource: InferenceDeployment) -> Body | None:
             {"from": [kuberay], "ports": [{"port": DASHBOARD_PORT, "protocol": "TCP"}]},
         ],
     }
-    return manifest(NETWORK_POLICY, resource, {"spec": spec}, name=f"{resource.metadata.name}-ray")
+    return manifest(NETWORK_POLICY, resource, {"spec": spec}, name=f"{resource.metadata.name}-ballast-ray")
