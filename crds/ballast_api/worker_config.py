@@ -61,7 +61,7 @@ class Runtime(ApiModel):
     """Name of that resource. The default name of the queue is `<namespace>/<name>`."""
     worker_id: Name | None = None
     """Name of the worker, unique in its queue; by default host name and process id."""
-    tensor_parallel: int = Field(default=1, ge=1, le=16)
+    tensor_parallel: int = Field(default=1, ge=1, le=256)
     """GPUs that share the model. The operator sets `gpu.count`. Above 1 it needs vLLM."""
     nodes: int = Field(default=1, ge=1, le=16)
     """Nodes over which these GPUs are spread, each with as many. Above 1 the worker must be a replica of Ray Serve."""

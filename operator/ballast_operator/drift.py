@@ -32,6 +32,8 @@ _DEFAULTS: Mapping[str, tuple[Any, ...]] = {
     # Services
     "clusterIP": (_ANY,), "clusterIPs": (_ANY,), "ipFamilies": (_ANY,), "ipFamilyPolicy": (_ANY,),
     "internalTrafficPolicy": ("Cluster",), "sessionAffinity": ("None",),
+    # RayServices
+    "numOfHosts": (1,),
 }  # fmt: skip
 """Values that the API server sets, by the name of the field. An unknown one is overwritten once, and then tolerated."""
 

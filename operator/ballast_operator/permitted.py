@@ -6,6 +6,7 @@ rules limit what such an account can choose.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -13,6 +14,7 @@ from posixpath import normpath
 from typing import Any
 
 from ballast_api.inference_deployment import InferenceDeployment
+from ballast_api.names import RAY_LABEL
 from ballast_operator.children.files import CACHE_VOLUME
 
 VOLUME_KINDS = (
@@ -51,6 +53,9 @@ class PodRules:
         account = template.service_account_name
         if account is not None and not _matches(f"{namespace}/{account}", self.service_accounts):
             yield f"template.serviceAccountName {account} is not permitted (allowedServiceAccounts)"
+        for name in sorted(template.labels):
+            if name == RAY_LABEL or name.startswith("ray.io/"):
+                yield f"template.labels has {name}, by which a pod would belong to the Ray cluster of another resource"
         if resource.spec.model.cache_path is not None:
             yield from self._cache_path(resource.spec.model.cache_path, template.volume_mounts)
         for volume in template.volumes:
@@ -77,7 +82,12 @@ class PodRules:
 
 
 def _contains(directory: str, path: str) -> bool:
-    return f"{normpath(path)}/".startswith(f"{normpath(directory).rstrip('/')}/")
+    return f"{_plain(path)}/".startswith(f"{_plain(directory).rstrip('/')}/")
+
+
+def _plain(path: str) -> str:
+    """Return the normal form of a path. `normpath` keeps two slashes at the beginning, which mean one on Linux."""
+    return re.sub("^//+", "/", normpath(path))
 
 
 def _matches(text: str, patterns: tuple[str, ...]) -> bool:

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from ballast_api.inference_deployment import Metadata
 from ballast_api.names import SPEC_HASH
 from ballast_operator.drift import additions, drift, without_additions
-from ballast_operator.kinds import Body, Key, Kind, key_of
+from ballast_operator.kinds import RULE, SERVICE_MONITOR, Body, Key, Kind, key_of
 
 MOST_PATHS = 4
 """Drifted fields that a message names."""
+KEEP_ADDITIONS = frozenset({SERVICE_MONITOR, RULE})
+"""Kinds of which only changed fields are restored. They run no code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,7 @@ def _change(key: Key, wanted: Body, snapshot: ClusterSnapshot) -> Apply | None:
     if (found["metadata"].get("annotations") or {}).get(SPEC_HASH) != marker:
         return Apply(key, wanted, uid=uid, because=f"Updated {label}")
     tolerated = snapshot.tolerated.get(marker, ())
-    added = () if key.kind.is_optional else additions(wanted, found)
+    added = () if key.kind in KEEP_ADDITIONS else additions(wanted, found)
     added = tuple(path for path in added if path not in tolerated)
     paths = [*(path for path in drift(wanted, found) if path not in tolerated), *added]
     if paths:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from ballast_api.serve_config import APPLICATION
-from ballast_operator.children.ray import is_ready
+from ballast_operator.children.ray import GROUP, is_ready
 from ballast_operator.kinds import Body
 from ballast_queue.status import WorkerStatus
 
@@ -21,11 +21,12 @@ def as_deployment(ray: Body, pods: Sequence[Body], statuses: Mapping[str, Worker
         statuses: The status that each pod published.
         config: Hash of the configuration that all workers should have.
     """
-    (group,) = ray["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    groups = ray["spec"]["rayClusterConfig"].get("workerGroupSpecs") or ()  # another writer may have changed them
+    wanted = sum(group.get("replicas") or 0 for group in groups if group.get("groupName") == GROUP)
     ready = [pod["metadata"]["name"] for pod in pods if is_ready(pod)]
     updated = [name for name in ready if name in statuses and statuses[name].config_hash == config]
     # A worker over several pods has one that is ready: the pod with its HTTP server.
-    num_pods = len(pods) if len(pods) > (group.get("replicas") or 0) else len(ready)
+    num_pods = len(pods) if len(pods) > wanted else len(ready)
     return {
         "metadata": ray["metadata"],
         "status": {

@@ -94,6 +94,21 @@ def test_no_mount_of_the_template_has_the_caches_of_all_namespaces() -> None:
     assert violations(STRICT, **mount) == []
 
 
+def test_a_permitted_root_does_not_open_a_cache_behind_two_slashes() -> None:
+    rules = PodRules(host_paths=("/",), cache_paths=("/srv/cache",))
+
+    assert violations(rules, **volume("hostPath", path="/etc")) == []
+    assert violations(rules, **volume("hostPath", path="//srv/cache/other"))
+
+
+@pytest.mark.parametrize("label", ["ballast.dev/ray", "ray.io/cluster", "ray.io/node-type"])
+def test_no_label_of_the_template_moves_a_pod_to_another_ray_cluster(label: str) -> None:
+    (message,) = violations(PodRules(), labels={label: "theirs"})
+
+    assert label in message
+    assert violations(PodRules(), labels={"kueue.x-k8s.io/queue-name": "ours"}) == []
+
+
 def test_by_default_no_account_and_no_path_of_the_node_is_permitted() -> None:
     settings = OperatorSettings.read({"BALLAST_NAMESPACE": "n", "BALLAST_WORKER_IMAGE": "w"})
 

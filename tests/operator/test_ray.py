@@ -198,7 +198,7 @@ def test_evictions_count_the_pods_that_stay():
 
 
 def test_only_the_pods_of_the_ray_cluster_reach_each_other_and_kuberay_reaches_the_dashboard():
-    found = made(plan(make_resource(), EMPTY, CONTEXT), NETWORK_POLICY, "llm-ray")
+    found = made(plan(make_resource(), EMPTY, CONTEXT), NETWORK_POLICY, "llm-ballast-ray")
 
     own, kuberay = found["spec"]["ingress"]
     assert own == {"from": [{"podSelector": found["spec"]["podSelector"]}]}
@@ -293,3 +293,62 @@ def test_without_replicas_there_is_no_ray_cluster():
 
     assert [gone.key.kind for gone in done.delete] == [RAY_SERVICE]
     assert made(done, RAY_SERVICE) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("workerGroupSpecs", 0, "template", "spec", "containers", 1), {"name": "theirs", "image": "theirs:1"}),
+        (("workerGroupSpecs", 0, "template", "spec", "hostNetwork"), True),
+        (("headGroupSpec", "template", "spec", "serviceAccountName"), "theirs"),
+        (("workerGroupSpecs", 1), {"groupName": "theirs", "replicas": 9}),
+    ],
+)
+def test_what_another_writer_adds_to_a_ray_service_is_removed(path: tuple[str | int, ...], value: Any):
+    resource = make_resource()
+    there = applied(plan(resource, EMPTY, CONTEXT), EMPTY, make_pod("1"), make_pod("2"))
+    target = there.child(RAY_SERVICE, resource.metadata)["spec"]["rayClusterConfig"]
+    for step in path[:-1]:
+        target = target[step]
+    if isinstance(target, list):
+        target.append(value)
+    else:
+        target[path[-1]] = value
+
+    done = plan(resource, there, CONTEXT)
+
+    (restored,) = done.apply
+    assert restored.is_repair
+    assert "theirs" not in str(restored.patch or restored.manifest)
+    assert ConditionInput(resource, there, done, None, 0.0).count("readyReplicas") == 2
+
+
+def test_defaults_of_kuberay_are_no_additions():
+    resource = make_resource()
+    there = applied(plan(resource, EMPTY, CONTEXT), EMPTY, make_pod("1"), make_pod("2"))
+    (group,) = there.child(RAY_SERVICE, resource.metadata)["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    group["numOfHosts"] = 1
+
+    assert plan(resource, there, CONTEXT).because == ()
+
+
+def test_a_variable_of_the_template_replaces_that_of_the_operator():
+    variable = {"name": "RAY_USAGE_STATS_ENABLED", "value": "1"}
+    done = plan(make_resource(template={"image": "ray:1", "env": [variable]}), EMPTY, CONTEXT)
+
+    (container,) = group_of(done)["template"]["spec"]["containers"]
+    assert [each for each in container["env"] if each["name"] == variable["name"]] == [variable]
+
+
+def test_the_most_gpus_and_nodes_that_the_api_admits_make_a_configuration():
+    done = plan(make_resource(ray={"nodes": 16}, gpu={"count": 16}), EMPTY, CONTEXT)
+
+    (deployment,) = serve_of(done)["deployments"]
+    config = WorkerConfig.parse(deployment["user_config"]["config"], "test")
+    assert (config.runtime.tensor_parallel, config.runtime.nodes) == (256, 16)
+
+
+def test_no_child_of_a_resource_on_ray_takes_the_name_of_a_resource_that_ends_in_ray():
+    names = [step.key.name for step in plan(make_resource(), EMPTY, CONTEXT).apply]
+
+    assert "llm-ray" not in names

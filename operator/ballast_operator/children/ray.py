@@ -147,7 +147,9 @@ def _worker(resource: InferenceDeployment, *, own_keys: frozenset[str]) -> Body:
         del container[field]
     # KubeRay adds a liveness probe of Ray itself. Serve replaces a replica that does not work.
     container["lifecycle"] = {"preStop": {"exec": {"command": ["python3", "-m", "ballast_serve.leave"]}}}
-    container["env"] = [*container["env"], *_variables(), {"name": "BALLAST_RAY_POD", "value": "1"}]
+    named = {each["name"] for each in container["env"]}
+    own = [each for each in _variables() if each["name"] not in named]
+    container["env"] = [*container["env"], *own, {"name": "BALLAST_RAY_POD", "value": "1"}]
     seconds = resource.spec.rollout.drain_seconds + UNREADY_SECONDS + backend_of(resource).exit_seconds
     pod["terminationGracePeriodSeconds"] = seconds
     labels = resource.spec.template.labels | pod_labels(resource.metadata.name, resource.spec.served_name)
@@ -198,4 +200,4 @@ def head_policy(resource: InferenceDeployment) -> Body | None:
             {"from": [kuberay], "ports": [{"port": DASHBOARD_PORT, "protocol": "TCP"}]},
         ],
     }
-    return manifest(NETWORK_POLICY, resource, {"spec": spec}, name=f"{resource.metadata.name}-ray")
+    return manifest(NETWORK_POLICY, resource, {"spec": spec}, name=f"{resource.metadata.name}-ballast-ray")
