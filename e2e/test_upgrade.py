@@ -126,8 +126,8 @@ def test_queue_users_secrets_tls_and_settings_move_over_with_a_running_job(
     assert [answered(client, namespace, key) for key in ("key-of-research", "another")] == ["200", "401"]
     assert cluster.condition("laptop", "Degraded", namespace=namespace)["status"] == "False"
     cluster.kubectl("delete", "infd", "laptop", "-n", namespace, "--timeout=60s", seconds=70)
-    wait_tidy(cluster, namespace)
     cluster.kubectl("delete", "secret", "keys", "-n", namespace)
+    wait_tidy(cluster, namespace)
     assert cluster.get("pods,deployments,services,secrets", namespace=namespace) == []
 
 
