@@ -365,8 +365,7 @@ class Spec(ApiModel):
         ),
         Rule(
             "!has(self.runtime) || !has(self.runtime.ray) || !has(self.runtime.ray.nodes) || "
-            "self.runtime.ray.nodes == 1 || (!has(self.scaling) && "
-            "(has(self.engine.backend) ? self.engine.backend == 'vllm' : self.gpu.count > 0))",
+            f"self.runtime.ray.nodes == 1 || (!has(self.scaling) && ({USES_VLLM}))",
             lambda spec: (
                 spec.runtime.ray is None
                 or spec.runtime.ray.nodes == 1

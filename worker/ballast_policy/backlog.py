@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
@@ -95,9 +96,9 @@ class Backlog:
             request.slack = 0.0
         bands = self._bands[request.request_class]
         if request.priority not in bands:
-            bands[request.priority] = {}
+            bands[request.priority] = defaultdict(_Queue)
             insort(self._priorities[request.request_class], -request.priority)
-        bands[request.priority].setdefault(request.tenant, _Queue()).add(request)
+        bands[request.priority][request.tenant].add(request)
         self._counts[request.request_class] += 1
 
     def remove(self, request: Request) -> None:

@@ -17,7 +17,7 @@ from typing import TypedDict
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import ballast_log
-from ballast_serve.leave import ASKED, DONE, POLL_SECONDS, directory
+from ballast_serve import leave
 from ballast_serve.served import Served, serving
 from ballast_worker.errors import Refused
 from ballast_worker.http_exchange import HttpExchange
@@ -76,14 +76,14 @@ class ServeReplica:
 
     async def _leave_when_asked(self) -> None:
         """Drain before Kubernetes ends the pod; see `leave`. The replica stays until then, and refuses requests."""
-        place = directory()
+        place = leave.directory()
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
-        while not (place / ASKED).exists():  # noqa: ASYNC110 - a program in another process makes the file
-            await asyncio.sleep(POLL_SECONDS)
+        while not (place / leave.ASKED).exists():  # noqa: ASYNC110 - a program in another process makes the file
+            await asyncio.sleep(leave.POLL_SECONDS)
         self._is_left = True
         await self.stop()
-        (place / DONE).touch()
+        (place / leave.DONE).touch()
 
     async def address(self) -> str | None:
         """Return the address of the HTTP server of this replica; None while it starts."""

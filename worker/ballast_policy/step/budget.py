@@ -82,12 +82,11 @@ def idle_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
     """Return the budget of a step without online requests: always long enough for the next token of a request.
 
     The newcomer bounds it, and the cap while the next online request is expected. If the engine can suspend steps, the
-    rest of the step only delays the second token of a newcomer, which catches up in its first tokens. The lending ratio
-    shortens an idle step of an encoder, too.
+    rest of the step only delays the second token of a newcomer, which catches up in its first tokens.
     """
     config, cost = snapshot.config, snapshot.cost
     bound = _newcomer_bound(snapshot, part)
-    if config.is_encoder:  # no step is suspended, and nothing catches up
+    if config.is_encoder:  # nothing catches up, so the lending ratio shortens the step
         bound *= snapshot.allowance.lending_ratio
     elif config.can_suspend:
         catches_up = _beginning(snapshot) * max(0.0, config.tpot - part.fixed)
