@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import time
 from collections import deque
@@ -31,6 +29,7 @@ from random import Random
 from typing import Any
 
 from replay import Clock, machine, parser, percentile, write
+from replay.side_process import SideProcess, send_result
 
 SLOTS, STEP_TOKENS, BATCH = 128, 4096, 32
 OFFLINE_WAITING = 2 * SLOTS
@@ -161,39 +160,18 @@ def replay(side: str, model: str) -> None:
     engine = Side(clock, model, side)
     engine.run(Run(seconds=3.0, policy={"ttft": None} if side == BALLAST else None))
     for line in sys.stdin:
-        print("RESULT", json.dumps(asdict(engine.run(Run(**json.loads(line))))), flush=True)
+        send_result(asdict(engine.run(Run(**json.loads(line)))))
 
 
-class Process:
+class Process(SideProcess):
     """A side in a process of its own."""
 
     def __init__(self, side: str, model: str) -> None:
-        variables = {
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1",
-        }  # fmt: skip
-        command = [sys.executable, "-W", "ignore", __file__, "--side", side, "--model", model]
-        self.side = side
-        self.process = subprocess.Popen(
-            command, env=os.environ | variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        super().__init__(__file__, "--side", side, "--model", model)
 
     def run(self, run: Run) -> Found:
         """Replay one run there."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(asdict(run)) + "\n")
-        self.process.stdin.flush()
-        for line in self.process.stdout:
-            if line.startswith("RESULT "):
-                return Found(**json.loads(line.removeprefix("RESULT ")))
-        raise SystemExit(f"The process of {self.side} ended with status {self.process.wait()}.")
-
-    def close(self) -> None:
-        """End the process."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
+        return Found(**self.replay(asdict(run)))
 
 
 HEADER = (

@@ -20,8 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -34,6 +32,7 @@ from random import Random
 from typing import Any
 
 from replay import Arrival, Clock, azure, machine, parser, percentile, write
+from replay.side_process import SideProcess, send_result
 
 BUDGET = 2048
 SEQS, BUDGETS = (1, 2, 4), (2048, 256, 64)
@@ -234,35 +233,21 @@ def replay(side: str, setup: Setup) -> None:
     warm = Run("warm", seconds=8.0, policy={"ttft": inf, "tpot": inf} if side == "Ballast" else None)
     engine.run(warm)
     for line in sys.stdin:
-        print("RESULT", json.dumps(asdict(engine.run(Run(**json.loads(line))))), flush=True)
+        send_result(asdict(engine.run(Run(**json.loads(line)))))
 
 
 # The process that compares
 
 
-class Process:
+class Process(SideProcess):
     """A side in a process of its own."""
 
     def __init__(self, side: str, setup: Setup) -> None:
-        variables = {
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1",
-        }  # fmt: skip
-        command = [sys.executable, __file__, "--side", side, "--setup", json.dumps(asdict(setup))]
-        self.process = subprocess.Popen(
-            command, env=os.environ | variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        super().__init__(__file__, "--side", side, "--setup", json.dumps(asdict(setup)))
 
     def run(self, run: Run) -> Found:
         """Replay one run there."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(asdict(run)) + "\n")
-        self.process.stdin.flush()
-        for line in self.process.stdout:
-            if line.startswith("RESULT "):
-                return Found(**json.loads(line.removeprefix("RESULT ")))
-        raise SystemExit(f"A process of {run.name} ended with status {self.process.wait()}.")
+        return Found(**self.replay(asdict(run)))
 
     def pooled(self, runs: Sequence[Run]) -> Found:
         """Replay runs, and pool their results."""
@@ -270,12 +255,6 @@ class Process:
         for run in runs:
             found.pool(self.run(run))
         return found
-
-    def close(self) -> None:
-        """End the process."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
 
 
 HEADER = (

@@ -1,0 +1,58 @@
+"""A side of a comparison of vLLM with Ballast, in a process of its own that has its own clock."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+VARIABLES = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+RESULT = "RESULT "
+
+
+def send_result(found: dict[str, Any]) -> None:
+    """Print the result of a run for the process that compares."""
+    print(f"{RESULT}{json.dumps(found)}", flush=True)
+
+
+class SideProcess:
+    """Runs a script that reads one run per line from its input, and calls `send_result` for each."""
+
+    def __init__(self, script: str, *arguments: str) -> None:
+        self._name = " ".join(arguments[:2])
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", script, *arguments],
+            env=os.environ | VARIABLES, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def replay(self, run: dict[str, Any]) -> dict[str, Any]:
+        """Replay one run there, and return its result.
+
+        Raises:
+            SystemExit: the process ended.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(run) + "\n")
+        self._process.stdin.flush()
+        for line in self._process.stdout:
+            if line.startswith(RESULT):
+                found: dict[str, Any] = json.loads(line.removeprefix(RESULT))
+                return found
+        raise SystemExit(f"The process of {self._name} ended with status {self._process.wait()}.")
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
