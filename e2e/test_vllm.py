@@ -235,5 +235,5 @@ def test_a_pod_that_is_deleted_gives_its_items_back(
 
     assert job.counts["succeeded"] < job.count, "the job was over before"
     job.finish(seconds=900, compared=6)
-    (pod,) = cluster.ready_pods(NAME, namespace=namespace)
+    (pod,) = cluster.wait_pods(NAME, 1, namespace=namespace, seconds=START_SECONDS)
     assert pod["metadata"]["uid"] != vllm["metadata"]["uid"]
