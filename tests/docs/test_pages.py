@@ -136,6 +136,13 @@ def test_a_wrong_name_would_be_found():
     assert unknown_fields("`offline.none` `spec.slo.ttftMilliseconds` `runtime.port`") == ["offline.none"]
 
 
+def test_the_explanation_of_the_policy_is_one_page_with_one_picture():
+    text = (ROOT / "docs" / "explanation" / "how-slots-are-shared.md").read_text()
+
+    assert len(text.split()) < 700
+    assert text.count("![") == 1
+
+
 def test_every_page_can_be_reached_from_the_readme():
     reached, todo = set(), [ROOT / "README.md"]
     while todo:
