@@ -15,7 +15,8 @@ from ballast_queue.connection import _REVISION
 
 pytestmark = pytest.mark.envtest
 
-PAUSE_SECONDS = 0.5
+PAUSE_SECONDS = {b"INFO": 2.5, b"expire_leases": 0.5}
+"""The time until the reply to the first command of a connection, and to each timer."""
 NUM_TIMERS = 100
 ANSWERS = {
     b"INFO": b"$17\r\ncluster_enabled:0\r\n",
@@ -33,7 +34,7 @@ class SlowRedis:
 
     def __init__(self) -> None:
         self.is_busy = threading.Event()
-        """A poll runs the timers, which takes far longer than a test waits."""
+        """A poll has begun. It opens a connection, and then runs timers for far longer than a test waits."""
         self._closed = threading.Event()
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._socket.getsockname()[1])
@@ -51,9 +52,8 @@ class SlowRedis:
         with client:
             while (received := client.recv(65536)) and not self._closed.is_set():
                 word = next((word for word in ANSWERS if word in received), b"")
-                if word == b"expire_leases":
-                    self.is_busy.set()
-                    self._closed.wait(PAUSE_SECONDS)
+                self.is_busy.set()
+                self._closed.wait(PAUSE_SECONDS.get(word, 0))
                 num_commands = received.count(b"\r\n*") + 1  # of a pipeline, only those without a reply of their own
                 client.sendall(ANSWERS.get(word, b"+OK\r\n" * num_commands))
 
