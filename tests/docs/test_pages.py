@@ -140,7 +140,16 @@ def test_a_wrong_name_would_be_found():
 
 def test_the_threat_model_names_each_field_that_reaches_beyond_a_worker():
     """A new field of the resource goes into SECURITY.md, or here if it only describes how a worker computes."""
-    harmless = {"cost", "image_pull_policy", "limits", "resources", "rollout", "shared_memory_mebibytes", "slo", "slots"}
+    harmless = {
+        "cost",
+        "image_pull_policy",
+        "limits",
+        "resources",
+        "rollout",
+        "shared_memory_mebibytes",
+        "slo",
+        "slots",
+    }
     text = (ROOT / "SECURITY.md").read_text().partition("an account that may create")[2].partition("\n## ")[0]
     fields = Spec.model_fields.keys() | PodTemplate.model_fields.keys()
 
