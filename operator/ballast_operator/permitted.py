@@ -89,7 +89,7 @@ class PodRules:
 
 
 def _token_in(projected: Any) -> str | None:
-    """Return the first source of a projected volume that is a token. Without an account, it is of the account `default`."""
+    """Return the first source of a projected volume that is a token, by default of the account `default`."""
     sources = projected.get("sources") if isinstance(projected, dict) else None
     found = (name for source in sources or () if isinstance(source, dict) for name in TOKENS if name in source)
     return next(found, None)
