@@ -29,7 +29,7 @@ from ballast_operator.children.config import (
 )
 from ballast_operator.children.monitoring import prometheus_rule, service_monitor
 from ballast_operator.children.pods import deployment
-from ballast_operator.children.ray import head_policy, is_ray_pod, is_ready, ray_service, resize
+from ballast_operator.children.ray import head_policy, is_ray_pod, is_ready, ray_service, resize, services_of_kuberay
 from ballast_operator.children.redis_users import has_malformed_url, redis_secrets, redis_users, secrets_hash
 from ballast_operator.children.service import budget, network_policy, service
 from ballast_operator.conditions import Given, conditions
@@ -456,6 +456,7 @@ RESOURCE_TYPE = ResourceType(
     secrets=_secrets,
     redis_users=redis_users,
     own_queue=_own_queue,
+    written_with=services_of_kuberay,
     source=_source,
     awaits_poll=_awaits_poll,
     scaling=lambda resource: resource.spec.scaling,

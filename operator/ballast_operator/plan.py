@@ -73,6 +73,8 @@ class Resize:
     """Set the number of worker pods of a Ray cluster."""
 
     key: Key
+    owner: str
+    """The uid of the RayService that must own the Ray cluster."""
     replicas: int
     leaving: tuple[str, ...]
     """The pods that go."""
@@ -162,3 +164,10 @@ def is_live(pod: Body) -> bool:
 def is_owned(body: Body, uid: str) -> bool:
     """Return whether the resource with this uid owns an object."""
     return any(owner.get("uid") == uid for owner in body["metadata"].get("ownerReferences") or ())
+
+
+def is_made_for(body: Body, child: Key) -> bool:
+    """Return whether a controller made an object for a child, or for a former child of this name."""
+    owners = body["metadata"].get("ownerReferences") or ()
+    wanted = (child.kind.api_version, child.kind.name, child.name)
+    return any((each.get("apiVersion"), each.get("kind"), each.get("name")) == wanted for each in owners)

@@ -32,7 +32,7 @@ from ballast_operator.errors import (
 )
 from ballast_operator.events import event
 from ballast_operator.kinds import CONFIG_MAP, SECRET, Body, Key
-from ballast_operator.plan import Apply, ChildrenPlan, ClusterSnapshot, is_live, is_owned
+from ballast_operator.plan import Apply, ChildrenPlan, ClusterSnapshot, is_live, is_made_for, is_owned
 from ballast_operator.poll_result import PollResult, Problem
 from ballast_operator.poller import Poller
 from ballast_operator.queue_users import QueueUsers
@@ -311,8 +311,13 @@ class Reconciler(Generic[R]):
             if apply.key.kind in MOUNTED:
                 break  # no pod may start with an object of another owner, or with an old one
         for size in wanted.resize:
-            await self._cluster.resize(size.key, size.replicas, size.leaving)
-            done.append(size.because)
+            try:
+                await self._cluster.resize(size.key, size.replicas, size.leaving, owner=size.owner)
+            except Invalid as error:
+                message = f"the API server refused the size of {size.key}, or another object owns it: {error.message}"
+                refused = refused or Problem(ConditionReason.NOT_APPLIED, message)
+            else:
+                done.append(size.because)
         for gone in wanted.delete:
             await self._cluster.delete(gone.key, gone.uid)
             done.append(gone.because)
@@ -360,8 +365,13 @@ class Reconciler(Generic[R]):
         """Create an object, or change the resource's own.
 
         Raises:
-            NameTaken: the object exists, and the resource does not own it.
+            NameTaken: the object exists, and the resource does not own it. Or another controller would change an
+                object of another owner for it.
         """
+        for key in self._type.written_with(step.key):
+            found = await self._cluster.metadata(key)
+            if found is not None and not is_made_for(found, step.key):
+                raise NameTaken(f"{key.kind.name} {key.name}")
         uid = step.uid
         if uid is None:
             try:

@@ -152,7 +152,9 @@ def test_a_smaller_ray_cluster_loses_a_pod_after_its_replica():
 
     assert serve_of(first)["deployments"][0]["num_replicas"] == 1
     assert first.resize == ()
-    assert [(step.key.name, step.replicas, step.leaving) for step in second.resize] == [("llm-1", 1, ("1",))]
+    assert [(step.key.name, step.owner, step.replicas, step.leaving) for step in second.resize] == [
+        ("llm-1", "uid-llm", 1, ("1",))
+    ]
     assert plan(fewer, there, CONTEXT).because == ()
 
 
@@ -346,6 +348,38 @@ def test_the_most_gpus_and_nodes_that_the_api_admits_make_a_configuration():
     (deployment,) = serve_of(done)["deployments"]
     config = WorkerConfig.parse(deployment["user_config"]["config"], "test")
     assert (config.runtime.tensor_parallel, config.runtime.nodes) == (256, 16)
+
+
+PLACED = {
+    "nodeSelector": {"pool": "a"},
+    "affinity": {"nodeAffinity": {}},
+    "priorityClassName": "high",
+    "imagePullSecrets": ["pull"],
+    "tolerations": [{"key": "team", "operator": "Exists"}],
+}
+
+
+def head_pod(**spec: Any) -> Body:
+    done = plan(make_resource(template={"image": "ray:1"} | PLACED, **spec), EMPTY, CONTEXT)
+    return spec_of(done)["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]
+
+
+def test_the_head_runs_beside_workers_without_gpus():
+    head = head_pod(gpu={"count": 0})
+
+    assert head["nodeSelector"] == {"pool": "a"}
+    assert head["affinity"] == {"nodeAffinity": {}}
+
+
+@pytest.mark.parametrize(("given", "selector"), [({}, None), ({"nodeSelector": {"pool": "cpu"}}, {"pool": "cpu"})])
+def test_the_head_of_workers_with_gpus_does_not_follow_them_to_their_nodes(given: Body, selector: Body | None):
+    head = head_pod(gpu={"count": 1, "resourceName": "amd.com/gpu"}, engine={"backend": "vllm"}, ray={"head": given})
+
+    assert head.get("nodeSelector") == selector
+    assert "affinity" not in head
+    assert (head["priorityClassName"], head["imagePullSecrets"]) == ("high", [{"name": "pull"}])
+    assert [each["key"] for each in head["tolerations"]][:1] == ["team"]
+    assert "amd.com/gpu" not in [each["key"] for each in head["tolerations"]]
 
 
 def test_no_child_of_a_resource_on_ray_takes_the_name_of_a_resource_that_ends_in_ray():

@@ -19,7 +19,7 @@ from ballast_operator.children.backends import backend_of
 from ballast_operator.children.config import UNREADY_SECONDS
 from ballast_operator.children.manifest import manifest
 from ballast_operator.children.pods import NVIDIA_GPU, worker_pod
-from ballast_operator.kinds import NETWORK_POLICY, RAY_CLUSTER, RAY_SERVICE, Body, Key
+from ballast_operator.kinds import NETWORK_POLICY, RAY_CLUSTER, RAY_SERVICE, SERVICE, Body, Key
 from ballast_operator.plan import ClusterSnapshot, Resize, is_live
 
 RAY_VERSION = "2.60.0"
@@ -96,10 +96,12 @@ def resize(resource: InferenceDeployment, snapshot: ClusterSnapshot) -> Iterator
     On the way down, a pod goes after Serve has ended its replica: a pod without a replica is not ready.
     """
     ray, found = resource.spec.runtime.ray, snapshot.child(RAY_SERVICE, resource.metadata)
-    status = (found or {}).get("status") or {}
+    if ray is None or found is None:
+        return
+    status = found.get("status") or {}
     active = status.get("activeServiceStatus") or {}
     name = active.get("rayClusterName")
-    if ray is None or not name or (status.get("pendingServiceStatus") or {}).get("rayClusterName"):
+    if not name or (status.get("pendingServiceStatus") or {}).get("rayClusterName"):
         return  # KubeRay makes a new Ray cluster with the right number
     asked = int((active.get("rayClusterStatus") or {}).get("desiredWorkerReplicas") or 0)
     wanted = resource.spec.replicas * ray.nodes
@@ -110,7 +112,15 @@ def resize(resource: InferenceDeployment, snapshot: ClusterSnapshot) -> Iterator
         wanted = asked - len(leaving)
     if wanted != asked:
         because = f"Changed the Ray cluster {name} from {asked} to {wanted} worker pods"
-        yield Resize(Key(RAY_CLUSTER, resource.metadata.namespace, name), wanted, tuple(leaving), because)
+        key, owner = Key(RAY_CLUSTER, resource.metadata.namespace, name), found["metadata"]["uid"]
+        yield Resize(key, owner, wanted, tuple(leaving), because)
+
+
+def services_of_kuberay(child: Key) -> tuple[Key, ...]:
+    """Return the Services that KubeRay makes for a RayService. It changes those that exist, whoever owns them."""
+    if child.kind != RAY_SERVICE:
+        return ()
+    return tuple(Key(SERVICE, child.namespace, f"{child.name}-{name}-svc") for name in ("head", "serve"))
 
 
 def _cluster_of(pod: Body) -> str | None:
@@ -158,7 +168,10 @@ def _worker(resource: InferenceDeployment, *, own_keys: frozenset[str]) -> Body:
 
 
 def _head(resource: InferenceDeployment, ray: RayRuntime) -> Body:
-    """Return the template of the head, which runs no replica."""
+    """Return the template of the head, which runs no replica.
+
+    With GPUs, `nodeSelector` and `affinity` of the template choose nodes with GPUs, on which the head has no business.
+    """
     pod = worker_pod(resource, "", image=resource.spec.template.image or "", own_keys=frozenset())
     (container,) = pod["containers"]
     asked = {name: dict(values) for name, values in (("requests", ray.head.requests), ("limits", ray.head.limits))}
@@ -169,17 +182,24 @@ def _head(resource: InferenceDeployment, ray: RayRuntime) -> Body:
         "resources": {name: values for name, values in asked.items() if values} or HEAD,
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108 - the pod's own
     }
-    template = resource.spec.template
+    template, has_gpus = resource.spec.template, resource.spec.gpu.count > 0
+    gpu_taints = {NVIDIA_GPU, resource.spec.gpu.resource_name}
     head: Body = {
         "containers": [container],
         "volumes": [{"name": "tmp", "emptyDir": {}}],
         "securityContext": pod["securityContext"],
         "automountServiceAccountToken": False,
         "imagePullSecrets": [{"name": name} for name in template.image_pull_secrets],
-        "tolerations": [each for each in pod["tolerations"] if each.get("key") != NVIDIA_GPU],
+        "tolerations": [each for each in pod["tolerations"] if each.get("key") not in gpu_taints],
+        "nodeSelector": ray.head.node_selector or ({} if has_gpus else template.node_selector),
+        "affinity": {} if has_gpus else template.affinity or {},
+        "priorityClassName": template.priority_class_name or [],
     }
     labels = {RAY_LABEL: resource.metadata.name, "app.kubernetes.io/part-of": "ballast"}
-    return {"metadata": {"labels": labels}, "spec": {name: value for name, value in head.items() if value != []}}
+    return {
+        "metadata": {"labels": labels},
+        "spec": {name: value for name, value in head.items() if value not in ([], {})},
+    }
 
 
 def _variables() -> list[Body]:
