@@ -8,6 +8,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from secrets import token_urlsafe
 from typing import Generic, ParamSpec, TypeVar
 
 from ballast_api.conditions import ConditionReason, ConditionType
@@ -57,6 +58,7 @@ UNPOLLED = frozenset({ConditionReason.SECRET_NOT_ALLOWED, ConditionReason.QUEUE_
 """Reasons for which the queue of a resource is not read."""
 CLAIM_AGAIN_SECONDS = 1.0
 """A resource that changed while this release claimed it is read again after this time."""
+PASSWORD_BYTES = 32
 PATIENCE = 2
 """A write that failed this number of times in a row is reported."""
 WAITING = frozenset({"ContainerCreating", "PodInitializing", "CreateContainerConfigError"})
@@ -374,8 +376,9 @@ class Reconciler(Generic[R]):
                 raise NameTaken(f"{key.kind.name} {key.name}")
         uid = step.uid
         if uid is None:
+            new = {"stringData": {step.generates: token_urlsafe(PASSWORD_BYTES)}} if step.generates else {}
             try:
-                return await self._cluster.apply(step.key, step.manifest, uid=None)
+                return await self._cluster.apply(step.key, step.manifest | new, uid=None)
             except Conflict:
                 # The cache does not show an object that was created just now, or that lost its labels.
                 found = await self._cluster.metadata(step.key)
@@ -383,6 +386,8 @@ class Reconciler(Generic[R]):
                     raise
                 if not is_owned(found, owner):
                     raise NameTaken(f"{step.key.kind.name} {step.key.name}") from None
+                if step.generates:
+                    return found
                 uid = str(found["metadata"]["uid"])
         if step.patch is not None:
             return await self._cluster.overwrite(step.key, step.patch, uid=uid)
