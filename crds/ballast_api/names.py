@@ -92,6 +92,11 @@ def config_map(name: str) -> str:
     return f"{name}-ballast-config"
 
 
+def gcs_redis(name: str) -> str:
+    """Return the name of the Valkey, and of its Secret, with the state of the head of a Ray cluster."""
+    return f"{name}-ballast-gcs"
+
+
 def redis_secret(name: str) -> str:
     """Return the name of the Secret with the workers' user in the operator's own Redis."""
     return f"{name}-ballast-redis"

@@ -32,12 +32,13 @@ class RayHead(Resources):
 
 
 class RayRuntime(ApiModel):
-    """A Ray cluster of this resource. It needs KubeRay in the cluster, and an image with Ray in `template.image`."""
+    """A Ray cluster of this resource. It needs KubeRay in the cluster, and an image with Ray for head and workers."""
 
     nodes: int = Field(default=1, ge=1, le=16)
     """Pods over which each worker spreads its model. `gpu.count` counts the GPUs of one pod. Above 1 it needs vLLM."""
     gcs_redis: GcsRedis | None = None
-    """The Redis with the state of Ray's head. Without it, Ray's workers end a minute after the head."""
+    """The Redis with the state of Ray's head. By default, the operator runs a Valkey for it. Without any, Ray's workers
+    end a minute after the head."""
     head: RayHead = RayHead()
 
 

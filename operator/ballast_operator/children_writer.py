@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from secrets import token_urlsafe
 from typing import Generic
 
 from ballast_api.conditions import ConditionReason
@@ -30,6 +31,7 @@ from ballast_operator.resource_type import R, ResourceType
 
 log = Log(__name__)
 
+PASSWORD_BYTES = 32
 REFUSED_AGAIN_SECONDS = 300.0
 """A manifest that the API server refused is sent again after this time, or when it changes."""
 NAME_AGAIN_SECONDS = 10.0
@@ -138,8 +140,9 @@ class ChildrenWriter(Generic[R]):
                 raise NameTaken(f"{key.kind.name} {key.name}")
         uid = step.uid
         if uid is None:
+            new = {"stringData": {step.generates: token_urlsafe(PASSWORD_BYTES)}} if step.generates else {}
             try:
-                return await self.cluster.apply(step.key, step.manifest, uid=None)
+                return await self.cluster.apply(step.key, step.manifest | new, uid=None)
             except Conflict:
                 # The cache does not show an object that was created just now, or that lost its labels.
                 found = await self.cluster.metadata(step.key)
@@ -147,6 +150,8 @@ class ChildrenWriter(Generic[R]):
                     raise
                 if not is_owned(found, owner):
                     raise NameTaken(f"{step.key.kind.name} {step.key.name}") from None
+                if step.generates:
+                    return found
                 uid = str(found["metadata"]["uid"])
         if step.patch is not None:
             return await self.cluster.overwrite(step.key, step.patch, uid=uid)

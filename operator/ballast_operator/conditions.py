@@ -11,7 +11,7 @@ from ballast_operator.children.config import VERSION
 from ballast_operator.kinds import Body
 from ballast_operator.pod_problem import pod_problem, scheduling_gates
 from ballast_operator.poll_result import FRESH_SECONDS, PollResult
-from ballast_operator.ray_status import failure, upgrade
+from ballast_operator.ray_status import failure, is_fault_tolerant, upgrade
 from ballast_operator.resource_type import Check, ConditionInput, ConditionValue, first
 from ballast_queue.status import SloStatus, WorkerStatus
 
@@ -182,9 +182,8 @@ def _ray_has_failed(given: Given) -> ConditionValue | None:
 
 
 def _is_healthy(given: Given) -> ConditionValue:
-    ray = given.resource.spec.runtime.ray
-    if ray is not None and ray.gcs_redis is None:
-        message = "no problem found; Ray's head has no runtime.ray.gcsRedis, so the workers end a minute after it"
+    if given.ray_service is not None and not is_fault_tolerant(given.ray_service):
+        message = "no problem found; no Redis keeps the state of Ray's head, so the workers end a minute after it"
         return ConditionValue("False", ConditionReason.HEALTHY, message)
     return ConditionValue("False", ConditionReason.HEALTHY, "no problem found")
 

@@ -48,6 +48,8 @@ class Apply:
     """Another writer changed the object after it was applied."""
     patch: Body | None = None
     """The merge patch that also removes what another writer added, which an apply would keep."""
+    generates: str = ""
+    """The key of a Secret that gets a random value when it is created. A Secret that exists is kept."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from ballast_operator.addresses import Address, Addresses
 from ballast_operator.cache import Cache
 from ballast_operator.children.config import CA, own_redis
 from ballast_operator.cluster import Cluster
-from ballast_operator.context import OperatorContext
+from ballast_operator.context import GcsValkey, OperatorContext
 from ballast_operator.controller import Controller
 from ballast_operator.errors import ClusterRefused, ClusterUnavailable
 from ballast_operator.kinds import LEASE, SECRET, Key, Kind
@@ -118,6 +118,9 @@ class Operator:
         self._context = OperatorContext(
             image=settings.worker_image,
             vllm_image=settings.vllm_worker_image,
+            ray_image=settings.ray_worker_image,
+            ray_vllm_image=settings.ray_vllm_worker_image,
+            gcs=GcsValkey(settings.gcs_redis_image, settings.gcs_redis_storage, settings.gcs_redis_storage_class),
             rules=settings.pod_rules,
             runbooks=settings.runbook_base_url or None,
             release=self._releases.own,

@@ -51,6 +51,11 @@ def failure(ray: Body) -> str | None:
     return None
 
 
+def is_fault_tolerant(ray: Body) -> bool:
+    """Return whether a Redis keeps the state of the head."""
+    return "gcsFaultToleranceOptions" in ray["spec"]["rayClusterConfig"]
+
+
 def upgrade(ray: Body) -> str:
     """Return what KubeRay does if it replaces the Ray cluster; empty if it does not."""
     status = ray.get("status") or {}

@@ -20,7 +20,8 @@ def operator(controllers: ControlPlane, cluster: Cluster, tmp_path: Path) -> Ite
     manifest = yaml.safe_dump_all(kind for kind in optional_kinds() if kind["spec"]["group"] == "ray.io")
     controllers.kubectl("apply", "--server-side", "-f", "-", manifest=manifest)
     controllers.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
-    with running(controllers.kubeconfig, tmp_path) as found:
+    gcs = {"BALLAST_GCS_REDIS_IMAGE": "valkey:1", "BALLAST_GCS_REDIS_STORAGE": "1Gi"}
+    with running(controllers.kubeconfig, tmp_path, **gcs) as found:
         yield found
     controllers.kubectl("delete", "-f", "-", "--wait", manifest=manifest)
 
@@ -82,3 +83,34 @@ def test_only_the_ray_cluster_of_the_resource_is_resized(cluster: Cluster, is_ow
     else:
         assert "llm-1" in cluster.says("Degraded", "True", "NotApplied")["message"]
         assert replicas() == 1
+
+
+def test_the_redis_of_the_head_has_a_password_that_stays(
+    operator: Operator, cluster: Cluster, controllers: ControlPlane, tmp_path: Path
+) -> None:
+    def password() -> str:
+        return str((cluster.get("secrets", "llm-ballast-gcs") or {"data": {}})["data"].get("password", ""))
+
+    make(cluster)
+    first = until(password)
+    until(lambda: cluster.get("rayservices", "llm"))
+    made = cluster.get("statefulsets", "llm-ballast-gcs")
+    operator.kill()
+    operator.start()
+    cluster.patch("inferencedeployments", "llm", {"spec": {"slots": 3}})
+    until(lambda: cluster.get("rayservices", "llm")["metadata"]["generation"] > 1, said="the new process works")
+
+    assert len(first) > 40
+    assert password() == first
+    assert cluster.get("statefulsets", "llm-ballast-gcs")["metadata"]["generation"] == made["metadata"]["generation"]
+    assert "the cluster changes applied fields" not in operator.text()
+
+
+@pytest.mark.usefixtures("operator")
+def test_a_password_of_another_owner_is_not_used(cluster: Cluster) -> None:
+    cluster.create("secrets", {"metadata": {"name": "llm-ballast-gcs"}, "stringData": {"password": "theirs"}})
+    make(cluster)
+
+    assert "llm-ballast-gcs" in cluster.says("Degraded", "True", "NameTaken")["message"]
+    assert not cluster.get("statefulsets", "llm-ballast-gcs")
+    assert not cluster.get("rayservices", "llm")

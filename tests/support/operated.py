@@ -134,6 +134,7 @@ class Cluster:
         group = {
             "inferencedeployments": "apis/ballast.dev/v1alpha1",
             "deployments": "apis/apps/v1",
+            "statefulsets": "apis/apps/v1",
             "poddisruptionbudgets": "apis/policy/v1",
             "networkpolicies": "apis/networking.k8s.io/v1",
             "servicemonitors": "apis/monitoring.coreos.com/v1",

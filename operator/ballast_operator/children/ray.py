@@ -17,8 +17,10 @@ from ballast_api.serve_config import serve_config
 from ballast_api.worker_config import WorkerConfig
 from ballast_operator.children.backends import backend_of
 from ballast_operator.children.config import UNREADY_SECONDS
+from ballast_operator.children.gcs import options
 from ballast_operator.children.manifest import manifest
-from ballast_operator.children.pods import NVIDIA_GPU, worker_pod
+from ballast_operator.children.pods import NVIDIA_GPU, tolerations, worker_pod
+from ballast_operator.context import OperatorContext
 from ballast_operator.kinds import NETWORK_POLICY, RAY_CLUSTER, RAY_SERVICE, SERVICE, Body, Key
 from ballast_operator.plan import ClusterSnapshot, Resize, is_live
 
@@ -38,7 +40,7 @@ KUBERAY = {"app.kubernetes.io/component": "kuberay-operator"}
 """Labels of the pods of KubeRay, which configures Serve through the dashboard of the head."""
 
 
-def ray_service(resource: InferenceDeployment, text: str, *, own_keys: frozenset[str]) -> Body:
+def ray_service(resource: InferenceDeployment, text: str, context: OperatorContext) -> Body:
     """Return the RayService.
 
     KubeRay does not pass a change of `replicas` on to a Ray cluster that exists: see `resize`.
@@ -46,7 +48,7 @@ def ray_service(resource: InferenceDeployment, text: str, *, own_keys: frozenset
     Args:
         resource: The desired state, which has the section `runtime.ray`.
         text: The configuration of its workers.
-        own_keys: Keys of the Secret for resources that name no Redis; empty if the operator has none.
+        context: Image, Redis, and whether the operator runs a Redis for the head.
     """
     ray = resource.spec.runtime.ray
     assert ray is not None, "the caller checked it"
@@ -63,7 +65,7 @@ def ray_service(resource: InferenceDeployment, text: str, *, own_keys: frozenset
                 "dashboard-host": "0.0.0.0",  # noqa: S104 - KubeRay calls it, and the policy admits no other client
                 "object-store-memory": OBJECT_STORE_BYTES,
             },
-            "template": _head(resource, ray),
+            "template": _head(resource, ray, context),
         },
         "workerGroupSpecs": [
             {
@@ -76,12 +78,13 @@ def ray_service(resource: InferenceDeployment, text: str, *, own_keys: frozenset
                     "num-gpus": str(resource.spec.gpu.count),
                     "object-store-memory": OBJECT_STORE_BYTES,
                 },
-                "template": _worker(resource, own_keys=own_keys),
+                "template": _worker(resource, context),
             }
         ],
     }
-    if ray.gcs_redis is not None:
-        cluster["gcsFaultToleranceOptions"] = _storage(resource, ray)
+    storage = options(resource, context)
+    if storage is not None:
+        cluster["gcsFaultToleranceOptions"] = storage
     spec = {
         "serveConfigV2": yaml.safe_dump(serve, sort_keys=False),
         "rayClusterConfig": cluster,
@@ -139,19 +142,10 @@ def is_ready(pod: Body) -> bool:
     return any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions)
 
 
-def _storage(resource: InferenceDeployment, ray: RayRuntime) -> Body:
-    redis = ray.gcs_redis
-    assert redis is not None, "the caller checked it"
-    options: Body = {"redisAddress": redis.address, "externalStorageNamespace": resource.metadata.uid}
-    if redis.password_secret is not None:
-        source = {"secretKeyRef": {"name": redis.password_secret, "key": redis.password_key}}
-        options["redisPassword"] = {"valueFrom": source}
-    return options
-
-
-def _worker(resource: InferenceDeployment, *, own_keys: frozenset[str]) -> Body:
+def _worker(resource: InferenceDeployment, context: OperatorContext) -> Body:
     """Return the template of a worker pod. KubeRay adds the command that starts Ray."""
-    pod = worker_pod(resource, "", image=resource.spec.template.image or "", own_keys=own_keys)
+    image = resource.spec.template.image or context.image_of(resource)
+    pod = worker_pod(resource, "", image=image, own_keys=context.redis_keys)
     (container,) = pod["containers"]
     for field in ("command", "args", "startupProbe", "livenessProbe"):
         del container[field]
@@ -167,12 +161,10 @@ def _worker(resource: InferenceDeployment, *, own_keys: frozenset[str]) -> Body:
     return {"metadata": {"labels": labels, "annotations": dict(resource.spec.template.annotations)}, "spec": pod}
 
 
-def _head(resource: InferenceDeployment, ray: RayRuntime) -> Body:
-    """Return the template of the head, which runs no replica.
-
-    With GPUs, `nodeSelector` and `affinity` of the template choose nodes with GPUs, on which the head has no business.
-    """
-    pod = worker_pod(resource, "", image=resource.spec.template.image or "", own_keys=frozenset())
+def _head(resource: InferenceDeployment, ray: RayRuntime, context: OperatorContext) -> Body:
+    """Return the template of the head, which runs no replica."""
+    image = resource.spec.template.image or context.image_of(resource)
+    pod = worker_pod(resource, "", image=image, own_keys=frozenset())
     (container,) = pod["containers"]
     asked = {name: dict(values) for name, values in (("requests", ray.head.requests), ("limits", ray.head.limits))}
     kept = {name: container[name] for name in ("image", "securityContext", "imagePullPolicy") if name in container}
@@ -182,24 +174,31 @@ def _head(resource: InferenceDeployment, ray: RayRuntime) -> Body:
         "resources": {name: values for name, values in asked.items() if values} or HEAD,
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108 - the pod's own
     }
-    template, has_gpus = resource.spec.template, resource.spec.gpu.count > 0
-    gpu_taints = {NVIDIA_GPU, resource.spec.gpu.resource_name}
     head: Body = {
         "containers": [container],
         "volumes": [{"name": "tmp", "emptyDir": {}}],
         "securityContext": pod["securityContext"],
         "automountServiceAccountToken": False,
-        "imagePullSecrets": [{"name": name} for name in template.image_pull_secrets],
-        "tolerations": [each for each in pod["tolerations"] if each.get("key") not in gpu_taints],
-        "nodeSelector": ray.head.node_selector or ({} if has_gpus else template.node_selector),
-        "affinity": {} if has_gpus else template.affinity or {},
-        "priorityClassName": template.priority_class_name or [],
     }
     labels = {RAY_LABEL: resource.metadata.name, "app.kubernetes.io/part-of": "ballast"}
-    return {
-        "metadata": {"labels": labels},
-        "spec": {name: value for name, value in head.items() if value not in ([], {})},
+    return {"metadata": {"labels": labels}, "spec": head | placement(resource, ray)}
+
+
+def placement(resource: InferenceDeployment, ray: RayRuntime) -> Body:
+    """Return the fields of a pod that choose its node, for the head and for the Redis of its state.
+
+    With GPUs, `nodeSelector` and `affinity` of the template choose nodes with GPUs, which these pods do not use.
+    """
+    template, has_gpus = resource.spec.template, resource.spec.gpu.count > 0
+    gpu_taints = {NVIDIA_GPU, resource.spec.gpu.resource_name}
+    found: Body = {
+        "imagePullSecrets": [{"name": name} for name in template.image_pull_secrets],
+        "tolerations": [each for each in tolerations(resource) if each.get("key") not in gpu_taints],
+        "nodeSelector": ray.head.node_selector or ({} if has_gpus else template.node_selector),
+        "affinity": {} if has_gpus else template.affinity,
+        "priorityClassName": template.priority_class_name,
     }
+    return {name: value for name, value in found.items() if value}
 
 
 def _variables() -> list[Body]:
