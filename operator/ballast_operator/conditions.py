@@ -254,7 +254,7 @@ def _has_config(given: Given) -> ConditionValue:
         return ConditionValue("False", ConditionReason.PENDING, message)
     message = f"all {total} workers use the settings of generation {given.resource.metadata.generation}"
     if _poll(given).has_newer_functions:
-        message += "; Redis has the functions of a newer version of Ballast, which serve this one too: upgrade the release"
+        message += "; the functions in Redis are those of a newer version of Ballast: upgrade the release"
         return ConditionValue("True", ConditionReason.NEWER_FUNCTIONS, message)
     return ConditionValue("True", ConditionReason.APPLIED, message)
 
