@@ -111,6 +111,8 @@ class Figures:
     desired: int | None
     """None: the resource has no replicas."""
     ready: int
+    conditions: tuple[tuple[str, str, str], ...] = ()
+    """Type, status and reason of each."""
 
 
 class Reconciler(Generic[R]):
@@ -249,7 +251,8 @@ class Reconciler(Generic[R]):
 
     def _snapshot(self, key: Key, memory: _Memory[R]) -> ClusterSnapshot:
         children, pods = self._cache.children(key), self._cache.pods(key)
-        return ClusterSnapshot(memory.uid, children, pods, memory.tolerated, frozenset(memory.lost))
+        heads = self._cache.heads(key)
+        return ClusterSnapshot(memory.uid, children, pods, memory.tolerated, frozenset(memory.lost), heads)
 
     def _plan(self, key: Key, resource: R, poll: PollResult | None, memory: _Memory[R]) -> ChildrenPlan:
         """Return what must be written.
@@ -501,7 +504,8 @@ class Reconciler(Generic[R]):
             await self._check_secrets(resource, memory)
 
     def _count(self, key: Key, body: Body, status: ResourceStatus) -> None:
-        self.figures[key] = Figures(phase(status), _replicas(body), getattr(status, "ready_replicas", 0))
+        conditions = tuple((each.type, each.status, each.reason) for each in status.conditions)
+        self.figures[key] = Figures(phase(status), _replicas(body), getattr(status, "ready_replicas", 0), conditions)
 
     def _post(self, metadata: Metadata, reason: str, message: str, *, is_warning: bool = False) -> None:
         kind = self._type.kind
