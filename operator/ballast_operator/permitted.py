@@ -28,6 +28,8 @@ VOLUME_KINDS = (
     "secret",
 )
 """The kinds of volumes that the Pod Security level `restricted` admits."""
+TOKENS = ("podCertificate", "serviceAccountToken")
+"""Sources of a projected volume that give a container the identity of the pod's ServiceAccount."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,11 @@ class PodRules:
                     yield from self._host_path(f"volume {volume.get('name')}", str(path))
                 elif not _matches(kind, self.volumes):
                     yield f"volume {volume.get('name')}: the kind {kind} is not permitted (allowedVolumes)"
+                elif kind == "projected" and account is None and (token := _token_in(volume[kind])):
+                    yield (
+                        f"volume {volume.get('name')}: {token} needs template.serviceAccountName, which must be "
+                        "permitted (allowedServiceAccounts)"
+                    )
 
     def _cache_path(self, path: str, mounts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         # A path inside of a cache could be the part of another namespace.
@@ -79,6 +86,13 @@ class PodRules:
             yield f"{field}: the path {path} of the node is not permitted (allowedHostPaths)"
         elif any(_contains(root, path) or _contains(path, root) for root in self.cache_paths):
             yield f"{field}: the path {path} of the node has caches of models (allowedCachePaths)"
+
+
+def _token_in(projected: Any) -> str | None:
+    """Return the first source of a projected volume that is a token, by default of the account `default`."""
+    sources = projected.get("sources") if isinstance(projected, dict) else None
+    found = (name for source in sources or () if isinstance(source, dict) for name in TOKENS if name in source)
+    return next(found, None)
 
 
 def _contains(directory: str, path: str) -> bool:

@@ -26,7 +26,7 @@ from ballast_operator.controller import Controller
 from ballast_operator.errors import ClusterRefused, ClusterUnavailable
 from ballast_operator.kinds import LEASE, SECRET, Key, Kind
 from ballast_operator.lease import Leadership
-from ballast_operator.metrics import Metrics
+from ballast_operator.metrics import PHASES, REPLICA_STATES, Metrics
 from ballast_operator.poller import Poller
 from ballast_operator.reconcile import Reconciler
 from ballast_operator.redis_hosts import RedisHosts
@@ -182,7 +182,7 @@ class Operator:
         self._metrics.conditions.clear()
         for kind, reconciler in self._reconcilers.items():
             phases = Counter(figures.phase for figures in reconciler.figures.values())
-            for phase in ("Ready", "Progressing", "NotReady", "Degraded"):
+            for phase in PHASES:
                 self._metrics.resources.labels(kind.name, phase).set(phases[phase])
             self._metrics.foreign.labels(kind.name).set(len(reconciler.foreign))
             for key, figures in reconciler.figures.items():
@@ -190,8 +190,8 @@ class Operator:
                 for condition in figures.conditions:
                     self._metrics.conditions.labels(*labels, *condition).set(1)
                 if figures.desired is not None:
-                    self._metrics.replicas.labels(*labels, "desired").set(figures.desired)
-                    self._metrics.replicas.labels(*labels, "ready").set(figures.ready)
+                    for state, number in zip(REPLICA_STATES, (figures.desired, figures.ready), strict=True):
+                        self._metrics.replicas.labels(*labels, state).set(number)
         self._metrics.waiting.set(self._controller.queue.num_waiting)
 
     async def work(self, leadership: Leadership) -> int:
