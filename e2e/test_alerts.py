@@ -24,6 +24,7 @@ RESOURCE: dict[str, Any] = {
     "metadata": {"name": "paged"},
     "spec": {
         "model": {"uri": "file:///opt/ballast/models/ballast-tiny"},
+        "gpu": {"count": 0},
         "slots": 2,
         "slo": {"ttftMilliseconds": 800, "tpotMilliseconds": 500},
         "monitoring": {"scrapeSeconds": FACTOR},

@@ -20,6 +20,7 @@ RESOURCE: dict[str, Any] = {
     "metadata": {"name": "mixed"},
     "spec": {
         "model": {"uri": "file:///opt/ballast/models/ballast-tiny"},
+        "gpu": {"count": 0},
         "slots": SLOTS,
         "offline": {"reservedPercent": 100 * RESERVED / SLOTS},
         "slo": {"ttftMilliseconds": 1000 * TTFT, "tpotMilliseconds": 200},

@@ -18,6 +18,7 @@ RESOURCE: dict[str, Any] = {
     "metadata": {"name": "fenced"},
     "spec": {
         "model": {"uri": "file:///opt/ballast/models/ballast-tiny"},
+        "gpu": {"count": 0},
         "replicas": 2,
         "slots": 4,
         "offline": {"leaseSeconds": LEASE},

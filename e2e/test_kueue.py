@@ -17,7 +17,7 @@ from cluster import Cluster, is_ready, until
 from images import VLLM_WORKER
 from jobs import MODEL
 from programs import ROOT, run
-from small_vllm import ENGINE, START_SECONDS, TEMPLATE
+from small_vllm import ENGINE, START_SECONDS, template
 
 PAGE = ROOT / "docs" / "how-to" / "kueue.md"
 BLOCK = re.compile(r"<!-- kueue: (\w+) -->\n +```yaml\n(.*?)```", re.DOTALL)
@@ -51,8 +51,8 @@ def shared(cluster: Cluster, namespace: str, kueue: None, manifests: dict[str, s
 
     until(is_applied, seconds=60, said="the webhooks of Kueue answer")
     resource = yaml.safe_load(manifests["resource"])
-    resource["spec"] |= {"engine": ENGINE, "template": resource["spec"]["template"] | TEMPLATE}
-    cluster.provider.add(VLLM_WORKER)
+    node = cluster.provider.add(VLLM_WORKER)
+    resource["spec"] |= {"engine": ENGINE, "template": resource["spec"]["template"] | template(node)}
     cluster.apply(resource, namespace=namespace)
     yield "shared"
     cluster.kubectl("delete", "infd", "shared", "-n", namespace, "--ignore-not-found", "--timeout=60s", seconds=70)

@@ -40,6 +40,7 @@ def make_resource(clients: str, scrapers: str) -> dict[str, Any]:
         "metadata": {"name": "closed"},
         "spec": {
             "model": {"uri": "file:///opt/ballast/models/ballast-tiny"},
+            "gpu": {"count": 0},
             "replicas": 2,
             "network": {"ingressFrom": admit[0], "metricsFrom": admit[1]},
             "template": {"resources": {"requests": {"cpu": "250m", "memory": "1Gi"}}},

@@ -25,6 +25,7 @@ RESOURCE: dict[str, Any] = {
     "metadata": {"name": "watched"},
     "spec": {
         "model": {"uri": "file:///opt/ballast/models/ballast-tiny"},
+        "gpu": {"count": 0},
         "replicas": 2,
         "monitoring": {"scrapeSeconds": 5},
         "template": {"resources": {"requests": {"cpu": "250m", "memory": "1Gi"}}},

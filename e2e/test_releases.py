@@ -19,6 +19,7 @@ RESOURCE: dict[str, Any] = {
     "metadata": {"name": "kept"},
     "spec": {
         "model": {"uri": "file:///opt/ballast/models/ballast-tiny"},
+        "gpu": {"count": 0},
         "template": {"resources": {"requests": {"cpu": "100m", "memory": "512Mi"}}},
     },
 }

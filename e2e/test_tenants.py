@@ -22,6 +22,7 @@ RESOURCE: dict[str, Any] = {
     "metadata": {"name": "mine"},
     "spec": {
         "model": {"uri": "file:///opt/ballast/models/ballast-tiny"},
+        "gpu": {"count": 0},
         "template": {"resources": {"requests": {"cpu": "250m", "memory": "1Gi"}}},
     },
 }

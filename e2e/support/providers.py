@@ -51,8 +51,8 @@ class Provider(Protocol):
     def bring(self, context: Path, dockerfile: str, name: str) -> None:
         """Build an image from another folder, and load it."""
 
-    def add(self, image: Image) -> None:
-        """Build an image that only one file needs, and load it."""
+    def add(self, image: Image, *, everywhere: bool = False) -> str:
+        """Build a large image that few files need, and load it into the last node, or into each. Return the last."""
 
     def offer_gpus(self, count: int, *nodes: str) -> None:
         """Set the number of `nvidia.com/gpu` that each of these nodes offers, by default each node."""
@@ -139,9 +139,11 @@ class Local:
             run(self._kube / "build-image", context, context / dockerfile, name, tar, *CPU_ONLY, seconds=15 * MINUTES)
         self.cluster("load", str(tar), seconds=5 * MINUTES)
 
-    def add(self, image: Image) -> None:
+    def add(self, image: Image, *, everywhere: bool = False) -> str:
         self._images.mkdir(parents=True, exist_ok=True)
-        self._load(image, self._built(image))
+        node = self.nodes()[-1]
+        self._load(image, self._built(image), "" if everywhere else node)
+        return node
 
     def offer_gpus(self, count: int, *nodes: str) -> None:
         self.cluster("gpus", str(count), *nodes)
@@ -184,13 +186,17 @@ class Local:
 
     def _tasks(self, *words: str) -> None:
         """Call `ctr tasks` on the node of the container, which is the last word."""
-        folder = Path("/run") / os.environ.get("BALLAST_KUBE_NAME", "ballast-kube")
-        for socket in (folder / "containerd.sock", *folder.glob("*/containerd.sock")):
+        for socket in map(self._socket, self.nodes()):
             tasks = ("ctr", "-a", socket, "-n", "k8s.io", "tasks")
             if words[-1] in run(*tasks, "list", "-q", check=False).stdout.split():
                 run(*tasks, *words)
                 return
         raise AssertionError(f"no node runs container {words[-1]}")
+
+    def _socket(self, node: str) -> Path:
+        """Return the socket of containerd on a node."""
+        folder = Path("/run") / os.environ.get("BALLAST_KUBE_NAME", "ballast-kube")
+        return (folder if node == self.nodes()[0] else folder / node) / "containerd.sock"
 
     def cluster(self, *arguments: str, seconds: float = 60) -> str:
         """Run the script of the cluster, which can also make components fail."""
@@ -207,7 +213,9 @@ class Local:
                 self._pack(image, tar)
             else:
                 if image.base is not None:
-                    self._built(image.base).unlink()  # buildah keeps the image, and no node needs it
+                    base = self._built(image.base)
+                    if image.base not in IMAGES:
+                        base.unlink()  # buildah keeps the image, and no node needs it
                 run(self._kube / "build-image", ".", image.dockerfile, image.name, tar, *image.arguments,
                     seconds=30 * MINUTES)  # fmt: skip
             made_from.write_text(wanted)
@@ -223,11 +231,15 @@ class Local:
         run(self._kube / "make-image", "--name", image.name, "--entrypoint", entry, "--user", "65534",
             "--file", f"{program}={entry}", tar)  # fmt: skip
 
-    def _load(self, image: Image, tar: Path) -> str:
+    def _load(self, image: Image, tar: Path, node: str = "") -> str:
+        """Load an archive into a node, by default into each node, unless it is there. Return the id of the image."""
         found = id_of_archive(tar)
         loaded = self._folder / f"loaded-{image.name.replace('/', '-')}"
         if not (loaded.exists() and loaded.read_text() == found):
-            self.cluster("load", str(tar), seconds=5 * MINUTES)
+            if node:
+                run("ctr", "-a", self._socket(node), "-n", "k8s.io", "images", "import", tar, seconds=10 * MINUTES)
+            else:
+                self.cluster("load", str(tar), seconds=5 * MINUTES)
             loaded.write_text(found)
         return found
 
@@ -272,11 +284,13 @@ class Kind:
         self.offer_gpus(8)
         return ids
 
-    def add(self, image: Image) -> None:
+    def add(self, image: Image, *, everywhere: bool = False) -> str:
         if image.base is not None:
             self._build(image.base)
         self._build(image)
-        self._load(image)
+        node = self.nodes()[-1]
+        self._load(image, *(() if everywhere else ("--nodes", node)))
+        return node
 
     def _build(self, image: Image) -> None:
         run("docker", "build", "-f", image.dockerfile, "-t", image.name, *image.arguments,
@@ -353,8 +367,8 @@ class Kind:
         for chain, flag in (("INPUT", "-i"), ("OUTPUT", "-o"), ("FORWARD", "-i"), ("FORWARD", "-o")):
             self._node("iptables", action, chain, flag, "eth0", "-j", "DROP", node=node)
 
-    def _load(self, image: Image) -> str:
-        run("kind", "load", "docker-image", "--name", self.NAME, image.name, seconds=10 * MINUTES)
+    def _load(self, image: Image, *options: str) -> str:
+        run("kind", "load", "docker-image", "--name", self.NAME, *options, image.name, seconds=10 * MINUTES)
         said = run("docker", "image", "inspect", "-f", "{{.Id}} {{.Size}}", image.name).stdout.split()
         print(f"image {image.name}: {int(said[1]) / 1e6:.0f} MB, {said[0]}")
         return said[0]

@@ -10,9 +10,14 @@ ARGUMENTS = ("--enforce-eager",)
 ENGINE: dict[str, Any] = {
     "backend": "vllm", "threads": 1, "kvMemoryMebibytes": 256, "vllm": {"args": list(ARGUMENTS)},
 }  # fmt: skip
-TEMPLATE: dict[str, Any] = {
-    "image": VLLM_WORKER.name,
-    # vLLM compiles a part of its logprobs even with --enforce-eager, and the image has no compiler.
-    "env": [{"name": "TORCH_COMPILE_DISABLE", "value": "1"}],
-}
 START_SECONDS = 420
+
+
+def template(node: str) -> dict[str, Any]:
+    """Return the fields of a pod with the image of vLLM, on the node that has it."""
+    return {
+        "image": VLLM_WORKER.name,
+        "nodeSelector": {"kubernetes.io/hostname": node},
+        # vLLM compiles a part of its logprobs even with --enforce-eager, and the image has no compiler.
+        "env": [{"name": "TORCH_COMPILE_DISABLE", "value": "1"}],
+    }
