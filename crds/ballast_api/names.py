@@ -51,6 +51,8 @@ WORKER = "ballast-worker"
 OPERATOR = "ballast-operator"
 RAY_LABEL = f"{GROUP}/ray"
 """Label of the pods of a Ray cluster, head and workers: the name of the resource."""
+RAY_HEAD_LABEL = f"{GROUP}/ray-head"
+"""Label of the head of a Ray cluster: the name of the resource. The head has no labels by which a Service selects."""
 
 
 def selector(name: str) -> dict[str, str]:

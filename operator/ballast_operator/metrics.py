@@ -45,6 +45,13 @@ class Metrics:
             registry=registry,
         )
 
+        self.conditions = Gauge(
+            "ballast_operator_condition",
+            "1 for the present status and reason of each condition of a resource",
+            ["kind", "namespace", "name", "type", "status", "reason"],
+            registry=registry,
+        )
+
     def observe_call(self, verb: str, kind: str, status: int) -> None:
         """Count one call."""
         self.calls.labels(verb, kind, str(status)).inc()

@@ -14,7 +14,7 @@ from posixpath import normpath
 from typing import Any
 
 from ballast_api.inference_deployment import InferenceDeployment
-from ballast_api.names import RAY_LABEL
+from ballast_api.names import RAY_HEAD_LABEL, RAY_LABEL
 from ballast_operator.children.files import CACHE_VOLUME
 
 VOLUME_KINDS = (
@@ -56,7 +56,7 @@ class PodRules:
         if account is not None and not _matches(f"{namespace}/{account}", self.service_accounts):
             yield f"template.serviceAccountName {account} is not permitted (allowedServiceAccounts)"
         for name in sorted(template.labels):
-            if name == RAY_LABEL or name.startswith("ray.io/"):
+            if name in {RAY_LABEL, RAY_HEAD_LABEL} or name.startswith("ray.io/"):
                 yield f"template.labels has {name}, by which a pod would belong to the Ray cluster of another resource"
         if resource.spec.model.cache_path is not None:
             yield from self._cache_path(resource.spec.model.cache_path, template.volume_mounts)

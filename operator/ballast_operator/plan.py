@@ -24,10 +24,13 @@ class ClusterSnapshot:
     """The uid of the resource, which the owner references of its children contain."""
     children: Mapping[Key, Body] = field(default_factory=dict)
     pods: tuple[Body, ...] = ()
+    """The worker pods."""
     tolerated: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """By the hash of a manifest: paths that the cluster changes after each apply, as a webhook does."""
     lost: frozenset[Key] = frozenset()
     """Secrets of the resource that are missing or were changed by others. The cache holds no Secrets."""
+    heads: tuple[Body, ...] = ()
+    """The heads of its Ray clusters."""
 
     def child(self, kind: Kind, owner: Metadata, name: str | None = None) -> Body | None:
         """Return a child, which is named like its owner unless `name` is given; None if the resource owns none."""

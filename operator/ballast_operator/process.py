@@ -179,14 +179,17 @@ class Operator:
     def refresh(self) -> None:
         """Update the gauges."""
         self._metrics.replicas.clear()
+        self._metrics.conditions.clear()
         for kind, reconciler in self._reconcilers.items():
             phases = Counter(figures.phase for figures in reconciler.figures.values())
             for phase in PHASES:
                 self._metrics.resources.labels(kind.name, phase).set(phases[phase])
             self._metrics.foreign.labels(kind.name).set(len(reconciler.foreign))
             for key, figures in reconciler.figures.items():
+                labels = kind.name, key.namespace, key.name
+                for condition in figures.conditions:
+                    self._metrics.conditions.labels(*labels, *condition).set(1)
                 if figures.desired is not None:
-                    labels = kind.name, key.namespace, key.name
                     for state, number in zip(REPLICA_STATES, (figures.desired, figures.ready), strict=True):
                         self._metrics.replicas.labels(*labels, state).set(number)
         self._metrics.waiting.set(self._controller.queue.num_waiting)

@@ -192,7 +192,8 @@ class Reconciler(Generic[R]):
 
     def _snapshot(self, key: Key, memory: ResourceMemory[R]) -> ClusterSnapshot:
         children, pods = self._cache.children(key), self._cache.pods(key)
-        return ClusterSnapshot(memory.uid, children, pods, memory.tolerated, frozenset(memory.lost))
+        heads = self._cache.heads(key)
+        return ClusterSnapshot(memory.uid, children, pods, memory.tolerated, frozenset(memory.lost), heads)
 
     def _plan(self, key: Key, resource: R, poll: PollResult | None, memory: ResourceMemory[R]) -> ChildrenPlan:
         """Return what must be written.

@@ -37,6 +37,8 @@ class Figures:
     desired: int | None
     """None: the resource has no replicas."""
     ready: int
+    conditions: tuple[tuple[str, str, str], ...] = ()
+    """Type, status and reason of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,8 @@ class StatusWriter(Generic[R]):
                 await self.degraded(key, body, ConditionValue("True", problem.reason, problem.message))
 
     def _count(self, key: Key, body: Body, status: ResourceStatus) -> None:
-        self.figures[key] = Figures(phase(status), replicas_of(body), getattr(status, "ready_replicas", 0))
+        conditions = tuple((each.type, each.status, each.reason) for each in status.conditions)
+        self.figures[key] = Figures(phase(status), replicas_of(body), getattr(status, "ready_replicas", 0), conditions)
 
     def post(self, metadata: Metadata, reason: str, message: str, *, is_warning: bool = False) -> None:
         kind = self.resource_type.kind

@@ -11,6 +11,8 @@ import yaml
 from control_plane import ControlPlane
 from operated import Cluster, Operator, optional_kinds, running, until
 
+from ballast_api.names import MANAGED_BY_LABEL, OPERATOR, RAY_HEAD_LABEL, RAY_LABEL, selector
+
 pytestmark = pytest.mark.envtest
 
 
@@ -114,3 +116,29 @@ def test_a_password_of_another_owner_is_not_used(cluster: Cluster) -> None:
     assert "llm-ballast-gcs" in cluster.says("Degraded", "True", "NameTaken")["message"]
     assert not cluster.get("statefulsets", "llm-ballast-gcs")
     assert not cluster.get("rayservices", "llm")
+
+
+def make_pod(cluster: Cluster, name: str, **labels: str) -> None:
+    labels |= {MANAGED_BY_LABEL: OPERATOR, "ray.io/cluster": "llm-1"}
+    container = {"name": "worker", "image": "ray:1"}
+    cluster.create("pods", {"metadata": {"name": name, "labels": labels}, "spec": {"containers": [container]}})
+    cluster.make_ready(name)
+
+
+def test_a_head_that_goes_while_workers_serve_is_reported_and_exported(operator: Operator, cluster: Cluster) -> None:
+    make(cluster)
+    until(lambda: cluster.get("rayservices", "llm"))
+    make_pod(cluster, "head", **{RAY_HEAD_LABEL: "llm"})
+    make_pod(cluster, "worker", **selector("llm"), **{RAY_LABEL: "llm"})
+    active = {"rayClusterName": "llm-1", "rayClusterStatus": {"desiredWorkerReplicas": 1}}
+    cluster.patch("rayservices", "llm", {"status": {"activeServiceStatus": active}})
+    cluster.says("Degraded", "True", "RayStorageDown")
+    until(lambda: cluster.get("pods", "llm-ballast-gcs-0"))
+    cluster.make_ready("llm-ballast-gcs-0")
+    cluster.says("Degraded", "False", "Healthy")
+
+    cluster.delete("pods", "head")
+    cluster.says("Degraded", "True", "RayHeadDown")
+    found = until(lambda: [name for name in operator.metrics() if "ballast_operator_condition" in name])
+    assert any('reason="RayHeadDown"' in name and f'namespace="{cluster.namespace}"' in name for name in found)
+    assert not any('reason="RayStorageDown"' in name for name in found)

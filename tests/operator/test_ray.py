@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -323,12 +324,15 @@ def make_worker(pod: str, config_hash: str) -> WorkerStatus:
     return WorkerStatus(worker_id=pod, address=address, at=0, model="m", config_hash=config_hash, **loads, **sizes)
 
 
-def given(*pods: Body, ray_status: Body | None = None, hashes: str = "", **spec: Any):
+def given(
+    *pods: Body, ray_status: Body | None = None, hashes: str = "", heads: Sequence[Body] | None = None, **spec: Any
+):
     """The input of the conditions; `hashes` has a letter for each pod: n for the new configuration, o for another."""
     resource = make_resource(**spec)
     done = plan(resource, EMPTY, CONTEXT)
     status = {"activeServiceStatus": {"rayClusterName": "llm-1"}, "observedGeneration": 1} | (ray_status or {})
-    snapshot = applied(done, EMPTY, *pods, ray_status=status)
+    found = (make_head(),) if heads is None else tuple(heads)
+    snapshot = replace(applied(done, EMPTY, *pods, ray_status=status), heads=found)
     new = done.files[done.version]
     names = [pod["metadata"]["name"] for pod in pods]
     workers = tuple(make_worker(name, new if each == "n" else "old") for name, each in zip(names, hashes, strict=False))
@@ -372,6 +376,48 @@ def test_a_head_without_storage_is_named(storage: dict[str, Any], is_named: bool
 
     assert found.status == "False"
     assert ("no Redis keeps the state of Ray's head" in found.message) is is_named
+
+
+def make_head(*, is_ready: bool = True, cluster: str = "llm-1") -> Body:
+    return make_pod("head", is_ready=is_ready, cluster=cluster)
+
+
+@pytest.mark.parametrize(
+    ("heads", "pods", "reason"),
+    [
+        ([make_head()], [make_pod("1")], Reason.HEALTHY),
+        ([make_head(is_ready=False)], [make_pod("1")], Reason.RAY_HEAD_DOWN),
+        ([make_head(cluster="llm-0")], [make_pod("1")], Reason.RAY_HEAD_DOWN),
+        ([], [make_pod("1")], Reason.RAY_HEAD_DOWN),
+        ([], [make_pod("1", is_ready=False)], Reason.HEALTHY),
+    ],
+)
+def test_a_head_that_is_away_is_named_while_workers_serve(heads: list[Body], pods: list[Body], reason: Reason):
+    assert given(*pods, heads=heads)[Type.DEGRADED].reason == reason
+
+
+@pytest.mark.parametrize(("ready", "reason"), [(1, Reason.HEALTHY), (0, Reason.RAY_STORAGE_DOWN)])
+def test_a_redis_of_the_head_that_is_away_is_named(ready: int, reason: Reason):
+    resource = make_resource()
+    done = plan(resource, EMPTY, OWN_GCS)
+    there = replace(applied(done, EMPTY, make_pod("1")), heads=(make_head(),))
+    storage = there.child(STATEFUL_SET, resource.metadata, "llm-ballast-gcs")
+    assert storage is not None
+    storage["status"] = {"readyReplicas": ready}
+    found = conditions(ConditionInput(resource, there, done, None, 0.0))[Type.DEGRADED]
+
+    assert found.reason == reason
+    assert ("serve on for ten minutes" in found.message) is (ready == 0)
+
+
+def test_replicas_for_which_ray_finds_no_place_are_named():
+    message = "Deployment 'worker' has 1 replicas that have taken more than 30s to be scheduled. Resources required: x"
+    application = {"status": "DEPLOYING", "serveDeploymentStatuses": {"worker": {"message": message}}}
+    status = {"activeServiceStatus": {"rayClusterName": "llm-1", "applicationStatuses": {"ballast": application}}}
+    found = given(make_pod("1"), ray_status=status, hashes="n")[Type.PROGRESSING]
+
+    assert found[:2] == ("True", Reason.RAY_REPLICAS_PENDING)
+    assert message in found.message
 
 
 def test_without_replicas_there_is_no_ray_cluster():

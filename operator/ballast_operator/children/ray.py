@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import yaml
 
 from ballast_api.inference_deployment import InferenceDeployment
-from ballast_api.names import RAY_LABEL, pod_labels
+from ballast_api.names import MANAGED_BY_LABEL, OPERATOR, RAY_HEAD_LABEL, RAY_LABEL, pod_labels
 from ballast_api.ray import RayRuntime
 from ballast_api.serve_config import serve_config
 from ballast_api.worker_config import WorkerConfig
@@ -110,7 +110,7 @@ def resize(resource: InferenceDeployment, snapshot: ClusterSnapshot) -> Iterator
     wanted = resource.spec.replicas * ray.nodes
     leaving: list[str] = []
     if ray.nodes == 1 and asked > wanted:
-        pods = [pod for pod in snapshot.pods if is_live(pod) and _cluster_of(pod) == name]
+        pods = [pod for pod in snapshot.pods if is_live(pod) and cluster_of(pod) == name]
         leaving = sorted(pod["metadata"]["name"] for pod in pods if not is_ready(pod))[: asked - wanted]
         wanted = asked - len(leaving)
     if wanted != asked:
@@ -126,7 +126,8 @@ def services_of_kuberay(child: Key) -> tuple[Key, ...]:
     return tuple(Key(SERVICE, child.namespace, f"{child.name}-{name}-svc") for name in ("head", "serve"))
 
 
-def _cluster_of(pod: Body) -> str | None:
+def cluster_of(pod: Body) -> str | None:
+    """Return the name of the Ray cluster of a pod."""
     labels: dict[str, str] = pod["metadata"].get("labels") or {}
     return labels.get(CLUSTER_LABEL)
 
@@ -180,7 +181,8 @@ def _head(resource: InferenceDeployment, ray: RayRuntime, context: OperatorConte
         "securityContext": pod["securityContext"],
         "automountServiceAccountToken": False,
     }
-    labels = {RAY_LABEL: resource.metadata.name, "app.kubernetes.io/part-of": "ballast"}
+    labels = {RAY_LABEL: resource.metadata.name, RAY_HEAD_LABEL: resource.metadata.name}
+    labels |= {"app.kubernetes.io/part-of": "ballast", MANAGED_BY_LABEL: OPERATOR}  # the operator watches the head
     return {"metadata": {"labels": labels}, "spec": head | placement(resource, ray)}
 
 
