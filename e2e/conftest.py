@@ -12,6 +12,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+import yaml
 
 # In importlib mode pytest does not change sys.path. All files share the modules in this folder.
 # Some files import tests of others, to run them with fixtures of their own.
@@ -106,9 +107,19 @@ def nodes(cluster: Cluster) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def first(cluster: Cluster, namespace: str) -> str:
-    """Apply docs/samples/laptop.yaml and wait for its two workers. Return the name of the resource."""
-    cluster.apply(SAMPLES / "laptop.yaml", namespace=namespace)
+def first(request: pytest.FixtureRequest, cluster: Cluster, namespace: str) -> str:
+    """Apply docs/samples/laptop.yaml and wait for its two workers. Return the name of the resource.
+
+    A file with SLOTS sets the slots of its workers. With few slots, a job outlasts a fault on a fast machine, too.
+    """
+    sample = SAMPLES / "laptop.yaml"
+    slots = getattr(request.module, "SLOTS", None)
+    if slots is None:
+        cluster.apply(sample, namespace=namespace)
+    else:
+        manifest = yaml.safe_load(sample.read_text())
+        manifest["spec"]["slots"] = slots
+        cluster.apply(manifest, namespace=namespace)
     cluster.wait_ready("laptop", namespace=namespace)
     cluster.wait_pods("laptop", 2, namespace=namespace)
     return "laptop"

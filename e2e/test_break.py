@@ -13,6 +13,7 @@ from client import Client
 from cluster import Cluster, until
 from online import loop
 
+SLOTS = 4
 ITEMS, TOKENS = 500, 128
 """Of a job that has long to go when something breaks."""
 Held = tuple[jobs.Submitted, dict[str, Any]]

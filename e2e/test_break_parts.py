@@ -17,6 +17,7 @@ from cluster import Cluster, until
 from online import Loop, loop
 from release import NAME, NAMESPACE, Release
 
+SLOTS = 4
 ITEMS, TOKENS = 500, 128
 VALKEY = f"{NAME}-valkey-0"
 LEASE = f"{NAME}-operator"
@@ -34,7 +35,7 @@ class Traffic:
 
     def end_well(self) -> None:
         """Assert that no item was lost, no request failed, and no object is left over."""
-        self.job.finish(seconds=400, compared=6)
+        self.job.finish(seconds=900, compared=6)
         assert self.online.stop()["failures"] == []
         wait_tidy(self.cluster, self.namespace)
 
@@ -109,7 +110,7 @@ def test_online_goes_on_while_valkey_is_unreachable_for_half_a_minute(
     traffic.end_well()
 
 
-@pytest.mark.parametrize("traffic", [3 * ITEMS], indirect=True, ids=["a long job"])
+@pytest.mark.parametrize("traffic", [4 * ITEMS], indirect=True, ids=["a long job"])
 def test_kubelet_api_server_and_etcd_are_restarted_and_nothing_is_lost(
     cluster: Cluster, namespace: str, first: str, traffic: Traffic
 ) -> None:

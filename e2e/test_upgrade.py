@@ -21,7 +21,8 @@ from previous import Previous, previous
 from release import NAME, NAMESPACE, Release, remove
 
 SAMPLE = Path(__file__).parents[1] / "docs" / "samples" / "laptop.yaml"
-ITEMS, TOKENS = 1000, 128
+SLOTS = 4
+ITEMS, TOKENS = 1500, 128
 CRD = "inferencedeployments.ballast.dev"
 
 
@@ -55,7 +56,7 @@ def test_a_new_password_reaches_the_same_workers_and_nothing_is_lost(
         assert "WRONGPASS" in release.valkey("ping", password=old, check=False)
         until(lambda: up(cluster, namespace) == {1.0}, seconds=90, said="workers have Redis")
         assert job.counts["succeeded"] < ITEMS
-        job.finish(seconds=500, compared=6)
+        job.finish(seconds=900, compared=6)
         said = online.stop()
 
     assert copied(cluster, namespace) not in {old, new}, "the workers have a user of their own"
@@ -68,7 +69,7 @@ def test_a_new_password_reaches_the_same_workers_and_nothing_is_lost(
 def test_a_new_certificate_reaches_everyone_and_nothing_restarts(
     cluster: Cluster, namespace: str, client: Client, release: Release
 ) -> None:
-    cluster.apply(SAMPLE, namespace=namespace)
+    cluster.apply(sample(), namespace=namespace)
     cluster.wait_ready("laptop", namespace=namespace)
     cluster.wait_pods("laptop", 2, namespace=namespace)
     everyone = {pod["metadata"]["uid"] for part in ("operator", "queue") for pod in release.pods(part)}
@@ -85,7 +86,7 @@ def test_a_new_certificate_reaches_everyone_and_nothing_restarts(
         seconds=90,
         said="the operator trusts it, too",
     )
-    job.finish(seconds=500, compared=3)
+    job.finish(seconds=900, compared=3)
     assert before.strip() != new.strip()
     assert images(cluster, namespace) == pods
     assert {pod["metadata"]["uid"] for part in ("operator", "queue") for pod in release.pods(part)} == everyone
@@ -114,7 +115,7 @@ def test_queue_users_secrets_tls_and_settings_move_over_with_a_running_job(
     job = jobs.Submitted(client, queue, json.loads(said)["job_id"], ITEMS, TOKENS)
     during = ports_of_valkey(cluster)
     upgrade(release, "--reset-values")
-    job.finish(seconds=500, compared=6)
+    job.finish(seconds=900, compared=6)
     jobs.submit(client, queue, 50).finish(seconds=120, compared=3)
 
     settings = json.loads(release.valkey("hget", f"ballast:{{{queue}}}:settings", "json"))
@@ -135,7 +136,7 @@ def test_an_upgrade_and_a_rollback_under_a_running_job_lose_nothing(
     cluster: Cluster, namespace: str, client: Client, release: Release, before: Previous
 ) -> None:
     queue = f"{namespace}/laptop"
-    cluster.apply(SAMPLE, namespace=namespace)
+    cluster.apply(sample(), namespace=namespace)
     cluster.wait_pods("laptop", 2, namespace=namespace)
     assert set(images(cluster, namespace).values()) == {before.worker}
     client.ballast("queue", "init", queue=queue)  # the command is newer than the installation
@@ -157,8 +158,8 @@ def test_an_upgrade_and_a_rollback_under_a_running_job_lose_nothing(
         cluster.helm("rollback", NAME, "1", "-n", NAMESPACE, "--wait", "--timeout", "3m")
         wait_image(cluster, namespace, before.worker)
 
-        job.finish(seconds=500, compared=6)
-        another.finish(seconds=500, compared=6)
+        job.finish(seconds=900, compared=6)
+        another.finish(seconds=900, compared=6)
         said = online.stop()
 
     # A worker of the previous version may refuse requests on connections that clients keep; new ones never reach it.
@@ -203,9 +204,16 @@ def test_without_the_operator_a_resource_is_deleted_all_the_same(
     assert cluster.get("pods,deployments,services,secrets", namespace=namespace) == []
 
 
+def sample() -> dict[str, Any]:
+    """Return docs/samples/laptop.yaml with few slots, so that a job outlasts an upgrade."""
+    manifest: dict[str, Any] = yaml.safe_load(SAMPLE.read_text())
+    manifest["spec"]["slots"] = SLOTS
+    return manifest
+
+
 def with_tenants() -> dict[str, Any]:
     """Return the sample with tenants and API keys."""
-    manifest: dict[str, Any] = yaml.safe_load(SAMPLE.read_text())
+    manifest = sample()
     tenants = [{"name": "research", "weight": 3}, {"name": "sales"}]
     manifest["spec"] |= {"offline": {"tenants": tenants}, "apiKeys": {"secretName": "keys"}}
     return manifest

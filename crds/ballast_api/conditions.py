@@ -68,6 +68,7 @@ class ConditionReason(StrEnum):
     APPLIED = "Applied"
     PENDING = "Pending"
     OTHER_SETTINGS = "OtherSettings"
+    NEWER_FUNCTIONS = "NewerFunctions"
     # OfflineReservationSatisfied, SLOMet, DeadlineAtRisk
     SATISFIED = "Satisfied"
     RESERVATION_NOT_MET = "ReservationNotMet"

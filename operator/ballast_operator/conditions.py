@@ -292,6 +292,9 @@ def _has_config(given: Given) -> ConditionValue:
         message = f"{total - len(behind)} of {total} workers use the newest settings; {behind[0]} does not yet"
         return ConditionValue("False", ConditionReason.PENDING, message)
     message = f"all {total} workers use the settings of generation {given.resource.metadata.generation}"
+    if _poll(given).has_newer_functions:
+        message += "; the functions in Redis are those of a newer version of Ballast: upgrade the release"
+        return ConditionValue("True", ConditionReason.NEWER_FUNCTIONS, message)
     return ConditionValue("True", ConditionReason.APPLIED, message)
 
 

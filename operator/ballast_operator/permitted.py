@@ -1,6 +1,6 @@
 """What the pods of resources may use, as the owner of the cluster permits it. PURE.
 
-An account that may create resources need not be allowed to create pods. The operator creates the pods for it, so these
+An account that may create resources may lack the right to create pods. The operator creates the pods for it, so these
 rules limit what such an account can choose.
 """
 

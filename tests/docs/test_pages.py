@@ -16,7 +16,7 @@ from ballast_api.worker_config import WorkerConfig
 from ballast_cli.app import app
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "e2e" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "e2e" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 CHART = (ROOT / "docs" / "reference" / "chart.md").read_text()
 METRICS = "\n".join((ROOT / "docs" / "reference" / name).read_text() for name in ("metrics.md", "operator.md"))
 SUFFIXES = ("_bucket", "_sum", "_count")
