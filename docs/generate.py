@@ -31,6 +31,7 @@ from ballast_api.worker_config import WorkerConfig
 from ballast_engine.footprint import Footprint
 from ballast_engine.stats import ClassStats, EngineStats
 from ballast_operator import permissions
+from ballast_operator.metrics import PHASES, REPLICA_STATES
 from ballast_operator.metrics import Metrics as OperatorMetrics
 from ballast_operator.settings import PREFIX, OperatorSettings
 from ballast_policy.learning.cost import CostModel
@@ -220,6 +221,19 @@ def metrics() -> str:
     return "# Metrics\n\n" + NOTE + intro + head + rows
 
 
+def operator_metrics() -> OperatorMetrics:
+    """Return the operator's metrics with one series each, which shows their labels."""
+    found = OperatorMetrics()
+    found.errors.labels("")
+    found.observe_call("", "", 0)
+    found.foreign.labels("")
+    for phase in PHASES:
+        found.resources.labels("", phase)
+    for state in REPLICA_STATES:
+        found.replicas.labels("", "", "", state)
+    return found
+
+
 def operator() -> str:
     """Return the reference of the operator's process: its environment and its metrics."""
     schema = OperatorSettings.model_json_schema()
@@ -233,7 +247,7 @@ def operator() -> str:
         "`/metrics`, `/healthz` and `/readyz` on one port. A Lease decides which replica is active.\n\n"
     )
     head = "| name | kind | default | meaning |\n|---|---|---|---|\n"
-    found = "\n".join(metric_row(metric) for metric in OperatorMetrics().collect())
+    found = "\n".join(metric_row(metric) for metric in operator_metrics().collect())
     metrics_head = "| name | kind | labels | meaning |\n|---|---|---|---|\n"
     return "# The operator\n\n" + NOTE + intro + head + "\n".join(rows) + "\n\n## Metrics\n\n" + metrics_head + found
 

@@ -15,23 +15,32 @@ import pytest
 import yaml
 
 # In importlib mode pytest does not change sys.path. All files share the modules in this folder.
+# Some files import tests of others, to run them with fixtures of their own.
+sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 from client import Client
 from cluster import INFD, Cluster, keep_up
-from images import Image
+from images import RAY_WORKER, Image
 from providers import chosen
 from release import Release, install
 
+pytest.register_assert_rewrite(*(file.stem for file in Path(__file__).parent.glob("test_*.py")))
+
 STEPS = ("install", "apply", "serve", "batch", "tenants", "tutorial", "backfill", "break", "break_parts", "fence",
-         "change", "scale", "vllm", "network", "nodes", "alerts", "prometheus_operator", "kueue",
+         "change", "scale", "vllm", "network", "nodes", "alerts", "prometheus_operator", "kueue", "ray",
+         "ray_nodes",
          "releases", "upgrade")  # fmt: skip
 """The files in the order of a user's path; the last one removes the release."""
 SAMPLES = Path(__file__).parents[1] / "docs" / "samples"
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the files: install first, then apply, and so on."""
+    """Sort the files: install first, then apply, and so on. The short run has no Ray, so its tests run on pods only."""
+    for item in items:
+        if item.path.stem.startswith("test_ray"):
+            item.own_markers[:] = [mark for mark in item.own_markers if mark.name != "short"]
     items.sort(key=lambda item: STEPS.index(item.path.stem.removeprefix("test_")))
 
 
@@ -114,6 +123,18 @@ def first(request: pytest.FixtureRequest, cluster: Cluster, namespace: str) -> s
     cluster.wait_ready("laptop", namespace=namespace)
     cluster.wait_pods("laptop", 2, namespace=namespace)
     return "laptop"
+
+
+@pytest.fixture(scope="module")
+def ray(cluster: Cluster, release: Release) -> Iterator[str]:
+    """Install KubeRay, unless the cluster has it, and load the image with Ray. Return the node for the heads."""
+    had = cluster.get("crd", "rayservices.ray.io") is not None
+    if not had:
+        cluster.provider.install_addon("kuberay")
+    cluster.provider.add(RAY_WORKER, everywhere=True)
+    yield cluster.provider.nodes()[0]
+    if not had:
+        cluster.provider.remove_addon("kuberay")
 
 
 @pytest.hookimpl(wrapper=True)

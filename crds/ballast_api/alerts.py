@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ballast_api import metrics
+from ballast_api.conditions import ConditionReason, ConditionType
 from ballast_api.inference_deployment import InferenceDeployment
+from ballast_api.names import gcs_redis
 from ballast_api.sections import Slo
 
 FEWEST_REQUESTS = 20
@@ -245,6 +247,46 @@ def _other_alerts(own: Labels, resource: InferenceDeployment) -> Iterator[Alert]
         "redis-unreachable",
     )
     yield _worker_not_ready(own, resource)
+    if resource.spec.runtime.ray is not None:
+        yield from _ray_alerts(own, resource)
+
+
+def _ray_alerts(own: Labels, resource: InferenceDeployment) -> Iterator[Alert]:
+    def condition(kind: ConditionType, reason: ConditionReason) -> str:
+        labels = f'{own.operator},type="{kind}",reason="{reason}"'
+        return f"max without (pod, instance) ({metrics.OPERATOR_CONDITION}{{{labels}}}) == 1"
+
+    yield Alert(
+        "BallastRayHeadDown",
+        "critical",
+        "3m",
+        condition(ConditionType.DEGRADED, ConditionReason.RAY_HEAD_DOWN),
+        f"{own}: the head of the Ray cluster is not ready",
+        "The workers serve on without their head for ten minutes if a Redis keeps its state, and otherwise for one "
+        "minute. Then they end. Until the head is back, Ray replaces no worker, and no change reaches them.",
+        "ray-head-down",
+    )
+    yield Alert(
+        "BallastRayStorageDown",
+        "critical",
+        "3m",
+        condition(ConditionType.DEGRADED, ConditionReason.RAY_STORAGE_DOWN),
+        f"{own}: the Redis with the state of Ray's head is not ready",
+        f"The head ends without the Redis {gcs_redis(own.name)}. The workers serve on without a head for ten minutes, "
+        "and then end. If the state is lost, Ray starts all workers again.",
+        "ray-storage-down",
+    )
+    startup = resource.spec.startup_seconds
+    yield Alert(
+        "BallastRayReplicasPending",
+        "warning",
+        f"{startup + 120}s",
+        condition(ConditionType.PROGRESSING, ConditionReason.RAY_REPLICAS_PENDING),
+        f"{own}: Ray finds no place for a replica",
+        f"A replica of Ray Serve waits for its pods for longer than spec.rollout.startupSeconds ({startup} s) and 2 "
+        f"minutes. `kubectl describe infd {own.name} -n {own.namespace}` quotes Ray.",
+        "ray-replicas-pending",
+    )
 
 
 def _reservation_not_met(own: Labels, percent: float) -> Alert:

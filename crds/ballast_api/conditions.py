@@ -38,6 +38,7 @@ class ConditionReason(StrEnum):
     SCALED_TO_ZERO = "ScaledToZero"
     NOT_ENOUGH_READY = "NotEnoughReady"
     SCHEDULING_GATED = "SchedulingGated"
+    RAY_REPLICAS_PENDING = "RayReplicasPending"
     COMPLETE = "Complete"
     # Degraded: reported by the pod, the scheduler or the API server
     HEALTHY = "Healthy"
@@ -61,10 +62,13 @@ class ConditionReason(StrEnum):
     QUEUE_LEFT = "QueueLeft"
     NO_KUBERAY = "KubeRayMissing"
     RAY_FAILED = "RayFailed"
+    RAY_STORAGE_DOWN = "RayStorageDown"
+    RAY_HEAD_DOWN = "RayHeadDown"
     # ConfigApplied
     APPLIED = "Applied"
     PENDING = "Pending"
     OTHER_SETTINGS = "OtherSettings"
+    NEWER_FUNCTIONS = "NewerFunctions"
     # OfflineReservationSatisfied, SLOMet, DeadlineAtRisk
     SATISFIED = "Satisfied"
     RESERVATION_NOT_MET = "ReservationNotMet"

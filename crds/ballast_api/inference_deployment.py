@@ -354,11 +354,6 @@ class Spec(ApiModel):
             "queueAccess.submitters must each set a tenant of offline.tenants, or none if no tenants are declared",
         ),
         Rule(
-            "!has(self.runtime) || !has(self.runtime.ray) || (has(self.template) && has(self.template.image))",
-            lambda spec: spec.runtime.ray is None or spec.template.image is not None,
-            "runtime.ray needs an image with Ray, and the operator knows none. Set template.image",
-        ),
-        Rule(
             "!has(self.runtime) || !has(self.runtime.ray) || !has(self.network) || !has(self.network.tlsSecret)",
             lambda spec: spec.runtime.ray is None or spec.network.tls_secret is None,
             "network.tlsSecret is not supported with runtime.ray. Remove one of them",

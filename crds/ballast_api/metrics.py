@@ -14,6 +14,8 @@ REDIS_UP = "ballast_redis_up"
 ENGINE_HEALTHY = "ballast_engine_healthy"
 OPERATOR_REPLICAS = "ballast_operator_replicas"
 """Worker pods of a resource, by `namespace`, `name` and `state`. The operator exports it."""
+OPERATOR_CONDITION = "ballast_operator_condition"
+"""1 for the present status and reason of each condition, by `namespace`, `name`, `type`, `status` and `reason`."""
 
 FAILURES = ("failed", "queue_full", "draining")
 """Outcomes of `REQUESTS` without an answer."""

@@ -51,6 +51,8 @@ WORKER = "ballast-worker"
 OPERATOR = "ballast-operator"
 RAY_LABEL = f"{GROUP}/ray"
 """Label of the pods of a Ray cluster, head and workers: the name of the resource."""
+RAY_HEAD_LABEL = f"{GROUP}/ray-head"
+"""Label of the head of a Ray cluster: the name of the resource. The head has no labels by which a Service selects."""
 
 
 def selector(name: str) -> dict[str, str]:
@@ -90,6 +92,11 @@ def label_value(text: str) -> str:
 def config_map(name: str) -> str:
     """Return the name of the ConfigMap with the `WorkerConfig` of each version."""
     return f"{name}-ballast-config"
+
+
+def gcs_redis(name: str) -> str:
+    """Return the name of the Valkey, and of its Secret, with the state of the head of a Ray cluster."""
+    return f"{name}-ballast-gcs"
 
 
 def redis_secret(name: str) -> str:

@@ -74,7 +74,8 @@ class PodTemplate(ApiModel):
     """Changes to the worker pods. A change of this section rolls the pods."""
 
     image: str | None = Field(default=None, min_length=1, max_length=1024)
-    """Image of the worker; by default the image that the operator was installed with for the engine."""
+    """Image of the worker; by default the image that the operator was installed with for the engine, with Ray for
+    `runtime.ray`."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
     """When the node pulls the image; by default as Kubernetes derives it from the tag."""
     image_pull_secrets: tuple[SecretName, ...] = Field(default=(), max_length=16)

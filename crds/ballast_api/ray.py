@@ -19,15 +19,27 @@ class GcsRedis(ApiModel):
     """Key of that Secret."""
 
 
+class RayHead(Resources):
+    """The head of the Ray cluster, which has no GPU and runs no worker. It has the `imagePullSecrets`,
+    `priorityClassName` and `tolerations` of `template`, without tolerations of GPU taints. If `gpu.count` is 0, it also
+    has the `nodeSelector` and `affinity` of `template`.
+    """
+
+    requests: dict[str, str | int] = Field(default={})
+    """Resources that the scheduler sets aside. Without requests and limits, they are 500m CPU and 2Gi memory."""
+    node_selector: dict[str, str] = Field(default={})
+    """Labels that the node of the head must have."""
+
+
 class RayRuntime(ApiModel):
-    """A Ray cluster of this resource. It needs KubeRay in the cluster, and an image with Ray in `template.image`."""
+    """A Ray cluster of this resource. It needs KubeRay in the cluster, and an image with Ray for head and workers."""
 
     nodes: int = Field(default=1, ge=1, le=16)
     """Pods over which each worker spreads its model. `gpu.count` counts the GPUs of one pod. Above 1 it needs vLLM."""
     gcs_redis: GcsRedis | None = None
-    """The Redis with the state of Ray's head. Without it, Ray's workers end a minute after the head."""
-    head: Resources = Resources()
-    """Requests and limits of the head, which has no GPU. By default it requests 500m CPU and 2Gi memory."""
+    """The Redis with the state of Ray's head. By default, the operator runs a Valkey for it. Without any, Ray's workers
+    end a minute after the head."""
+    head: RayHead = RayHead()
 
 
 class ServingRuntime(ApiModel):

@@ -128,7 +128,7 @@ class EngineSettings(ApiModel):
     """Attention of the native engine. `cpu` is the compiled kernel, `sdpa` is that of torch, and `auto` uses the
     compiled kernel if it can run the model."""
     threads: int = Field(default=0, ge=0)
-    """CPU threads of the engine. 0 uses all cores that the process may use but one, which HTTP and the queue need.
+    """CPU threads of the engine. 0 uses all cores of the process except one, which HTTP and the queue need.
     vLLM decides them itself with 0, and has a use for them only on CPU."""
     block_tokens: int = Field(default=16, ge=1, le=1024)
     """Tokens in a KV block of the native engine."""

@@ -95,6 +95,12 @@ def without_right_to_events(release: Release) -> None:
     release.cluster.kubectl("replace", "-f", "-", stdin=json.dumps(role))
 
 
+def without_storage_of_heads(release: Release) -> None:
+    """Take the Redis of Ray's heads away from the operator."""
+    values = ("--reuse-values", "--set=ray.gcsRedis.enabled=false", "--wait", "--timeout", "3m")
+    release.cluster.helm("upgrade", NAME, release.package, "-n", NAMESPACE, *values)
+
+
 FAULTS = {
     "operator-away": Fault(
         "both operators scaled to zero after the installation",
@@ -145,6 +151,16 @@ FAULTS = {
         ("test_serve.py",),
         act=without_right_to_events,
         setup='cannot create resource "events"',
+    ),
+    "forgetful-head": Fault(
+        "the chart installed with `ray.gcsRedis.enabled=false`",
+        ("test_ray.py::test_a_part_of_ray_that_dies_stops_no_request_and_no_item",),
+        act=without_storage_of_heads,
+    ),
+    "unhooked": Fault(
+        "the operator's image ends pods on Ray without the `preStop` hook that drains their replicas",
+        ("test_ray.py::test_a_pod_that_is_deleted_gives_its_items_back_and_no_token_is_computed_twice",),
+        module="operator/unhooked.py",
     ),
     "leak": Fault(
         "errors of Redis quote what the server answered",

@@ -6,13 +6,17 @@ from typing import Any
 
 from cluster import INFD, Cluster, until
 
-KINDS = f"{INFD},deployments,replicasets,pods,services,endpointslices,configmaps,secrets,pdb,networkpolicies"
+KINDS = (
+    f"{INFD},deployments,replicasets,statefulsets,pods,services,endpointslices,configmaps,secrets,pdb,networkpolicies"
+)
+OF_KUBERAY = ",rayservices,rayclusters"
 OF_KUBERNETES = {"kube-root-ca.crt"}
 
 
 def objects(cluster: Cluster, namespace: str) -> list[dict[str, Any]]:
     """Return all objects of these kinds, except those that Kubernetes creates in each namespace."""
-    found = cluster.get(KINDS, namespace=namespace)
+    kinds = KINDS + (OF_KUBERAY if cluster.get("crd", "rayclusters.ray.io") else "")
+    found = cluster.get(kinds, namespace=namespace)
     return [each for each in found if each["metadata"]["name"] not in OF_KUBERNETES]
 
 
@@ -29,7 +33,7 @@ def leftovers(cluster: Cluster, namespace: str) -> list[str]:
             said.append(f"{name} has no owner")
         if "deletionTimestamp" in meta:
             said.append(f"{name} is still going")
-        if meta.get("finalizers"):
+        if meta.get("finalizers") and kind != "RayCluster":  # KubeRay's own, which ends after the deletion
             said.append(f"{name} is held by {meta['finalizers']}")
     return said
 

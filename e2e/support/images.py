@@ -54,6 +54,7 @@ ALERTMANAGER = Image(
 )
 VLLM_BASE = Image("ballast-e2e-vllm-cpu:0.32.0", "e2e/vllm/Dockerfile", needs_context=False)
 VLLM_WORKER = Image("ballast-worker-vllm:0.1.0", "worker/Dockerfile.vllm", base=VLLM_BASE)
+RAY_WORKER = Image("ballast-worker-ray:0.1.0", "worker/Dockerfile.ray", base=WORKER)
 IMAGES = (OPERATOR, WORKER, CLIENT, VALKEY, PROMETHEUS, ALERTMANAGER)
 
 

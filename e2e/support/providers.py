@@ -51,8 +51,8 @@ class Provider(Protocol):
     def bring(self, context: Path, dockerfile: str, name: str) -> None:
         """Build an image from another folder, and load it."""
 
-    def add(self, image: Image) -> str:
-        """Build a large image that few files need, and load it into the last node. Return the node."""
+    def add(self, image: Image, *, everywhere: bool = False) -> str:
+        """Build a large image that few files need, and load it into the last node, or into each. Return the last."""
 
     def offer_gpus(self, count: int, *nodes: str) -> None:
         """Set the number of `nvidia.com/gpu` that each of these nodes offers, by default each node."""
@@ -139,10 +139,10 @@ class Local:
             run(self._kube / "build-image", context, context / dockerfile, name, tar, *CPU_ONLY, seconds=15 * MINUTES)
         self.cluster("load", str(tar), seconds=5 * MINUTES)
 
-    def add(self, image: Image) -> str:
+    def add(self, image: Image, *, everywhere: bool = False) -> str:
         self._images.mkdir(parents=True, exist_ok=True)
         node = self.nodes()[-1]
-        self._load(image, self._built(image), node)
+        self._load(image, self._built(image), "" if everywhere else node)
         return node
 
     def offer_gpus(self, count: int, *nodes: str) -> None:
@@ -213,7 +213,9 @@ class Local:
                 self._pack(image, tar)
             else:
                 if image.base is not None:
-                    self._built(image.base).unlink()  # buildah keeps the image, and no node needs it
+                    base = self._built(image.base)
+                    if image.base not in IMAGES:
+                        base.unlink()  # buildah keeps the image, and no node needs it
                 run(self._kube / "build-image", ".", image.dockerfile, image.name, tar, *image.arguments,
                     seconds=30 * MINUTES)  # fmt: skip
             made_from.write_text(wanted)
@@ -282,12 +284,12 @@ class Kind:
         self.offer_gpus(8)
         return ids
 
-    def add(self, image: Image) -> str:
+    def add(self, image: Image, *, everywhere: bool = False) -> str:
         if image.base is not None:
             self._build(image.base)
         self._build(image)
         node = self.nodes()[-1]
-        self._load(image, "--nodes", node)
+        self._load(image, *(() if everywhere else ("--nodes", node)))
         return node
 
     def _build(self, image: Image) -> None:

@@ -18,7 +18,7 @@ MISSING = 69
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run until a signal. Return the exit code."""
+    """Run until a signal, and end the process. Return the exit code if it cannot start."""
     options = _parse(arguments)
     ballast_log.configure(options.log_level, options.log_format)
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # it logs a line for each event
@@ -28,11 +28,14 @@ def main(arguments: list[str] | None = None) -> int:
         from ballast_operator.process import run  # noqa: PLC0415
         from ballast_operator.settings import OperatorSettings  # noqa: PLC0415
 
-        return asyncio.run(run(OperatorSettings.read(os.environ)))
+        exit_code = asyncio.run(run(OperatorSettings.read(os.environ)))
     except MissingExtra as error:
         return _fail(str(error), MISSING)
     except BadSetting as error:
         return _fail(str(error), BAD_SETTING)
+    # Python would wait for the polls of a Redis that answers slowly. They have nothing to finish.
+    logging.shutdown()
+    os._exit(exit_code)
 
 
 def check_installed() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from ballast_api.names import INSTANCE_LABEL, NAME_LABEL
+from ballast_api.names import INSTANCE_LABEL, NAME_LABEL, RAY_HEAD_LABEL
 from ballast_operator.kinds import POD, Body, Key, Kind, key_of
 
 
@@ -24,6 +24,7 @@ class Cache:
         self._label = label
         self._children: dict[Key, dict[Key, Body]] = defaultdict(dict)
         self._pods: dict[Key, dict[Key, Body]] = defaultdict(dict)
+        self._heads: dict[Key, dict[Key, Body]] = defaultdict(dict)
         self._revisions: dict[Key, int] = defaultdict(int)
 
     def owner(self, kind: Kind, body: Body) -> Key | None:
@@ -31,8 +32,8 @@ class Cache:
         if kind == self._kind:
             return key_of(kind, body)
         labels = body["metadata"].get("labels") or {}
-        name = labels.get(INSTANCE_LABEL)
-        if not name or labels.get(NAME_LABEL) != self._label:
+        name = labels.get(RAY_HEAD_LABEL) if _is_head(kind, body) else labels.get(INSTANCE_LABEL)
+        if not name or (labels.get(NAME_LABEL) != self._label and not _is_head(kind, body)):
             return None
         return Key(self._kind, body["metadata"]["namespace"], name)
 
@@ -48,7 +49,7 @@ class Cache:
                 return None
             self.resources[owner] = body
             return None if _is_same(known, body) else owner
-        objects, key = self._objects(kind, owner), key_of(kind, body)
+        objects, key = self._store(kind, body)[owner], key_of(kind, body)
         if _is_same(objects.get(key), body) or _is_older(body, objects.get(key)):
             return None
         objects[key] = body
@@ -64,12 +65,13 @@ class Cache:
             self.resources.pop(owner, None)
             self._revisions.pop(owner, None)
             return owner
-        objects, key = self._objects(kind, owner), key_of(kind, body)
+        store = self._store(kind, body)
+        objects, key = store[owner], key_of(kind, body)
         if objects.get(key, body)["metadata"]["uid"] == body["metadata"]["uid"]:
             objects.pop(key, None)
         self._revisions[owner] += 1
         if not objects:
-            (self._pods if kind == POD else self._children).pop(owner, None)
+            store.pop(owner, None)
         return owner
 
     def children(self, key: Key) -> Mapping[Key, Body]:
@@ -77,8 +79,12 @@ class Cache:
         return self._children.get(key, {})
 
     def pods(self, key: Key) -> tuple[Body, ...]:
-        """Return the pods of a resource, ordered by name."""
+        """Return the worker pods of a resource, ordered by name."""
         return tuple(body for _, body in sorted(self._pods.get(key, {}).items()))
+
+    def heads(self, key: Key) -> tuple[Body, ...]:
+        """Return the heads of the Ray clusters of a resource."""
+        return tuple(self._heads.get(key, {}).values())
 
     def revision(self, key: Key) -> int:
         """Return a number that grows with each change of the children and pods of a resource."""
@@ -101,11 +107,14 @@ class Cache:
         if kind == self._kind:
             yield from self.resources.values()
             return
-        for objects in (self._pods if kind == POD else self._children).values():
-            yield from (body for key, body in objects.items() if key.kind == kind)
+        for store in (self._pods, self._heads) if kind == POD else (self._children,):
+            for objects in store.values():
+                yield from (body for key, body in objects.items() if key.kind == kind)
 
-    def _objects(self, kind: Kind, owner: Key) -> dict[Key, Body]:
-        return (self._pods if kind == POD else self._children)[owner]
+    def _store(self, kind: Kind, body: Body) -> dict[Key, dict[Key, Body]]:
+        if kind != POD:
+            return self._children
+        return self._heads if _is_head(kind, body) else self._pods
 
 
 def trimmed(kind: Kind, body: Body) -> Body:
@@ -119,6 +128,10 @@ def trimmed(kind: Kind, body: Body) -> Body:
     if kind == POD:
         kept["spec"] = {name: body["spec"][name] for name in ("schedulingGates",) if name in body.get("spec", {})}
     return kept
+
+
+def _is_head(kind: Kind, body: Body) -> bool:
+    return kind == POD and RAY_HEAD_LABEL in (body["metadata"].get("labels") or {})
 
 
 def _is_same(known: Body | None, body: Body) -> bool:

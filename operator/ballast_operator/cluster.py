@@ -124,10 +124,15 @@ class Cluster:
         with contextlib.suppress(ObjectNotFound):
             await self._patch("annotate", key, {"metadata": {"annotations": dict(annotations)}}, MERGE)
 
-    async def resize(self, key: Key, replicas: int, leaving: Sequence[str]) -> None:
-        """Set the worker pods of a Ray cluster, and which of them go. Does nothing if it was deleted."""
+    async def resize(self, key: Key, replicas: int, leaving: Sequence[str], *, owner: str) -> None:
+        """Set the worker pods of a Ray cluster, and which of them go. Does nothing if it was deleted.
+
+        Raises:
+            Invalid: the first owner of the Ray cluster has another uid than `owner`.
+        """
         group = "/spec/workerGroupSpecs/0"
         steps: list[Body] = [
+            {"op": "test", "path": "/metadata/ownerReferences/0/uid", "value": owner},
             {"op": "add", "path": f"{group}/replicas", "value": replicas},
             {"op": "add", "path": f"{group}/scaleStrategy", "value": {"workersToDelete": list(leaving)}},
         ]

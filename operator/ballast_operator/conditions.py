@@ -6,12 +6,14 @@ from collections.abc import Mapping
 
 from ballast_api.conditions import ConditionReason, ConditionType
 from ballast_api.inference_deployment import InferenceDeployment
+from ballast_api.names import gcs_redis
 from ballast_api.sections import SloName
 from ballast_operator.children.config import VERSION
-from ballast_operator.kinds import Body
+from ballast_operator.children.ray import cluster_of
+from ballast_operator.kinds import STATEFUL_SET, Body
 from ballast_operator.pod_problem import pod_problem, scheduling_gates
 from ballast_operator.poll_result import FRESH_SECONDS, PollResult
-from ballast_operator.ray_status import failure, upgrade
+from ballast_operator.ray_status import failure, is_fault_tolerant, pending, serving_cluster, upgrade
 from ballast_operator.resource_type import Check, ConditionInput, ConditionValue, first
 from ballast_queue.status import SloStatus, WorkerStatus
 
@@ -107,6 +109,13 @@ def _is_gated(given: Given) -> ConditionValue | None:
     return ConditionValue("True", ConditionReason.SCHEDULING_GATED, f"{_rollout(given)}; {held}") if held else None
 
 
+def _ray_finds_no_place(given: Given) -> ConditionValue | None:
+    why = pending(given.ray_service) if given.ray_service is not None else None
+    if why is None:
+        return None
+    return ConditionValue("True", ConditionReason.RAY_REPLICAS_PENDING, f"{_rollout(given)}; Ray Serve reports: {why}")
+
+
 def _is_rolling(given: Given) -> ConditionValue | None:
     if given.count("availableReplicas"):
         return ConditionValue("True", ConditionReason.ROLLING_OUT, _rollout(given))
@@ -181,10 +190,39 @@ def _ray_has_failed(given: Given) -> ConditionValue | None:
     return ConditionValue("True", ConditionReason.RAY_FAILED, why) if why is not None else None
 
 
+def _ray_storage_is_down(given: Given) -> ConditionValue | None:
+    name = gcs_redis(given.resource.metadata.name)
+    found = given.snapshot.child(STATEFUL_SET, given.resource.metadata, name)
+    if found is None or not given.count("readyReplicas") or (found.get("status") or {}).get("readyReplicas"):
+        return None
+    message = (
+        f"the Redis {name} with the state of Ray's head is not ready, so the head cannot run; {_without_head(given)}"
+    )
+    return ConditionValue("True", ConditionReason.RAY_STORAGE_DOWN, message)
+
+
+def _ray_head_is_down(given: Given) -> ConditionValue | None:
+    cluster = serving_cluster(given.ray_service) if given.ray_service is not None else None
+    if cluster is None or not given.count("readyReplicas"):
+        return None  # the head of a Ray cluster that starts is no problem yet
+    if any(_is_ready(pod) for pod in given.snapshot.heads if cluster_of(pod) == cluster):
+        return None
+    message = f"the head of the Ray cluster {cluster} is not ready; {_without_head(given)}"
+    return ConditionValue("True", ConditionReason.RAY_HEAD_DOWN, message)
+
+
+def _without_head(given: Given) -> str:
+    assert given.ray_service is not None, "the caller checked it"
+    lasting = "ten minutes" if is_fault_tolerant(given.ray_service) else "a minute"
+    return (
+        f"{given.count('readyReplicas')} workers serve on for {lasting}. Until the head is back, Ray replaces no "
+        "worker, and no change reaches them"
+    )
+
+
 def _is_healthy(given: Given) -> ConditionValue:
-    ray = given.resource.spec.runtime.ray
-    if ray is not None and ray.gcs_redis is None:
-        message = "no problem found; Ray's head has no runtime.ray.gcsRedis, so the workers end a minute after it"
+    if given.ray_service is not None and not is_fault_tolerant(given.ray_service):
+        message = "no problem found; no Redis keeps the state of Ray's head, so the workers end a minute after it"
         return ConditionValue("False", ConditionReason.HEALTHY, message)
     return ConditionValue("False", ConditionReason.HEALTHY, "no problem found")
 
@@ -254,6 +292,9 @@ def _has_config(given: Given) -> ConditionValue:
         message = f"{total - len(behind)} of {total} workers use the newest settings; {behind[0]} does not yet"
         return ConditionValue("False", ConditionReason.PENDING, message)
     message = f"all {total} workers use the settings of generation {given.resource.metadata.generation}"
+    if _poll(given).has_newer_functions:
+        message += "; the functions in Redis are those of a newer version of Ballast: upgrade the release"
+        return ConditionValue("True", ConditionReason.NEWER_FUNCTIONS, message)
     return ConditionValue("True", ConditionReason.APPLIED, message)
 
 
@@ -400,6 +441,8 @@ _DEGRADED = (
     _is_refused,
     _pods_cannot_be_created,
     _pod_has_problem,
+    _ray_storage_is_down,
+    _ray_head_is_down,
     _ray_has_failed,
     _secret_is_missing,
     _exceeds_deadline,
@@ -408,7 +451,7 @@ _DEGRADED = (
 )
 CHAINS: Mapping[ConditionType, tuple[Check[InferenceDeployment], ...]] = {
     ConditionType.READY: (_is_scaled_to_zero, _is_ready_enough, _is_held_back, _is_not_ready),
-    ConditionType.PROGRESSING: (_is_complete, _is_gated, _is_stuck, _is_rolling),
+    ConditionType.PROGRESSING: (_is_complete, _is_gated, _is_stuck, _ray_finds_no_place, _is_rolling),
     ConditionType.DEGRADED: _DEGRADED,
     ConditionType.CONFIG_APPLIED: (_is_unknown, _queue_follows_another, _no_worker, _has_config),
     ConditionType.OFFLINE_RESERVATION_SATISFIED: (

@@ -20,6 +20,17 @@ class UserKeys:
 
 
 @dataclass(frozen=True, slots=True)
+class GcsValkey:
+    """The Valkey that the operator runs for the head of each Ray cluster."""
+
+    image: str = ""
+    """Its image; empty if the operator runs none."""
+    storage: str = ""
+    """Size of its volume; without one, the state is lost with its pod."""
+    storage_class: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class OperatorContext:
     """Settings and cluster state that apply to every resource."""
 
@@ -27,6 +38,11 @@ class OperatorContext:
     """Image of native workers whose resource names none."""
     vllm_image: str = ""
     """The same for workers with vLLM; empty if the operator knows none."""
+    ray_image: str = ""
+    """Image of native workers on Ray; empty if the operator knows none."""
+    ray_vllm_image: str = ""
+    """The same for workers with vLLM on Ray."""
+    gcs: GcsValkey = GcsValkey()
     kinds: frozenset[str] = frozenset()
     """Names of the optional kinds that the cluster has."""
     redis: Mapping[str, str] | None = None
@@ -46,8 +62,9 @@ class OperatorContext:
     """Patterns of queues that every namespace may use."""
 
     def image_of(self, resource: InferenceDeployment) -> str:
-        """Return the default image of the resource's backend; empty if it is unknown."""
-        return self.vllm_image if resource.spec.backend == "vllm" else self.image
+        """Return the default image of the resource's backend, with Ray if it runs there; empty if it is unknown."""
+        images = {"native": (self.image, self.ray_image), "vllm": (self.vllm_image, self.ray_vllm_image)}
+        return images[resource.spec.backend][resource.spec.runtime.ray is not None]
 
     @property
     def lacks_redis(self) -> bool:

@@ -32,6 +32,8 @@ _DEFAULTS: Mapping[str, tuple[Any, ...]] = {
     # Services
     "clusterIP": (_ANY,), "clusterIPs": (_ANY,), "ipFamilies": (_ANY,), "ipFamilyPolicy": (_ANY,),
     "internalTrafficPolicy": ("Cluster",), "sessionAffinity": ("None",),
+    # the volume claims of StatefulSets
+    "status": ({"phase": "Pending"},),
     # RayServices
     "numOfHosts": (1,),
 }  # fmt: skip

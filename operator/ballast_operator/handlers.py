@@ -48,7 +48,9 @@ def registry(
     async def log_in(*, settings: kopf.OperatorSettings, **_: Any) -> kopf.ConnectionInfo:
         login = kopf.login_with_service_account(settings=settings) or kopf.login_with_kubeconfig(settings=settings)
         if login is None:
-            raise BadSetting("No service account and no usable kubeconfig found")
+            raise BadSetting(
+                "Found no service account and no usable kubeconfig. Run the operator in a pod, or set KUBECONFIG"
+            )
         return login
 
     groups = {kind.group for kind in watched(types) if kind.is_optional}

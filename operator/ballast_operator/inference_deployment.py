@@ -27,9 +27,18 @@ from ballast_operator.children.config import (
     version_of_file,
     worker_config,
 )
+from ballast_operator.children.gcs import PASSWORD, gcs_children, gcs_secret, is_needed
 from ballast_operator.children.monitoring import prometheus_rule, service_monitor
 from ballast_operator.children.pods import deployment
-from ballast_operator.children.ray import head_policy, is_ray_pod, is_ready, ray_service, resize
+from ballast_operator.children.ray import (
+    head_policy,
+    is_ray_pod,
+    is_ready,
+    placement,
+    ray_service,
+    resize,
+    services_of_kuberay,
+)
 from ballast_operator.children.redis_users import has_malformed_url, redis_secrets, redis_users, secrets_hash
 from ballast_operator.children.service import budget, network_policy, service
 from ballast_operator.conditions import Given, conditions
@@ -46,6 +55,7 @@ from ballast_operator.kinds import (
     SECRET,
     SERVICE,
     SERVICE_MONITOR,
+    STATEFUL_SET,
     Body,
     Key,
     Kind,
@@ -72,7 +82,7 @@ ON_RAY = ""
 """The version of pods on Ray, which have no annotation of it: a replica gets its configuration from Serve."""
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 MOST_COST = 2**31 - 1
-CHILDREN = (CONFIG_MAP, NETWORK_POLICY, SERVICE, BUDGET, DEPLOYMENT, RAY_SERVICE, SERVICE_MONITOR, RULE)
+CHILDREN = (CONFIG_MAP, NETWORK_POLICY, SERVICE, BUDGET, DEPLOYMENT, STATEFUL_SET, RAY_SERVICE, SERVICE_MONITOR, RULE)
 """In the order of application: the Deployment follows the objects that a pod needs when it starts."""
 
 
@@ -100,23 +110,28 @@ def plan(
     kept = _kept(resource, snapshot)
     return ChildrenPlan(
         costs=tuple(_costs(resource, snapshot, poll)),
-        apply=(*_redis_secrets(resource, snapshot, context, copied), *changes(wanted, snapshot)),
+        apply=(
+            *_redis_secrets(resource, snapshot, context, copied),
+            *_gcs_secret(resource, snapshot, context),
+            *changes(wanted, snapshot),
+        ),
         resize=tuple(resize(resource, snapshot)),
-        # Pods of a former release mount its ConfigMap, which had another name. It goes with the resource.
-        delete=tuple(gone for gone in deletions(wanted, snapshot) if gone.key.kind not in {CONFIG_MAP, kept}),
+        # Pods of a former release mount its ConfigMap, which had another name. It goes with the resource, and so does
+        # the Service of a head's Redis, because the operator may delete no Services.
+        delete=tuple(gone for gone in deletions(wanted, snapshot) if gone.key.kind not in {CONFIG_MAP, SERVICE, *kept}),
         annotate=tuple(_annotations(resource, snapshot, files, copied)),
         files=files,
         version=version_of(config),
     )
 
 
-def _kept(resource: InferenceDeployment, snapshot: ClusterSnapshot) -> Kind | None:
-    """Return the workload that stays until the workers of the other one serve; None if there is none."""
+def _kept(resource: InferenceDeployment, snapshot: ClusterSnapshot) -> tuple[Kind, ...]:
+    """Return the kinds of the workload that stays until the workers of the other one serve."""
     on_ray = resource.spec.runtime.ray is not None
     ready = sum(is_ray_pod(pod) is on_ray and is_live(pod) and is_ready(pod) for pod in snapshot.pods)
     if ready >= resource.spec.replicas:
-        return None
-    return DEPLOYMENT if on_ray else RAY_SERVICE
+        return ()
+    return (DEPLOYMENT,) if on_ray else (RAY_SERVICE, STATEFUL_SET)
 
 
 def _wanted(
@@ -140,8 +155,10 @@ def _wanted(
         between = head_policy(resource)
         if between is not None:
             yield NETWORK_POLICY, between
+        if is_needed(resource, context):
+            yield from gcs_children(resource, context, placement(resource, resource.spec.runtime.ray))
         if resource.spec.replicas:  # Serve has no application without a replica
-            yield RAY_SERVICE, ray_service(resource, texts[version], own_keys=keys)
+            yield RAY_SERVICE, ray_service(resource, texts[version], context)
     rule = prometheus_rule(resource, runbooks=context.runbooks)
     for kind, body in ((SERVICE_MONITOR, service_monitor(resource)), (RULE, rule)):
         if body is not None and kind.name in context.kinds:
@@ -180,6 +197,16 @@ def _redis_secrets(
         key = key_of(SECRET, body)
         if not is_written or key in snapshot.lost:
             yield Apply(key, body, uid=None, because=f"Wrote the Redis Secret {key.name}")
+
+
+def _gcs_secret(resource: InferenceDeployment, snapshot: ClusterSnapshot, context: OperatorContext) -> Iterator[Apply]:
+    """Yield the Secret of a head's Redis if it is missing. Its password is made when it is created, and then kept."""
+    if not is_needed(resource, context):
+        return
+    body = gcs_secret(resource)
+    key = key_of(SECRET, body)
+    if key in snapshot.lost or snapshot.child(STATEFUL_SET, resource.metadata, key.name) is None:
+        yield Apply(key, body, uid=None, because=f"Wrote the Secret {key.name}", generates=PASSWORD)
 
 
 def _annotations(
@@ -354,9 +381,12 @@ def _is_not_permitted(resource: InferenceDeployment, context: OperatorContext) -
 def _lacks_image(resource: InferenceDeployment, context: OperatorContext) -> ConditionValue | None:
     if resource.spec.template.image or context.image_of(resource):
         return None
+    is_vllm, on_ray = resource.spec.backend == "vllm", resource.spec.runtime.ray is not None
+    image = ("a worker with vLLM" if is_vllm else "a native worker") + (" and Ray" if on_ray else "")
+    value = {(True, False): "vllmWorker", (False, True): "rayWorker", (True, True): "rayVllmWorker"}[is_vllm, on_ray]
     message = (
-        "the operator knows no image for vLLM, which runs this model. Set template.image, or the value "
-        "image.vllmWorker of the chart. Until then, the children of this resource do not change"
+        f"the operator knows no image of {image}. Set template.image, or the value image.{value} of the chart. Until "
+        "then, the children of this resource do not change"
     )
     return ConditionValue("True", ConditionReason.IMAGE_PULL, message)
 
@@ -432,7 +462,8 @@ def _lacks_redis(resource: InferenceDeployment, context: OperatorContext) -> Con
 
 
 def _secrets(resource: InferenceDeployment, context: OperatorContext) -> tuple[Key, ...]:
-    return tuple(key_of(SECRET, body) for body in redis_secrets(resource, context))
+    own = (gcs_secret(resource),) if is_needed(resource, context) else ()
+    return tuple(key_of(SECRET, body) for body in (*redis_secrets(resource, context), *own))
 
 
 def _source(resource: InferenceDeployment, context: OperatorContext) -> QueueSource:
@@ -456,6 +487,7 @@ RESOURCE_TYPE = ResourceType(
     secrets=_secrets,
     redis_users=redis_users,
     own_queue=_own_queue,
+    written_with=services_of_kuberay,
     source=_source,
     awaits_poll=_awaits_poll,
     scaling=lambda resource: resource.spec.scaling,

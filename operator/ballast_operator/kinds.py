@@ -55,6 +55,7 @@ class Key:
 INFERENCE_DEPLOYMENT = Kind("InferenceDeployment", "ballast.dev", "v1alpha1", "inferencedeployments")
 CRD = Kind("CustomResourceDefinition", "apiextensions.k8s.io", "v1", "customresourcedefinitions")
 DEPLOYMENT = Kind("Deployment", "apps", "v1", "deployments")
+STATEFUL_SET = Kind("StatefulSet", "apps", "v1", "statefulsets")
 SERVICE = Kind("Service", "", "v1", "services")
 CONFIG_MAP = Kind("ConfigMap", "", "v1", "configmaps")
 SECRET = Kind("Secret", "", "v1", "secrets")

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import Metric
 
+PHASES = ("Ready", "Progressing", "NotReady", "Degraded")
+REPLICA_STATES = ("desired", "ready")
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 
@@ -40,6 +42,13 @@ class Metrics:
             "ballast_operator_replicas",
             "Worker pods of a resource",
             ["kind", "namespace", "name", "state"],
+            registry=registry,
+        )
+
+        self.conditions = Gauge(
+            "ballast_operator_condition",
+            "1 for the present status and reason of each condition of a resource",
+            ["kind", "namespace", "name", "type", "status", "reason"],
             registry=registry,
         )
 

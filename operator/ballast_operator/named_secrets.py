@@ -1,6 +1,6 @@
 """Which Secrets a resource names, and which Secrets it may name. PURE.
 
-An account that may create resources need not have any right on Secrets, but the operator and the pods of a resource
+An account that may create resources may lack all rights on Secrets, but the operator and the pods of a resource
 read the Secrets that it names. So a resource may name only Secrets with the label `ballast.dev/allow: "true"`. Whoever
 labels a Secret has rights on it.
 """

@@ -29,7 +29,7 @@ KEEP = (*READ, "create", "patch")  # server-side apply needs `create` as well
 NAMESPACES = (
     Permission("ballast.dev", ("inferencedeployments",), READ),
     Permission("ballast.dev", ("inferencedeployments/status", "inferencedeployments/scale"), ("patch",)),
-    Permission("apps", ("deployments",), (*KEEP, "delete")),
+    Permission("apps", ("deployments", "statefulsets"), (*KEEP, "delete")),
     Permission("ray.io", ("rayservices",), (*KEEP, "delete")),
     Permission("ray.io", ("rayclusters",), ("patch",)),
     Permission("", ("services", "configmaps"), KEEP),

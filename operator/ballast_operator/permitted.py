@@ -1,6 +1,6 @@
 """What the pods of resources may use, as the owner of the cluster permits it. PURE.
 
-An account that may create resources need not be allowed to create pods. The operator creates the pods for it, so these
+An account that may create resources may lack the right to create pods. The operator creates the pods for it, so these
 rules limit what such an account can choose.
 """
 
@@ -14,7 +14,7 @@ from posixpath import normpath
 from typing import Any
 
 from ballast_api.inference_deployment import InferenceDeployment
-from ballast_api.names import RAY_LABEL
+from ballast_api.names import RAY_HEAD_LABEL, RAY_LABEL
 from ballast_operator.children.files import CACHE_VOLUME
 
 VOLUME_KINDS = (
@@ -28,6 +28,8 @@ VOLUME_KINDS = (
     "secret",
 )
 """The kinds of volumes that the Pod Security level `restricted` admits."""
+TOKENS = ("podCertificate", "serviceAccountToken")
+"""Sources of a projected volume that give a container the identity of the pod's ServiceAccount."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class PodRules:
         if account is not None and not _matches(f"{namespace}/{account}", self.service_accounts):
             yield f"template.serviceAccountName {account} is not permitted (allowedServiceAccounts)"
         for name in sorted(template.labels):
-            if name == RAY_LABEL or name.startswith("ray.io/"):
+            if name in {RAY_LABEL, RAY_HEAD_LABEL} or name.startswith("ray.io/"):
                 yield f"template.labels has {name}, by which a pod would belong to the Ray cluster of another resource"
         if resource.spec.model.cache_path is not None:
             yield from self._cache_path(resource.spec.model.cache_path, template.volume_mounts)
@@ -66,6 +68,11 @@ class PodRules:
                     yield from self._host_path(f"volume {volume.get('name')}", str(path))
                 elif not _matches(kind, self.volumes):
                     yield f"volume {volume.get('name')}: the kind {kind} is not permitted (allowedVolumes)"
+                elif kind == "projected" and account is None and (token := _token_in(volume[kind])):
+                    yield (
+                        f"volume {volume.get('name')}: {token} needs template.serviceAccountName, which must be "
+                        "permitted (allowedServiceAccounts)"
+                    )
 
     def _cache_path(self, path: str, mounts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         # A path inside of a cache could be the part of another namespace.
@@ -79,6 +86,13 @@ class PodRules:
             yield f"{field}: the path {path} of the node is not permitted (allowedHostPaths)"
         elif any(_contains(root, path) or _contains(path, root) for root in self.cache_paths):
             yield f"{field}: the path {path} of the node has caches of models (allowedCachePaths)"
+
+
+def _token_in(projected: Any) -> str | None:
+    """Return the first source of a projected volume that is a token, by default of the account `default`."""
+    sources = projected.get("sources") if isinstance(projected, dict) else None
+    found = (name for source in sources or () if isinstance(source, dict) for name in TOKENS if name in source)
+    return next(found, None)
 
 
 def _contains(directory: str, path: str) -> bool:

@@ -24,10 +24,13 @@ class ClusterSnapshot:
     """The uid of the resource, which the owner references of its children contain."""
     children: Mapping[Key, Body] = field(default_factory=dict)
     pods: tuple[Body, ...] = ()
+    """The worker pods."""
     tolerated: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """By the hash of a manifest: paths that the cluster changes after each apply, as a webhook does."""
     lost: frozenset[Key] = frozenset()
     """Secrets of the resource that are missing or were changed by others. The cache holds no Secrets."""
+    heads: tuple[Body, ...] = ()
+    """The heads of its Ray clusters."""
 
     def child(self, kind: Kind, owner: Metadata, name: str | None = None) -> Body | None:
         """Return a child, which is named like its owner unless `name` is given; None if the resource owns none."""
@@ -48,6 +51,8 @@ class Apply:
     """Another writer changed the object after it was applied."""
     patch: Body | None = None
     """The merge patch that also removes what another writer added, which an apply would keep."""
+    generates: str = ""
+    """The key of a Secret that gets a random value when it is created. A Secret that exists is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,8 @@ class Resize:
     """Set the number of worker pods of a Ray cluster."""
 
     key: Key
+    owner: str
+    """The uid of the RayService that must own the Ray cluster."""
     replicas: int
     leaving: tuple[str, ...]
     """The pods that go."""
@@ -162,3 +169,10 @@ def is_live(pod: Body) -> bool:
 def is_owned(body: Body, uid: str) -> bool:
     """Return whether the resource with this uid owns an object."""
     return any(owner.get("uid") == uid for owner in body["metadata"].get("ownerReferences") or ())
+
+
+def is_made_for(body: Body, child: Key) -> bool:
+    """Return whether a controller made an object for a child, or for a former child of this name."""
+    owners = body["metadata"].get("ownerReferences") or ()
+    wanted = (child.kind.api_version, child.kind.name, child.name)
+    return any((each.get("apiVersion"), each.get("kind"), each.get("name")) == wanted for each in owners)

@@ -64,6 +64,8 @@ class PollResult:
     follows: bool = True
     """Whether the queue has the settings of this resource in force, or none with an owner."""
     former: tuple[FormerQueue, ...] = ()
+    has_newer_functions: bool = False
+    """Whether Redis has the functions of a newer version of Ballast."""
 
     def only_workers_in(self, pods: tuple[Body, ...]) -> Self:
         """Return the result with the workers of these pods. Workers of other resources may serve the same queue."""

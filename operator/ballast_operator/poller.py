@@ -218,8 +218,14 @@ class Poller:
         follows = queue.settings.renew(source.owner) in ("", source.owner)
         if not (workers := tuple(queue.workers.statuses())):
             run_timers(queue)  # otherwise the workers do that
-        former = tuple(_former(Queue(connection, name), source.owner) for name in source.former)
-        return PollResult(time.monotonic(), workers=workers, queue=queue.stats(), former=former, follows=follows)
+        return PollResult(
+            time.monotonic(),
+            workers=workers,
+            queue=queue.stats(),
+            former=tuple(_former(Queue(connection, name), source.owner) for name in source.former),
+            follows=follows,
+            has_newer_functions=connection.has_newer_library(),
+        )
 
     async def update_queues(self, redis: Mapping[str, str], used: AbstractSet[str], *, release: str) -> list[str]:
         """Note which queues of the operator's own Redis are used. Return those that were removed.

@@ -21,12 +21,12 @@ from ballast_operator.addresses import Address, Addresses
 from ballast_operator.cache import Cache
 from ballast_operator.children.config import CA, own_redis
 from ballast_operator.cluster import Cluster
-from ballast_operator.context import OperatorContext
+from ballast_operator.context import GcsValkey, OperatorContext
 from ballast_operator.controller import Controller
 from ballast_operator.errors import ClusterRefused, ClusterUnavailable
 from ballast_operator.kinds import LEASE, SECRET, Key, Kind
 from ballast_operator.lease import Leadership
-from ballast_operator.metrics import Metrics
+from ballast_operator.metrics import PHASES, REPLICA_STATES, Metrics
 from ballast_operator.poller import Poller
 from ballast_operator.reconcile import Reconciler
 from ballast_operator.redis_hosts import RedisHosts
@@ -118,6 +118,9 @@ class Operator:
         self._context = OperatorContext(
             image=settings.worker_image,
             vllm_image=settings.vllm_worker_image,
+            ray_image=settings.ray_worker_image,
+            ray_vllm_image=settings.ray_vllm_worker_image,
+            gcs=GcsValkey(settings.gcs_redis_image, settings.gcs_redis_storage, settings.gcs_redis_storage_class),
             rules=settings.pod_rules,
             runbooks=settings.runbook_base_url or None,
             release=self._releases.own,
@@ -176,16 +179,19 @@ class Operator:
     def refresh(self) -> None:
         """Update the gauges."""
         self._metrics.replicas.clear()
+        self._metrics.conditions.clear()
         for kind, reconciler in self._reconcilers.items():
             phases = Counter(figures.phase for figures in reconciler.figures.values())
-            for phase in ("Ready", "Progressing", "NotReady", "Degraded"):
+            for phase in PHASES:
                 self._metrics.resources.labels(kind.name, phase).set(phases[phase])
             self._metrics.foreign.labels(kind.name).set(len(reconciler.foreign))
             for key, figures in reconciler.figures.items():
+                labels = kind.name, key.namespace, key.name
+                for condition in figures.conditions:
+                    self._metrics.conditions.labels(*labels, *condition).set(1)
                 if figures.desired is not None:
-                    labels = kind.name, key.namespace, key.name
-                    self._metrics.replicas.labels(*labels, "desired").set(figures.desired)
-                    self._metrics.replicas.labels(*labels, "ready").set(figures.ready)
+                    for state, number in zip(REPLICA_STATES, (figures.desired, figures.ready), strict=True):
+                        self._metrics.replicas.labels(*labels, state).set(number)
         self._metrics.waiting.set(self._controller.queue.num_waiting)
 
     async def work(self, leadership: Leadership) -> int:

@@ -9,6 +9,8 @@ from ballast_operator.children.ray import GROUP, is_ready
 from ballast_operator.kinds import Body
 from ballast_queue.status import WorkerStatus
 
+UNPLACED = "to be scheduled"
+"""A part of Ray's sentence about replicas that wait for more than half a minute."""
 FAILED = frozenset({"DEPLOY_FAILED", "UNHEALTHY"})
 
 
@@ -49,6 +51,29 @@ def failure(ray: Body) -> str | None:
             why = next((each["message"] for each in deployments if each.get("message")), application.get("message", ""))
             return f"Ray Serve reports {application['status']}: {why.strip() or 'no reason'}"
     return None
+
+
+def is_fault_tolerant(ray: Body) -> bool:
+    """Return whether a Redis keeps the state of the head."""
+    return "gcsFaultToleranceOptions" in ray["spec"]["rayClusterConfig"]
+
+
+def pending(ray: Body) -> str | None:
+    """Return the sentence of Ray about replicas for which it finds no place; None if there are none."""
+    for found in _services(ray):
+        application = (found.get("applicationStatuses") or {}).get(APPLICATION) or {}
+        for each in (application.get("serveDeploymentStatuses") or {}).values():
+            message = str(each.get("message") or "")
+            if UNPLACED in message:
+                return message.strip()
+    return None
+
+
+def serving_cluster(ray: Body) -> str | None:
+    """Return the name of the Ray cluster that serves."""
+    status = (ray.get("status") or {}).get("activeServiceStatus") or {}
+    name: str | None = status.get("rayClusterName")
+    return name
 
 
 def upgrade(ray: Body) -> str:

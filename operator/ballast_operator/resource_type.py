@@ -127,6 +127,8 @@ class ResourceType(Generic[R]):
     """Return the Secrets among its children, which no watch shows."""
     own_queue: Callable[[Body], str | None] = lambda _body: None
     """Return the queue of a resource that may be invalid, if it is in the operator's own Redis."""
+    written_with: Callable[[Key], tuple[Key, ...]] = lambda _child: ()
+    """Return the objects that another controller makes for a child, or changes if they exist."""
     source: Callable[[R, OperatorContext], QueueSource | None] = lambda _resource, _context: None
     """Return where its workers report; None if the type has no workers."""
     awaits_poll: Callable[[ConditionInput[R], ResourceStatus], bool] = lambda _given, _status: False

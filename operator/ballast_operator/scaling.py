@@ -122,7 +122,7 @@ def _online(scaling: Scaling, replicas: int, ready: int, poll: PollResult) -> tu
     if not workers:
         if replicas == 0:
             return 0, "no work waits"
-        # Starting pods have not reported yet, and silent ones need not be idle.
+        # Starting pods have not reported yet, and silent ones may be busy.
         return replicas, f"no worker has reported, so replicas stay at {replicas}"
     ceiling = sum(max(1, min(w.slots, w.batch_ceiling)) for w in workers) / len(workers)
     requests = sum(w.online.running + w.online.parked + w.online.waiting for w in workers)

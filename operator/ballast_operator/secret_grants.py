@@ -39,7 +39,7 @@ class SecretGrants:
         """
         for name in names if self.is_required else ():
             if _NAME.fullmatch(name) is None or not await self._is_allowed(Key(SECRET, namespace, name)):
-                # A missing Secret reads the same: the account need not have the right to learn which Secrets exist.
+                # A missing Secret reads the same: the account may lack the right to learn which Secrets exist.
                 message = (
                     f'Secret {name} does not exist or lacks the label {ALLOW_LABEL}: "true", so no resource may name '
                     f"it. Create it, and run kubectl label secret {name} {ALLOW_LABEL}=true. Until then, the children "

@@ -32,6 +32,20 @@ class OperatorSettings(BaseModel):
     vllm_worker_image: str = ""
     """Image of workers with vLLM whose resource names none. If it is empty, such a resource needs
     `template.image`."""
+    ray_worker_image: str = ""
+    """Image of native workers with `runtime.ray` whose resource names none, for the head as well. If it is empty, such
+    a resource needs `template.image`."""
+    ray_vllm_worker_image: str = ""
+    """The same for workers with vLLM."""
+    gcs_redis_image: str = ""
+    """Image of Valkey. For each resource with `runtime.ray` that names no `gcsRedis`, the operator runs a Valkey with
+    the state of Ray's head. If it is empty, it runs none, and the workers of such a resource end a minute after their
+    head."""
+    gcs_redis_storage: str = Field(default="", pattern="^([0-9.]+([kMGTPE]i?)?)?$")
+    """Size of the volume of each such Valkey, e.g. `1Gi`. If it is empty, the state of the head is lost with the pod of
+    Valkey."""
+    gcs_redis_storage_class: str = ""
+    """StorageClass of these volumes; by default that of the cluster."""
     identity: str = Field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}", min_length=1)
     """Name of this replica in the Lease. The default is host name and process id."""
     lease_name: str = Field(default="ballast-operator", min_length=1)

@@ -37,6 +37,13 @@ def gauge(name: str, values: str, labels: str = TARGET) -> dict[str, str]:
     return {f"{name}{{{labels}}}": values}
 
 
+def condition(kind: str, reason: str, values: str) -> dict[str, str]:
+    """Return the series of a condition that the operator exports."""
+    labels = f'kind="InferenceDeployment",namespace="default",name="chat",type="{kind}",status="True",reason="{reason}"'
+    return gauge("ballast_operator_condition", values, f'{labels},pod="operator-0"')
+
+
+ON_RAY: dict[str, Any] = {"runtime": {"ray": {}}}
 CRITICAL, WARNING = "critical", "warning"
 SCENARIOS = (
     Scenario("nothing is scraped", {}, "1d"),
@@ -159,5 +166,30 @@ SCENARIOS = (
         gauge("ballast_operator_replicas", "3x60", 'namespace="default",name="chat",state="desired",pod="operator-0"')
         | gauge("ballast_operator_replicas", "3x60", 'namespace="default",name="chat",state="ready",pod="operator-0"'),
         "20m",
+    ),
+    Scenario(
+        "Ray's head is replaced in two minutes", condition("Degraded", "RayHeadDown", "1x2 _x30"), "10m", set(), ON_RAY
+    ),
+    Scenario(
+        "Ray's head does not come back",
+        condition("Degraded", "RayHeadDown", "1x30"),
+        "10m",
+        {("BallastRayHeadDown", CRITICAL)},
+        ON_RAY,
+    ),
+    Scenario(
+        "the Redis of Ray's head is away",
+        condition("Degraded", "RayStorageDown", "1x30"),
+        "10m",
+        {("BallastRayStorageDown", CRITICAL)},
+        ON_RAY,
+    ),
+    Scenario("Ray starts a replica", condition("Progressing", "RayReplicasPending", "1x9 _x30"), "15m", set(), ON_RAY),
+    Scenario(
+        "Ray finds no place for a replica",
+        condition("Progressing", "RayReplicasPending", "1x60"),
+        "20m",
+        {("BallastRayReplicasPending", WARNING)},
+        ON_RAY,
     ),
 )

@@ -37,10 +37,15 @@ def alerts(**spec: Any) -> list[dict[str, Any]]:
 
 ENCODER: dict[str, Any] = {"slo": {"latencyMilliseconds": 30}, "engine": {"backend": "vllm"}}
 """A model that returns vectors."""
+RAY: dict[str, Any] = {"runtime": {"ray": {}}}
+
+
+def every_alert() -> list[dict[str, Any]]:
+    return [*alerts(), *alerts(**ENCODER), *alerts(**RAY)]
 
 
 def test_every_alert_has_a_page_that_says_what_to_do() -> None:
-    for alert in (*alerts(), *alerts(**ENCODER)):
+    for alert in every_alert():
         page = ROOT / alert["annotations"]["runbook_url"]
         text = page.read_text()
 
@@ -53,8 +58,7 @@ def test_every_alert_has_a_page_that_says_what_to_do() -> None:
 def test_every_page_has_an_alert() -> None:
     pages = {path.stem for path in (ROOT / RUNBOOKS).glob("*.md")} - {"README"}
 
-    every = (*alerts(), *alerts(**ENCODER))
-    assert pages == {Path(alert["annotations"]["runbook_url"]).stem for alert in every}
+    assert pages == {Path(alert["annotations"]["runbook_url"]).stem for alert in every_alert()}
 
 
 def test_a_latency_slo_has_its_own_alert_in_place_of_those_of_tokens() -> None:
@@ -83,6 +87,12 @@ def test_without_a_reservation_no_alert_watches_it() -> None:
     names = {alert["alert"] for alert in alerts(offline={"reservedPercent": 0})}
 
     assert "BallastOfflineReservationNotMet" not in names
+
+
+def test_only_a_resource_on_ray_has_alerts_about_ray() -> None:
+    names = {alert["alert"] for alert in alerts(**RAY)} - {alert["alert"] for alert in alerts()}
+
+    assert names == {"BallastRayHeadDown", "BallastRayStorageDown", "BallastRayReplicasPending"}
 
 
 def test_a_named_queue_is_the_one_that_is_watched() -> None:
@@ -141,7 +151,7 @@ def test_promtool_accepts_the_queries_of_the_dashboard(promtool: str, tmp_path: 
 def test_every_alert_fires_in_some_scenario() -> None:
     fired = {name for scenario in SCENARIOS for name, _ in scenario.fires}
 
-    assert fired == {alert["alert"] for alert in (*alerts(), *alerts(**ENCODER))}
+    assert fired == {alert["alert"] for alert in every_alert()}
 
 
 def written(scenario: Scenario, folder: Path) -> Path:

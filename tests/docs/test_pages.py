@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 import typer
+from pydantic.alias_generators import to_camel
 
-from ballast_api.inference_deployment import InferenceDeployment
+from ballast_api.inference_deployment import InferenceDeployment, Spec
+from ballast_api.pods import PodTemplate
 from ballast_api.worker_config import WorkerConfig
 from ballast_cli.app import app
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "e2e" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "e2e" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 CHART = (ROOT / "docs" / "reference" / "chart.md").read_text()
 METRICS = "\n".join((ROOT / "docs" / "reference" / name).read_text() for name in ("metrics.md", "operator.md"))
 SUFFIXES = ("_bucket", "_sum", "_count")
@@ -134,6 +136,33 @@ def test_a_wrong_name_would_be_found():
     assert unknown_metrics("`ballast_none_total` and `ballast_redis_up`") == {"ballast_none_total"}
     assert unknown_commands("`ballast none` `ballast top --once --none`") == ["none ", "top --once --none"]
     assert unknown_fields("`offline.none` `spec.slo.ttftMilliseconds` `runtime.port`") == ["offline.none"]
+
+
+def test_the_threat_model_names_each_field_that_reaches_beyond_a_worker():
+    """A new field of the resource goes into SECURITY.md, or here if it only describes how a worker computes."""
+    harmless = {
+        "cost",
+        "image_pull_policy",
+        "limits",
+        "resources",
+        "rollout",
+        "shared_memory_mebibytes",
+        "slo",
+        "slots",
+    }
+    text = (ROOT / "SECURITY.md").read_text().partition("an account that may create")[2].partition("\n## ")[0]
+    fields = Spec.model_fields.keys() | PodTemplate.model_fields.keys()
+
+    words = {word for span in re.findall(r"`([^`]+)`", text) for word in re.findall(r"\w+", span)}
+
+    assert {name for name in fields if to_camel(name) not in words} <= harmless
+
+
+def test_the_explanation_of_the_policy_is_one_page_with_one_picture():
+    text = (ROOT / "docs" / "explanation" / "how-slots-are-shared.md").read_text()
+
+    assert len(text.split()) < 700
+    assert text.count("![") == 1
 
 
 def test_every_page_can_be_reached_from_the_readme():

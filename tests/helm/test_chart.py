@@ -55,7 +55,10 @@ OTHER: dict[str, Any] = {
     "image.operator.digest": "sha256:" + "a" * 64,
     "image.worker.digest": "sha256:" + "b" * 64,
     "image.vllmWorker.digest": "sha256:" + "d" * 64,
+    "image.rayWorker.digest": "sha256:" + "e" * 64,
+    "image.rayVllmWorker.digest": "sha256:" + "f" * 64,
     "valkey.image.digest": "sha256:" + "c" * 64,
+    "ray.gcsRedis.persistence.size": "2Gi",
     "image.pullPolicy": "Always",
     "image.pullSecrets": ["pull"],
     "alerts.runbookBaseURL": "https://docs.example/runbooks",
@@ -79,8 +82,11 @@ NEEDED: dict[str, dict[str, Any]] = {
     "grafana.dashboards.annotations": {"grafana": {"dashboards": {"enabled": True}}},
     "redis.existingSecret": {"valkey": {"enabled": False}},
     "serviceAccount.create": {"serviceAccount": {"name": "mine"}},
-    "image.vllmWorker.tag": {"image": {"vllmWorker": {"repository": "vllm-worker"}}},
-    "image.vllmWorker.digest": {"image": {"vllmWorker": {"repository": "vllm-worker"}}},
+    **{
+        f"image.{name}.{field}": {"image": {name: {"repository": "worker"}}}
+        for name in ("vllmWorker", "rayWorker", "rayVllmWorker")
+        for field in ("tag", "digest")
+    },
 }
 """Values that must be set for another value to have an effect."""
 
@@ -200,6 +206,7 @@ def test_the_operator_reads_the_environment_of_the_chart(helm: Helm) -> None:
     assert (read.max_concurrent_reconciles, read.poll_seconds, read.audit_seconds) == (4, 5, 60)
     assert read.redis_secret == "ballast-redis"
     assert read.runbook_base_url == "https://docs.example/runbooks"
+    assert (read.gcs_redis_image, read.gcs_redis_storage) == ("valkey/valkey:8.1-alpine", "1Gi")
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from ballast_api.names import INSTANCE_LABEL, NAME_LABEL
+from ballast_api.names import INSTANCE_LABEL, NAME_LABEL, RAY_HEAD_LABEL
 from ballast_operator.cache import Cache
 from ballast_operator.inference_deployment import RESOURCE_TYPE
-from ballast_operator.kinds import CONFIG_MAP, Key, Kind
+from ballast_operator.kinds import CONFIG_MAP, POD, Key, Kind
 
 KIND = RESOURCE_TYPE.kind
 
@@ -45,3 +45,16 @@ def test_an_object_that_was_created_again_replaces_the_old_one(kind: Kind) -> No
     cache.put(kind, make_body("llm", 9, uid="2"))
 
     assert known(cache, kind) == {"version": 9}
+
+
+def test_the_head_of_a_ray_cluster_is_no_worker_pod() -> None:
+    cache, owner = Cache(KIND, RESOURCE_TYPE.label), Key(KIND, "ns", "llm")
+    head, worker = make_body("head", 10), make_body("worker", 10)
+    head["metadata"]["labels"] = {RAY_HEAD_LABEL: "llm"}
+
+    assert cache.put(POD, head) == cache.put(POD, worker) == owner
+    assert [pod["metadata"]["name"] for pod in cache.pods(owner)] == ["worker"]
+    assert [pod["metadata"]["name"] for pod in cache.heads(owner)] == ["head"]
+    assert len(cache.uids(POD)) == 2
+    assert cache.forget_missing(POD, cache.uids(POD), {}) == [owner, owner]
+    assert cache.heads(owner) == cache.pods(owner) == ()

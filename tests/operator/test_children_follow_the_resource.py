@@ -135,7 +135,7 @@ def test_each_change_of_a_field_reaches_its_child(operator: Operator, cluster: C
 
     for case, (_, found, wanted) in FIELDS.items():
         view = _Named(cluster, names[case])
-        until(lambda view=view, found=found, wanted=wanted: found(view) == wanted, said=f"{case}: {found(view)}")
+        until(lambda view=view, found=found, wanted=wanted: found(view) == wanted, said=case)
 
 
 class _Named(Cluster):

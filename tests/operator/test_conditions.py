@@ -220,6 +220,10 @@ CASES: dict[str, tuple[dict[str, Any], Type, str, Reason, str]] = {
     "not applied": (
         {"poll": make_poll(make_worker(config_hash="old"))}, Type.CONFIG_APPLIED, "False", Reason.PENDING, "0 of 1",
     ),
+    "newer functions": (
+        {"poll": replace(make_poll(make_worker()), has_newer_functions=True)},
+        Type.CONFIG_APPLIED, "True", Reason.NEWER_FUNCTIONS, "upgrade the release",
+    ),
     "nobody said": ({"poll": make_poll()}, Type.CONFIG_APPLIED, "Unknown", Reason.NO_WORKERS, "no worker"),
     "old poll": ({"now": 1000.0}, Type.CONFIG_APPLIED, "Unknown", Reason.STALE, "60 s"),
     "never polled": ({"poll": None}, Type.SLO_MET, "Unknown", Reason.PENDING, "not been polled"),

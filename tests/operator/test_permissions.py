@@ -69,7 +69,7 @@ def test_each_verb_that_is_declared_is_used_and_each_used_is_declared(
     data = {"url": base64.b64encode(valkey.url.encode()).decode(), "password": base64.b64encode(b"x").decode()}
     cluster.create("secrets", {"metadata": {"name": "own-redis"}, "data": {"url": data["url"]}})
     environment = {"BALLAST_NAMESPACE": cluster.namespace, "BALLAST_REDIS_SECRET": "own-redis"}
-    environment |= {"BALLAST_AUDIT_SECONDS": "2"}
+    environment |= {"BALLAST_AUDIT_SECONDS": "2", "BALLAST_GCS_REDIS_IMAGE": "valkey:1"}
     with proxy(plane) as between, running(between.kubeconfig_of(token), tmp_path, **environment) as operator:
         live(cluster, valkey)
         until(lambda: ("coordination.k8s.io", "leases", "update") in used(between.calls), said="the lease renewed")
@@ -143,6 +143,8 @@ def live(cluster: Cluster, valkey: Any) -> None:
     until(lambda: "llm-1 from 0 to" in json.dumps(cluster.list("events")), said="the Ray cluster resized")
     cluster.patch("inferencedeployments", "llm", {"spec": {"replicas": 0}})
     until(lambda: not cluster.get("rayservices", "llm") and not cluster.get("deployments", "llm"))
+    cluster.patch("inferencedeployments", "llm", {"spec": {"runtime": None}})
+    until(lambda: not cluster.get("statefulsets", "llm-ballast-gcs"))
 
 
 def service_account(

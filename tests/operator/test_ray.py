@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,9 +18,19 @@ from ballast_api.worker_config import WorkerConfig
 from ballast_operator.children.config import VERSION
 from ballast_operator.children.ray import CLUSTER_LABEL
 from ballast_operator.conditions import conditions
-from ballast_operator.context import OperatorContext
+from ballast_operator.context import GcsValkey, OperatorContext
 from ballast_operator.inference_deployment import RESOURCE_TYPE, plan
-from ballast_operator.kinds import BUDGET, DEPLOYMENT, NETWORK_POLICY, RAY_SERVICE, SERVICE, Body, Kind
+from ballast_operator.kinds import (
+    BUDGET,
+    DEPLOYMENT,
+    NETWORK_POLICY,
+    RAY_SERVICE,
+    SECRET,
+    SERVICE,
+    STATEFUL_SET,
+    Body,
+    Kind,
+)
 from ballast_operator.named_secrets import named_secrets
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot
 from ballast_operator.poll_result import PollResult
@@ -49,7 +61,7 @@ def applied(
 ) -> ClusterSnapshot:
     """What the cluster shows once the plan was carried out."""
     children = {key: copy.deepcopy(body) for key, body in before.children.items()}
-    children |= {step.key: copy.deepcopy(step.manifest) for step in done.apply}
+    children |= {step.key: copy.deepcopy(step.manifest) for step in done.apply if step.key.kind != SECRET}
     for gone in done.delete:
         del children[gone.key]
     for key, body in children.items():
@@ -152,7 +164,9 @@ def test_a_smaller_ray_cluster_loses_a_pod_after_its_replica():
 
     assert serve_of(first)["deployments"][0]["num_replicas"] == 1
     assert first.resize == ()
-    assert [(step.key.name, step.replicas, step.leaving) for step in second.resize] == [("llm-1", 1, ("1",))]
+    assert [(step.key.name, step.owner, step.replicas, step.leaving) for step in second.resize] == [
+        ("llm-1", "uid-llm", 1, ("1",))
+    ]
     assert plan(fewer, there, CONTEXT).because == ()
 
 
@@ -206,17 +220,93 @@ def test_only_the_pods_of_the_ray_cluster_reach_each_other_and_kuberay_reaches_t
     assert kuberay["from"][0]["podSelector"]["matchLabels"] == {"app.kubernetes.io/component": "kuberay-operator"}
 
 
-def test_the_state_of_the_head_is_in_a_redis_of_its_own():
+def test_the_state_of_the_head_is_in_the_redis_that_the_resource_names():
     resource = make_resource(ray={"gcsRedis": {"address": "r:6379", "passwordSecret": "s", "passwordKey": "k"}})
 
     options = spec_of(plan(resource, EMPTY, CONTEXT))["rayClusterConfig"]["gcsFaultToleranceOptions"]
 
     assert options == {
         "redisAddress": "r:6379",
-        "externalStorageNamespace": "u",
         "redisPassword": {"valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
     }
     assert named_secrets(resource) == ("s",)
+
+
+OWN_GCS = replace(CONTEXT, gcs=GcsValkey("valkey:1", "1Gi", "fast"))
+
+
+def test_by_default_the_operator_runs_a_redis_for_the_head_alone():
+    done = plan(make_resource(), EMPTY, OWN_GCS)
+
+    options = spec_of(done)["rayClusterConfig"]["gcsFaultToleranceOptions"]
+    spec, template = (made(done, STATEFUL_SET, "llm-ballast-gcs")["spec"][part] for part in ("selector", "template"))
+    service, policy = made(done, SERVICE, "llm-ballast-gcs"), made(done, NETWORK_POLICY, "llm-ballast-ray")
+    (secret,) = [step for step in done.apply if step.key.kind == SECRET]
+    assert options["redisAddress"] == "llm-ballast-gcs:6379"
+    assert options["redisPassword"]["valueFrom"]["secretKeyRef"]["name"] == secret.key.name == "llm-ballast-gcs"
+    assert secret.generates == "password"
+    assert service["spec"]["selector"] == spec["matchLabels"] == template["metadata"]["labels"]
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= spec["matchLabels"].items()
+    assert template["spec"]["containers"][0]["image"] == "valkey:1"
+    assert done.apply.index(secret) < [step.key.kind for step in done.apply].index(STATEFUL_SET)
+
+
+@pytest.mark.parametrize(("storage", "volumes"), [("1Gi", ["password", "run"]), ("", ["password", "run", "data"])])
+def test_the_state_of_the_head_is_on_a_volume_if_the_operator_has_storage_for_it(storage: str, volumes: list[str]):
+    context = replace(CONTEXT, gcs=GcsValkey("valkey:1", storage, "fast"))
+    spec = made(plan(make_resource(), EMPTY, context), STATEFUL_SET, "llm-ballast-gcs")["spec"]
+
+    assert [each["name"] for each in spec["template"]["spec"]["volumes"]] == volumes
+    claims = [each["spec"] for each in spec.get("volumeClaimTemplates", ())]
+    assert [claim["resources"]["requests"]["storage"] for claim in claims] == ([storage] if storage else [])
+    assert [claim["storageClassName"] for claim in claims] == (["fast"] if storage else [])
+
+
+def test_each_ray_cluster_has_its_own_part_of_the_redis():
+    """A second Ray cluster that took over the state of the first would take its nodes and actors for its own."""
+    named = make_resource(ray={"gcsRedis": {"address": "r:6379"}})
+
+    for resource in (named, make_resource()):
+        options = spec_of(plan(resource, EMPTY, OWN_GCS))["rayClusterConfig"]["gcsFaultToleranceOptions"]
+        assert "externalStorageNamespace" not in options
+
+
+def test_the_redis_of_the_head_stays_while_the_resource_is_on_ray():
+    there = applied(plan(make_resource(), EMPTY, OWN_GCS), EMPTY, make_pod("1"), make_pod("2"))
+
+    assert plan(make_resource(), there, OWN_GCS).because == ()
+    none = plan(make_resource(replicas=0), there, OWN_GCS)
+    assert [gone.key.kind for gone in none.delete] == [RAY_SERVICE]
+    moving = plan(make_resource(on_ray=False), there, OWN_GCS)
+    assert STATEFUL_SET not in [gone.key.kind for gone in moving.delete]
+    plain = applied(moving, there, make_pod("3", on_ray=False), make_pod("4", on_ray=False))
+    assert {gone.key.kind for gone in plan(make_resource(on_ray=False), plain, OWN_GCS).delete} >= {
+        RAY_SERVICE,
+        STATEFUL_SET,
+    }
+
+
+def test_a_lost_secret_of_the_head_is_made_again():
+    there = applied(plan(make_resource(), EMPTY, OWN_GCS), EMPTY, make_pod("1"), make_pod("2"))
+    (secret,) = RESOURCE_TYPE.secrets(make_resource(), OWN_GCS)
+
+    (step,) = plan(make_resource(), replace(there, lost=frozenset({secret})), OWN_GCS).apply
+    assert (step.key, step.generates) == (secret, "password")
+
+
+@pytest.mark.parametrize(("backend", "value"), [("native", "rayWorker"), ("vllm", "rayVllmWorker")])
+def test_the_backend_selects_the_image_with_ray(backend: str, value: str):
+    gpu = {"count": 1 if backend == "vllm" else 0}
+    resource = make_resource(engine={"backend": backend}, gpu=gpu, template={})
+    images = replace(CONTEXT, ray_image="ray-native:1", ray_vllm_image="ray-vllm:1")
+    cluster = spec_of(plan(resource, EMPTY, images))["rayClusterConfig"]
+    pods = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+
+    assert {pod["template"]["spec"]["containers"][0]["image"] for pod in pods} == {f"ray-{backend}:1"}
+    refused = RESOURCE_TYPE.blocked(resource, CONTEXT, ())
+    assert refused is not None
+    assert refused.reason == Reason.IMAGE_PULL
+    assert f"image.{value} of the chart" in refused.message
 
 
 def test_without_kuberay_the_children_do_not_change():
@@ -234,12 +324,15 @@ def make_worker(pod: str, config_hash: str) -> WorkerStatus:
     return WorkerStatus(worker_id=pod, address=address, at=0, model="m", config_hash=config_hash, **loads, **sizes)
 
 
-def given(*pods: Body, ray_status: Body | None = None, hashes: str = "", **spec: Any):
+def given(
+    *pods: Body, ray_status: Body | None = None, hashes: str = "", heads: Sequence[Body] | None = None, **spec: Any
+):
     """The input of the conditions; `hashes` has a letter for each pod: n for the new configuration, o for another."""
     resource = make_resource(**spec)
     done = plan(resource, EMPTY, CONTEXT)
     status = {"activeServiceStatus": {"rayClusterName": "llm-1"}, "observedGeneration": 1} | (ray_status or {})
-    snapshot = applied(done, EMPTY, *pods, ray_status=status)
+    found = (make_head(),) if heads is None else tuple(heads)
+    snapshot = replace(applied(done, EMPTY, *pods, ray_status=status), heads=found)
     new = done.files[done.version]
     names = [pod["metadata"]["name"] for pod in pods]
     workers = tuple(make_worker(name, new if each == "n" else "old") for name, each in zip(names, hashes, strict=False))
@@ -282,7 +375,49 @@ def test_a_head_without_storage_is_named(storage: dict[str, Any], is_named: bool
     found = given(make_pod("1"), make_pod("2"), hashes="nn", ray=storage)[Type.DEGRADED]
 
     assert found.status == "False"
-    assert ("no runtime.ray.gcsRedis" in found.message) is is_named
+    assert ("no Redis keeps the state of Ray's head" in found.message) is is_named
+
+
+def make_head(*, is_ready: bool = True, cluster: str = "llm-1") -> Body:
+    return make_pod("head", is_ready=is_ready, cluster=cluster)
+
+
+@pytest.mark.parametrize(
+    ("heads", "pods", "reason"),
+    [
+        ([make_head()], [make_pod("1")], Reason.HEALTHY),
+        ([make_head(is_ready=False)], [make_pod("1")], Reason.RAY_HEAD_DOWN),
+        ([make_head(cluster="llm-0")], [make_pod("1")], Reason.RAY_HEAD_DOWN),
+        ([], [make_pod("1")], Reason.RAY_HEAD_DOWN),
+        ([], [make_pod("1", is_ready=False)], Reason.HEALTHY),
+    ],
+)
+def test_a_head_that_is_away_is_named_while_workers_serve(heads: list[Body], pods: list[Body], reason: Reason):
+    assert given(*pods, heads=heads)[Type.DEGRADED].reason == reason
+
+
+@pytest.mark.parametrize(("ready", "reason"), [(1, Reason.HEALTHY), (0, Reason.RAY_STORAGE_DOWN)])
+def test_a_redis_of_the_head_that_is_away_is_named(ready: int, reason: Reason):
+    resource = make_resource()
+    done = plan(resource, EMPTY, OWN_GCS)
+    there = replace(applied(done, EMPTY, make_pod("1")), heads=(make_head(),))
+    storage = there.child(STATEFUL_SET, resource.metadata, "llm-ballast-gcs")
+    assert storage is not None
+    storage["status"] = {"readyReplicas": ready}
+    found = conditions(ConditionInput(resource, there, done, None, 0.0))[Type.DEGRADED]
+
+    assert found.reason == reason
+    assert ("serve on for ten minutes" in found.message) is (ready == 0)
+
+
+def test_replicas_for_which_ray_finds_no_place_are_named():
+    message = "Deployment 'worker' has 1 replicas that have taken more than 30s to be scheduled. Resources required: x"
+    application = {"status": "DEPLOYING", "serveDeploymentStatuses": {"worker": {"message": message}}}
+    status = {"activeServiceStatus": {"rayClusterName": "llm-1", "applicationStatuses": {"ballast": application}}}
+    found = given(make_pod("1"), ray_status=status, hashes="n")[Type.PROGRESSING]
+
+    assert found[:2] == ("True", Reason.RAY_REPLICAS_PENDING)
+    assert message in found.message
 
 
 def test_without_replicas_there_is_no_ray_cluster():
@@ -346,6 +481,38 @@ def test_the_most_gpus_and_nodes_that_the_api_admits_make_a_configuration():
     (deployment,) = serve_of(done)["deployments"]
     config = WorkerConfig.parse(deployment["user_config"]["config"], "test")
     assert (config.runtime.tensor_parallel, config.runtime.nodes) == (256, 16)
+
+
+PLACED = {
+    "nodeSelector": {"pool": "a"},
+    "affinity": {"nodeAffinity": {}},
+    "priorityClassName": "high",
+    "imagePullSecrets": ["pull"],
+    "tolerations": [{"key": "team", "operator": "Exists"}],
+}
+
+
+def head_pod(**spec: Any) -> Body:
+    done = plan(make_resource(template={"image": "ray:1"} | PLACED, **spec), EMPTY, CONTEXT)
+    return spec_of(done)["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]
+
+
+def test_the_head_runs_beside_workers_without_gpus():
+    head = head_pod(gpu={"count": 0})
+
+    assert head["nodeSelector"] == {"pool": "a"}
+    assert head["affinity"] == {"nodeAffinity": {}}
+
+
+@pytest.mark.parametrize(("given", "selector"), [({}, None), ({"nodeSelector": {"pool": "cpu"}}, {"pool": "cpu"})])
+def test_the_head_of_workers_with_gpus_does_not_follow_them_to_their_nodes(given: Body, selector: Body | None):
+    head = head_pod(gpu={"count": 1, "resourceName": "amd.com/gpu"}, engine={"backend": "vllm"}, ray={"head": given})
+
+    assert head.get("nodeSelector") == selector
+    assert "affinity" not in head
+    assert (head["priorityClassName"], head["imagePullSecrets"]) == ("high", [{"name": "pull"}])
+    assert [each["key"] for each in head["tolerations"]][:1] == ["team"]
+    assert "amd.com/gpu" not in [each["key"] for each in head["tolerations"]]
 
 
 def test_no_child_of_a_resource_on_ray_takes_the_name_of_a_resource_that_ends_in_ray():

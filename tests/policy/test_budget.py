@@ -97,6 +97,12 @@ def test_where_the_lending_ratio_backs_off_less_risk_is_taken_and_less_of_the_ti
     assert step_budget(without_slo, OnlineStep((), (), ONLINE_ALONE, ONLINE_ALONE)) == inf
 
 
+def test_without_risk_nothing_of_the_slack_is_lent():
+    snapshot = make_snapshot(config=replace(CONFIG, most_risk=0.0))
+
+    assert budget(make_decode(num_output=8, first_token=9.99), snapshot=snapshot) == ONLINE_ALONE
+
+
 def test_a_late_decode_that_can_catch_up_gets_all_the_time_there_is():
     late = make_decode(num_output=2, first_token=9.7, arrival=9.5, max_output=100)
 

@@ -6,7 +6,7 @@ from math import inf, nextafter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ballast_policy.learning.cost import CostModel, Fit, StepWork, attended, non_negative_least_squares
@@ -149,6 +149,7 @@ def test_empty_steps_and_no_steps_teach_nothing():
 
 
 @given(st.lists(st.tuples(*[st.floats(0, 1)] * 3), min_size=3, max_size=20))
+@example(rows=[(0.1, 1.0, 0.0), (0.2, 0.0, 0.5), (0.5, 0.5, 0.5)]).via("the first variable leaves when others enter")
 def test_least_squares_are_not_negative_and_no_nudge_improves_them(rows: list[tuple[float, ...]]):
     matrix = np.array(rows)
     matrix[np.abs(matrix) < 1e-3] = 0.0

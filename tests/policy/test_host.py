@@ -210,6 +210,24 @@ def charges(host: Host) -> dict[str, float]:
     return {tenant: cost for _, bills in host.settle() for tenant, cost in bills.items()}
 
 
+@pytest.mark.parametrize(
+    ("end", "before", "found", "paid"),
+    [
+        pytest.param(5, 4, (1, 0), 1.0, id="a chunk of one prompt token"),
+        pytest.param(10, 11, (0, 1), 0.0, id="one token of the answer again"),
+        pytest.param(10, 9, (0, 0), 2.0, id="a new token"),
+    ],
+)
+def test_a_step_of_one_token_is_charged_for_what_it_is(end, before, found, paid):
+    host, request = make_host(), make_request(0)
+    make_snapshot(host, [request], now=0.0, free_blocks=64)
+    host.admit(request)
+    request.num_tokens, request.num_computed, request.most_computed = max(end, before, 8), end, before
+
+    assert host.computed(request, 1, 1.0) == found
+    assert sum(charges(host).values()) == paid
+
+
 def test_a_tenant_pays_for_its_prompt_once_and_for_each_new_token_twice():
     host, request = make_host(), make_request(0)
     make_snapshot(host, [request], now=0.0, free_blocks=64)

@@ -18,8 +18,10 @@ from ballast_queue.errors import (
     ServerUnfit,
 )
 from ballast_queue.job import JobState, Outlook, Redriven
+from ballast_queue.keys import key_pattern
 from ballast_queue.outcome import Outcome
 from ballast_queue.redis_store import Queue
+from ballast_queue.unused import remove
 
 SAFE = {"maxmemory-policy": "noeviction", "appendonly": "yes", "appendfsync": "always"}
 
@@ -189,9 +191,16 @@ def test_a_cluster_takes_every_call(queue_name, line, result):
         service = queue.ledger.lift(1.0, list(queue.ledger.charge({"a": 0.5}).tenants))
         forgotten = queue.ledger.forget(service, service.needless(set()))
         turns = [queue.jobs.begin_forecast(60), queue.jobs.begin_forecast(60)]
+        gone = Queue.connect(server.connection_url, f"{queue_name}-gone", loads_functions=True)
+        gone.submissions.submit([line("a")])
+        before = len(raw.keys(key_pattern(gone.name)))
+        remove(gone)
+        gone.close()
 
         assert {one["user"] for one in raw.client_list()} == {"default", "worker"}
         assert redriven == Redriven(returned=1, left=0)
+        assert before > 0
+        assert raw.keys(key_pattern(gone.name)) == []
         assert [job.id for job in queue.jobs.active()] == [bad]
         assert [head.job_id for head in queue.claimable.heads()] == [bad]
         assert (service.tenants, forgotten.tenants, turns) == ({"a": 1.0}, {}, [True, False])

@@ -7,11 +7,13 @@ from uuid import uuid4
 
 import pytest
 
+from ballast_queue.connection import Connection
+from ballast_queue.errors import QueueForbidden
 from ballast_queue.redis_store import Queue
-from ballast_queue.rights import administrator_rules
+from ballast_queue.rights import administrator_rules, worker_rules
 from ballast_queue.settings import QueueSettings
 from ballast_queue.status import ClassLoad, WorkerStatus
-from ballast_queue.unused import UnusedQueues, run_timers
+from ballast_queue.unused import UnusedQueues, remove, run_timers
 
 
 @pytest.fixture
@@ -75,6 +77,32 @@ def test_an_unused_queue_with_corrupt_keys_is_removed_with_all_of_them(queue, de
 
     assert unused(queue, release).update(set()) == [queue.name]
     assert keys_of(queue) == []
+
+
+def test_an_unused_queue_with_long_names_of_keys_is_removed_with_all_of_them(valkey, queue_name, user, desk, release):
+    """A worker's user may choose a name that is longer than any reply that the operator reads."""
+    name, password = user(*administrator_rules())
+    options = {"username": name, "password": password, "socket_timeout": 30, "most_reply_bytes": 100_000}
+    connection = Connection.open(valkey.url, **options)
+    queue = Queue(connection, queue_name)
+    unused(queue, release).update({queue_name})
+    desk.raw.set(f"ballast:{{{queue_name}}}:{'x' * 200_000}", "")
+    for number in range(300):
+        desk.raw.set(f"ballast:{{{queue_name}}}:{number}:{'x' * 500}", "")
+    unused(queue, release).update(set())
+
+    assert unused(queue, release).update(set()) == [queue_name]
+    assert keys_of(queue) == []
+    connection.close()
+
+
+def test_a_worker_cannot_remove_keys_as_the_operator_does(valkey, queue_name, user) -> None:
+    name, password = user(*worker_rules(queue_name))
+    theirs = Queue.connect(valkey.url, queue_name, username=name, password=password)
+
+    with pytest.raises(QueueForbidden):
+        remove(theirs)
+    theirs.close()
 
 
 def test_a_queue_that_is_used_again_begins_its_time_again(queue, line, release) -> None:

@@ -82,6 +82,7 @@ OTHER: dict[str, Any] = {
     "runtime.ray.gcsRedis.address": "other:6379",
     "runtime.ray.head.limits": {"memory": "8Gi"},
     "runtime.ray.head.requests": {"cpu": 2},
+    "runtime.ray.head.nodeSelector": {"pool": "cpu"},
     "runtime.redisUrl": "redis://other",
 }
 

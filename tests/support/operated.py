@@ -134,11 +134,13 @@ class Cluster:
         group = {
             "inferencedeployments": "apis/ballast.dev/v1alpha1",
             "deployments": "apis/apps/v1",
+            "statefulsets": "apis/apps/v1",
             "poddisruptionbudgets": "apis/policy/v1",
             "networkpolicies": "apis/networking.k8s.io/v1",
             "servicemonitors": "apis/monitoring.coreos.com/v1",
             "prometheusrules": "apis/monitoring.coreos.com/v1",
             "rayservices": "apis/ray.io/v1",
+            "rayclusters": "apis/ray.io/v1",
         }.get(kind, "api/v1")
         return f"/{group}/namespaces/{self.namespace}/{kind}" + (f"/{name}" if name else "")
 
@@ -233,7 +235,8 @@ def optional_kinds() -> list[Any]:
     found = []
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     monitoring = "monitoring.coreos.com"
-    for kind, group in (("ServiceMonitor", monitoring), ("PrometheusRule", monitoring), ("RayService", "ray.io")):
+    ray = [(kind, "ray.io") for kind in ("RayService", "RayCluster")]
+    for kind, group in (("ServiceMonitor", monitoring), ("PrometheusRule", monitoring), *ray):
         plural = f"{kind.lower()}s"
         version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
         names = {"kind": kind, "plural": plural, "singular": kind.lower(), "listKind": f"{kind}List"}

@@ -33,7 +33,7 @@ from ballast_cli.fetch import verb as fetch
 
 app = typer.Typer(
     name="ballast",
-    help="Serve online requests and offline jobs on the same GPUs. Offline jobs fill the slots that online leaves.",
+    help="Serve online requests and offline jobs on the same GPUs. Jobs fill the slots that online requests leave.",
     epilog=examples(
         "ballast up                          # Valkey and a worker on this machine",
         "ballast submit items.jsonl --watch  # offline work, in the OpenAI batch format",

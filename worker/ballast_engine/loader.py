@@ -87,7 +87,7 @@ def load(
 
 
 def set_threads(wanted: int) -> int:
-    """Set torch's threads and return their number. 0 uses all cores but one, which is left to other threads.
+    """Set torch's threads and return their number. 0 uses all cores except one, which is left to other threads.
 
     With as many threads as cores, any other runnable thread interrupts one of them in the middle of a parallel section,
     and the others wait a time slice of the kernel for it: 12 ms instead of 0.1 ms.

@@ -17,7 +17,7 @@ class EngineOptions:
     load_format: Literal["auto", "dummy"] = "auto"
     attention: str = "auto"
     threads: int = 0
-    """CPU threads; 0 uses all cores of this process but one."""
+    """CPU threads; 0 uses all cores of this process except one."""
     block_tokens: int = 16
     kv_memory_bytes: int | None = None
     """None: a share of the free memory, at most what `slots` full contexts can use."""

@@ -8,7 +8,7 @@ the clock. The host decides, carries the decision out on the KV, and learns from
     began, ended            a step starts or resumes computing, and stops
     computed, settle        tokens of a request are computed; the tenants are charged
     observed                the time of the step
-    configure, forget       use another configuration; forget everything but the cost model
+    configure, forget       use another configuration; forget everything except the cost model
 
 An engine that carries plans out itself calls `snapshot`, then `admit`, `preempt`, `park` and `resume` for each request,
 and `dispatched` at the end.
@@ -161,7 +161,7 @@ class Host:
         self._refit()
 
     def forget(self) -> None:
-        """Forget the service of tenants and everything learned but the cost model."""
+        """Forget the service of tenants, and everything learned except the cost model."""
         self.ledgers = {c: Ledger() for c in RequestClass}
         self.expectations = ExpectationLearner(self.config.num_blocks * self.config.block_tokens)
         self.interference = Interference()

@@ -43,7 +43,7 @@ class PolicyConfig:
     most_risk: float = 0.4
     """Risk that a burst of prompts makes a decode late, averaged over online decodes (`benchmarks/foresight.py`)."""
     tpot_share: float = 1.0
-    """A step with online decodes takes at most this share of their TPOT because of offline work."""
+    """Most part of the TPOT of its decodes that a step takes because of offline work (`ballast plan` tries seven)."""
     batch_window: float = 0.0
     """Seconds that an idle engine waits after the first arrival for a whole batch."""
     max_interference: float | None = None

@@ -9,7 +9,7 @@
 --   ballast:{<queue>}:inbox     stream   entries of submitters: item, job, tenant, priority, deadline, end
 --   ballast:{<queue>}:inbox:<t> stream   entries of a submitter that may write for tenant t only
 --   ballast:{<queue>}:intake    string   the worker that reads the inbox (a short lock that only saves work)
---   ballast:{<queue>}:appraisal string   exists for a short time after a worker began to forecast deadlines
+--   ballast:{<queue>}:forecast  string   exists for a short time after a worker began to forecast deadlines
 --   ballast:{<queue>}:settings  hash     json, owner, rank, created, generation, when the owner last renewed them, and the
 --                                        numbers that these functions read
 --   ballast:{<queue>}:totals    hash     sums over the jobs below (waiting, leased, ..., dead), jobs:<state>, `at_risk`,
@@ -42,7 +42,7 @@
 --   :ids                        set      custom ids, until the job is closed
 -- The items from `next` to `stored` - 1 wait and have an entry only in :items.
 
-local REVISION = 6
+local REVISION = 7
 
 local FIELDS = {
   'id', 'tenant', 'state', 'rank', 'source', 'key', 'ending', 'reason', 'outlook', 'because',
@@ -1012,6 +1012,17 @@ local function statuses(keys, _)
   return reply
 end
 
+-- KEYS: any key of the queue, for its hash slot. ARGV: cursor, pattern. Delete a page of the keys that match the pattern.
+-- Only an administrator may list keys. A user of the queue chooses names of any length, so no reply has names. Reply: the
+-- next cursor.
+local function remove_keys(_, argv)
+  local found = call('SCAN', argv[1], 'MATCH', argv[2], 'COUNT', 1000)
+  for _, key in ipairs(found[2]) do
+    call('UNLINK', key)
+  end
+  return found[1]
+end
+
 local function now(_, _)
   return string.format('%.6f', clock())
 end
@@ -1061,5 +1072,6 @@ register('lift', lift, {'allow-oom'})
 register('forget_service', forget_service, {'allow-oom'})
 register('publish_status', publish_status, {'allow-oom'})
 register('statuses', statuses, {'no-writes'})
+register('remove_keys', remove_keys, {'allow-oom'})
 register('now', now, {'no-writes'})
 register('revision', revision, {'no-writes'})

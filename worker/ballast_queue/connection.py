@@ -168,25 +168,6 @@ class Connection:
         """Remove one field of a hash."""
         self._translated(lambda: self._client.hdel(key, field))
 
-    def pages_of_keys(self, pattern: str) -> Iterator[list[bytes]]:
-        """Yield the keys that match a pattern with a hash tag, page by page. Only an administrator may."""
-        where = {"target_nodes": self._client.get_node_from_key(pattern)} if self.is_cluster else {}
-        cursor: Any = 0
-        while True:
-            cursor, page = self._keys_after(cursor, pattern, where)
-            if page:
-                yield page
-            if not cursor:
-                return
-
-    def _keys_after(self, cursor: int, pattern: str, where: Mapping[str, Any]) -> tuple[int, list[bytes]]:
-        found, page = self._translated(lambda: self._client.scan(cursor, match=pattern, count=1000, **where))
-        return (next(iter(found.values())) if isinstance(found, dict) else found), page
-
-    def unlink(self, keys: Sequence[bytes]) -> None:
-        """Delete keys of one hash slot."""
-        self._translated(lambda: self._client.unlink(*keys))
-
     def members(self, key: bytes, first: int, last: int) -> list[bytes]:
         """Return the members of a sorted set between two positions."""
         members: list[bytes] = self._translated(lambda: self._client.zrange(key, first, last))

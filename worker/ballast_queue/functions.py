@@ -165,7 +165,7 @@ class Functions:
         return self._of_job("appraise", job_id, outlook, because)
 
     def take_turn(self, seconds: float) -> Call:
-        return "take_turn", (self._keys.appraisal,), (seconds,)
+        return "take_turn", (self._keys.forecast,), (seconds,)
 
     def audit(self, job_ids: Sequence[str]) -> Call:
         return "audit", self._keys.for_audit(job_ids), job_ids
@@ -201,6 +201,9 @@ class Functions:
 
     def statuses(self) -> Call:
         return "statuses", (self._keys.workers, self._keys.statuses), ()
+
+    def remove_keys(self, cursor: bytes, pattern: str) -> Call:
+        return "remove_keys", (self._keys.totals,), (cursor, pattern)
 
     def now(self) -> Call:
         return "now", (), ()

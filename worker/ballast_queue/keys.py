@@ -37,7 +37,7 @@ class Keys:
         self.totals, self.jobs, self.ready, self.backlog, self.timers, self.settings, _, self.inbox = self._queue[:8]
         self.groups, self.active, self.held = self._queue[8:]
         self.intake = self._key("intake")
-        self.appraisal = self._key("appraisal")
+        self.forecast = self._key("forecast")
         self.service = self._key("service")
         self.workers = self._key("workers")
         self.statuses = self._key("statuses")

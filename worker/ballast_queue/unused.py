@@ -105,6 +105,8 @@ def run_timers(queue: Queue) -> None:
 
 def remove(queue: Queue) -> None:
     """Delete every key whose name is one of a queue, whatever its value is. After a failure, repeat the call."""
-    connection = queue.store.connection
-    for keys in connection.pages_of_keys(key_pattern(queue.name)):
-        connection.unlink(keys)
+    cursor, store = b"0", queue.store
+    while True:
+        cursor = store.call(store.functions.remove_keys(cursor, key_pattern(queue.name)))
+        if cursor == b"0":
+            return

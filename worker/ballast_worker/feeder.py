@@ -173,7 +173,7 @@ class Feeder:
             self.is_up = False
             if self._queue is not None:
                 self._queue.close()
-            self.drained.set()  # no item is returned after this, so the drain need not wait
+            self.drained.set()  # no item is returned after this, so the drain does not wait
 
     def _try(self, what: str, task: Callable[[], object]) -> bool:
         """Run one task of a round, and return whether it succeeded. If it fails, the other tasks still run.

@@ -30,7 +30,7 @@ class QueueLimit:
         self._slot_wait.sample(started, now, is_full=waiting > _num_free(stats, RequestClass.ONLINE))
 
     def check(self, limits: Limits, read: Callable[[], EngineStats], request_class: RequestClass, waiting: int) -> None:
-        """Refuse a new request of a class of which `waiting` requests wait. `read` returns the counters of the engine.
+        """Refuse a new request of a class in which `waiting` requests wait. `read` returns the counters of the engine.
 
         Raises:
             Refused: the queue is full, or an online request would wait too long for a slot.

@@ -112,7 +112,7 @@ def worker_pod(resource: InferenceDeployment, version: str, *, image: str, own_k
     passed: Body = {
         "serviceAccountName": template.service_account_name,
         "nodeSelector": template.node_selector,
-        "tolerations": _tolerations(resource),
+        "tolerations": tolerations(resource),
         "affinity": template.affinity,
         "topologySpreadConstraints": _spread(resource),
         "priorityClassName": template.priority_class_name,
@@ -134,7 +134,7 @@ def _pod_security(resource: InferenceDeployment) -> Body:
     return context
 
 
-def _tolerations(resource: InferenceDeployment) -> list[Body]:
+def tolerations(resource: InferenceDeployment) -> list[Body]:
     """Return the tolerations of the template, and the operator's own for taints that the template does not name."""
     given = resource.spec.template.tolerations
     own: list[Body] = [

@@ -11,15 +11,17 @@ from collections.abc import Iterator
 import yaml
 
 from ballast_api.inference_deployment import InferenceDeployment
-from ballast_api.names import RAY_LABEL, pod_labels
+from ballast_api.names import MANAGED_BY_LABEL, OPERATOR, RAY_HEAD_LABEL, RAY_LABEL, pod_labels
 from ballast_api.ray import RayRuntime
 from ballast_api.serve_config import serve_config
 from ballast_api.worker_config import WorkerConfig
 from ballast_operator.children.backends import backend_of
 from ballast_operator.children.config import UNREADY_SECONDS
+from ballast_operator.children.gcs import options
 from ballast_operator.children.manifest import manifest
-from ballast_operator.children.pods import NVIDIA_GPU, worker_pod
-from ballast_operator.kinds import NETWORK_POLICY, RAY_CLUSTER, RAY_SERVICE, Body, Key
+from ballast_operator.children.pods import NVIDIA_GPU, tolerations, worker_pod
+from ballast_operator.context import OperatorContext
+from ballast_operator.kinds import NETWORK_POLICY, RAY_CLUSTER, RAY_SERVICE, SERVICE, Body, Key
 from ballast_operator.plan import ClusterSnapshot, Resize, is_live
 
 RAY_VERSION = "2.60.0"
@@ -38,7 +40,7 @@ KUBERAY = {"app.kubernetes.io/component": "kuberay-operator"}
 """Labels of the pods of KubeRay, which configures Serve through the dashboard of the head."""
 
 
-def ray_service(resource: InferenceDeployment, text: str, *, own_keys: frozenset[str]) -> Body:
+def ray_service(resource: InferenceDeployment, text: str, context: OperatorContext) -> Body:
     """Return the RayService.
 
     KubeRay does not pass a change of `replicas` on to a Ray cluster that exists: see `resize`.
@@ -46,7 +48,7 @@ def ray_service(resource: InferenceDeployment, text: str, *, own_keys: frozenset
     Args:
         resource: The desired state, which has the section `runtime.ray`.
         text: The configuration of its workers.
-        own_keys: Keys of the Secret for resources that name no Redis; empty if the operator has none.
+        context: Image, Redis, and whether the operator runs a Redis for the head.
     """
     ray = resource.spec.runtime.ray
     assert ray is not None, "the caller checked it"
@@ -63,7 +65,7 @@ def ray_service(resource: InferenceDeployment, text: str, *, own_keys: frozenset
                 "dashboard-host": "0.0.0.0",  # noqa: S104 - KubeRay calls it, and the policy admits no other client
                 "object-store-memory": OBJECT_STORE_BYTES,
             },
-            "template": _head(resource, ray),
+            "template": _head(resource, ray, context),
         },
         "workerGroupSpecs": [
             {
@@ -76,12 +78,13 @@ def ray_service(resource: InferenceDeployment, text: str, *, own_keys: frozenset
                     "num-gpus": str(resource.spec.gpu.count),
                     "object-store-memory": OBJECT_STORE_BYTES,
                 },
-                "template": _worker(resource, own_keys=own_keys),
+                "template": _worker(resource, context),
             }
         ],
     }
-    if ray.gcs_redis is not None:
-        cluster["gcsFaultToleranceOptions"] = _storage(resource, ray)
+    storage = options(resource, context)
+    if storage is not None:
+        cluster["gcsFaultToleranceOptions"] = storage
     spec = {
         "serveConfigV2": yaml.safe_dump(serve, sort_keys=False),
         "rayClusterConfig": cluster,
@@ -96,24 +99,35 @@ def resize(resource: InferenceDeployment, snapshot: ClusterSnapshot) -> Iterator
     On the way down, a pod goes after Serve has ended its replica: a pod without a replica is not ready.
     """
     ray, found = resource.spec.runtime.ray, snapshot.child(RAY_SERVICE, resource.metadata)
-    status = (found or {}).get("status") or {}
+    if ray is None or found is None:
+        return
+    status = found.get("status") or {}
     active = status.get("activeServiceStatus") or {}
     name = active.get("rayClusterName")
-    if ray is None or not name or (status.get("pendingServiceStatus") or {}).get("rayClusterName"):
+    if not name or (status.get("pendingServiceStatus") or {}).get("rayClusterName"):
         return  # KubeRay makes a new Ray cluster with the right number
     asked = int((active.get("rayClusterStatus") or {}).get("desiredWorkerReplicas") or 0)
     wanted = resource.spec.replicas * ray.nodes
     leaving: list[str] = []
     if ray.nodes == 1 and asked > wanted:
-        pods = [pod for pod in snapshot.pods if is_live(pod) and _cluster_of(pod) == name]
+        pods = [pod for pod in snapshot.pods if is_live(pod) and cluster_of(pod) == name]
         leaving = sorted(pod["metadata"]["name"] for pod in pods if not is_ready(pod))[: asked - wanted]
         wanted = asked - len(leaving)
     if wanted != asked:
         because = f"Changed the Ray cluster {name} from {asked} to {wanted} worker pods"
-        yield Resize(Key(RAY_CLUSTER, resource.metadata.namespace, name), wanted, tuple(leaving), because)
+        key, owner = Key(RAY_CLUSTER, resource.metadata.namespace, name), found["metadata"]["uid"]
+        yield Resize(key, owner, wanted, tuple(leaving), because)
 
 
-def _cluster_of(pod: Body) -> str | None:
+def services_of_kuberay(child: Key) -> tuple[Key, ...]:
+    """Return the Services that KubeRay makes for a RayService. It changes those that exist, whoever owns them."""
+    if child.kind != RAY_SERVICE:
+        return ()
+    return tuple(Key(SERVICE, child.namespace, f"{child.name}-{name}-svc") for name in ("head", "serve"))
+
+
+def cluster_of(pod: Body) -> str | None:
+    """Return the name of the Ray cluster of a pod."""
     labels: dict[str, str] = pod["metadata"].get("labels") or {}
     return labels.get(CLUSTER_LABEL)
 
@@ -129,19 +143,10 @@ def is_ready(pod: Body) -> bool:
     return any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions)
 
 
-def _storage(resource: InferenceDeployment, ray: RayRuntime) -> Body:
-    redis = ray.gcs_redis
-    assert redis is not None, "the caller checked it"
-    options: Body = {"redisAddress": redis.address, "externalStorageNamespace": resource.metadata.uid}
-    if redis.password_secret is not None:
-        source = {"secretKeyRef": {"name": redis.password_secret, "key": redis.password_key}}
-        options["redisPassword"] = {"valueFrom": source}
-    return options
-
-
-def _worker(resource: InferenceDeployment, *, own_keys: frozenset[str]) -> Body:
+def _worker(resource: InferenceDeployment, context: OperatorContext) -> Body:
     """Return the template of a worker pod. KubeRay adds the command that starts Ray."""
-    pod = worker_pod(resource, "", image=resource.spec.template.image or "", own_keys=own_keys)
+    image = resource.spec.template.image or context.image_of(resource)
+    pod = worker_pod(resource, "", image=image, own_keys=context.redis_keys)
     (container,) = pod["containers"]
     for field in ("command", "args", "startupProbe", "livenessProbe"):
         del container[field]
@@ -157,9 +162,10 @@ def _worker(resource: InferenceDeployment, *, own_keys: frozenset[str]) -> Body:
     return {"metadata": {"labels": labels, "annotations": dict(resource.spec.template.annotations)}, "spec": pod}
 
 
-def _head(resource: InferenceDeployment, ray: RayRuntime) -> Body:
+def _head(resource: InferenceDeployment, ray: RayRuntime, context: OperatorContext) -> Body:
     """Return the template of the head, which runs no replica."""
-    pod = worker_pod(resource, "", image=resource.spec.template.image or "", own_keys=frozenset())
+    image = resource.spec.template.image or context.image_of(resource)
+    pod = worker_pod(resource, "", image=image, own_keys=frozenset())
     (container,) = pod["containers"]
     asked = {name: dict(values) for name, values in (("requests", ray.head.requests), ("limits", ray.head.limits))}
     kept = {name: container[name] for name in ("image", "securityContext", "imagePullPolicy") if name in container}
@@ -169,17 +175,32 @@ def _head(resource: InferenceDeployment, ray: RayRuntime) -> Body:
         "resources": {name: values for name, values in asked.items() if values} or HEAD,
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108 - the pod's own
     }
-    template = resource.spec.template
     head: Body = {
         "containers": [container],
         "volumes": [{"name": "tmp", "emptyDir": {}}],
         "securityContext": pod["securityContext"],
         "automountServiceAccountToken": False,
-        "imagePullSecrets": [{"name": name} for name in template.image_pull_secrets],
-        "tolerations": [each for each in pod["tolerations"] if each.get("key") != NVIDIA_GPU],
     }
-    labels = {RAY_LABEL: resource.metadata.name, "app.kubernetes.io/part-of": "ballast"}
-    return {"metadata": {"labels": labels}, "spec": {name: value for name, value in head.items() if value != []}}
+    labels = {RAY_LABEL: resource.metadata.name, RAY_HEAD_LABEL: resource.metadata.name}
+    labels |= {"app.kubernetes.io/part-of": "ballast", MANAGED_BY_LABEL: OPERATOR}  # the operator watches the head
+    return {"metadata": {"labels": labels}, "spec": head | placement(resource, ray)}
+
+
+def placement(resource: InferenceDeployment, ray: RayRuntime) -> Body:
+    """Return the fields of a pod that choose its node, for the head and for the Redis of its state.
+
+    With GPUs, `nodeSelector` and `affinity` of the template choose nodes with GPUs, which these pods do not use.
+    """
+    template, has_gpus = resource.spec.template, resource.spec.gpu.count > 0
+    gpu_taints = {NVIDIA_GPU, resource.spec.gpu.resource_name}
+    found: Body = {
+        "imagePullSecrets": [{"name": name} for name in template.image_pull_secrets],
+        "tolerations": [each for each in tolerations(resource) if each.get("key") not in gpu_taints],
+        "nodeSelector": ray.head.node_selector or ({} if has_gpus else template.node_selector),
+        "affinity": {} if has_gpus else template.affinity,
+        "priorityClassName": template.priority_class_name,
+    }
+    return {name: value for name, value in found.items() if value}
 
 
 def _variables() -> list[Body]:

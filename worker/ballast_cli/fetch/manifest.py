@@ -31,7 +31,7 @@ class Kept:
 
     @classmethod
     def of(cls, directory: Directory, name: str, sha256: str) -> Kept:
-        """Return the state of a file that is there."""
+        """Return the state of an existing file."""
         found = directory.stat(name)
         return cls(found.st_size, sha256, found.st_mtime_ns, found.st_ino) if found else cls(-1)
 

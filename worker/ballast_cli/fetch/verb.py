@@ -42,7 +42,7 @@ Verify = Annotated[
     bool,
     typer.Option(
         "--verify",
-        help="Compare the checksums of files that are there already. By default, only those of files whose size, "
+        help="Compare the checksums of files that exist already. By default, only those of files whose size, "
         "time, or inode has changed.",
     ),
 ]

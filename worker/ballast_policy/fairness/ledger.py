@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-INPUT_COST = 1.0
-OUTPUT_COST = 2.0
+INPUT_COST, OUTPUT_COST = 1.0, 2.0
+"""The weights of the VTC paper (arXiv 2401.00588). `benchmarks/fairness.py` prints how equal the services are."""
 
 
 def token_cost(num_input: int, num_output: int) -> float:

@@ -105,7 +105,7 @@ class Fit:
 
     Steps with prefill and steps of decodes alone are kept apart, so that no kind displaces the other. Errors are
     relative to the time of the step. The model is trusted while it predicts half of the steps within `_trusted_error`,
-    and if there are steps of different sizes (`_is_varied`), which an encoder needs not have. `capacity` bounds memory.
+    and if there are steps of different sizes (`_is_varied`), which an encoder does not need. `capacity` bounds memory.
     Half or twice of `_least` or `_trusted_error` changes the total by 0.1 points at most (sparse-2s).
     """
 

@@ -26,7 +26,7 @@ def grow(step: StepDraft) -> int:
 
 
 def reclaim_from_offline(step: StepDraft, growing: Collection[Request], beside: int = 0) -> None:
-    """Preempt offline requests but the first, so that `growing` and `beside` others find a block each.
+    """Preempt offline requests, except the first, until `growing` and `beside` others find a block each.
 
     KV beyond the reservation goes first.
     """

@@ -1,0 +1,173 @@
+"""Writes a plan to the cluster: the only place that creates, changes and deletes the children of a resource."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from secrets import token_urlsafe
+from typing import Generic
+
+from ballast_api.conditions import ConditionReason
+from ballast_api.inference_deployment import Metadata
+from ballast_api.names import SPEC_HASH
+from ballast_log import Log
+from ballast_operator.cache import Cache
+from ballast_operator.cluster import Cluster
+from ballast_operator.drift import additions, drift
+from ballast_operator.errors import (
+    ClusterRefused,
+    ClusterUnavailable,
+    Conflict,
+    Invalid,
+    NameTaken,
+    ObjectNotFound,
+)
+from ballast_operator.kinds import CONFIG_MAP, SECRET, Body, Key
+from ballast_operator.plan import Apply, ChildrenPlan, is_made_for, is_owned
+from ballast_operator.poll_result import Problem
+from ballast_operator.resource_memory import Failure, ResourceMemory
+from ballast_operator.resource_type import R, ResourceType
+
+log = Log(__name__)
+
+PASSWORD_BYTES = 32
+REFUSED_AGAIN_SECONDS = 300.0
+"""A manifest that the API server refused is sent again after this time, or when it changes."""
+NAME_AGAIN_SECONDS = 10.0
+"""The same time if an object of another owner has the name. No watch shows the deletion of this object."""
+MOUNTED = frozenset({SECRET, CONFIG_MAP})
+"""Kinds of children that pods mount by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildrenWriter(Generic[R]):
+    """Writes the children of the resources of one type. An object of another owner is never changed."""
+
+    resource_type: ResourceType[R]
+    cluster: Cluster
+    cache: Cache
+    post: Callable[[Metadata, str, str], None]
+    """Post an event about a resource: its reason and message."""
+
+    async def write(
+        self, key: Key, metadata: Metadata, wanted: ChildrenPlan, memory: ResourceMemory[R]
+    ) -> tuple[Problem | None, Failure | None]:
+        """Write the plan. Return the first problem to report, and the first failure, after which to try again."""
+        for step in wanted.costs:
+            await self.cluster.annotate(step.key, step.annotations)
+        refused: Problem | None = None
+        failed: Failure | None = None
+        done: list[str] = []
+        for apply in wanted.apply:
+            try:
+                problem = await self._apply(apply, memory)
+            except (ClusterUnavailable, ClusterRefused) as error:
+                if isinstance(error, ClusterUnavailable) and not error.is_about_one:
+                    raise
+                failed = failed or error  # the other children do not depend on this one
+                refused = refused or memory.problem(error, apply.manifest["metadata"]["annotations"][SPEC_HASH])
+            else:
+                refused = refused or problem
+                if problem is None:
+                    done.append(apply.because)
+                    continue
+            if apply.key.kind == SECRET:
+                memory.lost.add(apply.key)
+            if apply.key.kind in MOUNTED:
+                break  # no pod may start with an object of another owner, or with an old one
+        for size in wanted.resize:
+            try:
+                await self.cluster.resize(size.key, size.replicas, size.leaving, owner=size.owner)
+            except Invalid as error:
+                message = f"the API server refused the size of {size.key}, or another object owns it: {error.message}"
+                refused = refused or Problem(ConditionReason.NOT_APPLIED, message)
+            else:
+                done.append(size.because)
+        for gone in wanted.delete:
+            await self.cluster.delete(gone.key, gone.uid)
+            done.append(gone.because)
+        for step in wanted.annotate:
+            await self.cluster.annotate(step.key, step.annotations)
+        if done:
+            log.info("applied", resource=str(key), because=done)
+            self.post(metadata, "Applied", "; ".join(done))
+        return refused, failed
+
+    async def _apply(self, step: Apply, memory: ResourceMemory[R]) -> Problem | None:
+        marker = step.manifest["metadata"]["annotations"][SPEC_HASH]
+        known = memory.refused.get(marker)
+        if known is not None and time.monotonic() < known[0]:
+            return known[1]
+        kind, name = step.key.kind, step.key.name
+        again = REFUSED_AGAIN_SECONDS
+        try:
+            answer = await self._write_child(step, memory.uid)
+        except Invalid as error:
+            problem = Problem(
+                ConditionReason.INVALID_POD, f"the API server refused {kind.name} {name}: {error.message}"
+            )
+        except ObjectNotFound:
+            if not kind.is_optional:
+                raise
+            return None  # the kind was deleted, and the next audit finds that
+        except NameTaken as error:
+            problem, again = Problem(ConditionReason.NAME_TAKEN, str(error)), NAME_AGAIN_SECONDS
+        else:
+            memory.refused.pop(marker, None)
+            memory.failures.pop(marker, None)
+            if kind == SECRET:
+                memory.secrets[step.key] = answer["metadata"]["resourceVersion"]
+                memory.lost.discard(step.key)
+            else:
+                self.cache.put(kind, answer)
+                self._tolerate(step, answer, marker, memory)
+            return None
+        memory.refused[marker] = (time.monotonic() + again, problem)
+        log.warning("refused by the API server", kind=kind.name, name=name, because=problem.message)
+        return problem
+
+    async def _write_child(self, step: Apply, owner: str) -> Body:
+        """Create an object, or change the resource's own.
+
+        Raises:
+            NameTaken: the object exists, and the resource does not own it. Or another controller would change an
+                object of another owner for it.
+        """
+        for key in self.resource_type.written_with(step.key):
+            found = await self.cluster.metadata(key)
+            if found is not None and not is_made_for(found, step.key):
+                raise NameTaken(f"{key.kind.name} {key.name}")
+        uid = step.uid
+        if uid is None:
+            new = {"stringData": {step.generates: token_urlsafe(PASSWORD_BYTES)}} if step.generates else {}
+            try:
+                return await self.cluster.apply(step.key, step.manifest | new, uid=None)
+            except Conflict:
+                # The cache does not show an object that was created just now, or that lost its labels.
+                found = await self.cluster.metadata(step.key)
+                if found is None or found["metadata"].get("deletionTimestamp"):
+                    raise
+                if not is_owned(found, owner):
+                    raise NameTaken(f"{step.key.kind.name} {step.key.name}") from None
+                if step.generates:
+                    return found
+                uid = str(found["metadata"]["uid"])
+        if step.patch is not None:
+            return await self.cluster.overwrite(step.key, step.patch, uid=uid)
+        try:
+            return await self.cluster.apply(step.key, step.manifest, uid=uid)
+        except Invalid:
+            # A Service whose port was changed would get two ports of the same name, so its lists are replaced.
+            if not step.is_repair:
+                raise
+        return await self.cluster.overwrite(step.key, step.manifest, uid=uid)
+
+    @staticmethod
+    def _tolerate(step: Apply, answer: Body, marker: str, memory: ResourceMemory[R]) -> None:
+        """Remember which fields the cluster changes after an apply, so that they are not restored indefinitely."""
+        kept = additions(step.manifest, answer) if step.patch is not None else ()
+        paths = frozenset((*drift(step.manifest, answer), *kept))
+        if paths and memory.tolerated.get(marker) != paths:
+            log.warning("the cluster changes applied fields", kind=step.key.kind.name, fields=sorted(paths)[:8])
+            memory.tolerated[marker] = paths

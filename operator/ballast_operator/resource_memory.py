@@ -1,0 +1,59 @@
+"""What one process remembers of a resource between reconciliations. Losing it does no harm."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Generic
+
+from ballast_api.conditions import ConditionReason
+from ballast_operator import report
+from ballast_operator.context import OperatorContext
+from ballast_operator.errors import ClusterRefused, ClusterUnavailable
+from ballast_operator.kinds import Key
+from ballast_operator.plan import ChildrenPlan
+from ballast_operator.poll_result import Problem
+from ballast_operator.resource_type import R
+from ballast_operator.scaling import History
+
+Failure = ClusterUnavailable | ClusterRefused
+MOST_FAILURES = 1
+"""A failure is reported if it is repeated more often in a row."""
+
+
+@dataclass(slots=True)
+class ResourceMemory(Generic[R]):
+    """The memory of one resource."""
+
+    uid: str
+    history: History = field(default_factory=History)
+    unsettled: report.Unsettled = field(default_factory=dict)
+    tolerated: dict[str, frozenset[str]] = field(default_factory=dict)
+    refused: dict[str, tuple[float, Problem]] = field(default_factory=dict)
+    """By the hash of a manifest: when to send it again, and the problem."""
+    failures: Counter[str] = field(default_factory=Counter)
+    """By the hash of a manifest, or empty for the whole reconciliation: failures in a row."""
+    secrets: dict[Key, str] = field(default_factory=dict)
+    """The resourceVersion of each Secret as it was written."""
+    lost: set[Key] = field(default_factory=set)
+    """Secrets that must be written again."""
+    awaited: float = 0.0
+    """When the resource became ready without the figures of its workers."""
+    checked: float = 0.0
+    """When its Secrets were last checked."""
+    unplannable: int | None = None
+    """The last generation whose children could not be computed."""
+    parsed: tuple[str, R] | None = None
+    """The resource at a resourceVersion."""
+    settled: tuple[tuple[str, int, OperatorContext], ChildrenPlan] | None = None
+    """The last plan if it was empty, and the versions of its inputs."""
+    since: float = field(default_factory=time.monotonic)
+    """When this process first saw the resource."""
+    written: float = 0.0
+    """When its status was last written."""
+
+    def problem(self, failure: Failure, marker: str = "") -> Problem | None:
+        """Count a failure of a manifest, or of the whole reconciliation. Return a problem if it is to be reported."""
+        self.failures[marker] += 1
+        return Problem(ConditionReason.NOT_APPLIED, str(failure)) if self.failures[marker] > MOST_FAILURES else None

@@ -1,0 +1,145 @@
+"""Writes what a reconciliation found: the status of the resource, its events, and the figures for the metrics."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import traceback
+from dataclasses import dataclass, field
+from typing import Generic
+
+from ballast_api.conditions import ConditionReason, ConditionType
+from ballast_api.inference_deployment import Metadata
+from ballast_api.status import ResourceStatus, ScalingStatus
+from ballast_log import Log
+from ballast_operator import report
+from ballast_operator.cache import Cache
+from ballast_operator.cluster import Cluster
+from ballast_operator.errors import ClusterRefused, ClusterUnavailable, ObjectNotFound, Unplannable
+from ballast_operator.events import event
+from ballast_operator.kinds import Body, Key
+from ballast_operator.poller import Poller
+from ballast_operator.releases import Releases
+from ballast_operator.resource_memory import Failure, ResourceMemory
+from ballast_operator.resource_type import ConditionInput, ConditionValue, R, ResourceType
+
+log = Log(__name__)
+
+POLL_WITHIN_SECONDS, HURRY_SECONDS = 5.0, 0.5
+"""A resource becomes ready with the figures of its workers, or without them after the first time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The figures of a resource in the operator's metrics."""
+
+    phase: str
+    desired: int | None
+    """None: the resource has no replicas."""
+    ready: int
+    conditions: tuple[tuple[str, str, str], ...] = ()
+    """Type, status and reason of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatusWriter(Generic[R]):
+    """Writes the status of the resources of one type if it changed."""
+
+    resource_type: ResourceType[R]
+    cluster: Cluster
+    cache: Cache
+    poller: Poller
+    releases: Releases
+    figures: dict[Key, Figures] = field(default_factory=dict)
+    """The figures of each resource."""
+
+    async def report(
+        self, key: Key, body: Body, given: ConditionInput[R], scaling: ScalingStatus | None, memory: ResourceMemory[R]
+    ) -> float | None:
+        """Write the status if it changed. Return the seconds that a small change may wait."""
+        metadata, before = given.resource.metadata, given.resource.status
+        values, memory.unsettled = report.settle(
+            self.resource_type.conditions(given), before, memory.unsettled, given.now
+        )
+        reported = report.conditions(values, before, generation=metadata.generation, now=time.time())
+        status = self.resource_type.status(given, reported, scaling).model_copy(update={"operator": self.releases.own})
+        self._count(key, body, status)
+        if status == before:
+            return None
+        if self.resource_type.awaits_poll(given, status):
+            memory.awaited = memory.awaited or given.now
+            if given.now - memory.awaited < POLL_WITHIN_SECONDS:
+                self.poller.hurry(key)
+                return HURRY_SECONDS
+        wait = report.delay(
+            before, status, given.poll, seen=given.now - memory.since, written=given.now - memory.written
+        )
+        if wait > 0:
+            return wait
+        memory.written = given.now
+        await self._write(key, metadata, before, status)
+        return None
+
+    async def _write(self, key: Key, metadata: Metadata, before: ResourceStatus, status: ResourceStatus) -> None:
+        try:
+            answer = await self.cluster.apply_status(key, report.status_manifest(key.kind, metadata, status))
+        except ObjectNotFound:
+            return  # the resource was deleted
+        self.cache.put(key.kind, answer)
+        for condition in report.news(before, status):
+            message = f"{condition.type} is {condition.status}: {condition.message}"
+            self.post(metadata, condition.reason, message, is_warning=report.is_bad(condition))
+
+    async def degraded(self, key: Key, body: Body, value: ConditionValue) -> None:
+        """Report why a resource cannot be reconciled, and leave its children unchanged."""
+        metadata = Metadata.model_validate(body["metadata"])
+        before = self.resource_type.read_status(body.get("status") or {})
+        status = report.with_condition(
+            before, ConditionType.DEGRADED, value, generation=metadata.generation, now=time.time()
+        )
+        self._count(key, body, status)
+        if status != before:
+            await self._write(key, metadata, before, status)
+
+    async def unplannable(self, key: Key, body: Body, error: Unplannable, memory: ResourceMemory[R]) -> None:
+        """Report a spec from which the children cannot be computed. Log the cause once for each generation."""
+        generation = body["metadata"].get("generation")
+        if memory.unplannable != generation:
+            memory.unplannable = generation
+            trace = "".join(traceback.format_exception(error.__cause__))
+            log.error("the children of a resource cannot be computed", resource=str(key), trace=trace)
+        await self.degraded(key, body, ConditionValue("True", ConditionReason.INVALID_SPEC, str(error)))
+
+    async def failed(self, key: Key, body: Body, error: Failure, memory: ResourceMemory[R]) -> None:
+        """Report a reconciliation that failed several times in a row, unless the failure of a child is reported."""
+        if isinstance(error, ClusterUnavailable) and not error.is_about_one:
+            return
+        problem = memory.problem(error)
+        if problem is not None:
+            with contextlib.suppress(ClusterUnavailable, ClusterRefused):
+                await self.degraded(key, body, ConditionValue("True", problem.reason, problem.message))
+
+    def _count(self, key: Key, body: Body, status: ResourceStatus) -> None:
+        conditions = tuple((each.type, each.status, each.reason) for each in status.conditions)
+        self.figures[key] = Figures(phase(status), replicas_of(body), getattr(status, "ready_replicas", 0), conditions)
+
+    def post(self, metadata: Metadata, reason: str, message: str, *, is_warning: bool = False) -> None:
+        kind = self.resource_type.kind
+        body = event(kind, metadata, reason=reason, message=message, now=time.time(), is_warning=is_warning)
+        self.cluster.post_event(body)
+
+
+def replicas_of(body: Body) -> int | None:
+    """Return the replicas that a resource asks for; None if it has none."""
+    found = (body.get("spec") or {}).get("replicas")
+    return found if isinstance(found, int) else None
+
+
+def phase(status: ResourceStatus) -> str:
+    """Return one word for the metrics."""
+    found = {ConditionType(condition.type): condition.status for condition in status.conditions}
+    if found.get(ConditionType.DEGRADED) == "True":
+        return "Degraded"
+    if found.get(ConditionType.READY) != "True":
+        return "NotReady"
+    return "Progressing" if found.get(ConditionType.PROGRESSING) == "True" else "Ready"

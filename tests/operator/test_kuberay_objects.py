@@ -1,0 +1,144 @@
+"""Objects that KubeRay makes for a resource, and those of other owners that have their names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from control_plane import ControlPlane
+from operated import Cluster, Operator, optional_kinds, running, until
+
+from ballast_api.names import MANAGED_BY_LABEL, OPERATOR, RAY_HEAD_LABEL, RAY_LABEL, selector
+
+pytestmark = pytest.mark.envtest
+
+
+@pytest.fixture
+def operator(controllers: ControlPlane, cluster: Cluster, tmp_path: Path) -> Iterator[Operator]:
+    """An operator in a cluster with the kinds of KubeRay."""
+    manifest = yaml.safe_dump_all(kind for kind in optional_kinds() if kind["spec"]["group"] == "ray.io")
+    controllers.kubectl("apply", "--server-side", "-f", "-", manifest=manifest)
+    controllers.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+    gcs = {"BALLAST_GCS_REDIS_IMAGE": "valkey:1", "BALLAST_GCS_REDIS_STORAGE": "1Gi"}
+    with running(controllers.kubeconfig, tmp_path, **gcs) as found:
+        yield found
+    controllers.kubectl("delete", "-f", "-", "--wait", manifest=manifest)
+
+
+def make(cluster: Cluster, **spec: Any) -> None:
+    cluster.make(runtime={"ray": {}}, template={"image": "ray:1"}, **spec)
+
+
+def make_service(cluster: Cluster, name: str, owners: list[Any] | None = None) -> Any:
+    spec = {"selector": {"app": "theirs"}, "ports": [{"port": 80}]}
+    return cluster.create("services", {"metadata": {"name": name, "ownerReferences": owners or []}, "spec": spec})
+
+
+@pytest.mark.usefixtures("operator")
+@pytest.mark.parametrize("service", ["llm-head-svc", "llm-serve-svc"])
+def test_no_ray_service_is_made_while_another_owner_has_a_service_of_kuberay(cluster: Cluster, service: str) -> None:
+    make_service(cluster, service)
+    make(cluster)
+
+    assert service in cluster.says("Degraded", "True", "NameTaken")["message"]
+    assert not cluster.get("rayservices", "llm")
+    cluster.delete("services", service)
+    until(lambda: cluster.get("rayservices", "llm"), said="made when the name is free")
+
+
+@pytest.mark.usefixtures("operator")
+def test_the_services_that_kuberay_made_for_a_resource_are_its_own(cluster: Cluster) -> None:
+    make(cluster)
+    made = until(lambda: cluster.get("rayservices", "llm"))
+    owner = {"apiVersion": "ray.io/v1", "kind": "RayService", "name": "llm", "uid": made["metadata"]["uid"]}
+    make_service(cluster, "llm-head-svc", [owner])
+    cluster.patch("inferencedeployments", "llm", {"spec": {"slots": 3}})
+
+    until(lambda: cluster.get("rayservices", "llm")["metadata"]["generation"] > 1, said="the RayService changed")
+
+
+@pytest.mark.usefixtures("operator")
+@pytest.mark.parametrize("is_own", [True, False])
+def test_only_the_ray_cluster_of_the_resource_is_resized(cluster: Cluster, is_own: bool) -> None:
+    make(cluster, replicas=2)
+    made = until(lambda: cluster.get("rayservices", "llm"))
+    owner = {"apiVersion": "ray.io/v1", "kind": "RayService", "name": "llm", "uid": made["metadata"]["uid"]}
+    if not is_own:
+        (owner,) = made["metadata"]["ownerReferences"]
+    groups = [{"groupName": "workers", "replicas": 1}]
+    cluster.create(
+        "rayclusters",
+        {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": {"name": "llm-1", "ownerReferences": [owner]}}
+        | {"spec": {"workerGroupSpecs": groups}},
+    )
+    active = {"rayClusterName": "llm-1", "rayClusterStatus": {"desiredWorkerReplicas": 1}}
+    cluster.patch("rayservices", "llm", {"status": {"activeServiceStatus": active}})
+
+    def replicas() -> int:
+        return int(cluster.get("rayclusters", "llm-1")["spec"]["workerGroupSpecs"][0]["replicas"])
+
+    if is_own:
+        until(lambda: replicas() == 2, said="the RayCluster has another size")
+    else:
+        assert "llm-1" in cluster.says("Degraded", "True", "NotApplied")["message"]
+        assert replicas() == 1
+
+
+def test_the_redis_of_the_head_has_a_password_that_stays(
+    operator: Operator, cluster: Cluster, controllers: ControlPlane, tmp_path: Path
+) -> None:
+    def password() -> str:
+        return str((cluster.get("secrets", "llm-ballast-gcs") or {"data": {}})["data"].get("password", ""))
+
+    make(cluster)
+    first = until(password)
+    until(lambda: cluster.get("rayservices", "llm"))
+    made = cluster.get("statefulsets", "llm-ballast-gcs")
+    operator.kill()
+    operator.start()
+    cluster.patch("inferencedeployments", "llm", {"spec": {"slots": 3}})
+    until(lambda: cluster.get("rayservices", "llm")["metadata"]["generation"] > 1, said="the new process works")
+
+    assert len(first) > 40
+    assert password() == first
+    assert cluster.get("statefulsets", "llm-ballast-gcs")["metadata"]["generation"] == made["metadata"]["generation"]
+    assert "the cluster changes applied fields" not in operator.text()
+
+
+@pytest.mark.usefixtures("operator")
+def test_a_password_of_another_owner_is_not_used(cluster: Cluster) -> None:
+    cluster.create("secrets", {"metadata": {"name": "llm-ballast-gcs"}, "stringData": {"password": "theirs"}})
+    make(cluster)
+
+    assert "llm-ballast-gcs" in cluster.says("Degraded", "True", "NameTaken")["message"]
+    assert not cluster.get("statefulsets", "llm-ballast-gcs")
+    assert not cluster.get("rayservices", "llm")
+
+
+def make_pod(cluster: Cluster, name: str, **labels: str) -> None:
+    labels |= {MANAGED_BY_LABEL: OPERATOR, "ray.io/cluster": "llm-1"}
+    container = {"name": "worker", "image": "ray:1"}
+    cluster.create("pods", {"metadata": {"name": name, "labels": labels}, "spec": {"containers": [container]}})
+    cluster.make_ready(name)
+
+
+def test_a_head_that_goes_while_workers_serve_is_reported_and_exported(operator: Operator, cluster: Cluster) -> None:
+    make(cluster)
+    until(lambda: cluster.get("rayservices", "llm"))
+    make_pod(cluster, "head", **{RAY_HEAD_LABEL: "llm"})
+    make_pod(cluster, "worker", **selector("llm"), **{RAY_LABEL: "llm"})
+    active = {"rayClusterName": "llm-1", "rayClusterStatus": {"desiredWorkerReplicas": 1}}
+    cluster.patch("rayservices", "llm", {"status": {"activeServiceStatus": active}})
+    cluster.says("Degraded", "True", "RayStorageDown")
+    until(lambda: cluster.get("pods", "llm-ballast-gcs-0"))
+    cluster.make_ready("llm-ballast-gcs-0")
+    cluster.says("Degraded", "False", "Healthy")
+
+    cluster.delete("pods", "head")
+    cluster.says("Degraded", "True", "RayHeadDown")
+    found = until(lambda: [name for name in operator.metrics() if "ballast_operator_condition" in name])
+    assert any('reason="RayHeadDown"' in name and f'namespace="{cluster.namespace}"' in name for name in found)
+    assert not any('reason="RayStorageDown"' in name for name in found)
