@@ -18,10 +18,6 @@ _SPENT = 0.5
 """Share of its slack that online spends on one step. All of it costs 1.8 points of TTFT attainment (bursts-40-32)."""
 _PREFILL_PACE = 1.5
 """Least length of a step with online prefill, over decodes and experts. 1.25 or 2 changes nothing (bursts-40-32)."""
-_SHORT = 8
-"""Tokens of nearly all answers, until some finished. Half or twice costs up to 1.1 points of TTFT (bursts-40-32)."""
-_EARLY = 0.25
-"""Largest part of a mean answer that counts as its beginning. Twice costs 2.2 points of TPOT (bursts-from-silence)."""
 SUSPENDED_SHARE = 0.85
 """Share of the time for which decodes can wait that nested steps may take. Half costs 1.8 points (bursts-40-32)."""
 _FULL = 1.25
@@ -82,15 +78,14 @@ def idle_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
     """Return the budget of a step without online requests: always long enough for the next token of a request.
 
     The newcomer bounds it, and the cap while the next online request is expected. If the engine can suspend steps, the
-    rest of the step only delays the second token of a newcomer, which catches up in its first tokens.
+    rest of the step only delays the second token of a newcomer: as long as the first tokens can catch up.
     """
     config, cost = snapshot.config, snapshot.cost
     bound = _newcomer_bound(snapshot, part)
     if config.is_encoder:  # nothing catches up, so the lending ratio shortens the step
         bound *= snapshot.allowance.lending_ratio
     elif config.can_suspend:
-        catches_up = _beginning(snapshot) * max(0.0, config.tpot - part.fixed)
-        bound = max(bound, min(config.ttft, catches_up))
+        bound = min(config.ttft, max(1, snapshot.expectation.online_short - 1) * (config.tpot - part.seconds))
     if snapshot.now <= snapshot.expectation.online_until:
         bound = min(bound, _idle_cap_bound(snapshot))
     longest = max([request.num_tokens for request in (*snapshot.residents, *snapshot.waiting)], default=0)
@@ -101,20 +96,20 @@ def idle_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
 def prefill_limits(snapshot: EngineSnapshot, part: OnlineStep) -> tuple[float, float]:
     """Return the seconds to which online prefill may extend this step, and the seconds of a usual step with prefill.
 
-    This step may last until the first decode would fall behind its mean TPOT. In the first tokens, which nearly all
-    answers have, a decode may fall behind as far as it catches up by their end. The second figure is one TPOT, or a
-    step of which prefill has a third. Both are infinite without decodes. A step of an encoder takes at most half of
-    the TTFT: a request waits for one step, and ends with the next.
+    This step may last until the first decode would fall behind its mean TPOT. Of the tokens that nearly all answers
+    have, a decode catches up in the time that new requests leave. The second figure is one TPOT, or a step of which
+    prefill has a third. Both are infinite without decodes. A step of an encoder takes at most half of the TTFT: a
+    request waits for one step, and ends with the next.
     """
-    now, fixed, short = snapshot.now, part.fixed, _beginning(snapshot)
+    now, fixed, short, free = snapshot.now, part.fixed, snapshot.expectation.online_short, _free_share(snapshot)
     least_tpot = until = inf
     if snapshot.config.is_encoder:
         return snapshot.config.ttft / 2, inf
     for request in part.decodes:
         tpot, num_output = request.tpot, request.num_output
         left = request.first_token + num_output * tpot - now
-        if num_output < short and tpot > fixed:
-            left += (short - num_output) * (tpot - fixed)
+        if num_output < short and free * tpot > part.seconds:
+            left += (short - num_output) * (free * tpot - part.seconds)
         if left < inf and (left >= fixed or _catches_up(request, fixed - left, fixed)):
             if tpot < least_tpot:
                 least_tpot = tpot
@@ -125,10 +120,11 @@ def prefill_limits(snapshot: EngineSnapshot, part: OnlineStep) -> tuple[float, f
     return max(until, pace), pace
 
 
-def _beginning(snapshot: EngineSnapshot) -> float:
-    """Return the first tokens of an answer, which nearly all answers have."""
-    expectation = snapshot.expectation
-    return min(expectation.online_short or _SHORT, _EARLY * (expectation.online_answer or inf))
+def _free_share(snapshot: EngineSnapshot) -> float:
+    """Return the share of the time that new online requests leave at their rate of the last seconds."""
+    cost, expectation, typical = snapshot.cost, snapshot.expectation, snapshot.typical_prompt or 1
+    takes = cost.prefill(0, typical) + expectation.online_answer * cost.decode(typical)
+    return 1 - min(1.0, expectation.online_tokens / typical * takes)
 
 
 def _newcomer_bound(snapshot: EngineSnapshot, part: OnlineStep, saved: float = 0.0) -> float:
