@@ -145,6 +145,23 @@ def test_online_prefill_takes_what_the_decodes_beside_it_can_wait():
     assert room(make_decode()) == inf  # its first token is not known, so neither is its pace
 
 
+@pytest.mark.parametrize(
+    ("short", "answer", "tokens"),
+    [
+        pytest.param(8, 0.0, 8, id="lengths are unknown"),
+        pytest.param(8, 100.0, 8, id="most are much longer"),
+        pytest.param(8, 16.0, 4, id="alike and short: a quarter"),
+        pytest.param(100, 100.0, 80, id="alike and long: all but one TTFT"),
+    ],
+)
+def test_an_answer_catches_up_in_its_first_tokens(short: int, answer: float, tokens: int):
+    """A TTFT is 20 TPOT. A decode catches up 40 ms with each token."""
+    young = make_decode(num_output=1, first_token=10.0)
+    expectation = Expectation(online_short=short, online_answer=answer)
+
+    assert room(young, expectation=expectation) == pytest.approx(0.05 + (tokens - 1) * 0.04)
+
+
 @pytest.mark.parametrize(("busy", "expected"), [(0.0, 0.05 + 7 * 0.04), (0.4, 0.05 + 7 * 0.02), (0.9, 0.05)])
 def test_decodes_catch_up_in_the_time_that_online_prefill_leaves(busy: float, expected: float):
     """A token of prefill takes 0.1 ms, a TPOT 50 ms, and the decodes alone 10 ms."""
