@@ -162,13 +162,16 @@ def test_an_answer_catches_up_in_its_first_tokens(short: int, answer: float, tok
     assert room(young, expectation=expectation) == pytest.approx(0.05 + (tokens - 1) * 0.04)
 
 
-@pytest.mark.parametrize(("busy", "expected"), [(0.0, 0.05 + 7 * 0.04), (0.4, 0.05 + 7 * 0.02), (0.9, 0.05)])
-def test_decodes_catch_up_in_the_time_that_online_prefill_leaves(busy: float, expected: float):
-    """A token of prefill takes 0.1 ms, a TPOT 50 ms, and the decodes alone 10 ms."""
+@pytest.mark.parametrize(("busy", "expected"), [(0.0, 0.05 + 79 * 0.04), (0.4, 0.05 + 79 * 0.02), (0.9, 0.05)])
+def test_answers_that_are_alike_catch_up_in_the_time_that_new_requests_leave(busy: float, expected: float):
+    """New requests take the time for which `busy` stands, a TPOT is 50 ms, and the decodes alone take 10 ms."""
     young = make_decode(num_output=1, first_token=10.0)
-    expectation = Expectation(online_short=8, online_tokens=1e4 * busy)
+    tokens = 100 * busy / (COST.prefill(0, 100) + 100 * COST.decode(100))
+    alike = Expectation(online_short=100, online_answer=100.0, online_tokens=tokens)
+    others = Expectation(online_short=8, online_answer=100.0, online_tokens=tokens)
 
-    assert room(young, expectation=expectation, typical_prompt=100) == pytest.approx(expected)
+    assert room(young, expectation=alike, typical_prompt=100) == pytest.approx(expected)
+    assert room(young, expectation=others, typical_prompt=100) == pytest.approx(0.05 + 7 * 0.04)
 
 
 @pytest.mark.parametrize(("short", "tokens"), [(8, 7), (4, 3), (2, 1), (1, 1)])
