@@ -137,7 +137,8 @@ class Side:
         )  # fmt: skip
         self.slots = setup.slots
         self.trace = azure(20_000, scale=setup.scale, longest=setup.longest)
-        self.offline = (Random(5).choice(self.trace) for _ in count())
+        random = Random(5)
+        self.offline = (random.choice(self.trace) for _ in count())
 
     def run(self, run: Run) -> Found:
         """Replay one run."""
