@@ -435,3 +435,15 @@ def test_a_prompt_that_is_late_at_the_pace_of_the_decodes_is_deferred():
     tokens = dict(engine.plan().grants)
 
     assert tokens[short] > tokens.get(long, 0), "prefill alone would be in time, and has half of each step"
+
+
+@pytest.mark.parametrize(("tail", "is_inside"), [(0, True), (8, False)])
+def test_a_new_item_is_within_the_reservation_with_the_blocks_of_its_answer(tail: int, is_inside: bool):
+    """Ten blocks are reserved, five are held, and the item needs four for its prompt."""
+    engine = Engine(num_blocks=40, slots=16, tail_tokens=tail)
+    engine.decoding(OFFLINE, tokens=21)
+    item = engine.add(OFFLINE, 16)
+
+    reason = why(engine.plan(), item)
+
+    assert (reason is Reason.OFFLINE_RESERVATION) is is_inside
