@@ -274,6 +274,14 @@ def test_online_is_expected_for_ten_mean_gaps_of_the_last_minute():
     assert learner.expectation.online_until > 1749.0 + 1000.0
 
 
+def test_the_rate_of_online_requests_is_that_of_the_last_minutes():
+    learner = ExpectationLearner(10_000)
+    for number in range(1200):
+        learner.arrived(make_request(request_class=ONLINE), 0.5 * number)
+
+    assert learner.expectation.online_rate == pytest.approx(2.0, rel=0.05)
+
+
 def test_the_first_online_prompt_is_the_usual_one_and_later_prompts_change_it_slowly():
     learner = ExpectationLearner(10_000)
     for request_class, tokens in ((OFFLINE, 9000), (ONLINE, 400), (ONLINE, 500)):

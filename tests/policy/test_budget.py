@@ -132,6 +132,22 @@ def test_prompts_that_are_late_in_any_case_do_not_stop_lending(prompt: int, lent
     assert (found > COST.k0 + 0.01) is lent
 
 
+@pytest.mark.parametrize(
+    ("cost", "more"),
+    [
+        pytest.param(replace(COST, k2=1e-6), 1e-6 * 2 * 400 * 401 / 2, id="the context of every prompt before"),
+        pytest.param(replace(COST, k5=0.02, missed=0.999), 2 * 0.02 * (1 - 0.999**512), id="the experts of each chunk"),
+    ],
+)
+def test_the_slack_of_a_prompt_is_what_all_prompts_before_it_leave(cost: CostModel, more: float):
+    prompts = [make_newcomer(seq=seq, num_prompt=400, num_tokens=400) for seq in range(2)]
+    takes = 2 * ONLINE_ALONE + cost.k1 * 800 + more
+
+    found = step_budget(make_snapshot(cost=cost), OnlineStep((), prompts, ONLINE_ALONE, ONLINE_ALONE))
+
+    assert found == pytest.approx(ONLINE_ALONE + 0.5 * (1.0 - takes))
+
+
 def make_newcomer(**fields) -> Request:
     usual = {"num_prompt": 100, "num_tokens": 100, "num_computed": 0, "num_output": 0, "phase": Phase.WAITING}
     return make_decode(**{**usual, **fields})

@@ -423,3 +423,27 @@ def test_online_prefill_leaves_the_time_of_the_reservation_within_the_pace_of_th
     assert all(tokens[request] == 1 for request in reserved)
     assert 0 < tokens[prompt] < 900
     assert decided.predicted_seconds == pytest.approx(0.02, abs=1e-4)
+
+
+def test_a_prompt_that_is_late_at_the_pace_of_the_decodes_is_deferred():
+    engine = Engine(slots=64, chunk_tokens=1000, ttft=1.0, tpot=0.02)
+    for _ in range(20):
+        engine.decoding(ONLINE, ttft=1.0, tpot=0.02, num_output=50, first_token=engine.now - 50 * 0.02)
+    long = engine.add(ONLINE, 4000, ttft=0.45, tpot=0.02)
+    short = engine.add(ONLINE, 400, ttft=0.45, tpot=0.02)
+
+    tokens = dict(engine.plan().grants)
+
+    assert tokens[short] > tokens.get(long, 0), "prefill alone would be in time, and has half of each step"
+
+
+@pytest.mark.parametrize(("tail", "is_inside"), [(0, True), (8, False)])
+def test_a_new_item_is_within_the_reservation_with_the_blocks_of_its_answer(tail: int, is_inside: bool):
+    """Ten blocks are reserved, five are held, and the item needs four for its prompt."""
+    engine = Engine(num_blocks=40, slots=16, tail_tokens=tail)
+    engine.decoding(OFFLINE, tokens=21)
+    item = engine.add(OFFLINE, 16)
+
+    reason = why(engine.plan(), item)
+
+    assert (reason is Reason.OFFLINE_RESERVATION) is is_inside

@@ -16,6 +16,9 @@ from ballast_queue.redis_store import Queue
 from ballast_queue.rights import worker_rules
 from ballast_queue.settings import QueueSettings
 
+PATIENT_SECONDS = 60.0
+"""Time for one reply to a test. The client's own five seconds may pass on a machine that others use."""
+
 
 def make_line(custom_id: str = "a", **body: Any) -> bytes:
     """One valid line of a job."""
@@ -67,7 +70,7 @@ def user(valkey: Any) -> Iterator[Callable[..., tuple[str, str]]]:
         made.append(name)
         return name, password
 
-    with redis.Redis.from_url(valkey.url) as admin:
+    with redis.Redis.from_url(valkey.url, socket_timeout=PATIENT_SECONDS) as admin:
         yield make
         for name in made:
             admin.execute_command("ACL", "DELUSER", name)
@@ -103,5 +106,5 @@ def impatient(queue: Queue) -> Queue:
 
 @pytest.fixture
 def desk(queue: Queue, valkey: Any) -> Iterator[Desk]:
-    with redis.Redis.from_url(valkey.url) as raw:
+    with redis.Redis.from_url(valkey.url, socket_timeout=PATIENT_SECONDS) as raw:
         yield Desk(queue, raw)
